@@ -17,7 +17,7 @@ import numpy as np
 from pages import with_rows
 from predictions import PAGE, by_card, error, machine_of, own_card, recordings
 
-from kvsim.calibration.card import awake_times, factors_of
+from kvsim.calibration.card_factors import awake_times, factors_of
 from kvsim.calibration.observed import Observed, observe_on
 from kvsim.machines import is_in_process
 from kvsim.machines.errors import FIGURES

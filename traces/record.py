@@ -279,7 +279,7 @@ def folder_of(model: str, scratch: Path) -> str:
     """`model` itself, which is built as a Llama of its shape, but for Qwen3, whose layers norm queries and keys."""
     if model != "Qwen3-8B":
         return model
-    from kvsim.capture.synthetic import model_folder
+    from kvsim.capture.random_weights import model_folder
 
     folder = model_folder(model, scratch)
     config = json.loads((folder / "config.json").read_text())
@@ -415,7 +415,7 @@ def record_hf(group: str, data: Path, output: Path, device: str) -> None:
     import torch
 
     from kvsim.capture.hf import GenerateRecorder, generate_workload, load_model
-    from kvsim.capture.synthetic import model_folder
+    from kvsim.capture.random_weights import model_folder
     from kvsim.recording import write, write_allocator
 
     command = f"python traces/record.py {group}"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from .lessons import Guided, Lesson
     from .live.feed import Feed
-    from .playback.comparison import Comparison
+    from .playback.compared_runs import ComparedRuns
     from .playback.session import Session
     from .screens.opening import Report
 
@@ -54,7 +54,7 @@ def run(
     from .app import KvsimApp  # noqa: PLC0415 - textual costs a third of a second
     from .screens.defects import play  # noqa: PLC0415
 
-    def open_it(report: Report) -> Session | Comparison | Guided:
+    def open_it(report: Report) -> Session | ComparedRuns | Guided:
         made = shown(report) if callable(shown) else shown
         report.begin("opening")
         return _opened(made, at_s, live=True)
@@ -112,11 +112,11 @@ def screenshot(
     """
     from .app import KvsimApp  # noqa: PLC0415
     from .export.picture_file import NO_CONVERTER, png_of, save  # noqa: PLC0415
-    from .playback.comparison import Comparison  # noqa: PLC0415
+    from .playback.compared_runs import ComparedRuns  # noqa: PLC0415
     from .saving import render  # noqa: PLC0415
 
     opened = _opened(shown, at_s)
-    if ample is not None and isinstance(opened, Comparison):
+    if ample is not None and isinstance(opened, ComparedRuns):
         opened.learn(ample())
     svg = render(KvsimApp(opened, ascii=ascii), size)
     if not os.fspath(file).lower().endswith(".png"):
@@ -129,12 +129,12 @@ def screenshot(
 
 def _opened(
     shown: Recording | Sequence[Recording] | Lesson, at_s: float | None, *, live: bool = False
-) -> Session | Comparison | Guided:
+) -> Session | ComparedRuns | Guided:
     """Open `shown` for playing; with `live`, begin as a person should see it."""
     from kvsim.recording import Recording  # noqa: PLC0415
 
     from .facts.telling import begin_story  # noqa: PLC0415
-    from .playback.comparison import Comparison  # noqa: PLC0415
+    from .playback.compared_runs import ComparedRuns  # noqa: PLC0415
     from .playback.session import Session  # noqa: PLC0415
 
     if isinstance(shown, Recording):
@@ -145,7 +145,7 @@ def _opened(
     from .lessons import Guided, Lesson  # noqa: PLC0415 - they bring the simulator along
 
     if not isinstance(shown, Lesson):
-        comparison = Comparison(shown, at_s=at_s)
+        comparison = ComparedRuns(shown, at_s=at_s)
         # The gap opens by itself; a still shows it when the fastest run is half done.
         comparison.player.playing = live and at_s is None
         if not live and at_s is None:

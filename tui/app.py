@@ -16,13 +16,13 @@ from kvsim.errors import KvsimError
 
 from .look.states import ASCII, COLOR, GLYPHS
 from .look.themes import THEMES, palette_of
-from .playback.comparison import Comparison
+from .playback.compared_runs import ComparedRuns
 from .playback.session import Session
 from .playbacks import Playbacks
 from .pool.flash import FLASH_S
 from .screens.defects import Careful
 from .screens.keys import ASCII_KEYS
-from .screens.opening import Job, Opening, Report
+from .screens.opening import Opening, OpeningJob, Report
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -70,7 +70,7 @@ class KvsimApp(Careful, Playbacks):
 
     def __init__(
         self,
-        opening: Session | Comparison | Guided | Job,
+        opening: Session | ComparedRuns | Guided | OpeningJob,
         *,
         ascii: bool = False,  # noqa: A002 - the flag's name
         clock: Callable[[], float] = time.monotonic,
@@ -106,12 +106,12 @@ class KvsimApp(Careful, Playbacks):
 
     def get_default_screen(self) -> Screen[None]:
         """Return the screen that plays the opening, or the one that reports progress until it is loaded."""
-        if isinstance(self._opening, Session | Comparison) or not callable(self._opening):
+        if isinstance(self._opening, Session | ComparedRuns) or not callable(self._opening):
             return self.playback_for(self._opening)
         self._report = Report("reading")
         return Opening(self._report, self.symbols)
 
-    async def _make_opening(self, job: Job) -> None:
+    async def _make_opening(self, job: OpeningJob) -> None:
         try:
             shown = await asyncio.to_thread(job, self._report)
         except KvsimError as error:

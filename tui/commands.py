@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 from textual.app import SystemCommand
 
-from .dialogs.palette import Palette
-from .playback.events import EventKind
+from .dialogs.command_palette import PaletteScreen
+from .playback.run_events import EventKind
 from .saving import save
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from .screens.host import Host
+    from .screens.app_interface import Host
     from .screens.playback import PlaybackScreen
 
 
@@ -58,4 +58,4 @@ def choose(app: Host, offered: Iterable[SystemCommand], question: str) -> None:
             chosen.callback()
 
     if app.plays(app.screen):
-        app.push_screen(Palette(list(offered), question), call)
+        app.push_screen(PaletteScreen(list(offered), question), call)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .playback.comparison import Comparison
+from .playback.compared_runs import ComparedRuns
 from .playback.session import Session
-from .screens.host import Host
+from .screens.app_interface import Host
 from .screens.playback import PlaybackScreen
 from .screens.watch import Watch
 
@@ -51,7 +51,7 @@ class Playbacks(Host):
         """Number of playing screens on the stack; 0 until something has been opened."""
         return sum(isinstance(screen, PlaybackScreen) for screen in self.screen_stack)
 
-    def playback_for(self, shown: Session | Comparison | Guided) -> PlaybackScreen:
+    def playback_for(self, shown: Session | ComparedRuns | Guided) -> PlaybackScreen:
         """Return the screen that plays `shown`, styled for the size of the terminal from the beginning."""
         playback = self._playback_for(shown)
         for breakpoints, length in (
@@ -61,12 +61,12 @@ class Playbacks(Host):
             playback.add_class(max((at, name) for at, name in breakpoints or () if at <= length)[1])
         return playback
 
-    def _playback_for(self, shown: Session | Comparison | Guided) -> PlaybackScreen:
+    def _playback_for(self, shown: Session | ComparedRuns | Guided) -> PlaybackScreen:
         if isinstance(shown, Session):
             return self._watch(shown)
         from .screens.compare import Compare  # noqa: PLC0415 - nothing that the first picture needs
 
-        if isinstance(shown, Comparison):
+        if isinstance(shown, ComparedRuns):
             return Compare(shown, self.symbols, ample=self._ample)
         if shown.comparison is not None:
             return Compare(shown.comparison, self.symbols, shown)
@@ -108,13 +108,13 @@ class Playbacks(Host):
             runs, time_s, name = self._runs, playback.player.clock_s, playback.followed_name
             playing = playback.player.playing or not playback.player.frame
 
-            def play(comparison: Comparison) -> None:
+            def play(comparison: ComparedRuns) -> None:
                 comparison.follow(name)
                 comparison.player.playing = playing
                 self.open_playback(self.playback_for(comparison))
 
             self.run_in_thread(
-                lambda: Comparison(runs(), at_s=time_s), play, "Serving the same requests under every policy"
+                lambda: ComparedRuns(runs(), at_s=time_s), play, "Serving the same requests under every policy"
             )
 
     def action_lessons(self) -> None:

@@ -11,7 +11,7 @@ from .export.picture_file import NO_CONVERTER, drawn, png_of, save_new, svg_of
 from .export.table import as_csv
 
 if TYPE_CHECKING:
-    from .screens.host import Host
+    from .screens.app_interface import Host
     from .screens.playback import PlaybackScreen
 
 

@@ -1,6 +1,6 @@
 """Fit the step-time model to recordings of one GPU and model, and report the remaining error."""
 
-from kvsim.calibration.card import calibrate_card
+from kvsim.calibration.card_factors import calibrate_card
 from kvsim.calibration.fit import calibrate
 from kvsim.calibration.host import calibrate_host
 

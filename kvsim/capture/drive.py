@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from kvsim.capture.random_weights import has_weights, model_folder, token_ids
 from kvsim.capture.sinks import FileSink
-from kvsim.capture.synthetic import has_weights, model_folder, token_ids
 from kvsim.errors import UsageError
 from kvsim.recording import Recording, read, write
 from kvsim.workload import Workload

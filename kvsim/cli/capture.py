@@ -93,7 +93,7 @@ def hf(
 ) -> None:
     """Put a workload through Hugging Face's generate() in padded batches, and record what it does."""
     from kvsim.capture.hf import GenerateRecorder, find_device, generate_workload, load_model
-    from kvsim.capture.synthetic import model_folder
+    from kvsim.capture.random_weights import model_folder
     from kvsim.errors import UsageError
     from kvsim.files.overwriting import may_replace, replacing_folder
     from kvsim.recording import write, write_allocator

@@ -78,13 +78,13 @@ def _read(names: Sequence[str]) -> list[Recording]:
 
 
 def _points(names: Sequence[str]) -> list[Any]:
-    from kvsim.plots import Point, points_of_table
+    from kvsim.plots import RunPoint, points_of_table
     from kvsim.recording import find, read
 
     paths = [find(name) for name in names]
-    points: list[Point] = []
+    points: list[RunPoint] = []
     for path in paths:
-        points += points_of_table(path) if path.suffix in (".csv", ".parquet") else [Point.of(read(path))]
+        points += points_of_table(path) if path.suffix in (".csv", ".parquet") else [RunPoint.of(read(path))]
     return points
 
 

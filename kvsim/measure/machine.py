@@ -35,7 +35,7 @@ def measure(num_gpus: int = 1, progress: Callable[[str], None] = lambda _: None)
     _check_gpus(num_gpus)
     import torch  # noqa: PLC0415
 
-    from kvsim.measure.attention import measure_attention  # noqa: PLC0415
+    from kvsim.measure.attention_kernels import measure_attention  # noqa: PLC0415
     from kvsim.measure.links import all_reduce, copies  # noqa: PLC0415
     from kvsim.measure.products import FEW_SIZES, measure_products  # noqa: PLC0415
     from kvsim.measure.timing import launch_s, seconds_per_call  # noqa: PLC0415

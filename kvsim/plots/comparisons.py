@@ -33,7 +33,7 @@ _NEVER_USED = (SlotState.INTERNAL, SlotState.PADDING, SlotState.EXPIRED, SlotSta
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+class RunPoint:
     """One run as a point of a figure; its field names are the columns of a table of points."""
 
     series: str
@@ -50,7 +50,7 @@ class Point:
     source: str = ""
 
     @classmethod
-    def of(cls, recording: Recording) -> Point:
+    def of(cls, recording: Recording) -> RunPoint:
         """Summarize `recording` as a point."""
         summary, pool = summarize(recording), recording.meta.pool
         return cls(
@@ -64,8 +64,8 @@ class Point:
         )
 
 
-def points_of_table(path: str | os.PathLike[str]) -> list[Point]:
-    """Read points from a CSV or Parquet table whose columns are the fields of `Point`; ignore other columns.
+def points_of_table(path: str | os.PathLike[str]) -> list[RunPoint]:
+    """Read points from a CSV or Parquet table whose columns are the fields of `RunPoint`; ignore other columns.
 
     Raises:
         UsageError: it cannot be read, or lacks a column.
@@ -75,7 +75,7 @@ def points_of_table(path: str | os.PathLike[str]) -> list[Point]:
         table = read_table(file)
     except ValueError as error:
         raise UsageError(f"{file} is no table of runs: {error}.") from error
-    wanted = [field.name for field in fields(Point)]
+    wanted = [field.name for field in fields(RunPoint)]
     missing = [name for name in wanted if name not in table.column_names and name != "source"]
     if missing or not len(table):
         raise UsageError(
@@ -84,7 +84,7 @@ def points_of_table(path: str | os.PathLike[str]) -> list[Point]:
         )
     rows: list[dict[str, Any]] = table.select([name for name in wanted if name in table.column_names]).to_pylist()
     try:
-        return [Point(**{key: _typed(key, value) for key, value in row.items()}) for row in rows]
+        return [RunPoint(**{key: _typed(key, value) for key, value in row.items()}) for row in rows]
     except (TypeError, ValueError) as error:
         raise UsageError(f"{file}: a cell is empty or no number: {error}.") from error
 
@@ -95,7 +95,7 @@ def _typed(name: str, value: Any) -> Any:
     return int(value) if name == "unit_tokens" else float(value)
 
 
-def throughput_memory(*runs: Recording | Point, purpose: Purpose = "web", size: Size | None = None) -> Picture:
+def throughput_memory(*runs: Recording | RunPoint, purpose: Purpose = "web", size: Size | None = None) -> Picture:
     """Draw output tokens per second over the size of the KV pool, with a line per policy."""
     points = _points(runs)
     label = "output tokens per second"
@@ -106,7 +106,7 @@ def throughput_memory(*runs: Recording | Point, purpose: Purpose = "web", size: 
     return picture
 
 
-def throughput_block_size(*runs: Recording | Point, purpose: Purpose = "web", size: Size | None = None) -> Picture:
+def throughput_block_size(*runs: Recording | RunPoint, purpose: Purpose = "web", size: Size | None = None) -> Picture:
     """Draw output tokens per second and the wasted share of the pool over the block size."""
     points = _points(runs)
     with style(purpose):
@@ -136,7 +136,7 @@ def throughput_block_size(*runs: Recording | Point, purpose: Purpose = "web", si
     return picture
 
 
-def hits_capacity(*runs: Recording | Point, purpose: Purpose = "web", size: Size | None = None) -> Picture:
+def hits_capacity(*runs: Recording | RunPoint, purpose: Purpose = "web", size: Size | None = None) -> Picture:
     """Draw the share of prompt tokens that are prefix hits over the size of the pool."""
     points = _points(runs)
     label = "prefix hits (% of prompt tokens)"
@@ -147,8 +147,8 @@ def hits_capacity(*runs: Recording | Point, purpose: Purpose = "web", size: Size
     return picture
 
 
-def _points(runs: Sequence[Recording | Point]) -> list[Point]:
-    points = [run if isinstance(run, Point) else Point.of(run) for run in runs]
+def _points(runs: Sequence[Recording | RunPoint]) -> list[RunPoint]:
+    points = [run if isinstance(run, RunPoint) else RunPoint.of(run) for run in runs]
     series = list(dict.fromkeys(point.series for point in points))
     if not 1 <= len(series) <= len(LINES):
         raise UsageError(f"there are runs of {len(series)} policies; a figure can tell 1 to {len(LINES)} apart.")
@@ -156,7 +156,7 @@ def _points(runs: Sequence[Recording | Point]) -> list[Point]:
 
 
 def _against_capacity(
-    points: Sequence[Point], field: str, label: str, title: str, purpose: Purpose, size: Size | None
+    points: Sequence[RunPoint], field: str, label: str, title: str, purpose: Purpose, size: Size | None
 ) -> Picture:
     """Draw one field of the points over the size of the pool."""
     unit = ByteUnit.for_size(max(point.kv_bytes for point in points))
@@ -170,7 +170,9 @@ def _against_capacity(
     return picture
 
 
-def _draw(axes: Axes, points: Sequence[Point], x: str, y: str, *, scale: float = 1.0, color: str | None = None) -> None:
+def _draw(
+    axes: Axes, points: Sequence[RunPoint], x: str, y: str, *, scale: float = 1.0, color: str | None = None
+) -> None:
     names = list(dict.fromkeys(point.series for point in points))
     one_color = {"color": color} if color and len(names) == 1 else {}
     for series, line in zip(names, LINES, strict=False):
@@ -178,25 +180,25 @@ def _draw(axes: Axes, points: Sequence[Point], x: str, y: str, *, scale: float =
         axes.plot(*zip(*row, strict=True), **(line | one_color), marker="o", clip_on=False, label=series)
 
 
-def _finish(picture: Picture, axes: Axes, points: Sequence[Point], title: str) -> None:
+def _finish(picture: Picture, axes: Axes, points: Sequence[RunPoint], title: str) -> None:
     picture.headline(title, " ".join(dict.fromkeys(point.source for point in points if point.source)))
     picture.add_line_legend(axes)
 
 
-def _best(points: Sequence[Point]) -> str:
+def _best(points: Sequence[RunPoint]) -> str:
     best = max(points, key=lambda point: point.output_tokens_per_s)
     speed = f"{best.output_tokens_per_s:,.0f} tokens per second"
     return f"At best {speed}, with {best.series} and {memory(best.kv_bytes)}"
 
 
-def _most_hits(points: Sequence[Point]) -> str:
+def _most_hits(points: Sequence[RunPoint]) -> str:
     best = max(points, key=lambda point: np.nan_to_num(point.hit_percent, nan=-1.0))
     if not best.hit_percent > 0:
         return "No prompt finds its beginning in the prefix cache"
     return f"Of the prompt tokens, {best.hit_percent:.3g}% are cache hits with a pool of {memory(best.kv_bytes)}"
 
 
-def _best_size(points: Sequence[Point]) -> str:
+def _best_size(points: Sequence[RunPoint]) -> str:
     speeds = [point.output_tokens_per_s for point in points]
     alike = [point.unit_tokens for point in points if point.output_tokens_per_s > _ALIKE * max(speeds)]
     if len(alike) == len(points) > 1:
@@ -212,5 +214,5 @@ def _from_zero(axes: Axes) -> None:
     axes.yaxis.set_major_formatter("{x:,.6g}")
 
 
-def _sentences(points: Sequence[Point], say: Any) -> str:
+def _sentences(points: Sequence[RunPoint], say: Any) -> str:
     return " ".join(f"{point.series}, {say(point)}." for point in points)

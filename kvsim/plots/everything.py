@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from kvsim.display.text import file_stem
 from kvsim.errors import UnknownNameError, UsageError
 from kvsim.plots.agreement import agreement
-from kvsim.plots.comparisons import Point, hits_capacity, throughput_block_size, throughput_memory
+from kvsim.plots.comparisons import RunPoint, hits_capacity, throughput_block_size, throughput_memory
 from kvsim.plots.free_runs import free_runs
 from kvsim.plots.ladder import is_ladder, ladder
 from kvsim.plots.latency import latency
@@ -69,7 +69,7 @@ def figure_of(kind: str, runs: Sequence[Recording], *, purpose: Purpose = "web")
         RecordingError: a run lacks the data for it.
     """
     check_kind(kind, len(runs))
-    points = [Point.of(run) for run in runs] if kind in OF_A_SWEEP else runs
+    points = [RunPoint.of(run) for run in runs] if kind in OF_A_SWEEP else runs
     return FIGURES[kind](*points, purpose=purpose)
 
 

@@ -6,7 +6,7 @@ known         the profiles that come with kvsim (calibrated/)
 extrapolation whether a simulation left the steps that its profile was fitted to
 """
 
-from kvsim.profiles.coefficients import EXPLANATIONS
+from kvsim.profiles.coefficient_words import EXPLANATIONS
 from kvsim.profiles.file import load, save
 from kvsim.profiles.known import find, is_shipped, match, shipped
 from kvsim.profiles.profile import ENGINES, Profile, Residual, carried, listed_name, served_name

@@ -12,7 +12,7 @@ from kvsim.errors import UsageError, shortened
 from kvsim.files.atomic import whole_file
 from kvsim.files.contents import TOML_BYTES, content_of
 from kvsim.files.marks import HASH_COMMENT
-from kvsim.profiles.coefficients import EXPLANATIONS
+from kvsim.profiles.coefficient_words import EXPLANATIONS
 from kvsim.profiles.profile import Profile, Residual
 from kvsim.steptime import ALL_ALIKE, COEFFICIENTS, NUM_LISTED, NUM_SIZES, Roofline, StepShape
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvsim.capture.synthetic import has_weights, model_folder, token_ids
+from kvsim.capture.random_weights import has_weights, model_folder, token_ids
 from kvsim.errors import UnknownNameError, UsageError
 from kvsim.workload import Workload
 

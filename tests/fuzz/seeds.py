@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kvsim.calibration.prior import vllm_prior
-from kvsim.capture.synthetic import write_config
+from kvsim.capture.random_weights import write_config
 from kvsim.experiments.sweeps import Point, sweep
 from kvsim.hardware import find_gpu
 from kvsim.importers import write_workload

@@ -13,7 +13,7 @@ from kvsim.hardware import find_gpu
 from kvsim.machines import served_model
 from kvsim.metrics import latencies
 from kvsim.models import Model
-from kvsim.plots import Point, plans, points_of_table
+from kvsim.plots import RunPoint, plans, points_of_table
 from kvsim.plots.agreement import agreement
 from kvsim.plots.comparisons import hits_capacity, throughput_block_size, throughput_memory
 from kvsim.plots.free_runs import FreeMemory, free_runs
@@ -253,12 +253,12 @@ def test_a_sweep_is_drawn_in_the_order_of_its_axis(make_machine: Callable[[int],
     x, y = (np.asarray(data, float) for data in line.get_data())
     assert (np.diff(x) > 0).all()
     by_size = sorted(runs, key=lambda run: run.meta.pool.num_units or 0)
-    assert y == pytest.approx([Point.of(run).output_tokens_per_s for run in by_size])
+    assert y == pytest.approx([RunPoint.of(run).output_tokens_per_s for run in by_size])
     assert [plan.kind for plan in plans(runs)][-2:] == ["throughput-memory", "hits-capacity"]
 
 
 def test_hits_are_a_share_of_the_prompt_tokens(sharing: Recording) -> None:
-    assert Point.of(sharing).hit_percent == pytest.approx(100 * 5 * 32 / (6 * 64))
+    assert RunPoint.of(sharing).hit_percent == pytest.approx(100 * 5 * 32 / (6 * 64))
     assert "41.7% are cache hits" in words_on(hits_capacity(sharing))
 
 
@@ -283,7 +283,7 @@ def test_points_come_from_a_table_too(tmp_path: Path) -> None:
         "paged,1073741824,16,100,0.5,10,x\npaged,2147483648,16,150,0.25,20,x\n"
     )
     points = points_of_table(file)
-    assert points[1] == Point(
+    assert points[1] == RunPoint(
         series="paged",
         kv_bytes=2.0**31,
         unit_tokens=16,
@@ -302,7 +302,7 @@ def test_points_come_from_a_table_too(tmp_path: Path) -> None:
 
 def test_more_policies_than_lines_are_refused() -> None:
     points = [
-        Point(series=str(n), kv_bytes=1.0, unit_tokens=1, output_tokens_per_s=1, unused_percent=0, hit_percent=0)
+        RunPoint(series=str(n), kv_bytes=1.0, unit_tokens=1, output_tokens_per_s=1, unused_percent=0, hit_percent=0)
         for n in range(5)
     ]
     with pytest.raises(UsageError, match="runs of 5 policies"):

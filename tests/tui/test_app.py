@@ -15,7 +15,7 @@ from textual.widgets import Input
 from kvsim.recording import Memory, Requests, Schedule, Steps
 from kvsim.workload import Ragged
 from kvsim_tui.app import KvsimApp
-from kvsim_tui.dialogs.find import FindScreen
+from kvsim_tui.dialogs.find_dialog import FindScreen
 from kvsim_tui.dialogs.help import HelpScreen
 from kvsim_tui.export.picture_file import drawn
 from kvsim_tui.look.states import ASCII, COLOR, DARK, GLYPHS, Symbols
@@ -28,7 +28,7 @@ from kvsim_tui.widgets.key_line import KeyLine
 from kvsim_tui.widgets.panel import Panel
 from kvsim_tui.widgets.pool_view import PoolView
 from kvsim_tui.widgets.queue import Queue
-from kvsim_tui.widgets.timeline import GUTTER, Timeline
+from kvsim_tui.widgets.timeline_chart import GUTTER, TimelineChart
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -248,15 +248,15 @@ async def test_a_search_in_vain_says_so_and_escape_closes_it(
 async def test_dragging_the_timeline_scrubs(make_app: Callable[..., KvsimApp], paged: Recording) -> None:
     app = make_app(paged)
     async with app.run_test(size=SIZE) as pilot:
-        width = app.query_one(Timeline).size.width - GUTTER - 1
-        await pilot.mouse_down(Timeline, offset=(GUTTER + width // 2, 5))
+        width = app.query_one(TimelineChart).size.width - GUTTER - 1
+        await pilot.mouse_down(TimelineChart, offset=(GUTTER + width // 2, 5))
         middle = app.playback.session.player.clock_s
         assert middle == pytest.approx(paged.duration_s / 2, rel=0.02)
-        await pilot.hover(Timeline, offset=(GUTTER + width // 4, 5))
+        await pilot.hover(TimelineChart, offset=(GUTTER + width // 4, 5))
         assert app.playback.session.player.clock_s == pytest.approx(paged.duration_s / 4, rel=0.04)
-        await pilot.mouse_up(Timeline, offset=(GUTTER + width // 4, 5))
+        await pilot.mouse_up(TimelineChart, offset=(GUTTER + width // 4, 5))
         after = app.playback.session.player.clock_s
-        await pilot.hover(Timeline, offset=(GUTTER + width // 2, 5))
+        await pilot.hover(TimelineChart, offset=(GUTTER + width // 2, 5))
         assert app.playback.session.player.clock_s == after
         assert app.playback.session.replay.frame == app.playback.session.replay.frame_at(after)
 
@@ -335,7 +335,7 @@ async def test_panels_take_turns_while_playing(paged: Recording, monkeypatch: py
     async with app.run_test(size=(200, 60)) as pilot:
         await pilot.press("space")
         app._timer.pause()
-        panels = list(app.playback.query("WasteBar, Timeline, Panel, EventList"))
+        panels = list(app.playback.query("WasteBar, TimelineChart, Panel, EventList"))
         for panel in panels:
             monkeypatch.setattr(panel, "show_frame", partial(shown.update, [str(panel.id)]))
         for tick in range(1, 25):

@@ -11,11 +11,11 @@ import pytest
 import kvsim_tui as tui
 from kvsim.errors import BudgetError
 from kvsim_tui.app import KvsimApp
-from kvsim_tui.dialogs.find import FindScreen
+from kvsim_tui.dialogs.find_dialog import FindScreen
 from kvsim_tui.facts.telling import story_of_comparison
 from kvsim_tui.look.digits import tall
 from kvsim_tui.look.states import COLOR
-from kvsim_tui.playback.comparison import Comparison
+from kvsim_tui.playback.compared_runs import ComparedRuns
 from kvsim_tui.playback.served import tokens_served
 from kvsim_tui.playback.session import Session
 from kvsim_tui.screens.compare import Compare
@@ -34,11 +34,11 @@ SIZE = (120, 40)
 
 
 @pytest.fixture
-def comparison(three_runs: list[Recording]) -> Comparison:
-    return Comparison(three_runs)
+def comparison(three_runs: list[Recording]) -> ComparedRuns:
+    return ComparedRuns(three_runs)
 
 
-def make(comparison: Comparison) -> KvsimApp:
+def make(comparison: ComparedRuns) -> KvsimApp:
     return KvsimApp(comparison, clock=lambda: 0.0)
 
 
@@ -72,7 +72,7 @@ def test_tokens_served_are_counted_once(three_runs: list[Recording], pressure: R
     assert pressure.num_preemptions > 0
 
 
-def test_the_slowest_comes_first_and_all_share_the_clock(comparison: Comparison) -> None:
+def test_the_slowest_comes_first_and_all_share_the_clock(comparison: ComparedRuns) -> None:
     durations = [lane.session.player.duration_s for lane in comparison.lanes]
     assert durations == sorted(durations, reverse=True)
     comparison.player.go_to_time(durations[1] / 2)
@@ -82,7 +82,7 @@ def test_the_slowest_comes_first_and_all_share_the_clock(comparison: Comparison)
     ]
 
 
-def test_a_run_that_is_over_stays_as_it_ended(comparison: Comparison) -> None:
+def test_a_run_that_is_over_stays_as_it_ended(comparison: ComparedRuns) -> None:
     best = comparison.lanes[-1]
     comparison.player.go_to_time((best.session.player.duration_s + comparison.player.duration_s) / 2)
     comparison.show()
@@ -91,7 +91,7 @@ def test_a_run_that_is_over_stays_as_it_ended(comparison: Comparison) -> None:
     assert best.session.served[best.session.player.frame] == best.session.served[-1]
 
 
-def test_brackets_visit_refusals_and_the_ends_of_runs(comparison: Comparison) -> None:
+def test_brackets_visit_refusals_and_the_ends_of_runs(comparison: ComparedRuns) -> None:
     player = comparison.player
     visited = []
     while player.jump(1):
@@ -101,7 +101,7 @@ def test_brackets_visit_refusals_and_the_ends_of_runs(comparison: Comparison) ->
     assert len(visited) == 4  # the refusal comes at the same moment everywhere
 
 
-async def test_the_gap_is_on_the_screen(comparison: Comparison) -> None:
+async def test_the_gap_is_on_the_screen(comparison: ComparedRuns) -> None:
     app = make(comparison)
     async with app.run_test(size=SIZE) as pilot:
         await pilot.press("]", "]")
@@ -118,7 +118,7 @@ async def test_the_gap_is_on_the_screen(comparison: Comparison) -> None:
 
 
 @pytest.mark.parametrize("size", [(60, 16), (80, 24), (120, 40), (200, 60)])
-async def test_every_pool_has_room_at_every_size(comparison: Comparison, size: tuple[int, int]) -> None:
+async def test_every_pool_has_room_at_every_size(comparison: ComparedRuns, size: tuple[int, int]) -> None:
     app = make(comparison)
     async with app.run_test(size=size) as pilot:
         await pilot.pause()
@@ -127,7 +127,7 @@ async def test_every_pool_has_room_at_every_size(comparison: Comparison, size: t
         assert max(sizes) == min(sizes) or size[0] % 3
 
 
-async def test_keys_move_all_pools(comparison: Comparison) -> None:
+async def test_keys_move_all_pools(comparison: ComparedRuns) -> None:
     app = make(comparison)
     async with app.run_test(size=SIZE) as pilot:
         frames = []
@@ -147,7 +147,7 @@ async def test_keys_move_all_pools(comparison: Comparison) -> None:
 
 async def test_playing_pauses_at_the_end(three_runs: list[Recording]) -> None:
     now_s = 0.0
-    comparison = Comparison(three_runs)
+    comparison = ComparedRuns(three_runs)
     app = KvsimApp(comparison, clock=lambda: now_s)
     async with app.run_test(size=SIZE) as pilot:
         await pilot.press("space")
@@ -157,7 +157,7 @@ async def test_playing_pauses_at_the_end(three_runs: list[Recording]) -> None:
         assert not comparison.player.playing
 
 
-async def test_a_request_is_followed_in_every_pool(comparison: Comparison) -> None:
+async def test_a_request_is_followed_in_every_pool(comparison: ComparedRuns) -> None:
     app = make(comparison)
     async with app.run_test(size=SIZE) as pilot:
         await pilot.press("right", "tab", "down", "enter")
@@ -171,7 +171,7 @@ async def test_a_request_is_followed_in_every_pool(comparison: Comparison) -> No
         assert "q3:" in screen_text(app)
 
 
-async def test_dragging_scrubs_all(comparison: Comparison) -> None:
+async def test_dragging_scrubs_all(comparison: ComparedRuns) -> None:
     app = make(comparison)
     async with app.run_test(size=SIZE) as pilot:
         await pilot.pause()
@@ -181,7 +181,7 @@ async def test_dragging_scrubs_all(comparison: Comparison) -> None:
         await pilot.mouse_up(Race, offset=(GUTTER + width // 2, 3))
 
 
-async def test_a_click_selects_in_one_pool(comparison: Comparison) -> None:
+async def test_a_click_selects_in_one_pool(comparison: ComparedRuns) -> None:
     app = make(comparison)
     async with app.run_test(size=SIZE) as pilot:
         await pilot.pause()
@@ -240,7 +240,7 @@ def test_a_greeting_plays_and_a_moment_does_not(three_runs: list[Recording]) -> 
     assert not tui._opened(three_runs, None).player.playing
 
 
-async def test_bars_tell_how_long_each_run_takes(comparison: Comparison) -> None:
+async def test_bars_tell_how_long_each_run_takes(comparison: ComparedRuns) -> None:
     app = make(comparison)
     async with app.run_test(size=SIZE) as pilot:
         await pilot.press("end")
@@ -253,7 +253,7 @@ async def test_bars_tell_how_long_each_run_takes(comparison: Comparison) -> None
 
 
 def test_the_share_of_memory_is_what_ample_memory_would_take_away(three_runs: list[Recording]) -> None:
-    comparison = Comparison(three_runs)
+    comparison = ComparedRuns(three_runs)
     slow, fast = comparison.lanes[0].session, comparison.lanes[-1].session
     assert slow.served[-1] == fast.served[-1]
     assert not any("memory" in part for part in story_of_comparison(comparison).parts)
@@ -267,7 +267,7 @@ def test_the_share_of_memory_is_what_ample_memory_would_take_away(three_runs: li
 
 
 async def test_what_ample_memory_would_bring_is_said_once_it_is_known(three_runs: list[Recording]) -> None:
-    app = KvsimApp(Comparison(three_runs), ample=lambda: [1234.0, 1234.0, 1234.0])
+    app = KvsimApp(ComparedRuns(three_runs), ample=lambda: [1234.0, 1234.0, 1234.0])
     async with app.run_test(size=SIZE) as pilot:
         await app.workers.wait_for_complete()
         await pilot.pause()
@@ -277,7 +277,7 @@ async def test_what_ample_memory_would_bring_is_said_once_it_is_known(three_runs
 
 
 async def test_lanes_without_room_for_a_picture_have_names(three_runs: list[Recording]) -> None:
-    app = KvsimApp(Comparison(three_runs))
+    app = KvsimApp(ComparedRuns(three_runs))
     async with app.run_test(size=(60, 16)) as pilot:
         await pilot.pause()
         screen = "\n".join(strip.text for strip in app.screen._compositor.render_strips())

@@ -16,7 +16,7 @@ from kvsim.replay.unfolding import NO_OWNER
 from kvsim.simulation import simulate
 from kvsim.workload import Workload
 from kvsim_tui.app import KvsimApp
-from kvsim_tui.playback.events import EventFilter, EventKind, events_of
+from kvsim_tui.playback.run_events import EventFilter, EventKind, events_of
 from kvsim_tui.playback.session import Session
 from kvsim_tui.widgets.event_list import EventList
 

@@ -10,7 +10,7 @@ from kvsim.display.palette import NUM_HUES
 from kvsim.memory.waste import SlotState
 from kvsim_tui.look.states import ASCII, COLOR, DARK, GLYPHS, LIGHT, Palette, Symbols, contrast
 from kvsim_tui.look.themes import THEMES, palette_of
-from kvsim_tui.pool.paint import NUM_PAINTS, OWNER, TINT, Change, hue_of, paint_colors, paint_glyphs
+from kvsim_tui.pool.paint import NUM_PAINTS, OWNER, TINT, UnitChange, hue_of, paint_colors, paint_glyphs
 
 # Machado, Oliveira and Fernandes (2009): how linear RGB looks to eyes without one kind of cone.
 EYES = {
@@ -59,7 +59,7 @@ def test_what_is_not_written_is_a_dim_tint_of_its_owner(palette: Palette) -> Non
     for hue in range(NUM_HUES):
         tint, full = colors[TINT + hue], colors[OWNER + hue]
         assert contrast(tint, palette.void) < contrast(full, palette.void)
-    assert len(set(palette.changes)) == len(Change)
+    assert len(set(palette.changes)) == len(UnitChange)
 
 
 @pytest.mark.parametrize("symbols", [GLYPHS, ASCII])

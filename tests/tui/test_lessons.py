@@ -23,7 +23,7 @@ from kvsim_tui.lessons.reading import as_markdown, as_text
 from kvsim_tui.look.states import ASCII, GLYPHS
 from kvsim_tui.playback.session import Session
 from kvsim_tui.pool.colors import next_color
-from kvsim_tui.pool.kinds import layer_kinds
+from kvsim_tui.pool.layer_kinds import layer_kinds
 from kvsim_tui.pool.paint import ColorBy
 from kvsim_tui.screens.compare import Compare
 from kvsim_tui.screens.watch import Watch

@@ -19,7 +19,7 @@ from kvsim_tui.live.past import Past
 from kvsim_tui.live.screen import Live
 from kvsim_tui.playback.session import Session
 from kvsim_tui.widgets.event_list import EventList
-from kvsim_tui.widgets.timeline import Timeline
+from kvsim_tui.widgets.timeline_chart import TimelineChart
 
 LOGS = sorted((Path(__file__).parents[1] / "live" / "logs").glob("0*.jsonl"))
 SIZE = (160, 48)
@@ -127,8 +127,8 @@ async def test_who_goes_back_further_than_the_last_steps_is_shown_all_that_is_ke
     async with following(feed) as (live, pilot):
         num_steps = feed.everything().player.last_frame
         assert live.session.player.last_frame < num_steps / 2
-        assert live.query_one(Timeline).begin_s == feed.everything().times_s[0]
-        assert f"step {num_steps - 1:,} of {num_steps:,}" in str(live.query_one(Timeline).border_title)
+        assert live.query_one(TimelineChart).begin_s == feed.everything().times_s[0]
+        assert f"step {num_steps - 1:,} of {num_steps:,}" in str(live.query_one(TimelineChart).border_title)
         assert str(live.query_one(EventList).border_title).startswith("recent events")
 
         await pilot.press("home")

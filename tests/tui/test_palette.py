@@ -8,7 +8,7 @@ import pytest
 from textual import events
 from textual.widgets import Input, OptionList
 
-from kvsim_tui.dialogs.palette import Palette
+from kvsim_tui.dialogs.command_palette import PaletteScreen
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,7 +35,7 @@ async def test_every_action_of_the_player_is_listed(make_app: Callable[..., Kvsi
     app = make_app(tiny)
     async with app.run_test(size=SIZE) as pilot:
         await pilot.press("ctrl+p")
-        assert isinstance(app.screen, Palette)
+        assert isinstance(app.screen, PaletteScreen)
         wanted = {"Play or pause", "Next event", "Next eviction", "Find", "Save a picture", "Theme", "Quit"}
         assert wanted <= set(listed(app))
 
@@ -55,7 +55,7 @@ async def test_nothing_matches_and_escape_closes(make_app: Callable[..., KvsimAp
     app = make_app(tiny)
     async with app.run_test(size=SIZE) as pilot:
         await pilot.press("ctrl+p", *"zzzz", "enter")
-        assert isinstance(app.screen, Palette)
+        assert isinstance(app.screen, PaletteScreen)
         assert listed(app) == []
         await pilot.press("escape")
         assert app.screen is app.playback

@@ -29,10 +29,10 @@ from kvsim_tui.facts.block_runs import block_runs
 from kvsim_tui.facts.headlines import headline
 from kvsim_tui.facts.units import unit_heading, unit_story
 from kvsim_tui.look.states import COLOR
-from kvsim_tui.playback.comparison import Comparison
-from kvsim_tui.playback.events import EventFilter, EventKind
+from kvsim_tui.playback.compared_runs import ComparedRuns
+from kvsim_tui.playback.run_events import EventFilter, EventKind
 from kvsim_tui.playback.session import Session
-from kvsim_tui.pool.kinds import layer_kinds
+from kvsim_tui.pool.layer_kinds import layer_kinds
 from kvsim_tui.widgets.block_table import BlockTable
 from kvsim_tui.widgets.inspector import Inspector
 from kvsim_tui.widgets.pool_view import PoolView
@@ -154,7 +154,7 @@ async def test_x_saves_the_numbers(
     three_runs: list[Recording], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    app = KvsimApp(Comparison(three_runs), clock=lambda: 0.0)
+    app = KvsimApp(ComparedRuns(three_runs), clock=lambda: 0.0)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("end", "x")
     (file,) = tmp_path.iterdir()

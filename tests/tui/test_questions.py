@@ -12,7 +12,7 @@ from kvsim.recording import find, read
 from kvsim_tui import _opened
 from kvsim_tui.app import KvsimApp
 from kvsim_tui.lessons import Guided, find_lesson
-from kvsim_tui.playback.comparison import Comparison
+from kvsim_tui.playback.compared_runs import ComparedRuns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -114,7 +114,7 @@ async def test_what_happens_beyond_a_window(size: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("size", BOTH, ids=lambda size: f"{size[0]}x{size[1]}")
 async def test_who_wins_and_how_much_of_it_is_memory(three_runs: list[Recording], size: tuple[int, int]) -> None:
-    comparison = Comparison(three_runs)
+    comparison = ComparedRuns(three_runs)
     comparison.learn([1000.0, 1500.0, 2000.0])
     questions = (
         Question("Who wins?", "", r"Paged \d.* s, \w+( batches)? \d.* s: \d+\.\d times as fast"),

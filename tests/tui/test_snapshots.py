@@ -17,7 +17,7 @@ from kvsim.errors import UsageError
 from kvsim_tui.app import KvsimApp
 from kvsim_tui.export.picture_file import drawn, svg_of
 from kvsim_tui.lessons import Guided, find_lesson
-from kvsim_tui.playback.comparison import Comparison
+from kvsim_tui.playback.compared_runs import ComparedRuns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -92,7 +92,7 @@ async def test_ascii(
 async def test_guided_and_compared(
     three_runs: list[Recording], picture: SnapshotAssertion, kind: str, size: tuple[int, int]
 ) -> None:
-    opening = Comparison(three_runs, at_s=0.2) if kind == "compare" else Guided(find_lesson("1"))
+    opening = ComparedRuns(three_runs, at_s=0.2) if kind == "compare" else Guided(find_lesson("1"))
     assert await _draw(KvsimApp(opening, clock=lambda: 0.0, flash_s=0), size, *(["]"] * (kind == "lesson"))) == picture
 
 
@@ -101,7 +101,7 @@ async def test_guided_and_compared_without_color(
     three_runs: list[Recording], picture: SnapshotAssertion, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
-    opening = Comparison(three_runs, at_s=0.2) if kind == "compare" else Guided(find_lesson("1"))
+    opening = ComparedRuns(three_runs, at_s=0.2) if kind == "compare" else Guided(find_lesson("1"))
     assert await _draw(KvsimApp(opening, clock=lambda: 0.0, flash_s=0), (120, 40)) == picture
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from kvsim_tui.app import KvsimApp
 from kvsim_tui.lessons import Guided, find_lesson
-from kvsim_tui.playback.comparison import Comparison
+from kvsim_tui.playback.compared_runs import ComparedRuns
 from kvsim_tui.playback.session import Session
 
 pytestmark = pytest.mark.slow
@@ -36,9 +36,9 @@ async def test_any_keys_in_any_order(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(KvsimApp, "action_quit", lambda _: None)
-    opening: dict[str, Callable[[], Session | Comparison | Guided]] = {
+    opening: dict[str, Callable[[], Session | ComparedRuns | Guided]] = {
         "session": lambda: Session(tiny),
-        "comparison": lambda: Comparison(three_runs),
+        "comparison": lambda: ComparedRuns(three_runs),
         "lesson": lambda: Guided(find_lesson("6")),
     }
     rng = np.random.default_rng(7)

@@ -12,7 +12,7 @@ from kvsim.recording import find, read
 from kvsim_tui.app import KvsimApp
 from kvsim_tui.look.states import ASCII, COLOR, DARK, GLYPHS, LIGHT, Palette, Symbols
 from kvsim_tui.playback.session import Session
-from kvsim_tui.pool.paint import DIM, EMPTY, KIND_TINT, NUM_PAINTS, OWNER, REUSABLE, Change, ColorBy, paint_colors
+from kvsim_tui.pool.paint import DIM, EMPTY, KIND_TINT, NUM_PAINTS, OWNER, REUSABLE, ColorBy, UnitChange, paint_colors
 from kvsim_tui.pool.swatches import paint_swatch
 from kvsim_tui.widgets.below_pool import BelowPool
 from kvsim_tui.widgets.pool_view import PoolView
@@ -39,7 +39,7 @@ def test_shade_is_grey_and_no_colour_of_the_legend_is(palette: Palette) -> None:
     """What other requests hold than the followed one cannot be taken for anything that a colour means."""
     colors = paint_colors(palette)
     lit, shade = colors[:DIM], colors[DIM:]
-    held_by_none = {SlotState.FREE, SlotState.CACHED, REUSABLE, EMPTY, *Change}
+    held_by_none = {SlotState.FREE, SlotState.CACHED, REUSABLE, EMPTY, *UnitChange}
     greys = [channels_of(shade[paint]) for paint in range(NUM_PAINTS) if paint not in held_by_none]
     assert max(max(grey) - min(grey) for grey in greys) <= 8
     assert all(shade[paint] == lit[paint] for paint in held_by_none)

@@ -17,7 +17,7 @@ from kvsim.replay.unfolding import NO_OWNER
 from kvsim.simulation import Machine, simulate
 from kvsim.workload import generate
 from kvsim_tui.app import KvsimApp
-from kvsim_tui.facts.waiting import units_needed, wait_reason
+from kvsim_tui.facts.wait_reasons import units_needed, wait_reason
 from kvsim_tui.lessons import Guided, find_lesson
 from kvsim_tui.playback.session import Session
 from kvsim_tui.widgets.queue import Queue

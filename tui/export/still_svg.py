@@ -16,7 +16,7 @@ from ..facts.schedule import Doing, schedule
 from ..look.states import COLOR, STACK, VOID_COLOR
 from ..look.words import percent, plural
 from ..pool.host_map import LEGEND, title_of
-from ..pool.kinds import layer_kinds, places_of_units
+from ..pool.layer_kinds import layer_kinds, places_of_units
 from ..pool.paint import KIND_TINT, OWNER, REUSABLE, SHARED, TINT, ColorBy, hue_of, paint_colors
 from .still import host_still, still
 from .svg import CELL, rectangle, shapes_of_lines

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from ..pool.kinds import layer_kinds
+from ..pool.layer_kinds import layer_kinds
 
 if TYPE_CHECKING:
     from kvsim.replay import Replay
 
     from ..playback.session import Session
-    from ..pool.kinds import LayerKind
+    from ..pool.layer_kinds import LayerKind
 
 RELEASED, HELD, AHEAD = range(3)
 """States of a part of a sequence in a table: released or never held, held, not computed yet."""

@@ -15,7 +15,7 @@ from .units import unit_summary
 if TYPE_CHECKING:
     from kvsim.recording.model import Meta
 
-    from ..playback.comparison import Comparison
+    from ..playback.compared_runs import ComparedRuns
     from ..playback.session import Session
 
 
@@ -60,7 +60,7 @@ def headline(session: Session, *, short: bool) -> list[str]:
     ]
 
 
-def comparison_headline(comparison: Comparison, *, short: bool) -> list[str]:
+def comparison_headline(comparison: ComparedRuns, *, short: bool) -> list[str]:
     """Return the headline that all runs of a comparison share."""
     session = comparison.lanes[0].session
     meta, rows = session.recording.meta, session.rows

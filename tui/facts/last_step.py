@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..look.words import listed, plural
-from ..playback.events import EventKind
-from ..pool.changes import changes_between
-from ..pool.paint import Change
+from ..playback.run_events import EventKind
+from ..pool.paint import UnitChange
+from ..pool.unit_changes import changes_between
 from .preemption import lack, preemption_at
 
 if TYPE_CHECKING:
     from ..playback.session import Session
 
 
-def last_step(session: Session, room: int) -> list[tuple[Change | None, str]]:
+def last_step(session: Session, room: int) -> list[tuple[UnitChange | None, str]]:
     """Return parts of a line about the step before the current frame, each with its paint in the picture. The first
     part has at most `room` characters if possible.
     """
@@ -23,15 +23,15 @@ def last_step(session: Session, room: int) -> list[tuple[Change | None, str]]:
         return [(None, f"{plural(int((replay.refs > 0).sum()), session.unit_name)} were held before it")]
     changes = changes_between(replay, frame - 1, frame)
     unit = session.unit_name
-    parts: list[tuple[Change | None, str]] = _preemptions(session, frame, room)
+    parts: list[tuple[UnitChange | None, str]] = _preemptions(session, frame, room)
     repeat = replay.recording.memory.repeat
     if repeat is not None and (repeat > 1).any():  # extents that grow with every step: nothing is handed out
         return parts
     for change, units, verb in (
-        (Change.TAKEN, changes.taken, "taken"),
-        (Change.HIT, changes.hit, "hit in the cache"),
-        (Change.EVICTED, changes.evicted, "evicted"),
-        (Change.FREED, changes.freed, "freed"),
+        (UnitChange.TAKEN, changes.taken, "taken"),
+        (UnitChange.HIT, changes.hit, "hit in the cache"),
+        (UnitChange.EVICTED, changes.evicted, "evicted"),
+        (UnitChange.FREED, changes.freed, "freed"),
     ):
         if len(units):
             parts.append((change, f"{plural(len(units), unit)} {verb}"))
@@ -42,7 +42,7 @@ def last_step(session: Session, room: int) -> list[tuple[Change | None, str]]:
     return parts or [(None, f"no {unit} taken or freed")]
 
 
-def _preemptions(session: Session, frame: int, room: int) -> list[tuple[Change | None, str]]:
+def _preemptions(session: Session, frame: int, room: int) -> list[tuple[UnitChange | None, str]]:
     """Return the preempted requests, the reason, the loss and the requests that took the memory; in two parts if one is
     too long.
     """
@@ -58,5 +58,5 @@ def _preemptions(session: Session, frame: int, room: int) -> list[tuple[Change |
     begin, lost = f"{lack(session)}: {listed(names, 'request')} preempted", f"lost {units}, {tokens}"
     whole = f"{begin}, {gave_way}, {lost}"
     if gave_way and len(whole) <= room:
-        return [(Change.FREED, whole)]
-    return [(Change.FREED, f"{begin}, {lost}"), *([(None, gave_way)] if gave_way else [])]
+        return [(UnitChange.FREED, whole)]
+    return [(UnitChange.FREED, f"{begin}, {lost}"), *([(None, gave_way)] if gave_way else [])]

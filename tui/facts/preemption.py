@@ -10,7 +10,7 @@ import numpy as np
 from kvsim.recording.tables import MemoryKind
 
 from ..look.words import listed, plural, seconds
-from ..playback.events import EventKind
+from ..playback.run_events import EventKind
 
 if TYPE_CHECKING:
     from ..playback.session import Session

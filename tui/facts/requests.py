@@ -12,7 +12,7 @@ from kvsim.recording.tables import CopyKind, RequestStatus
 
 from ..look.words import gib, percent, plural, seconds
 from .preemption import preemption_lines
-from .shares import share_lines
+from .sharing import share_lines
 
 if TYPE_CHECKING:
     from ..playback.session import Session

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from ..playback.events import EventKind
+from ..playback.run_events import EventKind
 
 if TYPE_CHECKING:
     from ..playback.session import Session

@@ -11,13 +11,13 @@ from kvsim.metrics.state_names import STATE_NAMES
 from kvsim.metrics.waiting import Limits
 
 from ..look.words import percent, plural, seconds
-from ..playback.events import EventKind
+from ..playback.run_events import EventKind
 from ..playback.session import Story
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from ..playback.comparison import Comparison
+    from ..playback.compared_runs import ComparedRuns
     from ..playback.session import Session
 
 _NONE_LEFT: Final = 1.05
@@ -67,7 +67,7 @@ def _whole_run(frame: int, parts: tuple[str, ...]) -> Story:
     return Story(frame=frame, parts=(f"whole run: {parts[0]}", *parts[1:]))
 
 
-def story_of_comparison(comparison: Comparison) -> Story:
+def story_of_comparison(comparison: ComparedRuns) -> Story:
     """Return the story of a comparison: the speed ratio of the fastest and the slowest run, and their average batch."""
     slow, fast = comparison.lanes[0], comparison.lanes[-1]
     slow_s, fast_s = (lane.session.player.duration_s for lane in (slow, fast))
@@ -84,7 +84,7 @@ def story_of_comparison(comparison: Comparison) -> Story:
     return Story(frame=0, parts=parts)
 
 
-def _because_of_memory(comparison: Comparison) -> list[str]:
+def _because_of_memory(comparison: ComparedRuns) -> list[str]:
     """Return the part of the gap between the first and the last run that ample memory would close."""
     slow, fast = comparison.lanes[0].session, comparison.lanes[-1].session
     if not comparison.ample_tokens_per_s or slow.served[-1] != fast.served[-1]:

@@ -12,7 +12,7 @@ from kvsim.replay.unfolding import NO_OWNER
 
 from ..look.states import LOOKS
 from ..look.words import percent, plural, seconds
-from ..pool.kinds import group_words
+from ..pool.layer_kinds import group_words
 
 if TYPE_CHECKING:
     from ..playback.session import Session

@@ -9,7 +9,7 @@ from kvsim.errors import UnknownNameError
 from .guided import Guided
 from .lesson import Lesson
 from .reader import read_lesson
-from .table import LessonError
+from .toml_table import LessonError
 
 __all__ = ["Guided", "Lesson", "LessonError", "all_lessons", "find_lesson", "read_lesson"]
 

@@ -14,15 +14,15 @@ from kvsim.simulation import Machine, simulate
 from kvsim.steptime import Roofline
 
 from ..facts.step_cost import StepCost
-from ..playback.comparison import Comparison
+from ..playback.compared_runs import ComparedRuns
 from ..playback.session import Session
 from ..pool.colors import default_color
 from ..pool.paint import ColorBy
-from .figures import Figures, UnknownFigureError
-from .lesson import Caption, CaptionSpec, Lesson, Run
-from .moments import UnknownMomentError, frame_of
-from .rows import Rows
-from .table import LessonError
+from .caption_figures import Figures, UnknownFigureError
+from .caption_moments import UnknownMomentError, frame_of
+from .lesson import Caption, CaptionSpec, Lesson, LessonRun
+from .toml_table import LessonError
+from .training_rows import TrainingRows
 
 if TYPE_CHECKING:
     from kvsim.experiments.ladder import Climbed
@@ -40,10 +40,10 @@ class Guided:
     def __init__(self, lesson: Lesson) -> None:
         self.lesson = lesson
         recordings = [self._simulate(run) for run in lesson.runs]
-        self.comparison: Comparison | None = None
+        self.comparison: ComparedRuns | None = None
         """All runs on one clock, where there are several."""
         if len(recordings) > 1:
-            self.comparison = Comparison(recordings, [run.label for run in lesson.runs])
+            self.comparison = ComparedRuns(recordings, [run.label for run in lesson.runs])
             by_label = {lane.label: lane.session for lane in self.comparison.lanes}
             self.sessions = [by_label[run.label] for run in lesson.runs]
         else:
@@ -90,14 +90,14 @@ class Guided:
         lesson = self.lesson
         return Machine(gpu=lesson.gpu, model=lesson.model, kv_bytes=lesson.kv_bytes, step_time=times)
 
-    def _simulate(self, run: Run) -> Recording:
+    def _simulate(self, run: LessonRun) -> Recording:
         lesson = self.lesson
         # Compared runs have the step times of one engine: they differ in what is compared.
         is_alone = len(lesson.runs) == 1
         engine = "hf-dynamic" if isinstance(run.policy, Static) and is_alone else "vllm"
         machine = self._machine(self._step_times(engine))
         try:
-            if isinstance(run.policy, Rows):
+            if isinstance(run.policy, TrainingRows):
                 return run.policy.record(lesson.workload, machine)
             return simulate(lesson.workload, self._linked(run.policy), machine, refuse_misfits=True)
         except KvsimError as error:

@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     from kvsim.workload import Workload
 
     from ..pool.paint import ColorBy
-    from .rows import Rows
+    from .training_rows import TrainingRows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class LessonRun:
     """One policy that serves the lesson's requests."""
 
     label: str
-    policy: Policy | Rows
+    policy: Policy | TrainingRows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,7 @@ class Lesson:
     gpu: Gpu
     model: Model
     kv_bytes: int
-    runs: tuple[Run, ...]
+    runs: tuple[LessonRun, ...]
     workload: Workload
     try_this: str
     """Exercise at the end; may be empty."""

@@ -50,9 +50,9 @@ from kvsim.policies.settings import ContiguousSettings, ContinuousSettings, Page
 from kvsim.workload import AllAtOnce, LogNormal, Request, SharedPrefix, SharedPrefixes, Workload, generate
 
 from ..pool.paint import ColorBy
-from .lesson import CaptionSpec, Lesson, Run
-from .rows import Rows
-from .table import LessonError, Table
+from .lesson import CaptionSpec, Lesson, LessonRun
+from .toml_table import LessonError, TomlTable
+from .training_rows import TrainingRows
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -78,7 +78,7 @@ def read_lesson(file: Path) -> Lesson:
         raise LessonError(f"{file} cannot be read: {error.strerror}.") from error
     except (ValueError, RecursionError) as error:
         raise LessonError(f"{file} is not TOML: {error}.") from error
-    lesson = Table(file, "", document)
+    lesson = TomlTable(file, "", document)
     machine = lesson.table("machine")
     model, gpu = (machine.named(key, find) for key, find in (("model", find_model), ("gpu", find_gpu)))
     kv_gb, kv_tokens = machine.number("kv_gb", 0.0), machine.whole("kv_tokens", 0)
@@ -88,7 +88,7 @@ def read_lesson(file: Path) -> Lesson:
     runs = tuple(_run(table) for table in lesson.tables("run"))
     if len(runs) > _MAX_RUNS:
         raise lesson.error("run", f"at most {_MAX_RUNS} runs can be compared, not {len(runs)}")
-    num_rows = sum(isinstance(run.policy, Rows) for run in runs)
+    num_rows = sum(isinstance(run.policy, TrainingRows) for run in runs)
     if num_rows and (num_rows, len(runs)) != (2, 2):
         raise lesson.error("run", "padded and packed are shown beside each other; give both and nothing else")
     try:
@@ -117,20 +117,20 @@ def read_lesson(file: Path) -> Lesson:
     return found
 
 
-def _run(table: Table) -> Run:
-    name = table.choice("policy", (Paged.name, Contiguous.name, Static.name, Rows.PADDED, Rows.PACKED))
+def _run(table: TomlTable) -> LessonRun:
+    name = table.choice("policy", (Paged.name, Contiguous.name, Static.name, TrainingRows.PADDED, TrainingRows.PACKED))
     try:
         policy = _policy(table, name)
     except UsageError as error:
         raise table.error("policy", str(error).rstrip(".")) from error
-    run = Run(label=table.text("label", name), policy=policy)
+    run = LessonRun(label=table.text("label", name), policy=policy)
     table.end()
     return run
 
 
-def _policy(table: Table, name: str) -> Policy | Rows:
-    if name in (Rows.PADDED, Rows.PACKED):
-        return Rows(packed=name == Rows.PACKED)
+def _policy(table: TomlTable, name: str) -> Policy | TrainingRows:
+    if name in (TrainingRows.PADDED, TrainingRows.PACKED):
+        return TrainingRows(packed=name == TrainingRows.PACKED)
     max_model_len = table.whole("max_model_len", 4096)
     if name == Static.name:
         return Static(scheduler=StaticSettings(batch_size=table.whole("batch_size", 16), max_model_len=max_model_len))
@@ -155,7 +155,7 @@ def _policy(table: Table, name: str) -> Policy | Rows:
     )
 
 
-def _workload(lesson: Table, name: str) -> Workload:
+def _workload(lesson: TomlTable, name: str) -> Workload:
     """Return the listed requests, or generate the requested number."""
     if not lesson.has("generate"):
         return Workload.from_requests([_request(table) for table in lesson.tables("request")], name=name)
@@ -177,7 +177,7 @@ def _workload(lesson: Table, name: str) -> Workload:
     return workload
 
 
-def _request(table: Table) -> Request:
+def _request(table: TomlTable) -> Request:
     prefix, prefix_tokens = table.text("prefix", ""), table.whole("prefix_tokens", 0)
     answer = table.whole("answer")
     request = Request(
@@ -192,7 +192,7 @@ def _request(table: Table) -> Request:
     return request
 
 
-def _caption(table: Table, labels: list[str], ids: list[str]) -> CaptionSpec:
+def _caption(table: TomlTable, labels: list[str], ids: list[str]) -> CaptionSpec:
     label, follow = table.text("run", labels[0]), table.text("follow", "")
     if label not in labels:
         raise table.error("run", f"there is no run {label!r}; there are {' and '.join(labels)}")

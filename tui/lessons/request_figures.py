@@ -12,7 +12,7 @@ from ..facts.group_tables import table_rows
 from ..facts.preemption import last_preemption
 from ..facts.requests import place_in_row, request_facts
 from ..look.words import gigabytes, milliseconds, percent
-from ..pool.kinds import layer_kinds
+from ..pool.layer_kinds import layer_kinds
 
 if TYPE_CHECKING:
     from ..playback.session import Session

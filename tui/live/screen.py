@@ -15,7 +15,7 @@ from ..widgets.below_pool import BelowPool
 from ..widgets.event_list import EventList
 from ..widgets.panel import Panel
 from ..widgets.pool_view import PoolView
-from ..widgets.timeline import Timeline
+from ..widgets.timeline_chart import TimelineChart
 from ..widgets.waste_bar import WasteBar
 from .past import Past
 
@@ -158,7 +158,7 @@ class Live(Watch):
         self.query_one(PoolView).open(session.replay)
         self.query_one(PoolView).follow(session.followed)
         for panel in self.query(self.PANELS):
-            assert isinstance(panel, BelowPool | WasteBar | Timeline | Panel | EventList)
+            assert isinstance(panel, BelowPool | WasteBar | TimelineChart | Panel | EventList)
             panel.open(session)
         self.show_headline()
         self.show_frame(everything=True)

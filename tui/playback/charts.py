@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .events import Events
+from .run_events import Events
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -18,9 +18,9 @@ from kvsim.replay.unfolding import NO_OWNER
 
 from ..look.words import plural
 from .charts import Before, Charts
-from .events import NOTABLE, EventFilter, EventKind, Events, events_of
 from .history import Stay, stays
 from .player import Player
+from .run_events import NOTABLE, EventFilter, EventKind, Events, events_of
 from .served import tokens_served
 
 if TYPE_CHECKING:

@@ -13,11 +13,11 @@ from kvsim.memory.waste import SlotState
 
 from ..look.stack import EIGHTHS
 from .brush import BLANK, DIGIT, GLYPH, RIGHT, UP, half_keys, keys_of, reverse
+from .cell_shapes import hairlines_above, ledges, spread, spread_glyphs
 from .cells import Cells
 from .labels import names_every_line, write_names
 from .paint import CURSOR, DIM, EMPTY, ColorBy
 from .picture import DrawnUnits, Paints, dimmed, with_one_owner_lit
-from .shapes import hairlines_above, ledges, spread, spread_glyphs
 from .slots import paints_of_slots
 from .tiling import Detail, Tiling
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from kvsim.replay.replay import Replay
 
     from .arrays import IndexArray, KeyArray, MaskArray, PaintArray
-    from .changes import Lights
+    from .unit_changes import Lights
 
 
 class Canvas:

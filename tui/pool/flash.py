@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from .changes import changes_between
+from .unit_changes import changes_between
 
 if TYPE_CHECKING:
     from kvsim.replay.replay import Replay
 
-    from .changes import Lights
+    from .unit_changes import Lights
 
 FLASH_S: Final = 0.3
 """Wall seconds for which changes are lit."""

@@ -11,18 +11,18 @@ from kvsim.memory.waste import SlotState
 from kvsim.replay.unfolding import NO_OWNER
 
 from .brush import GLYPH, half_keys, keys_of
-from .paint import EMPTY, KEPT, Change
+from .paint import EMPTY, KEPT, UnitChange
 
 if TYPE_CHECKING:
     from kvsim.replay.host_memory import HostMemory, HostSlots
 
     from .arrays import KeyArray, PaintArray
 
-GOING: Final = int(Change.TAKEN)
+GOING: Final = int(UnitChange.TAKEN)
 """Paint of a slot to which a block is being copied."""
-COMING: Final = int(Change.HIT)
+COMING: Final = int(UnitChange.HIT)
 """Paint of a slot whose block is being copied back."""
-OVERWRITTEN: Final = int(Change.EVICTED)
+OVERWRITTEN: Final = int(UnitChange.EVICTED)
 """Paint of a slot whose block has just been overwritten."""
 
 

@@ -14,7 +14,7 @@ from kvsim.metrics.state_names import STATE_NAMES
 from ..look.words import plural, seconds
 from ..pool.paint import AGE, AGES, DIM, HOLDERS, KIND_TINT, OWNER, REUSABLE, SHARED, TINT, ColorBy, hue_of
 from ..pool.swatches import paint_swatch
-from .kinds import layer_kinds
+from .layer_kinds import layer_kinds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -27,7 +27,7 @@ class ColorBy(Enum):
     AGE = "age"
 
 
-class Change(IntEnum):
+class UnitChange(IntEnum):
     """Most recent change of a unit."""
 
     TAKEN = 11
@@ -71,7 +71,7 @@ _KEPT_SHARE: Final = 0.45
 NUM_PAINTS: Final = KEPT + NUM_HUES
 assert NUM_PAINTS <= DIM
 
-_HELD_BY_NONE: Final = frozenset((SlotState.FREE, SlotState.CACHED, REUSABLE, EMPTY, *Change))
+_HELD_BY_NONE: Final = frozenset((SlotState.FREE, SlotState.CACHED, REUSABLE, EMPTY, *UnitChange))
 """Paints without a grey: units without a holder, and recent changes."""
 _UNWRITTEN: Final = frozenset(
     (SlotState.RESERVED, SlotState.INTERNAL, SlotState.PADDING, SlotState.EXPIRED, SlotState.EXTERNAL)
@@ -81,7 +81,7 @@ _DARKEST_SHADE: Final = 0.27
 _SHADES: Final = 0.29
 """Shares of black or white in the greys: of unwritten slots, and the most that written slots add."""
 
-_IMPORTANT: Final = (SlotState.INTERNAL, SlotState.PADDING, SHARED, *Change)
+_IMPORTANT: Final = (SlotState.INTERNAL, SlotState.PADDING, SHARED, *UnitChange)
 """Paints that are seen in a cell of many units even if a single unit has them."""
 
 
@@ -130,7 +130,7 @@ def _colors(
     colors = [void] * DIM
     colors[: len(SlotState)] = states
     colors[CURSOR], colors[SHARED] = cursor, shared
-    colors[Change.TAKEN : Change.TAKEN + len(Change)] = changes
+    colors[UnitChange.TAKEN : UnitChange.TAKEN + len(UnitChange)] = changes
     colors[OWNER : OWNER + NUM_HUES] = hues
     colors[TINT : TINT + NUM_HUES] = [mixed(hue, void, TINT_SHARE) for hue in hues]
     colors[REUSABLE] = mixed(states[SlotState.CACHED], states[SlotState.FREE], _MUTED)
@@ -160,7 +160,7 @@ def paint_glyphs(symbols: Symbols) -> str:
     glyphs = [" "] * NUM_PAINTS
     glyphs[: len(SlotState)] = symbols.states
     glyphs[CURSOR], glyphs[SHARED], glyphs[REUSABLE] = "_", "&", symbols.states[SlotState.CACHED]
-    for change, glyph in zip(Change, "+-=!", strict=True):
+    for change, glyph in zip(UnitChange, "+-=!", strict=True):
         glyphs[change] = glyph
     letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"[:NUM_HUES]
     glyphs[OWNER : OWNER + NUM_HUES] = letters

@@ -14,14 +14,14 @@ from kvsim.memory.waste import SlotState
 from kvsim.replay.unfolding import NO_OWNER
 
 from ..look.stack import EIGHTHS
-from .kinds import places_of_units
+from .layer_kinds import places_of_units
 from .paint import AGE, AGES, DIM, EMPTY, HOLDER_STEPS, HOLDERS, KIND, KIND_TINT, OWNER, REUSABLE, SHARED, TINT, ColorBy
 
 if TYPE_CHECKING:
     from kvsim.replay.replay import Replay
 
     from .arrays import IndexArray, MaskArray, PaintArray
-    from .changes import Lights
+    from .unit_changes import Lights
 
 _UNITS_PER_TOUCH = 4
 """Consecutive units that are recomputed in the time that one touched unit takes."""

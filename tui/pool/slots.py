@@ -10,7 +10,7 @@ from kvsim.display.palette import NUM_HUES
 from kvsim.memory.waste import NUM_STATES, SlotState
 from kvsim.replay.unfolding import NO_OWNER
 
-from .kinds import places_of_units
+from .layer_kinds import places_of_units
 from .paint import KIND_TINT, OWNER, REUSABLE, SHARED, TINT, ColorBy
 from .picture import dimmed
 

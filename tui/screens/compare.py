@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from ..lessons import Guided
     from ..look.states import Symbols
-    from ..playback.comparison import Comparison
+    from ..playback.compared_runs import ComparedRuns
     from ..playback.session import Session
 
 
@@ -40,7 +40,7 @@ class Compare(PlaybackScreen):
 
     def __init__(
         self,
-        comparison: Comparison,
+        comparison: ComparedRuns,
         symbols: Symbols,
         guided: Guided | None = None,
         ample: Callable[[], Sequence[float]] | None = None,

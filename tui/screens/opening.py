@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from ..lessons import Guided
     from ..look.states import Symbols
-    from ..playback.comparison import Comparison
+    from ..playback.compared_runs import ComparedRuns
     from ..playback.session import Session
 
 _REFRESH_S = 0.1
@@ -23,10 +23,10 @@ _BAR_WIDTH = 40
 """Characters of the bar."""
 
 
-class Job(Protocol):
+class OpeningJob(Protocol):
     """Makes a playback, runs in a thread and reports its progress."""
 
-    def __call__(self, report: Report) -> Session | Comparison | Guided:
+    def __call__(self, report: Report) -> Session | ComparedRuns | Guided:
         """Run the job, reporting its progress."""
         ...
 

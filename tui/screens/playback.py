@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..look.states import Symbols
     from ..playback.player import Player
     from ..playback.session import Story
-    from .host import Host
+    from .app_interface import Host
 
 _TICKS_PER_PANEL_UPDATE = 8
 """Ticks between two updates of a panel during playback: text that changes thirty times a second cannot be read. The
@@ -156,7 +156,7 @@ class PlaybackScreen(Transport):
 
     def action_find(self) -> None:
         """Ask for a request, or a block."""
-        from ..dialogs.find import FindScreen  # noqa: PLC0415 - nothing that the first picture needs
+        from ..dialogs.find_dialog import FindScreen  # noqa: PLC0415 - nothing that the first picture needs
 
         self.app.push_screen(FindScreen(next(iter(self.sessions()))), self.show_found)
 

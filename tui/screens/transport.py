@@ -13,8 +13,8 @@ from ..widgets.scrubber import Scrubber
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ..playback.events import EventKind
     from ..playback.player import Player
+    from ..playback.run_events import EventKind
     from ..playback.session import Session
 
 

@@ -13,7 +13,7 @@ from kvsim.display.text import file_stem
 
 from ..facts.headlines import headline
 from ..facts.units import unit_summary
-from ..playback.events import EventFilter
+from ..playback.run_events import EventFilter
 from ..pool.colors import next_color
 from ..widgets.below_pool import BelowPool
 from ..widgets.block_table import BlockTable
@@ -24,7 +24,7 @@ from ..widgets.panel import Panel
 from ..widgets.pool_view import PoolView
 from ..widgets.queue import Queue
 from ..widgets.step_panel import StepPanel
-from ..widgets.timeline import Timeline
+from ..widgets.timeline_chart import TimelineChart
 from ..widgets.waste_bar import WasteBar
 from .keys import PANEL_BINDINGS
 from .playback import PlaybackScreen
@@ -44,7 +44,7 @@ class Watch(PlaybackScreen):
     """Plays one session; the style sheet decides which panels there is room for, unless the caller does."""
 
     BINDINGS: ClassVar[list[BindingType]] = [*PANEL_BINDINGS]
-    PANELS = "BelowPool, WasteBar, Timeline, Panel, EventList"
+    PANELS = "BelowPool, WasteBar, TimelineChart, Panel, EventList"
 
     def __init__(self, session: Session, symbols: Symbols, guided: Guided | None = None) -> None:
         super().__init__(session.player, symbols, guided)
@@ -66,7 +66,7 @@ class Watch(PlaybackScreen):
                 yield WasteBar(session, symbols)
                 if self.guided is not None and self.guided.lesson.shows_step:
                     yield StepPanel(session, symbols, self.guided.cost)
-                yield Timeline(session, symbols)
+                yield TimelineChart(session, symbols)
             with Vertical(id="side"):
                 yield Inspector(session, symbols)
                 yield BlockTable(session, symbols)
@@ -85,7 +85,7 @@ class Watch(PlaybackScreen):
         await asyncio.to_thread(self.session.add_up)
         if self.is_attached:
             self.query_one(WasteBar).open(self.session)
-            self.query_one(Timeline).open(self.session)
+            self.query_one(TimelineChart).open(self.session)
             self.show_frame(everything=True)
 
     def headline(self) -> tuple[list[str], list[str]]:

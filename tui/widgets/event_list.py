@@ -17,13 +17,13 @@ from textual.strip import Strip
 from kvsim.replay.unfolding import NO_OWNER
 
 from ..look.words import ending, plural, seconds, shortened
-from ..playback.events import NOTABLE, WORDS, EventFilter, EventKind
+from ..playback.run_events import NOTABLE, WORDS, EventFilter, EventKind
 
 if TYPE_CHECKING:
     from textual import events
 
     from ..look.states import Symbols
-    from ..playback.events import Events
+    from ..playback.run_events import Events
     from ..playback.session import Session
 
 MARKS: Final = {

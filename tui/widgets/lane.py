@@ -18,7 +18,7 @@ from .waste_bar import state_bar
 
 if TYPE_CHECKING:
     from ..look.states import Symbols
-    from ..playback.comparison import Lane
+    from ..playback.compared_runs import Lane
 
 _NAMES_SHOWN = 12
 """Waiting requests that are named; a longer list is not read."""

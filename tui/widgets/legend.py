@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from kvsim.memory.waste import SlotState
 
     from ..look.states import Symbols
-    from ..playback.comparison import Comparison
+    from ..playback.compared_runs import ComparedRuns
 
 
 class Legend(Widget):
@@ -29,7 +29,7 @@ class Legend(Widget):
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"legend--text"}
 
-    def __init__(self, comparison: Comparison, symbols: Symbols, color_by: ColorBy) -> None:
+    def __init__(self, comparison: ComparedRuns, symbols: Symbols, color_by: ColorBy) -> None:
         super().__init__(id="legend")
         ever = sum(lane.session.slots.max(axis=0) for lane in comparison.lanes)
         self._states = [state for state in STACK if ever[state]]

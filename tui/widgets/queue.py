@@ -12,7 +12,7 @@ from textual.strip import Strip
 
 from kvsim.recording.tables import RequestStatus
 
-from ..facts.waiting import units_needed, wait_reason
+from ..facts.wait_reasons import units_needed, wait_reason
 from ..look.words import ending, plural
 from ..pool.paint import OWNER, hue_of
 from .panel import Panel

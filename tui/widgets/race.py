@@ -15,7 +15,7 @@ from ..widgets.scrubber import Scrubber
 
 if TYPE_CHECKING:
     from ..look.states import Symbols
-    from ..playback.comparison import Comparison
+    from ..playback.compared_runs import ComparedRuns
     from ..playback.session import Session
 
 _LABEL = 14
@@ -26,7 +26,7 @@ _MOST_TIMES = 4
 class Race(Scrubber):
     """Duration of each run, with a line for each if there is room, above a scrubber."""
 
-    def __init__(self, comparison: Comparison, symbols: Symbols) -> None:
+    def __init__(self, comparison: ComparedRuns, symbols: Symbols) -> None:
         super().__init__(comparison.player, symbols, id="race")
         self._comparison = comparison
         # The clock of rows for training means nothing, so there are no times to compare.

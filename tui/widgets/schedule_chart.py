@@ -16,7 +16,7 @@ from ..pool.paint import OWNER, hue_of, paint_colors, paint_glyphs
 
 if TYPE_CHECKING:
     from ..look.states import Symbols
-    from ..playback.comparison import Comparison, Lane
+    from ..playback.compared_runs import ComparedRuns, Lane
 
 _NAME = 3
 
@@ -26,7 +26,7 @@ class ScheduleChart(Widget):
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"schedule--text", "schedule--weak"}
 
-    def __init__(self, comparison: Comparison, lane: Lane, symbols: Symbols, *, id: str) -> None:  # noqa: A002
+    def __init__(self, comparison: ComparedRuns, lane: Lane, symbols: Symbols, *, id: str) -> None:  # noqa: A002
         super().__init__(id=id, classes="schedule")
         self._session, self._symbols = lane.session, symbols
         self._end_s = max(other.session.player.duration_s for other in comparison.lanes)

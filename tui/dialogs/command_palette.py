@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from textual.app import ComposeResult, SystemCommand
 
 
-class Palette(Modal["SystemCommand"]):
+class PaletteScreen(Modal["SystemCommand"]):
     """A line to type in and the commands that match it, best first; enter or a click chooses one."""
 
     BINDINGS: ClassVar[list[BindingType]] = [

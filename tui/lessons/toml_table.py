@@ -15,7 +15,7 @@ class LessonError(KvsimError):
     """Error in a lesson file; the sentence names the file and the key."""
 
 
-class Table:
+class TomlTable:
     """A table of the file. Each key is read once; a key that is never read is an error."""
 
     def __init__(self, file: Path, key: str, values: dict[str, Any]) -> None:
@@ -63,16 +63,16 @@ class Table:
         """Tell whether the key is in the table."""
         return key in self._values
 
-    def table(self, key: str) -> Table:
+    def table(self, key: str) -> TomlTable:
         """Return the nested table of a key."""
-        return Table(self._file, key, self._take(key, dict, "a table", None))
+        return TomlTable(self._file, key, self._take(key, dict, "a table", None))
 
-    def tables(self, key: str) -> list[Table]:
+    def tables(self, key: str) -> list[TomlTable]:
         """Return a list of tables, at least one."""
         values = self._take(key, list, "a list of tables", None)
         if not values or not all(isinstance(value, dict) for value in values):
             raise self.error(key, f"should be tables, each under [[{key}]]")
-        return [Table(self._file, f"{key} {number}", value) for number, value in enumerate(values, start=1)]
+        return [TomlTable(self._file, f"{key} {number}", value) for number, value in enumerate(values, start=1)]
 
     def end(self) -> None:
         """Raise an error for the first key that was never read."""

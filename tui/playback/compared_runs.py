@@ -38,7 +38,7 @@ class Lane:
         return self.session.player.at_end
 
 
-class Comparison:
+class ComparedRuns:
     """Runs side by side; `show` moves all to the player's clock. A run that has ended keeps its last frame.
 
     The slowest run comes first.

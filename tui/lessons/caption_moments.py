@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..playback.events import EventKind
+from ..playback.run_events import EventKind
 
 if TYPE_CHECKING:
     from kvsim.recording.tables import IntArray

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
+class TrainingRows:
     """One sequence in each row, or all that fit; a row is as wide as the longest sequence and its end token."""
 
     PADDED: ClassVar[str] = "padded"

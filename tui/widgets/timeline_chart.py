@@ -16,7 +16,7 @@ from kvsim.memory.waste import SlotState
 from ..look.stack import EIGHTHS, columns, stacked
 from ..look.states import STACK
 from ..look.words import percent, seconds
-from ..playback.events import NOTABLE, WORDS, EventKind
+from ..playback.run_events import NOTABLE, WORDS, EventKind
 from ..pool.swatches import stack_cells
 from .scrubber import GUTTER, Scrubber
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rich.color import Color
 
     from ..look.states import Symbols
-    from ..playback.events import Events
+    from ..playback.run_events import Events
     from ..playback.session import Session
 
 _FULL_MARK = 4
@@ -35,7 +35,7 @@ _MOST_KINDS = 2
 _FREE = (SlotState.FREE, SlotState.CACHED, SlotState.EXTERNAL)
 
 
-class Timeline(Scrubber):
+class TimelineChart(Scrubber):
     """Charts over time above a scrubber, all with one axis and one cursor."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"timeline--held"}

@@ -16,12 +16,12 @@ from kvsim_tui.app import KvsimApp
 from kvsim_tui.facts.last_step import last_step
 from kvsim_tui.facts.telling import begin_story, story_of, story_of_comparison
 from kvsim_tui.lessons import Guided, find_lesson
-from kvsim_tui.playback.comparison import Comparison
-from kvsim_tui.playback.events import EventKind
+from kvsim_tui.playback.compared_runs import ComparedRuns
+from kvsim_tui.playback.run_events import EventKind
 from kvsim_tui.playback.session import Session
-from kvsim_tui.pool.changes import changes_between
 from kvsim_tui.pool.legend import factor, sharing
-from kvsim_tui.pool.paint import Change
+from kvsim_tui.pool.paint import UnitChange
+from kvsim_tui.pool.unit_changes import changes_between
 from kvsim_tui.screens.compare import Compare
 from kvsim_tui.widgets.below_pool import BelowPool
 from kvsim_tui.widgets.pool_view import PoolView
@@ -42,7 +42,7 @@ def test_a_step_takes_and_frees(tiny: Recording) -> None:
     assert sorted(preempting.freed.tolist()) == [2, 3]
     assert not len(preempting.taken)
     units, paints = changes_between(replay, 1, 2).lights
-    assert dict(zip(units.tolist(), paints.tolist(), strict=True)) == {2: Change.FREED, 3: Change.FREED}
+    assert dict(zip(units.tolist(), paints.tolist(), strict=True)) == {2: UnitChange.FREED, 3: UnitChange.FREED}
 
 
 @pytest.mark.parametrize("name", ["paged", "large"])
@@ -119,11 +119,11 @@ async def test_what_has_changed_is_lit_up_and_goes_out(tiny: Recording) -> None:
         pool = app.query_one(PoolView)
         await pilot.press("right")
         lit = pool._canvas._paints.whole.copy()
-        assert np.flatnonzero(lit == Change.TAKEN).tolist() == [2, 3]
+        assert np.flatnonzero(lit == UnitChange.TAKEN).tolist() == [2, 3]
         assert "2 blocks taken" in app.query_one(BelowPool).render_line(1).text
         pool._flash.flash_s = 0.0
         pool._put_out()
-        assert not (pool._canvas._paints.whole == Change.TAKEN).any()
+        assert not (pool._canvas._paints.whole == UnitChange.TAKEN).any()
 
 
 async def test_o_changes_what_colour_means(tiny: Recording) -> None:
@@ -138,7 +138,7 @@ async def test_o_changes_what_colour_means(tiny: Recording) -> None:
 
 
 def test_the_story_of_a_comparison_is_its_factor(three_runs: list[Recording]) -> None:
-    comparison = Comparison(three_runs)
+    comparison = ComparedRuns(three_runs)
     slow, fast = comparison.lanes[0], comparison.lanes[-1]
     story = story_of_comparison(comparison)
     factor = slow.session.player.duration_s / fast.session.player.duration_s

@@ -11,7 +11,7 @@ from kvsim.recording.order import units_of_runs
 from kvsim.recording.tables import MemoryKind
 
 from .arrays import IndexArray, PaintArray
-from .paint import Change
+from .paint import UnitChange
 
 if TYPE_CHECKING:
     from kvsim.replay.replay import Replay
@@ -41,10 +41,10 @@ class Changes:
     def lights(self) -> Lights:
         """Changed units and the paints of their changes; for several changes of a unit, the last one counts."""
         parts = (
-            (self.freed, Change.FREED),
-            (self.taken, Change.TAKEN),
-            (self.hit, Change.HIT),
-            (self.evicted, Change.EVICTED),
+            (self.freed, UnitChange.FREED),
+            (self.taken, UnitChange.TAKEN),
+            (self.hit, UnitChange.HIT),
+            (self.evicted, UnitChange.EVICTED),
         )
         return (
             np.concatenate([units for units, _ in parts]),
