@@ -24,7 +24,6 @@ kvsim/kv_groups
 kvsim/live
 kvsim/memory
 kvsim/metrics
-kvsim/models
 kvsim/policies
 kvsim/recording
 kvsim/simulation

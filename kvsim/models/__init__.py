@@ -1,7 +1,7 @@
-"""Model shapes: what every layer keeps for a sequence, how many bytes the weights take, what a token costs.
+"""Model shapes: the cache of every layer, the bytes of the weights, the arithmetic of a token.
 
-Models are named (`listed.toml`), or read from the `config.json` that Hugging Face publishes with them. This room knows
-nothing of GPUs, blocks or time.
+Models are listed (`listed.toml`), or read from the `config.json` that Hugging Face publishes. This room knows neither
+GPUs nor blocks nor time.
 """
 
 from __future__ import annotations

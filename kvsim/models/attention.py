@@ -1,4 +1,4 @@
-"""What the layers of attention models keep, by vLLM 0.25.1's rules: which slide, which are chunked or latent."""
+"""List the caches of attention layers by the rules of vLLM 0.25.1: sliding, chunked or latent."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from kvsim.models.layers import Layer
 
 MOST_LAYERS = 10_000
-"""Layers that a model may have: far more than any has."""
+"""Maximum number of layers of a model; real models have far fewer."""
 
 Caches = list[tuple["Layer", ...]]
-"""The caches that each layer of a model keeps."""
+"""Caches of each layer of a model."""
 
 
 def num_layers(config: Config) -> int:
-    """Decoder layers; as many as a pattern of them has letters or names, where only that is said."""
+    """Return the number of decoder layers; the length of the layer pattern if only that is stated."""
     for pattern in ("hybrid_override_pattern", "layers_block_type"):
         stated = config.fields.get(pattern)
         if isinstance(stated, str | list) and stated and not config.states("num_hidden_layers"):
@@ -29,12 +29,12 @@ def num_layers(config: Config) -> int:
 
 
 def num_heads(config: Config) -> int:
-    """Heads of the queries."""
+    """Return the number of query heads."""
     return config.count("num_attention_heads", "n_head", "n_heads")
 
 
 def num_kv_heads(config: Config) -> int:
-    """Heads of the keys and values."""
+    """Return the number of key and value heads."""
     heads = num_heads(config)
     names = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
     found = config.count(*names, default=heads, most=heads)
@@ -44,19 +44,19 @@ def num_kv_heads(config: Config) -> int:
 
 
 def head_dim(config: Config) -> int:
-    """Elements of one head."""
+    """Return the elements of one head."""
     hidden, heads = hidden_size(config), num_heads(config)
     divides = hidden % heads == 0 or config.states("kv_lora_rank")  # of a latent, heads have their own sizes
     return config.count("head_dim", "attention_head_dim", default=hidden // heads if divides else None)
 
 
 def hidden_size(config: Config) -> int:
-    """Width of the residual stream."""
+    """Return the width of the residual stream."""
     return config.count("hidden_size", "n_embd", "d_model")
 
 
 def full(config: Config) -> FullAttention:
-    """A layer of full attention with the model's main heads."""
+    """Return a layer of full attention with the model's main heads."""
     size = head_dim(config)
     return FullAttention(
         num_kv_heads=num_kv_heads(config), head_dim=size, value_head_dim=config.count("v_head_dim", default=size)
@@ -64,7 +64,7 @@ def full(config: Config) -> FullAttention:
 
 
 def plain(config: Config) -> Caches:
-    """Layers that `layer_types` tells apart; where it does not, all slide if `sliding_window` says so, or none."""
+    """List layers by `layer_types`; without it, all layers slide if `sliding_window` applies, or none."""
     kinds = config.texts("layer_types", num_layers(config))
     if kinds is not None:
         unknown = sorted(set(kinds) - {"full_attention", "sliding_attention"})
@@ -75,13 +75,13 @@ def plain(config: Config) -> Caches:
     elif config.states("sliding_window_pattern"):
         raise config.wrong("layer_types", "a list, since sliding_window_pattern is stated")
     slides = config.states("sliding_window") and config.flag("use_sliding_window", default=True)
-    if slides and config.fields["sliding_window"] == 0:  # some checkpoints say so that nothing slides
+    if slides and config.fields["sliding_window"] == 0:  # in some checkpoints, 0 means no window
         slides = False
     return windowed(config, [slides] * num_layers(config))
 
 
 def windowed(config: Config, slides: Sequence[bool]) -> Caches:
-    """Layers of equal heads, of which some slide."""
+    """List layers with equal heads; `slides` tells which are sliding."""
     layer = full(config)
     if not any(slides):
         return [(layer,)] * len(slides)
@@ -94,48 +94,42 @@ def windowed(config: Config, slides: Sequence[bool]) -> Caches:
     return [(sliding,) if slide else (layer,) for slide in slides]
 
 
-def every(pattern: int) -> _Pattern:
-    """All layers slide but every `pattern`-th, unless `layer_types` or `sliding_window_pattern` says otherwise."""
-    return _Pattern(pattern)
-
-
-class _Pattern:
-    def __init__(self, pattern: int) -> None:
-        self.pattern = pattern
-
-    def __call__(self, config: Config) -> Caches:
-        if config.states("layer_types"):
-            return plain(config)
-        pattern = config.count("sliding_window_pattern", "_sliding_window_pattern", default=self.pattern)
-        return windowed(config, [(index + 1) % pattern != 0 for index in range(num_layers(config))])
+def every(pattern: int, config: Config) -> Caches:
+    """Make all layers sliding but every `pattern`-th; `layer_types` or `sliding_window_pattern` overrides this."""
+    if config.states("layer_types"):
+        return plain(config)
+    pattern = config.count("sliding_window_pattern", "_sliding_window_pattern", default=pattern)
+    return windowed(config, [(index + 1) % pattern != 0 for index in range(num_layers(config))])
 
 
 def even_layers_slide(config: Config) -> Caches:
-    """gpt-oss: the layers of even index slide, whatever else the configuration says."""
+    """List the layers of gpt-oss: those of even index slide, regardless of the configuration."""
     return windowed(config, [index % 2 == 0 for index in range(num_layers(config))])
 
 
 def gemma_3n(config: Config) -> Caches:
-    """Gemma 3n: the last layers read what earlier ones keep, and keep nothing."""
-    layers = every(5)(config)
+    """List the layers of Gemma 3n: the last layers read the caches of earlier layers and have none."""
+    return _with_shared(config, every(5, config))
+
+
+def _with_shared(config: Config, layers: Caches) -> Caches:
     shared = config.count("num_kv_shared_layers", default=0, least=0, most=len(layers) - 1)
     return layers[: len(layers) - shared] + [()] * shared
 
 
 def gemma_4(config: Config) -> Caches:
-    """Gemma 4: the full layers have heads of their own, and the last layers may keep nothing."""
-    layers: Caches = every(6)(config)
+    """List the layers of Gemma 4: full layers have other heads, and the last layers may have no cache."""
+    layers = every(6, config)
     layers[-1] = (full(config),)
     layers = [
         (_global(config, index),) if isinstance(caches[0], FullAttention) and caches[0].kind == "full" else caches
         for index, caches in enumerate(layers)
     ]
-    shared = config.count("num_kv_shared_layers", default=0, least=0, most=len(layers) - 1)
-    return layers[: len(layers) - shared] + [()] * shared
+    return _with_shared(config, layers)
 
 
 def _global(config: Config, index: int) -> FullAttention:
-    """A full layer of Gemma 4, whose heads are stated for all full layers, or for each."""
+    """Return a full layer of Gemma 4, whose heads are stated once for all full layers, or for each."""
     stated = config.fields.get("per_layer_config")
     own = stated.get(f"{index:02d}", stated.get(str(index))) if isinstance(stated, dict) else None
     nested = type(config)(own if isinstance(own, dict) else {}, f"per_layer_config of {config.where}")
@@ -146,7 +140,7 @@ def _global(config: Config, index: int) -> FullAttention:
 
 
 def llama_4(config: Config) -> Caches:
-    """Llama 4: three of four layers are chunked; those without rotary positions see everything."""
+    """List the layers of Llama 4: three of four are chunked; layers without rotary positions are full."""
     count = num_layers(config)
     layer = full(config)
     if config.fields.get("attention_chunk_size", 8192) is None:
@@ -166,7 +160,7 @@ def llama_4(config: Config) -> Caches:
 
 
 def latent(config: Config) -> Caches:
-    """DeepSeek: a latent in every layer, and beside it the keys of an indexer where there is one."""
+    """List the layers of DeepSeek: a latent in every layer, and indexer keys if attention is sparse."""
     sparse = config.count("index_topk", default=0, least=0) > 0
     layer = Mla(
         kv_lora_rank=config.count("kv_lora_rank"), rope_dim=config.count("qk_rope_head_dim", least=0), sparse=sparse

@@ -1,4 +1,4 @@
-"""Reads the fields of a Hugging Face `config.json`, and says which one is missing or cannot be right."""
+"""Read the fields of a Hugging Face `config.json`, and name missing or invalid fields."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from typing import Any
 from kvsim.errors import UsageError, shortened
 
 LARGEST = 1 << 27
-"""No count in a configuration is larger."""
+"""Largest count in any configuration."""
 _MOST_SHOWN = 80
-"""Characters of a wrong value that a message shows."""
+"""Characters of an invalid value that a message shows."""
 _TEXT_MODELS = ("text_config", "llm_config", "language_config")
 _OF_BOTH = ("architectures", "tie_word_embeddings", "dtype", "torch_dtype")
-"""Fields that a text model inside of a wrapper takes from the wrapper, where it does not say them itself."""
+"""Fields that a nested text model inherits from its wrapper."""
 
 
 class Config:
-    """The fields of one configuration. Text models inside of wrappers for images have theirs in `text_config`."""
+    """Fields of one configuration. Text models inside image models have theirs in `text_config`."""
 
     def __init__(self, fields: Mapping[str, Any], where: str, architecture: str = "") -> None:
-        """`where` names the file in messages; `architecture` is the class that the text model is of."""
+        """Store the fields; `where` names the file in messages, `architecture` is the class of the text model."""
         self.fields = fields
         self.where = where
         self.architecture = architecture
 
     def text(self, architecture: str) -> Config:
-        """The fields of the text model, which is of that class."""
+        """Return the fields of the text model, of class `architecture`."""
         stated = [name for name in _TEXT_MODELS if self.states(name)]
         if not stated:
             return Config(self.fields, self.where, architecture)
@@ -38,11 +38,11 @@ class Config:
         return Config(inherited | nested, f"{name} of {self.where}", architecture)
 
     def states(self, name: str) -> bool:
-        """Whether the field is there, and not null."""
+        """Tell whether the field is present and not null."""
         return self.fields.get(name) is not None
 
     def count(self, *names: str, default: int | None = None, least: int = 1, most: int = LARGEST) -> int:
-        """The whole number in those of `names` that are there, which must agree, or `default`."""
+        """Return the whole number in any field of `names`, which must agree, or `default`."""
         right = f"a whole number of at least {least}" + (f" and at most {most:,}" if most < LARGEST else "")
         stated = [name for name in names if self.states(name)]
         for name in stated:
@@ -60,14 +60,14 @@ class Config:
         return default
 
     def positive(self, name: str, *, default: float | None = None) -> float:
-        """The number in a field, above 0 and at most a million, or `default`."""
+        """Return the number in a field, above 0 and at most a million, or `default`."""
         value = self.fields.get(name, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1e6:
             raise self.wrong(name, "a number above 0 and at most 1,000,000")
         return value
 
     def indices(self, name: str, below: int, *, first: int = 0) -> frozenset[int]:
-        """The set of layers that a list of numbers names, counted from `first`; empty if there is no list."""
+        """Return the layers in a list of numbers counted from `first`; empty if there is no list."""
         value = self.fields.get(name)
         if value is None:
             return frozenset()
@@ -78,7 +78,7 @@ class Config:
         return frozenset(index - first for index in value)
 
     def flag(self, name: str, *, default: bool) -> bool:
-        """The truth value of a field."""
+        """Return the truth value of a field."""
         value = self.fields.get(name)
         if value is None:
             return default
@@ -87,7 +87,7 @@ class Config:
         return value
 
     def texts(self, name: str, length: int | None = None) -> tuple[str, ...] | None:
-        """The list of texts in a field; None if it is not there."""
+        """Return the list of texts in a field; None if it is absent."""
         value = self.fields.get(name)
         if value is None:
             return None
@@ -98,7 +98,7 @@ class Config:
         return tuple(value)
 
     def wrong(self, name: str, right: str, *, shown: str = "") -> UsageError:
-        """The error that says what is wrong with a field."""
+        """Return the error for an invalid field."""
         value = shown or shortened(self.fields.get(name), _MOST_SHOWN)
         what = f"says {name} = {value}" if self.states(name) else f"does not say {name}"
         return UsageError(f"{self.where} {what}; it must be {right}.")

@@ -1,4 +1,4 @@
-"""Types of elements, by the names that configurations give them, and the bytes of one."""
+"""Element types, by their names in configurations, and the bytes of an element."""
 
 from __future__ import annotations
 
@@ -19,8 +19,3 @@ KV_CACHE_DTYPES = (
     "nvfp4",
 )
 """Values of `--kv-cache-dtype`; `auto` is the model's own type."""
-
-
-def dtype_bytes(dtype: str) -> int:
-    """Bytes of one element of `dtype`, a key of `DTYPE_BYTES`."""
-    return DTYPE_BYTES[dtype]

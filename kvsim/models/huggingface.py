@@ -1,8 +1,9 @@
-"""From a Hugging Face `config.json` to a model: any architecture whose cache kvsim can account for exactly."""
+"""Convert a Hugging Face `config.json` to a model, for every architecture whose cache kvsim can account for exactly."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -12,21 +13,14 @@ from kvsim.files.json_text import parse
 from kvsim.models import attention, recurrent
 from kvsim.models.config import Config
 from kvsim.models.layers import FullAttention, Layer
-from kvsim.models.parameters import (
-    count_parameters,
-    dense_size,
-    encoder_parameters,
-    has_experts,
-    is_tied,
-    mixture,
-)
+from kvsim.models.parameters import count_parameters, dense_size, encoder_parameters, has_experts, is_tied, mixture
 from kvsim.models.positions import longest_sequence
 from kvsim.models.quantized import quantization_of
 from kvsim.models.shape import Model
 from kvsim.models.stated import check_layers, check_stated
 
 Rule: TypeAlias = Callable[[Config], attention.Caches]
-"""Says what every layer of a model keeps."""
+"""Function that lists the caches of every layer of a model."""
 
 _PLAIN = """
 AfmoeForCausalLM ApertusForCausalLM ArceeForCausalLM CohereForCausalLM CwmForCausalLM Ernie4_5ForCausalLM
@@ -39,17 +33,17 @@ OrionForCausalLM Phi3ForCausalLM PhiForCausalLM PhiMoEForCausalLM Qwen2ForCausal
 Qwen3ForCausalLM Qwen3MoeForCausalLM SeedOssForCausalLM SmolLM3ForCausalLM SolarForCausalLM StableLmForCausalLM
 Starcoder2ForCausalLM TeleChat3ForCausalLM
 """
-"""Architectures whose layers are all of full attention, or tell themselves apart by `layer_types`."""
+"""Architectures with full attention in all layers, or with `layer_types`."""
 
 RULES: Mapping[str, Rule] = {
     **dict.fromkeys(_PLAIN.split(), attention.plain),
-    "Cohere2ForCausalLM": attention.every(4),
-    "Gemma2ForCausalLM": attention.every(2),
-    "Gemma3ForCausalLM": attention.every(6),
+    "Cohere2ForCausalLM": partial(attention.every, 4),
+    "Gemma2ForCausalLM": partial(attention.every, 2),
+    "Gemma3ForCausalLM": partial(attention.every, 6),
     "Gemma3nForCausalLM": attention.gemma_3n,
     "Gemma4ForCausalLM": attention.gemma_4,
     "GptOssForCausalLM": attention.even_layers_slide,
-    "Olmo3ForCausalLM": attention.every(4),
+    "Olmo3ForCausalLM": partial(attention.every, 4),
     "Llama4ForCausalLM": attention.llama_4,
     "DeepseekV2ForCausalLM": attention.latent,
     "DeepseekV3ForCausalLM": attention.latent,
@@ -71,7 +65,7 @@ RULES: Mapping[str, Rule] = {
     "Qwen3_5ForCausalLM": recurrent.qwen_linear,
     "Qwen3_5MoeForCausalLM": recurrent.qwen_linear,
 }
-"""Rules for what layers keep, by the class that `architectures` names."""
+"""Rules for the caches of layers, by the class in `architectures`."""
 
 _WRAPPERS: Mapping[str, str] = {
     "Gemma3ForConditionalGeneration": "Gemma3ForCausalLM",
@@ -87,7 +81,7 @@ _WRAPPERS: Mapping[str, str] = {
     "Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM",
     "Qwen3_5MoeForConditionalGeneration": "Qwen3_5MoeForCausalLM",
 }
-"""The text models inside of models for images, by the class that `architectures` names."""
+"""Text models inside image models, by the class in `architectures`."""
 
 _LIGHTNING = "lightning attention (the zeros of attn_type_list), whose states have a type of their own"
 _NOT_MODELLED: Mapping[str, str] = {
@@ -96,13 +90,13 @@ _NOT_MODELLED: Mapping[str, str] = {
     "MiniMaxText01ForCausalLM": _LIGHTNING,
     "Zamba2ForCausalLM": "attention blocks that Mamba-2 layers share (hybrid_layer_ids, num_mem_blocks)",
 }
-"""Architectures that keep what kvsim has no rule for, and what that is; a size by other rules would be wrong."""
+"""Architectures with caches that kvsim has no rule for, and the reason; other rules would give wrong sizes."""
 
 
 def read_config(path: Path, longest: int | None = None) -> Model:
-    """The model that a `config.json` describes, or the folder that holds one; named after its folder.
+    """Read the model from a `config.json`, or from the folder with one; it is named after its folder.
 
-    `longest` is the longest sequence in tokens, for a configuration that does not say.
+    `longest` is the longest sequence in tokens, for a configuration without one.
     """
     file = path / "config.json" if path.is_dir() else path
     try:
@@ -124,13 +118,13 @@ def read_config(path: Path, longest: int | None = None) -> Model:
 
 
 def _name_of(file: Path) -> str:
-    """The name of a model by its folder: that of a folder of Hugging Face's cache is in the names of folders above."""
+    """Return the name of a model by its folder; in the cache of Hugging Face, a parent folder has the name."""
     cached = next((folder.name for folder in file.parents if folder.name.startswith("models--")), None)
     return file.parent.name if cached is None else cached.removeprefix("models--").replace("--", "/")
 
 
 def from_fields(fields: Mapping[str, Any], *, name: str, where: str, longest: int | None = None) -> Model:
-    """The model that the fields of a `config.json` describe; `longest` as above."""
+    """Build the model from the fields of a `config.json`; `longest` as in `read_config`."""
     config = Config(fields, where)
     architecture = _architecture(config)
     text = config.text(architecture)
@@ -196,7 +190,7 @@ _OTHER_FILES = {
     "crop_size": "a processor of images; --model takes the config.json beside it",
     "added_tokens": "a tokenizer (tokenizer.json); --model takes the config.json beside it",
 }
-"""Fields of files that lie beside a config.json, and what those describe."""
+"""Fields of other files that accompany a config.json, and what those files describe."""
 
 
 def _architecture(config: Config) -> str:

@@ -1,20 +1,20 @@
-"""What one layer of a model keeps for a sequence: keys and values, a latent, or a recurrent state.
+"""Describe the cache of one layer for a sequence: keys and values, a latent, or a recurrent state.
 
-Every class answers for one GPU of a tensor-parallel group: heads and channels are dealt out among the GPUs, a latent is
-not. Sizes in bytes and blocks are the affair of `kvsim.kv_groups`.
+Every class describes one GPU of a tensor-parallel group. Heads and channels are divided among the GPUs; a latent is
+not. `kvsim.kv_groups` computes sizes in bytes and blocks.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import prod
-from typing import ClassVar, NamedTuple, TypeAlias
+from typing import ClassVar, NamedTuple, TypeAlias, get_args
 
-from kvsim.models.dtypes import dtype_bytes
+from kvsim.models.dtypes import DTYPE_BYTES
 
 
 class StateTensor(NamedTuple):
-    """One tensor of a recurrent state, on one GPU."""
+    """Tensor of a recurrent state, on one GPU."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -22,7 +22,7 @@ class StateTensor(NamedTuple):
     @property
     def num_bytes(self) -> int:
         """Bytes of the tensor."""
-        return prod(self.shape) * dtype_bytes(self.dtype)
+        return prod(self.shape) * DTYPE_BYTES[self.dtype]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,11 +37,11 @@ class FullAttention:
     """Elements of one head's value."""
 
     def heads_on_gpu(self, tensor_parallel_size: int) -> int:
-        """Heads that each GPU keeps: dealt out, and repeated where there are more GPUs than heads."""
+        """Return the heads on each GPU; heads are replicated if there are more GPUs than heads."""
         return max(1, self.num_kv_heads // tensor_parallel_size)
 
     def elements_per_token(self, tensor_parallel_size: int = 1) -> int:
-        """Elements of keys and values that each GPU keeps of one token."""
+        """Return the elements of keys and values per token on each GPU."""
         return self.heads_on_gpu(tensor_parallel_size) * (self.head_dim + self.value_head_dim)
 
 
@@ -63,25 +63,27 @@ class ChunkedLocal(FullAttention):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mla:
-    """A latent of every token, from which all heads' keys and values are computed (multi-head latent attention)."""
+    """Latent of every token, from which the keys and values of all heads are computed (multi-head latent attention)."""
 
     kind: str = field(default="mla", init=False)
     kv_lora_rank: int
     """Elements of the latent."""
     rope_dim: int
-    """Elements of the key that carries the position, shared by all heads."""
+    """Elements of the rotary key, shared by all heads."""
     sparse: bool = False
-    """Whether an indexer picks the tokens that are read (DeepSeek-V3.2): the cache is then of another format in fp8."""
+    """Whether an indexer picks the tokens to read (DeepSeek-V3.2); the fp8 cache then has another format."""
 
     def elements_per_token(self, tensor_parallel_size: int = 1) -> int:
-        """Elements that each GPU keeps of one token: all of them, whatever the number of GPUs."""
+        """Return the elements per token on each GPU, which do not depend on the number of GPUs."""
         del tensor_parallel_size
         return self.kv_lora_rank + self.rope_dim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Indexer:
-    """Keys in fp8, with a float32 scale for every 128 elements, by which sparse attention picks the tokens it reads."""
+    """Keys in fp8, with a float32 scale for every 128 elements; sparse attention uses them to pick the tokens to
+    read.
+    """
 
     kind: str = field(default="indexer", init=False)
     head_dim: int
@@ -105,7 +107,7 @@ class Mamba1:
     state_dtype: str
 
     def state(self, tensor_parallel_size: int = 1, num_speculative_tokens: int = 0) -> tuple[StateTensor, ...]:
-        """The tensors that one sequence holds."""
+        """Return the tensors of one sequence."""
         del num_speculative_tokens
         inner = self.inner_size // tensor_parallel_size
         return (
@@ -130,7 +132,7 @@ class Mamba2:
     state_dtype: str
 
     def state(self, tensor_parallel_size: int = 1, num_speculative_tokens: int = 0) -> tuple[StateTensor, ...]:
-        """The tensors that one sequence holds. Groups that cannot be dealt out are repeated until they can."""
+        """Return the tensors of one sequence. Groups that cannot be divided are replicated."""
         groups = self.num_groups
         if groups % tensor_parallel_size:
             groups += tensor_parallel_size - self.num_groups
@@ -156,7 +158,7 @@ class GatedDeltaNet:
     state_dtype: str
 
     def state(self, tensor_parallel_size: int = 1, num_speculative_tokens: int = 0) -> tuple[StateTensor, ...]:
-        """The tensors that one sequence holds."""
+        """Return the tensors of one sequence."""
         channels = 2 * self.num_key_heads * self.key_head_dim + self.num_value_heads * self.value_head_dim
         heads = self.num_value_heads // tensor_parallel_size
         return (
@@ -167,7 +169,7 @@ class GatedDeltaNet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KimiDelta:
-    """Linear attention of Kimi-Linear; its matrix is kept in float32."""
+    """Linear attention of Kimi-Linear; its matrix is in float32."""
 
     keeps_block_states: ClassVar[bool] = False
     kind: str = field(default="kimi_delta", init=False)
@@ -177,7 +179,7 @@ class KimiDelta:
     dtype: str
 
     def state(self, tensor_parallel_size: int = 1, num_speculative_tokens: int = 0) -> tuple[StateTensor, ...]:
-        """The tensors that one sequence holds."""
+        """Return the tensors of one sequence."""
         del num_speculative_tokens
         heads = self.num_heads // tensor_parallel_size
         return (
@@ -197,27 +199,18 @@ class ShortConv:
     dtype: str
 
     def state(self, tensor_parallel_size: int = 1, num_speculative_tokens: int = 0) -> tuple[StateTensor, ...]:
-        """The tensors that one sequence holds."""
+        """Return the tensors of one sequence."""
         del num_speculative_tokens
         return (StateTensor((self.conv_kernel - 1, self.inner_size // tensor_parallel_size), self.dtype),)
 
 
 Attention: TypeAlias = FullAttention | SlidingWindow | ChunkedLocal | Mla
-"""Layers that keep something for every token, or for the last ones."""
+"""Layers with a cache entry for every token, or for the last tokens."""
 Recurrent: TypeAlias = Mamba1 | Mamba2 | GatedDeltaNet | KimiDelta | ShortConv
-"""Layers that keep a state of fixed size. `keeps_block_states`: vLLM can store one at the end of every block."""
+"""Layers with a state of fixed size. `keeps_block_states`: vLLM can store a state at the end of every block."""
 Layer: TypeAlias = Attention | Indexer | Recurrent
 
 LAYER_CLASSES: dict[str, type[Layer]] = {
-    "full": FullAttention,
-    "sliding_window": SlidingWindow,
-    "chunked_local": ChunkedLocal,
-    "mla": Mla,
-    "indexer": Indexer,
-    "mamba1": Mamba1,
-    "mamba2": Mamba2,
-    "gated_delta_net": GatedDeltaNet,
-    "kimi_delta": KimiDelta,
-    "short_conv": ShortConv,
+    layer_class.__dataclass_fields__["kind"].default: layer_class for layer_class in get_args(Layer)
 }
-"""Every kind of layer, by the `kind` under which a shape writes it down."""
+"""Layer classes by `kind`, their name in a written shape."""

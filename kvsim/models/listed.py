@@ -1,4 +1,4 @@
-"""The models that can be named: `listed.toml` beside this file, where each begins with a line for its name."""
+"""Find a listed model by name; `listed.toml` has one table per model."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from kvsim.errors import UnknownNameError, UsageError
 from kvsim.files.contents import content_of
@@ -16,35 +17,41 @@ from kvsim.models.shape import Model
 from kvsim.models.weights import find_quantization
 
 _VARIANTS = frozenset(("instruct", "it", "pt", "chat", "hf", "base", "bf16", "meta", "nvidia", "c4ai"))
-"""Words that tell variants of one shape apart, or name who made it."""
+"""Words for variants of one shape, or for their maker."""
 _TOKEN = re.compile(r"v\d+(?:\.\d+)*|a?\d+(?:\.\d+)?[bmke](?![a-z])|\d+x\d+b|[a-z]+|\d+(?:\.\d+)*")
 _SIZE = re.compile(r"(?:\d+x)?\d+(?:\.\d+)?[bm]")
 _QUANTIZED = {"-fp8": "fp8", "-awq": "awq", "-gptq-int4": "gptq", "-gptq": "gptq"}
-"""Endings of variants whose weights are stored otherwise, and how."""
+"""Endings of variants with quantized weights, and the method."""
 _BEGIN = "\n[[model]]\n"
 
 
 def all_models() -> tuple[Model, ...]:
-    """Every model that can be named on a command line."""
+    """Return every listed model."""
     return tuple(each_model())
 
 
 def each_model() -> Iterator[Model]:
-    """Every model that can be named on a command line, one after the other, each made when it is asked for."""
+    """Yield every listed model; each is built on demand."""
     return (_model(name) for name in _tables())
 
 
 @cache
 def _tables() -> dict[str, str]:
-    """The tables of `listed.toml`, by the models' names; each is parsed when its model is asked for."""
+    """Return the texts of the tables in `listed.toml`, by model name."""
     _, *tables = Path(__file__).with_name("listed.toml").read_text(encoding="utf-8").split(_BEGIN)
     return {table.partition('"')[2].partition('"')[0]: _BEGIN + table for table in tables}
 
 
 @cache
-def _model(name: str) -> Model:
-    """The model of a table; made when it is asked for, since most are not."""
+def _entry(name: str) -> dict[str, Any]:
+    """Return the parsed table of a model; most are never needed."""
     (entry,) = tomllib.loads(_tables()[name])["model"]
+    return dict(entry)
+
+
+@cache
+def _model(name: str) -> Model:
+    entry = _entry(name)
     fields = entry["config"]
     if isinstance(fields.get("layer_types"), str):
         fields = fields | {"layer_types": _expanded(fields["layer_types"])}
@@ -57,7 +64,7 @@ def _model(name: str) -> Model:
 
 
 def _expanded(runs: str) -> list[str]:
-    """The list that a text such as "mamba*5 attention" stands for."""
+    """Expand a text such as "mamba*5 attention" to a list."""
     names = []
     for run in runs.split():
         name, _, times = run.partition("*")
@@ -66,17 +73,17 @@ def _expanded(runs: str) -> list[str]:
 
 
 def find_model(name: str, longest: int | None = None) -> Model:
-    """The model of that name, in any case: all of it, the part after the slash, or that without words for variants.
+    """Return the model of that name, in any case: the full name, the part after the slash, or without variant words.
 
     "meta-llama/Meta-Llama-3-8B", "Meta-Llama-3-8B-Instruct" and "llama-3-8b" are one model. A name with a size may
-    leave out words at its ends, if one model has the others; one without a size may not: "mistral" could be any. A path
-    to a `config.json`, to a folder that holds one, or to the folder of a model in Hugging Face's cache, is the model
-    that it describes. An ending such as "-AWQ" says how the weights are stored. `longest` is the longest sequence in
-    tokens, for a configuration that does not say.
+    leave out words at its ends if one model matches; a name without a size may not, since "mistral" is ambiguous. A
+    path to a `config.json`, to its folder, or to a model folder in Hugging Face's cache gives the model described
+    there. An ending such as "-AWQ" gives the quantization. `longest` is the longest sequence in tokens, for a
+    configuration without one.
 
     Raises:
-        UnknownNameError: if no listed model, or more than one, goes by that name.
-        UsageError: if the file at that path describes no model that kvsim knows.
+        UnknownNameError: the name matches no listed model, or more than one.
+        UsageError: the file describes no model that kvsim knows.
     """
     if _names_a_path(name) and (file := _config_of(name)) is not None:
         return read_config(file, longest)
@@ -87,7 +94,7 @@ def find_model(name: str, longest: int | None = None) -> Model:
     of_bare = _matches(bare) if quantization else []
     if len(of_bare) == 1:
         return _sibling(bare, _model(of_bare[0])).served(quantization=find_quantization(quantization))
-    if (file := _config_of(name)) is not None:  # a folder here, whose name is no listed model's
+    if (file := _config_of(name)) is not None:  # a folder whose name is not a listed model
         return read_config(file, longest)
     if _names_a_path(name) and Path(name).expanduser().is_dir():
         raise UsageError(f"the folder {name} has no config.json; --model takes a folder with one.")
@@ -95,7 +102,7 @@ def find_model(name: str, longest: int | None = None) -> Model:
 
 
 def taken_for(name: str, model: Model) -> str:
-    """A sentence that says which model was taken where its name is not all that was asked for; else empty."""
+    """Return a sentence that names the model used for a partial name; empty for an exact name."""
     if _names_a_path(name) and _config_of(name) is not None:
         return ""
     bare, quantization = _quantized(name)
@@ -112,20 +119,14 @@ def taken_for(name: str, model: Model) -> str:
 
 
 def _sibling(name: str, model: Model) -> Model:
-    """The model under a name of which the table says that it differs in its longest sequence."""
-    siblings = _siblings(model.name)
+    """Return the model under the name of a sibling, which differs in its longest sequence."""
+    siblings = _entry(model.name).get("siblings", {})
     found = [full for full in siblings if name.strip().casefold() in (full.casefold(), _title(full))]
     return replace(model, name=found[0], max_position_embeddings=siblings[found[0]]) if found else model
 
 
-@cache
-def _siblings(name: str) -> dict[str, int]:
-    (entry,) = tomllib.loads(_tables()[name])["model"]
-    return dict(entry.get("siblings", {}))
-
-
 def _matches(name: str) -> list[str]:
-    """The listed models that go by that name."""
+    """Return the listed models that match the name."""
     owner, _, title = name.strip().casefold().rpartition("/")
     listed = [full for full in _tables() if not owner or full.casefold().startswith(f"{owner}/")]
     if exact := [full for full in listed if _title(full) == title]:
@@ -140,7 +141,7 @@ def _matches(name: str) -> list[str]:
 
 
 def _nearest(name: str) -> list[str]:
-    """The listed models that share most words with a name that none goes by; all, where none shares any."""
+    """Return the listed models that share most words with an unknown name; all if none shares any."""
     asked = set(_identity(_title(name.strip())))
     shared = {full: len(asked & set(_identity(_title(full)))) for full in _tables()}
     most = max(shared.values())
@@ -148,7 +149,7 @@ def _nearest(name: str) -> list[str]:
 
 
 def _quantized(name: str) -> tuple[str, str]:
-    """A name without the ending that says how the weights of a variant are stored, and what it says."""
+    """Return the name without the ending for its quantization, and the quantization."""
     for ending, quantization in _QUANTIZED.items():
         if name.casefold().endswith(ending):
             return name[: -len(ending)], quantization
@@ -160,7 +161,9 @@ def _names_a_path(name: str) -> bool:
 
 
 def _config_of(name: str) -> Path | None:
-    """The file of a configuration at a path, in the folder there, or in the newest snapshot of Hugging Face's cache."""
+    """Return the configuration file at a path, in the folder there, or in the newest snapshot of Hugging Face's
+    cache.
+    """
     try:
         path = Path(name).expanduser()
         if path.is_file():
@@ -189,6 +192,6 @@ def _words(title: str) -> list[str]:
 
 
 def _identity(title: str) -> tuple[str, ...]:
-    """The words of a title that tell shapes apart."""
+    """Return the words of a title that tell shapes apart."""
     parts = [part for part in re.split(r"[-_ ]", title.casefold()) if part not in _VARIANTS]
     return tuple(word for part in parts for word in _TOKEN.findall(part))

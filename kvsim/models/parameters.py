@@ -1,7 +1,7 @@
-"""Counts the parameters that a configuration describes: all of them, those of routed experts, those one token uses.
+"""Count the parameters of a configuration: the total, those of routed experts, and those one token uses.
 
-Biases are counted where they are many; norms are one vector each. What the count leaves out (rotary tables, drafting
-modules) is less than a part in a thousand of any model that was compared with its published size.
+Large biases are counted; norms are one vector each. Rotary tables and drafting modules are left out: less than 0.1 % of
+every model that was compared with its published size.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ _UNGATED = {
     "PhiForCausalLM",
     "Starcoder2ForCausalLM",
 }
-"""Architectures whose feed-forward network has two matrices; all others have a gate beside."""
+"""Architectures whose feed-forward network has two matrices; all others have a third, the gate."""
 _GATED_ATTENTION = ("Qwen3Next", "Qwen3_5")
 _TIED = ("Gemma", "Cohere", "OPT", "GPT2", "Ernie4_5", "SmolLM3", "Starcoder2", "FalconMamba", "MambaFor", "Lfm2For")
-"""Beginnings of architectures with one table for embedding and output where a configuration does not say."""
+"""Prefixes of architectures with one table for embedding and output if the configuration does not say."""
 _WIDTHS = {"Llama4ForCausalLM": "intermediate_size_mlp", "OPTForCausalLM": "ffn_dim", "GPT2LMHeadModel": "n_inner"}
-"""Fields with the width of a feed-forward network, where it is not `intermediate_size`."""
+"""Fields with the width of a feed-forward network, if it is not `intermediate_size`."""
 _MIXTURES = (
     "Afmoe", "Ernie4_5_Moe", "FlexOlmo", "Glm4MoeFor", "GptOss", "GraniteMoeFor", "GraniteMoeShared", "Jamba",
     "Lfm2Moe", "MiniMaxM2", "Mixtral", "Olmoe", "PhiMoE", "Qwen2Moe", "Qwen3Moe", "Qwen3Next", "Qwen3_5Moe",
 )  # fmt: skip
-"""Beginnings of architectures that are nothing without experts."""
+"""Prefixes of architectures that always have experts."""
 _WITHOUT_FEED_FORWARD = ("MambaForCausalLM", "Mamba2ForCausalLM", "FalconMambaForCausalLM")
 _LEARNED_POSITIONS = {"OPTForCausalLM": 2, "GPT2LMHeadModel": 0}
 """Architectures with a table of positions, and its rows beyond the longest sequence."""
 
 
 class Mixture(NamedTuple):
-    """The experts of one layer."""
+    """Experts of one layer."""
 
     num_experts: int
     num_active: int
@@ -64,7 +64,7 @@ class Mixture(NamedTuple):
 
 
 class Parameters(NamedTuple):
-    """How many parameters a text model has."""
+    """Number of parameters of a text model."""
 
     total: int
     active: int
@@ -74,7 +74,7 @@ class Parameters(NamedTuple):
 
 
 def mixture(config: Config) -> Mixture | None:
-    """The experts of the layers that have some; None where none has."""
+    """Return the experts of the layers that have experts; None for a dense model."""
     names = ("num_local_experts", "n_routed_experts", "num_experts", "moe_num_experts")
     count = config.count(*names, default=0, least=int(config.architecture.startswith(_MIXTURES)))
     if not count:
@@ -98,7 +98,7 @@ def mixture(config: Config) -> Mixture | None:
 
 
 def has_experts(config: Config, index: int) -> bool:
-    """Whether the layer of that index is a mixture, in a model that has some."""
+    """Tell whether the layer `index` of a model with experts is a mixture."""
     kind = _stated_kind(config, index)
     if kind is not None:
         return kind in ("E", "moe", "sparse")
@@ -114,7 +114,7 @@ def has_experts(config: Config, index: int) -> bool:
 
 
 def _stated_kind(config: Config, index: int) -> str | None:
-    """How the configuration calls the feed-forward part of a layer, if it does so layer by layer."""
+    """Return the configuration's name for the feed-forward part of a layer, if it is stated per layer."""
     for name in ("hybrid_override_pattern", "layers_block_type", "mlp_layer_types"):
         kinds = config.fields.get(name)
         tells = name != "layers_block_type" or (isinstance(kinds, list) and "moe" in kinds)
@@ -124,7 +124,7 @@ def _stated_kind(config: Config, index: int) -> str | None:
 
 
 def count_parameters(config: Config, layers: Caches) -> Parameters:
-    """Count the parameters of a text model whose layers keep `layers`."""
+    """Count the parameters of a text model with these caches."""
     hidden = hidden_size(config)
     vocabulary = config.count("vocab_size") * hidden
     architecture = config.architecture
@@ -144,12 +144,12 @@ def count_parameters(config: Config, layers: Caches) -> Parameters:
 
 
 def is_tied(config: Config) -> bool:
-    """Whether one table serves as input embedding and output projection."""
+    """Tell whether one table is both input embedding and output projection."""
     return config.flag("tie_word_embeddings", default=config.architecture.startswith(_TIED))
 
 
 def encoder_parameters(config: Config) -> int:
-    """Parameters of a tower for images, estimated from its width and depth; 0 where there is none."""
+    """Estimate the parameters of an image tower from its width and depth; 0 if there is none."""
     stated = config.fields.get("vision_config")
     if not isinstance(stated, dict):
         return 0
@@ -163,7 +163,7 @@ def encoder_parameters(config: Config) -> int:
 
 
 def _per_layer_embeddings(config: Config, num_layers: int) -> int:
-    """Gemma 3n and 4: an embedding of every token for every layer, and what brings it to the layer's width."""
+    """Count the per-layer embeddings of Gemma 3n and 4: one per token and layer, and its projections."""
     width = config.count("hidden_size_per_layer_input", default=0, least=0)
     if not width:
         return 0
@@ -172,7 +172,7 @@ def _per_layer_embeddings(config: Config, num_layers: int) -> int:
 
 
 def _feed_forward(config: Config, index: int, keeps: bool) -> tuple[int, int, int]:
-    """Parameters of a layer's feed-forward part: those that every token uses, the routed, the routed of one token."""
+    """Count the feed-forward parameters of a layer: those every token uses, all routed, and the routed of one token."""
     hidden, architecture = hidden_size(config), config.architecture
     matrices = 2 if architecture in _UNGATED else 3
     experts = mixture(config)
@@ -194,7 +194,7 @@ def _feed_forward(config: Config, index: int, keeps: bool) -> tuple[int, int, in
 
 
 def dense_size(config: Config, index: int = 0) -> int:
-    """Width of the feed-forward network of the layer of that index, where it is no mixture."""
+    """Return the width of the feed-forward network of a layer that is not a mixture."""
     widths = config.fields.get("intermediate_size")
     if isinstance(widths, list | tuple):  # Gemma 3n: one for every layer
         if len(widths) != num_layers(config):
@@ -217,7 +217,7 @@ def dense_size(config: Config, index: int = 0) -> int:
 
 
 def _cache_parameters(config: Config, layer: Layer) -> int:
-    """Parameters of what computes, and reads, that which a layer keeps."""
+    """Count the parameters that compute and read the cache of a layer."""
     match layer:
         case FullAttention():
             return _attention(config, layer)

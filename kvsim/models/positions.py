@@ -1,4 +1,4 @@
-"""The longest sequence of a model, by vLLM 0.25.1's rules: the positions that it states, and what scaling them adds."""
+"""Compute the longest sequence of a model by the rules of vLLM 0.25.1: its stated positions, and their scaling."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ _STATED = (
     "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length", "max_seq_length",
     "seq_len",
 )  # fmt: skip
-"""Fields with a longest sequence; the shortest of them holds."""
+"""Fields with the longest sequence; the smallest value holds."""
 _STRETCHING = ("linear", "dynamic", "ntk", "yarn", "deepseek_yarn", "deepseek_llama_scaling")
-"""Kinds of scaling by whose factor a sequence becomes longer."""
+"""Kinds of scaling whose factor lengthens a sequence."""
 _KEEPING = ("default", "llama3", "longrope", "su", "mrope", "proportional")
-"""Kinds of scaling that `max_position_embeddings` has in it already."""
+"""Kinds of scaling already included in `max_position_embeddings`."""
 _PLAIN = ("default", "mrope", "proportional")
 """Kinds without a factor."""
 _LAYERS = ("full_attention", "sliding_attention", "chunked_attention", "linear_attention")
-"""Kinds of layers that may have a scaling each."""
+"""Kinds of layers that may have separate scalings."""
 _FACTORS = ("factor", "attn_factor", "beta_fast", "beta_slow", "low_freq_factor", "high_freq_factor", "alpha")
 """Numbers in a scaling."""
 
 
-def longest_sequence(text: Config, told: int | None = None) -> int:
-    """Tokens of the longest sequence; `told` where the configuration has no field for it."""
+def longest_sequence(text: Config, given: int | None = None) -> int:
+    """Return the tokens of the longest sequence; `given` if the configuration has no field for it."""
     stated = [text.count(name) for name in _STATED if text.states(name)]
     if not stated and not text.states("model_max_length"):
-        if told is None:
-            raise text.wrong(_STATED[0], "stated, or told by --max-model-len: vLLM would assume 2,048 tokens")
-        return told
+        if given is None:
+            raise text.wrong(_STATED[0], "stated, or given by --max-model-len: vLLM would assume 2,048 tokens")
+        return given
     positions = text.count("model_max_length", default=min(stated, default=None))
     scalings = _scalings(text)
     if not scalings or text.architecture.startswith("Gemma3"):
@@ -51,7 +51,7 @@ def _field(text: Config) -> str:
 
 
 def _scalings(text: Config) -> list[Config]:
-    """The scalings of positions that there are: of all layers, or of each kind of layers."""
+    """Return the scalings of positions: one for all layers, or one for each kind of layer."""
     if text.states("rope_scaling") and text.states("rope_parameters"):
         both = [_without_base(text.fields[name]) for name in ("rope_scaling", "rope_parameters")]
         if both[0] != both[1]:
@@ -69,7 +69,7 @@ def _scalings(text: Config) -> list[Config]:
 
 
 def _without_base(scaling: Any) -> Any:
-    """A scaling without the angles that older files state beside it."""
+    """Return a scaling without the rotary base that older files state beside it."""
     if not isinstance(scaling, dict):
         return scaling
     kind = {"rope_type": scaling.get("rope_type", scaling.get("type"))}
@@ -90,7 +90,7 @@ def _kind(scaling: Config) -> str:
 
 
 def _stretch(scaling: Config, positions: int) -> tuple[int, float]:
-    """The tokens that a scaling begins with, and by how much it makes them more."""
+    """Return the original tokens of a scaling, and the factor by which it lengthens a sequence."""
     for name in _FACTORS:
         if scaling.states(name):
             scaling.positive(name)

@@ -1,4 +1,4 @@
-"""Types of a checkpoint by the `quantization_config` of its `config.json`: of its weights, of the cache it asks for."""
+"""Read the `quantization_config` of a `config.json`: the types of the weights and of the requested cache."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ if TYPE_CHECKING:
 
 _FIELDS = ("quantization_config", "compression_config")
 _LEFT_OUT = ("modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules")
-"""Fields that list what is not quantized."""
+"""Fields that list the parts without quantization."""
 _SMALL = re.compile(
     r"lm_head|shared_head|embed|norm|router|(^|[._])gate($|[^_a-z])|shared_expert_gate|vision|visual|image|img|audio|projector|mtp|nextn"
     r"|eh_proj|conv1d|in_proj_(a|b|ba)|dt_proj|bias"
 )
-"""Parts that hold next to no weights, or none that are quantized by any method."""
+"""Parts with almost no weights, or whose weights no method quantizes."""
 _ATTENTION = re.compile(r"attn|attention")
 _OF_EVERY_TOKEN = re.compile(
     r"attn|attention|shared_expert|mlp\W*\((gate|up|down|gate_up|\|)+\)|feed_forward\.(gate|up|down)"
 )
-"""Parts that every token passes through, in a mixture of experts."""
+"""Parts of a mixture of experts that every token passes through."""
 
 
 def quantization_of(config: Config, text: Config, *, num_layers: int, has_experts: bool) -> Quantization | None:
-    """The quantization that a configuration states for the model, or for its text model; None where there is none."""
+    """Return the quantization stated for the model or its text model; None if none is stated."""
     places = [config] if config is text else [config, text]
     found = [(place, name) for place in places for name in _FIELDS if place.states(name)]
     if not found:
@@ -86,7 +86,7 @@ def _unknown(scheme: Config, field: str, right: str) -> UsageError:
 def _grouped(
     scheme: Config, method: str, bits_names: tuple[str, ...], group_names: tuple[str, ...], widths: tuple[int, ...]
 ) -> Quantization:
-    """Whole numbers in groups of weights, each with a 16-bit scale and a zero point."""
+    """Return integers in groups of weights, each with a 16-bit scale and a zero point."""
     bits = scheme.count(*bits_names)
     if bits not in widths:
         raise scheme.wrong(bits_names[0], f"one of {', '.join(map(str, widths))}")
@@ -152,7 +152,7 @@ def _compressed_tensors(scheme: Config) -> Quantization:
 
 
 def _cache(scheme: Config) -> str:
-    """Type of the cache that the checkpoint asks for."""
+    """Return the cache type that the checkpoint requests."""
     method = _method(scheme)
     inner = scheme.fields.get("quantization", scheme.fields) if method.startswith("modelopt") else scheme.fields
     place = type(scheme)({**scheme.fields, **inner}, scheme.where)
@@ -192,9 +192,9 @@ def _cache(scheme: Config) -> str:
 
 
 def _kept(scheme: Config, weights: Quantization, *, num_layers: int, has_experts: bool) -> Quantization:
-    """The quantization where parts of the model are left in its own type.
+    """Return the quantization of a model with parts in its own type.
 
-    Where attention is, in all layers of a mixture of experts, so is whatever every token passes through.
+    If attention is left out in all layers of a mixture of experts, all parts that every token passes through are.
     """
     names: list[str] = []
     for field in _LEFT_OUT:

@@ -1,7 +1,8 @@
-"""What the layers of recurrent and hybrid models keep, by the rules of vLLM 0.25.1."""
+"""List the caches of recurrent and hybrid models by the rules of vLLM 0.25.1."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kvsim.models.attention import full, head_dim, hidden_size, latent, num_layers
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def model_dtype(config: Config) -> str:
-    """Type in which vLLM runs the model: the configuration's, and bfloat16 where that is float32 or not said."""
+    """Return the type in which vLLM runs the model: the stated type, or bfloat16 if it is float32 or missing."""
     names = [name for name in ("dtype", "torch_dtype") if config.states(name)]
     stated = {name: str(config.fields[name]).removeprefix("torch.") for name in names}
     for name, dtype in stated.items():
@@ -65,7 +66,7 @@ def _mamba_2(config: Config, *, state_dtype: str | None = None) -> Mamba2:
 
 
 def _listed(config: Config, kinds: dict[str, Layer | None], field: str = "layer_types") -> Caches:
-    """The layers that a list of names in the configuration describes; None keeps nothing."""
+    """Return the layers that a list of names in the configuration describes; None has no cache."""
     names = config.texts(field, num_layers(config))
     if names is None:
         raise config.wrong(field, f"a list with one of {', '.join(kinds)} for every layer")
@@ -77,7 +78,7 @@ def _listed(config: Config, kinds: dict[str, Layer | None], field: str = "layer_
 
 
 def granite_hybrid(config: Config) -> Caches:
-    """Granite 4 H, Bamba: Mamba 2, and attention here and there."""
+    """List the layers of Granite 4 H and Bamba: Mamba 2, with some attention layers."""
     mamba, attention = _mamba_2(config), full(config)
     kinds: dict[str, Layer | None] = {
         "mamba": mamba, "linear_attention": mamba, "attention": attention, "full_attention": attention,
@@ -89,20 +90,11 @@ def granite_hybrid(config: Config) -> Caches:
 
 
 def nemotron_h(config: Config) -> Caches:
-    """Nemotron-H: `M` is Mamba 2, `*` attention, `-` and `E` feed-forward layers that keep nothing."""
+    """List the layers of Nemotron-H: `M` is Mamba 2, `*` attention, `-` and `E` feed-forward layers without a cache."""
     state_dtype = _state_dtype(config, "mamba_ssm_cache_dtype", default="float32")
     heads, size = config.count("mamba_num_heads"), config.count("mamba_head_dim")
-    mamba = _mamba_2(config, state_dtype=state_dtype)
-    mamba = Mamba2(
-        inner_size=heads * size,
-        num_heads=heads,
-        head_dim=size,
-        state_size=mamba.state_size,
-        num_groups=mamba.num_groups,
-        conv_kernel=mamba.conv_kernel,
-        dtype=mamba.dtype,
-        state_dtype=state_dtype,
-    )
+    base = _mamba_2(config, state_dtype=state_dtype)
+    mamba = replace(base, inner_size=heads * size, num_heads=heads, head_dim=size)
     attention = full(config)
     pattern = config.fields.get("hybrid_override_pattern")
     if isinstance(pattern, str) and set(pattern) <= set("M*-E"):
@@ -118,7 +110,7 @@ def nemotron_h(config: Config) -> Caches:
 
 
 def qwen_linear(config: Config) -> Caches:
-    """Qwen3-Next, Qwen3.5: a gated delta net, and full attention in every fourth layer."""
+    """List the layers of Qwen3-Next and Qwen3.5: a gated delta net, and full attention in every fourth layer."""
     dtype = model_dtype(config)
     state_dtype = dtype
     if config.architecture.startswith("Qwen3_5"):
@@ -140,12 +132,12 @@ def qwen_linear(config: Config) -> Caches:
 
 
 def falcon_h1(config: Config) -> Caches:
-    """Falcon-H1: attention and Mamba 2 in every layer, attention first."""
+    """List the layers of Falcon-H1: attention and Mamba 2 in every layer, attention first."""
     return [(full(config), _mamba_2(config))] * num_layers(config)
 
 
 def jamba(config: Config) -> Caches:
-    """Jamba: Mamba 1, and attention in every eighth layer."""
+    """List the layers of Jamba: Mamba 1, and attention in every eighth layer."""
     period = config.count("attn_layer_period", default=8)
     offset = config.count("attn_layer_offset", default=4, least=0, most=period - 1)
     attention, mamba = full(config), _mamba_1(config)
@@ -153,17 +145,17 @@ def jamba(config: Config) -> Caches:
 
 
 def mamba_1(config: Config) -> Caches:
-    """Mamba."""
+    """List the layers of Mamba."""
     return [(_mamba_1(config),)] * num_layers(config)
 
 
 def mamba_2(config: Config) -> Caches:
-    """Mamba 2."""
+    """List the layers of Mamba 2."""
     return [(_mamba_2(config),)] * num_layers(config)
 
 
 def lfm2(config: Config) -> Caches:
-    """LFM2: short convolutions, and attention here and there."""
+    """List the layers of LFM2: short convolutions, with some attention layers."""
     conv = ShortConv(
         inner_size=config.count("conv_dim", default=hidden_size(config)),
         conv_kernel=config.count("conv_L_cache", default=3, least=2),
@@ -179,7 +171,7 @@ def lfm2(config: Config) -> Caches:
 
 
 def kimi_linear(config: Config) -> Caches:
-    """Kimi-Linear: a delta net, and a latent in the layers that `full_attn_layers` names, counted from 1."""
+    """List the layers of Kimi-Linear: a delta net, and a latent in the layers in `full_attn_layers`, counted from 1."""
     stated = config.fields.get("linear_attn_config")
     if not isinstance(stated, dict) or stated.get("full_attn_layers") is None:
         raise config.wrong("linear_attn_config", "an object with full_attn_layers, num_heads and head_dim")

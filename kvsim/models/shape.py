@@ -1,7 +1,7 @@
-"""The shape of a model as it is served: its layers, the types of its weights and cache, the GPUs that share it.
+"""Describe the shape of a served model: its layers, the types of its weights and cache, its parallelism.
 
-From a shape follow how many bytes a token takes in the cache, how many the weights take, and how much arithmetic a
-token costs. This module knows nothing of GPUs, blocks or time.
+A shape determines the cache bytes per token, the weight bytes, and the arithmetic per token. This module knows neither
+GPUs nor blocks nor time.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvsim.errors import RecordingError, UsageError
 from kvsim.models.cache_bytes import bytes_per_token, check_kv_cache_dtype, check_layer_takes
-from kvsim.models.dtypes import dtype_bytes
+from kvsim.models.dtypes import DTYPE_BYTES
 from kvsim.models.layers import Attention, FullAttention, Indexer, Mla, SlidingWindow
 from kvsim.models.weights import Quantization, stored_bytes
 from kvsim.models.written import read_shape
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from kvsim.models.layers import Layer, Recurrent
 
 ATTENTION = (FullAttention, Mla)
-"""Classes of layers that keep something for every token; windows and chunks are among them."""
+"""Classes of layers with a cache entry per token, windows and chunks included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """The shape of one decoder-only model, as it is served."""
+    """Shape of one decoder-only model, as served."""
 
     name: str
     num_layers: int
@@ -38,12 +38,12 @@ class Model:
     """Elements of one head of the queries, keys and values, in layers of plain attention."""
     hidden_size: int
     intermediate_size: int
-    """Width of a layer's feed-forward network; of one expert where every layer is a mixture."""
+    """Width of a layer's feed-forward network; of one expert if every layer is a mixture."""
     vocab_size: int
     max_position_embeddings: int
-    """Longest sequence in tokens, prompt and answer together."""
+    """Longest sequence in tokens, prompt and output together."""
     tie_word_embeddings: bool
-    """Whether one table serves both as input embedding and as output projection."""
+    """Whether one table is both input embedding and output projection."""
     dtype: str
     """Type of weights and activations: a key of `DTYPE_BYTES`."""
     num_parameters: int
@@ -51,14 +51,15 @@ class Model:
     num_active_parameters: int
     """Parameters that one token passes through; fewer than `num_parameters` in a mixture of experts."""
     architecture: str = ""
-    """The class that a Hugging Face configuration names; empty where the shape came from elsewhere."""
+    """Class named in a Hugging Face configuration; empty for other shapes."""
     layer_kinds: tuple[Layer, ...] = ()
-    """The kinds of layers that keep something for a sequence, each once; empty: all layers are full attention."""
+    """Kinds of layers with a cache, each once; empty: all layers are full attention."""
     layer_caches: tuple[tuple[int, ...], ...] = ()
-    """The indices in `layer_kinds` of what each layer of the model keeps: none (a bare feed-forward layer),
-    one, or two (attention beside a recurrent layer, a latent beside its index)."""
+    """Indices in `layer_kinds` of the caches of each layer: none (feed-forward alone), one, or two (attention with a
+    recurrent layer, a latent with its index).
+    """
     mamba_chunk_size: int | None = None
-    """Tokens that the kernels of a recurrent layer take at a time."""
+    """Tokens that the kernels of a recurrent layer process at a time."""
     num_experts: int = 0
     """Routed experts of a layer; 0: none."""
     num_experts_per_token: int = 0
@@ -66,33 +67,32 @@ class Model:
     num_expert_parameters: int = 0
     """Parameters of all routed experts in all layers."""
     num_encoder_parameters: int = 0
-    """Parameters of towers for images or sound. They are loaded, and no token of text passes through them."""
+    """Parameters of towers for images or sound. They are loaded, but no text token passes through them."""
     quantization: Quantization | None = None
-    """The format in which the weights are stored; None for `dtype`."""
+    """Format of the stored weights; None for `dtype`."""
     stored_weight_bytes: int | None = None
-    """Size of the published weights, where it is known and not what `quantization` says."""
+    """Bytes of the published weights, if known and different from the result of `quantization`."""
     kv_cache_dtype: str = "auto"
     """Type of the cache: one of `KV_CACHE_DTYPES`."""
     tensor_parallel_size: int = 1
-    """GPUs among which every layer is dealt out."""
+    """Tensor-parallel size in GPUs."""
     pipeline_parallel_size: int = 1
-    """GPUs, or groups of them, each of which holds a run of layers."""
+    """Pipeline-parallel size: GPUs, or tensor-parallel groups, each with a range of layers."""
     sources: tuple[str, ...] = ()
     """Sources of the shape."""
     from_memory: tuple[str, ...] = ()
-    """Figures that no source was seen for."""
+    """Figures without a source."""
     note: str = ""
 
     @classmethod
     def from_shape(cls, shape: Mapping[str, Any]) -> Model:
-        """The model that a mapping of field names describes, such as `model` in a recording's `meta.json`.
+        """Build the model from a mapping of field names, such as `model` in a recording's `meta.json`.
 
-        Keys that are no field of `Model` are ignored. `num_parameters` defaults to the count of a decoder with a gated
-        feed-forward network, `num_active_parameters` to `num_parameters`. Where the mapping states
-        `kv_bytes_per_token`, it must agree with the shape.
+        Unknown keys are ignored. `num_parameters` defaults to the count of a decoder with a gated feed-forward network,
+        `num_active_parameters` to `num_parameters`. A stated `kv_bytes_per_token` must agree with the shape.
 
         Raises:
-            RecordingError: if a figure is missing, cannot be right, or contradicts another.
+            RecordingError: a figure is missing, invalid, or contradicts another.
         """
         model = cls(**read_shape(shape, tuple(cls.__dataclass_fields__)))
         stated = shape.get("kv_bytes_per_token", model.kv_bytes_per_token)
@@ -111,10 +111,10 @@ class Model:
         tensor_parallel_size: int | None = None,
         pipeline_parallel_size: int | None = None,
     ) -> Model:
-        """The model served otherwise; what is not given stays (`quantization`: an empty text).
+        """Return the model with other serving settings; None keeps a setting (`quantization`: an empty text).
 
         Raises:
-            UsageError: if the heads cannot be dealt out among the GPUs, or there are more stages than layers.
+            UsageError: the heads cannot be divided among the GPUs, or there are more stages than layers.
         """
         changes: dict[str, Any] = {}
         if kv_cache_dtype is not None:
@@ -152,7 +152,7 @@ class Model:
 
     @property
     def layers(self) -> tuple[tuple[Layer, ...], ...]:
-        """For every layer of the model, what it keeps for a sequence."""
+        """Caches of every layer of the model."""
         if self.layer_caches:
             return tuple(tuple(self.layer_kinds[index] for index in caches) for caches in self.layer_caches)
         layer = FullAttention(num_kv_heads=self.num_kv_heads, head_dim=self.head_dim, value_head_dim=self.head_dim)
@@ -160,52 +160,52 @@ class Model:
 
     @property
     def attention_layers(self) -> tuple[Attention, ...]:
-        """The layers of attention, of whatever kind, in order."""
+        """Layers of attention of any kind, in order."""
         return tuple(layer for caches in self.layers for layer in caches if isinstance(layer, ATTENTION))
 
     @property
     def recurrent_layers(self) -> tuple[Recurrent, ...]:
-        """The layers that keep a state of fixed size, in order."""
+        """Layers with a state of fixed size, in order."""
         return tuple(
             layer for caches in self.layers for layer in caches if not isinstance(layer, (*ATTENTION, Indexer))
         )
 
     @property
     def num_kv_layers(self) -> int:
-        """Layers of attention: all of them, but few in a hybrid of attention and recurrent layers."""
+        """Number of attention layers; few in a hybrid of attention and recurrent layers."""
         return len(self.attention_layers)
 
     @property
     def kv_lora_rank(self) -> int | None:
-        """Elements of the latent that multi-head latent attention keeps; None for other attention."""
+        """Elements of the latent in multi-head latent attention; None for other attention."""
         return next((layer.kv_lora_rank for layer in self.layer_kinds if isinstance(layer, Mla)), None)
 
     @property
     def sliding_window(self) -> int | None:
-        """Tokens that a sliding layer looks back; None where none slides."""
+        """Window in tokens of the sliding layers; None if there is none."""
         return next((layer.window for layer in self.layer_kinds if isinstance(layer, SlidingWindow)), None)
 
     @property
     def state_bytes_per_sequence(self) -> int:
-        """Recurrent state that a sequence holds on one GPU, whatever its length."""
+        """Bytes of recurrent state of a sequence on one GPU, regardless of its length."""
         tensors = (tensor for layer in self.recurrent_layers for tensor in layer.state(self.tensor_parallel_size))
         return sum(tensor.num_bytes for tensor in tensors)
 
     @property
     def dtype_bytes(self) -> int:
-        """Bytes of one element of the weights and activations, where those are not quantized."""
-        return dtype_bytes(self.dtype)
+        """Bytes of an element of activations and of weights without quantization."""
+        return DTYPE_BYTES[self.dtype]
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes on one GPU that one token takes in all layers while every one of them holds it."""
+        """Bytes of a token on one GPU in all layers, while every layer holds it."""
         if not self.layer_caches:
             return self.num_layers * self.layer_bytes_per_token(self.layers[0][0])
         times = Counter(index for caches in self.layer_caches for index in caches)
         return sum(times[index] * self.layer_bytes_per_token(kind) for index, kind in enumerate(self.layer_kinds))
 
     def layer_bytes_per_token(self, layer: Layer) -> int:
-        """Bytes on one GPU that one token takes in `layer`; 0 for a recurrent one."""
+        """Return the bytes of a token in `layer` on one GPU; 0 for a recurrent layer."""
         if not isinstance(layer, (*ATTENTION, Indexer)):
             return 0
         return bytes_per_token(
@@ -231,7 +231,7 @@ class Model:
 
     @property
     def weight_bytes_on_gpu(self) -> float:
-        """Bytes of the weights that each GPU of a tensor-parallel group holds and streams."""
+        """Bytes of the weights on each GPU of a tensor-parallel group."""
         return self.weight_bytes / self.tensor_parallel_size
 
     @property
@@ -241,15 +241,15 @@ class Model:
 
     @property
     def num_lookup_parameters(self) -> int:
-        """Parameters of an input embedding that is only looked up: its rows are neither streamed nor multiplied."""
+        """Parameters of an input embedding that is only looked up: they are neither streamed nor multiplied."""
         return 0 if self.tie_word_embeddings else self.vocab_size * self.hidden_size
 
     @property
     def flops_per_token(self) -> float:
-        """FLOPs that one token costs each GPU in the layers: a multiplication and an addition per active parameter.
+        """FLOPs per token on each GPU in the layers: a multiplication and an addition per active parameter.
 
-        Attention itself is `flops_per_attention_pair`; the output projection is `flops_per_logits`, since an engine
-        computes logits only for the position it will sample from.
+        Attention scores are in `flops_per_attention_pair`. The output projection is in `flops_per_logits`, since an
+        engine computes logits only for the positions it samples from.
         """
         on_all = 2.0 * (self.num_active_parameters - self.num_lookup_parameters)
         return on_all / self.tensor_parallel_size - self.flops_per_logits
@@ -261,5 +261,5 @@ class Model:
 
     @property
     def flops_per_attention_pair(self) -> float:
-        """FLOPs on each GPU in all layers for one query against one key: the score, and the value that it weighs."""
+        """FLOPs on each GPU in all layers for one query and one key: the score, and the weighted value."""
         return 4.0 * self.num_kv_layers * self.num_attention_heads * self.head_dim / self.tensor_parallel_size

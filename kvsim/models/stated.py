@@ -1,7 +1,7 @@
-"""What a configuration has to say itself, and what it must not contradict.
+"""Check the fields that a configuration must state, and those that must not contradict the architecture.
 
-Classes of Transformers have defaults of their own for fields that a `config.json` may leave out. They differ from class
-to class and from one version to the next, so a field that decides the answer is asked for.
+Classes of Transformers have defaults for fields that a `config.json` may leave out. Defaults differ between classes and
+versions, so a field that decides the shape is required.
 """
 
 from __future__ import annotations
@@ -80,9 +80,9 @@ _STATED |= dict.fromkeys(
     ),
     f"{_KV} tie_word_embeddings",
 )  # fmt: skip
-"""Fields whose absence would decide what a model is, by architecture; of several names one is enough."""
+"""Required fields by architecture; `a|b` means that one name is enough."""
 _MAY_BE_NULL = ("sliding_window", "q_lora_rank", "n_routed_experts", "n_shared_experts", "per_layer_config")
-"""Fields whose null says that there is none."""
+"""Fields for which null means none."""
 
 _NAMES: dict[str, tuple[type, ...]] = {
     "full_attention": (FullAttention, Mla),
@@ -92,11 +92,11 @@ _NAMES: dict[str, tuple[type, ...]] = {
     "sliding_attention": (SlidingWindow,),
     "chunked_attention": (ChunkedLocal,),
 }
-"""Names in `layer_types`, and what such layers keep; other names are of layers that keep a state."""
+"""Names in `layer_types`, and their layer classes; other names are recurrent layers."""
 
 
 def check_stated(text: Config) -> None:
-    """Raise a UsageError if a field is missing whose absence decides what the model is."""
+    """Raise a UsageError if a required field is missing."""
     own = [name for name in text.texts("architectures") or () if name.endswith("ForCausalLM")]
     # A text model inside of a wrapper may name the class that wrote its fields.
     for names in _STATED.get(own[0] if own else text.architecture, "").split():
@@ -105,9 +105,9 @@ def check_stated(text: Config) -> None:
 
 
 def check_layers(text: Config, layers: Caches) -> None:
-    """Raise a UsageError if the configuration says otherwise of its layers than the rule of its architecture."""
+    """Raise a UsageError if the configuration contradicts the rule of its architecture."""
     if len(layers) != num_layers(text):
-        raise text.wrong("num_hidden_layers", f"{len(layers)}, as many as there are layers in its list of them")
+        raise text.wrong("num_hidden_layers", f"{len(layers)}, the number of layers in its list")
     if not any(layers):
         raise text.wrong("layer_types", "a list with at least one layer that keeps something")
     names = text.texts("layer_types", len(layers)) or ()

@@ -1,4 +1,4 @@
-"""How many bytes the weights of a model take in the type in which they are stored."""
+"""Compute the bytes of a model's weights as stored."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from kvsim.errors import UsageError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantization:
-    """Bits of one stored weight, scales included. Embeddings, norms and routers keep the model's own type."""
+    """Bits of a stored weight, with scales. Embeddings, norms and routers keep the model's own type."""
 
     method: str
     linear_bits: float
-    """Bits of a weight of the linear layers that every token passes through; 0: the model's own type."""
+    """Bits of a weight in linear layers that every token passes through; 0: the model's own type."""
     expert_bits: float
-    """Bits of a weight of a routed expert; 0: the model's own type."""
+    """Bits of a weight in routed experts; 0: the model's own type."""
     kv_cache_dtype: str = "auto"
-    """Type of the cache that a checkpoint asks for, which `auto` stands for then."""
+    """Cache type requested by the checkpoint, used for `auto`."""
 
 
 _FP8 = 8 + 32 / 128**2
@@ -41,10 +41,10 @@ with a 16-bit scale and a zero point, mxfp4 (experts alone) in groups of 32 with
 
 
 def find_quantization(name: str) -> Quantization | None:
-    """The quantization of that name; None for `none`.
+    """Return the quantization of that name; None for `none`.
 
     Raises:
-        UsageError: if there is none of that name.
+        UsageError: the name is unknown.
     """
     if name.casefold() not in QUANTIZATIONS:
         raise UsageError(f"--quantization should be one of {', '.join(QUANTIZATIONS)}, not {name!r}.")
@@ -59,7 +59,7 @@ def stored_bytes(
     num_other_parameters: int,
     dtype_bytes: int,
 ) -> int:
-    """Bytes of weights of which some are quantized; a part's bits of 0 stand for the model's own type."""
+    """Return the bytes of partly quantized weights; 0 bits mean the model's own type."""
     linear_bits = quantization.linear_bits if quantization else 0
     expert_bits = quantization.expert_bits if quantization else 0
     bits = (

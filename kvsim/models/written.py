@@ -1,4 +1,4 @@
-"""Reads a shape that was written down, such as `model` in a recording's `meta.json`, and checks every figure of it."""
+"""Read a written shape, such as `model` in a recording's `meta.json`, and check every figure."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _MAY_BE_ZERO = (
 
 
 def read_shape(shape: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
-    """The fields of a model among `names` that `shape` states, checked, with their defaults."""
+    """Return the fields of a model among `names` that `shape` states, checked, with defaults."""
     known: dict[str, Any] = {key: shape[key] for key in names if shape.get(key) is not None}
     known.setdefault("name", "unnamed")
     known.setdefault("tie_word_embeddings", False)
@@ -62,7 +62,9 @@ def read_shape(shape: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, An
 
 
 def _gated_decoder_parameters(shape: Mapping[str, Any]) -> int:
-    """Parameters of a Llama-like decoder: attention, gate, up and down projections, norms, embeddings; no biases."""
+    """Count the parameters of a Llama-like decoder: attention, gated feed-forward network, norms, embeddings; no
+    biases.
+    """
     hidden: int = shape["hidden_size"]
     heads: int = shape["num_attention_heads"] + shape["num_kv_heads"]
     layer = 2 * hidden * heads * shape["head_dim"] + 3 * hidden * shape["intermediate_size"] + 2 * hidden
@@ -141,7 +143,7 @@ def _is_count(value: object, least: int) -> bool:
 
 
 def _what_would_be_right(key: str, value: object) -> str:
-    """What the value of a field should have been; empty if it is right."""
+    """Return the expected value of a field; an empty string if the value is right."""
     if key in ("dtype", "kv_cache_dtype"):
         allowed = tuple(DTYPE_BYTES) if key == "dtype" else KV_CACHE_DTYPES
         right, fine = f"one of {', '.join(allowed)}", value in allowed
