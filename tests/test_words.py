@@ -18,12 +18,9 @@ kvsim/api
 kvsim/cli
 kvsim/engine
 kvsim/experiments
-kvsim/files
-kvsim/fitting
 kvsim/kv_groups
 kvsim/live
 kvsim/memory
-kvsim/metrics
 kvsim/policies
 kvsim/recording
 kvsim/simulation

@@ -9,7 +9,7 @@ from kvsim.cli.show import echo, print_table, seconds, size
 from kvsim.machines import class_in, known_in, plain_words
 from kvsim.memory.waste import SlotState
 from kvsim.metrics import Summary
-from kvsim.metrics.state_names import STATE_NAMES
+from kvsim.metrics.names import STATE_NAMES
 from kvsim.metrics.steady import steady_part
 from kvsim.metrics.verdict import verdict_of
 from kvsim.profiles.extrapolation import KEY

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from kvsim.metrics.policy_names import STATIC_BATCHES
+from kvsim.metrics.names import STATIC_BATCHES
 from kvsim.policies import AnyPolicy, Contiguous, Paged, Policy, Static
 from kvsim.policies.settings import ContiguousSettings, ContinuousSettings, PagedSettings, StaticSettings
 

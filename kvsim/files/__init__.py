@@ -1,9 +1,9 @@
-"""Files of any kind: read with bounds, and written whole or not at all. Nothing here knows what stands in a file.
+"""Files of any kind: read with bounds, and written completely or not at all. Nothing here knows the content of a file.
 
-contents                      reading files that may be anything
+contents                      read untrusted files
 arrow_columns, arrow_table    columns and tables of pyarrow
-parquet_footer                what a Parquet file declares, before it is read
-scratch, atomic               a file or folder that appears under its name when it is whole
-overwriting                   whether a command may write where something stands already
-eventline                     one event of a growing recording as a line
+parquet_footer                the declared sizes of a Parquet file, before it is read
+scratch, atomic               files and folders that appear under their name once complete
+overwriting                   rules for replacing existing files
+eventline                     one event of a log as a line
 """

@@ -1,6 +1,6 @@
-"""Columns between numpy, Python and pyarrow, without pandas, and those of numbers without a copy.
+"""Convert columns between NumPy, Python and pyarrow, without pandas; columns of numbers without a copy.
 
-pyarrow's own conversions import pandas wherever it is installed, which takes half a second.
+pyarrow's own conversions import pandas if it is installed, which takes half a second.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pyarrow as pa
 
 
 def from_numpy(values: npt.NDArray[Any], kind: pa.DataType, *, nan_is_missing: bool = False) -> pa.Array:
-    """Numbers as an array of `kind`, one of pyarrow's whole or floating-point types; NaN stays NaN, or is missing."""
+    """Convert numbers to an array of `kind`, an integer or floating-point type; NaN stays NaN, or becomes null."""
     values = np.ascontiguousarray(values, kind.to_pandas_dtype())
     unknown = np.isnan(values) if nan_is_missing and values.dtype.kind == "f" else np.zeros(0, bool)
     present = _bits(~unknown) if unknown.any() else None
@@ -22,7 +22,7 @@ def from_numpy(values: npt.NDArray[Any], kind: pa.DataType, *, nan_is_missing: b
 
 
 def from_values(values: Sequence[str | int | float | bool | None]) -> pa.Array:
-    """Values of one type as an array of it; None is a missing one. Of whole and other numbers, all are the latter."""
+    """Convert values of one type to an array; None becomes null. A mix of integers and floats becomes floats."""
     there = [value for value in values if value is not None]
     kinds = {_kind_of(value) for value in there}
     present = None if len(there) == len(values) else _bits([value is not None for value in values])
@@ -40,7 +40,7 @@ def from_values(values: Sequence[str | int | float | bool | None]) -> pa.Array:
 
 
 def from_texts(texts: Sequence[str], present: pa.Buffer | None = None) -> pa.Array:
-    """Texts as an array of them; with `present`, a bit for each, those whose bit is 0 are missing."""
+    """Convert texts to an array; texts whose bit in `present` is 0 become null."""
     encoded = [text.encode() for text in texts]
     ends = np.cumsum([0, *map(len, encoded)])
     if ends[-1] > np.iinfo(np.int32).max:
@@ -58,7 +58,7 @@ def _bits(flags: Sequence[bool] | npt.NDArray[np.bool_]) -> pa.Buffer:
 
 
 def to_numpy(values: pa.Array | pa.ChunkedArray) -> npt.NDArray[Any]:
-    """Whole or floating-point numbers; a missing one, which only the latter may have, is NaN."""
+    """Convert integers or floats to an array; a null float becomes NaN."""
     if isinstance(values, pa.ChunkedArray):
         values = values.combine_chunks()
     if not (pa.types.is_integer(values.type) or pa.types.is_floating(values.type)):

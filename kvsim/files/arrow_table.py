@@ -1,4 +1,4 @@
-"""Tables of Parquet and CSV files that others may have written: whole, or one sentence about what is wrong."""
+"""Read tables from untrusted Parquet and CSV files, or raise one sentence about the defect."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ if TYPE_CHECKING:
 
 _MAGIC = b"PAR1"
 _TEXT_BYTES = 1 << 28
-"""Bytes of all texts of a column: a file has each text once, however many rows have it."""
+"""Maximum bytes of all texts of a column; a file has repeated texts once."""
 
 
 def read_table(file: Path) -> pa.Table:
-    """The table in a file: Parquet where its first bytes say so, or else CSV; without columns of lists and objects."""
+    """Read the table in a file: Parquet if its first bytes say so, else CSV. Columns of lists and objects are left
+    out.
+    """
     import pyarrow as pa  # noqa: PLC0415  only where a file is touched
     import pyarrow.csv as pa_csv  # noqa: PLC0415
 
@@ -29,22 +31,22 @@ def read_table(file: Path) -> pa.Table:
             return read_parquet(file)
         table = pa_csv.read_csv(file)
         table.validate(full=True)
-        _ = table.column_names  # decoded here, and not before
+        _ = table.column_names  # decoded only here
     except (pa.ArrowException, OSError, MemoryError) as error:
         raise ValueError(_reason(error)) from error
     return table
 
 
 def is_parquet(file: Path) -> bool:
-    """Return whether `file` begins as Parquet does."""
+    """Tell whether `file` begins as Parquet does."""
     with open_file(file) as opened:
         return opened.read(len(_MAGIC)) == _MAGIC
 
 
 def read_parquet(file: Path, columns: Collection[str] | None = None) -> pa.Table:
-    """Return these columns of a Parquet file, those of them that it has, or all that are not of lists or objects.
+    """Return those of `columns` that a Parquet file has, or all columns without lists and objects.
 
-    Nothing is unfolded to more than such a file can honestly hold.
+    A file that would expand to an implausible size is refused.
     """
     import pyarrow as pa  # noqa: PLC0415
     import pyarrow.parquet as pq  # noqa: PLC0415
@@ -57,7 +59,7 @@ def read_parquet(file: Path, columns: Collection[str] | None = None) -> pa.Table
         with pq.ParquetFile(file, read_dictionary=[field.name for field in fields if _is_text(field.type)]) as parquet:
             table = parquet.read(columns=wanted)
         table.validate(full=True)
-        for place, name in enumerate(table.column_names):  # decoded here, and not before
+        for place, name in enumerate(table.column_names):  # decoded only here
             if pa.types.is_dictionary(table.schema.field(place).type):
                 table = table.set_column(place, name, _unfolded(name, table.column(place)))
     except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
@@ -66,7 +68,7 @@ def read_parquet(file: Path, columns: Collection[str] | None = None) -> pa.Table
 
 
 def _check_claims(file: Path, fields: Collection[pa.Field]) -> None:
-    """Refuse a file that claims more than it can hold, or a column whose values are as wide as it likes."""
+    """Refuse a file that declares an implausible size, and columns of fixed-size bytes."""
     import pyarrow as pa  # noqa: PLC0415
 
     declared = oversized(file)
@@ -87,7 +89,7 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _unfolded(name: str, column: pa.ChunkedArray) -> Any:
-    """Return the texts of a column that has each of them once, row by row."""
+    """Return the texts of a dictionary column, row by row."""
     import pyarrow as pa  # noqa: PLC0415
     import pyarrow.compute as pc  # noqa: PLC0415
 

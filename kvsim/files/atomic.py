@@ -1,4 +1,4 @@
-"""Files and folders that appear under their name only when they are whole."""
+"""Write files and folders that appear under their name only when complete."""
 
 from __future__ import annotations
 
@@ -17,15 +17,11 @@ if TYPE_CHECKING:
 
 @contextmanager
 def whole_file(path: str | os.PathLike[str], *, made_by: str = "", comment: Comment = HTML_COMMENT) -> Iterator[Path]:
-    """A scratch file to write to, beside `path`, which takes that name when the block ends without an exception.
+    """Yield a scratch file beside `path`, and rename it to `path` when the block ends without an exception.
 
-    A file that is there keeps its permissions and its owner, and a symbolic link goes on pointing to it. Another hard
-    link of it keeps the old contents.
-
-    Args:
-        path: the file.
-        made_by: the command whose mark the file gets (see `kvsim.files.marks`); none if empty.
-        comment: the form of the mark in a text.
+    An existing file keeps its permissions and owner, and symbolic links to it stay valid. Another hard link keeps the
+    old contents. With `made_by`, the file gets the mark of that command (`kvsim.files.marks`); `comment` is the form of
+    the mark in a text.
     """
     target = Path(os.path.realpath(path))
     if target.is_dir():
@@ -44,18 +40,16 @@ def whole_file(path: str | os.PathLike[str], *, made_by: str = "", comment: Comm
 
 
 def unwritable(file: str | os.PathLike[str], reason: str) -> UsageError:
-    """What is raised where a file cannot be written for `reason`, as the operating system words it."""
+    """Return the error for a file that cannot be written for `reason`, as worded by the operating system."""
     return UsageError(f"cannot write {os.fspath(file)}: {reason}; choose a folder that exists and may be written.")
 
 
 @contextmanager
 def whole_folder(path: str | os.PathLike[str], *, replacing: bool = False) -> Iterator[Path]:
-    """A name for a folder that the block makes, beside `path`; it becomes `path` when the block ends without an
-    exception.
+    """Yield a path beside `path` for a new folder, and rename it to `path` when the block ends without an exception.
 
-    Args:
-        path: the folder; its parents are made.
-        replacing: whether a folder that is there may be replaced; `kvsim.files.overwriting` decides.
+    Missing parents are created. With `replacing`, an existing folder is replaced; `kvsim.files.overwriting` decides
+    this.
     """
     target = Path(os.path.realpath(path))
     if os.path.lexists(target) and not (replacing and target.is_dir()):

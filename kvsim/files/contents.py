@@ -1,6 +1,6 @@
-"""Reading files that may be anything: of a size that fits into memory, unpacked to one that does, and files at all.
+"""Read untrusted files: only regular files, and with a maximum size, before and after decompression.
 
-A pipe is refused: opening one waits until another process writes to it, perhaps for ever.
+A pipe is refused: to open one waits until another process writes to it.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TOML_BYTES = 1 << 20
-"""The largest profile, card, lesson or GPU: many times those that ship, and read within seconds."""
+"""Maximum bytes of a profile, card, lesson or GPU: many times those shipped, and read within seconds."""
 TEXT_BYTES = 1 << 26
-"""The largest list of shapes, or workload of an oracle."""
+"""Maximum bytes of a list of shapes, or of an oracle's workload."""
 META_BYTES = 1 << 28
-"""The largest `meta.json`: one that names every unit of the largest pool by itself would be smaller."""
+"""Maximum bytes of `meta.json`: enough to list every unit of the largest pool."""
 TABLE_BYTES = 1 << 31
-"""The largest text with a request in every line, plain or unpacked; published traces have some hundred megabytes."""
+"""Maximum bytes of a text with one request per line; published traces have some hundred megabytes."""
 UNPACKED_TABLE_BYTES = 1 << 29
-"""Largest size of a compressed table when it is decompressed, in bytes: a few kilobytes may become gigabytes."""
+"""Maximum bytes of a compressed table after decompression: a few kilobytes may become gigabytes."""
 _UNPACKED_AT_ONCE = 1 << 24
 _FEW_UNPACKED, _UNPACKED_PER_BYTE = 1 << 26, 128
-"""Bytes that any packed file may unpack to, and those for each of its own bytes: published traces have some twenty."""
+"""Bytes that any compressed file may expand to, and the bytes per byte of its own; published traces have about 20."""
 
 
 def open_file(file: Path) -> BinaryIO:
-    """Open an ordinary file to read from."""
+    """Open a regular file for reading."""
     descriptor = os.open(file, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
@@ -41,16 +41,16 @@ def open_file(file: Path) -> BinaryIO:
 
 
 def content_of(file: Path, most_bytes: int) -> bytes:
-    """The content of an ordinary file."""
+    """Return the content of a regular file."""
     with open_file(file) as opened:
         size = os.fstat(opened.fileno()).st_size
         if size > most_bytes:
             raise _too_large(most_bytes)
-        # Reading takes as much memory as is asked for, whatever is there.
+        # `read` allocates the requested size, whatever the size of the file.
         content: bytes | None = opened.read(size + 1)
         if content is None:
             raise OSError(errno.EAGAIN, "It is a file of the system that has nothing to say now")
-        if len(content) > size:  # it has grown meanwhile, or is one of the system
+        if len(content) > size:  # it has grown meanwhile, or is a system file
             content += opened.read(most_bytes)
     if len(content) > most_bytes:
         raise _too_large(most_bytes)
@@ -58,7 +58,7 @@ def content_of(file: Path, most_bytes: int) -> bytes:
 
 
 def unpacked(content: bytes, most_bytes: int, *, most_lines: int | None = None) -> bytes:
-    """The content of a gzip file of one member or several."""
+    """Return the content of a gzip file with one or more members."""
     most_bytes = min(most_bytes, _FEW_UNPACKED + _UNPACKED_PER_BYTE * len(content))
     parts, size, num_lines = [], 0, 0
     while content:

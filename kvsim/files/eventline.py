@@ -1,5 +1,6 @@
-"""One event of a growing recording as a line of JSON. It imports nothing else of kvsim, for the process that serves
-viewers beside an engine (`kvsim.capture.viewers`); the vocabulary is that of `kvsim.recording.eventlog`.
+"""Format one event of a log as a line of JSON; `kvsim.recording.eventlog` lists the events.
+
+This module imports nothing else of kvsim, for the process that serves viewers beside an engine.
 """
 
 from __future__ import annotations
@@ -9,5 +10,5 @@ from typing import Any
 
 
 def line(*event: Any) -> bytes:
-    """One event as it stands in the log."""
+    """Return one event as a line of the log."""
     return json.dumps(event, separators=(",", ":")).encode() + b"\n"

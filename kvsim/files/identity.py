@@ -1,4 +1,4 @@
-"""The identity of a recording: a digest of everything in its folder, which each of its files states."""
+"""Compute the identity of a recording: a digest of everything in its folder, stated in each of its files."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from kvsim.files.contents import META_BYTES, content_of, open_file
 
 FORMAT = "kvsim-recording"
 META, LOG = "meta.json", "events.jsonl"
-"""Files of a recording that say what it is: the second is of one that grows."""
+"""Files with the provenance of a recording, complete and still growing."""
 TABLES = ("requests", "steps", "schedule", "memory", "copies")
-"""The tables of a recording, in the order in which they are digested."""
+"""Tables of a recording, in the order of the digest."""
 _STATED = re.compile(rb',\n "identity": "([0-9a-f]{32})"')
-"""The statement of it in `meta.json`. No text in JSON has a line break in it."""
+"""Statement of the identity in `meta.json`. No JSON string contains a line break."""
 
 
 def identity_of(meta: bytes, tables: Iterable[bytes]) -> str:
-    """The identity of a recording with this `meta.json`, but for its identity, and tables with these digests."""
+    """Return the identity of a recording with this `meta.json`, without its identity, and tables with these digests."""
     digest = hashlib.blake2b(meta, digest_size=16)
     for each in tables:
         digest.update(each)
@@ -29,7 +29,7 @@ def identity_of(meta: bytes, tables: Iterable[bytes]) -> str:
 
 
 def is_as_written(folder: Path) -> bool:
-    """Whether the recording in `folder` is, byte for byte, what kvsim wrote there."""
+    """Tell whether the recording in `folder` is unchanged since kvsim wrote it."""
     with suppress(OSError):
         meta = content_of(folder / META, META_BYTES)
         files = (folder / f"{name}.parquet" for name in TABLES)
@@ -39,7 +39,7 @@ def is_as_written(folder: Path) -> bool:
 
 
 def _digest_of_rows(file: Path) -> bytes:
-    """The digest of a Parquet file up to its footer, which is made when all rows are written."""
+    """Return the digest of a Parquet file without its footer, which is written after all rows."""
     with open_file(file) as opened:
         end = opened.seek(max(0, opened.seek(0, os.SEEK_END) - 8))
         left = max(0, end - int.from_bytes(opened.read(4), "little"))

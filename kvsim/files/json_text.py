@@ -1,4 +1,4 @@
-"""JSON that may come from anybody: bounded before memory is taken, and no key twice in an object."""
+"""Parse untrusted JSON: with limits on memory, and without repeated keys."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 MOST_NESTED = 1 << 21
-"""Lists and objects of one text: each takes some hundred bytes, however few letters it has."""
+"""Maximum lists and objects of one text: each takes some hundred bytes."""
 MOST_VALUES = 1 << 24
-"""Commas of one text, those inside of its strings included: no more values stand in it."""
+"""Maximum commas of one text, those in strings included: an upper bound on its values."""
 
 
 def parse(
@@ -28,7 +28,7 @@ def parse(
 
 
 def check_extent(text: str) -> None:
-    """Raise `ValueError` where `text` unfolds to more lists, objects or values than fit into memory."""
+    """Raise `ValueError` if `text` expands to more lists, objects or values than fit into memory."""
     num_nested = text.count("[") + text.count("{")
     if num_nested > MOST_NESTED:
         raise ValueError(f"it has {num_nested:,} lists and objects, more than {MOST_NESTED:,}")
@@ -38,7 +38,7 @@ def check_extent(text: str) -> None:
 
 
 def each_once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the object of `pairs`; JSON leaves open which of two values of one key would hold."""
+    """Return the object of `pairs`; refuse repeated keys, whose meaning JSON leaves open."""
     document = dict(pairs)
     if len(document) < len(pairs):
         seen: set[str] = set()

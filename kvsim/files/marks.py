@@ -1,7 +1,7 @@
-"""The mark of the command that wrote a file: where its format has a place, with a digest of all else in the file.
+"""Mark a file with the command that wrote it, at a place that its format allows, with a digest of all other bytes.
 
-A file that quotes a mark, was edited, cut short or put together from others does not have the digest that its mark
-says, so nobody's work is taken for kvsim's.
+The digest does not match in a file that was edited or cut, or that quotes a mark, so that a user's work is never taken
+for that of kvsim.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from typing import Literal, TypeAlias
 from kvsim.files.contents import open_file
 
 Comment: TypeAlias = Literal["<!-- {} -->", "# {}"]
-"""A line that says nothing, in a text of some format."""
+"""Form of a comment line in a text format."""
 
 HTML_COMMENT: Comment = "<!-- {} -->"
 HASH_COMMENT: Comment = "# {}"
 MARK_BYTES = 128
-"""More bytes than any mark adds to a file."""
+"""Upper bound on the bytes that a mark adds to a file."""
 _MARK = re.compile(rb"Made by: kvsim ([a-z]+) [0-9a-f]{32}")
 _PNG_SIGNATURE, _PNG_HEAD_BYTES = b"\x89PNG\r\n\x1a\n", 33
-"""A PNG begins with its signature and a header of 25 bytes."""
+"""First bytes of a PNG, and their number with its header of 25 bytes."""
 _Kind: TypeAlias = Literal["png", "gif", "pdf", "mp4", "parquet", "text"]
 
 
 def mark_file(file: Path, command: str, comment: Comment = HTML_COMMENT) -> None:
-    """Put the mark of `kvsim COMMAND` into `file`, which has none; a text says it in a `comment` at its end."""
+    """Write the mark of `kvsim COMMAND` into an unmarked file; a text gets a `comment` at its end."""
     with _mapped(file) as content:
         at = _place(content)
         framed = _framed(_kind(content), command, _digest(command, content, at, at), comment) + content[at:]
@@ -41,8 +41,8 @@ def mark_file(file: Path, command: str, comment: Comment = HTML_COMMENT) -> None
 
 
 def maker_of(file: Path) -> str | None:
-    """Return the command of kvsim that wrote `file`; None where none did, or where anything was changed since."""
-    with suppress(OSError, ValueError), _mapped(file) as content:  # the latter where it is empty
+    """Return the command of kvsim that wrote `file`; None if there is none, or if the file was changed since."""
+    with suppress(OSError, ValueError), _mapped(file) as content:  # ValueError for an empty file
         kind, at = _kind(content), _place(content)
         near = content[at : at + MARK_BYTES] if kind == "png" else content[max(0, at - MARK_BYTES) : at]
         for command in (found[1].decode() for found in _MARK.finditer(near)):
@@ -74,7 +74,7 @@ def _kind(content: mmap.mmap) -> _Kind:
 
 
 def _place(content: mmap.mmap) -> int:
-    """The place where a mark of a PNG begins; where that of any other file ends."""
+    """Return the position where the mark of a PNG begins, or where the mark of another format ends."""
     match _kind(content):
         case "png":
             return _PNG_HEAD_BYTES
@@ -105,7 +105,7 @@ def _framed(kind: _Kind, command: str, digest: str, comment: Comment) -> bytes:
 
 
 def _digest(command: str, content: mmap.mmap, begin: int, end: int) -> str:
-    """A digest of `content` without what stands from `begin` to `end`."""
+    """Return a digest of `content` without the bytes from `begin` to `end`."""
     digest = hashlib.blake2b(command.encode(), digest_size=16)
     with memoryview(content) as view:
         digest.update(view[:begin])

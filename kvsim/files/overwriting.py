@@ -1,12 +1,10 @@
-"""Whether a command may write where something stands already.
+"""Decide whether a command may replace an existing file or folder.
 
-A command replaces what it wrote itself: `kvsim run` the recording of an earlier `kvsim run`, `kvsim plot` an earlier
-figure. Whatever else is there stays, unless the user says --overwrite; and a folder that kvsim did not write stays in
-any case, because it may hold anything.
+A command replaces its own output: `kvsim run` a recording of `kvsim run`, `kvsim plot` a figure of `kvsim plot`. It
+replaces other files only with --overwrite, and never a folder that kvsim did not write.
 
-What a command wrote is known from a mark in the file (`kvsim.files.marks`), or from the identity of a recording and the
-command in its `meta.json`; what was edited since is the user's. Formats of other programs have no place for a mark, so
-their files are replaced with --overwrite alone.
+The output of a command has a mark (`kvsim.files.marks`); a recording has an identity, and the command in `meta.json`.
+An edited file is the user's. Formats of other programs have no place for a mark, so their files need --overwrite.
 """
 
 from __future__ import annotations
@@ -28,20 +26,16 @@ from kvsim.files.json_text import parse
 from kvsim.files.marks import maker_of
 
 _DESCRIBED_BYTES = 1 << 20
-"""A `meta.json` that is not as kvsim wrote it is read up to this size, to say what it is."""
+"""Maximum bytes of a changed `meta.json` that is read to describe its folder."""
 _RECORDING_FILES = frozenset((META, *(f"{name}.parquet" for name in TABLES)))
 _REPORT = "report.html"
 _EXPORT_STEMS = frozenset(("requests", "steps", "schedule", "memory", "pool"))
 
 
 def may_replace(path: str | os.PathLike[str], command: str, *, overwrite: bool, is_folder: bool = False) -> None:
-    """Make sure that `kvsim COMMAND` may write to `path`: nothing is there, or only what it wrote itself.
+    """Check that `kvsim COMMAND` may write to `path`: it does not exist, or is output of the same command.
 
-    Args:
-        path: the file or folder that will be written.
-        command: the command's name, such as `run`.
-        overwrite: whether the user said --overwrite.
-        is_folder: whether a folder will be written.
+    `overwrite` is the user's --overwrite; `is_folder` says whether a folder will be written.
     """
     target = Path(path)
     if not os.path.lexists(target):
@@ -59,7 +53,7 @@ def may_replace(path: str | os.PathLike[str], command: str, *, overwrite: bool, 
 
 
 def may_write(path: str | os.PathLike[str], command: str, *, overwrite: bool) -> None:
-    """Make sure, before minutes are spent on a file, that its folder is there, and that `may_replace` allows it."""
+    """Check, before a long computation, that the folder of a file exists and that `may_replace` allows the file."""
     may_replace(path, command, overwrite=overwrite)
     if not Path(path).parent.is_dir():
         raise unwritable(path, os.strerror(ENOENT))
@@ -67,7 +61,9 @@ def may_write(path: str | os.PathLike[str], command: str, *, overwrite: bool) ->
 
 @contextmanager
 def replacing_folder(path: str | os.PathLike[str], command: str, *, overwrite: bool) -> Iterator[Path]:
-    """A name for a folder that `kvsim COMMAND` makes, which becomes `path` when the block ends without an exception."""
+    """Yield a path for a folder of `kvsim COMMAND`, and rename it to `path` when the block ends without an
+    exception.
+    """
     may_replace(path, command, overwrite=overwrite, is_folder=True)
     with whole_folder(path, replacing=True) as folder:
         try:
@@ -81,12 +77,14 @@ def replacing_folder(path: str | os.PathLike[str], command: str, *, overwrite: b
 
 
 def description(text: bytes) -> str:
-    """What a figure's file says of the text beside it, so that a text which was edited is known."""
+    """Return the digest of a figure's text that is stored in the figure's file, so that edits of the text are
+    detected.
+    """
     return f"kvsim, described in {hashlib.blake2b(text, digest_size=16).hexdigest()}"
 
 
 def describes(words: Path, figure: Path) -> bool:
-    """Whether the text in `words` is the one that kvsim wrote beside `figure`, which it wrote too."""
+    """Tell whether kvsim wrote both the text in `words` and the `figure` beside it."""
     with suppress(OSError):
         said = description(content_of(words, _DESCRIBED_BYTES)).encode()
         return maker_of(figure) is not None and said in figure.read_bytes()
@@ -94,7 +92,7 @@ def describes(words: Path, figure: Path) -> bool:
 
 
 def _file(target: Path) -> tuple[str, frozenset[str] | None, bool]:
-    """What `target` is, the commands that say they wrote it, and whether it is the work of kvsim alone."""
+    """Return a description of `target`, the commands that wrote it, and whether it is unchanged."""
     if target.exists() and not target.is_file():
         return "there and no ordinary file", None, False
     maker = maker_of(target)
@@ -122,19 +120,19 @@ def _folder_of_recordings(target: Path, names: set[str]) -> tuple[str, frozenset
     folders = [_recording(target / name, {entry.name for entry in (target / name).iterdir()}) for name in names]
     makers = frozenset.intersection(*(folder[1] or frozenset() for folder in folders))
     if "compare" not in makers and not _are_replicas(target, names, makers):
-        # As likely as not a folder that holds everything of a user.
+        # Probably a folder with all recordings of a user.
         return "a folder of recordings that no one command of kvsim wrote", None, False
     return "a folder of recordings", makers, all(folder[2] for folder in folders)
 
 
 def _are_replicas(target: Path, names: set[str], makers: frozenset[str]) -> bool:
-    """Whether these are the servers of one `kvsim run --replicas`, which are numbered."""
+    """Tell whether these are the numbered servers of one `kvsim run --replicas`."""
     numbered = names == {str(number) for number in range(len(names))}
     return "run" in makers and numbered and len({_document(target / name).get("command") for name in names}) == 1
 
 
 def _document(target: Path) -> dict[str, Any]:
-    """What a recording's `meta.json`, or the first line of its log, says; nothing where it is no recording."""
+    """Return the content of a recording's `meta.json`, or of the first line of its log; empty for other folders."""
     with suppress(OSError, ValueError):
         if os.path.lexists(target / META):
             text = content_of(target / META, META_BYTES if is_as_written(target) else _DESCRIBED_BYTES)
@@ -147,9 +145,7 @@ def _document(target: Path) -> dict[str, Any]:
 
 
 def _recording(target: Path, names: set[str]) -> tuple[str, frozenset[str] | None, bool]:
-    """A recording is a command's own if its `meta.json` says so and nothing in it was changed; that of a real run is
-    not replaced unasked by any.
-    """
+    """Describe a recording as `_file` does; only an unchanged simulation may be replaced without --overwrite."""
     document = _document(target)
     if not document:
         return "a folder that holds something else", None, False
@@ -170,9 +166,9 @@ def _recording(target: Path, names: set[str]) -> tuple[str, frozenset[str] | Non
 
 
 def _report(target: Path) -> tuple[str, frozenset[str] | None, bool]:
-    """A report is a page with its text and its figures, and what describes each of these."""
+    """Describe a report as `_file` does: a page with its text and figures, and their descriptions."""
     if maker_of(target / _REPORT) != "report":
-        return "a folder with a report that kvsim did not write as it stands", None, False
+        return "a folder with a report that kvsim did not write in this form", None, False
     foreign = _foreign(
         str(file.relative_to(target))
         for file in target.rglob("*")

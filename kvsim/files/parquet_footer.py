@@ -1,9 +1,8 @@
-"""What the footer of a Parquet file declares, without the library that will read the file.
+"""Read the declared sizes in the footer of a Parquet file, without pyarrow.
 
-A library that believes a footer allocates what it declares. And pyarrow ends the process, with a C++ exception that
-nothing catches, when asked about a column whose statistics contradict its type; reading such a column is refused in
-order. So the few numbers that are looked at before a file is read are taken from its bytes: the footer is a Thrift
-structure in the compact protocol (https://parquet.apache.org/docs/file-format/metadata/).
+A library that trusts a footer allocates the declared sizes. pyarrow ends the process, with an uncaught C++ exception,
+when asked for the metadata of a column whose statistics contradict its type. So the sizes are read from the bytes: the
+footer is a Thrift structure in the compact protocol (https://parquet.apache.org/docs/file-format/metadata/).
 """
 
 from __future__ import annotations
@@ -17,29 +16,29 @@ from kvsim.files.contents import open_file
 
 _MAGIC = b"PAR1"
 _I64, _LIST, _STRUCT = 6, 9, 12
-"""Types of the protocol."""
+"""Types in the protocol."""
 _FEW_VALUES, _VALUES_PER_BYTE = 100_000, 16
 _FEW_UNPACKED, _UNPACKED_PER_BYTE = 1 << 26, 64
 _DEEPEST = 32
-"""Structures inside each other; a footer has six."""
+"""Maximum depth of nested structures; a footer has six."""
 _ROW_GROUPS, _COLUMNS, _META_DATA, _NUM_ROWS, _NUM_VALUES, _UNPACKED = 4, 1, 3, 3, 5, 6
 """Fields of FileMetaData (row groups, rows), RowGroup, ColumnChunk and ColumnMetaData."""
 
 
 class Declared(NamedTuple):
-    """What a file says of itself."""
+    """Declared sizes of a file."""
 
     num_rows: int
     num_values: list[int]
     """Values of each column, in all row groups together."""
     unpacked_bytes: int
-    """Bytes of all pages, before they were compressed."""
+    """Bytes of all pages before compression."""
     least: int
-    """The smallest of all these numbers, of each row group by itself."""
+    """Smallest of these numbers, over all row groups."""
 
 
 def declared(file: Path) -> Declared | None:
-    """The sizes that `file` declares; None where it is no Parquet file with a footer that can be followed."""
+    """Return the sizes declared by `file`; None if it is not Parquet with a readable footer."""
     with open_file(file) as opened:
         size = opened.seek(0, os.SEEK_END)
         opened.seek(max(0, size - 8))
@@ -56,10 +55,10 @@ def declared(file: Path) -> Declared | None:
 
 
 def oversized(file: Path) -> str | None:
-    """What the footer of a Parquet file declares that so small a file cannot honestly hold, in words; None if nothing.
+    """Describe a declared size that is implausible for the size of the file; None if there is none.
 
-    A column of equal values takes almost no room in a file, and all of it in memory. Files of kvsim have some 6 values
-    and 8 unpacked bytes for each of their own bytes at most.
+    A column of equal values is small in a file and large in memory. Files of kvsim have at most about 6 values and 8
+    uncompressed bytes per byte.
     """
     sizes, file_bytes = declared(file), file.stat().st_size
     if sizes is None:
@@ -90,13 +89,13 @@ def _sizes(document: Mapping[int, Any]) -> Declared:
 
 
 class _Compact:
-    """Thrift's compact protocol: the fields that are asked for, and a way past all others."""
+    """Reader of Thrift's compact protocol: it returns the requested fields and skips all others."""
 
     def __init__(self, data: bytes) -> None:
         self._data, self._at = data, 0
 
     def struct(self, wanted: Mapping[int, _Field], depth: int = 0) -> dict[int, Any]:
-        """The wanted fields of a structure that are there and of the right type."""
+        """Return the wanted fields of a structure that are present and of the right type."""
         if depth > _DEEPEST:
             raise RecursionError
         found, field = {}, 0
@@ -110,12 +109,12 @@ class _Compact:
         return found
 
     def number(self) -> int:
-        """A whole number with a sign."""
+        """Read a signed integer."""
         value = self._varint()
         return value >> 1 ^ -(value & 1)
 
     def structs(self, wanted: Mapping[int, _Field]) -> list[dict[int, Any]]:
-        """A list of structures."""
+        """Return a list of structures."""
         kind, count = self._list()
         if kind == _STRUCT:
             return [self.struct(wanted) for _ in range(count)]
@@ -129,7 +128,7 @@ class _Compact:
 
     def _skip(self, kind: int, depth: int) -> None:
         match kind:
-            case 1 | 2:  # true and false stand in the header
+            case 1 | 2:  # true and false are in the header
                 pass
             case 3:  # a byte
                 self._pass(1)
@@ -155,7 +154,7 @@ class _Compact:
                 raise IndexError
 
     def _skip_element(self, kind: int, depth: int) -> None:
-        """Every element takes a byte or more, so that a list that claims to be long ends with the footer."""
+        """Skip an element of a list; it has at least one byte, so that a list cannot be longer than the footer."""
         if kind in (1, 2):
             self._pass(1)
         else:

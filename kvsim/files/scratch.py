@@ -1,8 +1,8 @@
-"""A hidden folder beside a target for what is only half made, and the step in which the whole thing takes its name.
+"""Create a hidden scratch folder beside a target, and rename its complete content to the target.
 
-A process that is killed leaves its folder behind; the next one that writes to the target takes it away. Whether the
-owner of a folder lives is known from a lock on the folder, which the system releases when a process ends in whatever
-way. Where folders cannot be locked, nothing is ever taken away.
+A killed process leaves its folder behind; the next process that writes to the target removes it. A lock on the folder
+shows whether its owner is alive; the system releases it when the process ends. If folders cannot be locked, none is
+removed.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from glob import escape
 from pathlib import Path
 
 ENDING = [signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
-"""Signals that end a command: to be stopped, and the loss of its terminal."""
+"""Signals that end a command: termination, and the loss of its terminal."""
 _SUFFIX = ".kvsim-scratch"
 _REPLACED = "replaced"
-"""Name, in a scratch folder, of the target that another one is about to replace."""
+"""Name, in a scratch folder, of the target being replaced."""
 _OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST)
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
-"""Arguments of Linux's renameat2: paths are relative to the working directory; the two names change places."""
+"""Arguments of Linux's renameat2: paths relative to the working directory, exchange of the two names."""
 
 
 @contextmanager
 def scratch_beside(target: Path) -> Iterator[Path]:
-    """An empty folder on the same disk as `target`, gone afterwards; so are those that killed processes have left."""
+    """Yield an empty folder on the same disk as `target`, removed afterwards; remove those of killed processes too."""
     for folder in target.parent.glob(f".{escape(target.name)}-*{_SUFFIX}"):
         _take_away_if_dead(folder, target)
     while True:
         scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", suffix=_SUFFIX, dir=target.parent))
-        # Another process may find the folder before it is locked, and take it away as a dead one's.
+        # Another process may find the folder before it is locked, and remove it.
         with suppress(BlockingIOError, FileNotFoundError):
             lock = _lock(scratch)
             break
@@ -51,7 +51,7 @@ def scratch_beside(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def alone_in(folder: Path) -> Iterator[bool]:
-    """Whether no other process is in a block like this one on `folder`; none comes in until this one ends."""
+    """Lock `folder` for the block; yield whether no other process holds the lock."""
     try:
         lock = _lock(folder)
     except BlockingIOError:
@@ -65,12 +65,12 @@ def alone_in(folder: Path) -> Iterator[bool]:
 
 
 def replace_folder(new: Path, target: Path, scratch: Path) -> None:
-    """Let the folder `new`, which stands in `scratch`, take the name `target`; what had it goes with `scratch`.
+    """Rename the folder `new`, inside `scratch`, to `target`; the old target is removed with `scratch`.
 
-    The folder, and each file in it that `target` has too, get the permissions and the owner that they have there.
+    The folder and its files get the permissions and owners of their counterparts in `target`.
 
-    Where the system can exchange two names in one step, `target` is there at every moment. Elsewhere it takes two, and
-    the next process that writes to `target` puts back what a kill between them has taken away.
+    If the system can exchange two names in one step, `target` exists at every moment. Otherwise two steps are needed;
+    after a kill between them, the next process that writes to `target` restores the old one.
     """
     for path in (*new.rglob("*"), new):
         keep_access(path, target / path.relative_to(new))
@@ -93,7 +93,7 @@ def replace_folder(new: Path, target: Path, scratch: Path) -> None:
 
 
 def keep_access(new: Path, old: Path) -> None:
-    """Give `new` the permissions of `old` and, where this process may, its owner and group, if `old` is there."""
+    """Give `new` the permissions of `old` and, if allowed, its owner and group, if `old` exists."""
     try:
         before, now = old.stat(), new.stat()
     except FileNotFoundError:
@@ -110,7 +110,7 @@ def _take_away_if_dead(folder: Path, target: Path) -> None:
         if lock is None:
             return
         try:
-            if (folder / _REPLACED).exists() and not target.exists():  # it died between one rename and the next
+            if (folder / _REPLACED).exists() and not target.exists():  # killed between the two renames
                 (folder / _REPLACED).rename(target)
             shutil.rmtree(folder, ignore_errors=True)
         finally:
@@ -118,7 +118,7 @@ def _take_away_if_dead(folder: Path, target: Path) -> None:
 
 
 def _lock(folder: Path) -> int | None:
-    """Lock `folder` until the returned descriptor is closed; None where folders cannot be locked."""
+    """Lock `folder` until the returned descriptor is closed; return None if folders cannot be locked."""
     try:
         import fcntl  # noqa: PLC0415  not on every system
     except ImportError:
@@ -139,7 +139,7 @@ def _lock(folder: Path) -> int | None:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Let two names change places in one step; return whether this system and this disk can."""
+    """Swap two names in one step; return whether the system and the disk support this."""
     if not sys.platform.startswith("linux"):
         return False
     try:

@@ -1,7 +1,7 @@
-"""Does a load fit a server, what limits it, and what would make it fit: answers found by simulation.
+"""Find by simulation whether a load fits a server, what limits it, and what would make it fit.
 
-`Server` and `Load` say what there is and what is asked of it, `Goal` when that is well, `changes` what could be done,
-and `Search` tries it. Nothing here prints; nothing here knows flags of a command line, but for those of vLLM.
+`Server` and `Load` describe the question, `Goal` the targets, `changes` the possible changes; `Search` tries them. This
+room prints nothing, and knows no command-line flags except those of vLLM.
 """
 
 from kvsim.fitting.answer import Answer

@@ -1,4 +1,4 @@
-"""The answer to "does it fit", with its sentences: the verdict, what limits, and what would help."""
+"""Answer whether a load fits, in sentences: the verdict, the limit, and the remedies."""
 
 from __future__ import annotations
 
@@ -20,51 +20,52 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What a load meets on a server, and what would help."""
+    """Outcome of a load on a server, and the remedies."""
 
     server: Server
-    """The server as it starts: with a `max_model_len` that fits."""
+    """Server as it starts, with a `max_model_len` that fits."""
     load: Load
     goal: Goal
     outcome: Outcome
     band: dict[str, tuple[float, float]]
     largest: float | None
-    """The largest load that fits: users, or times the arrivals; None where none does, infinity beyond what was
-    tried."""
+    """Largest load that fits: users, or a multiple of the arrivals; None if none fits, infinity beyond the largest
+    tried.
+    """
     searched: bool
-    """Whether the largest load was looked for."""
+    """Whether the largest load was searched."""
     remedies: tuple[Remedy, ...]
-    """The best of them, with bands, best first."""
+    """Best changes with prediction intervals, best first."""
     tried: tuple[Remedy, ...]
-    """All changes that were simulated."""
+    """All simulated changes."""
     shortened_from: int | None = None
-    """The `max_model_len` that was asked for and does not start."""
+    """Requested `max_model_len`, with which the server does not start."""
 
     def __repr__(self) -> str:
         return f"<Answer: {self.verdict}>"
 
     @property
     def fits(self) -> bool:
-        """Whether the load fits the server as it is."""
+        """Whether the load fits the unchanged server."""
         return self.goal.is_met(self.outcome)
 
     @property
     def verdict(self) -> str:
-        """Whether the load fits, in a sentence or two."""
+        """Whether the load fits, in one or two sentences."""
         return _verdict(self)
 
     @property
     def without_gain(self) -> list[Remedy]:
-        """Single changes that were tried and bring nothing, the best of each kind."""
+        """Single changes that were tried without effect, the best of each kind."""
         return without_gain(self.tried, self.remedies)
 
     @property
     def limit(self) -> str:
-        """What limits, in a sentence."""
+        """Sentence about the limit."""
         return limit_words(self.outcome, self.server, self.load, self.goal)
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return the answer for JSON."""
         return {
             "verdict": self.verdict,
             "fits": self.fits,
@@ -87,17 +88,17 @@ class Answer:
 
 
 def command_dict(server: Server) -> dict[str, Any]:
-    """The command that starts a server, and what is needed where there is none, as JSON has it."""
+    """Return the command that starts a server, or the missing checkpoint, for JSON."""
     return {"command": server.flags() if server.starts else None, "needs": None if server.starts else server.flags()}
 
 
 def bands(band: dict[str, tuple[float, float]]) -> dict[str, list[float]]:
-    """Bands as JSON has them."""
+    """Return prediction intervals for JSON."""
     return {name: [low, high] for name, (low, high) in band.items() if not math.isnan(low)}
 
 
 def remedy_dict(remedy: Remedy) -> dict[str, Any]:
-    """A remedy as JSON has it."""
+    """Return a remedy for JSON."""
     return {
         "change": remedy.change.words,
         "kind": remedy.change.kind.name.lower(),
@@ -111,7 +112,7 @@ def remedy_dict(remedy: Remedy) -> dict[str, Any]:
 
 
 def _verdict(answer: Answer) -> str:
-    """Whether the load fits."""
+    """Describe whether the load fits."""
     if answer.outcome.error:
         return f"No: {answer.outcome.error}"
     users = answer.load.users
@@ -154,7 +155,7 @@ def _more(largest: float | None, asked: float, unit: float = 1.0) -> str:
 
 
 def _number(value: float) -> str:
-    """Three figures, without an exponent."""
+    """Format a number with three significant digits, without an exponent."""
     return f"{float(f'{value:.3g}'):,.10g}"
 
 
@@ -165,7 +166,7 @@ def _share_served(answer: Answer) -> str:
     if not answer.searched:
         return f"{_number(rate)} requests a second do not fit"
     if not largest:
-        return f"{_number(rate)} requests a second do not fit, nor does a sixteenth of them"
+        return f"{_number(rate)} requests a second do not fit, nor does a sixteenth"
     return f"{_number(largest * rate)} of {_number(rate)} requests a second fit"
 
 
@@ -193,5 +194,5 @@ def _misses(answer: Answer) -> list[str]:
 
 
 def _milliseconds(value_s: float) -> str:
-    """A time in the unit that suits it."""
+    """Format a time in a suitable unit."""
     return "–" if value_s != value_s else f"{1000 * value_s:,.0f} ms" if value_s < 10 else f"{value_s:,.1f} s"

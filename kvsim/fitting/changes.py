@@ -1,7 +1,7 @@
-"""What can be changed about a server, nearest first: settings, then types, then GPUs.
+"""List the possible changes of a server, cheapest first: settings, then types, then GPUs.
 
-The one list that `kvsim fit` searches and `kvsim diagnose` tries on a recording's own requests. A change of a type
-makes the model compute something slightly else; a change of GPUs costs money. Settings can be changed together.
+`kvsim fit` and `kvsim diagnose` try the same list. A change of a type changes the model's numbers slightly; a change of
+GPUs costs money. Settings can be combined.
 """
 
 from __future__ import annotations
@@ -21,28 +21,26 @@ if TYPE_CHECKING:
     from kvsim.fitting.server import Server
 
 _UTILIZATIONS = (0.90, 0.92, 0.94, 0.95, 0.96)
-"""Values of `gpu_memory_utilization` that are tried; above the last, vLLM's own estimate of what it needs beside the
-cache may not hold.
-"""
+"""Values of `gpu_memory_utilization` to try; above the last, vLLM's memory estimate may fail."""
 _SEQS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024, 2048)
 _TOKENS = (512, 1024, 2048, 4096, 8192, 16384, 32768)
 _SOME_SEQS, _SOME_TOKENS = (64, 256, 1024), (1024, 4096, 16384)
-"""Limits that are tried in pairs."""
+"""Limits to try in pairs."""
 _WATERMARKS = (0.01, 0.05)
-"""Shares of the pool: one keeps what runs from preempting each other, the other what arrives in bursts as well."""
+"""Shares of the pool to try: the first keeps running requests from preempting each other, the second bursts too."""
 _BLOCKS = (1.25, 1.5, 2.0)
-"""Factors of a pool whose blocks were stated."""
+"""Factors for a stated number of blocks."""
 _GPUS = ("H100 SXM", "H200", "B200")
 _SIZES = (2, 4, 8)
 _MOST_REPLICAS = 4
 
 
 class Kind(IntEnum):
-    """How far a change goes, the nearest first."""
+    """Kind of a change, cheapest first."""
 
     SETTING = 0
     TYPE = 1
-    """A change of a type: the cache or the weights in fewer bits, so that the model computes slightly different
+    """Change of a type: the cache or the weights in fewer bits, so that the model computes slightly different
     numbers.
     """
     GPUS = 2
@@ -51,23 +49,20 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """A server that differs from another in a few places."""
+    """Server that differs from another in a few settings."""
 
     words: str
-    """The change in words: `max_num_seqs 1,024 to 64`."""
+    """Description: `max_num_seqs 1,024 to 64`."""
     fields: tuple[str, ...]
-    """Names of the fields that were changed: changes of the same fields are alternatives."""
+    """Names of the changed fields; changes of the same fields are alternatives."""
     kind: Kind
     server: Server
 
 
 def changes(server: Server, *, longest_tokens: int, most: int = 60) -> list[Change]:
-    """At most `most` changes of `server`: each alone, then two settings together, then settings beside types.
+    """List at most `most` changes of `server`: single ones, then pairs of settings, then settings with types.
 
-    Args:
-        server: what there is.
-        longest_tokens: the longest request, prompt and answer, which `max_model_len` must leave room for.
-        most: how many.
+    `longest_tokens` is the longest request, prompt and output, which `max_model_len` must allow.
     """
     settings = [
         *_caching(server),
@@ -90,7 +85,7 @@ def changes(server: Server, *, longest_tokens: int, most: int = 60) -> list[Chan
 
 
 def _starts(change: Change) -> bool:
-    """Whether vLLM starts with the limits of a change."""
+    """Tell whether vLLM starts with the limits of a change."""
     try:
         change.server.policy()
     except UsageError:
@@ -157,7 +152,7 @@ def _host(server: Server) -> Iterator[Change]:
 
 
 def _length(server: Server, longest_tokens: int) -> Iterator[Change]:
-    """A shorter longest sequence frees nothing that a request would use; it matters where vLLM would not start."""
+    """Yield a shorter `max_model_len` if vLLM would not start with the present one; otherwise it has no effect."""
     try:
         server.budget()
     except KvsimError:
@@ -202,10 +197,10 @@ def _gpus(server: Server) -> Iterator[Change]:
 
 
 def _both(first: Change, second: Change) -> Change | None:
-    """Both changes made; None where they change the same."""
+    """Combine two changes; return None if they change the same field."""
     if set(first.fields) & set(second.fields):
         return None
-    # `first` is a setting, so all that it changes is a field of the server itself.
+    # `first` is a setting, so it changes only fields of the server itself.
     own = {name: getattr(first.server, name) for name in first.fields}
     return Change(
         words=f"{first.words} and {second.words}",

@@ -1,7 +1,6 @@
-"""The checkpoint that `vllm serve` is given for a model: its name on the hub, and whether it can be served so at all.
+"""Find the checkpoint on the hub that `vllm serve` needs for a model, if there is one.
 
-vLLM stores 16-bit weights in fp8 while it loads them. Every other format of weights is in the checkpoint itself, so
-such weights are a checkpoint of their own.
+vLLM can convert 16-bit weights to fp8 while loading. Every other weight format needs a checkpoint in that format.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ _AWQ = {
     "Qwen/Qwen3-8B": "Qwen/Qwen3-8B-AWQ",
     "Qwen/Qwen3-32B": "Qwen/Qwen3-32B-AWQ",
 }
-"""Checkpoints of listed models in AWQ, by name; those of instruction-tuned siblings where the base has none."""
+"""AWQ checkpoints of listed models, by name; of instruction-tuned siblings if the base model has none."""
 _ONLINE = "fp8"
-"""The format into which vLLM brings 16-bit weights while it loads them (`--quantization fp8`)."""
+"""Format to which vLLM converts 16-bit weights while loading (`--quantization fp8`)."""
 
 
 def hub_name(named: str) -> str:
-    """The name with its organisation that vLLM finds a model by; a path, and a name that is not listed, as they are."""
+    """Return the model's name with its organisation; a path or an unlisted name unchanged."""
     if "/" in named or Path(named).exists():
         return named
     try:
@@ -46,11 +45,9 @@ def hub_name(named: str) -> str:
 
 
 def checkpoint_of(model: Model, named: str) -> tuple[str, list[str]] | None:
-    """The checkpoint that holds `model` as it is served, and the flags that make it so; None where none is known.
+    """Return the checkpoint with the weights of `model`, and the flags it needs; None if none is known.
 
-    Args:
-        model: as it is served.
-        named: the name that a user gave, which may end in how its weights are stored; empty for the model's own.
+    `named` is the user's name for the model, which may end in a quantization; empty for the model's own name.
     """
     name, wanted = hub_name(named or model.name), model.quantization
     stored = _stored(named or model.name)
@@ -69,7 +66,7 @@ def _sibling(model: Model) -> tuple[str, list[str]] | None:
 
 @lru_cache(maxsize=64)
 def _stored(named: str) -> str | None:
-    """The format of the weights in the checkpoint itself; None for the model's own type, or where it is not known."""
+    """Return the weight format of the checkpoint; None for the model's own type, or if unknown."""
     try:
         found = find_model(named).quantization
     except KvsimError:

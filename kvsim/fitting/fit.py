@@ -1,4 +1,4 @@
-"""Whether a load fits a server: simulations of it, and of changes of the server."""
+"""Answer whether a load fits a server, by simulations of it and of changes of the server."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ def answer(
     """Simulate `load` on `server` and on up to `most` changes of it.
 
     Args:
-        server: what there is; where vLLM would not start with its `max_model_len`, the longest that fits is taken.
-        load: what is asked of it.
-        goal: when the load fits.
-        search: on how many cores, with which engine.
-        most: changes to try.
-        find_largest: whether to look for the largest load that fits.
+        server: server; if vLLM would not start with its `max_model_len`, the longest that fits is used.
+        load: requests.
+        goal: targets that decide whether the load fits.
+        search: number of cores, and engine.
+        most: maximum number of changes to try.
+        find_largest: whether to search the largest load that fits.
     """
     try:
         starting = server.starting()
-    except BudgetError:  # not one block: the outcome says why
+    except BudgetError:  # no block is left: the outcome has the reason
         starting = server
     lengths = load.workload.prompt_tokens + load.workload.output_tokens
     [outcome] = search.outcomes([(starting, load, 1.0)])

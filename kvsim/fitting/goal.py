@@ -1,4 +1,4 @@
-"""When a load fits: nothing is preempted, nothing waits for memory or for a place, and times stay below targets."""
+"""Decide whether a load fits: no preemptions, no waiting for memory or the batch, and latencies below the targets."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from kvsim.fitting.outcome import Outcome
 
 TOO_SHORT = "too short to tell"
-"""Name of what is missed where nothing else is and the rate of an open loop has not settled: nobody knows."""
+"""Name of the miss if the rate of an open loop has not settled and nothing else is missed."""
 _FEW = 0.01
-"""Preemptions per request, and the share of requests that wait, that are let pass."""
+"""Accepted preemptions per request, and accepted share of waiting requests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
-    """Targets in seconds; None for those that were not set."""
+    """Targets in seconds; None for unset targets."""
 
     ttft_p99_s: float | None = None
     tpot_p99_s: float | None = None
@@ -31,7 +31,7 @@ class Goal:
                 raise UsageError(f"{name} should be a positive number of seconds, not {value}.")
 
     def misses(self, outcome: Outcome) -> dict[str, float]:
-        """By how much each condition is missed, as a share of what it allows; empty where the load fits."""
+        """Return the relative excess over each missed condition; empty if the load fits."""
         if outcome.error:
             return {"does not start": math.inf}
         found = {
@@ -52,9 +52,9 @@ class Goal:
         return missed
 
     def is_met(self, outcome: Outcome) -> bool:
-        """Whether the load fits."""
+        """Tell whether the load fits."""
         return not self.misses(outcome)
 
     def shortfall(self, outcome: Outcome) -> float:
-        """How far the load is from fitting; 0 where it fits."""
+        """Return the total excess over missed conditions; 0 if the load fits."""
         return sum(self.misses(outcome).values())

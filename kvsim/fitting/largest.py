@@ -1,4 +1,4 @@
-"""The largest load that fits a server, found by halving."""
+"""Find the largest load that fits a server, by bisection."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ if TYPE_CHECKING:
     from kvsim.simulation import EngineName
 
 _CLOSE = 0.04
-"""Precision with which the largest load is found, as a share of it."""
+"""Relative precision of the largest load."""
 _MOST_TIMES = 16
-"""The largest load that is looked at, as a multiple of the one that was asked for."""
+"""Largest load tried, as a multiple of the requested one."""
 
 
 def largest_load(server: Server, load: Load, goal: Goal, *, engine: EngineName = "auto") -> float | None:
-    """The largest load that fits: in users, or in times the arrivals of an open loop.
+    """Return the largest load that fits: users, or a multiple of the arrival rate of an open loop.
 
-    None where not even one user or a sixteenth of the arrivals fits; infinity where more does than was looked for.
+    The result is None if neither one user nor a sixteenth of the arrivals fits, and infinity beyond the largest load
+    tried.
     """
     start = float(load.users or 1)
 
@@ -47,5 +48,5 @@ def largest_load(server: Server, load: Load, goal: Goal, *, engine: EngineName =
 
 
 def scaled(load: Load, size: float) -> Load:
-    """The load of `size` users, or with arrivals `size` times as fast."""
+    """Return the load with `size` users, or with the arrival rate multiplied by `size`."""
     return load.of_users(max(round(size), 1)) if load.users else load.at_rate(size)

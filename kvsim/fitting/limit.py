@@ -1,4 +1,4 @@
-"""What limits a load on a server, and where the time goes, as a sentence."""
+"""Describe what limits a load on a server, and the use of time, as a sentence."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def limit_words(outcome: Outcome, server: Server, load: Load, goal: Goal) -> str:
-    """What limits: what keeps requests waiting once the first rush is over, else what steps spend their time on."""
+    """Describe the limit that makes requests wait after the warm-up, or else the main work of the steps."""
     if outcome.error:
         return "memory: nothing can be served."
     if outcome.refused_share == 1:
@@ -35,7 +35,7 @@ def limit_words(outcome: Outcome, server: Server, load: Load, goal: Goal) -> str
 
 
 def _memory(outcome: Outcome, server: Server, load: Load) -> str:
-    """How little memory weights leave."""
+    """Describe the memory that the weights leave."""
     lengths = load.workload.prompt_tokens + load.workload.output_tokens
     mean, budget = round(float(lengths.mean())), server.budget()
     room = f"hold {budget.max_sequences(mean):,} requests of {mean:,} tokens, and are full"
@@ -57,7 +57,7 @@ def _busiest(outcome: Outcome, server: Server) -> str:
 
 
 def _time_words(outcome: Outcome) -> str:
-    """Where the time goes."""
+    """Describe the shares of time."""
     shares = outcome.shares
     if shares is None:
         return ""

@@ -1,4 +1,4 @@
-"""What a server is asked for: requests that arrive at their own times, or users who wait for their answers."""
+"""Describe the requests to a server: an open loop with arrival times, or users in a closed loop."""
 
 from __future__ import annotations
 
@@ -19,56 +19,49 @@ if TYPE_CHECKING:
     from kvsim.simulation import Measured
 
 _ROUNDS = 4
-"""Requests of each user in a closed loop: the first of each, sent by all at once, are left out, as are the last, whose
-company has gone."""
+"""Requests of each user in a closed loop; the first and last of each are left out of the figures."""
 _LEAST_REQUESTS = 200
 _MOST_REQUESTS, _MOST_TOKENS = 20_000, 4_000_000
-"""Requests, and output tokens of them, that a load is repeated to where its rate does not settle before."""
+"""Maximum requests, and maximum output tokens, to which a load is repeated until its rate settles."""
 _MOST_AT_ONCE = 8
-"""Times as many requests as before that are tried next."""
+"""Maximum factor by which a load is lengthened at a time."""
 _ENOUGH = 6.0
-"""Times for which a request runs that requests should arrive for."""
+"""Duration of the arrivals to aim for, in mean run times of a request."""
 _UNIT_TOKENS = 16
-"""Tokens that a hash stands for which is made of token ids."""
+"""Tokens per hash made from token ids."""
 _BEYOND_KEYS = 44
-"""Bit of a hash at which the number of the repetition is put."""
+"""Bit of a hash from which it contains the number of the repetition."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """Requests, and who sends them."""
+    """Requests and their senders."""
 
     workload: Workload
     users: int | None = None
-    """So many users, each of whom sends the next request when the last is answered; None: requests arrive when the
-    workload says."""
+    """Number of users; each sends the next request after the last answer. None for arrivals by the workload."""
     think_s: float = 0.0
     """Seconds between an answer and a user's next request."""
     stamp_at_entry: bool = False
-    """Times of arrival are those at which an engine had let a request in, as in a recording of one."""
+    """Whether arrival times are those of admission to an engine, as in its recording."""
     repeats: bool = True
-    """Whether an open loop goes on with the same requests until the server has settled; False where the run of exactly
-    these is of interest, as that of a recording."""
+    """Whether an open loop repeats its requests until the server has settled; False to run exactly these requests."""
     asked_rate_per_s: float | None = None
-    """Requests per second of an open loop that was asked for; None: as they arrive."""
+    """Requested rate of an open loop in requests per second; None for that of the workload."""
 
     def of_users(self, users: int) -> Load:
-        """The requests of this load, sent by another number of users: each sends as many, taken anew from the
-        beginning where there are not enough.
-        """
+        """Return this load with another number of users and as many requests per user, repeated if necessary."""
         per_user = max(len(self.workload) / (self.users or users), 1.0)
         wanted = max(round(per_user * users), min(_LEAST_REQUESTS, len(self.workload)))
         return replace(self, workload=repeated(self.workload, wanted), users=users)
 
     def at_rate(self, factor: float) -> Load:
-        """The requests of this load, arriving `factor` times as fast."""
+        """Return the requests of this load with the arrival rate multiplied by `factor`."""
         asked = None if self.asked_rate_per_s is None else self.asked_rate_per_s * factor
         return replace(self, workload=self.workload.scaled_rate(factor), asked_rate_per_s=asked)
 
     def longer(self, part: SteadyPart) -> Load | None:
-        """This load for longer, where `part` of its run was too short to tell; None where it goes on long enough, or
-        no longer will do.
-        """
+        """Return a longer load if `part` of its run was too short; None if it is long enough or at the maximum."""
         if not self.is_judged_steady or part.steadiness is not Steadiness.SHORT:
             return None
         now, tokens = len(self.workload), float(self.workload.output_tokens.mean())
@@ -80,26 +73,27 @@ class Load:
 
     @property
     def is_judged_steady(self) -> bool:
-        """Whether what it meets is judged once the server has settled."""
+        """Whether the figures are those after the server has settled."""
         return self.repeats and self.users is None
 
     @property
     def rate_per_s(self) -> float | None:
-        """Arrivals per second; None in a closed loop, or where all arrive at once."""
+        """Arrivals per second; None in a closed loop, or if all arrive at once."""
         if self.users is not None:
             return None
         return self.asked_rate_per_s or self.workload.summary().rate_per_s
 
 
 def requests_for(users: int) -> int:
-    """How many requests show what so many users meet."""
+    """Return the number of requests that show the behaviour for `users` users."""
     return max(_ROUNDS * users, _LEAST_REQUESTS)
 
 
 def repeated(workload: Workload, num_requests: int) -> Workload:
-    """`num_requests` requests: the first ones, or all over and over, as far apart as they were.
+    """Return `num_requests` requests: the first ones, or all in repetition, at the same distances.
 
-    What only one prompt begins with is new every time; what several begin with, such as a system prompt, they share.
+    A prefix of a single prompt is new in every repetition. A prefix of several prompts, such as a system prompt, stays
+    shared.
     """
     if num_requests <= len(workload):
         return workload.head(num_requests)
@@ -125,7 +119,7 @@ def repeated(workload: Workload, num_requests: int) -> Workload:
 
 
 def steady(load: Load, measured: Measured, part: SteadyPart) -> npt.NDArray[np.int64]:
-    """Rows of the requests that met the server at work: neither the first rush nor the last stragglers."""
+    """Return the rows of the requests in normal operation, without warm-up and drain."""
     requests = measured.requests
     order = np.argsort(requests.arrival_s, kind="stable")
     rows: npt.NDArray[np.int64] = order[requests.status[order] == RequestStatus.FINISHED]

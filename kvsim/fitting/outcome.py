@@ -1,8 +1,8 @@
-"""One server under one load, simulated: the figures that decide whether it fits."""
+"""Simulate one server under one load, and return the figures that decide whether the load fits."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,64 +26,64 @@ if TYPE_CHECKING:
 
 _NONE = Distribution(mean=np.nan, p50=np.nan, p90=np.nan, p99=np.nan)
 _HOST = 2.0
-"""Hosts differ more than GPUs: so many times the error of the times as a whole, as in `kvsim.experiments.bands`."""
+"""Factor of the host's error relative to that of all times, since hosts differ more than GPUs (`experiments.bands`)."""
 _OVERLOADED_S = 1.0
-"""Seconds that the queue must have grown by before a server is said not to keep up."""
+"""Minimum growth of the queue in seconds that counts as overload."""
 
 _FEWEST_WAITS = 8
 _HOPELESS = 0.5
-"""Seconds by which the queue grows in each, from which on a server will not keep up however long the load goes on."""
+"""Growth of the queue in seconds per second from which a longer load cannot settle."""
 _PRICE = 1.5
-"""A time so many times as long is a price that is told."""
+"""Factor of a time from which its increase is reported."""
 _LESS = 0.05
-"""So is output that is less by this share."""
+"""Share of output lost from which the loss is reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a load meets on a server. Means and percentiles are of requests that met it at work (`load.steady`)."""
+    """Figures of a load on a server. Means and percentiles are of requests in normal operation (`load.steady`)."""
 
     error: str = ""
-    """The reason why nothing could be simulated: the server does not start, or a request can never be served."""
+    """Reason why nothing was simulated: the server does not start, or a request can never be served."""
     num_blocks: int = 0
-    """vLLM's number on each GPU, null block included."""
+    """Blocks of each GPU as in vLLM, null block included."""
     kv_bytes: int = 0
     """Bytes of the pool on each GPU."""
     ttft_s: Distribution = _NONE
     tpot_s: Distribution = _NONE
     e2e_s: Distribution = _NONE
     output_tokens_per_s: float = np.nan
-    """Output tokens per second of all replicas: in the steady part where there is one, else over the whole run."""
+    """Output tokens per second of all replicas: in the steady part if there is one, else over the whole run."""
     steadiness: Steadiness = Steadiness.STEADY
-    """Whether the rate of an open loop settled on all replicas."""
+    """Kind of rate of an open loop, over all replicas."""
     num_requests: int = 0
-    """Requests that were simulated, repetitions included."""
+    """Number of simulated requests, repetitions included."""
     requests_per_s: float = np.nan
     duration_s: float = np.nan
     num_preemptions: int = 0
     preemptions_per_min: float = 0.0
     preemptions_per_request: float = 0.0
     vain_share: float = 0.0
-    """Share of all computed tokens that were computed for nothing, 0 to 1."""
+    """Share of all computed tokens that were useless, 0 to 1."""
     waiting_share: float = 0.0
-    """Share of the requests that are there on average which waits for memory or for a place in the batch, 0 to 1."""
+    """Share of the present requests that wait for memory or for a place in the batch, mean over time, 0 to 1."""
     waiting_for: WaitingFor | None = None
-    """Requests that wait on average over the whole run, the first rush included, by what for."""
+    """Waiting requests by limit, mean over the whole run."""
     steady_queue: float = 0.0
-    """Requests that wait for their first step on average, once the first rush is over."""
+    """Requests that wait for their first step, mean over time after the warm-up."""
     refused_share: float = 0.0
     overload: float = 0.0
-    """Seconds by which the wait in the queue grows in each second of an open loop; 0 where the server keeps up."""
+    """Growth of the queueing time in seconds per second of an open loop; 0 if the server keeps up."""
     mean_batch: float = np.nan
     peak_occupancy: float = np.nan
     limit: Limit | None = None
     shares: TimeShares | None = None
     label: str = ""
-    """The basis of the step times, in words."""
+    """Basis of the step times, in words."""
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
-        times = {name: dict(getattr(self, name).as_dict()) for name in ("ttft_s", "tpot_s", "e2e_s")}
+        """Return the figures for JSON."""
+        times = {name: asdict(getattr(self, name)) for name in ("ttft_s", "tpot_s", "e2e_s")}
         plain = ("error", "num_blocks", "kv_bytes", "output_tokens_per_s", "requests_per_s", "duration_s",
                  "num_preemptions", "preemptions_per_min", "vain_share", "waiting_share", "refused_share", "overload",
                  "mean_batch", "peak_occupancy")  # fmt: skip
@@ -91,19 +91,19 @@ class Outcome:
             "steadiness": self.steadiness.name.lower(),
             "num_requests": self.num_requests,
             "limit": None if self.limit is None else self.limit.name.lower(),
-            "time_shares": None if self.shares is None else self.shares.as_dict(),
+            "time_shares": None if self.shares is None else asdict(self.shares),
             "times": self.label,
         }  # fmt: skip
 
 
 def evaluate(server: Server, load: Load, *, engine: EngineName = "auto", pace: float = 1.0) -> Outcome:
-    """Simulate `load` on `server`; what cannot be simulated is an outcome with an error.
+    """Simulate `load` on `server`; errors become an outcome with an error.
 
     Args:
-        server: one kind, and how many replicas.
-        load: what it is asked for.
+        server: server and its number of replicas.
+        load: requests.
         engine: as in `kvsim.simulation.Options`.
-        pace: what the GPU does takes so many times as long, and what the host does moves by twice as much.
+        pace: factor of the GPU times; host times change by twice as much.
     """
     try:
         machine, policy = server.machine(), server.policy()
@@ -130,18 +130,18 @@ def evaluate(server: Server, load: Load, *, engine: EngineName = "auto", pace: f
 
 
 def _least_steady(runs: Sequence[Measured]) -> SteadyPart:
-    """The part of the run of a replica whose rate settles last."""
+    """Return the steady part of the replica whose rate settles last."""
     parts = [steady_part(run.requests) for run in runs]
     return max(parts, key=lambda part: (part.steadiness is Steadiness.SHORT, part.running_s))
 
 
 def _is_hopeless(outcome: Outcome) -> bool:
-    """Whether going on would only make the queue longer."""
+    """Tell whether a longer load would only make the queue longer."""
     return outcome.overload > _HOPELESS
 
 
 def price_words(before: Outcome, after: Outcome) -> str:
-    """What a change from `before` to `after` makes much worse, as a clause; nothing where it does not."""
+    """Describe the figures that become much worse from `before` to `after`, as a clause; empty if there is none."""
     found = []
     for name, old, new in (
         ("TTFT", before.ttft_s.p99, after.ttft_s.p99),
@@ -156,7 +156,7 @@ def price_words(before: Outcome, after: Outcome) -> str:
 
 
 def outcome_of(load: Load, runs: Sequence[Measured], machine: Machine) -> Outcome:
-    """What `load` met in `runs`, one for each server that was sent anything, on `machine`."""
+    """Return the outcome of `load` from `runs`, one per server that received requests, on `machine`."""
     summaries, parts = [run.summary for run in runs], [steady_part(run.requests) for run in runs]
     steadiness = _least_steady(runs).steadiness if load.is_judged_steady else Steadiness.STEADY
     duration_s = max(summary.duration_s for summary in summaries)
@@ -206,7 +206,7 @@ def outcome_of(load: Load, runs: Sequence[Measured], machine: Machine) -> Outcom
 
 
 def _times(load: Load, run: Measured, part: SteadyPart) -> tuple[np.ndarray, ...]:
-    """TTFT, TPOT, end to end, time in the queue and arrival of the requests that met the server at work, in seconds."""
+    """Return TTFT, TPOT, end-to-end time, queueing time and arrival of requests in normal operation, in seconds."""
     rows, requests = steady(load, run, part), run.requests
     arrival_s, first_s, end_s = (
         column[rows] for column in (requests.arrival_s, requests.first_token_s, requests.finished_s)
@@ -218,7 +218,7 @@ def _times(load: Load, run: Measured, part: SteadyPart) -> tuple[np.ndarray, ...
 
 
 def _overload(load: Load, arrival_s: np.ndarray, wait_s: np.ndarray) -> float:
-    """How fast the queue grows, from how much longer later requests wait than earlier ones."""
+    """Return the growth rate of the queue, from the waits of early and late requests."""
     if load.users is not None or len(wait_s) < _FEWEST_WAITS:
         return 0.0
     order = np.argsort(arrival_s, kind="stable")

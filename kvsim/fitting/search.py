@@ -1,4 +1,4 @@
-"""Which changes make a load fit, found by simulating them: on all cores, nearest and best first."""
+"""Find the changes that make a load fit, by simulating them on all cores, cheapest and best first."""
 
 from __future__ import annotations
 
@@ -27,55 +27,57 @@ if TYPE_CHECKING:
 
 Progress = Callable[[int, int], None]
 _SPREAD = 2.0
-"""A band is so many typical errors wide to either side: four predictions out of five lie within."""
+"""Half width of a prediction interval in typical errors; four of five predictions lie within."""
 _FIGURES = {
     "output_tokens_per_s": "throughput",
     "ttft_p99_s": "ttft_p99",
     "tpot_p99_s": "tpot_p99",
     "preemptions_per_min": PREEMPTIONS,
 }
-"""Figures that have a band, and which known error is theirs."""
+"""Figures with a prediction interval, and the name of their known error."""
 _RERUN = 2.3
-"""Spread of the number of preemptions, in square roots of it, when an engine serves one load again, four times out of
-five: 44, 52, 52 and 75 were recorded on two machines."""
+"""Half width of an 80 % interval for the number of preemptions of repeated runs, in square roots of the number.
+
+Two machines recorded 44, 52, 52 and 75 preemptions for one load.
+"""
 _NOTICED = 0.98
-"""A change that brings less than the rest to 1 is not worth making."""
+"""Ratio above which a gain is too small to matter."""
 _NEARER = 0.95
-"""The most that still lacks after a change that helps, as a share of what lacked before."""
+"""Maximum shortfall after a helpful change, as a share of the shortfall before."""
 _SOONER = 0.8
-"""The most that an answer takes of the time that it took before, where it is said to come sooner."""
+"""Maximum end-to-end time after a change that counts as faster, as a share of the time before."""
 _SHOWN = 6
-"""Changes that are told of."""
+"""Number of changes shown."""
 _WORTH_COMPILING = 2_000_000
-"""Output tokens over all points from which on machine code pays for being loaded: half a minute of interpreting."""
+"""Output tokens over all points from which loading machine code pays: half a minute of interpreted simulation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remedy:
-    """A change, what the load meets after it, and how sure that is."""
+    """Change, its outcome, and the prediction intervals."""
 
     change: Change
     outcome: Outcome
     fits: bool
     shortfall: float
     band: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """Bounds between which each figure is expected; empty where they were not asked for."""
+    """Prediction interval of each figure; empty if not requested."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """How outcomes are found: on how many cores, with which engine."""
+    """Settings of the search: cores and engine."""
 
     num_jobs: int = 1
-    """-1: one for each core."""
+    """Number of processes; -1 for one per core."""
     engine: EngineName = "auto"
     progress: Progress | None = None
 
     def results(self, tasks: Sequence[Callable[[], Any]]) -> list[Any]:
-        """What `tasks` return, in their order; on several cores they are handed to processes.
+        """Return the results of `tasks` in order; on several cores, processes run them.
 
         Raises:
-            WorkerDiedError: one of these died.
+            WorkerDiedError: a process died.
         """
         jobs = min((os.cpu_count() or 1) if self.num_jobs == -1 else self.num_jobs, len(tasks))
         by_key = {str(nth): (None, task) for nth, task in enumerate(tasks)}
@@ -93,20 +95,20 @@ class Search:
         return [found[key] for key in keys]
 
     def outcomes(self, points: Sequence[tuple[Server, Load, float]]) -> list[Outcome]:
-        """What each server does under its load with step times of a pace, in the order of `points`."""
+        """Return the outcome of each server under its load with a pace of step times, in the order of `points`."""
         return self.results([self._task(*point) for point in points])
 
     def _task(self, server: Server, load: Load, pace: float = 1.0) -> Callable[[], Outcome]:
         return partial(evaluate, server, load, engine=self.engine, pace=pace)
 
     def remedies(self, server: Server, load: Load, goal: Goal, *, longest_tokens: int, most: int = 60) -> list[Remedy]:
-        """All changes of `server`, simulated, in the order of `changes`."""
+        """Simulate all changes of `server`, in the order of `changes`."""
         return self.survey(server, load, goal, longest_tokens=longest_tokens, most=most, find_largest=False)[1]
 
     def survey(
         self, server: Server, load: Load, goal: Goal, *, longest_tokens: int, most: int, find_largest: bool
     ) -> tuple[float | None, list[Remedy]]:
-        """The largest load that fits `server`, if it is to be found, and all changes of `server`, at the same time."""
+        """Find the largest load that fits `server`, if requested, and simulate all changes of `server`, in parallel."""
         candidates = changes(server, longest_tokens=longest_tokens, most=most)
         largest = partial(largest_load, server, load, goal, engine=self.engine)
         tasks: list[Callable[[], Any]] = [largest] if find_largest else []
@@ -120,10 +122,9 @@ class Search:
     def with_bands(
         self, remedies: Sequence[Remedy], load: Load, least: Mapping[str, float] | None = None
     ) -> list[Remedy]:
-        """`remedies` with the band of each: simulated again with step times as much longer and shorter as those of its
-        kind may be.
+        """Add the prediction intervals to `remedies`, by simulations with longer and shorter step times.
 
-        `least` is the share of itself by which each figure may be off in any case, by the names in `figures_of`.
+        `least` is the minimum relative error of each figure, by the names in `figures_of`.
         """
         points = [_moved(each.change.server, load, each.outcome) for each in remedies]
         moved = iter(self.outcomes([point for both in points for point in both]))
@@ -135,7 +136,7 @@ class Search:
     def band(
         self, server: Server, load: Load, outcome: Outcome, least: Mapping[str, float] | None = None
     ) -> dict[str, tuple[float, float]]:
-        """For each figure of one outcome, between which values it is expected; empty where it was not simulated."""
+        """Return the prediction interval of each figure of one outcome; empty for an error."""
         return {} if outcome.error else band_of(outcome, self.outcomes(_moved(server, load, outcome)), least)
 
 
@@ -144,10 +145,10 @@ def _done(_: None, task: Callable[[], Any]) -> Any:
 
 
 def ranked(remedies: Sequence[Remedy]) -> list[Remedy]:
-    """Remedies in order: those that fit first, the nearest of them first; then the others, by how much they still lack.
+    """Sort remedies: those that fit, cheapest first; then the others by their shortfall.
 
-    Of changes of the same fields, such as a higher and a highest `max_num_seqs`, the best one stays; and of two changes
-    together none that one of them brings as well.
+    Of several changes of the same fields, such as two values of `max_num_seqs`, the best is kept. A pair of changes is
+    dropped if one of the two has the same effect.
     """
     best: dict[tuple[str, ...], Remedy] = {}
     for remedy in sorted(remedies, key=_order):
@@ -157,7 +158,7 @@ def ranked(remedies: Sequence[Remedy]) -> list[Remedy]:
 
 
 def _does_as_much(smaller: Remedy, larger: Remedy) -> bool:
-    """Whether a part of a change is hardly worse than the whole."""
+    """Tell whether a part of a change is almost as good as the whole."""
     if not set(smaller.change.fields) < set(larger.change.fields) or smaller.outcome.error:
         return False
     if smaller.fits != larger.fits:
@@ -168,15 +169,16 @@ def _does_as_much(smaller: Remedy, larger: Remedy) -> bool:
 
 def _order(remedy: Remedy) -> tuple[Any, ...]:
     change, mean_s = remedy.change, remedy.outcome.e2e_s.mean
-    faster = mean_s if mean_s == mean_s else 0.0  # in a closed loop, who answers sooner puts out more
+    faster = mean_s if mean_s == mean_s else 0.0  # in a closed loop, faster answers mean more output
     if remedy.fits:
         return (False, change.kind, change.server.num_gpus, len(change.fields), faster)
     return (True, remedy.shortfall, change.kind, len(change.fields), faster)
 
 
 def helpful(remedies: Sequence[Remedy], before: Outcome, goal: Goal) -> list[Remedy]:
-    """Remedies, best first, that bring the load nearer to fitting than `before`; where that fits already,
-    those with more output or with answers that come much sooner.
+    """Return the remedies, best first, with a smaller shortfall than `before`.
+
+    If the load already fits, return those with more output or much shorter end-to-end times.
     """
     lacks = goal.shortfall(before)
 
@@ -192,7 +194,7 @@ def helpful(remedies: Sequence[Remedy], before: Outcome, goal: Goal) -> list[Rem
 
 
 def without_gain(remedies: Sequence[Remedy], shown: Sequence[Remedy]) -> list[Remedy]:
-    """The best of `remedies` of each kind of single change that is in none of those `shown`, in the order tried."""
+    """Return the best of each kind of single change in `remedies` that is not in `shown`, in the order tried."""
     helping = {field for each in shown for field in each.change.fields}
     single = [each for each in remedies if len(each.change.fields) == 1 and not helping & set(each.change.fields)]
     best = {each.change.fields: each for each in sorted(single, key=_order, reverse=True) if not each.outcome.error}
@@ -200,7 +202,7 @@ def without_gain(remedies: Sequence[Remedy], shown: Sequence[Remedy]) -> list[Re
 
 
 def figures_of(outcome: Outcome) -> dict[str, float]:
-    """The figures that have a band."""
+    """Return the figures that have a prediction interval."""
     return {
         "output_tokens_per_s": outcome.output_tokens_per_s,
         "ttft_p99_s": outcome.ttft_s.p99,
@@ -210,15 +212,13 @@ def figures_of(outcome: Outcome) -> dict[str, float]:
 
 
 def spread_of(label: str) -> dict[str, float]:
-    """How far off figures are from predictions with such step times, four times out of five, as shares; a figure of
-    which that was never measured is left out.
-    """
+    """Return the half widths of the 80 % intervals of figures for such step times, as shares, if ever measured."""
     known = interval_in(label)
     return {} if known is None else {name: _SPREAD * percent / 100 for name, percent in known.median.items()}
 
 
 def _moved(server: Server, load: Load, outcome: Outcome) -> list[tuple[Server, Load, float]]:
-    """The points between which an outcome may lie; none where it was never measured how far off such times are."""
+    """Return the extreme points for an outcome; none if the error of such step times was never measured."""
     if (away := spread_of(outcome.label).get("tpot")) is None:
         return []
     return [(server, load, 1 + away), (server, load, max(1 - away, 0.1))]
@@ -227,9 +227,9 @@ def _moved(server: Server, load: Load, outcome: Outcome) -> list[tuple[Server, L
 def band_of(
     outcome: Outcome, moved: Sequence[Outcome], least: Mapping[str, float] | None = None
 ) -> dict[str, tuple[float, float]]:
-    """Between which values each figure is expected: as it moves with the step times, and at least by its own error.
+    """Return the prediction interval of each figure: its range over the step times, and at least its own error.
 
-    A figure whose error was never measured has none.
+    A figure without a measured error has no interval.
     """
     spread = spread_of(outcome.label)
     found = {}
@@ -248,8 +248,6 @@ def band_of(
 
 
 def engine_for(load: Load, num_points: int, *, offloads: bool) -> EngineName:
-    """Compiled where that pays for so many servers together, with host memory if it `offloads`, numba is there, and
-    machine code is not at hand already.
-    """
+    """Return the engine for `num_points` runs of `load`: compiled if that pays; for host memory if `offloads`."""
     is_long = num_points * int(load.workload.output_tokens.sum()) >= _WORTH_COMPILING
     return engine_for_several(TIERED if offloads else PAGED) if is_long else "auto"

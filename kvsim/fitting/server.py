@@ -1,8 +1,8 @@
-"""A vLLM server as one describes it: GPU, model, settings and replicas; and as the flags that start it.
+"""Describe a vLLM server by GPU, model, settings and replicas, and as the flags that start it.
 
-From it follow the pool of its GPUs (`kvsim.sizing.budget`), its step times (`kvsim.machines`) and the policy that is
-simulated. A server whose pool was recorded keeps what its account misses: a change moves the pool by as much as the
-account says.
+The description determines the pool (`kvsim.sizing.budget`), the step times (`kvsim.machines`) and the simulated policy.
+For a recorded pool, the difference from the computed budget is kept, so that a change moves the pool by the computed
+amount.
 """
 
 from __future__ import annotations
@@ -32,44 +32,44 @@ if TYPE_CHECKING:
 
 
 _MANY_SEQS = 512
-"""Value from which `max_num_seqs` makes no difference to step times."""
+"""Value from which `max_num_seqs` has no effect on step times."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """One kind of server, and how many of them stand behind one queue."""
+    """Kind of server, and the number of replicas behind one queue."""
 
     gpu: Gpu
     model: Model
-    """The model as it is served: with its types and parallel sizes."""
+    """Served model, with its types and parallel sizes."""
     gpu_memory_utilization: float = 0.92
     max_num_seqs: int = 1024
     max_num_batched_tokens: int = 8192
     max_model_len: int
     block_size: int | None = None
-    """Tokens of a block; None: what vLLM chooses."""
+    """Tokens per block; None for vLLM's choice."""
     enable_prefix_caching: bool = True
     watermark: float = 0.0
     cache: PagedSettings = field(default_factory=PagedSettings)
-    """Host memory and the link to it, of these settings; the others stand above."""
+    """Settings of host memory and the link to it; other settings are separate fields."""
     enable_chunked_prefill: bool = True
     long_prefill_token_threshold: int = 0
     async_scheduling: bool = True
     captured: bool = True
-    """Steps are launched as captured graphs."""
+    """Whether steps are launched as captured graphs."""
     in_process: bool = False
-    """The engine has no process of its own."""
+    """Whether the engine runs in the process of its caller."""
     num_blocks: int | None = None
-    """`num_gpu_blocks_override`: blocks of the pool, the null block included; None: what the account leaves."""
+    """Value of `num_gpu_blocks_override`, null block included; None for the computed number."""
     unaccounted_bytes: int = 0
-    """Bytes that a recorded pool had on each GPU beyond the account of its settings; negative where it had fewer."""
+    """Bytes of a recorded pool on each GPU beyond the budget of its settings; may be negative."""
     name: str = ""
-    """The name that `vllm serve` is given; empty for the model's own."""
+    """Name for `vllm serve`; empty for the model's own."""
     replicas: int = 1
     times: str | None = None
-    """A profile or a machine card, by file or by name; None for the best that ships."""
+    """Profile or machine card, by file or name; None for the best shipped one."""
     pace: Pace = TYPICAL
-    """Factors by which host and GPU take longer than those times say, where a recording of this machine tells."""
+    """Factors of host and GPU times, measured in a recording of this machine."""
 
     def __repr__(self) -> str:
         several = f"{self.replicas} of " if self.replicas > 1 else ""
@@ -83,20 +83,20 @@ class Server:
         return self.replicas * self.model.tensor_parallel_size
 
     def budget(self) -> Budget:
-        """The account of the memory, without `unaccounted_bytes`.
+        """Return the memory budget, without `unaccounted_bytes`.
 
         Raises:
             BudgetError: the model does not fit, or one sequence of `max_model_len` tokens does not.
-            UsageError: a setting cannot be right.
+            UsageError: a setting is invalid.
         """
         return _budget(self)
 
     def machine(self) -> Machine:
-        """What one replica runs on.
+        """Return the machine of one replica.
 
         Raises:
             BudgetError: the model and its cache do not fit.
-            UsageError: a setting cannot be right.
+            UsageError: a setting is invalid.
         """
         budget = self.budget()
         kv_bytes = budget.kv_bytes + self.unaccounted_bytes
@@ -105,7 +105,7 @@ class Server:
         return Machine(gpu=self.gpu, model=self.model, kv_bytes=kv_bytes, step_time=self.step_time())
 
     def policy(self) -> Paged:
-        """What is simulated on it.
+        """Return the simulated policy.
 
         Raises:
             UsageError: vLLM would not start with such limits or blocks.
@@ -130,10 +130,10 @@ class Server:
         )
 
     def starting(self) -> Server:
-        """This server with a `max_model_len` at which vLLM starts: its own, or the longest sequence that fits.
+        """Return this server with a `max_model_len` at which vLLM starts: its own, or the longest that fits.
 
         Raises:
-            BudgetError: not one block is left.
+            BudgetError: no block is left.
         """
         try:
             self.budget()
@@ -148,7 +148,7 @@ class Server:
         return checkpoint_of(self.model, self.name) is not None
 
     def flags(self) -> str:
-        """The command that starts one replica; where no checkpoint with such weights is known, what one would need."""
+        """Return the command that starts one replica, or the missing checkpoint if none is known."""
         model, found = self.model, checkpoint_of(self.model, self.name)
         if found is None and model.quantization is not None:
             name = f"{hub_name(self.name or model.name)} with {model.quantization.method} weights"
@@ -157,7 +157,7 @@ class Server:
         return shlex.join(["vllm", "serve", name, *self._settings(), *stored])
 
     def _settings(self) -> list[str]:
-        """The flags of everything that is not vLLM's default, and of the limits."""
+        """Return the flags of the limits, and of everything that differs from vLLM's defaults."""
         model, size, blocks = self.model, self.model.tensor_parallel_size, self.num_blocks
         extra = self._offload_settings() if self.cache.kv_offloading_size else {}
         values = {
@@ -183,11 +183,11 @@ class Server:
             "--no-async-scheduling": not self.async_scheduling,
             "--enforce-eager": not self.captured,
         }
-        told = [part for flag, value in values.items() if value for part in (flag, value)]
-        return told + [flag for flag, is_set in switches.items() if is_set]
+        flags = [part for flag, value in values.items() if value for part in (flag, value)]
+        return flags + [flag for flag, is_set in switches.items() if is_set]
 
     def _offload_settings(self) -> dict[str, Any]:
-        """The settings of host memory that differ from vLLM's defaults, by its names."""
+        """Return the settings of host memory that differ from vLLM's defaults, by vLLM's names."""
         cache, usual = self.cache, PagedSettings()
         found: dict[str, Any] = {}
         if cache.kv_offloading_block_size not in (0, cache.block_size):
@@ -199,7 +199,7 @@ class Server:
         return found
 
     def _block_size(self) -> int:
-        """What the engine is told; the blocks of several groups follow from it."""
+        """Return the block size for the engine, from which the blocks of several groups follow."""
         settings = CacheSettings(max_model_len=self.max_model_len, block_size=self.block_size)
         layout = cache_layout(self.model, settings)
         return (
@@ -209,13 +209,13 @@ class Server:
         )
 
     def step_time(self) -> StepTimeModel:
-        """How long its steps take; the label says what that rests on."""
+        """Return the model of step times; the label states its basis."""
         num_seqs = min(self.max_num_seqs, _MANY_SEQS)
         usual = _step_times(self.gpu, self.model, self.times, self.captured, num_seqs, self.in_process)
         if self.pace == TYPICAL:
             return usual
-        told = f"host times {self.pace.host:.2f} and GPU times {self.pace.gpu:.2f} by the recording"
-        return paced(usual, self.pace, label=f"{usual.label}; {told}")
+        factors = f"host times {self.pace.host:.2f} and GPU times {self.pace.gpu:.2f} by the recording"
+        return paced(usual, self.pace, label=f"{usual.label}; {factors}")
 
 
 @lru_cache(maxsize=64)
@@ -228,7 +228,7 @@ def _step_times(
 
 
 def paced(times: StepTimeModel, pace: Pace, label: str = "") -> StepTimeModel:
-    """`times` on a machine of that pace; as they are where they are a model of the caller's own."""
+    """Return `times` multiplied by `pace`; a custom model of step times unchanged."""
     coefficients = times.times if isinstance(times, Watched) else times
     if not isinstance(coefficients, Roofline):
         return times

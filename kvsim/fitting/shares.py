@@ -1,7 +1,7 @@
-"""Where the time of a run went: reading weights, reading keys and values, arithmetic, or neither.
+"""Split the time of a run into reading weights, reading keys and values, arithmetic, and the rest.
 
-Work over the whole run against the coefficients of its step times. Reading and arithmetic overlap, so the shares need
-not add up; what none of them explains is the host, kernels that start, and waiting for requests.
+The shares are the work of the whole run times the coefficients of its step times. Reading and arithmetic overlap, so
+the shares need not add up to 1. The rest is the host, the start of kernels, and waiting for requests.
 """
 
 from __future__ import annotations
@@ -20,32 +20,28 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeShares:
-    """Parts of the duration of a run, 0 to about 1."""
+    """Shares of the duration of a run, 0 to about 1."""
 
     weights: float
-    """Streaming the weights, once a step."""
+    """Share of reading the weights, once per step."""
     cache: float
-    """Reading keys and values: those of full layers whole, those of windows as far as they reach."""
+    """Share of reading keys and values: whole sequences in full layers, the window in sliding layers."""
     arithmetic: float
-    """Matrix products of all tokens."""
+    """Share of the matrix products of all tokens."""
 
     @property
     def bandwidth(self) -> float:
-        """Reading memory."""
+        """Share of reading memory."""
         return self.weights + self.cache
-
-    def as_dict(self) -> dict[str, float]:
-        """As JSON has it."""
-        return {"weights": self.weights, "cache": self.cache, "arithmetic": self.arithmetic}
 
 
 def time_shares(run: Measured, machine: Machine) -> TimeShares | None:
-    """The shares of one server's run; None where no time passes or the step times are a model of the caller's own."""
+    """Return the shares of one server's run; None if no time passes, or for a custom model of step times."""
     times = machine.step_time.times if isinstance(machine.step_time, Watched) else machine.step_time
     summary = run.summary
     if not isinstance(times, Roofline) or not summary.duration_s:
         return None
-    # A sequence that decodes reads its prompt and what it has put out so far, once a step.
+    # A decoding sequence reads its prompt and its outputs so far, once per step.
     prompt, steps = run.requests.prompt_tokens.astype(float), np.maximum(run.requests.output_tokens - 1.0, 0.0)
     read = steps * (prompt + steps / 2)
     in_windows = np.minimum(read, steps * times.window_tokens)

@@ -1,7 +1,7 @@
-"""What a recording amounts to: where the memory went, how long requests took, and the summary of both.
+"""Measure a recording: the use of memory, the latencies of requests, and a summary of both.
 
-Everything here is a pure function over the columns of a recording; nothing is drawn, and nothing knows how it was
-recorded.
+Everything here is a pure function over the columns of a recording. This room draws nothing and does not know the
+source of a recording.
 """
 
 from kvsim.metrics.latency import Distribution, Latencies, latencies

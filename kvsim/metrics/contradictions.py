@@ -1,4 +1,4 @@
-"""Play a recording from its tables and compare what comes out with what it says: nothing that is printed may differ."""
+"""Replay a recording from its tables and compare the result with its stated figures: printed figures must agree."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kvsim.replay.by_unit import Successions
 
 
 def refuse_contradictions(recording: Recording, folder: Path) -> Waste | None:
-    """Check what `recording`, which the reader has checked, says twice; return the account of its pool."""
+    """Check the redundant figures of `recording`, already checked by the reader; return the account of its pool."""
     check_events(recording, folder)
     _check_bytes(recording, folder / "meta.json")
     if not len(recording.steps):
@@ -29,13 +29,13 @@ def refuse_contradictions(recording: Recording, folder: Path) -> Waste | None:
     steps = recording.steps
     if recording.meta.pool.num_units is not None:
         free = (slots.capacity - slots.held[:-1]) // replay.unit_slots
-        # A request that is aborted behind a step gives its memory back at the moment that a frame shows as the step's.
-        memory, is_told = recording.memory, steps.free_units >= 0
+        # A request aborted after a step releases its memory at the moment shown by that step's frame.
+        memory, is_stated = recording.memory, steps.free_units >= 0
         rows = np.flatnonzero((memory.kind == MemoryKind.RELEASE) & (memory.step > 0))
         before = memory.step[rows] - 1
-        is_told[before[steps.schedule_seq[before] == memory.seq[rows]]] = False
-        told = np.flatnonzero(is_told)
-        agree(steps.free_units[told], free[told], folder / "steps.parquet", "free_units", "memory.parquet", told)
+        is_stated[before[steps.schedule_seq[before] == memory.seq[rows]]] = False
+        stated = np.flatnonzero(is_stated)
+        agree(steps.free_units[stated], free[stated], folder / "steps.parquet", "free_units", "memory.parquet", stated)
     if replay.ledger.unit_by_unit:
         _check_units(replay, folder)
         _check_kept(replay, folder / "memory.parquet")
@@ -43,13 +43,13 @@ def refuse_contradictions(recording: Recording, folder: Path) -> Waste | None:
 
 
 def _check_bytes(recording: Recording, file: Path) -> None:
-    """A token takes the bytes that the model's shape makes, where that is told, and a block those of its layers."""
+    """Check the bytes of a token against the model's shape, if stated, and those of a block against its layers."""
     meta, pool = recording.meta, recording.meta.pool
     if all(key in meta.model for key in _SHAPE) and not (pool.groups and "kv_bytes_per_token" not in meta.model):
-        told = meta.model.get("kv_bytes_per_token", pool.bytes_per_unit // pool.unit_tokens)
+        stated = meta.model.get("kv_bytes_per_token", pool.bytes_per_unit // pool.unit_tokens)
         irrelevant = dict.fromkeys(_OF_WEIGHTS, 1)
         try:
-            served_model(replace(meta, model=irrelevant | dict(meta.model) | {"kv_bytes_per_token": told}))
+            served_model(replace(meta, model=irrelevant | dict(meta.model) | {"kv_bytes_per_token": stated}))
         except (RecordingError, UsageError) as error:
             raise RecordingError(f"{file}: {error}") from error
     stages = meta.model.get("pipeline_parallel_size", meta.engine.get("pipeline_parallel_size", 1))
@@ -59,21 +59,22 @@ def _check_bytes(recording: Recording, file: Path) -> None:
             f"{file}: pool.bytes_per_unit says {pool.bytes_per_unit:,}, and the layers of its kv_cache_groups make it "
             f"{largest:,}."
         )
-    num_layers, told_layers = sum(group.num_layers for group in pool.groups), meta.model.get("num_layers")
-    if pool.groups and isinstance(told_layers, int) and not meta.model.get("layer_caches") and num_layers > told_layers:
+    num_layers, stated_layers = sum(group.num_layers for group in pool.groups), meta.model.get("num_layers")
+    is_stated = bool(pool.groups) and not meta.model.get("layer_caches")
+    if is_stated and isinstance(stated_layers, int) and num_layers > stated_layers:
         raise RecordingError(
-            f"{file}: kv_cache_groups have {num_layers:,} layers, and model.num_layers says {told_layers:,}."
+            f"{file}: kv_cache_groups have {num_layers:,} layers, and model.num_layers says {stated_layers:,}."
         )
 
 
 _SHAPE = ("num_layers", "num_kv_heads", "head_dim", "dtype")
-"""Fields of a shape from which the bytes of a token follow."""
+"""Fields of a shape that determine the bytes of a token."""
 _OF_WEIGHTS = ("num_attention_heads", "hidden_size", "intermediate_size", "vocab_size", "max_position_embeddings")
 """Other fields of a shape."""
 
 
 def _check_units(replay: Replay, folder: Path) -> None:
-    """A unit that keeps a prefix loses it before it is written on, and only who has that prefix shares it."""
+    """Check that a cached unit is evicted before it is overwritten, and shared only for the same prefix."""
     recording, file = replay.recording, folder / "memory.parquet"
     memory, meta = recording.memory, recording.meta
     kept_prefixes = _Prefixes(replay)
@@ -83,14 +84,16 @@ def _check_units(replay: Replay, folder: Path) -> None:
             ~((kind == MemoryKind.APPEND) & part.kept), file,
             "a unit that keeps a prefix should be evicted before it is handed out", part.row,
         )  # fmt: skip
-        if meta.source == "simulation":  # a server may cache what it had not told when it gave the unit back
+        if meta.source == "simulation":  # a server may cache a unit after the report of its release
             lost = (kind != MemoryKind.EVICT) | part.kept
             require(lost, file, "a unit that is evicted should keep a prefix", part.row)
         kept_prefixes.check(part, kind, file)
 
 
 def _check_kept(replay: Replay, file: Path) -> None:
-    """A table keeps the prefixes of its full units; whether the token under way fills the last is not always known."""
+    """Check that tables keep the prefixes of their full units; whether the current token fills the last is not always
+    known.
+    """
     recording, memory = replay.recording, replay.recording.memory
     meta = recording.meta
     elsewhere = meta.pool.groups or meta.begins_in_the_middle
@@ -102,8 +105,8 @@ def _check_kept(replay: Replay, file: Path) -> None:
     unsure = 1 + (meta.policy.get("num_speculative_tokens") or 0)
     most, least = computed // replay.unit_tokens, np.maximum(computed - unsure, 0) // replay.unit_tokens
     if meta.policy.get("order", meta.engine.get("policy")) != "fcfs":
-        # By priority, a request may give way in the step that has just scheduled it. Its tokens of that step were
-        # cached when they got memory, and are not computed; no row of the schedule tells of them.
+        # By priority, a request may be preempted in the step that has just scheduled it. Its tokens of that step were
+        # cached at allocation but not computed; the schedule has no row for them.
         seq_of_step = np.append(recording.steps.schedule_seq, -1)[np.minimum(memory.step[rows], len(recording.steps))]
         most = np.where(seq_of_step == memory.seq[rows], memory.length[rows], most)
     kept = (memory.cached[rows] >= least) & (memory.cached[rows] <= most)
@@ -111,7 +114,7 @@ def _check_kept(replay: Replay, file: Path) -> None:
 
 
 class _Prefixes:
-    """The request that wrote each unit, and where it stood in its table."""
+    """Request that wrote each unit, and the unit's position in its table."""
 
     def __init__(self, replay: Replay) -> None:
         recording, pool = replay.recording, replay.recording.meta.pool
@@ -122,7 +125,7 @@ class _Prefixes:
         self._writer = np.full((2, replay.ledger.end_of_pool), -1, np.int32)
 
     def check(self, part: Successions, kind: IntArray, file: Path) -> None:
-        """Check who shares units among `part`, whose rows have these kinds, and go on behind it."""
+        """Check the sharers of the units in `part`, whose rows have these kinds, and update the writers."""
         memory = self._memory
         request = memory.request[part.row]
         position = memory.position[part.row] + part.unit - memory.address[part.row]
@@ -134,7 +137,12 @@ class _Prefixes:
         writer, place = self._writer[:, part.unit[shared]]
         writer, place = np.where(here, request[by], writer), np.where(here, position[by], place)
         at_row, known = part.row[shared], writer >= 0
-        require(~known | (place == position[shared]), file, "a unit should be shared where it stood before", at_row)
+        require(
+            ~known | (place == position[shared]),
+            file,
+            "a unit should be shared at its old position",
+            at_row,
+        )
         own, other = self._hash(request[shared], position[shared], at_row), self._hash(writer, place, at_row)
         comparable = known & (own[1] & other[1])
         require(
@@ -142,10 +150,10 @@ class _Prefixes:
             "a unit should be shared by prompts that requests.parquet gives the same prompt_hashes", at_row,
         )  # fmt: skip
         written = np.flatnonzero(kind == MemoryKind.APPEND)
-        self._writer[:, part.unit[written]] = request[written], position[written]  # of several, the last one stands
+        self._writer[:, part.unit[written]] = request[written], position[written]  # the last writer remains
 
     def _hash(self, request: IntArray, position: IntArray, row: IntArray) -> tuple[IntArray, IntArray]:
-        """The hash of each prompt up to the end of a unit, and whether it is known."""
+        """Return the hash of each prompt up to the end of a unit, and whether it is known."""
         group = 0 if self._memory.group is None else self._memory.group[row]
         nth = (position.astype(np.int64) + 1) * self._hashes_per_unit[group] - 1
         at = self._first[request] + nth

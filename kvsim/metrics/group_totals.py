@@ -1,7 +1,7 @@
-"""Totals over the tables of several KV-cache groups, at every frame: what `engine.totals` keeps on its way.
+"""Compute the totals of several KV-cache groups at every frame, as `engine.totals` does during a run.
 
-Most are running sums over what is taken and given back. What has expired is counted block by block, in the few frames
-between the moment at which a window leaves a block's first token and that at which the block is given back.
+Most are running sums of allocations and releases. Expired tokens are counted per block, in the few frames between the
+moment a window passes a block's first token and the release of the block.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ Numbers = npt.NDArray[np.int64]
 
 _NO_LIMIT = np.iinfo(np.int64).max // 2
 _PAIRS_AT_ONCE = 1 << 21
-"""Blocks times frames that are looked at together: some 200 MB on the way."""
+"""Pairs of block and frame processed together, in about 200 MB."""
 
 
 def group_totals(replay: Replay, held: Numbers, free: Numbers, cached: Numbers) -> SlotTotals:
-    """The totals of a pool that several KV-cache groups share, at every frame; its slots are bytes."""
+    """Return the totals of a pool with several KV-cache groups at every frame; its slots are bytes."""
     tables = replay.ledger.tables
     born, dead = frames_of(replay, tables.birth_seq), frames_of(replay, tables.death_seq)
     end = _end_of_tables(replay)
@@ -65,7 +65,7 @@ def group_totals(replay: Replay, held: Numbers, free: Numbers, cached: Numbers) 
 
 
 def _end_of_tables(replay: Replay) -> Numbers:
-    """For each run, the frame at which its request gives everything back."""
+    """Return, for each run, the frame at which its request releases all memory."""
     held = replay.ledger.tables.residencies
     length = np.diff(held.first_run, append=len(replay.ledger.tables.birth_row))
     return np.repeat(frames_of(replay, held.death_seq), length)
@@ -74,31 +74,31 @@ def _end_of_tables(replay: Replay) -> Numbers:
 def _null_slots(
     replay: Replay, group: TableGroup, runs: Numbers, born: Numbers, dead: Numbers, end: Numbers
 ) -> Numbers:
-    """Slots of computed tokens that stand in null entries: skipped when the table began, or let go since."""
+    """Return the slots of computed tokens in null entries: skipped at the start of the table, or released since."""
     tables, size = replay.ledger.tables, group.block_size * group.token_slots
     first = runs[is_new(tables.table[runs])]
     skipped = tables.position[first].astype(np.int64) * size
-    let_go = runs[dead[runs] < end[runs]]
-    gone = np.full(len(let_go), size)
+    early = runs[dead[runs] < end[runs]]
+    gone = np.full(len(early), size)
     return running_sum(
-        replay.num_frames, (born[first], skipped), (end[first], -skipped), (dead[let_go], gone), (end[let_go], -gone)
+        replay.num_frames, (born[first], skipped), (end[first], -skipped), (dead[early], gone), (end[early], -gone)
     )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Holders:
-    """How many tables list the block of each operation after it, block by block."""
+    """Number of tables with the block of each operation, after it, in order of blocks."""
 
     address: IntArray
     seq: IntArray
     refs: npt.NDArray[np.int32]
     group: IntArray
     order: npt.NDArray[np.int32]
-    """The operation of each of these rows."""
+    """Operation of each row."""
 
     @classmethod
     def of(cls, replay: Replay) -> _Holders:
-        """All operations of a recording."""
+        """Return all operations of a recording."""
         ledger = replay.ledger
         part = ledger.part(0, ledger.num_ops)
         assert part.group is not None
@@ -109,7 +109,7 @@ class _Holders:
 
 
 def _shared(replay: Replay, holders: _Holders) -> Numbers:
-    """Written slots in tables beyond one for each block."""
+    """Return the slots written in tables beyond one per block."""
     sizes = np.array([group.state_slots or group.block_size * group.token_slots for group in replay.groups])
     after = np.maximum(holders.refs - 1, 0) * sizes[holders.group]
     before = np.concatenate((np.zeros(1, np.int64), after[:-1]))
@@ -123,7 +123,7 @@ def _shared(replay: Replay, holders: _Holders) -> Numbers:
 def _expired(
     replay: Replay, group: TableGroup, runs: Numbers, born: Numbers, dead: Numbers, holders: _Holders
 ) -> Numbers:
-    """Slots in blocks of a group that hold what no holder reads any more."""
+    """Return the slots in blocks of a group that no holder needs any more."""
     tables = replay.ledger.tables
     runs = runs[np.argsort(tables.address[runs], kind="stable")]
     begin = _first_expired(replay, group, runs, born, dead)
@@ -145,7 +145,7 @@ def _expired(
 
 
 def _first_expired(replay: Replay, group: TableGroup, runs: Numbers, born: Numbers, dead: Numbers) -> Numbers:
-    """The first frame in which a part of each block is read no more, or that in which it is given back."""
+    """Return the first frame in which a part of each block has expired."""
     tables = replay.ledger.tables
     if group.kind is CacheKind.MAMBA:
         following = np.minimum(runs + 1, len(born) - 1)
@@ -163,7 +163,7 @@ def _first_expired(replay: Replay, group: TableGroup, runs: Numbers, born: Numbe
 
 
 def _amount(replay: Replay, group: TableGroup, run: Numbers, frame: Numbers) -> Numbers:
-    """Tokens, or states, that the table of a run does not need of it at a frame."""
+    """Return the tokens or states of a run that its table does not need at a frame."""
     if group.kind is CacheKind.MAMBA:
         return np.ones(len(run), np.int64)
     tables = replay.ledger.tables
@@ -174,7 +174,9 @@ def _amount(replay: Replay, group: TableGroup, run: Numbers, frame: Numbers) -> 
 def _of_blocks(
     replay: Replay, holders: _Holders, address: Numbers, frame: Numbers, amount: Numbers
 ) -> tuple[Numbers, Numbers]:
-    """Frames, and what has expired in one block in each, of amounts by holder: what is expired for all of them."""
+    """Return frames and expired amounts per block and frame, from amounts per holder: the part expired for all
+    holders.
+    """
     if not len(holders.refs) or int(holders.refs.max()) <= 1:
         return frame, amount
     key = address * replay.num_frames + frame

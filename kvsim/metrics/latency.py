@@ -1,8 +1,8 @@
-"""How long requests waited: per request, and as the few numbers that people compare."""
+"""Compute the latencies of requests, and their distributions."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,14 +10,12 @@ import numpy as np
 from kvsim.recording import Recording, RequestStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from kvsim.recording.tables import FloatArray, IntArray, Requests
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distribution:
-    """Mean and percentiles of a set of values; all NaN where there is none."""
+    """Mean and percentiles of a set of values; all NaN for an empty set."""
 
     mean: float
     p50: float
@@ -26,41 +24,37 @@ class Distribution:
 
     @classmethod
     def of(cls, values: FloatArray) -> Distribution:
-        """The distribution of the values that are not NaN; percentiles interpolate linearly between neighbours."""
+        """Return the distribution of the values that are not NaN; percentiles are interpolated linearly."""
         values = values[~np.isnan(values)]
         if not len(values):
             return cls(mean=np.nan, p50=np.nan, p90=np.nan, p99=np.nan)
         p50, p90, p99 = np.percentile(values, (50, 90, 99)).tolist()
         return cls(mean=float(values.mean()), p50=p50, p90=p90, p99=p99)
 
-    def as_dict(self) -> Mapping[str, float]:
-        """The four numbers by name."""
-        return asdict(self)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Latencies:
-    """Latencies of the requests that finished, in the order of their rows."""
+    """Latencies of the finished requests, in row order."""
 
     request: IntArray
     """Rows of the requests."""
     ttft_s: FloatArray
-    """Time to first token: from arrival to the first output."""
+    """Time to first token in seconds, from arrival to the first output."""
     tpot_s: FloatArray
-    """Time per output token after the first; NaN for a request with a single one."""
+    """Time per output token after the first, in seconds; NaN for a single token."""
     e2e_s: FloatArray
-    """End to end: from arrival to the last output."""
+    """End-to-end time in seconds, from arrival to the last output."""
     wait_s: FloatArray
-    """Seconds in the queue: from arrival until first scheduled."""
+    """Seconds in the queue, from arrival to the first schedule."""
 
 
 def latencies(recording: Recording) -> Latencies:
-    """The latencies of the requests that finished; refused, aborted and unfinished ones have none."""
+    """Return the latencies of the finished requests; refused, aborted and unfinished requests have none."""
     return latencies_of(recording.requests)
 
 
 def latencies_of(requests: Requests) -> Latencies:
-    """The latencies of those of `requests` that finished."""
+    """Return the latencies of the finished requests in a table."""
     rows = np.flatnonzero(requests.status == RequestStatus.FINISHED)
     arrival_s, first_token_s = requests.arrival_s[rows], requests.first_token_s[rows]
     finished_s, later_tokens = requests.finished_s[rows], requests.output_tokens[rows] - 1

@@ -1,4 +1,4 @@
-"""How much of the prompts a prefix cache had, and, where it had nothing, why."""
+"""Measure the prefix-cache hits of prompts, and explain a lack of hits."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ if TYPE_CHECKING:
 
 
 class PrefixHits(NamedTuple):
-    """What the lookups of all prompts came to."""
+    """Result of the lookups of all prompts."""
 
     queried_tokens: int
     hit_tokens: int
     why_none: str
-    """Empty where there was a hit."""
+    """Reason for no hits; empty if there was a hit."""
 
     @property
     def rate(self) -> float:
-        """Hit tokens by queried ones, 0 to 1; 0 where nothing was looked up."""
+        """Hit tokens divided by queried tokens, 0 to 1; 0 without queries."""
         return self.hit_tokens / self.queried_tokens if self.queried_tokens else 0.0
 
 
 def prefix_hits(meta: Meta, requests: Requests) -> PrefixHits:
-    """What lookups of the prompts of `requests` came to, each counted once, when its request was first scheduled.
+    """Count the prefix hits of the prompts of `requests`, each once, when its request was first scheduled.
 
-    So does vLLM from 0.27 on; earlier releases count a prompt again in every step in which it is looked up in vain.
+    vLLM counts the same way from 0.27 on; earlier releases count a prompt again at every lookup without success.
     """
     looks_up = meta.prefix_caching or bool(meta.policy.get("kv_offloading_size"))
     begun = np.flatnonzero(~np.isnan(requests.first_scheduled_s))
@@ -56,7 +56,7 @@ def _why_none(meta: Meta, requests: Requests, begun: npt.NDArray[np.intp], *, lo
     shares = count[which] > 1
     if not shares.any():
         return f"no two prompts{known} share a full block"
-    # Its last token is computed, whatever is cached.
+    # The last token of a prompt is always computed.
     if not (requests.prompt_tokens[begun[shares]] > meta.pool.unit_tokens).any():
         return "prompts share a block that ends with them, and the last token is always computed"
     return "prompts share full blocks, and none was in the cache when it came again"

@@ -1,4 +1,4 @@
-"""Running sums over the frames of a recording: what comes and goes at frames, and what rises by the same in each."""
+"""Compute running sums over the frames of a recording: sudden changes, and constant increases per frame."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ if TYPE_CHECKING:
 
 
 def frames_of(replay: Replay, seq: IntArray) -> npt.NDArray[np.int64]:
-    """The first frame that shows what happened at each `seq`; `num_frames` where none does."""
+    """Return the first frame at or after each `seq`; `num_frames` if there is none."""
     return np.searchsorted(replay.frame_seq, seq)
 
 
 def running_sum(num_frames: int, *changes: tuple[IntArray, IntArray]) -> npt.NDArray[np.int64]:
-    """The running sum of amounts that are added at frames, given as (frames, amounts); beyond the last, none counts."""
+    """Return the running sum of amounts added at frames, given as (frames, amounts); those beyond the last frame are
+    ignored.
+    """
     total = np.zeros(num_frames + 1, np.int64)
     for frames, amounts in changes:
         np.add.at(total, frames, amounts)
@@ -28,7 +30,7 @@ def running_sum(num_frames: int, *changes: tuple[IntArray, IntArray]) -> npt.NDA
 
 
 def ramp(num_frames: int, begin: IntArray, step: IntArray, amount: IntArray) -> npt.NDArray[np.int64]:
-    """The running sum of amounts that come by `step` in each frame from `begin` on, until they are complete."""
+    """Return the running sum of amounts that grow by `step` per frame from `begin` until complete."""
     whole_steps = amount // step
     complete = begin + whole_steps
     slope = running_sum(num_frames, (begin, step), (complete, -step))
@@ -38,15 +40,15 @@ def ramp(num_frames: int, begin: IntArray, step: IntArray, amount: IntArray) -> 
 class Ramps:
     """Computed tokens of every request while it holds memory: a jump at each row of the schedule, then a slope of one.
 
-    A row has computed `first` tokens at frame `begin`, one more in each of the `rise` frames after it, and stands until
-    `end`, where the next row of the same request takes over or the request's memory is given back.
+    A row has `first` computed tokens at frame `begin`, and one more in each of the next `rise` frames. It is valid
+    until `end`, where the next row of the request begins or its memory is released.
     """
 
     def __init__(self, replay: Replay) -> None:
-        """The rows of the schedule of a recording."""
+        """Build the ramps from the schedule of a recording."""
         schedule, self._num_frames = replay.recording.schedule, replay.num_frames
         repeats = schedule.repeats.astype(np.int64)
-        # Only a slope of one crosses every limit at a whole frame; rows that repeat a larger chunk are few.
+        # Only a slope of one crosses every limit at a whole frame; few rows repeat a larger chunk.
         copies = np.where(schedule.tokens > 1, repeats, 1)
         index, nth = units_of_runs(copies)
         request, tokens = schedule.request[index].astype(np.int64), schedule.tokens[index].astype(np.int64)
@@ -54,7 +56,7 @@ class Ramps:
         first = schedule.computed_before[index] + tokens * (nth + 1)
         rise = np.where(copies[index] == repeats[index], 0, repeats[index] - 1)
 
-        # What waits for its other blocks holds what it found.
+        # A request that waits for its other blocks holds those it found.
         waiting, since, found = replay.progress.waiting
         request, begin, first, rise = (
             np.append(rows, more)
@@ -73,7 +75,7 @@ class Ramps:
     def total_between(
         self, low: npt.NDArray[np.int64], high: npt.NDArray[np.int64], weight: npt.NDArray[np.int64] | None = None
     ) -> npt.NDArray[np.int64]:
-        """Computed tokens in the slots [low, high) of each request, times its weight, added up at every frame."""
+        """Return the computed tokens in slots [low, high) of each request, times its weight, summed at every frame."""
         low, high = low[self._request], high[self._request]
         each = np.ones(len(low), np.int64) if weight is None else weight[self._request]
         begin, end, first, rise = self._begin, self._end, self._first, self._rise
@@ -86,12 +88,12 @@ class Ramps:
 
     @staticmethod
     def _end_of_residency(replay: Replay, request: IntArray, begin: IntArray) -> npt.NDArray[np.int64]:
-        """The frame at which each row's request gives its memory back; 0 where it holds none at `begin`."""
+        """Return the frame at which the request of each row releases its memory; 0 if it holds none at `begin`."""
         held = replay.ledger.tables.residencies
         if not len(held.request):
             return np.zeros(len(request), np.int64)
         birth_seq, death_seq = held.birth_seq, held.death_seq
-        # What gives its memory back and takes other at the same moment has moved, and what it computed with it.
+        # A request that releases and allocates memory at the same moment has moved, with its computed tokens.
         stays = np.append((held.request[1:] != held.request[:-1]) | (birth_seq[1:] != death_seq[:-1]), True)
         last = np.flatnonzero(stays)[np.cumsum(stays) - stays]
         born, dead = frames_of(replay, birth_seq), frames_of(replay, death_seq[last])

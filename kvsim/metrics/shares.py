@@ -1,4 +1,4 @@
-"""Where the memory went on average: time-weighted shares of the eight states, against two denominators."""
+"""Compute time-weighted shares of the eight states of memory, with two denominators."""
 
 from __future__ import annotations
 
@@ -19,26 +19,27 @@ PAPER_CLASSES = {
     "internal": (SlotState.INTERNAL, SlotState.PADDING, SlotState.EXPIRED),
     "external and others": (SlotState.EXTERNAL, SlotState.CACHED, SlotState.FREE),
 }
-"""The four classes of Figure 2 of the PagedAttention paper (SOSP 2023). It has no static batch and no window; padding
-and what has expired is memory that a live sequence holds without a token that it needs, hence internal."""
+"""Four classes of Figure 2 of the PagedAttention paper (SOSP 2023). The paper has neither static batches nor windows:
+padding and expired tokens are memory that a live sequence holds without needing it, hence internal.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class WasteShares:
-    """Time-weighted mean shares in percent, in the order of `SlotState`; NaN where the denominator is nothing."""
+    """Time-weighted mean shares in percent, in the order of `SlotState`; NaN if the denominator is 0."""
 
     pool_percent: FloatArray
-    """Percent of the whole pool in each state: float64[8], adding up to 100."""
+    """Percent of the whole pool in each state: float64[8], sum 100."""
     allocated_percent: FloatArray
-    """Percent of the slots that live sequences asked for and hold, in each state: float64[8], adding up to 100."""
+    """Percent of the slots that live sequences requested and hold, in each state: float64[8], sum 100."""
 
     @property
     def paper_percent(self) -> dict[str, float]:
-        """Shares of the pool by `PAPER_CLASSES`, adding up to 100."""
+        """Shares of the pool by `PAPER_CLASSES`, sum 100."""
         return {name: float(self.pool_percent[list(states)].sum()) for name, states in PAPER_CLASSES.items()}
 
     def as_dict(self) -> dict[str, dict[str, float]]:
-        """Both denominators by the states' names, and the paper's classes."""
+        """Return both kinds of shares by state name, and the paper's classes."""
         names = [state.name.lower() for state in SlotState]
         return {
             "pool_percent": dict(zip(names, self.pool_percent.tolist(), strict=True)),
@@ -48,16 +49,16 @@ class WasteShares:
 
 
 UNKNOWN_SHARES = WasteShares(pool_percent=np.full(NUM_STATES, np.nan), allocated_percent=np.full(NUM_STATES, np.nan))
-"""The shares of a recording in which nothing happened."""
+"""Shares of a recording without events."""
 
 
 def waste_shares(waste: Waste) -> WasteShares:
-    """The mean share of each state, every frame weighted with how long it lasted."""
+    """Return the time-weighted mean share of each state."""
     return shares_of(waste.mean_slots(), waste.capacity)
 
 
 def shares_of(mean_slots: FloatArray, capacity: int) -> WasteShares:
-    """The share of each state in a pool of `capacity` slots, given its slots on average."""
+    """Return the share of each state in a pool of `capacity` slots, from the mean slots."""
     allocated = np.zeros(NUM_STATES)
     allocated[list(HELD)] = mean_slots[list(HELD)]
     total = allocated.sum()
@@ -68,7 +69,7 @@ def shares_of(mean_slots: FloatArray, capacity: int) -> WasteShares:
 
 
 def whole_percents(*parts: float) -> list[int]:
-    """Shares of parts of one thing in whole percents that add up to 100: those rounded down most get what is left."""
+    """Round shares to whole percents that add up to 100: the parts rounded down most get the remainder."""
     percents = 100 * np.array(parts) / (sum(parts) or 1.0)
     whole = np.floor(percents).astype(int)
     missing = round(percents.sum()) - int(whole.sum())

@@ -1,8 +1,8 @@
-"""The part of a run in which its rate is steady: neither while it fills up nor while the last answers drain.
+"""Find the part of a run with a steady rate, between warm-up and drain.
 
-Judged by the requests alone, so that a recording and what was only measured say the same. Requests arrive until the
-last one does; over the quarters of that time, as many must run. A queue may grow meanwhile: a server that does not
-keep up has a steady rate too.
+The decision uses only the requests, so that it is the same for a recording and for measured requests. The time between
+the first and last arrival is split into quarters; the mean number of running requests must be equal in them. The queue
+may grow: an overloaded server has a steady rate too.
 """
 
 from __future__ import annotations
@@ -23,51 +23,51 @@ if TYPE_CHECKING:
     Column = npt.NDArray[np.float64]
 
 _FEWEST = 20
-"""Requests from which on a rate is looked for."""
+"""Minimum number of requests for a rate."""
 _LIVES = 4.0
-"""Times for which a request runs, as many as requests must arrive for."""
+"""Minimum time between first and last arrival, in mean run times of a request."""
 _MANY_LIVES = 40.0
-"""Times from which on what wanders is no beginning: near its limit a server has more and fewer requests by turns."""
+"""Time, in mean run times, from which a drift is not a warm-up: near its limit, the load of a server fluctuates."""
 _LIVES_IN_A_LOOP = 2.0
-"""The same where as many requests are there all the time, so that only their ages have to mix."""
+"""Minimum time, in mean run times, for a closed loop, where only the ages of requests must mix."""
 _ALIKE = 0.1
-"""Shares of themselves by which means over two quarters may differ."""
+"""Maximum relative difference between the means of two quarters."""
 _CONSTANT = 0.02
 _SIGMAS = 2.0
 
 
 class Steadiness(Enum):
-    """What a run tells of a rate."""
+    """Kind of rate of a run."""
 
     STEADY = "steady"
     SHORT = "too short"
-    """The run ended before as many requests ran from quarter to quarter."""
+    """The run ended before the number of running requests settled."""
     VARYING = "varying"
-    """Arrivals themselves come faster or slower."""
+    """The arrival rate changes."""
     AT_ONCE = "at once"
-    """All requests arrive at once: a batch has a duration and no rate."""
+    """All requests arrive at once: a batch has a duration but no rate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SteadyPart:
-    """Whether the rate of a run settles, from when to when, and at what."""
+    """Steady part of a run: its kind, its time span, and its rate."""
 
     steadiness: Steadiness
     begin_s: float = np.nan
-    """Seconds from the first event, as are all times."""
+    """Begin in seconds from the first event, as for all times."""
     end_s: float = np.nan
-    """Time of the last arrival: the answers that are left are drained after it."""
+    """Time of the last arrival in seconds; the remaining outputs drain after it."""
     output_tokens_per_s: float = np.nan
     requests_per_s: float = np.nan
-    """Requests that finish."""
+    """Finished requests per second."""
     arriving_s: float = np.nan
-    """Seconds from the first arrival to the last."""
+    """Seconds from the first to the last arrival."""
     running_s: float = np.nan
-    """Seconds from the first step of a request to its end, on average."""
+    """Mean seconds from the first step of a request to its end."""
 
     @property
     def sentence(self) -> str:
-        """Over which part a steady rate was taken, or why there is none."""
+        """Description of the steady part, or of the reason for its absence."""
         if self.steadiness is Steadiness.STEADY:
             return (
                 f"Steady from {self.begin_s:,.1f} s to {self.end_s:,.1f} s: {self.output_tokens_per_s:,.0f} output "
@@ -83,14 +83,14 @@ class SteadyPart:
         return "No steady rate: requests arrive at once, and the last answers are counted in."
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON has it; None stands for NaN."""
+        """Return the figures for JSON; None stands for NaN."""
         figures = {name: getattr(self, name) for name in ("begin_s", "end_s", "output_tokens_per_s", "requests_per_s")}
         known = {name: None if value != value else value for name, value in figures.items()}
         return {"steadiness": self.steadiness.name.lower()} | known
 
 
 def steady_part(requests: Requests) -> SteadyPart:
-    """The part of the run of `requests` in which its rate is steady."""
+    """Return the steady part of the run of `requests`."""
     rows = requests.status != RequestStatus.REFUSED
     arrival_s = requests.arrival_s[rows]
     arriving_s = float(np.ptp(arrival_s)) if len(arrival_s) else 0.0
@@ -110,7 +110,7 @@ def steady_part(requests: Requests) -> SteadyPart:
     if _varies(arrival_s, quarters):
         return SteadyPart(steadiness=Steadiness.VARYING, **facts)
     is_loop = max(there[1:]) - min(there[1:]) <= _CONSTANT * max(there[1:])
-    # Of requests that come and go by chance, about as many are there as the square root says, more or less.
+    # The number of requests that come and go at random fluctuates by about its square root.
     chance = _SIGMAS * np.sqrt(min(8 * running_s / arriving_s, 1.0) * 2 * running[3])
     allowed = max(_ALIKE * running[3], 0.0 if is_loop else chance)
     apart = abs(running[3] - running[2]) if arriving_s < _MANY_LIVES * running_s else 0.0
@@ -132,12 +132,12 @@ def steady_part(requests: Requests) -> SteadyPart:
 
 
 def _mean_between(begin_s: Column, end_s: Column, low_s: float, high_s: float) -> float:
-    """How many of the spans from `begin_s` to `end_s` there are on average between two times."""
+    """Return the mean number of spans from `begin_s` to `end_s` between two times."""
     return float((np.clip(end_s, low_s, high_s) - np.clip(begin_s, low_s, high_s)).sum()) / (high_s - low_s)
 
 
 def _varies(arrival_s: Column, quarters: list[tuple[float, float]]) -> bool:
-    """Whether arrivals come faster in one half of the time than in the other, beyond what chance does."""
+    """Tell whether arrivals are faster in one half of the time than in the other, beyond chance."""
     middle_s = quarters[2][0]
     early = int(np.count_nonzero(arrival_s < middle_s))
     gaps_s = np.diff(np.sort(arrival_s))
@@ -147,7 +147,7 @@ def _varies(arrival_s: Column, quarters: list[tuple[float, float]]) -> bool:
 
 
 def _tokens_between(first_s: Column, last_s: Column, tokens: npt.NDArray[Any], low_s: float, high_s: float) -> float:
-    """Output tokens between two times: a first one, and the others evenly until the last."""
+    """Count the output tokens between two times: the first token, and the others evenly spaced until the last."""
     firsts = np.count_nonzero((first_s > low_s) & (first_s <= high_s) & (tokens > 0))
     inside_s, later = np.clip(last_s, low_s, high_s) - np.clip(first_s, low_s, high_s), np.maximum(tokens - 1.0, 0.0)
     share = np.divide(inside_s, last_s - first_s, out=np.zeros(len(first_s)), where=last_s > first_s)

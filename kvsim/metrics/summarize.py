@@ -1,4 +1,4 @@
-"""The summary of a recording: its steps, added up as those of a run are."""
+"""Summarize a recording by adding up its steps, as for a running simulation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def summarize(recording: Recording, slots: Waste | None = None) -> Summary:
-    """Summarize `recording`; give `slots` where its waste is known already."""
+    """Summarize `recording`; pass `slots` if its waste is already known."""
     meta = recording.meta
     if slots is None and len(recording.steps):
         slots = waste(recording)
@@ -28,7 +28,7 @@ def summarize(recording: Recording, slots: Waste | None = None) -> Summary:
 
 
 def _figures(recording: Recording, slots: Waste) -> StepFigures:
-    """What a summary needs to know of the steps of a recording."""
+    """Return the figures of a recording's steps that a summary needs."""
     steps, admitted_s = recording.steps, recording.requests.first_scheduled_s
     nothing = np.zeros(len(steps), np.int32)
     unusable, out, back = (

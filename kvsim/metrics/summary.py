@@ -1,9 +1,9 @@
-"""A recording in a few numbers, for tables and for `--json`."""
+"""Summarize a recording in a few numbers, for tables and for `--json`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -15,9 +15,9 @@ from kvsim.metrics.waiting import Limits, WaitingFor
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Summary:
-    """What a run did; a figure that the run does not define, such as the mean of nothing, is NaN.
+    """Figures of a run; undefined figures, such as the mean of an empty set, are NaN.
 
-    Means over time give each step the time until the next one begins.
+    In means over time, each step lasts until the next one begins.
     """
 
     name: str
@@ -32,41 +32,40 @@ class Summary:
     """Output tokens of all requests, unfinished ones included."""
     output_tokens_per_s: float
     requests_per_s: float
-    """Finished requests."""
+    """Finished requests per second."""
     mean_batch: float
-    """Sequences scheduled per step, over time."""
+    """Scheduled sequences per step, mean over time."""
     peak_batch: int
     mean_occupancy: float
-    """Part of the pool that requests hold, 0 to 1, over time."""
+    """Share of the pool held by requests, 0 to 1, mean over time."""
     peak_occupancy: float
     num_preemptions: int
     num_fragmented_steps: int
-    """Steps that left the head of the queue waiting although the free slots, were they side by side, would have
-    done.
-    """
+    """Steps in which the head of the queue waited although the free slots would suffice if contiguous."""
     num_fragmented_requests: int
-    """Requests that waited at the head of the queue for that reason, whether for a step or for a thousand."""
+    """Requests that waited at the head of the queue for that reason, each counted once."""
     swapped_out_bytes: int
-    """Copied to the host instead of being computed again."""
+    """Bytes copied to the host instead of being recomputed."""
     swapped_in_bytes: int
     prefix_queried_tokens: int
-    """Prompt tokens that were looked up in the prefix cache, each prompt once, when its request was first scheduled."""
+    """Prompt tokens looked up in the prefix cache, each prompt once, when its request was first scheduled."""
     prefix_hit_tokens: int
-    """Tokens among these that were found there, or in host memory, and needed no computing."""
+    """Queried tokens found in the cache or in host memory, which needed no computation."""
     prefix_hit_rate: float
-    """Hit tokens by queried ones, 0 to 1: 0 where no prompt was looked up."""
+    """Hit tokens divided by queried tokens, 0 to 1; 0 without queries."""
     prefix_no_hits: str
-    """The reason why there was no hit, in words; empty where there was one."""
+    """Reason for no hits, in words; empty if there was a hit."""
     computed_tokens: int
-    """Scheduled over all steps."""
+    """Tokens scheduled over all steps."""
     vain_tokens: int
-    """Computed tokens that no finished request needed: computed again after a preemption, or for an answer that had
-    ended, or for pads."""
+    """Computed tokens that no finished request needed: recomputed after a preemption, beyond the end of an output, or
+    padding.
+    """
     mean_waiting: float
-    """Requests in the queue, over time."""
+    """Requests in the queue, mean over time."""
     waiting_for: WaitingFor
     limits: Limits | None
-    """Limits of one step of the engine; None where that is not known."""
+    """Limits of one step of the engine; None if unknown."""
     wait_s: Distribution
     ttft_s: Distribution
     tpot_s: Distribution
@@ -74,11 +73,11 @@ class Summary:
     waste: WasteShares
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything as nested dictionaries of strings and numbers; None stands for NaN, which JSON does not have."""
+        """Return all figures as nested dictionaries; None stands for NaN, which JSON lacks."""
         return {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
 
     def as_row(self) -> dict[str, Any]:
-        """Everything as one row of a table: nested names are joined by dots, such as `ttft_s.mean`."""
+        """Return all figures as one row of a table; nested names are joined by dots, such as `ttft_s.mean`."""
         return dict(_flat(self.as_dict()))
 
     def __repr__(self) -> str:
@@ -89,7 +88,7 @@ class Summary:
         return f"<table>{lines}</table>"
 
     def _shown(self) -> list[tuple[str, str]]:
-        """The figures that people look at first, in words."""
+        """Return the most important figures, in words."""
         return [
             ("finished", f"{self.num_finished:,}"),
             ("output tokens/s", f"{self.output_tokens_per_s:,.0f}"),
@@ -104,7 +103,7 @@ class Summary:
 
 
 def hit_words(summary: Summary) -> str:
-    """Which part of the prompts the prefix cache had, or why it had nothing."""
+    """Describe the share of prompt tokens found in the prefix cache, or the reason for no hits."""
     if summary.prefix_no_hits:
         return f"0 %: {summary.prefix_no_hits}"
     return f"{100 * summary.prefix_hit_rate:.1f} % of {summary.prefix_queried_tokens:,} prompt tokens"
@@ -119,8 +118,10 @@ def _flat(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def _plain(value: Any) -> Any:
-    if hasattr(value, "as_dict"):
+    if isinstance(value, WasteShares):
         value = value.as_dict()
+    elif isinstance(value, Limits | WaitingFor | Distribution):
+        value = asdict(value)
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     return None if isinstance(value, float) and np.isnan(value) else value

@@ -1,7 +1,7 @@
-"""The one way to a summary: the sums over the steps of a run, as they happen or as a recording has them.
+"""Sum the steps of a run, during a simulation or from a recording, and build the summary.
 
-Each step holds from its beginning to that of the next. Only integrals over time are kept, added up in one order
-wherever the steps come from, so that a figure of a run is that of its recording.
+A step lasts until the next one begins. Only integrals over time are kept, always added in the same order, so that a run
+and its recording have the same figures.
 """
 
 from __future__ import annotations
@@ -24,52 +24,52 @@ from kvsim.recording.tables import Requests
 Numbers = npt.NDArray[np.integer]
 
 STEPS_TOGETHER = 4_096
-"""Steps that are added up at once: more do not stay in the processor's cache, and fewer cost most by the call."""
+"""Steps added at once: more leave the processor's cache, fewer cost more calls."""
 _SCHEDULED, _WAITING, _FOR_MEMORY, _FOR_BATCH, _FOR_TOKENS, _HELD, _STATES = range(7)
-"""Rows of what is added up over time; the eight states stand behind each other."""
+"""Rows of the integrals over time; the eight states are the last rows."""
 _ROUNDING = 1e-9
-"""Share of the pool that sums of times may have lost to rounding, so that a share may be this much below 0."""
+"""Share of the pool that sums of times may lose to rounding, so that a share may be this much below 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepFigures:
-    """What a summary needs to know of some steps in a row: one entry for each."""
+    """Figures of consecutive steps that a summary needs, one entry per step."""
 
     start_s: npt.NDArray[np.float64]
     scheduled: Numbers
-    """Sequences that compute something."""
+    """Sequences that compute tokens."""
     running: Numbers
     waiting: Numbers
     tokens: Numbers
-    """Tokens that are computed."""
+    """Computed tokens."""
     preempted: Numbers
     held: Numbers
-    """Slots that requests hold, what the allocator rounded up included."""
+    """Slots held by requests, rounding included."""
     states: npt.NDArray[np.int64]
     """Slots by state. Shape (8, steps), in the order of `SlotState`."""
     is_fragmented: npt.NDArray[np.bool_]
-    """Free slots are in pieces too small for the head of the queue."""
+    """Whether the free slots are in pieces too small for the head of the queue."""
     admitted: Numbers
-    """Requests that have been admitted so far."""
+    """Requests admitted so far."""
     swapped_out: Numbers
-    """Units."""
+    """Units copied to the host."""
     swapped_in: Numbers
 
     def __len__(self) -> int:
         return len(self.start_s)
 
     def parts(self) -> Iterator[StepFigures]:
-        """These steps, as many at a time as are added up together."""
+        """Yield these steps in parts of `STEPS_TOGETHER`."""
         for begin in range(0, len(self), STEPS_TOGETHER):
             part = slice(begin, begin + STEPS_TOGETHER)
             yield StepFigures(**{name: getattr(self, name)[..., part] for name in self.__dataclass_fields__})
 
 
 class Sums:
-    """Adds up the steps of a run over a pool."""
+    """Sums over the steps of a run."""
 
     def __init__(self, capacity: int, limits: Limits | None) -> None:
-        """Begin with no step; the pool has `capacity` slots, and the engine `limits`, if these are known."""
+        """Start without steps; the pool has `capacity` slots, and the engine `limits`, if known."""
         self.num_steps = 0
         self._capacity, self._limits = capacity, limits
         self._begin_s = self._last_s = 0.0
@@ -81,7 +81,7 @@ class Sums:
         self._last_fragmented = -1
 
     def add(self, steps: StepFigures) -> None:
-        """Add steps, at least one and at most `STEPS_TOGETHER`, and as many of these in all but the last call."""
+        """Add at least one and at most `STEPS_TOGETHER` steps; all calls but the last add the maximum."""
         totals = np.empty((len(self._last), len(steps)))
         limits = self._limits or Limits(max_num_seqs=0, max_num_batched_tokens=0)
         totals[_SCHEDULED], totals[_WAITING], totals[_HELD] = steps.scheduled, steps.waiting, steps.held
@@ -103,18 +103,18 @@ class Sums:
         self._add_fragmented(steps.admitted[steps.is_fragmented])
 
     def _add_fragmented(self, admitted: Numbers) -> None:
-        """The head of the queue, after so many admissions, waited for slots side by side: one entry for each step."""
+        """Count fragmented steps, and the requests they blocked, from the number of admissions before each."""
         self._num_fragmented_steps += len(admitted)
-        if len(admitted):  # which never falls from step to step
+        if len(admitted):  # the number of admissions never falls
             self._num_fragmented_requests += int(np.count_nonzero(np.diff(admitted, prepend=self._last_fragmented)))
             self._last_fragmented = int(admitted[-1])
 
     def summary(
         self, meta: Meta, name: str, requests: Requests, end_s: float, *, useless_slot_s: float = 0.0
     ) -> Summary:
-        """What the steps add up to, with their requests; the last step ends at `end_s`.
+        """Return the summary of the steps and their requests; the last step ends at `end_s`.
 
-        `useless_slot_s` are slots times seconds that were called reserved and turned out never to be written.
+        `useless_slot_s` are slot-seconds counted as reserved that were never written.
         """
         time_s = end_s - self._begin_s if self.num_steps else 0.0
         integrals = self._integrals + self._last * (end_s - self._last_s)
@@ -168,7 +168,7 @@ class Sums:
 
 
 def _vain_tokens(computed: int, requests: Requests) -> int:
-    """How many of `computed` tokens go beyond what the requests that finished needed, each counted once."""
+    """Count the `computed` tokens beyond those that finished requests needed."""
     rows = requests.status == RequestStatus.FINISHED
     lengths = (
         requests.prompt_tokens[rows].astype(np.int64) + requests.output_tokens[rows] - requests.cached_tokens[rows]

@@ -1,7 +1,7 @@
-"""The verdict on a run in words: whether everything was served, and what stood in the way.
+"""Judge a run in words: whether all requests were served, and the limit that held them back.
 
-It knows a summary and nothing of flags or tables. What limits is what keeps requests waiting or throws them out:
-memory, the batch, or the tokens of a step; where nothing does, time is all in the steps themselves.
+This module knows summaries, but neither flags nor tables. A limit makes requests wait or preempts them: memory, the
+batch, or the tokens of a step. Without a limit, all time is in the steps.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from kvsim.metrics import Summary
 
 _SOME = 0.05
-"""Requests that wait on average from which on a limit is said to hold them back."""
+"""Mean number of waiting requests from which a limit counts."""
 
 
 class Limit(Enum):
-    """What holds requests back; the value names it in a sentence."""
+    """Limit that holds requests back; the value names it in a sentence."""
 
     MEMORY = "memory"
     BATCH = "the batch limit"
@@ -31,22 +31,22 @@ class Limit(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What a run amounts to."""
+    """Judgement of a run."""
 
     is_good: bool
-    """Everything was served, nothing was computed twice, and no limit kept requests waiting."""
+    """Whether all requests were served, no token was computed twice, and no limit made requests wait."""
     limit: Limit | None
-    """The limit that held back most; None where there was none, or it is not known."""
+    """Limit that held back most requests; None if there is none, or if it is unknown."""
     sentence: str
 
     def as_dict(self) -> dict[str, bool | str | None]:
-        """As JSON has it."""
+        """Return the verdict for JSON."""
         return {"is_good": self.is_good, "limit": None if self.limit is None else self.limit.name.lower(),
                 "sentence": self.sentence}  # fmt: skip
 
 
 def verdict_of(summary: Summary) -> Verdict:
-    """The verdict on one run."""
+    """Evaluate one run."""
     limit = limit_of(summary)
     num_lost = summary.num_refused + summary.num_aborted + summary.num_unfinished
     return Verdict(
@@ -55,7 +55,7 @@ def verdict_of(summary: Summary) -> Verdict:
 
 
 def limit_of(summary: Summary) -> Limit | None:
-    """What held most back."""
+    """Return the limit that held back most requests."""
     if summary.num_preemptions or summary.num_aborted:
         return Limit.MEMORY
     waits = summary.waiting_for
@@ -80,7 +80,7 @@ def _cause(summary: Summary, limit: Limit | None) -> str:
 
 
 def _shortage(summary: Summary) -> str:
-    """What the lack of memory led to, as a clause."""
+    """Describe the effect of the lack of memory, as a clause."""
     if summary.num_preemptions:
         often = f" ({60 * summary.num_preemptions / summary.duration_s:,.0f} a minute)" if summary.duration_s else ""
         vain = f"{100 * summary.vain_tokens / summary.computed_tokens:.0f} % of all tokens were computed in vain"
@@ -101,13 +101,12 @@ def _served(summary: Summary) -> str:
 
 
 def peak_words(summary: Summary) -> str:
-    """How full the pool was at most, as a clause."""
+    """Describe the peak occupancy of the pool, as a clause."""
     return f"at most {100 * summary.peak_occupancy:.0f} % of the pool is in use"
 
 
 def wasted_percent(summary: Summary) -> float:
-    """Share of the pool, in percent over time, that live sequences held and never wrote to, or that was in pieces too
-    small to be used."""
+    """Return the share of the pool, in percent over time, that was held but never written, or too fragmented to use."""
     return float(
         summary.waste.pool_percent[[SlotState.INTERNAL, SlotState.PADDING, SlotState.EXPIRED, SlotState.EXTERNAL]].sum()
     )

@@ -1,7 +1,7 @@
-"""What requests in the queue wait for: blocks, a place in the batch, or tokens of the next step.
+"""Determine the limit that waiting requests wait for: blocks, a place in the batch, or tokens of the next step.
 
-A scheduler admits from the head of its queue until a limit stops it. Which one did is known from what a step holds: as
-many sequences as may run, as many tokens as may be computed, or neither, and then the memory was short.
+A scheduler admits from the head of its queue until a limit stops it. A step shows the limit: the maximum number of
+sequences runs, the maximum number of tokens is computed, or neither, and then memory was short.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ Column = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How much an engine takes into one step; a static batch, which is full until it has ended, takes none."""
+    """Limits of one step of an engine; both are 0 for a static batch, which admits no request before it ends."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
 
     @classmethod
     def of(cls, policy: Mapping[str, Any], engine: Mapping[str, Any] = MappingProxyType({})) -> Limits | None:
-        """The limits that stand in the settings of an engine or of a policy; None where they do not."""
+        """Return the limits in the settings of an engine or a policy; None if they are missing."""
         if policy.get("name") == "static":
             return cls(max_num_seqs=0, max_num_batched_tokens=0)
         num_seqs, num_tokens = (_first(name, (engine, policy)) for name in ("max_num_seqs", "max_num_batched_tokens"))
@@ -34,14 +34,10 @@ class Limits:
             return None
         return cls(max_num_seqs=num_seqs, max_num_batched_tokens=num_tokens)
 
-    def as_dict(self) -> dict[str, int]:
-        """The two numbers by name."""
-        return {"max_num_seqs": self.max_num_seqs, "max_num_batched_tokens": self.max_num_batched_tokens}
-
     def split(self, waiting: Column, running: Column, tokens: Column) -> tuple[Column, Column, Column]:
-        """Requests that wait for memory, for a place in the batch, and for tokens, after each step was scheduled.
+        """Split the waiting requests of each step into those waiting for memory, for the batch, and for tokens.
 
-        All arrays have one entry per step: requests that wait, sequences that run, tokens that are computed.
+        All arrays have one entry per step: waiting requests, running sequences, computed tokens.
         """
         full = running >= self.max_num_seqs
         spent = ~full & (tokens >= self.max_num_batched_tokens)
@@ -54,18 +50,16 @@ def _first(name: str, settings: Sequence[Mapping[str, Any]]) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitingFor:
-    """Requests that wait, by what they wait for: means over time, NaN where that is not known."""
+    """Waiting requests by limit: means over time, NaN if unknown."""
 
     memory: float
     batch: float
-    """A place among the sequences that run: `max_num_seqs`, or a static batch that has not ended."""
+    """Requests waiting for a place among the running sequences: `max_num_seqs`, or a static batch that has not
+    ended.
+    """
     tokens: float
-    """Tokens of the step: `max_num_batched_tokens`."""
-
-    def as_dict(self) -> dict[str, float]:
-        """The three numbers by name."""
-        return {"memory": self.memory, "batch": self.batch, "tokens": self.tokens}
+    """Requests waiting for tokens of the step: `max_num_batched_tokens`."""
 
 
 UNKNOWN = WaitingFor(memory=np.nan, batch=np.nan, tokens=np.nan)
-"""The value for an engine whose limits are not known, or in which no time passes."""
+"""Value for an engine with unknown limits, or without any elapsed time."""

@@ -1,9 +1,8 @@
-"""Where every slot was, at every frame of a recording: running sums over the schedule and the memory events.
+"""Compute the state of all slots at every frame of a recording, by running sums over its schedule and memory events.
 
-`Replay.slots` answers the question for one frame, unit by unit. Here it is answered for all frames at once, in time
-proportional to the rows of the recording. Each run of units adds its slots when it is taken and removes them when it is
-given back; each row of the schedule adds the tokens that it computes. A decoding row that stands for many steps is a
-ramp, kept as a change of slope.
+`Replay.slots` does this for one frame, unit by unit. This module does it for all frames at once, in time proportional
+to the rows of the recording. Each run of units adds its slots at its allocation and removes them at its release; each
+row of the schedule adds its computed tokens. A decoding row of many steps is a ramp, stored as a change of slope.
 """
 
 from __future__ import annotations
@@ -27,38 +26,38 @@ if TYPE_CHECKING:
 Numbers = npt.NDArray[np.int64]
 
 _NO_LIMIT = np.iinfo(np.int64).max // 2
-"""A number above any number of slots, and far enough from overflow to be added to."""
+"""Number above any number of slots, and small enough to be added to without overflow."""
 _RUNS_AT_ONCE = 1 << 20
-"""So many take some 100 MB on the way."""
+"""Runs processed together, in about 100 MB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Waste:
-    """The slots of a pool by state, one row per frame: after each step was scheduled, and once more after the last."""
+    """Slots of a pool by state, one row per frame: after each step was scheduled, and once after the last step."""
 
     time_s: FloatArray
-    """Times at which the frames begin, in seconds from the first event: float64[num_frames]."""
+    """Begin of each frame in seconds from the first event: float64[num_frames]."""
     slots: npt.NDArray[np.int64]
-    """Shape (num_frames, 8), in the order of `SlotState`; every row adds up to `capacity`."""
+    """Slots of shape (num_frames, 8), in the order of `SlotState`; every row adds up to `capacity`."""
     held: npt.NDArray[np.int64]
-    """Slots that requests hold, what the allocator rounded up included: int64[num_frames]."""
+    """Slots held by requests, rounding included: int64[num_frames]."""
     capacity: int
     """Slots in the pool."""
 
     @property
     def occupancy(self) -> FloatArray:
-        """Held part of the pool, 0 to 1: float64[num_frames]."""
+        """Held share of the pool, 0 to 1: float64[num_frames]."""
         return self.held / self.capacity
 
     def mean_slots(self) -> FloatArray:
-        """Slots in each state, averaged over time: float64[8]."""
+        """Return the slots in each state, averaged over time: float64[8]."""
         return time_mean(self.time_s, self.slots)
 
 
 def time_mean(time_s: FloatArray, values: npt.NDArray[np.int64]) -> FloatArray:
-    """Mean of `values` over time, along the first axis; each holds from its time to the next, the last for no time.
+    """Return the mean of `values` over time, along the first axis; each lasts until the next time, the last for 0 s.
 
-    Where no time passes at all, the values count equally.
+    If no time passes at all, all values have equal weight.
     """
     weights = np.diff(time_s, append=time_s[-1])
     return np.average(values, axis=0, weights=weights if weights.sum() > 0 else None)
@@ -67,8 +66,8 @@ def time_mean(time_s: FloatArray, values: npt.NDArray[np.int64]) -> FloatArray:
 def waste(source: Replay | Recording) -> Waste:
     """Split the pool into the eight states at every frame.
 
-    Slots are counted for what the allocator was asked for; what it rounded up to is `external`, as are the free slots
-    that the engine reported unusable for the head of its queue. A unit that several requests share counts once.
+    Requested slots are counted by state. Slots added by rounding are `external`, as are free slots that the engine
+    reported as unusable for the head of its queue. A shared unit counts once.
 
     Raises:
         RecordingError: the recording has no steps.
@@ -91,11 +90,11 @@ def waste(source: Replay | Recording) -> Waste:
 
 
 def _totals(replay: Replay, held: Numbers, free: Numbers, cached: Numbers) -> SlotTotals:
-    """The totals of a pool whose layers are alike, at every frame."""
+    """Return the totals at every frame, for a pool with one kind of layers."""
     asked = _Asked.of(replay)
     progress = Ramps(replay)
     overrun = progress.total_between(replay.full, np.full_like(replay.full, _NO_LIMIT))
-    # A row that is written on beyond its last token has ended: its tokens are of no use any more.
+    # A static row written beyond its last token has ended: its tokens are useless.
     stale = progress.total_between(replay.full, replay.full + 1, weight=replay.full - replay.pad)
     return SlotTotals(
         free=free,
@@ -106,15 +105,15 @@ def _totals(replay: Replay, held: Numbers, free: Numbers, cached: Numbers) -> Sl
         written=progress.total_between(replay.pad, replay.full) - stale,
         useful=asked.within_full - asked.within_pad - stale,
         padding=asked.within_pad + overrun + stale,
-        shared=asked.lengths - held,  # several tables may list a unit that the pool has once
+        shared=asked.lengths - held,  # several tables may contain a unit that the pool has once
         expired=0,
     )
 
 
 def _check_account(replay: Replay, slots: npt.NDArray[np.int64], capacity: int) -> None:
-    """Raise where a state would have less than nothing or more than the pool: its tables contradict each other there.
+    """Raise an error if a state has negative slots or more than the pool: the tables contradict each other.
 
-    The reader compares what it can without following every unit; this is what is left.
+    The reader has checked everything that needs no replay of single units.
     """
     wrong = (slots < 0) | (slots > capacity)
     if wrong.any():
@@ -127,20 +126,20 @@ def _check_account(replay: Replay, slots: npt.NDArray[np.int64], capacity: int) 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Asked:
-    """Slots in all tables at every frame, a unit that several list counted for each: int64[num_frames]."""
+    """Slots in all tables at every frame, with shared units counted for each table: int64[num_frames]."""
 
     requested: npt.NDArray[np.int64]
-    """Slots that were asked for."""
+    """Requested slots."""
     lengths: npt.NDArray[np.int64]
-    """Slots that were given."""
+    """Allocated slots."""
     within_full: npt.NDArray[np.int64]
-    """Slots that were asked for, up to each request's last token."""
+    """Requested slots up to each request's last token."""
     within_pad: npt.NDArray[np.int64]
-    """Slots up to there that stand in front of each request's first token."""
+    """Requested slots before each request's first token."""
 
     @classmethod
     def of(cls, replay: Replay) -> _Asked:
-        """Add up what the runs of units add to their tables, some at a time: a long recording has tens of millions."""
+        """Sum the slots of all runs, in parts: a long recording has tens of millions."""
         total = np.zeros((len(fields(cls)), replay.num_frames), np.int64)
         first = replay.ledger.tables.together()
         behind = np.append(first[1:], len(replay.ledger.tables.birth_row))
@@ -151,7 +150,7 @@ class _Asked:
 
     @staticmethod
     def _of_runs(replay: Replay, first: IntArray, behind: IntArray) -> npt.NDArray[np.int64]:
-        """What the runs [first, behind) of each table add, which came and went together."""
+        """Return the slots of the runs [first, behind) of each table, which were allocated and released together."""
         tables, unit_tokens = replay.ledger.tables, replay.unit_tokens
         runs = tables.at(first)
         request, repeat = runs.request, runs.repeat
@@ -159,11 +158,11 @@ class _Asked:
         length = units * unit_tokens
 
         def end(of: IntArray) -> npt.NDArray[np.int64]:
-            """Place behind what was asked for up to each of some runs."""
+            """Return the position behind the requested slots of some runs."""
             upto = tables.at(of)
             return (upto.position.astype(np.int64) + upto.requested) * unit_tokens
 
-        # They hold what was asked for in [low, high); low is where the run before them in their table ends.
+        # Runs hold the requested slots in [low, high); low is the end of the previous run of the table.
         high = end(behind - 1)
         low = np.where(runs.position == 0, 0, end(np.maximum(first - 1, 0)))
         full, pad = replay.full[request], replay.pad[request]
@@ -188,7 +187,7 @@ class _Asked:
 
 
 def _held_and_cached(replay: Replay) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Slots that requests hold, and free ones that still hold a prefix, at every frame."""
+    """Return the slots held by requests, and the free slots with a cached prefix, at every frame."""
     ledger, tables, unit_slots = replay.ledger, replay.ledger.tables, replay.unit_slots
     memory = replay.recording.memory
     rows, num_frames = np.searchsorted(memory.seq, replay.frame_seq, side="right"), replay.num_frames
@@ -196,7 +195,7 @@ def _held_and_cached(replay: Replay) -> tuple[npt.NDArray[np.int64], npt.NDArray
     if ledger.unit_by_unit:
         held = ledger.units_before(rows)
         if ledger.is_shared or replay.recording.meta.prefix_caching:
-            # The frame that shows each row, and one for what never happens.
+            # The frame that shows each row, and one for rows that never occur.
             narrow = np.min_scalar_type(num_frames)
             frame = np.repeat(np.arange(num_frames + 1, dtype=narrow), np.diff(rows, prepend=0, append=len(memory) + 1))
             change = np.zeros((2, num_frames + 1), np.int64)
@@ -210,7 +209,7 @@ def _held_and_cached(replay: Replay) -> tuple[npt.NDArray[np.int64], npt.NDArray
             held += running_sum(num_frames, (frames_of(replay, memory.seq[operations.row]), units))
     held, cached = held * unit_slots, cached * unit_slots
     growing = np.flatnonzero(tables.repeat > 1)
-    if len(growing):  # the operation that takes a growing run takes what it has in its first step
+    if len(growing):  # the allocation of a growing run includes only its first step
         runs = tables.at(growing)
         repeat, born = runs.repeat, frames_of(replay, runs.birth_seq)
         step_slots = runs.length.astype(np.int64) // repeat * unit_slots
@@ -219,15 +218,16 @@ def _held_and_cached(replay: Replay) -> tuple[npt.NDArray[np.int64], npt.NDArray
 
 
 def _note(part: Successions, frame: IntArray, held: npt.NDArray[np.int64], cached: npt.NDArray[np.int64]) -> None:
-    """Note in which frames units begin or cease to keep a prefix while nobody holds them; of those that several hold,
-    of which each holder was counted, count one. `frame` is the first that shows each row.
+    """Record the frames in which free units gain or lose a prefix, and count each shared unit once.
+
+    `frame` is the first frame that shows each row.
     """
     takes, is_held = part.until > part.row, part.is_held
     joins = np.flatnonzero(takes & is_held)
     is_later = part.until[joins] > part.held_until[joins]
 
     def add(to: npt.NDArray[np.int64], rows: IntArray, amount: int) -> None:
-        np.add.at(to, frame.take(rows), np.int64(amount))  # of one type, which is many times as fast
+        np.add.at(to, frame.take(rows), np.int64(amount))  # equal types are many times as fast
 
     add(held, part.row[joins], -1)
     add(held, np.minimum(part.until[joins], part.held_until[joins]), 1)
@@ -239,7 +239,7 @@ def _note(part: Successions, frame: IntArray, held: npt.NDArray[np.int64], cache
 
 
 def _unusable(replay: Replay) -> npt.NDArray[np.int64]:
-    """Free slots that cannot serve the head of the queue, per frame; after the last step no request waits for any."""
+    """Return the free slots that cannot serve the head of the queue, per frame; 0 after the last step."""
     units = replay.recording.steps.unusable_units
     if units is None:
         return np.zeros(replay.num_frames, np.int64)

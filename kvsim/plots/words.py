@@ -10,8 +10,7 @@ import numpy as np
 from kvsim.display.text import abridged, printable
 from kvsim.errors import UsageError
 from kvsim.memory.waste import SlotState
-from kvsim.metrics.policy_names import policy_name
-from kvsim.metrics.state_names import STATE_NAMES
+from kvsim.metrics.names import STATE_NAMES, policy_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

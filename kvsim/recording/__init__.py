@@ -1,10 +1,10 @@
-"""The one vocabulary of kvsim: what happened, as columns.
+"""The common format of kvsim: the events of a run, as columns.
 
-A simulation and a captured run produce the same `Recording`; everything above this room consumes one and cannot tell
-which it was. `read` and `write` move it to and from disk, `RecordingBuilder` makes one as it happens, into memory or
-with a `RecordingWriter` onto the disk. `kvsim.replay` plays one.
+A simulation and a captured run produce the same `Recording`; all rooms above this one treat both alike. `read` and
+`write` move a recording to and from disk. `RecordingBuilder` builds one during a run, in memory or with a
+`RecordingWriter` on disk. `kvsim.replay` plays one.
 
-Everything named here is imported when it is first used.
+Every name here is imported on first use.
 """
 
 from __future__ import annotations

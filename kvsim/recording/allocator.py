@@ -1,6 +1,4 @@
-"""PyTorch's own allocation history beside a recording: what `generate()` asked of the CUDA caching allocator, with
-addresses.
-"""
+"""Read and write PyTorch's allocation history beside a recording: the calls of `generate()` to the CUDA allocator."""
 
 from __future__ import annotations
 
@@ -26,24 +24,24 @@ class AllocatorHistory:
     """One row per event, in order."""
 
     action: npt.NDArray[np.str_]
-    """PyTorch's word: `alloc`, `free_requested`, `free_completed`, `segment_alloc`, `segment_free`, ..."""
+    """PyTorch's name: `alloc`, `free_requested`, `free_completed`, `segment_alloc`, `segment_free`, ..."""
     address: IntArray
     size_bytes: IntArray
     stream: IntArray
     time_us: IntArray
     """Microseconds since the epoch."""
     step: IntArray
-    """The step of the recording during which it happened."""
+    """Step of the recording during which the event happened."""
 
     def __len__(self) -> int:
         return len(self.action)
 
 
 def read_allocator(folder: str | os.PathLike[str]) -> AllocatorHistory | None:
-    """The allocation history in a recording's folder; None if it has none.
+    """Return the allocation history in a recording's folder; None if it has none.
 
     Raises:
-        RecordingError: the file is damaged, lacks a column, or is a part of another recording.
+        RecordingError: the file is damaged, lacks a column, or is part of another recording.
     """
     import pyarrow as pa  # noqa: PLC0415  only where a file is touched
     import pyarrow.parquet as pq  # noqa: PLC0415

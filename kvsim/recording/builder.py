@@ -1,10 +1,10 @@
-"""Make a recording as things happen: a recorded engine reports, the builder keeps columns.
+"""Build a recording during a run: a recorded engine reports events, the builder collects columns.
 
-Changes of ownership are reported while a step is being scheduled, and belong to the sequence number that is current
-then. The simulator's engine hands over final rows in bulk instead, with `append`.
+Changes of ownership are reported while a step is being scheduled, and get the current sequence number. The simulator's
+engine adds final rows in bulk instead, with `append`.
 
-With a sink, such as a `RecordingWriter`, it keeps only what may still change: steps whose output is awaited, rows of
-the schedule that go on, and the requests.
+With a sink, such as a `RecordingWriter`, the builder keeps only rows that may still change: steps without output, open
+rows of the schedule, and the requests.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from kvsim.recording.tables import Copies, IntArray, Memory, MemoryKind, Request
 
 
 class RowSink(Protocol):
-    """Takes rows that will not change any more."""
+    """Receiver of final rows."""
 
     def append(self, table: Table) -> None:
-        """Take the next rows of a table."""
+        """Add the next rows of a table."""
 
 
 class RecordingBuilder:
-    """Collects one run; requests are numbered in the order in which they arrive."""
+    """Collector of one run; requests are numbered in order of arrival."""
 
     def __init__(self, sink: RowSink | None = None) -> None:
-        """Keep everything for `finish`; or hand rows to `sink` as they become final, and the rest at `close`."""
+        """Keep all rows for `finish`; or pass final rows to `sink`, and the rest at `close`."""
         self._sink = sink
         self._seq = -1
         self._num_steps = 0
@@ -45,38 +45,38 @@ class RecordingBuilder:
             )
         }  # fmt: skip
         self.copies = CopiesUnderWay()
-        """Between GPU and host, if there are any."""
+        """Copies between GPU and host, if any."""
         self._heard_s = 0.0
-        """Time of the last token: the output of its step is reported behind it."""
+        """Time in seconds of the last token; the output of its step is reported later."""
         self._last_scheduled: list[int] = []
         self._previous_scheduled: list[int] = []
         self._preempted_since: list[int] = []
-        """Preempted since a step was closed: it is the next one that counts them."""
+        """Requests preempted since the last step was closed; the next step counts them."""
         self._begun_since: list[int] = []
-        """Scheduled for the first time since a step was closed."""
+        """Requests scheduled for the first time since the last step was closed."""
 
     @property
     def num_steps(self) -> int:
-        """Steps recorded so far."""
+        """Number of recorded steps."""
         return self._num_steps
 
     @property
     def num_requests(self) -> int:
-        """Requests that have arrived so far."""
+        """Number of requests that have arrived."""
         return len(self._requests)
 
     @property
     def num_memory_rows(self) -> int:
-        """Changes of ownership that are kept."""
+        """Number of stored changes of ownership."""
         return len(self._memory)
 
     @property
     def num_values(self) -> int:
-        """Rows of all tables and keys of prompts that are kept: what its memory grows with."""
+        """Number of stored rows and prompt hashes, which determine the memory use."""
         return sum(map(len, self._growing.values())) + self._requests.num_hashes
 
     def next_seq(self) -> int:
-        """Begin the next change of the engine's state; what the journal hears from now on belongs to it."""
+        """Begin the next change of the engine's state; subsequent memory events belong to it."""
         self._seq += 1
         return self._seq
 
@@ -91,7 +91,7 @@ class RecordingBuilder:
         prompt_hashes: Iterable[int] = (),
         refused: bool = False,
     ) -> int:
-        """A request became visible to the engine; return its row. A refused one will never be served."""
+        """Add a request that became visible to the engine, and return its row. A refused request is never served."""
         return self._requests.add(
             name,
             prompt_hashes,
@@ -107,7 +107,7 @@ class RecordingBuilder:
         )
 
     def scheduled(self, request: int, computed_before: int, tokens: int, time_s: float, repeat: int = 1) -> None:
-        """`request` computes `tokens` more tokens in the step being recorded, and in each of the next `repeat - 1`
+        """Record that `request` computes `tokens` tokens in the current step, and in each of the next `repeat - 1`
         steps.
         """
         self._last_scheduled.append(request)
@@ -119,30 +119,30 @@ class RecordingBuilder:
         self._schedule.add(self._num_steps, request, computed_before, tokens, repeat)
 
     def scheduled_again(self) -> None:
-        """The requests of the step before compute one more token each."""
+        """Record that the requests of the previous step compute one more token each."""
         self._last_scheduled += self._previous_scheduled
         self._schedule.go_on(self._previous_scheduled, self._num_steps)
 
     def check_step(self, columns: Mapping[str, Any]) -> None:
-        """Make sure that a step of these columns is one: the simulation knows what it reports, a file may not.
+        """Check the columns of a step from a file.
 
         Raises:
-            ValueError: a column is missing or no number; or is one that steps before had or did not have.
+            ValueError: a column is missing, is not a number, or differs from earlier steps in its presence.
         """
         self._steps.check_row(columns, given_elsewhere=("step", "schedule_seq", "output_seq", "end_s"))
 
     def check_output(self, step: int) -> None:
-        """Make sure that the output of `step` is awaited.
+        """Check that the output of `step` is pending.
 
         Raises:
-            IndexError: it is not.
+            IndexError: the output is not pending.
         """
         row = step - self._steps.first
         if not (0 <= row < len(self._steps) and self._steps.columns["output_seq"][row] < 0):
             raise IndexError(f"the output of step {step} is not awaited")
 
     def step(self, **columns: float) -> int:
-        """Close the step being recorded, whose output is not known yet, and return its number."""
+        """Close the current step, whose output is not known yet, and return its number."""
         number = self._num_steps
         columns |= {"step": number, "schedule_seq": self._seq, "output_seq": -1, "end_s": np.nan}
         for name, column in self._steps.columns.items():
@@ -157,17 +157,17 @@ class RecordingBuilder:
         return number
 
     def output(self, step: int, time_s: float) -> None:
-        """The output of `step` was processed."""
+        """Record that the output of `step` was processed."""
         row = step - self._steps.first
         self._steps.columns["output_seq"][row] = self._seq
         self._steps.columns["end_s"][row] = time_s
         self.copies.processed(step)
 
     def emitted(self, request: int, time_s: float, count: int = 1) -> None:
-        """`request` has `count` more outputs.
+        """Record `count` more output tokens of `request`.
 
-        One that was preempted with a step in flight may have them before any step that is recorded here: where a
-        recording begins in the middle, that step was scheduled before, and no later than now.
+        A request preempted with a step in flight may have outputs before any recorded step: the recording joined a
+        running engine, and that step was scheduled before now.
         """
         outputs, first_scheduled_s = (
             self._requests.columns["output_tokens"],
@@ -181,29 +181,30 @@ class RecordingBuilder:
         self._heard_s = time_s
 
     def preempted(self, request: int) -> None:
-        """`request` lost its memory and will compute its tokens again."""
+        """Record that `request` lost its memory and will recompute its tokens."""
         self._requests.columns["preemptions"][request] += 1
         self._preempted_since.append(request)
 
     def ended(self, request: int, status: RequestStatus, time_s: float) -> None:
-        """`request` left the engine."""
+        """Record that `request` left the engine."""
         self._requests.columns["status"][request] = status
         self._requests.columns["finished_s"][request] = time_s
         self._schedule.end(request)
 
     def append_blocks(self, request: int, position: int, blocks: Sequence[int], group: int = 0) -> None:
-        """`request` got free `blocks` for its table in a KV-cache group; runs of consecutive ones become one row."""
+        """Append `blocks` to the table of `request` in a KV-cache group, one row per run of consecutive blocks."""
         self._memory.add_runs(self._seq, self._num_steps, MemoryKind.APPEND, request, position, blocks, group)
 
     def share_blocks(self, request: int, position: int, blocks: Sequence[int], group: int = 0) -> None:
-        """`request` joined the holders of `blocks`."""
+        """Record that `request` became a holder of `blocks`."""
         self._memory.add_runs(self._seq, self._num_steps, MemoryKind.SHARE, request, position, blocks, group)
 
     def append_extent(
         self, request: int, position: int, address: int, length: int, requested: int, repeat: int | None = None
     ) -> None:
-        """`request` got `length` slots from `address` on, having asked for `requested`; and, where the engine says for
-        how many steps each extent grows, as many again behind them in each of the next `repeat - 1` steps.
+        """Append an extent of `length` slots at `address` to `request`, which asked for `requested`.
+
+        With `repeat`, as many slots are appended again in each of the next `repeat - 1` steps.
         """
         self._memory.tells_repeats |= repeat is not None
         self._memory.add(
@@ -212,27 +213,27 @@ class RecordingBuilder:
         )  # fmt: skip
 
     def release(self, request: int, num_units: int, num_cached: int, group: int = 0) -> None:
-        """`request` gave back its whole table in a KV-cache group: units, and leading entries that keep a prefix."""
+        """Release the whole table of `request` in a KV-cache group; the first `num_cached` units keep a prefix."""
         self._memory.add(
             self._seq, self._num_steps, MemoryKind.RELEASE, request, 0, -1, num_units, num_units, num_cached,
             group=group,
         )  # fmt: skip
 
-    def let_go(
+    def release_skipped(
         self, request: int, positions: Sequence[int], blocks: Sequence[int], kept: Sequence[int], group: int
     ) -> None:
-        """`request` gave back some `blocks` of a table, in this order; `kept` is 1 for those that keep a prefix."""
+        """Release some `blocks` of a table, in this order; `kept` is 1 for blocks that keep a prefix."""
         for position, block, keeps in zip(positions, blocks, kept, strict=True):
             self._memory.add(
                 self._seq, self._num_steps, MemoryKind.RELEASE, request, position, block, 1, 1, keeps, group=group
             )
 
     def evict(self, blocks: Sequence[int]) -> None:
-        """`blocks` lost their prefix."""
+        """Record that `blocks` lost their prefix."""
         self._memory.add_runs(self._seq, self._num_steps, MemoryKind.EVICT, -1, 0, blocks)
 
     def append(self, table: Table) -> None:
-        """Add final rows, any number at a time: for an engine that reports in bulk, and nothing in any other way."""
+        """Add any number of final rows, for an engine that reports only in bulk."""
         if table.name == Steps.name:
             self._num_steps += len(table)
         if self._sink is not None:
@@ -241,9 +242,7 @@ class RecordingBuilder:
             self._take(table)
 
     def mark(self) -> Mark:
-        """This moment, at which no change of the engine's state is under way: what is reported from now on can be had
-        by itself.
-        """
+        """Return a mark for `since`; no change of the engine's state may be under way."""
         return Mark(
             seq=self._seq,
             num_requests=len(self._requests),
@@ -254,8 +253,8 @@ class RecordingBuilder:
         )
 
     def since(self, mark: Mark, requests: IntArray) -> Since:
-        """What has been reported since `mark`, of the rows `requests` of requests, which ascend, and all after them."""
-        assert self._sink is None, "what has been handed over is not here any more"
+        """Return the rows since `mark`: those of the ascending request rows `requests`, and of all later requests."""
+        assert self._sink is None, "the sink has taken the rows"
         going_on = mark.open_rows[self._schedule.last_step(mark.open_rows) >= mark.num_steps]
         rows = np.concatenate((going_on, np.arange(mark.num_schedule_rows, len(self._schedule))))
         chosen = np.concatenate((requests, np.arange(mark.num_requests, len(self._requests))))
@@ -268,8 +267,8 @@ class RecordingBuilder:
         )
 
     def finish(self, meta: Meta, name: str = "") -> Recording:
-        """The recording of everything reported so far; steps whose output is still under way are taken to end now."""
-        assert self._sink is None, "what has been handed over is not here any more"
+        """Return the recording so far; steps without output end now."""
+        assert self._sink is None, "the sink has taken the rows"
         return Recording(
             meta=meta,
             name=name,
@@ -281,16 +280,14 @@ class RecordingBuilder:
         )
 
     def _without_open_step(self, requests: Requests, rows: IntArray) -> Requests:
-        """`requests`, which stand in `rows`, without what was reported of a step that was not closed: it has no step to
-        stand in.
-        """
+        """Return `requests`, of the given rows, without the reports of a step that was not closed."""
         np.subtract.at(requests.preemptions, np.searchsorted(rows, self._preempted_since), 1)
         begun = np.searchsorted(rows, self._begun_since)
         requests.first_scheduled_s[begun], requests.cached_tokens[begun] = np.nan, 0
         return requests
 
     def close(self) -> None:
-        """Nothing more will be reported: hand the rest to the sink."""
+        """Pass the remaining rows to the sink; nothing may be reported after."""
         assert self._sink is not None, "there is no sink to hand it to"
         self._sink.append(self._requests.so_far())
         self._sink.append(self._steps.so_far(self._seq + 1, self._heard_s))
@@ -306,7 +303,7 @@ class RecordingBuilder:
             self._growing[table.name].extend(table)
 
     def _hand_over(self, sink: RowSink) -> None:
-        """Give `sink` what is final, of tables of which there is much."""
+        """Pass the final rows of the large tables to the sink."""
         for growing in (self._steps, self._schedule, self._memory):
             if growing.is_full:
                 sink.append(growing.take_final())

@@ -1,4 +1,4 @@
-"""Copies between GPU and host while a run reports them: decided by one step, reported with the output of another."""
+"""Collect copies between GPU and host: one step decides a copy, the output of another reports it."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ class _Copy:
 
 
 class CopiesUnderWay:
-    """The rows of the table, and the copies whose rows are not there yet."""
+    """Rows of the table, and the copies without rows yet."""
 
     def __init__(self) -> None:
         self._rows = GrowingTable(Copies)
         self._under_way: dict[int, _Copy] = {}
         self._reported: list[int] = []
-        """Numbers of the rows that belong to the output being processed."""
+        """Rows that belong to the output being processed."""
         self._offloads = False
         self._units_per_slot = 1
 
     def configure(self, policy: Any) -> None:
-        """What the settings of the policy say: whether there is a host to copy to, and how large its blocks are."""
+        """Read from the policy's settings whether there is host memory, and the size of its blocks."""
         if isinstance(policy, dict) and isinstance(size := policy.get("kv_offloading_block_size"), int):
             self._offloads = "host_blocks" in policy
             self._units_per_slot = max(size // max(int(policy.get("block_size") or 1), 1), 1)
@@ -43,7 +43,7 @@ class CopiesUnderWay:
     def begin(
         self, number: int, is_load: bool, request: int, units: Sequence[int], slots: Sequence[int], step: int
     ) -> None:
-        """The step being scheduled copies blocks. A load may begin in the middle of its first host block."""
+        """Record that the step being scheduled copies blocks. A load may begin inside its first host block."""
         missing = len(slots) * self._units_per_slot - len(units)
         if number in self._under_way or not 0 <= missing < self._units_per_slot or (missing and not is_load):
             raise ValueError(f"copy {number} is of {len(units)} blocks and {len(slots)} host blocks")
@@ -55,20 +55,20 @@ class CopiesUnderWay:
         self._under_way[number] = _Copy(kind, request, step, units_of_slot)
 
     def awaited(self, numbers: Sequence[int], step: int) -> None:
-        """The step being scheduled waits for copies."""
+        """Record that the step being scheduled waits for copies."""
         for number in numbers:
             copy = self._under_way[number]
             copy.awaited_step = step if copy.awaited_step == _NEVER else copy.awaited_step
 
     def report(self, number: int, slots: Sequence[int]) -> None:
-        """A copy is done, and its host blocks became idle in this order."""
+        """Record that a copy is complete, and that its host blocks became idle in this order."""
         copy = self._under_way.pop(number)
         if sorted(slots) != sorted(copy.units_of_slot):
             raise ValueError(f"copy {number} is of other host blocks")
         self._add(number, copy, slots)
 
     def processed(self, step: int) -> None:
-        """The output of `step` was processed: what was reported since the last belongs to it."""
+        """Record that the output of `step` was processed, with the copies reported since the last output."""
         for row in self._reported:
             self._rows.columns["reported_step"][row] = step
         self._reported.clear()
@@ -79,7 +79,7 @@ class CopiesUnderWay:
         self._rows.extend(table)
 
     def so_far(self) -> Copies | None:
-        """All copies, those that were not reported last; None where the engine has no host to copy to."""
+        """Return all copies, unreported ones last; None for an engine without host memory."""
         if not self._offloads and not len(self._rows) and not self._under_way:
             return None
         for number, copy in self._under_way.items():

@@ -1,7 +1,7 @@
-"""A recording that is still growing: one JSON array per line, each a report to a `RecordingBuilder`.
+"""Replay the log of a running engine: one JSON array per line, each a report to a `RecordingBuilder`.
 
-This is what a live server writes while it runs, and what it sends to its viewers. A line is complete or not there,
-so whatever is left after a crash can be read. The vocabulary is the builder's::
+A live server writes this log, and sends it to its viewers. A line is complete or absent, so a log can be read after a
+crash. The events are::
 
     ["meta", {...}]                                               first line: as in meta.json
     ["arrive", name, time_s, prompt, max, priority, [hashes]]     the next row of the requests
@@ -16,7 +16,7 @@ so whatever is left after a crash can be read. The vocabulary is the builder's::
     ["append", request, position, [units]]   ["share", ...]   ["release", request, units, cached]   ["evict", [units]]
     ["let_go", request, [positions], [units], [kept], group]      some blocks of a table, in the order in which they go
 
-Where a model has several KV-cache groups, the first three end with the group whose table they concern.
+With several KV-cache groups, the first three end with the group of the table.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from kvsim.recording.tables import RequestStatus
 __all__ = ["FILE_NAME", "apply", "line", "replay"]
 
 FILE_NAME = LOG
-"""The log's name in a recording's folder; it is gone once the recording has been packed into Parquet."""
+"""Name of the log in a recording's folder; it is removed once the recording is packed into Parquet."""
 
 
 def apply(builder: RecordingBuilder, event: list[Any]) -> None:  # noqa: PLR0912  one branch for each word
@@ -67,7 +67,7 @@ def apply(builder: RecordingBuilder, event: list[Any]) -> None:  # noqa: PLR0912
             case ["release", request, num_units, num_cached, *group]:
                 builder.release(_row(builder, request), num_units, num_cached, *group)
             case ["let_go", request, list(positions), list(units), list(kept), group]:
-                builder.let_go(_row(builder, request), positions, units, kept, group)
+                builder.release_skipped(_row(builder, request), positions, units, kept, group)
             case ["copy", int(number), bool(is_load), request, list(units), list(slots)]:
                 builder.copies.begin(number, is_load, _row(builder, request), units, slots, builder.num_steps)
             case ["await", list(numbers)]:
@@ -81,7 +81,7 @@ def apply(builder: RecordingBuilder, event: list[Any]) -> None:  # noqa: PLR0912
             case ["end", request, str(status), time_s]:
                 builder.ended(_row(builder, request), RequestStatus[status.upper()], time_s)
             case ["arrive", str(name), time_s, prompt_tokens, max_tokens, priority, list(hashes)]:
-                name.encode()  # half a letter, which JSON can have, cannot be written
+                name.encode()  # raises for a lone surrogate, which JSON can contain
                 builder.arrived(name, time_s, prompt_tokens, max_tokens, priority=priority, prompt_hashes=hashes)
             case _:
                 raise RecordingError(f"{shortened(event)} is not an event.")
@@ -91,16 +91,16 @@ def apply(builder: RecordingBuilder, event: list[Any]) -> None:  # noqa: PLR0912
 
 
 def _row(builder: RecordingBuilder, request: int) -> int:
-    """`request`, which should be the row of one that has arrived: a negative one would count from the end."""
+    """Return `request` if it is the row of a request that has arrived; a negative row would count from the end."""
     if not 0 <= request < builder.num_requests:
         raise IndexError(f"there is no request {shortened(request)}")
     return request
 
 
 def replay(lines: Iterable[bytes], source: str) -> tuple[dict[str, Any], RecordingBuilder]:
-    """Read a log: the contents of its first line, and a builder that has heard the rest.
+    """Read a log: return the contents of its first line, and a builder with the events of the rest.
 
-    A last line without its end is what a crash leaves, and is ignored.
+    A last line without a line end, as after a crash, is ignored.
     """
     builder, meta = RecordingBuilder(), None
     for number, text in enumerate(lines, start=1):

@@ -1,7 +1,6 @@
-"""Recordings on disk: a folder with `meta.json` and one Parquet file per table, or the log of one that still grows.
+"""Read and write recordings: a folder with `meta.json` and one Parquet file per table, or the log of a running one.
 
-What a user's recording says is checked whenever it is read. Those that come with kvsim were checked by its tests: of
-them, only damage is looked for.
+A user's recording is checked at every read. Shipped recordings were checked by the tests; only damage is detected.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from kvsim.recording.tables import Requests
 from kvsim.recording.writer import RecordingWriter
 
 _ATTEMPTS, _PAUSE_S = 20, 0.005
-"""Number of times that a folder is read that is replaced meanwhile, with longer and longer pauses: a second in all."""
+"""Number of attempts to read a folder that is being replaced, with growing pauses: one second in total."""
 
 
 class RecordedRequests(NamedTuple):
-    """The requests of a recording, and where they come from."""
+    """Requests of a recording, and their provenance."""
 
     meta: Meta
     requests: Requests
@@ -33,32 +32,32 @@ class RecordedRequests(NamedTuple):
 
 
 def read(path: str | os.PathLike[str], *, check_shipped: bool = False) -> Recording:
-    """Read and check the recording in folder `path`; one that is replaced meanwhile is read again.
+    """Read and check the recording in folder `path`; read it again if it is replaced meanwhile.
 
     Args:
-        path: the folder.
-        check_shipped: whether to check a recording that comes with kvsim too.
+        path: folder.
+        check_shipped: whether to check a shipped recording too.
 
     Raises:
-        RecordingVersionError: its version is one this kvsim does not know. RecordingError: it is missing, truncated
-        or inconsistent; the message names the file, and the row where there is one.
+        RecordingVersionError: this kvsim does not know the version.
+        RecordingError: the recording is missing, truncated or inconsistent; the message names the file and row.
     """
     folder = Path(path)
     recording = _read_undisturbed(folder)
     if check_shipped or not is_shipped(folder):
-        from kvsim.recording.check import check  # noqa: PLC0415  a fifth of what it takes to start
+        from kvsim.recording.check import check  # noqa: PLC0415  a fifth of the start-up time
 
         check(recording, folder)
     return recording
 
 
 def read_requests(path: str | os.PathLike[str]) -> Recording | RecordedRequests:
-    """The requests of the recording in folder `path`, to be served again.
+    """Return the requests of the recording in folder `path`, to serve them again.
 
-    All of a user's recording is read and checked: requests that nothing else in it agrees with are not served.
+    A user's recording is read and checked as a whole.
 
     Raises:
-        RecordingError: as `read` does.
+        RecordingError: the recording is missing, truncated or inconsistent.
     """
     folder = Path(path)
     if not is_shipped(folder):
@@ -74,11 +73,11 @@ def read_requests(path: str | os.PathLike[str]) -> Recording | RecordedRequests:
 
 
 def write(recording: Recording, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
-    """Write `recording` as folder `path`, replacing a recording of the same source; with `overwrite`, of any source.
+    """Write `recording` to folder `path`; replace a recording of the same source, with `overwrite` of any source.
 
     Raises:
-        RecordingError: `path` exists and is not a recording, or is one of another source, or cannot be written.
-        IntegrityError: what it says does not agree; nothing was written.
+        RecordingError: `path` is not a recording, or of another source, or cannot be written.
+        IntegrityError: the recording is inconsistent; nothing was written.
     """
     with RecordingWriter(path, overwrite=overwrite) as writer:
         for table in (recording.requests, recording.steps, recording.schedule, recording.memory):
@@ -89,7 +88,7 @@ def write(recording: Recording, path: str | os.PathLike[str], *, overwrite: bool
 
 
 def _read_undisturbed(folder: Path) -> Recording:
-    """The recording in `folder`, every part of which was read while the folder was the same one."""
+    """Read the recording in `folder`, again if the folder changes meanwhile."""
     for attempt in range(_ATTEMPTS):
         before = _stamp(folder)
         try:
@@ -105,7 +104,7 @@ def _read_undisturbed(folder: Path) -> Recording:
 
 
 def _stamp(folder: Path) -> tuple[int, ...]:
-    """Differs when a folder has become another one, or files in it have come, gone or been renamed."""
+    """Return a value that changes when the folder is replaced, or files in it are added, removed or renamed."""
     try:
         status = folder.stat()
     except OSError:
@@ -125,7 +124,7 @@ def _read_once(folder: Path) -> Recording:
 
 
 def _read_log(folder: Path) -> Recording:
-    """A recording that is still growing, or whose engine was killed."""
+    """Read a recording that is still growing, or whose engine was killed."""
     file = folder / eventlog.FILE_NAME
     try:
         with open_file(file) as log:

@@ -1,7 +1,7 @@
-"""Who held which units of a pool that several KV-cache groups share: tables that let go of some units on their way.
+"""Compute the holder of units over time in a pool with several KV-cache groups, whose tables release skipped units.
 
-A request that is admitted gets a table in every group, and gives all of them back together: that is one residency. In
-between, a window gives back the units that it has left, one by one.
+An admitted request gets a table in every group, and releases all tables together: one residency. In between, a window
+releases the units that it has passed, one by one.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ NO_RUN = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Operations:
-    """What happened to which unit, in order."""
+    """Memory operations by unit, in order."""
 
     row: IntArray
-    """The row of `memory.parquet`."""
+    """Row of `memory.parquet`."""
     run: IntArray
-    """The run of `Holdings` that is taken or given back; `NO_RUN` for an eviction."""
+    """Run of `Holdings` that is allocated or released; `NO_RUN` for an eviction."""
     address: IntArray
 
 
 def tables_of_groups(memory: Memory, num_requests: int) -> tuple[Holdings, Operations]:
-    """The runs of all tables, each of one unit, and everything that happens to them."""
+    """Return the runs of all tables, each of one unit, and all operations on them."""
     ends = _Ends.of(memory)
     placed = (memory.kind == MemoryKind.APPEND) | (memory.kind == MemoryKind.SHARE)
     run_row, offset = _units(memory, placed)
@@ -41,8 +41,8 @@ def tables_of_groups(memory: Memory, num_requests: int) -> tuple[Holdings, Opera
     request, group, residency, run_row = request[order], group[order], residency[order], run_row[order]
     address, offset = address[order], offset[order]
     death_row = ends.rows(request, residency, group, len(memory))
-    let_go = _let_go(memory, request, group, address, run_row)
-    death_row = np.minimum(death_row, let_go)
+    released_early = _released_early(memory, request, group, address, run_row)
+    death_row = np.minimum(death_row, released_early)
     never = seq_of(memory, np.array([len(memory)]))
     begins = is_new(request) | is_new(residency)
     first_run = np.flatnonzero(begins)
@@ -69,14 +69,14 @@ def tables_of_groups(memory: Memory, num_requests: int) -> tuple[Holdings, Opera
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Ends:
-    """The moments at which requests give all their tables back, by request and then by time."""
+    """Moments at which requests release all their tables, by request and then by time."""
 
     request: npt.NDArray[np.int64]
     seq: npt.NDArray[np.int64]
     key: npt.NDArray[np.int64]
-    """A number for each release of a table: the end that it belongs to, and its group."""
+    """Key of each release of a table: the number of its end, and its group."""
     row: npt.NDArray[np.int64]
-    """The row of each of these releases."""
+    """Row of each of these releases."""
     num_groups: int
     span: int
 
@@ -95,17 +95,17 @@ class _Ends:
         )
 
     def following(self, request: IntArray, seq: IntArray) -> npt.NDArray[np.int64]:
-        """The number of the end that follows each moment of a request, or of the next request's first."""
+        """Return the number of the end that follows each moment of a request, or of the next request's first end."""
         return np.searchsorted(self.request * self.span + self.seq, request.astype(np.int64) * self.span + seq)
 
     def is_of(self, request: IntArray, number: IntArray) -> npt.NDArray[np.bool_]:
-        """Whether an end is there at all, and of that request."""
+        """Tell whether an end exists and belongs to that request."""
         found = number < len(self.request)
         found[found] = self.request[number[found]] == request[found]
         return found
 
     def rows(self, request: IntArray, number: IntArray, group: IntArray, never: int) -> npt.NDArray[np.int64]:
-        """The row that gives the table of a group back; `never` where none does."""
+        """Return the row that releases the table of a group; `never` if none does."""
         wanted = number * self.num_groups + group
         at = np.minimum(np.searchsorted(self.key, wanted), max(len(self.key) - 1, 0))
         found = self.is_of(request, number)
@@ -116,16 +116,16 @@ class _Ends:
 
 
 def _units(memory: Memory, chosen: npt.NDArray[np.bool_]) -> tuple[npt.NDArray[np.int64], IntArray]:
-    """The row of every unit of the chosen rows, and its offset in it."""
+    """Return the row of every unit of the chosen rows, and its offset in the row."""
     rows = np.flatnonzero(chosen)
     run, offset = units_of_runs(memory.length[rows])
     return rows[run], offset
 
 
-def _let_go(
+def _released_early(
     memory: Memory, request: IntArray, group: IntArray, address: IntArray, birth_row: IntArray
 ) -> npt.NDArray[np.int64]:
-    """For each run, the row in which its table let go of it before its end; beyond all rows where it did not."""
+    """Return, for each run, the row that released it before its table's end; the number of rows if none did."""
     death_row = np.full(len(request), len(memory), np.int64)
     rows, offset = _units(memory, (memory.kind == MemoryKind.RELEASE) & (memory.address != WHOLE_TABLE))
     if not len(rows):
@@ -138,7 +138,7 @@ def _let_go(
     span = len(memory) + 1
     born = held * span + birth_row
     order = np.argsort(born)
-    at = np.searchsorted(born[order], left * span + rows) - 1  # the last time that it was taken
+    at = np.searchsorted(born[order], left * span + rows) - 1  # its last allocation
     run = order[np.maximum(at, 0)]
     matches = (at >= 0) & (held[run] == left)
     death_row[run[matches]] = rows[matches]
@@ -146,13 +146,13 @@ def _let_go(
 
 
 def _place(request: IntArray, group: IntArray, address: IntArray, memory: Memory) -> npt.NDArray[np.int64]:
-    """A number for every unit in every table."""
+    """Return a number for every unit in every table."""
     num_groups, end = int(memory.groups.max(initial=0)) + 1, int((memory.address + memory.length).max(initial=0)) + 1
     return (request.astype(np.int64) * num_groups + group) * end + address
 
 
 def _operations(memory: Memory, tables: Holdings, death_row: npt.NDArray[np.int64]) -> Operations:
-    """Everything in the order in which it happened: units of one release the last first."""
+    """Return all operations in order; units of one release from the last."""
     evicted, offset = _units(memory, memory.kind == MemoryKind.EVICT)
     dead = np.flatnonzero(death_row < len(memory))
     runs = np.arange(len(tables.request))

@@ -1,6 +1,6 @@
-"""The tables of a recording while a run reports their rows one by one.
+"""Tables of a recording that grow row by row during a run.
 
-Each knows which of its rows may still change. Those before may be taken away, so that memory does not grow with the
+Each table knows which of its rows may still change. Earlier rows can be drained, so that memory does not grow with the
 run.
 """
 
@@ -17,12 +17,12 @@ from kvsim.recording.tables import IntArray, Memory, MemoryKind, Requests, Sched
 from kvsim.workload import Ragged
 
 _ROWS_HELD = 1 << 16
-"""Rows that are collected before it is worth while to take them away."""
+"""Rows collected before draining pays off."""
 _ALL = slice(None)
 
 
 class GrowingTable:
-    """Columns that grow; all but texts and lists."""
+    """Growing columns, except texts and lists."""
 
     __slots__ = ("_counted", "_full_at", "_specs", "columns", "first")
 
@@ -31,10 +31,10 @@ class GrowingTable:
         self.columns: dict[str, array[Any]] = {
             name: array("d" if spec.dtype == "float64" else "q") for name, spec in self._specs.items()
         }
-        """An optional column stays empty if nothing is reported for it."""
+        """Columns by name; an optional column stays empty if no value is reported."""
         self._counted = next(iter(self.columns))
         self.first = 0
-        """Rows that have been taken away: the number of the row that comes first now."""
+        """Number of drained rows: the number of the first remaining row."""
         self._full_at = _ROWS_HELD
 
     def __len__(self) -> int:
@@ -42,7 +42,7 @@ class GrowingTable:
 
     @property
     def is_full(self) -> bool:
-        """Whether it is time to take away what is final."""
+        """Whether final rows should be drained."""
         return len(self) >= self._full_at
 
     def extend(self, table: Table) -> None:
@@ -53,7 +53,7 @@ class GrowingTable:
                 values.frombytes(np.ascontiguousarray(column, values.typecode).tobytes())
 
     def check_row(self, columns: Mapping[str, Any], given_elsewhere: Iterable[str]) -> None:
-        """Make sure that `columns`, and others `given_elsewhere`, make a row that goes with those before it."""
+        """Check that `columns`, with those `given_elsewhere`, form a row consistent with earlier rows."""
         for name, spec in self._specs.items():
             if name in given_elsewhere:
                 continue
@@ -65,7 +65,7 @@ class GrowingTable:
                 raise ValueError(f"{name} should be a number")
 
     def rows(self, chosen: slice | IntArray = _ALL) -> dict[str, Any]:
-        """The columns of the `chosen` rows, by their place in the table now, as numpy arrays of the declared types."""
+        """Return the columns of the `chosen` rows, by their current position, as arrays of the declared types."""
         rows = {}
         for name, spec in self._specs.items():
             if self.columns[name] or not spec.optional:
@@ -78,7 +78,7 @@ class GrowingTable:
         return rows
 
     def take(self, end: int) -> dict[str, Any]:
-        """The columns of the first `end` rows, which are taken out of the table."""
+        """Remove the first `end` rows, and return their columns."""
         rows = self.rows(slice(end))
         for column in self.columns.values():
             del column[:end]
@@ -99,11 +99,11 @@ class GrowingRequests(GrowingTable):
 
     @property
     def num_hashes(self) -> int:
-        """Keys of prompts' blocks, of all requests."""
+        """Block hashes of all prompts."""
         return len(self._hashes)
 
     def add(self, name: str, prompt_hashes: Iterable[int], **columns: float) -> int:
-        """Add a request and return its row; what is not said is 0."""
+        """Add a request and return its row; missing columns are 0."""
         row = len(self._ids)
         self._ids.append(name)
         self._hashes.extend(prompt_hashes)
@@ -122,7 +122,7 @@ class GrowingRequests(GrowingTable):
         self._hashes.frombytes(table.prompt_hashes.values.tobytes())
 
     def so_far(self, chosen: IntArray | None = None) -> Requests:
-        """All requests so far, or those in the rows `chosen`, as a table."""
+        """Return all requests so far, or those in the rows `chosen`, as a table."""
         if chosen is None:
             hashes = Ragged(np.array(self._hashes), np.array(self._offsets), np.int64)
             return Requests(id=text_column(self._ids, len(self._ids)), prompt_hashes=hashes, **self.rows())
@@ -139,19 +139,17 @@ class GrowingSteps(GrowingTable):
 
     def __init__(self) -> None:
         super().__init__(Steps)
-        self._last_end_s = 0.0  # of the steps that have been taken away
+        self._last_end_s = 0.0  # latest end of the drained steps
 
     def take_final(self) -> Steps:
-        """Take away the steps whose outputs have been processed."""
+        """Drain the steps whose outputs have been processed."""
         awaited = np.flatnonzero(np.array(self.columns["output_seq"]) < 0)
         steps = Steps(**self.take(int(awaited[0]) if len(awaited) else len(self)))
         self._last_end_s = float(steps.end_s.max(initial=self._last_end_s))
         return steps
 
     def so_far(self, next_seq: int, heard_s: float, first: int = 0) -> Steps:
-        """All that are here from row `first` on; those whose output is awaited are taken to end now, which is no
-        earlier than `heard_s`.
-        """
+        """Return the steps from row `first`; steps without output end now, not before `heard_s`."""
         steps = self.rows(slice(first, None))
         awaited = steps["output_seq"] < 0
         steps["output_seq"][awaited] = next_seq + np.arange(awaited.sum())
@@ -162,20 +160,20 @@ class GrowingSteps(GrowingTable):
 
 
 class GrowingSchedule(GrowingTable):
-    """One row per request and run of steps; the last row of a request goes on for as long as nothing else happens."""
+    """One row per request and run of steps; the last row of a request extends until something else happens."""
 
     __slots__ = ("_before", "_open_row", "_repeat", "_request", "_step", "_tokens")
 
     def __init__(self) -> None:
         super().__init__(Schedule)
         self._open_row: dict[int, int] = {}
-        # Each step adds each of its requests: to look a column up by its name takes as long as the rest.
+        # Every step adds all its requests: a lookup of columns by name would double the time.
         self._step, self._request = self.columns["step"], self.columns["request"]
         self._before, self._tokens = self.columns["computed_before"], self.columns["tokens"]
         self._repeat = self.columns["repeat"]
 
     def add(self, step: int, request: int, computed_before: int, tokens: int, repeat: int) -> None:
-        """`request` computes `tokens` tokens in `step` and each of the next `repeat - 1`."""
+        """Record that `request` computes `tokens` tokens in `step` and in each of the next `repeat - 1` steps."""
         open_row = self._open_row.get(request)
         if open_row is not None:
             row = open_row - self.first
@@ -195,7 +193,7 @@ class GrowingSchedule(GrowingTable):
         self._repeat.append(repeat)
 
     def go_on(self, requests: Iterable[int], step: int) -> None:
-        """Each of `requests`, which the step before `step` computed, computes one more token in `step`."""
+        """Record that each of `requests`, scheduled in the step before `step`, computes one more token in `step`."""
         for request in requests:
             row = self._open_row[request] - self.first
             if self._tokens[row] == 1:
@@ -204,26 +202,26 @@ class GrowingSchedule(GrowingTable):
                 self.add(step, request, self._before[row] + self._tokens[row] * self._repeat[row], 1, 1)
 
     def end(self, request: int) -> None:
-        """`request` will not be scheduled again."""
+        """Record that `request` will not be scheduled again."""
         self._open_row.pop(request, None)
 
     def take_final(self) -> Schedule:
-        """Take away the rows before the first that may go on."""
+        """Drain the rows before the first open row."""
         return Schedule(**self.take(min(self._open_row.values(), default=self.first + len(self)) - self.first))
 
     @property
     def open_rows(self) -> IntArray:
-        """The rows that may go on, ascending."""
+        """Rows that may still extend, ascending."""
         return np.sort(np.fromiter(self._open_row.values(), np.int64, len(self._open_row)))
 
     def last_step(self, rows: IntArray) -> IntArray:
-        """The last step so far of each of `rows`."""
+        """Return the last step so far of each of `rows`."""
         last: IntArray = np.asarray(self.columns["step"])[rows] + np.asarray(self.columns["repeat"])[rows] - 1
         return last
 
     def so_far(self, num_steps: int, chosen: slice | IntArray = _ALL) -> Schedule:
-        """The rows that are here, or those `chosen`, without the step after the first `num_steps`: a log may end in the
-        middle of one.
+        """Return the current rows, or those `chosen`, without steps beyond the first `num_steps`: a log may end inside
+        a step.
         """
         columns = self.rows(chosen)
         steps_left = num_steps - columns["step"]
@@ -233,7 +231,7 @@ class GrowingSchedule(GrowingTable):
 
 
 class GrowingMemory(GrowingTable):
-    """One row per change of ownership; what has happened stays so."""
+    """One row per change of ownership; rows never change."""
 
     __slots__ = ("_tells_groups", "tells_repeats")
 
@@ -241,12 +239,12 @@ class GrowingMemory(GrowingTable):
         super().__init__(Memory)
         self._tells_groups = False
         self.tells_repeats = False
-        """Whether rows say for how many steps they hold."""
+        """Whether rows have a number of steps."""
 
     def add_runs(
         self, seq: int, step: int, kind: MemoryKind, request: int, position: int, units: Iterable[int], group: int = 0
     ) -> None:
-        """Something happened to `units`; runs of consecutive ones become one row."""
+        """Add one row per run of consecutive `units`."""
         begin, length = -1, 0
         for unit in units:
             if unit == begin + length:
@@ -273,7 +271,7 @@ class GrowingMemory(GrowingTable):
         repeat: int = 1,
         group: int = 0,
     ) -> None:
-        """Something happened to a run of units."""
+        """Add one row for a run of units."""
         columns = self.columns
         if group and not self.columns["group"]:
             columns["group"].extend([0] * len(self))
@@ -293,9 +291,9 @@ class GrowingMemory(GrowingTable):
             columns["repeat"].append(repeat)
 
     def take_final(self) -> Memory:
-        """Take away all rows."""
+        """Drain all rows."""
         return Memory(**self.take(len(self)))
 
     def so_far(self, first: int = 0) -> Memory:
-        """All that are here from row `first` on."""
+        """Return the rows from `first`."""
         return Memory(**self.rows(slice(first, None)))

@@ -1,4 +1,4 @@
-"""Who held which units, and for how long: the runs of every request's table."""
+"""Compute the holder of units over time: the runs of every request's table."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from kvsim.recording.tables import IntArray, Memory, MemoryKind
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Residencies:
-    """Every time that a request holds memory, from its admission until it gives everything back."""
+    """Periods in which requests hold memory, from admission until release."""
 
     request: IntArray
     first_run: IntArray
-    """The first of its runs."""
+    """First run of each residency."""
     birth_row: IntArray
     birth_seq: IntArray
     death_seq: IntArray
@@ -26,17 +26,17 @@ class Residencies:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Deaths:
-    """The rows in which runs are given back: by the row that handed them out, or of each run by itself."""
+    """Rows in which runs are released: by the row that allocated them, or for each run."""
 
     by_birth_row: IntArray | None
     by_run: IntArray | None = None
 
     def at(self, runs: IntArray | slice) -> Deaths:
-        """Those of some of the runs."""
+        """Return the deaths of some runs."""
         return self if self.by_run is None else Deaths(None, self.by_run[runs])
 
     def rows_of(self, birth_row: IntArray) -> IntArray:
-        """The row that gives each run back; `birth_row` says which gave it out."""
+        """Return the row that releases each run; `birth_row` is the row that allocated it."""
         if self.by_run is not None:
             return self.by_run
         assert self.by_birth_row is not None
@@ -44,36 +44,35 @@ class Deaths:
 
 
 class Runs:
-    """Runs of units that requests held: who, where, and from when to when.
+    """Runs of units held by requests: request, place and time.
 
-    A long recording has tens of millions, so a column is gathered when it is first asked for. It is as narrow as it can
-    be.
+    A long recording has tens of millions, so each column is gathered on first use, in the narrowest type possible.
     """
 
     def __init__(self, memory: Memory, birth_row: IntArray, offset: IntArray | None, death: Deaths) -> None:
-        """The runs that `birth_row` gave to requests: whole rows, or, of each, the single unit at `offset`."""
+        """Store the runs that `birth_row` allocated: whole rows, or the unit at `offset` of each."""
         self._memory, self._offset, self._death = memory, offset, death
         self.birth_row = birth_row
-        """The row of `memory.parquet` that gave the run to the request: rows of one step stand in their order."""
+        """Row of `memory.parquet` that allocated the run; rows of one step keep their order."""
 
     def at(self, runs: IntArray | slice) -> Runs:
-        """Some of these runs."""
+        """Return some of these runs."""
         offset = None if self._offset is None else self._offset[runs]
         return Runs(self._memory, self.birth_row[runs], offset, self._death.at(runs))
 
     @cached_property
     def death_row(self) -> IntArray:
-        """The row in which the run was given back; as many as there are rows where it never was."""
+        """Row that released the run; the number of rows if it was never released."""
         return self._death.rows_of(self.birth_row)
 
     @cached_property
     def request(self) -> IntArray:
-        """The request that held the run."""
+        """Request that held the run."""
         return self._memory.request.take(self.birth_row)
 
     @cached_property
     def group(self) -> IntArray:
-        """The KV-cache group of the table that the run stood in."""
+        """KV-cache group of the run's table."""
         group = self._memory.group
         return np.broadcast_to(np.int32(0), len(self.birth_row)) if group is None else group.take(self.birth_row)
 
@@ -89,17 +88,17 @@ class Runs:
 
     @cached_property
     def length(self) -> IntArray:
-        """Units in the end, when the run has stopped growing."""
+        """Final length in units, after growing."""
         return self._of_rows(self._memory.length)
 
     @cached_property
     def requested(self) -> IntArray:
-        """Units of the run that were asked for."""
+        """Units of the run that were requested."""
         return self._of_rows(self._memory.length if self._memory.requested is None else self._memory.requested)
 
     @cached_property
     def repeat(self) -> IntArray:
-        """Steps over which the run grows, the same number of units in each; 1 for all at once."""
+        """Steps over which the run grows by equal numbers of units; 1 if it does not grow."""
         repeat = self._memory.repeat
         if repeat is None or self._offset is not None:
             return np.broadcast_to(np.int32(1), len(self.birth_row))
@@ -107,12 +106,12 @@ class Runs:
 
     @cached_property
     def birth_seq(self) -> IntArray:
-        """Sequence number at which the run was handed out."""
+        """Sequence number of the allocation."""
         return seq_of(self._memory, self.birth_row)
 
     @cached_property
     def death_seq(self) -> IntArray:
-        """Sequence number at which the run was given back; greater than any if it never was."""
+        """Sequence number of the release; greater than any other if never released."""
         return seq_of(self._memory, self.death_row)
 
     def _from_offset(self, column: IntArray) -> IntArray:
@@ -122,14 +121,14 @@ class Runs:
         return values
 
     def _of_rows(self, column: IntArray) -> IntArray:
-        """What a column of lengths says; of single units, 1."""
+        """Return a column of lengths; 1 for single units."""
         if self._offset is not None:
             return np.broadcast_to(np.int32(1), len(self.birth_row))
         return column.take(self.birth_row) * self.repeat
 
 
 class Holdings(Runs):
-    """Every run of units that a request ever held, sorted by request, then by time."""
+    """Runs of units that requests held, sorted by request, then by time."""
 
     def __init__(
         self, memory: Memory, *, birth_row: IntArray, offset: IntArray | None, death: Deaths,
@@ -137,26 +136,27 @@ class Holdings(Runs):
     ) -> None:  # fmt: skip
         super().__init__(memory, birth_row, offset, death)
         self.first_row = first_row
-        """Row at which each request begins; one more entry than there are requests."""
+        """First row of each request, and the total number of rows."""
         self.first_of_table = first_of_table
-        """First run of each table: there is one for each residency and group, in order."""
+        """First run of each table, one per residency and group, in order."""
         self.residencies = residencies
 
     @cached_property
     def table(self) -> IntArray:
-        """The number of the table that each run stands in."""
+        """Number of the table of each run."""
         lengths = np.diff(self.first_of_table, append=len(self.birth_row))
         return np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
 
     def held(self, request: int, seq: int) -> IntArray:
-        """The rows that `request` holds after everything up to `seq`."""
+        """Return the rows that `request` holds after all events up to `seq`."""
         first, end = self.first_row[request : request + 2].tolist()
         rows: IntArray = first + np.flatnonzero((self.birth_seq[first:end] <= seq) & (self.death_seq[first:end] > seq))
         return rows
 
     def together(self) -> IntArray:
-        """The first of each sequence of runs that a table was given and that were taken from it together; a run that
-        grows is one by itself.
+        """Return the first of each sequence of runs that were allocated and released together.
+
+        A growing run is a sequence of its own.
         """
         found = list[IntArray]()
         for part in in_parts(len(self.birth_row)):
@@ -174,17 +174,18 @@ class Holdings(Runs):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Releases:
-    """The rows of `memory.parquet` in which requests give tables back, in order, and the runs of each."""
+    """Rows of `memory.parquet` that release tables, in order, and the runs of each."""
 
     row: IntArray
     last_run: IntArray
-    """A table is given back from its end."""
+    """Last run of the table, which is released first."""
     num_runs: IntArray
 
 
 def tables_of(memory: Memory, num_requests: int, *, unit_by_unit: bool) -> tuple[Holdings, Releases, IntArray]:
-    """The runs of every table, the rows that give them back, and, for each row of `memory` that hands out a run, the
-    row that gives it back: as many as there are rows where none does, 0 for rows that hand out nothing.
+    """Return the runs of every table, the rows that release them, and the releasing row of each row of `memory`.
+
+    The releasing row is the number of rows if the run is never released, and 0 for rows without an allocation.
     """
     birth_row, turns = _turns(memory, num_requests)
     until = np.zeros(len(memory), np.int32)
@@ -193,7 +194,7 @@ def tables_of(memory: Memory, num_requests: int, *, unit_by_unit: bool) -> tuple
     offset: IntArray | None = None
     if unit_by_unit:
         length = memory.length.take(birth_row)
-        behind = np.cumsum(length, dtype=np.int32)  # less than 2**31, as are all operations
+        behind = np.cumsum(length, dtype=np.int32)  # at most 2**31 - 1, the limit of operations
         units_before = np.concatenate(([np.int32(0)], behind))
         first_row, begin, end, first_of_table = (
             units_before[rows].astype(np.int64) for rows in (first_row, begin, end, first_of_table)
@@ -222,7 +223,7 @@ def tables_of(memory: Memory, num_requests: int, *, unit_by_unit: bool) -> tuple
 
 
 def _counted_from_0(length: IntArray, behind: IntArray) -> IntArray:
-    """The offset of each unit in its run; the runs are `length` units long and end before those `behind`."""
+    """Return the offset of each unit in its run; the runs have `length` units and end before `behind`."""
     narrow = np.int16 if length.max(initial=0) <= np.iinfo(np.int16).max else np.int32
     offset: IntArray = np.ones(int(behind[-1]) if len(behind) else 0, narrow)
     offset[:1] = 0
@@ -232,19 +233,19 @@ def _counted_from_0(length: IntArray, behind: IntArray) -> IntArray:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Turns:
-    """The rows that give tables back, by request and then in order, among those that make them longer."""
+    """Rows that release tables, by request and then in order, among the rows that extend tables."""
 
     releases: npt.NDArray[np.int32]
     request: IntArray
-    """The request of each."""
+    """Request of each release."""
     begin: npt.NDArray[np.int64]
-    """First of the rows [begin, end), among those that make tables longer, that a release gives back."""
+    """First of the rows [begin, end), among those that extend tables, that a release gives back."""
     end: npt.NDArray[np.int64]
     first_take: npt.NDArray[np.int64]
-    """The first row of each request, of those; one more entry than there are requests."""
+    """First extending row of each request, and the total number of rows."""
 
     def death_rows(self, num_takes: int, *, nothing: int) -> npt.NDArray[np.int32]:
-        """For each row that makes a table longer, the one that gives it back; `nothing` where none does."""
+        """Return, for each row that extends a table, the row that releases it; `nothing` if none does."""
         edges = np.zeros(2 * len(self.releases) + 2, np.int64)
         edges[1:-1:2], edges[2:-1:2], edges[-1] = self.begin, self.end, num_takes
         rows = np.full(2 * len(self.releases) + 1, nothing, np.int32)
@@ -252,21 +253,21 @@ class _Turns:
         return np.repeat(rows, np.diff(edges))
 
     def first_of_table(self) -> npt.NDArray[np.int64]:
-        """The first of the rows that make each table longer: of a request, or behind what it gave back before."""
+        """Return the first row of each table: the first of a request, or the first after a release."""
         first, behind = self.first_take[:-1], self.first_take[1:]
         goes_on = self.end < behind[self.request]
         return np.unique(np.concatenate((first[first < behind], self.end[goes_on])))
 
 
 def _turns(memory: Memory, num_requests: int) -> tuple[npt.NDArray[np.int32], _Turns]:
-    """The rows that make tables longer, by request and then in order, and those that give them back among them."""
+    """Return the rows that extend tables, by request and then in order, and the releases among them."""
     rows = np.arange(len(memory), dtype=np.int32)[memory.kind != MemoryKind.EVICT]
     rows = rows[stable_order(memory.request[rows], num_requests)]
     released = memory.kind.take(rows) == MemoryKind.RELEASE
     takes, at = rows[~released], np.flatnonzero(released)
     releases, end = rows[at], at - np.arange(len(at))
     first_take = np.searchsorted(memory.request.take(takes), np.arange(num_requests + 1, dtype=memory.request.dtype))
-    # A release gives back what its request has taken since the one before.
+    # A release gives back the rows of its request since the last release.
     before = np.concatenate((np.zeros(1, np.int64), end))[:-1]
     request = memory.request[releases]
     begin = np.maximum(first_take[request], before)
@@ -274,7 +275,9 @@ def _turns(memory: Memory, num_requests: int) -> tuple[npt.NDArray[np.int32], _T
 
 
 def seq_of(memory: Memory, rows: IntArray) -> IntArray:
-    """The `seq` of some rows, and a number above all of them for the row behind the last; as narrow as they can be."""
+    """Return the `seq` of some rows in the narrowest type, and a number above all others for the row behind the
+    last.
+    """
     narrow = np.int32 if not len(memory) or memory.seq[-1] < np.iinfo(np.int32).max else np.int64
     seq: IntArray = np.full(len(rows), np.iinfo(narrow).max, narrow)
     there = rows < len(memory)

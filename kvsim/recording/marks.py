@@ -1,4 +1,4 @@
-"""A moment of a run that is still being recorded, and what has been reported since."""
+"""Mark a moment of a running recording, and hold the rows since then."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from kvsim.recording.tables import IntArray, Memory, Requests, Schedule, Steps
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Mark:
-    """A moment of a run: how much had been reported by then."""
+    """Numbers of rows at a moment of a run."""
 
     seq: int
-    """The last sequence number."""
+    """Last sequence number."""
     num_requests: int
     num_steps: int
     num_schedule_rows: int
     num_memory_rows: int
     open_rows: IntArray
-    """Rows of the schedule that may go on."""
+    """Rows of the schedule that may still extend."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Since:
-    """What was reported since a mark, in the numbers of the whole run."""
+    """Rows reported since a mark, numbered as in the whole run."""
 
     rows: IntArray
-    """The rows of the whole run in which `requests` stand, ascending."""
+    """Rows of `requests` in the whole run, ascending."""
     requests: Requests
     steps: Steps
     schedule: Schedule
-    """Rows that were open at the mark and went on begin where they began."""
+    """Rows since the mark; rows that were open at the mark keep their first step."""
     memory: Memory

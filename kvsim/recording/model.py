@@ -1,4 +1,4 @@
-"""A recording in memory: its provenance and its tables."""
+"""Recording in memory: its provenance and its tables."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ FORMAT = identity.FORMAT
 VERSION = 1
 SOURCES = ("vllm", "hf", "simulation")
 MAX_UNITS = 1 << 25
-"""Units that a pool may have: more than any server's memory makes, and as many as can be shown."""
+"""Maximum units of a pool: more than any server has, and the most that can be shown."""
 MAX_POOL_BYTES = 1 << 45
-"""Bytes that a pool may have: more than the memory of a hundred GPUs."""
+"""Maximum bytes of a pool: more than the memory of a hundred GPUs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
-    """The memory that was shared out, in units of `unit_slots` slots."""
+    """Memory pool, in units of `unit_slots` slots."""
 
     unit_tokens: int
-    """Tokens per unit: the block size of a paged cache, 1 where allocation has no granularity.
+    """Tokens per unit: the block size of a paged cache, or 1 for allocation without blocks.
 
-    With several KV-cache groups, tokens at which all of them have a block boundary.
+    With several KV-cache groups: tokens between common block boundaries of all groups.
     """
     num_units: int | None
-    """Units in the pool; None where the engine had no pool, only a growing cache."""
+    """Units in the pool; None for an engine with a growing cache and no pool."""
     first_unit: int = 0
-    """Address of the first unit: 1 for vLLM, whose block 0 is never handed out."""
+    """Address of the first unit: 1 for vLLM, which never allocates block 0."""
     bytes_per_unit: int
     groups: tuple[KVCacheGroup, ...] = ()
-    """The KV-cache groups that share the units; empty where one group of full attention holds all layers."""
+    """KV-cache groups that share the units; empty if one group of full attention holds all layers."""
 
     @property
     def units_in_words(self) -> str:
-        """What the units are: blocks of so many tokens, or of so many bytes for tables of several groups, or slots."""
+        """Description of the units: blocks with their tokens, or with their bytes for several groups, or slots."""
         if self.groups:
             tables = f"{len(self.groups)} tables" if len(self.groups) > 1 else "one table"
             return f"blocks of {self.bytes_per_unit / 2**20:.2f} MiB for {tables} a sequence"
@@ -50,7 +50,7 @@ class Pool:
 
     @property
     def layout(self) -> KVCacheLayout | None:
-        """How the groups cut the units up; None where one group of full attention holds all layers."""
+        """Layout of the groups in a unit; None if one group of full attention holds all layers."""
         if not self.groups:
             return None
         return KVCacheLayout(
@@ -62,7 +62,7 @@ class Pool:
 
     @property
     def unit_slots(self) -> int:
-        """Slots of one unit: its tokens, or its bytes where layers of several kinds share the pool."""
+        """Slots of one unit: its tokens, or its bytes if layers of several kinds share the pool."""
         layout = self.layout
         return self.unit_tokens if layout is None else layout.unit_slots
 
@@ -78,12 +78,12 @@ class Pool:
 
 
 HASH_TOKENS = "prompt_hash_tokens"
-"""Key in `meta.json`: tokens that a prompt hash stands for, where neither the pool nor the engine says it."""
+"""Key in `meta.json` of the tokens per prompt hash, if neither the pool nor the engine states them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meta:
-    """Where a recording comes from. The mappings are shown to people as they are; their keys are in the design."""
+    """Provenance of a recording. The mappings are shown unchanged; `docs/design.md` lists their keys."""
 
     source: str
     engine: Mapping[str, Any]
@@ -92,49 +92,49 @@ class Meta:
     policy: Mapping[str, Any]
     pool: Pool
     initial_free: IntArray | None = None
-    """Free unit ids in queue order when the recording began; None means ascending order."""
+    """Free unit ids in queue order at the start of the recording; None means ascending order."""
     initial_cached: IntArray | None = None
-    """Ids of the free units that kept a prefix when a recording of an engine at work began; None means none."""
+    """Ids of the free units with a cached prefix at the start of a recording of a running engine; None means none."""
     initial_computed: IntArray | None = None
-    """The most tokens that each of the first requests, which were there then, had ever had computed: a preemption may
-    have taken some of them, though their outputs are known; None means that none was there.
+    """Most tokens ever computed for each request present at the start. A preemption may have discarded some, though
+    their outputs are known. None means no such request.
     """
     command: str = ""
     created: str = ""
     notes: str = ""
     extra: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
-    """Whatever else stands in `meta.json`; kept when a recording is written again."""
+    """Other contents of `meta.json`, kept when the recording is written again."""
 
     @property
     def policy_name(self) -> str:
-        """`paged`, `contiguous` or `static`: how memory is shared out, and what a reader has to know."""
+        """Policy: `paged`, `contiguous` or `static`."""
         return str(self.policy.get("name", "paged"))
 
     @property
     def rules_name(self) -> str:
-        """What people call the policy: the name of one that a user wrote, or else that of the built-in one."""
+        """Displayed name of the policy: that of a custom policy, or of the built-in one."""
         return str(self.policy.get("rules", self.policy_name))
 
     @property
     def prefix_caching(self) -> bool:
-        """Whether released units may keep a prefix for others to hit."""
+        """Whether released units may keep a prefix that later requests can hit."""
         return bool(self.policy.get("enable_prefix_caching", self.engine.get("enable_prefix_caching", False)))
 
     @property
     def hash_block_size(self) -> int:
-        """Tokens that each prompt hash stands for, beyond those before it."""
+        """Tokens covered by each prompt hash, beyond those of the hashes before it."""
         stated = self.engine.get("hash_block_size") if self.pool.groups else self.extra.get(HASH_TOKENS)
         return int(stated or self.pool.unit_tokens)
 
     @property
     def begins_in_the_middle(self) -> bool:
-        """Whether the recorder joined an engine that was at work: what happened before is known in part."""
+        """Whether the recorder joined a running engine, so that earlier events are only partly known."""
         return bool(self.extra.get("joined_at_step"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Recording:
-    """What happened, as columns. A simulation and a captured run produce the same thing."""
+    """Events of a run, as columns. A simulation and a captured run produce the same type."""
 
     meta: Meta
     requests: Requests
@@ -142,9 +142,9 @@ class Recording:
     schedule: Schedule
     memory: Memory
     copies: Copies | None = None
-    """Copies of an engine that offloads blocks to host memory; None of any other."""
+    """Copies of an engine that offloads blocks to host memory; None for other engines."""
     name: str = ""
-    """The folder's name, for titles."""
+    """Name of the folder, for titles."""
 
     def __repr__(self) -> str:
         return (
@@ -158,8 +158,8 @@ class Recording:
         return float(np.max(self.steps.end_s, initial=0.0))
 
     @property
-    def told_s(self) -> float:
-        """Seconds of which it tells what happened; what was there before it began is as old at least."""
+    def recorded_s(self) -> float:
+        """Recorded seconds; everything present at the start is at least as old."""
         begin_s = float(self.steps.start_s[0]) if self.meta.begins_in_the_middle and len(self.steps) else 0.0
         return self.duration_s - begin_s
 
@@ -169,10 +169,10 @@ class Recording:
         return int(np.sum(self.steps.preempted))
 
     def row_of(self, request_id: str) -> int:
-        """The row of the request called `request_id`.
+        """Return the row of the request called `request_id`.
 
         Raises:
-            RecordingError: there is no such request.
+            RecordingError: no request has this id.
         """
         rows = np.flatnonzero(self.requests.id == request_id)
         if not len(rows):

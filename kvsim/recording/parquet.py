@@ -1,6 +1,6 @@
-"""The tables of a recording as Parquet files: read whole, written in row groups of a fixed size as their rows come.
+"""Read whole Parquet tables of a recording; write them in row groups of a fixed size as rows arrive.
 
-Import this where a file is touched and not before: pyarrow costs more than the rest of kvsim together.
+Import this module only where a file is touched: pyarrow loads more slowly than all of kvsim.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ import hashlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from io import BufferedWriter, FileIO
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -20,50 +21,36 @@ from kvsim.errors import IntegrityError, RecordingError
 from kvsim.files.arrow_columns import to_numpy
 from kvsim.files.parquet_footer import oversized
 from kvsim.recording import provenance
-from kvsim.recording.arrow import to_arrow
 from kvsim.recording.model import Recording
 from kvsim.recording.tables import Column, Copies, Memory, Requests, Schedule, Steps, Table, text_column
 from kvsim.workload import Ragged
 
 _ROWS_READ = 1 << 17
-"""Rows of a column that are converted at a time."""
+"""Rows of a column converted at a time."""
 
 AnyTable = TypeVar("AnyTable", Requests, Steps, Schedule, Memory, Copies)
 
 
-class _Hashing:
-    """A file to write to that keeps a digest of what was written."""
+class _Hashing(BufferedWriter):
+    """Output file with a digest of the written bytes."""
 
     def __init__(self, file: Path) -> None:
-        self._file: BinaryIO = file.open("wb")
+        super().__init__(FileIO(file, "wb"))
         self.digest = hashlib.blake2b(digest_size=16)
 
     def write(self, data: Any) -> int:
         self.digest.update(data)
-        return self._file.write(data)
-
-    def tell(self) -> int:
-        return self._file.tell()
-
-    def flush(self) -> None:
-        self._file.flush()
-
-    def close(self) -> None:
-        self._file.close()
-
-    @property
-    def closed(self) -> bool:
-        return self._file.closed
+        return super().write(data)
 
 
 class TableFile:
-    """A file that grows by any number of rows at a time. Its bytes depend on the rows, not on how they came."""
+    """File that grows by any number of rows at a time. Its bytes depend only on the rows."""
 
     rows_per_group = 1 << 17
-    """Rows of every group but the last."""
+    """Rows of every row group but the last."""
 
     def __init__(self, file: Path) -> None:
-        """Begin `file`, which appears with the first row group."""
+        """Prepare `file`, which is created with the first row group."""
         self._file = file
         self._writer: pq.ParquetWriter | None = None
         self._bytes: _Hashing | None = None
@@ -73,37 +60,35 @@ class TableFile:
         self._num_waiting = 0
 
     def append(self, table: Table) -> None:
-        """Add rows. All tables of a file have the same optional columns, unless they are empty."""
+        """Add rows. All non-empty tables of a file have the same optional columns."""
         if not self._num_waiting and self._writer is None:
-            self._waiting.clear()  # an empty table does not know which columns others will have
+            self._waiting.clear()  # an empty table may lack optional columns of later tables
         elif not len(table):
             return
         self._encodings = _encodings(table)
         self._counts = {name: self._counts.get(name, 0) for name, spec in table.columns() if spec.counts}
-        self._waiting.append(to_arrow(table))
+        self._waiting.append(table.to_arrow())
         self._num_waiting += len(table)
         if self._num_waiting >= self.rows_per_group:
             self._write(self._num_waiting // self.rows_per_group * self.rows_per_group)
 
     def finish(self) -> bytes:
-        """Write what is left, and return a digest of all rows; if nothing was ever added, not even an empty table,
-        there is no file.
-        """
+        """Write the remaining rows, and return a digest of all rows. Without any table, no file is created."""
         if self._num_waiting or (self._waiting and self._writer is None):
             self._write(self._num_waiting)
         return b"" if self._bytes is None else self._bytes.digest.digest()
 
     def close(self, identity: str) -> None:
-        """Let the file say which recording it is a part of, and close it; nothing may be added after `finish`."""
+        """Write the recording's `identity` into the file, and close it. No rows may follow `finish`."""
         if self._writer is not None and self._bytes is not None:
             self._writer.add_key_value_metadata({provenance.IDENTITY_KEY: identity})
             self._writer.close()
             self._bytes.close()
 
     def abandon(self) -> None:
-        """Let go of the file; what is in it is of no use."""
+        """Close the file; its content is not used."""
         if self._writer is not None and self._bytes is not None:
-            with suppress(OSError, ValueError, pa.ArrowException):  # as likely as not the reason why it is abandoned
+            with suppress(OSError, ValueError, pa.ArrowException):  # often the reason for abandoning the file
                 self._writer.close()
             with suppress(OSError):
                 self._bytes.close()
@@ -124,7 +109,7 @@ class TableFile:
                 ],
                 column_encoding=self._encodings,
             )
-        # In one piece each: where rows were put together would show in the pages of a group.
+        # Combine chunks: their boundaries would show in the pages of a group.
         for begin in range(0, max(num_rows, 1), self.rows_per_group):
             group = rows.slice(begin, min(self.rows_per_group, num_rows - begin)).combine_chunks()
             self._check_order(group)
@@ -141,9 +126,9 @@ class TableFile:
 
 
 def _encodings(table: Table) -> dict[str, str]:
-    """How columns are stored whose values hardly ever come twice; of all others, the values stand in a dictionary.
+    """Return the encodings of columns whose values rarely repeat; all others use a dictionary.
 
-    A file of steps is a third as large so, and takes half the time to read and a quarter to write.
+    This makes a file of steps a third as large, twice as fast to read and four times as fast to write.
     """
     counts = {name: "DELTA_BINARY_PACKED" for name, spec in table.columns() if spec.counts}
     return counts | {name: "BYTE_STREAM_SPLIT" for name, spec in table.columns() if spec.dtype == "float64"}
@@ -155,15 +140,15 @@ def _identity(metadata: pq.FileMetaData) -> str:
 
 
 def read_table(folder: Path, table: type[AnyTable], identity: str) -> AnyTable:
-    """Read the file of `table` in `folder`, without looking at what its values mean.
+    """Read the file of `table` in `folder` without checking its values.
 
-    `identity` is that of the recording, empty where it has none; a file that has another one is not read.
+    `identity` is that of the recording, or empty. A file with another identity is refused.
     """
     file = folder / f"{table.name}.parquet"
     specs = dict(table.columns())
     if file.exists() and not file.is_file():
         raise RecordingError(f"{file} is damaged or truncated: it is a folder, a pipe or a device.")
-    with _in_a_sentence(file):
+    with _as_recording_error(file):
         metadata = pq.read_metadata(file)
         declared = oversized(file)
         if declared is not None:
@@ -183,16 +168,16 @@ def read_table(folder: Path, table: type[AnyTable], identity: str) -> AnyTable:
         texts = [name for name, spec in specs.items() if spec.names is not None or spec.dtype == "str"]
         words = [name for name in texts if name in flat]
         with pq.ParquetFile(file, metadata=metadata, read_dictionary=words, page_checksum_verification=True) as parquet:
-            # One after the other, so that a column is in memory twice at most, and never all of them.
+            # One at a time, so that only one column is in memory twice.
             columns = {name: _read_column(parquet, file, name, specs[name]) for name in specs if name in present}
     requested = columns.get("requested")
     if requested is not None and np.array_equal(requested, columns["length"]):
-        columns["requested"] = columns["length"]  # nothing was rounded up, and tens of millions of rows say so
+        columns["requested"] = columns["length"]  # nothing was rounded up: share tens of millions of rows
     return table(**columns)
 
 
 def read_tables(folder: Path) -> Recording:
-    """Read the files in `folder`, without looking at what they mean together."""
+    """Read the files in `folder` without checking that they agree."""
     file = folder / provenance.FILE_NAME
     document = provenance.read_document(file)
     meta, identity = provenance.meta_from_document(document, file), provenance.identity_of(document)
@@ -212,7 +197,7 @@ def read_tables(folder: Path) -> Recording:
             requests=requests.result(),
             steps=steps.result(),
             schedule=schedule.result(),
-            # An engine whose cache has no addresses, such as generate(), leaves this file out.
+            # An engine whose cache has no addresses, such as generate(), has no such file.
             memory=Memory.empty() if memory is None else memory.result(),
             copies=None if copies is None else copies.result(),
             name=folder.resolve().name,
@@ -222,7 +207,7 @@ def read_tables(folder: Path) -> Recording:
 
 
 @contextmanager
-def _in_a_sentence(file: Path) -> Iterator[None]:
+def _as_recording_error(file: Path) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError:
@@ -238,10 +223,10 @@ def _read_column(parquet: pq.ParquetFile, file: Path, name: str, spec: Column) -
         return _end_to_end([Ragged.empty(0, np.int64), *parts])
     if spec.dtype == "str":
         return np.concatenate([np.empty(0, spec.dtype), *parts])
-    # Part after part into its place: memory that is used once costs more than copying does.
+    # Copy each part into its place: to allocate fresh memory costs more than copying.
     column, end = np.zeros(parquet.metadata.num_rows, spec.dtype), 0
     for part in parts:
-        # Memory that nothing but 0 is in takes none, as long as nobody writes there.
+        # Zero pages that are never written take no memory.
         if spec.dtype == "float64" or part.any():
             column[end : end + len(part)] = part
         end += len(part)
@@ -249,7 +234,7 @@ def _read_column(parquet: pq.ParquetFile, file: Path, name: str, spec: Column) -
 
 
 def _parts(parquet: pq.ParquetFile, file: Path, name: str, spec: Column) -> Iterator[Any]:
-    """The rows of a column, some at a time, and all that the file speaks of."""
+    """Yield the rows of a column in parts, and check that they are complete."""
     convert = _lists if spec.dtype.startswith("list") else _values
     num_rows, expected = 0, parquet.metadata.num_rows
     for data in _chunks(parquet, name):
@@ -269,7 +254,7 @@ def _parts(parquet: pq.ParquetFile, file: Path, name: str, spec: Column) -> Iter
 
 
 def _chunks(parquet: pq.ParquetFile, name: str) -> Iterator[pa.Array]:
-    """A column, row group by row group: a reader of batches would keep all of its pages until the last."""
+    """Yield a column by row group: a reader of batches would keep all its pages until the last."""
     for group in range(parquet.metadata.num_row_groups):
         rows = parquet.read_row_group(group, columns=[name], use_threads=False)
         for chunk in rows.column(0).chunks:
@@ -284,13 +269,13 @@ def _values(data: pa.Array, spec: Column, file: Path, name: str, num_rows: int) 
         words, used = encoded.dictionary.to_pylist(), to_numpy(encoded.indices)
         unknown = [nth for nth, word in enumerate(words) if word not in codes]
         if unknown:
-            # A file may know words that none of its rows has.
+            # A dictionary may contain words that no row uses.
             wrong = used[np.isin(used, unknown)]
             if len(wrong):
                 raise RecordingError(f"{file}: {name} {words[wrong[0]]!r} is none of {', '.join(codes)}.")
         return np.array([codes.get(word, 0) for word in words], spec.dtype)[used]
     if spec.dtype == "str":
-        # A text that many rows have stands in the file once.
+        # The file has a repeated text once.
         encoded = data if isinstance(data, pa.DictionaryArray) else data.dictionary_encode()
         return text_column(_cast(encoded.dictionary, pa.string()).to_pylist(), num_rows)[to_numpy(encoded.indices)]
     wanted = pa.type_for_alias(spec.dtype)
@@ -306,7 +291,7 @@ def _values(data: pa.Array, spec: Column, file: Path, name: str, num_rows: int) 
 
 
 def _cast(data: pa.Array, wanted: pa.DataType) -> pa.Array:
-    """Casting loads pyarrow's functions, a tenth of a second's worth; a file that kvsim wrote needs none."""
+    """Convert only if needed: pyarrow's compute functions take 0.1 s to load, and files of kvsim need none."""
     return data if data.type == wanted else data.cast(wanted)
 
 

@@ -1,4 +1,4 @@
-"""Where a recording comes from, as it stands in `meta.json` and in the first line of a log."""
+"""Read and write the provenance of a recording: `meta.json`, or the first line of a log."""
 
 from __future__ import annotations
 
@@ -23,43 +23,26 @@ from kvsim.recording.tables import IntArray
 
 FILE_NAME = META
 IDENTITY_KEY = b"kvsim_identity"
-"""Key under which the metadata of a Parquet file's schema says which recording it is a part of."""
+"""Key of the recording's identity in the schema metadata of a Parquet file."""
 
 _HALF_A_LETTER = re.compile(r"\\u[dD][89a-fA-F]")
 _LARGEST = {"num_units": MAX_UNITS, "unit_tokens": 1 << 24, "first_unit": MAX_UNITS, "bytes_per_unit": 1 << 40}
-"""The largest numbers of a pool: larger ones would not fit where its slots and bytes are added up."""
+"""Maximum numbers of a pool, so that sums of slots and bytes do not overflow."""
 _GROUPS = "kv_cache_groups"
 _MOST_TOKENS = 1 << 31
-_META_KEYS = frozenset(
-    (
-        "format",
-        "version",
-        "source",
-        "engine",
-        "gpu",
-        "model",
-        "policy",
-        "pool",
-        "initial_free",
-        "initial_cached",
-        "initial_computed",
-        "command",
-        "created",
-        "notes",
-        "identity",
-    )
-)
+_META_KEYS = frozenset((
+    "format", "version", "source", "engine", "gpu", "model", "policy", "pool", "initial_free", "initial_cached",
+    "initial_computed", "command", "created", "notes", "identity",
+))  # fmt: skip
 
 
 def are_of_one(identity: str, other: str) -> bool:
-    """Whether two files may be parts of one recording: a file without an identity was written before files had one, or
-    by another program.
-    """
+    """Tell whether two files may be parts of one recording; older files and other programs' have no identity."""
     return not identity or not other or identity == other
 
 
 def source_of(file: Path) -> str:
-    """The source that a `meta.json` names; "an unknown source" where it cannot be read."""
+    """Return the source in a `meta.json`; "an unknown source" if it cannot be read."""
     try:
         return meta_from_document(read_document(file), file).source
     except RecordingError:
@@ -67,12 +50,12 @@ def source_of(file: Path) -> str:
 
 
 def identity_of(document: Any) -> str:
-    """What all files of the recording have in common; empty for one that was written before files said so."""
+    """Return the identity shared by all files of the recording; empty for older recordings."""
     return str(document.get("identity") or "") if isinstance(document, dict) else ""
 
 
 def read_document(file: Path) -> Any:
-    """Read `meta.json` without looking at what it means."""
+    """Read `meta.json` without interpreting it."""
     try:
         text = _decoded(content_of(file, META_BYTES))
         return parse(text, parse_constant=refuse_constant, parse_float=_finite)
@@ -85,7 +68,7 @@ def read_document(file: Path) -> Any:
 
 
 def meta_from_document(document: Any, file: Path) -> Meta:
-    """The provenance that stands in `meta.json`, or in the first line of a log."""
+    """Return the provenance in `meta.json`, or in the first line of a log."""
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise RecordingError(f'{file} is not a kvsim recording: it should say "format": "{FORMAT}".')
     if document.get("version") != VERSION:
@@ -112,7 +95,7 @@ def meta_from_document(document: Any, file: Path) -> Meta:
         command=str(document.get("command") or ""),
         created=str(document.get("created") or ""),
         notes=str(document.get("notes") or ""),
-        # One group of full attention says nothing that the pool does not, and is kept as it is.
+        # One group of full attention adds nothing to the pool, and is kept unchanged.
         extra={
             key: value
             for key, value in document.items()
@@ -122,7 +105,7 @@ def meta_from_document(document: Any, file: Path) -> Meta:
 
 
 def meta_as_text(meta: Meta, identity: str = "") -> str:
-    """The contents of `meta.json`; `identity` is what all files of the recording have in common."""
+    """Return the contents of `meta.json`; all files of the recording share `identity`."""
     document: dict[str, Any] = {
         "format": FORMAT,
         "version": VERSION,
@@ -152,13 +135,13 @@ def meta_as_text(meta: Meta, identity: str = "") -> str:
         ("initial_computed", None if computed is None else computed.tolist()),
     ):
         if values is not None:
-            # On one line: a pool has tens of thousands of units, and a person reads this file.
+            # On one line: a pool has tens of thousands of units, and people read this file.
             text = text.removesuffix("\n}") + f',\n "{key}": {json.dumps(values)}\n}}'
     return text + "\n"
 
 
 def refuse_constant(name: str) -> float:
-    """What JSON readers are told of NaN and Infinity, which Python's takes for numbers."""
+    """Refuse NaN and Infinity, which Python's JSON reader accepts."""
     raise ValueError(f"{name} is not a number in JSON")
 
 
@@ -170,7 +153,7 @@ def _finite(text: str) -> float:
 
 
 def _decoded(content: bytes) -> str:
-    """Text, without what cannot be written again: JSON can name half a letter."""
+    """Decode the text; refuse lone surrogates, which JSON can contain but no file can be written with."""
     text = content.decode("utf-8")
     if _HALF_A_LETTER.search(text):
         json.dumps(parse(text), ensure_ascii=False).encode()

@@ -1,7 +1,7 @@
-"""Requests of a shipped recording in JSON, which is read without pyarrow: loading that takes longer than serving them.
+"""Read the requests of a shipped recording from JSON: loading pyarrow takes longer than serving them.
 
-A file of the folder `at_hand` has the name of a recording. It holds the columns of its `requests.parquet` and a digest
-of that file, and counts for no other.
+A file in the folder `at_hand` has the name of a recording. It has the columns of its `requests.parquet`, and a digest
+of that file; it is used only if the digest matches.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ _DIGEST = "requests.parquet"
 
 
 def file_of(name: str) -> Path:
-    """Where the requests of the recording called `name` are, if they are at hand."""
+    """Return the path of the JSON requests of the recording called `name`."""
     return _FOLDER / f"{name}.json"
 
 
 def requests_at_hand(folder: Path) -> Requests | None:
-    """The requests of the shipped recording in `folder`; None where its Parquet file has to be read."""
+    """Return the requests of the shipped recording in `folder`; None if its Parquet file must be read."""
     file = file_of(folder.resolve().name)
     try:
         document = json.loads(file.read_bytes())
         if document[_DIGEST] != _digest(folder):
             return None
-    except (OSError, ValueError, KeyError):  # it is not there, or was damaged
+    except (OSError, ValueError, KeyError):  # missing or damaged
         return None
     return Requests(**{name: _column(document[name], spec.dtype) for name, spec in Requests.columns()})
 
 
 def as_text(requests: Requests, folder: Path) -> str:
-    """What the file for the recording in `folder` says, which has these requests."""
+    """Return the JSON text for the recording in `folder`."""
     columns = {name: _plain(getattr(requests, name)) for name, _ in Requests.columns()}
     lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in {_DIGEST: _digest(folder), **columns}.items()]
     return "{\n" + ",\n".join(lines) + "\n}\n"

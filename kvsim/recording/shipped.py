@@ -1,4 +1,4 @@
-"""The recordings of real runs that come with kvsim: inside the installed package, or beside it in a checkout."""
+"""Find the recordings shipped with kvsim, in the installed package or beside it in a checkout."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ _PLACES = (_PACKAGE / "traces", _PACKAGE.parent / "traces")
 
 
 def shipped_names() -> list[str]:
-    """Names of the recordings that come with kvsim."""
+    """Return the names of the shipped recordings."""
     return sorted({folder.parent.name for place in _PLACES for folder in place.glob("*/meta.json")})
 
 
 def is_shipped(folder: Path) -> bool:
-    """Whether the recording in `folder` comes with kvsim: tests have read it and checked all of it."""
+    """Tell whether the recording in `folder` is shipped with kvsim, and so was checked by the tests."""
     return folder.resolve().parent in _PLACES
 
 
 def find(name: str) -> Path:
-    """The folder of a recording given as a path, or by the name of one that comes with kvsim.
+    """Return the folder of a recording given by path, or by the name of a shipped one.
 
     Raises:
-        UnknownNameError: it is neither.
+        UnknownNameError: there is no such path or name.
     """
     path = Path(name)
     with suppress(OSError):  # a name too long for a file is only an unknown name

@@ -1,7 +1,7 @@
-"""The tables of a recording, as frozen dataclasses of numpy columns.
+"""Tables of a recording, as frozen dataclasses of NumPy columns.
 
-A column is declared once, here: its name is the name in the Parquet file, its `column(...)` says the type, and
-whether a file may leave it out. Reading, writing and checking all follow these declarations.
+Each column is declared once, here: its name is the name in the Parquet file, and `column(...)` states its type. A file
+may lack an `optional_column`. Reading, writing and checking follow these declarations.
 """
 
 from __future__ import annotations
@@ -26,54 +26,54 @@ FloatArray = npt.NDArray[np.float64]
 
 
 WHOLE_TABLE = -1
-"""The address of a release that frees a whole table."""
+"""Address in a release that frees a whole table."""
 _LETTER_BYTES = 4
 _TEXT_BYTES = 1 << 30
-"""The most bytes that a column of texts may take in memory."""
+"""Maximum bytes of a text column in memory."""
 
 
 class RequestStatus(IntEnum):
-    """How a request ended; the names in the file are these in lower case."""
+    """Final status of a request; the names in the file are in lower case."""
 
     UNFINISHED = 0
     FINISHED = 1
     ABORTED = 2
     REFUSED = 3
-    """Never admitted: no pool of this size, or no model of this length, could have served it."""
+    """Never admitted: the request is too long for this pool or model."""
 
 
 class CopyKind(IntEnum):
-    """Which way a copy between GPU and host goes; the names in the file are these in lower case."""
+    """Direction of a copy between GPU and host; the names in the file are in lower case."""
 
     STORE = 0
-    """A copy to the host."""
+    """Copy to the host."""
     LOAD = 1
-    """A copy from the host to the GPU."""
+    """Copy from the host to the GPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """How one column is stored: its numpy type, or the enumeration whose lower-case names stand in the file."""
+    """Storage of a column: its NumPy type, or the enumeration whose lower-case names are in the file."""
 
     dtype: str
     names: type[IntEnum] | None = None
     optional: bool = False
     counts: bool = False
-    """Whether it goes up by small steps, so that a file is smaller and read sooner where differences stand in it."""
+    """Whether the values rise by small steps, so that storing differences makes the file smaller and faster to read."""
 
 
 def column(dtype: str, *, names: type[IntEnum] | None = None, counts: bool = False) -> Any:
-    """A column that every file has."""
+    """Declare a column that every file has."""
     return field(metadata={"column": Column(dtype, names, counts=counts)})
 
 
 def optional_column(dtype: str) -> Any:
-    """A column that a file may leave out; it is None then."""
+    """Declare a column that a file may lack; it is None then."""
     return field(default=None, metadata={"column": Column(dtype, optional=True)})
 
 
 def text_column(values: list[str], num_rows: int) -> npt.NDArray[np.str_]:
-    """`values` as a numpy array, a part of a column of `num_rows`: all of it as wide as its longest text."""
+    """Convert `values` to an array, as part of a column of `num_rows`; every entry is as wide as the longest text."""
     longest = max(map(len, values), default=0)
     if longest * num_rows * _LETTER_BYTES > _TEXT_BYTES:
         raise RecordingError(f"a text of {longest:,} letters is too long to be the id of one of {num_rows:,} requests.")
@@ -81,14 +81,14 @@ def text_column(values: list[str], num_rows: int) -> npt.NDArray[np.str_]:
 
 
 class Table:
-    """What the tables have in common."""
+    """Base class of the tables."""
 
     __slots__ = ()
     name: ClassVar[str]
 
     @classmethod
     def columns(cls) -> Iterator[tuple[str, Column]]:
-        """Every column's name and how it is stored, in file order."""
+        """Yield the name and storage of every column, in file order."""
         for item in fields(cls):  # type: ignore[arg-type]
             yield item.name, item.metadata["column"]
 
@@ -101,21 +101,38 @@ class Table:
         return f"<{type(self).__name__}: {len(self):,} rows of {', '.join(present)}>"
 
     def to_arrow(self) -> pa.Table:
-        """A `pyarrow.Table` of the columns that are there, as they stand in a recording's Parquet file.
+        """Return the columns as a `pyarrow.Table`, with the types of a recording's Parquet file.
 
         Enumerations are strings in lower case; `prompt_hashes` is a list of int64 for each row.
         """
-        from kvsim.recording.arrow import to_arrow  # noqa: PLC0415  brings pyarrow, which few callers need
+        import pyarrow as pa  # noqa: PLC0415  slow to import, and few callers need it
 
-        return to_arrow(self)
+        from kvsim.files.arrow_columns import from_numpy, from_texts  # noqa: PLC0415
+
+        arrays: dict[str, pa.Array] = {}
+        for name, spec in self.columns():
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if isinstance(value, Ragged):
+                offsets = from_numpy(value.offsets, pa.int32())
+                arrays[name] = pa.ListArray.from_arrays(offsets, from_numpy(value.values, pa.int64()))
+            elif spec.names is not None:
+                words = from_texts([member.name.lower() for member in spec.names])
+                arrays[name] = pa.DictionaryArray.from_arrays(from_numpy(value, pa.int8()), words).cast(pa.string())
+            elif spec.dtype == "str":
+                arrays[name] = from_texts(value.tolist())
+            else:
+                arrays[name] = from_numpy(value, pa.type_for_alias(spec.dtype))
+        return pa.table(arrays)
 
     def to_pandas(self) -> Any:
-        """The columns of `to_arrow` as a `pandas.DataFrame`."""
+        """Return the columns of `to_arrow` as a `pandas.DataFrame`."""
         return as_pandas(self.to_arrow())
 
 
 def as_pandas(table: pa.Table) -> Any:
-    """`table` as a `pandas.DataFrame`."""
+    """Convert `table` to a `pandas.DataFrame`."""
     try:
         return table.to_pandas()
     except ImportError as error:
@@ -124,7 +141,7 @@ def as_pandas(table: pa.Table) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Requests(Table):
-    """One row per request; times are seconds from the first event, NaN where it did not happen."""
+    """One row per request; times are seconds from the first event, NaN for events that did not happen."""
 
     name: ClassVar[str] = "requests"
 
@@ -147,7 +164,7 @@ class Requests(Table):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Steps(Table):
-    """One row per engine step. `start_s`: scheduled; `end_s`: its output was processed."""
+    """One row per engine step. `start_s`: time of scheduling; `end_s`: time at which its output was processed."""
 
     name: ClassVar[str] = "steps"
 
@@ -163,13 +180,13 @@ class Steps(Table):
     waiting: IntArray = column("int32")
     preempted: IntArray = column("int32")
     free_units: IntArray = column("int32")
-    """Units free after scheduling, units that still hold a prefix included; -1 where the engine has no pool."""
+    """Free units after scheduling, including units with a cached prefix; -1 for an engine without a pool."""
     unusable_units: IntArray | None = optional_column("int32")
-    """Free units in pieces that cannot serve the request at the head of the queue although their sum could."""
+    """Free units in pieces too small for the request at the head of the queue, although their sum suffices."""
     swapped_out_units: IntArray | None = optional_column("int32")
-    """Units copied to the host, as the step decided; absent where blocks go to no host memory."""
+    """Units that the step copied to the host; absent without host memory."""
     swapped_in_units: IntArray | None = optional_column("int32")
-    """Units copied back from the host, as the step decided; absent where blocks go to no host memory."""
+    """Units that the step copied back from the host; absent without host memory."""
     allocated_bytes: IntArray | None = optional_column("int64")
     reserved_bytes: IntArray | None = optional_column("int64")
     inactive_split_bytes: IntArray | None = optional_column("int64")
@@ -180,7 +197,7 @@ class Steps(Table):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Schedule(Table):
-    """One row per request and run of consecutive steps, each step computing `tokens` more tokens."""
+    """One row per request and run of consecutive steps, each of which computes `tokens` tokens."""
 
     name: ClassVar[str] = "schedule"
 
@@ -192,13 +209,13 @@ class Schedule(Table):
 
     @property
     def repeats(self) -> IntArray:
-        """Steps that each row stands for; 1 where the file does not say."""
+        """Steps of each row; 1 if the file lacks the column."""
         return np.ones(len(self.step), np.int32) if self.repeat is None else self.repeat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Memory(Table):
-    """One row per change of ownership, in the order in which it happened."""
+    """One row per change of ownership, in order."""
 
     name: ClassVar[str] = "memory"
 
@@ -210,22 +227,22 @@ class Memory(Table):
     address: IntArray = column("int32")
     length: IntArray = column("int32")
     requested: IntArray | None = optional_column("int32")
-    """Units asked for, where the allocator rounded up; `length` where absent."""
+    """Units requested, if the allocator rounded up; `length` if absent."""
     cached: IntArray | None = optional_column("int32")
-    """Leading units of the table that keep a prefix which could be hit, on a release."""
+    """Leading units of the table with a cached prefix, for a release."""
     group: IntArray | None = optional_column("int32")
-    """The KV-cache group whose table changed; 0 where absent. Evictions concern no table."""
+    """KV-cache group of the table; 0 if absent. Evictions concern no table."""
     repeat: IntArray | None = optional_column("int32")
-    """Consecutive steps that the row holds for, on an append; each adds `length` units behind those before."""
+    """Number of consecutive steps of an append, each of which adds `length` units behind the last."""
 
     @property
     def groups(self) -> IntArray:
-        """The KV-cache group of each row; 0 where the file does not say."""
+        """KV-cache group of each row; 0 if the file lacks the column."""
         return np.zeros(len(self.step), np.int32) if self.group is None else self.group
 
     @property
     def ends(self) -> IntArray:
-        """The rows in which requests give back whole tables; of several groups, given back together, the last."""
+        """Rows in which requests release whole tables; the last row if several groups are released together."""
         rows = np.flatnonzero((self.kind == MemoryKind.RELEASE) & (self.address == WHOLE_TABLE))
         if self.group is None or not len(rows):
             return rows
@@ -235,31 +252,31 @@ class Memory(Table):
 
     @classmethod
     def empty(cls) -> Memory:
-        """No changes at all, for engines whose memory has no addresses."""
+        """Return a table without rows, for engines whose memory has no addresses."""
         return cls(**{name: np.empty(0, spec.dtype) for name, spec in cls.columns() if not spec.optional})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Copies(Table):
-    """One row per block that is copied between GPU and host, in the order in which copies are reported to be done.
+    """One row per block copied between GPU and host, in the order of completion reports.
 
-    Inside one copy the rows stand in the order in which the host memory became idle, which decides what is evicted.
-    Those that are never reported come last.
+    Rows of one copy are in the order in which the host memory became idle, which decides evictions. Copies that are
+    never reported come last.
     """
 
     name: ClassVar[str] = "copies"
 
     copy: IntArray = column("int32")
-    """Number of the copy: copies are numbered in the order in which they are decided."""
+    """Number of the copy, in the order of decision."""
     kind: IntArray = column("uint8", names=CopyKind)
     request: IntArray = column("int32")
     begun_step: IntArray = column("int32")
-    """The step that decided it."""
+    """Step that decided the copy."""
     awaited_step: IntArray = column("int32")
-    """The first step that had to wait for it, because it took blocks that were still being copied; -1 for none."""
+    """First step that waited for the copy, because it allocated blocks still being copied; -1 for none."""
     reported_step: IntArray = column("int32")
-    """The step with whose output it was reported to be done; -1 where the recording ends before."""
+    """Step with whose output the copy was reported complete; -1 if the recording ends before."""
     address: IntArray = column("int32")
-    """The block on the GPU."""
+    """Block on the GPU."""
     slot: IntArray = column("int32")
-    """The block on the host; it may have room for several of the GPU's."""
+    """Block on the host, which may hold several GPU blocks."""

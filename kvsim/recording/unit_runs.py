@@ -1,6 +1,6 @@
-"""Lists of units as short JSON: consecutive units as their first and last, `[17, [1000, 1900], 5]`.
+"""Pack lists of units into short JSON: consecutive units as first and last, `[17, [1000, 1900], 5]`.
 
-A free queue lists tens of thousands of units, most of which have not been touched since they stood in a row.
+A free queue has tens of thousands of units, most still in their initial order.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from kvsim.recording.model import MAX_UNITS
 from kvsim.recording.tables import IntArray
 
 _SHORTEST_RUN = 3
-"""Two units take no more room than their pair."""
+"""Units from which a pair is shorter than a list."""
 
 Packed = list[int | list[int]]
 
 
 def pack(units: IntArray) -> Packed:
-    """`units` in their order, runs that ascend or descend by one as pairs."""
+    """Return `units` in order, with runs that ascend or descend by one as pairs."""
     step = np.diff(units)
     goes_on = np.abs(step) == 1
     turns = goes_on[1:] & goes_on[:-1] & (step[1:] != step[:-1])
@@ -38,7 +38,7 @@ def pack(units: IntArray) -> Packed:
 
 
 def unpack(value: object) -> IntArray:
-    """The units that `pack` wrote, or a plain list of them."""
+    """Return the units that `pack` wrote, or those of a plain list."""
     items: list[Any] = value if isinstance(value, list) else [value]
     first = _units([item[0] if _is_pair(item) else item for item in items])
     last = _units([item[1] if _is_pair(item) else item for item in items])

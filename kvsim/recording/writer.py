@@ -1,7 +1,7 @@
-"""Write a recording, at once or while it is being made.
+"""Write a recording, at once or during a run.
 
-Nothing half-written is ever visible under the final name: the folder is made beside its target and renamed into place
-when it is complete. Rows go to disk in groups as they come, so that memory does not grow with the run.
+The folder is written beside its target and renamed when complete, so the final name never shows a partial recording.
+Rows are written in groups as they arrive, so that memory does not grow with the run.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ if TYPE_CHECKING:
     from kvsim.recording.parquet import TableFile
 
 _MOST_ROWS_CHECKED = 1 << 22
-"""Rows of the longest recording that is read back and checked before it takes its name, in a second or two. A longer
-one would take memory by its steps; of all its rows the order is checked, and the rest when somebody reads it.
+"""Maximum rows of a recording that is read back and checked before the rename, in a second or two. For a longer one,
+which would take memory by its steps, only the order of its rows is checked, and the rest when it is read.
 """
 _MOST_ROWS_PLAYED = 200_000
-"""Rows of the longest that is also played, in some tenths of a second."""
+"""Maximum rows of a recording that is also played, in some tenths of a second."""
 
 
 class RecordingWriter:
-    """A recording on its way to disk: enter it, `append` rows, `commit`. Left without that, it leaves nothing behind.
+    """Context manager that writes a recording: `append` rows, then `commit`. Without a commit, it leaves no files.
 
-    The bytes on disk depend on what was recorded, and not on how it was handed over. All files of a recording carry one
-    identity, a digest of everything in it, so that files of two are never taken for one.
+    The bytes on disk depend only on the rows. All files of a recording have the same identity, a digest of its
+    contents, so that files of two recordings are never mixed up.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-        """Write to folder `path`, replacing a recording of the same source; with `overwrite`, of any."""
+        """Write to folder `path`; replace a recording of the same source, with `overwrite` of any source."""
         self._target = Path(os.path.realpath(path))
         self._overwrite = overwrite
         self._files: dict[str, TableFile] = {}
@@ -47,11 +47,11 @@ class RecordingWriter:
         self._num_rows = 0
 
     def __enter__(self) -> Self:
-        """Begin."""
+        """Create the scratch folder."""
         from kvsim.recording.parquet import TableFile  # noqa: PLC0415  costs more than the rest of kvsim together
 
         target = self._target
-        with self._in_a_sentence():
+        with self._as_recording_error():
             self._refuse_anything_else()
             target.parent.mkdir(parents=True, exist_ok=True)
             self._scratch = self._stack.enter_context(scratch_beside(target))
@@ -72,25 +72,24 @@ class RecordingWriter:
         """Add rows to the end of their table, any number at a time.
 
         Raises:
-            RecordingError: they cannot be written.
+            RecordingError: the rows cannot be written.
         """
-        with self._in_a_sentence():
+        with self._as_recording_error():
             self._files[table.name].append(table)
         self._num_rows += len(table)
 
     def commit(self, meta: Meta, *, play: Callable[[Recording, Path], object] | None = None) -> Path:
-        """Make a recording of all that has been appended, and return its folder.
+        """Finish the recording, and return its folder.
 
         Args:
-            meta: what is said of the recording.
-            play: checks what the reader does not, of a recording that is not long; raises RecordingError.
+            meta: provenance of the recording.
+            play: additional check of a short recording; raises RecordingError.
 
         Raises:
-            RecordingError: it cannot be written, the target is a recording of another source, or it has become
-            something else in the meantime.
-            IntegrityError: what was written does not agree with itself.
+            RecordingError: the recording cannot be written, or the target is not a recording of the same source.
+            IntegrityError: the written recording is inconsistent.
         """
-        with self._in_a_sentence():
+        with self._as_recording_error():
             digests = [file.finish() for file in self._files.values()]
             identity = identity_of(provenance.meta_as_text(meta).encode(), digests)
             for file in self._files.values():
@@ -102,7 +101,7 @@ class RecordingWriter:
         return self._target
 
     def _check_what_was_written(self, play: Callable[[Recording, Path], object] | None) -> None:
-        """Read and check it as whoever opens it will, and as whoever prints its figures."""
+        """Read the recording and check it as every reader will."""
         from kvsim.recording.check import check, check_events  # noqa: PLC0415  as above
         from kvsim.recording.parquet import read_tables  # noqa: PLC0415  as above
 
@@ -118,7 +117,7 @@ class RecordingWriter:
             raise IntegrityError(f"{said}; what was recorded does not agree, so nothing was written.") from error
 
     def _refuse_anything_else(self, source: str = "") -> None:
-        """Raise if there is something at the target that is not a recording, or one of another `source` than this."""
+        """Raise an error if the target is not a recording, or one of another `source`."""
         target = self._target
         if not target.exists():
             return
@@ -137,7 +136,7 @@ class RecordingWriter:
             )
 
     @contextmanager
-    def _in_a_sentence(self) -> Iterator[None]:
+    def _as_recording_error(self) -> Iterator[None]:
         try:
             yield
         except (FileExistsError, NotADirectoryError) as error:

@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 from collections import deque
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -421,8 +421,8 @@ def test_latencies_of_finished_requests_only() -> None:
 
 def test_a_distribution_skips_what_is_not_known() -> None:
     got = Distribution.of(np.array([np.nan, *range(101)]))
-    assert got.as_dict() == {"mean": 50.0, "p50": 50.0, "p90": 90.0, "p99": 99.0}
-    assert all(np.isnan(value) for value in Distribution.of(np.array([np.nan])).as_dict().values())
+    assert asdict(got) == {"mean": 50.0, "p50": 50.0, "p90": 90.0, "p99": 99.0}
+    assert all(np.isnan(value) for value in asdict(Distribution.of(np.array([np.nan]))).values())
 
 
 def test_a_summary_by_hand() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 
 import pytest
 from hypothesis import given, settings
@@ -99,8 +100,8 @@ def check_agreement(workload: Workload, policy: Policy, num_blocks: int) -> None
     summed = measure(workload, policy, machine(num_blocks)).summary
     recorded = summarize(simulate(workload, policy, machine(num_blocks)))
     assert (summed.computed_tokens, summed.vain_tokens) == (recorded.computed_tokens, recorded.vain_tokens)
-    for name, value in recorded.waiting_for.as_dict().items():
-        assert summed.waiting_for.as_dict()[name] == pytest.approx(value, rel=1e-9, abs=1e-9), name
+    for name, value in asdict(recorded.waiting_for).items():
+        assert asdict(summed.waiting_for)[name] == pytest.approx(value, rel=1e-9, abs=1e-9), name
         assert math.isfinite(value)
 
 

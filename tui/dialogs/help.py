@@ -11,7 +11,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.widgets import Static
 
-from kvsim.metrics.state_names import STATE_NAMES
+from kvsim.metrics.names import STATE_NAMES
 
 from ..look.states import LOOKS, STACK
 from ..pool.swatches import swatch

@@ -10,7 +10,7 @@ import numpy as np
 from rich.segment import Segment
 
 from kvsim.memory.waste import SlotState
-from kvsim.metrics.state_names import STATE_NAMES
+from kvsim.metrics.names import STATE_NAMES
 
 from ..facts.schedule import Doing, schedule
 from ..look.states import COLOR, STACK, VOID_COLOR

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from kvsim.machines import untimed_in
-from kvsim.metrics.policy_names import STATIC_BATCHES
+from kvsim.metrics.names import STATIC_BATCHES
 
 from ..look.words import gib, plural
 from .requests import place_in_row, request_facts

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from kvsim.memory.waste import SlotState
-from kvsim.metrics.state_names import STATE_NAMES
+from kvsim.metrics.names import STATE_NAMES
 from kvsim.metrics.waiting import Limits
 
 from ..look.words import percent, plural, seconds

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvsim.memory.waste import SlotState
-from kvsim.metrics.state_names import STATE_NAMES
+from kvsim.metrics.names import STATE_NAMES
 from kvsim.replay.unfolding import NO_OWNER
 
 from ..look.states import LOOKS

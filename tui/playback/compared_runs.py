@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvsim.metrics.policy_names import policy_name
+from kvsim.metrics.names import policy_name
 from kvsim.recording.tables import RequestStatus
 
 from .player import DEFAULT_PLAY_S, Player

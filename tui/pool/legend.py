@@ -9,7 +9,7 @@ from rich.style import Style
 
 from kvsim.display.palette import NUM_HUES
 from kvsim.memory.waste import SlotState
-from kvsim.metrics.state_names import STATE_NAMES
+from kvsim.metrics.names import STATE_NAMES
 
 from ..look.words import plural, seconds
 from ..pool.paint import AGE, AGES, DIM, HOLDERS, KIND_TINT, OWNER, REUSABLE, SHARED, TINT, ColorBy, hue_of
@@ -95,7 +95,7 @@ def legend(by: ColorBy, sessions: Sequence[Session], lit: str | None = None) -> 
                 *free,
             ]
         case ColorBy.AGE:
-            oldest_s = session.recording.told_s / 4
+            oldest_s = session.recording.recorded_s / 4
             ages = tuple(range(AGE + AGES - 2, AGE, -1))
             return [
                 *([] if lit is None else _lit_alone(lit, ages[::2])),

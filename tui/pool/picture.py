@@ -169,7 +169,7 @@ class Paints:
         frames = np.searchsorted(replay.frame_seq, births[units])
         times_s = np.append(replay.recording.steps.start_s, replay.recording.duration_s)
         age = np.maximum(replay.time_s - times_s[np.minimum(frames, replay.num_frames - 1)], 0.0)
-        oldest = max(replay.recording.told_s / 4, 1e-9)
+        oldest = max(replay.recording.recorded_s / 4, 1e-9)
         levels: PaintArray = np.clip(
             np.floor(np.log2(oldest / np.maximum(age, oldest * 2.0**-AGES))), 0, AGES - 1
         ).astype(np.uint8)

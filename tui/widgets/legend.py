@@ -8,7 +8,7 @@ from rich.segment import Segment
 from textual.strip import Strip
 from textual.widget import Widget
 
-from kvsim.metrics.state_names import STATE_NAMES
+from kvsim.metrics.names import STATE_NAMES
 
 from ..look.states import LOOKS, STACK
 from ..pool.legend import legend_entries

@@ -11,7 +11,7 @@ from textual.content import Content
 from textual.strip import Strip
 from textual.widget import Widget
 
-from kvsim.metrics.state_names import STATE_NAMES
+from kvsim.metrics.names import STATE_NAMES
 
 from ..facts.headlines import selection
 from ..look.stack import stacked

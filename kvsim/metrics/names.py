@@ -1,4 +1,4 @@
-"""What the states of a slot are called wherever people read: on the screen, in tables and in figures.
+"""Names of policies and slot states as shown on the screen, in tables and in figures.
 
 Columns of files and fields of the library keep the names of `SlotState`.
 """
@@ -9,6 +9,8 @@ from typing import Final
 
 from kvsim.memory.waste import SlotState
 
+STATIC_BATCHES: Final = "static batches"
+"""Shown name of the policy `static`."""
 STATE_NAMES: Final[dict[SlotState, str]] = {
     SlotState.TOKEN: "tokens",
     SlotState.RESERVED: "reserved",
@@ -19,3 +21,8 @@ STATE_NAMES: Final[dict[SlotState, str]] = {
     SlotState.EXTERNAL: "external",
     SlotState.FREE: "free",
 }
+
+
+def policy_name(name: str) -> str:
+    """Return the shown name of a policy; most names, and custom rules, are shown unchanged."""
+    return STATIC_BATCHES if name == "static" else name
