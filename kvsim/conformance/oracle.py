@@ -16,6 +16,7 @@ import numpy as np
 
 from kvsim.conformance.oracle_files import OFFLOAD_BLOCK_BYTES
 from kvsim.conformance.oracle_offload import CopyEngine, jobs_begun, offload_state
+from kvsim.conformance.second_keys import SecondKeys
 from kvsim.conformance.verdict import Verdict, difference
 from kvsim.engine.arrays import column
 from kvsim.engine.clock import SCHEDULED
@@ -100,6 +101,7 @@ class OracleRun:
         )
         self._driver = Driver(plan.build(compiled=compiled), compiled=compiled)
         self._state = self._driver.engine.state
+        self._second_keys = SecondKeys(workload, self._driver)
         self._num_units: Counter[int] = Counter()
         """Blocks that changed hands so far, by kind of change."""
         self._due = deque(sorted(enumerate(requests), key=lambda numbered: numbered[1].arrival_step))
@@ -209,7 +211,9 @@ class OracleRun:
                 self._num_aborts += 1
 
     def _count_changes(self) -> None:
-        for row in self._driver.changes():
+        changes = list(self._driver.changes())
+        self._second_keys.forget(changes)
+        for row in changes:
             self._num_units[int(row.kind)] += int(row.length)
 
     def _schedule_record(self, batch: dict[int, int]) -> dict[str, Any]:
@@ -253,7 +257,9 @@ class OracleRun:
         if self._copies is not None:
             live |= {self._name(row + 1): row + 1 for row in self._arrived if self._still_loads(row + 1)}
         keys = column(driver.engine.blocks, "key")
-        tables = {name: self._tables(number) for name, number in live.items() if driver.sequence(number).num_units}
+        held = {name: number for name, number in live.items() if driver.sequence(number).num_units}
+        self._second_keys.note(held.values())
+        tables = {name: self._tables(number) for name, number in held.items()}
         placeholders = {name: int(driver.sequence(number).placeholders) for name, number in live.items()}
         return {
             "running": [self._name(number) for number in driver.running()],
@@ -261,7 +267,7 @@ class OracleRun:
             "skipped": [],
             "free": num_free,
             "usage": 1.0 - num_free / (self._workload.num_blocks - 1),
-            "cached_keys": len(np.unique(keys[keys != NO_KEY])),
+            "cached_keys": len(np.unique(keys[keys != NO_KEY])) + len(self._second_keys),
             "blocks": tables,
             "keyed": np.flatnonzero(keys != NO_KEY).tolist(),
             "computed": {name: int(driver.sequence(number).computed) for name, number in live.items()},

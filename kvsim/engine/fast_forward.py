@@ -75,6 +75,8 @@ def catch_up(engine: Engine, index: int, launched: int) -> None:
         step = engine.launched[place]
         engine.emitting[place * settings.max_num_seqs + step.num_emitting] = sequence.number
         step.num_emitting += 1
+        if settings.counts_flight:
+            in_flight.add_tokens(engine, place, sequence, 1)
 
 
 @part

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from math import gcd
 from typing import Any
 
 from kvsim.engine import groups, records
@@ -18,7 +20,7 @@ from kvsim.engine.state import (
 )
 from kvsim.kv_groups import CacheKind, KVCacheGroup, KVCacheLayout, MambaMode
 from kvsim.policies import Paged, Policy
-from kvsim.policies.releases import ReusedFirst, rules_of
+from kvsim.policies.releases import AlignedSplit, Junction, LeftOut, ReusedFirst, Rules, rules_of
 
 _KINDS = {
     CacheKind.FULL: FULL,
@@ -47,6 +49,7 @@ def settings_of_groups(layout: KVCacheLayout, policy: Policy) -> dict[str, Any]:
     """Return the settings that follow from the groups."""
     tokens, _ = _slots_of_groups(layout)
     caching = isinstance(policy, Paged) and policy.cache.enable_prefix_caching
+    rules = rules_of(policy.scheduler.vllm) if isinstance(policy, Paged) else Rules()
     boundaries = [group.block_size for group in layout.groups if group.mamba_mode is MambaMode.ALIGN]
     return {
         "num_groups": len(layout.groups),
@@ -56,20 +59,37 @@ def settings_of_groups(layout: KVCacheLayout, policy: Policy) -> dict[str, Any]:
         "has_windows": layout.has_windows,
         "cache_tokens": layout.scheduler_block_size,
         "retention_tokens": NEVER,
+        "cuts_every_full_kind": rules.cuts_every_full_kind,
+        "bounds_first_chunk": rules.junction is Junction.FIRST_CHUNK,
+        "keeps_junctions": rules.junction is Junction.KEPT,
+        "cuts_at_boundaries": rules.aligned_split is not AlignedSplit.WHOLE_BLOCKS,
+        "cuts_wide_blocks": rules.aligned_split is AlignedSplit.WIDE_BLOCKS,
+        "spares_last_token": rules.spares_last_token,
+        "marks_prompt_end": rules.marks_prompt_end and caching and bool(boundaries),
+        "commit_tokens": (
+            layout.scheduler_block_size
+            if rules.caches_to_boundaries
+            else gcd(*(group.block_size for group in layout.groups))
+        ),
         "expires_from": min((group.window or 0 for group in layout.groups if _expires(group)), default=0),
         "boundary_tokens": max(boundaries, default=0) if caching else 0,
         "first_leader": _leaders(layout)[0],
     }
 
 
-def _reused_first(policy: Policy) -> ReusedFirst:
-    """Return the freed blocks that are taken first, by the rule for the cache with or without prefixes."""
-    if not isinstance(policy, Paged):
-        return ReusedFirst.ALL
-    reused = rules_of(policy.scheduler.vllm).reused_first
-    if reused is ReusedFirst.WITH_CACHING:
-        return ReusedFirst.ALL if policy.cache.enable_prefix_caching else ReusedFirst.NONE
-    return reused
+def flight_is_counted(layout: KVCacheLayout, policy: Paged) -> bool:
+    """Tell whether what a group lets go waits for the steps in flight."""
+    waits = rules_of(policy.scheduler.vllm).windows_wait
+    return waits and any(_KINDS[group.kind] != FULL for group in layout.groups)
+
+
+def _keeps_all(layout: KVCacheLayout, group: KVCacheGroup, rules: Rules, retention_tokens: int | None) -> bool:
+    """Tell whether every full block of a group is put into the prefix cache."""
+    if group.kind is CacheKind.MAMBA:
+        return retention_tokens is None or not rules.retains_states
+    if group.kind is not CacheKind.SLIDING_WINDOW or rules.left_out is LeftOut.NONE:
+        return True
+    return rules.left_out is LeftOut.SMALLER and layout.scheduler_block_size <= group.block_size
 
 
 def _expires(group: KVCacheGroup) -> bool:
@@ -90,14 +110,25 @@ def _leaders(layout: KVCacheLayout) -> list[int]:
 
 
 def records_of_groups(
-    layout: KVCacheLayout, widths: list[int], policy: Policy, retention_tokens: int | None, *, compiled: bool
+    layout: KVCacheLayout,
+    widths: list[int],
+    policy: Policy,
+    retention_tokens: int | None,
+    most_in_flight: int,
+    *,
+    compiled: bool,
 ) -> Records[records.Group]:
     """Return the records of the groups, whose tables have `widths` entries."""
     made = make(records.Group, len(layout.groups), compiled=compiled)
     leaders, specs = _leaders(layout), [group.spec for group in layout.groups]
     tokens, states = _slots_of_groups(layout)
-    most = policy.scheduler.max_num_batched_tokens if isinstance(policy, Paged) else 1
-    reused = _reused_first(policy)
+    rules, most = Rules(reused_first=ReusedFirst.ALL), 1
+    if isinstance(policy, Paged):
+        rules, most = rules_of(policy.scheduler.vllm), policy.scheduler.max_num_batched_tokens
+        if rules.reused_first is ReusedFirst.WITH_CACHING and not policy.cache.enable_prefix_caching:
+            rules = replace(rules, reused_first=ReusedFirst.NONE)
+        if rules.windows_wait:
+            most *= most_in_flight
     for index, group in enumerate(layout.groups):
         record = made[index]
         record.kind, record.block_size, record.window = _KINDS[group.kind], group.block_size, group.window or 0
@@ -109,10 +140,13 @@ def records_of_groups(
         record.alike_slots = sum(
             tokens[other] + states[other] for other in range(len(specs)) if specs[other] == specs[index]
         )
+        record.keeps_all = _keeps_all(layout, group, rules, retention_tokens)
         record.keeps_some = retention_tokens is not None or layout.keeps_some(group)
-        record.reuses_first = reused is ReusedFirst.ALL or (
-            reused is ReusedFirst.WINDOWS and group.kind is CacheKind.SLIDING_WINDOW
+        record.reuses_left_first = rules.reused_first is not ReusedFirst.NONE
+        record.reuses_first = record.reuses_left_first and (
+            rules.reused_first is not ReusedFirst.WINDOWS or group.kind is CacheKind.SLIDING_WINDOW
         )
+        record.frees_over_gaps = rules.frees_over_gaps and group.mamba_mode is MambaMode.ALIGN
         record.first_entry = sum(widths[:index])
         alike = [other for other in range(index + 1, len(specs)) if specs[other] == specs[index]]
         record.next_alike = alike[0] if alike else groups.NO_GROUP

@@ -108,14 +108,18 @@ def let_go(engine: Engine, sequence: Sequence, group: int, computed: int) -> Non
     begin = table.begin
     end = min(skipped // record.block_size, table.num_blocks)
     index = end
-    while index > 0 and engine.entries[begin + index - 1] != NULL_BLOCK:
-        index -= 1
+    if record.frees_over_gaps:
+        index = min(end, table.num_let_go)
+        table.num_let_go = max(end, table.num_let_go)
+    else:
+        while index > 0 and engine.entries[begin + index - 1] != NULL_BLOCK:
+            index -= 1
     if index < end:
-        _give_back(engine, sequence, group, index, end)
+        _give_back(engine, sequence, group, index, end, record.reuses_left_first)
     if record.kind == MAMBA and record.mode == ALIGNED:
         last = table.last_state
-        if last >= 0 and engine.entries[begin + last] != NULL_BLOCK:
-            _give_back(engine, sequence, group, last, last + 1)
+        if 0 <= last < -(-computed // record.block_size) - 1 and engine.entries[begin + last] != NULL_BLOCK:
+            _give_back(engine, sequence, group, last, last + 1, record.reuses_first)
 
 
 @part
@@ -138,10 +142,11 @@ def quiet_until(engine: Engine, sequence: Sequence, group: int, computed: int) -
 def is_kept_for_hits(engine: Engine, sequence: Sequence, group: int, index: int) -> bool:
     """Tell whether a full block can ever be hit: of a window, only those before a boundary of all groups."""
     settings, record = engine.settings, engine.groups[group]
-    if record.kind == FULL:
+    if record.keeps_all:
         return True
     aligned, block_size, retention = settings.cache_tokens, record.block_size, settings.retention_tokens
     prompt_end = (sequence.prompt_tokens - 1) // aligned * aligned // block_size
+    junction = sequence.junction // aligned * aligned // block_size
     if record.kind == SLIDING_WINDOW:
         run = -(-(record.window - 1) // block_size)
         segment = aligned if retention == NEVER else retention
@@ -149,11 +154,13 @@ def is_kept_for_hits(engine: Engine, sequence: Sequence, group: int, index: int)
             per = segment // block_size
             if run >= per or index % per >= per - run:
                 return True
-        return retention != NEVER and prompt_end - run <= index < prompt_end
-    if record.kind == MAMBA and retention != NEVER:
-        per = retention // block_size
-        return (retention > 0 and (per <= 1 or (index + 1) % per == 0)) or index == prompt_end - 1
-    return True
+        if retention == NEVER:
+            return False
+        return prompt_end - run <= index < prompt_end or junction - run <= index < junction
+    per = retention // block_size
+    if retention > 0 and (per <= 1 or (index + 1) % per == 0):
+        return True
+    return index in (prompt_end - 1, junction - 1)
 
 
 @part
@@ -258,6 +265,8 @@ def aligned_tokens(engine: Engine, sequence: Sequence, computed: int, num_tokens
 
     `uncached` are tokens that some groups hold and others do not: a step ends where they do.
     """
+    if engine.settings.cuts_at_boundaries:
+        return _tokens_to_boundary(engine, sequence, computed, num_tokens)
     block_size = engine.settings.boundary_tokens
     last = sequence.num_tokens // block_size * block_size
     if computed + num_tokens < last:
@@ -270,14 +279,42 @@ def aligned_tokens(engine: Engine, sequence: Sequence, computed: int, num_tokens
 
 
 @part
-def _give_back(engine: Engine, sequence: Sequence, group: int, begin: int, end: int) -> None:
+def _tokens_to_boundary(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -> int:
+    """Cut `num_tokens` at the first boundary behind `computed`: of a block it is in, of the prompt, or the junction."""
+    settings, block_size = engine.settings, engine.settings.boundary_tokens
+    prompt_end = max(sequence.prompt_tokens, sequence.num_tokens - 1)
+    if computed >= prompt_end:
+        return num_tokens
+    end = computed + num_tokens
+    last = (sequence.num_tokens - (1 if settings.spares_last_token else 0)) // block_size * block_size
+    whole = end // block_size * block_size
+    if settings.cuts_wide_blocks:
+        if end < prompt_end and (whole > computed or block_size <= settings.most_chunk_tokens):
+            end = whole
+    elif end < last:
+        end = whole
+    stop, following = end, (computed // block_size + 1) * block_size
+    if computed % block_size != 0 and following < stop and (settings.cuts_wide_blocks or following <= last):
+        stop = following
+    if computed < last < stop:
+        stop = last
+    if computed < sequence.junction < end:
+        junction = computed + (sequence.junction - computed) // block_size * block_size
+        if computed < junction < stop:
+            stop = junction
+    return max(stop - computed, 0)
+
+
+@part
+def _give_back(engine: Engine, sequence: Sequence, group: int, begin: int, end: int, reuses_first: bool) -> None:
     """Free the blocks at [begin, end) of a table, the last first; null blocks take their places."""
-    first = table_of(engine, sequence, group).begin
+    record, first, num_freed = engine.groups[group], table_of(engine, sequence, group).begin, 0
     for index in range(end - 1, begin - 1, -1):
-        journal.release_block(engine, sequence, group, index, engine.entries[first + index])
-        prefix_cache.offer(engine, engine.entries[first + index])  # the sequence may be preempted yet
-    totals.drop_blocks(engine, sequence, group, end - begin)
-    record = engine.groups[group]
-    record.num_shared -= block_pool.free(engine, first + begin, first + end, record.reuses_first)
+        if engine.entries[first + index] != NULL_BLOCK:
+            num_freed += 1
+            journal.release_block(engine, sequence, group, index, engine.entries[first + index])
+            prefix_cache.offer(engine, engine.entries[first + index])  # the sequence may be preempted yet
+    totals.drop_blocks(engine, sequence, group, num_freed)
+    record.num_shared -= block_pool.free(engine, first + begin, first + end, reuses_first)
     for index in range(begin, end):
         engine.entries[first + index] = NULL_BLOCK

@@ -7,6 +7,7 @@ stages busy.
 from __future__ import annotations
 
 from kvsim.engine.compiled import part
+from kvsim.engine.records import Sequence
 from kvsim.engine.state import Engine
 
 
@@ -29,3 +30,21 @@ def later(engine: Engine, place: int) -> int:
 def earlier(engine: Engine, place: int) -> int:
     """Return the place of the step launched before the one at `place`."""
     return place - 1 if place > 0 else engine.settings.most_in_flight - 1
+
+
+@part
+def add_tokens(engine: Engine, place: int, sequence: Sequence, num_tokens: int) -> None:
+    """Count tokens of a sequence as in flight, in the step at `place`."""
+    step = engine.launched[place]
+    index = place * engine.settings.max_num_seqs + step.num_computing
+    engine.computing[index], engine.computing_tokens[index] = sequence.number, num_tokens
+    step.num_computing += 1
+    sequence.in_flight += num_tokens
+
+
+@part
+def settle_tokens(engine: Engine, place: int) -> None:
+    """Count the tokens of the step at `place` as processed."""
+    first = place * engine.settings.max_num_seqs
+    for index in range(first, first + engine.launched[place].num_computing):
+        engine.sequences[engine.computing[index]].in_flight -= engine.computing_tokens[index]

@@ -22,7 +22,7 @@ from kvsim.engine import (
 )
 from kvsim.engine.arrays import Numbers, Records, fill, make, make_growing, make_one, numbers
 from kvsim.engine.coefficients import step_times
-from kvsim.engine.group_initialization import one_group, records_of_groups, settings_of_groups
+from kvsim.engine.group_initialization import flight_is_counted, one_group, records_of_groups, settings_of_groups
 from kvsim.engine.host_tier import HostTier
 from kvsim.engine.known_requests import Demand
 from kvsim.engine.memory import Memory
@@ -144,9 +144,13 @@ class EnginePlan:
             batch=zeros(batch),
             batch_tokens=zeros(batch),
             emitting=zeros(settings.most_in_flight * batch),
+            computing=zeros(settings.most_in_flight * batch if settings.counts_flight else 0),
+            computing_tokens=zeros(settings.most_in_flight * batch if settings.counts_flight else 0),
             lists=records_of(records.Lists, max(2 * batch, room.places)),
             launched=records_of(records.Launched, settings.most_in_flight),
-            groups=records_of_groups(layout, room.widths, policy, self.retention_tokens, compiled=compiled),
+            groups=records_of_groups(
+                layout, room.widths, policy, self.retention_tokens, settings.most_in_flight, compiled=compiled
+            ),
             tables=_tables(room, compiled=compiled),
             entries=zeros((room.places + 1) * room.width),
             prompt_keys=numbers(np.array(demand.keys.values, np.int64), compiled=compiled),
@@ -181,11 +185,15 @@ class EnginePlan:
         }
         if isinstance(policy, Paged) and policy.cache.swap_gib:
             chosen |= _host_memory(policy.cache, self.unit_bytes)
-        if self.retention_tokens is not None:
-            chosen["retention_tokens"] = self.retention_tokens
+        if isinstance(policy, Paged) and rules_of(policy.scheduler.vllm).retains_windows:
+            chosen["retention_tokens"] = NEVER if self.retention_tokens is None else self.retention_tokens
         settings = make_one(records.Settings, compiled=compiled)
         for name, value in chosen.items():
             setattr(settings, name, value)
+        waits_for_flight = isinstance(policy, Paged) and flight_is_counted(layout, policy)
+        settings.counts_flight = settings.most_in_flight > (1 if waits_for_flight else 2) and (
+            waits_for_flight or settings.late_outputs_block
+        )
         settings.leaves_alone = not self.rules and _leaves_alone(settings)
         return settings
 
@@ -284,6 +292,9 @@ def _settings_of(policy: Policy, num_units: int) -> dict[str, Any]:
     settings |= {
         "max_num_batched_tokens": chosen.max_num_batched_tokens,
         "long_prefill_token_threshold": chosen.long_prefill_token_threshold,
+        "most_chunk_tokens": min(
+            chosen.max_num_batched_tokens, chosen.long_prefill_token_threshold or chosen.max_num_batched_tokens
+        ),
         "by_priority": chosen.order is Order.PRIORITY,
         "chunked_prefill": chosen.enable_chunked_prefill,
         "reserve_full_prompt": chosen.reserve_full_prompt and rules.knows_reserve,

@@ -54,6 +54,8 @@ def admit(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) ->
         host_swap.bring_back(engine, sequence, hit_tokens)
     state.written += computed * settings.token_slots
     cache_blocks(engine, sequence, min(total, sequence.num_tokens))
+    if settings.marks_prompt_end:
+        mark_prompt_end(engine, sequence, min(total, sequence.num_tokens))
     find_room(engine, sequence, computed)
     return True
 
@@ -70,7 +72,7 @@ def begin_tables(engine: Engine, sequence: Sequence, hit_tokens: int, num_tokens
         attach_hits(engine, sequence, group, hit_tokens)
     for group in range(settings.num_groups):
         extend(engine, sequence, group, num_tokens, num_slots)
-    sequence.cache_at = settings.cache_tokens * (hit_tokens // settings.cache_tokens + 1)
+    sequence.cache_at = settings.commit_tokens * (hit_tokens // settings.commit_tokens + 1)
     if not settings.prefix_caching:
         sequence.cache_at = NEVER
 
@@ -87,7 +89,7 @@ def grow(engine: Engine, sequence: Sequence, num_tokens: int) -> bool:
     slots = total + settings.lookahead_tokens
     needed = 0
     for group in range(settings.num_groups):
-        groups.let_go(engine, sequence, group, computed)
+        groups.let_go(engine, sequence, group, max(0, computed - sequence.in_flight))
     leader = settings.first_leader
     while leader != groups.NO_GROUP:
         needed += groups.num_needed_to_grow(engine, sequence, leader, total, slots) * engine.groups[leader].num_alike
@@ -97,6 +99,8 @@ def grow(engine: Engine, sequence: Sequence, num_tokens: int) -> bool:
     for group in range(settings.num_groups):
         extend(engine, sequence, group, total, slots)
     cache_blocks(engine, sequence, min(total, sequence.num_tokens))
+    if settings.marks_prompt_end:
+        mark_prompt_end(engine, sequence, min(total, sequence.num_tokens))
     find_room(engine, sequence, computed)
     return True
 
@@ -110,7 +114,7 @@ def cache_blocks(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
     settings = engine.settings
     if num_tokens < sequence.cache_at:
         return
-    end_tokens = num_tokens // settings.cache_tokens * settings.cache_tokens
+    end_tokens = num_tokens // settings.commit_tokens * settings.commit_tokens
     for group in range(settings.num_groups):
         table, block_size = table_of(engine, sequence, group), engine.groups[group].block_size
         for index in range(table.num_cached, end_tokens // block_size):
@@ -120,7 +124,27 @@ def cache_blocks(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
                 engine.blocks[block].cached_in = engine.state.num_scheduled
                 engine.rules.note_cached(engine, sequence, group, index)
             table.num_cached = index + 1
-    sequence.cache_at = end_tokens + settings.cache_tokens
+    sequence.cache_at = end_tokens + settings.commit_tokens
+
+
+@part
+def mark_prompt_end(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
+    """Count the last state of a prompt as written in this step, if the sequence has cached just so much.
+
+    Others that share the prompt then wait a step, even where the state was written long ago.
+    """
+    settings = engine.settings
+    end_tokens = num_tokens // settings.commit_tokens * settings.commit_tokens
+    for group in range(settings.num_groups):
+        record, table = engine.groups[group], table_of(engine, sequence, group)
+        hash_tokens = record.block_size // record.hashes_per_block
+        if record.kind != MAMBA or record.mode != ALIGNED or end_tokens == 0:
+            continue
+        index = end_tokens // record.block_size - 1
+        if (sequence.prompt_tokens - 1) // hash_tokens * hash_tokens == end_tokens and index < table.num_blocks:
+            block = engine.entries[table.begin + index]
+            if block != NULL_BLOCK:
+                engine.blocks[block].cached_in = engine.state.num_scheduled
 
 
 @part
@@ -171,7 +195,7 @@ def free_tables(engine: Engine, sequence: Sequence) -> None:
         totals.remove_blocks(engine, sequence, group)
         record = engine.groups[group]
         record.num_shared -= block_pool.free(engine, begin, begin + table.num_blocks, record.reuses_first)
-        table.num_blocks = table.num_cached = 0
+        table.num_blocks = table.num_cached = table.num_let_go = 0
     engine.lists[state.num_free_places].free_place = sequence.place
     state.num_free_places += 1
 
@@ -242,7 +266,7 @@ def find_room(engine: Engine, sequence: Sequence, computed: int) -> None:
     """Find the number of tokens up to which a sequence needs no change of its tables."""
     room, leader = NEVER, engine.settings.first_leader
     while leader != groups.NO_GROUP:
-        room = min(room, groups.quiet_until(engine, sequence, leader, computed))
+        room = min(room, groups.quiet_until(engine, sequence, leader, max(0, computed - sequence.in_flight)))
         leader = engine.groups[leader].next_leader
     sequence.room_tokens = room
 

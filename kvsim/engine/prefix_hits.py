@@ -49,12 +49,14 @@ def find(engine: Engine, sequence: Sequence) -> int:
         hit_tokens = current
         if num_kinds == 2 and first_is_full:
             break
-    if first_is_full:
-        group = settings.first_leader
-        while group != NO_GROUP:
-            engine.groups[group].num_hits = hit_tokens // engine.groups[group].block_size
-            group = engine.groups[group].next_alike
-    state.num_uncached = longest - hit_tokens
+    leader = settings.first_leader
+    while leader != NO_GROUP and engine.groups[leader].kind == FULL:
+        _cut(engine, leader, hit_tokens)
+        leader = engine.groups[leader].next_leader if settings.cuts_every_full_kind else NO_GROUP
+    if settings.bounds_first_chunk:
+        state.num_uncached = longest - hit_tokens
+    if settings.keeps_junctions:
+        sequence.junction = longest if longest > hit_tokens else 0
     return hit_tokens
 
 
@@ -86,6 +88,15 @@ def _find_alike(engine: Engine, sequence: Sequence, leader: int, limit: int) -> 
         engine.groups[group].num_hits = num_hits
         group = engine.groups[group].next_alike
     return num_hits
+
+
+@part
+def _cut(engine: Engine, leader: int, hit_tokens: int) -> None:
+    """Cut the hits of a group and those like it to `hit_tokens`."""
+    group = leader
+    while group != NO_GROUP:
+        engine.groups[group].num_hits = hit_tokens // engine.groups[group].block_size
+        group = engine.groups[group].next_alike
 
 
 @part

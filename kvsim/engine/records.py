@@ -62,6 +62,8 @@ class Settings:
     """A sequence that is preempted because it needs memory itself ends the turns of those that run."""
     lone_prompt_is_limited: bool = False
     """`long_prefill_token_threshold` binds a sequence that is alone, too."""
+    counts_flight: bool = False
+    """Tokens in flight are counted for each sequence: what it may free, or its turn, waits for them."""
     unit_tokens: int = 0
     num_units: int = 0
     """Units that can be handed out."""
@@ -77,11 +79,29 @@ class Settings:
     first_hit: int = 0
     """Index of the first entry that keeps the blocks found for the head of the queue."""
     cache_tokens: int = 0
-    """Tokens that are cached together: the least common multiple of the groups' block sizes."""
+    """Tokens that are hit together: the least common multiple of the groups' block sizes."""
+    commit_tokens: int = 0
+    """Tokens that are put into the cache together."""
     retention_tokens: int = 0
     """Tokens between the boundaries at which windows and states are kept for hits; `NEVER` for all boundaries."""
     expires_from: int = 0
     """Tokens that a sequence must have computed before any of them can have expired."""
+    marks_prompt_end: bool = False
+    """The last state of a prompt counts as written whenever the sequence has cached just so much."""
+    bounds_first_chunk: bool = False
+    """The step that admits a sequence ends where some groups hold tokens of it and others do not."""
+    keeps_junctions: bool = False
+    """Every step of a sequence ends there, and what stands before it is kept for hits."""
+    cuts_at_boundaries: bool = False
+    """Steps of a prompt end at boundaries, not after whole blocks."""
+    cuts_wide_blocks: bool = False
+    """Likewise, but that a step too small for a block goes on inside it."""
+    most_chunk_tokens: int = 0
+    """Tokens of one prompt in one step, at most."""
+    spares_last_token: bool = False
+    """The last boundary of a prompt stands before its last token."""
+    cuts_every_full_kind: bool = False
+    """Hits of every kind of full attention are cut to what all groups hold, not those of the first alone."""
     boundary_tokens: int = 0
     """Steps of a prompt end at multiples of so many tokens, where recurrent state is kept; 0 if they end anywhere."""
     first_leader: int = 0
@@ -270,6 +290,10 @@ class Sequence(Bucketed):
     """Outputs scheduled and not known yet."""
     decodes_from: Small = 0
     """The first step, counted from 1, in which it may decode again."""
+    in_flight: Small = 0
+    """Tokens scheduled whose step is not processed; counted with `Settings.counts_flight` alone."""
+    junction: Small = 0
+    """Leading tokens that some groups held of it when others did not, as it was looked up last; 0 for none."""
     drafts: Small = 0
     """Tokens guessed to follow."""
     rejected: Small = 0
@@ -375,6 +399,12 @@ class Group:
     """Whether some full blocks are never put into the prefix cache: no lookup would end behind them."""
     reuses_first: bool = False
     """Whether freed blocks that hold no prefix are taken first, at the head of the free queue."""
+    reuses_left_first: bool = False
+    """Whether that holds for blocks that windows leave behind."""
+    frees_over_gaps: bool = False
+    """Whether states are let go behind places that are null already."""
+    keeps_all: bool = False
+    """Whether every full block is put into the prefix cache."""
     first_entry: int = 0
     """Index of the first entry of the group's table among the entries of a place."""
     next_alike: int = 0
@@ -399,6 +429,8 @@ class Table:
     """Entries that are not null."""
     num_cached: Small = 0
     """Leading blocks whose keys are in the prefix cache, or will never be."""
+    num_let_go: Small = 0
+    """Leading entries that were let go. Of aligned recurrent groups alone."""
     last_state: Small = 0
     """The block of the last state before the newest; -1 for none. Of aligned recurrent groups alone."""
     owns_state: bool = False
@@ -415,6 +447,8 @@ class Launched:
     done_s: float = 0.0
     turnaround_s: float = 0.0
     num_emitting: int = 0
+    num_computing: int = 0
+    """Sequences that it computes, where tokens in flight are counted."""
 
 
 @dataclass(slots=True, eq=False, repr=False)

@@ -67,6 +67,8 @@ def update(engine: Engine) -> None:
     launched = in_flight.oldest(engine)
     first = launched * settings.max_num_seqs
     state.num_in_flight -= 1
+    if settings.counts_flight:
+        in_flight.settle_tokens(engine, launched)
     engine.memory.before_update(engine, launched)
     num_ended, now_s = state.num_ended, state.host_s
     for index in range(first, first + engine.launched[launched].num_emitting):
@@ -162,7 +164,8 @@ def admit_waiting(engine: Engine, budget: int) -> int:
     waiting_queue.begin_pass(engine)
     while budget > 0 and state.num_running < settings.max_num_seqs and waiting_queue.has_next(engine):
         sequence = engine.rules.choose_next(engine)
-        computed = memory.find_prefix(engine, sequence)
+        is_late = settings.late_outputs_block and sequence.in_flight > 0
+        computed = SKIP if is_late else memory.find_prefix(engine, sequence)
         if computed == STOP:
             break
         if computed == SKIP:
@@ -336,10 +339,12 @@ def _commit(engine: Engine) -> None:
     settings, state = engine.settings, engine.state
     state.written += state.num_tokens_in_batch * settings.token_slots
     first = state.next_launched * settings.max_num_seqs
-    num_emitting = 0
+    num_emitting = engine.launched[state.next_launched].num_computing = 0
     for index in range(state.num_listed):
         sequence = engine.sequences[engine.batch[index]]
         sequence.computed += engine.batch_tokens[index]
+        if settings.counts_flight:
+            in_flight.add_tokens(engine, state.next_launched, sequence, engine.batch_tokens[index])
         state.written -= sequence.rejected * settings.token_slots
         sequence.rejected = 0
         if sequence.computed >= sequence.num_tokens + sequence.placeholders:

@@ -104,6 +104,10 @@ class Engine(NamedTuple):
     """Tokens that each sequence of the step computes."""
     emitting: Numbers
     """Sequences that each of the steps that may be in flight yields an output for."""
+    computing: Numbers
+    """Sequences that each of the steps that may be in flight computes, where tokens in flight are counted."""
+    computing_tokens: Numbers
+    """Tokens that it computes of each of these."""
     lists: Records[Lists]
     launched: Records[Launched]
     """Steps under way: a ring of as many as may be."""

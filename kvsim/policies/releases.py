@@ -35,6 +35,16 @@ class Junction(Enum):
     """Every step of the request ends there, and the states before it are kept for hits."""
 
 
+class LeftOut(Enum):
+    """Full blocks of windows that are not put into the prefix cache, because no hit needs them."""
+
+    NONE = "none"
+    SMALLER = "smaller"
+    """Blocks smaller than what is hit together."""
+    ALL = "all"
+    """All, whatever their size."""
+
+
 class AlignedSplit(Enum):
     """The cut of a step where recurrent states are kept at block boundaries alone."""
 
@@ -80,6 +90,28 @@ class Rules:
     """Model runner V2 serves what it can by default: it gets resumed requests as if they were new."""
     every_state_has_v2_runner: bool = True
     """Runner V2 also serves models that keep the state of every block."""
+    caches_to_boundaries: bool = False
+    """Blocks are put into the cache up to a boundary of all groups, not each group's as soon as they are full."""
+    left_out: LeftOut = LeftOut.NONE
+    retains_windows: bool = False
+    """Windows may be kept for hits at some boundaries alone (the retention interval)."""
+    retains_states: bool = False
+    """Recurrent states may, too."""
+    junction: Junction = Junction.UNUSED
+    windows_wait: bool = False
+    """Windows, chunks and states let blocks go when the steps in flight that read them are processed."""
+    aligned_split: AlignedSplit = AlignedSplit.WHOLE_BLOCKS
+    spares_last_token: bool = False
+    """The last boundary at which a prompt is cut stands before its last token."""
+    frees_over_gaps: bool = False
+    """Recurrent states are let go also behind places that are null already."""
+    marks_prompt_end: bool = False
+    """The last state of a prompt counts as written whenever its request has cached just so much: others wait a step."""
+    second_key: SecondKey = SecondKey.NONE
+    caches_every_state: bool = True
+    """Models that keep the state of every block may cache prefixes."""
+    cuts_every_full_kind: bool = False
+    """Hits of every kind of full attention are cut to what all groups hold, not those of the first kind alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,8 +131,28 @@ CHANGES = (
         rules={"knows_reserve": True},
     ),
     Change(
+        since="0.22.0",
+        says="Of several groups, blocks are put into the cache up to a boundary of all of them.",
+        rules={"caches_to_boundaries": True},
+    ),
+    Change(
+        since="0.22.0",
+        says="Blocks of windows that no hit can need are left out of the cache.",
+        rules={"left_out": LeftOut.SMALLER},
+    ),
+    Change(
         since="0.23.0",
-        says="Freed blocks of sliding windows that hold no prefix are reused first; all others last.",
+        says="Likewise where their blocks are as large as what is hit together: a window of one token caches nothing.",
+        rules={"left_out": LeftOut.ALL},
+    ),
+    Change(
+        since="0.23.0",
+        says="Windows may be kept for hits at some boundaries alone (VLLM_PREFIX_CACHE_RETENTION_INTERVAL).",
+        rules={"retains_windows": True},
+    ),
+    Change(
+        since="0.23.0",
+        says="Freed blocks without a prefix are reused first if a window left them behind, or was of their table.",
         rules={"reused_first": ReusedFirst.WINDOWS},
     ),
     Change(
@@ -122,6 +174,41 @@ CHANGES = (
         since="0.24.0",
         says="Admission may leave a share of the pool free (watermark, 0 by default).",
         rules={"knows_watermark": True},
+    ),
+    Change(
+        since="0.24.0",
+        says="Recurrent states may be kept for hits at some boundaries alone, too.",
+        rules={"retains_states": True},
+    ),
+    Change(
+        since="0.24.0",
+        says="A request's first step ends where some groups hold a prefix and recurrent layers do not.",
+        rules={"junction": Junction.FIRST_CHUNK},
+    ),
+    Change(
+        since="0.26.0",
+        says="Every step of a request ends there, and what stands before is kept for hits.",
+        rules={"junction": Junction.KEPT},
+    ),
+    Change(
+        since="0.26.0",
+        says="Windows and recurrent layers let blocks go when the steps in flight that read them are processed.",
+        rules={"windows_wait": True},
+    ),
+    Change(
+        since="0.26.0",
+        says="Where recurrent states are kept at boundaries alone, a step ends at the next boundary.",
+        rules={"aligned_split": AlignedSplit.BOUNDARIES},
+    ),
+    Change(
+        since="0.26.0",
+        says="The last boundary of a prompt has a key of its own in blocks larger than a hash block.",
+        rules={"second_key": SecondKey.END},
+    ),
+    Change(
+        since="0.27.0",
+        says="A block of states may be larger than a step: the step goes on inside it.",
+        rules={"aligned_split": AlignedSplit.WIDE_BLOCKS},
     ),
     Change(
         since="0.27.0",
@@ -149,6 +236,16 @@ CHANGES = (
         rules={"keeps_turns": True},
     ),
     Change(
+        since="0.29.0",
+        says="Hits of every kind of full attention are cut to what all groups hold.",
+        rules={"cuts_every_full_kind": True},
+    ),
+    Change(
+        since="0.30.0",
+        says="Recurrent states are let go also behind places that are null already.",
+        rules={"frees_over_gaps": True},
+    ),
+    Change(
         since="0.30.0",
         says="Models that keep the state of every block are served by model runner V1.",
         rules={"every_state_has_v2_runner": False},
@@ -157,6 +254,26 @@ CHANGES = (
         since="0.31.0",
         says="long_prefill_token_threshold does not bind a request that is alone.",
         rules={"lone_prompt_is_limited": False},
+    ),
+    Change(
+        since="0.32.0",
+        says="The last boundary of a prompt stands before its last token.",
+        rules={"spares_last_token": True, "second_key": SecondKey.BEFORE_LAST},
+    ),
+    Change(
+        since="0.32.0",
+        says="The last state of a prompt counts as written while its request caches just so much: others wait.",
+        rules={"marks_prompt_end": True},
+    ),
+    Change(
+        since="0.33.0",
+        says="A state that was written long ago can be hit at once again.",
+        rules={"marks_prompt_end": False},
+    ),
+    Change(
+        since="0.33.0",
+        says="Models that keep the state of every block cache no prefix.",
+        rules={"caches_every_state": False},
     ),
     Change(
         since="0.33.0",
