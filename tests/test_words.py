@@ -16,7 +16,6 @@ FILES = sorted((*REPOSITORY.glob("kvsim/**/*.py"), *REPOSITORY.glob("tui/**/*.py
 TO_DO = """
 kvsim/api
 kvsim/cli
-kvsim/engine
 kvsim/experiments
 kvsim/kv_groups
 kvsim/live
@@ -44,13 +43,13 @@ Decide Declare Decode Decrease Delete Deliver Describe Detach Diagnose Digest Di
 Drain Draw Drive Drop
 Embed Empty Encode End Ensure Enter Escape Estimate Evaluate Evict Exclude Execute Exit Expand Expire Explain
 Export Extend Extract Extrapolate
-Feed Fetch Fill Filter Find Finish Fit Focus Fold Follow Form Format Forward Free Freeze
+Feed Fetch Fill Filter Find Finish Fit Focus Fold Follow Forget Form Format Forward Free Freeze
 Generate Get Give Group
 Handle Hash Hide Highlight Hold
 Ignore Import Include Increase Indent Index Infer Initialize Insert Install Intern Interpolate Invert Iterate
 Join Jump
 Keep
-Label Launch Lay Leave Lengthen Light Limit Link List Listen Load Locate Lock Look
+Label Launch Lay Leave Lengthen Let Light Limit Link List Listen Load Locate Lock Look Lower
 Make Map Mark Match Measure Merge Mix Move
 Name Normalize Note
 Observe Open Order

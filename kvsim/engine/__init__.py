@@ -1,6 +1,6 @@
 """The rule, once: who computes what, and where its memory comes from, in plain functions over records.
 
-The functions run as they stand, or are compiled as they stand by numba. From the ground up:
+numba compiles the functions unchanged, or they run interpreted. From the ground up:
 
     records        what is kept             state          all of it, in one tuple     compiled       the door to numba
     linked_list    free queue, queue        prefix_cache   keys -> blocks              block_pool     ids, references

@@ -1,7 +1,6 @@
-"""An engine as compiled code takes it: a table of addresses, and what stands at them.
+"""An engine as an argument of compiled code: a table of addresses.
 
-The table says for each array of the engine where its records begin and how many they are, and where each single record
-stands.
+The table has the address and the number of records of each array of the engine, and the address of each single record.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ def _after_step(engine: Engine) -> int:
 
 @part
 def next_moment(engine: Engine) -> int:
-    """Do what the engine's loop does next: schedule a step, or process the output of the oldest in flight.
+    """Advance the engine's loop by one moment: schedule a step, or process the output of the oldest step in flight.
 
     An engine call schedules, if there is work, and then processes an output, unless it may schedule ahead.
     """

@@ -1,9 +1,9 @@
-"""The door to numba: the engine as it stands, or as machine code.
+"""The door to numba: the engine interpreted, or as machine code.
 
-Every function of the engine is written once, as plain Python over records. `part` says that a function belongs to it.
-Without numba, and in runs too short to be worth loading it, the functions run as they stand. `MachineCode` is the same
-functions as numba compiles them. Importing this module does not load numba; what numba has to be told of the engine's
-records stands in `numba_types`, how parts are put together in `numba_linking`.
+Every function of the engine is written once, as plain Python over records, and marked with `part`. Without numba, and
+in runs too short to be worth loading it, the functions are interpreted. `MachineCode` compiles them with numba.
+Importing this module does not load numba: `numba_types` describes the engine's records to numba, `numba_linking` links
+parts.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class MachineCode:
         self._call: Callable[[int, int, float], int] = lambda *_: 0
 
     def __call__(self, engine: Any, action: int, argument: float) -> int:
-        """Do what `function(engine, action, argument)` does, with the arrays of `engine`."""
+        """Call `function(engine, action, argument)` with the arrays of `engine`."""
         if engine is not self._engine:
             self._call = _ready(self._function, self._sources, layout_of(engine))
             self._engine, self._addresses = engine, addresses_of(engine)

@@ -17,7 +17,7 @@ from kvsim.engine.host_tier import NO_JOB
 from kvsim.engine.state import Engine
 
 _SETTLED_CALLS = 2
-"""So many calls of the scheduler in a row that decide nothing: the next decides nothing either until a copy ends."""
+"""Number of consecutive calls of the scheduler without effect after which the next has none until a copy ends."""
 
 
 @part

@@ -96,7 +96,7 @@ def _ask(engine: Engine, sequence: Sequence, num_tokens: int) -> bool:
 
 
 def _write_down(engine: Engine, sequence: Sequence, position: int, units: list[int]) -> None:
-    """Record the units, one row for each run of them; unit 0 has the address 1, as vLLM's first block has."""
+    """Record the units, one row for each run of units; unit 0 has the address 1, as vLLM's first block has."""
     begin = 0
     while begin < len(units):
         length = 1

@@ -137,7 +137,7 @@ class CustomRules:
         self.policy.schedule(self)
         self._num_empty = 0 if state.num_listed or not scheduler.has_work(engine) else self._num_empty + 1
         if self._num_empty > _MOST_EMPTY and state.num_running:
-            self.refuse("made a step in which nothing is computed, although requests run: time would stand still")
+            self.refuse("made a step in which nothing is computed, although requests run: the clock would not advance")
         if self._num_empty > _MOST_EMPTY and state.num_preempted:
             self.refuse(f"preempts what it has just admitted, for ever: {self._rows(self.preempted)}")
         if self._num_empty and self._has_declined and not (state.num_running or state.num_in_flight):

@@ -1,4 +1,4 @@
-"""An engine and the way in which it runs: as it stands, or compiled. It is run on its clock, or stepped by hand."""
+"""An engine with the way in which it runs: interpreted or compiled, on its clock or stepped by hand."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ _ADVANCE, _MOMENT, _PLAY = range(3)
 
 
 class Driver:
-    """One engine. Where it is stepped by hand, the caller decides when what happens, and the clock stands still."""
+    """One engine. If it is stepped by hand, the caller orders the events, and the clock does not advance."""
 
     def __init__(
         self, engine: Engine, *, compiled: bool = False, compile_later: Callable[[], Engine | None] = lambda: None
     ) -> None:
-        """Run `engine` as it stands, or as machine code where it is `compiled`.
+        """Run `engine` interpreted, or as machine code if it is `compiled`.
 
-        A run that needs more than one slice goes on in the compiled engine that `compile_later` makes for it, if any.
+        A run of more than one slice continues in the compiled engine that `compile_later` returns, if any.
         """
         self.engine = engine
         """The engine as it is now; the rows of a slice stand in its records until the next slice begins."""
@@ -97,7 +97,7 @@ class Driver:
         return outcome
 
     def next_moment(self) -> int:
-        """Go on to the next moment of the engine's loop, whatever the clock says; see `clock.next_moment`."""
+        """Advance to the next moment of the engine's loop, without regard to the clock; see `clock.next_moment`."""
         self._begin_slice()
         return int(self._act(self.engine, _MOMENT, 0.0))
 

@@ -54,7 +54,7 @@ def _begin(engine: Engine, index: int) -> bool:
 
 @part
 def catch_up(engine: Engine, index: int, launched: int) -> None:
-    """Bring the sequence at `index` of `running`, if it was left alone, up to date with the first `launched` steps."""
+    """Update the sequence at `index` of `running` to the first `launched` steps, if it was left alone."""
     if engine.quiet_until[index] == 0:
         return
     settings, state, sequence = engine.settings, engine.state, engine.sequences[engine.running[index]]
@@ -81,7 +81,7 @@ def catch_up(engine: Engine, index: int, launched: int) -> None:
 
 @part
 def catch_up_from(engine: Engine, first: int, launched: int) -> None:
-    """Bring all running sequences from index `first` on up to date with the first `launched` steps."""
+    """Update all running sequences from index `first` on to the first `launched` steps."""
     state = engine.state
     if state.num_quiet > 0:
         for index in range(first, state.num_running):

@@ -44,7 +44,7 @@ def _copy(old: Any, new: Any, end: int) -> None:
 
 
 def with_room_for_schedule(engine: Engine, num_rows: int) -> Engine:
-    """Return `engine` with more rows for the schedule, if the `num_rows` that may still change fill half of them."""
+    """Return `engine` with more rows for the schedule, if the `num_rows` that may still change fill half of it."""
     rows, settings = engine.schedule_rows, engine.settings
     if not settings.records_schedule:
         return engine

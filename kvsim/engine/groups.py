@@ -1,4 +1,4 @@
-"""What differs by kind of layers: which tokens a group still needs, how many blocks it asks for, what it lets go.
+"""Rules that differ by kind of layers: needed tokens, requested blocks and released blocks of a group.
 
 A group is a table of blocks for layers of one kind. Full attention needs every token, a sliding window the last ones, a
 chunk those since its beginning, a recurrent layer one state. Entries that are not needed hold the null block.
@@ -168,7 +168,7 @@ def expired_slots(engine: Engine) -> int:
     """Count the slots of held blocks whose tokens no later step reads: a window has left them.
 
     Of a recurrent group these are the states before the newest. In a block that several sequences hold, a token has
-    expired when it has for every one of them.
+    expired when it has for each of these sequences.
     """
     settings, state, total, num_shared = engine.settings, engine.state, 0, 0
     if not settings.has_windows:

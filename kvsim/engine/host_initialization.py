@@ -40,11 +40,11 @@ def check_offload(policy: Paged, num_groups: int) -> None:
     if cache.swap_gib:
         raise UsageError(
             "host memory is used either as vLLM 0.25.1 does (--kv-offloading-size) or as vLLM 0.x did (--swap-gib); "
-            "give one of them."
+            "give one."
         )
     if cache.num_speculative_tokens:
         raise UsageError(
-            "kvsim does not know what --kv-offloading-size and speculative decoding do together; leave out one of them."
+            "kvsim does not know what --kv-offloading-size and speculative decoding do together; leave out one."
         )
     if policy.scheduler.order is Order.PRIORITY:
         raise UsageError(
@@ -84,9 +84,7 @@ def most_loading(policy: Paged, num_units: int, size: int) -> int:
 
 
 def num_places(policy: Paged, num_units: int, size: int) -> int:
-    """Tables that there can be at once: of what runs and, with an offload, of what loads and of victims whose blocks
-    are not free yet.
-    """
+    """Return the largest number of tables at once: of running and loading requests, and of victims with busy blocks."""
     batch = min(policy.scheduler.max_num_seqs, size)
     if not policy.cache.kv_offloading_size:
         return batch
@@ -117,10 +115,9 @@ def host_tier(
     is_timed: bool,
     compiled: bool,
 ) -> HostTier:
-    """The second tier for `size` requests and `num_units` blocks to hand out, each of `block_bytes` on every GPU, in as
-    many pieces as there are layers.
+    """Return the second tier for `size` requests and `num_units` blocks of `block_bytes` per GPU, a piece per layer.
 
-    Where nothing is offloaded it is an empty tuple. A load begins in a step only as long as there are at most `rows`.
+    Without an offload it is an empty tuple. A load begins in a step only as long as there are at most `rows`.
     """
     if not _has_offload(policy):
         return cast("HostTier", ())

@@ -11,7 +11,7 @@ from kvsim.engine.state import Engine
 
 @part
 def begin(engine: Engine, sequence: Sequence, is_load: bool, first: int, end: int) -> int:
-    """Begin a copy of the host blocks at [first, end) of a sequence, or of some of them; return its record."""
+    """Begin a copy of some or all host blocks at [first, end) of a sequence; return its record."""
     host = engine.host
     state = host.state
     job = state.last_free_job

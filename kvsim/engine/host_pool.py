@@ -1,4 +1,4 @@
-"""Blocks of host memory: which keys are there, which slot holds each, and which of them makes room for another.
+"""Blocks of host memory: the slot of each key, and the eviction policy.
 
 A slot is being written, idle, or read by loads. Only idle ones are evicted: the least recently used first, or as ARC
 does (Megiddo and Modha, FAST 2003) with the rules that vLLM 0.25.1 has for it.
@@ -102,7 +102,7 @@ def spare(engine: Engine, block: int) -> None:
 
 @part
 def begin_sparing(engine: Engine) -> None:
-    """Forget which blocks are spared."""
+    """Clear the set of spared blocks."""
     engine.host.state.num_sparings += 1
 
 
@@ -110,7 +110,7 @@ def begin_sparing(engine: Engine) -> None:
 def make_room(engine: Engine, num_blocks: int, num_recent_spared: int, num_frequent_spared: int) -> bool:
     """Evict idle blocks that are not spared until `num_blocks` slots are free; evict none if that cannot be done.
 
-    Among the spared ones so many are idle and recent, and so many idle and frequent.
+    `num_recent_spared` and `num_frequent_spared` count the idle spared blocks in the recency and the frequency list.
     """
     tier = engine.host
     lack = num_blocks - tier.state.num_free

@@ -1,7 +1,7 @@
 """Swapping to host memory as vLLM did before its version 1: what is preempted is copied out and copied back.
 
-A victim's blocks go to the host if all of them find room there; otherwise its tokens are computed again. When it is
-admitted again it gets new blocks, and only those come over the link that the prefix cache does not hold any more. Host
+A victim's blocks are copied to the host if there is room for all; otherwise its tokens are recomputed. When it is
+admitted again it gets new blocks, and the link carries only those that the prefix cache no longer holds. Host
 copies are private: no other sequence hits them. vLLM 0.25.1 has no such swap.
 """
 

@@ -1,4 +1,4 @@
-"""What an engine keeps of a second tier in host memory, as vLLM 0.25.1's native offload has it; see `offload`.
+"""State of a second tier in host memory, as in vLLM 0.25.1's native offload; see `offload`.
 
 An engine without one has an empty tuple in its place, and nothing of this module in its compiled code.
 """
@@ -24,7 +24,7 @@ NO_JOB = 0
 
 @dataclass(slots=True, eq=False, repr=False)
 class HostSettings:
-    """What the second tier is. Nothing here changes during a run."""
+    """Settings of the second tier; they do not change during a run."""
 
     num_slots: int = 0
     """Host blocks that there is room for."""
@@ -110,7 +110,7 @@ class HostBlock(Linked):
     readers: Small = 0
     """Loads that read it; `WRITING` while it is being written."""
     stands_in: Small = 0
-    """The list in which it stands, if it stands in one."""
+    """The list that it is in, if any."""
     next_alike: Small = 0
     """The next record in its bucket."""
     spared: int = 0
@@ -121,7 +121,7 @@ class HostBlock(Linked):
 
 @dataclass(slots=True, eq=False, repr=False)
 class HostList:
-    """How long a list of host blocks is."""
+    """Lengths of a list of host blocks."""
 
     length: int = 0
     num_idle: int = 0
@@ -174,7 +174,7 @@ class CopyRow:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Asked:
-    """What the second tier knows of one request."""
+    """State of one request in the second tier."""
 
     num_jobs: Small = 0
     stored: Small = 0

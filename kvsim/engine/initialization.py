@@ -98,7 +98,7 @@ class EnginePlan:
     """A policy in Python at work."""
 
     def build(self, *, compiled: bool = False) -> Engine:
-        """Build an engine that has not begun, to be run as it stands or `compiled`.
+        """Build an engine that has not begun, to be run interpreted or `compiled`.
 
         Raises:
             BudgetError: the tables of all sequences that may run at once are too large, or the host memory too small.
@@ -434,8 +434,7 @@ def _cut_holes(engine: Engine, policy: Contiguous, num_units: int) -> int:
 
 
 def _leaves_alone(settings: records.Settings) -> bool:
-    """Whether nothing concerns a sequence that only decodes: drafts, moves, victims out of turn and copies would, and
-    in a pipeline it does not decode at every step."""
+    """Tell whether decoding sequences need no scheduling: no drafts, moves, copies, victims out of turn or pipeline."""
     concerns = settings.lookahead_tokens or settings.compaction or settings.by_priority or settings.notes_every_step
     return not concerns
 
@@ -463,7 +462,7 @@ def _zeros(length: int, *, compiled: bool) -> Numbers:
 
 
 def _tables(room: _Room, *, compiled: bool) -> Records[records.Table]:
-    """Return the tables of every place, one for each group; their entries stand behind each other."""
+    """Return the tables of every place, one for each group, with their entries one after the other."""
     tables = make(records.Table, room.places * len(room.widths), compiled=compiled)
     fill(tables, 0, begin=np.cumsum([0, *room.widths * room.places])[:-1])
     return tables

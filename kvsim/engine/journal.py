@@ -1,4 +1,4 @@
-"""What a recording says of memory and schedule, written as it happens. Nothing is written where nothing is recorded."""
+"""Rows of a recording about memory and schedule, written during the run if recording is on."""
 
 from __future__ import annotations
 

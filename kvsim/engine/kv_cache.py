@@ -1,7 +1,7 @@
 """The paged KV cache: admit, grow, cache full blocks, free. Every group of layers has a table of its own.
 
-All groups share one pool of block ids, so a request is given what it needs in all of them or nothing. What differs by
-kind of layers is in `groups`, which prefixes are there in `prefix_hits`, the order of the free queue in `block_pool`.
+All groups share one pool of block ids, so a request gets its blocks in every group, or none. `groups` has the rules
+that differ by kind of layers, `prefix_hits` the lookup of prefixes, `block_pool` the order of the free queue.
 """
 
 from __future__ import annotations
@@ -129,9 +129,9 @@ def cache_blocks(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
 
 @part
 def mark_prompt_end(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
-    """Count the last state of a prompt as written in this step, if the sequence has cached just so much.
+    """Count the last state of a prompt as written in this step, if the sequence has cached exactly its prompt.
 
-    Others that share the prompt then wait a step, even where the state was written long ago.
+    Other sequences with that prompt then wait a step, even if the state was written long ago.
     """
     settings = engine.settings
     end_tokens = num_tokens // settings.commit_tokens * settings.commit_tokens

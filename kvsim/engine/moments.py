@@ -1,7 +1,7 @@
-"""An engine that does what it is told: its caller says what happens next, and the clock stands still.
+"""Drive the engine with an explicit event list, without a clock.
 
-So a run is repeated whose order of events is known, and so an engine is stepped by hand. What each moment brings is
-written down as in a run on the clock, but for the schedule: that is told sequence by sequence in every step.
+This repeats a run whose order of events is known, and steps an engine by hand. Each moment is recorded as in a run on
+the clock, except the schedule, which has a row for every sequence in every step.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from kvsim.engine.records import Sequence
 from kvsim.engine.state import LOADING, PREEMPTED, RUNNING, WAITING, Engine
 
 NOTHING, ADD, SCHEDULE, LOOK, UPDATE, ABORT, LEAVE = range(7)
-"""Events that a caller orders: nothing that is the engine's doing; a sequence is queued; a step is scheduled; the same,
-but nothing is found to schedule; the output of the oldest step in flight is processed; a sequence is dropped, for whom
-outputs may be under way; a sequence is dropped if it has been there for a while and holds no memory whose release would
-tell.
+"""Events of the list: no engine event; queue a sequence; schedule a step; call the scheduler without a result; process
+the output of the oldest step in flight; abort a sequence, with outputs possibly in flight; drop a sequence that arrived
+earlier and holds no memory whose release would be recorded.
 """
 
 

@@ -1,9 +1,9 @@
-"""How parts become one piece of machine code: put together as they are, then optimised once.
+"""Compilation of parts to one piece of machine code: linked first, then optimised once.
 
 numba optimises every function together with all that it calls, makes machine code of that, and does the same again for
 each of its callers. Of some 150 parts that call each other this takes several times as long as all the rest, and only
-the last piece ever runs. Here a part is only translated. What is called from Python is optimised with all of them, and
-kept as machine code by `object_code`.
+the last piece ever runs. Here a part is only translated. The function that Python calls is optimised with all parts,
+and `object_code` keeps its machine code.
 
 numba lets a compiler be put together from its own passes, but does not document what a library of code is made of. In
 a release that was not tried, parts are compiled as numba does it by itself: to the same effect, in more time.
@@ -35,7 +35,7 @@ KNOWN_RELEASES = frozenset({(0, 68)})
 
 
 def is_known(release: str = numba.__version__) -> bool:
-    """Whether this way of compiling was tried with a release of numba."""
+    """Tell whether this way of compiling was tried with a release of numba."""
     return tuple(int(number) for number in release.split(".")[:2]) in KNOWN_RELEASES
 
 
@@ -57,7 +57,7 @@ class PartLibrary(JITCodeLibrary):
         self._finalized = True
 
     def all_called(self) -> list[JITCodeLibrary]:
-        """This library and those of all that it calls, directly or not."""
+        """Return this library and those that it calls, directly or indirectly."""
         found: dict[JITCodeLibrary, None] = {}
         left: list[JITCodeLibrary] = [self]
         while left:
@@ -92,7 +92,7 @@ class PartLower(Lower):
     """numba's own translation, without what parts have no need of."""
 
     def lower_binop(self, resty: Any, expr: Any, op: Any) -> Any:
-        """An operation, by the signature that was found with the types: no operand is known beforehand."""
+        """Lower an operation by the signature that was inferred with the types: no operand is constant."""
         context, signature = self.context, self.fndesc.calltypes[expr]
         operands = [
             context.cast(self.builder, self.loadvar(each.name), self.typeof(each.name), kind)
@@ -104,7 +104,7 @@ class PartLower(Lower):
         return context.cast(self.builder, implementation(self.builder, operands), signature.return_type, resty)
 
     def alloca_lltype(self, name: str, lltype: Any, datamodel: Any = None) -> Any:  # noqa: ARG002  for debuggers
-        """Room for a variable, of which no debugger is told."""
+        """Allocate a variable, without debug information."""
         return cgutils.alloca_once(self.builder, lltype, name=name, zfill=False)
 
 
@@ -116,7 +116,7 @@ class PartLowering(BaseNativeLowering):
 
     @property
     def lowering_class(self) -> type[Lower]:
-        """What translates it."""
+        """Class that translates a part."""
         return PartLower
 
 
@@ -145,7 +145,7 @@ class PartCompiler(CompilerBase):
     library = PartLibrary
 
     def define_pipelines(self) -> list[Any]:
-        """The passes for one part, up to machine code."""
+        """Return the passes for one part, up to machine code."""
         self.state.flags.no_compile = True
         self.state.library = self.library(self.state.targetctx.codegen(), self.state.func_id.func_qualname)
         self.state.typingctx = Remembering.of(self.state.typingctx)
@@ -178,7 +178,7 @@ class Remembering:
 
     @classmethod
     def of(cls, context: Any) -> Remembering:
-        """The one that asks `context`."""
+        """Return the instance for `context`."""
         if isinstance(context, cls):
             return context
         return cls._made.setdefault(context, cls(context))
@@ -187,7 +187,7 @@ class Remembering:
         return getattr(self._context, name)
 
     def resolve_function_type(self, function: Any, args: Any, kws: Any) -> Any:
-        """The signature of a call; `function` itself learns what the call is compiled to."""
+        """Return the signature of a call; numba notes in `function` the compiled call."""
         key = id(function), tuple(args), tuple(kws.items())
         if key not in self._signatures:
             found = self._context.resolve_function_type(function, args, kws)
@@ -197,7 +197,7 @@ class Remembering:
         return self._signatures[key][1]
 
     def resolve_getattr(self, kind: Any, name: str) -> Any:
-        """The type of an attribute of a type, None if it has no such attribute."""
+        """Return the type of an attribute of a type, None if it has no such attribute."""
         found = self._attributes.get((kind, name))
         if found is None:
             found = self._attributes[kind, name] = self._context.resolve_getattr(kind, name)

@@ -2,7 +2,7 @@
 
 An engine is some thirty arrays. Handed over one by one they would be two hundred numbers in every call of every part.
 Here an engine is the address of a table, which says for each array where its records begin and how many they are. The
-table does not change while compiled code runs, and the compiler is told so: it reads an address once.
+table does not change while compiled code runs, and its metadata says so: an address is read once.
 
 A record of functions, such as a kind of memory, is a type of its own. Which functions it holds is known when code is
 compiled, so a call of one is a call like any other.
@@ -51,12 +51,12 @@ class RecordType(types.Type):
         super().__init__(f"Record_{_digest(str(dtype))}")
 
     def read(self, name: str) -> types.Type:
-        """The type of a field where it is read."""
+        """Return the type of a field as it is read."""
         return types.int64 if isinstance(self.kept[name], types.Integer) else self.kept[name]
 
 
 class RecordsType(types.Type):
-    """Records, or numbers, that stand next to each other: where they begin, and how many they are."""
+    """Consecutive records or numbers: their address and their number."""
 
     def __init__(self, dtype: np.dtype[Any]) -> None:
         kinds = [kind for kind, *_ in (dtype.fields or {}).values()]
@@ -82,7 +82,7 @@ class EngineType(types.Type):
         super().__init__(f"Engine_{_digest(str(fields))}")
 
     def word_of(self, name: str) -> int:
-        """How many words of the table stand before a field."""
+        """Return the number of words of the table before a field."""
         words = 0
         for field, kind in self.fields:
             if field == name:
@@ -93,7 +93,7 @@ class EngineType(types.Type):
 
 @cache
 def engine_type(layout: Layout) -> EngineType:
-    """The type of engines of such a layout."""
+    """Return the type of engines of that layout."""
     fields: list[tuple[str, Any]] = []
     for name, kind in layout:
         if isinstance(kind, np.dtype):
@@ -108,7 +108,7 @@ def engine_type(layout: Layout) -> EngineType:
 
 
 def to_llvm(function: Any, layout: Layout, options: dict[str, Any]) -> tuple[str, str]:
-    """The code of `function`, a part that takes an engine, an action and a number, in LLVM's language; and its name.
+    """Return `function`, a part that takes an engine, an action and a number, as LLVM code, and its name.
 
     In C it is `int64_t name(void **addresses, int64_t action, double argument)`.
     """
@@ -214,7 +214,7 @@ def _lower_write(context: Any, builder: Any, signature: Any, args: Any, name: st
 
 
 def _place(context: Any, builder: Any, record: RecordType, value: Any, name: str) -> Any:
-    """The address of a field of a record."""
+    """Return the address of a field of a record."""
     place = builder.gep(value, [ir.IntType(64)(record.offsets[name])], inbounds=True)
     return builder.bitcast(place, context.get_data_type(record.kept[name]).as_pointer())
 
@@ -271,39 +271,39 @@ def _lower_setitem(context: Any, builder: Any, signature: Any, args: Any) -> Any
 
 
 def _load(context: Any, builder: Any, kind: Any, place: Any, field: str) -> Any:
-    """The value at an address at which nothing but values of `field` stand."""
+    """Load the value at an address that holds values of `field` alone."""
     value = builder.load(place)
     value.set_metadata("tbaa", _apart(builder, field))
     return context.data_model_manager[kind].from_data(builder, value)
 
 
 def _store(context: Any, builder: Any, kind: Any, value: Any, place: Any, field: str) -> None:
-    """Write a value to an address at which nothing but values of `field` stand."""
+    """Write a value to an address that holds values of `field` alone."""
     written = builder.store(context.data_model_manager[kind].as_data(builder, value), place)
     written.set_metadata("tbaa", _apart(builder, field))
 
 
 def _apart(builder: Any, field: str) -> Any:
-    """Tells the compiler that what is written to other fields leaves this one as it is."""
+    """Return metadata which says that writes to other fields do not change this one."""
     module, nothing = builder.module, ir.IntType(64)(0)
     kind = module.add_metadata([field, module.add_metadata(["kvsim"]), nothing])
     return module.add_metadata([kind, kind, nothing])
 
 
 def _typed(context: Any, builder: Any, records: RecordsType, header: Any, index: Any) -> Any:
-    """The address of a number."""
+    """Return the address of a number."""
     place = _record(builder, records, header, index)
     return builder.bitcast(place, context.get_data_type(records.dtype).as_pointer())
 
 
 def _record(builder: Any, records: RecordsType, header: Any, index: Any) -> Any:
-    """The address of a record."""
+    """Return the address of a record."""
     offset = builder.mul(index, ir.IntType(64)(records.size_bytes), flags=["nsw"])
     return builder.gep(_constant(builder, header), [offset], inbounds=True)
 
 
 def _constant(builder: Any, word: Any) -> Any:
-    """What stands in a word of the table, which does not change."""
+    """Load a word of the table, which does not change."""
     value = builder.load(word)
     value.set_metadata("invariant.load", builder.module.add_metadata([]))
     return value

@@ -40,13 +40,13 @@ class ObjectCode(NamedTuple):
 
 @cache
 def target() -> str:
-    """The processor that code is made for, and what makes it."""
+    """Return the processor and the versions that machine code depends on."""
     features = sha256(_features().encode()).hexdigest()[:8]
     return f"{llvm.get_process_triple()}-{llvm.get_host_cpu_name()}-{features}-{llvmlite.__version__}"
 
 
 def translate(code: str, name: str) -> ObjectCode:
-    """Machine code for this processor of the function `name` in `code`, which is in LLVM's language and optimised."""
+    """Return machine code for this processor of the function `name` in `code`, optimised LLVM code."""
     module = llvm.parse_assembly(code)
     declared = [each.name for each in (*module.functions, *module.global_variables) if each.is_declaration]
     strange = [name for name in declared if name.startswith(("numba_", "NRT_")) and name not in _NEVER_CALLED]
@@ -55,7 +55,7 @@ def translate(code: str, name: str) -> ObjectCode:
 
 
 def load(code: ObjectCode) -> Callable[[int, int, float], int]:
-    """The function, ready to be called with an address, a whole number and a number."""
+    """Return the function, which takes an address, an integer and a float."""
     abort = ctypes.cast(ctypes.pythonapi.Py_FatalError, ctypes.c_void_p).value
     for name in _NEVER_CALLED.intersection(code.declared):
         if llvm.address_of_symbol(name) is None:
@@ -68,7 +68,7 @@ def load(code: ObjectCode) -> Callable[[int, int, float], int]:
 
 
 def read(path: Path) -> ObjectCode | None:
-    """What was kept in a file; None if it is not there, or not whole."""
+    """Read machine code from a file; None if it does not exist or is incomplete."""
     try:
         header, _, content = path.read_bytes().partition(b"\n")
         said = json.loads(header)

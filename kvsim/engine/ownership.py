@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class MemoryKind(IntEnum):
-    """What happened to the ownership of some units; the names in a file are these in lower case."""
+    """Kind of change in the ownership of units; the names in a file are these in lower case."""
 
     APPEND = 0
     """A request's table grows by units that no request held."""

@@ -1,7 +1,7 @@
-"""Which prefix of a waiting sequence the pool holds, in all groups: the longest that every one of them can serve.
+"""Prefix hits of a waiting sequence in all groups: the longest prefix that every group can serve.
 
-The blocks that were found stand behind all tables in `entries`, and `Group.num_hits` says how many there are of each
-group; blocks that a group does not need are null.
+The hit blocks follow all tables in `entries`, and `Group.num_hits` is their number for each group; blocks that a group
+does not need are null.
 """
 
 from __future__ import annotations

@@ -93,7 +93,9 @@ def prompt_keys(workload: Workload, block_size: int) -> Ragged[np.int64]:
 
 
 def _codes_of_tokens(workload: Workload, block_size: int) -> tuple[Column, Column, int]:
-    """Of prompts given as token ids: full blocks of each, -1 for others; a number for each block; a bound of these."""
+    """Return, for prompts of token ids, the full blocks of each (-1 for others), a number per block, and a bound of
+    these.
+    """
     token_ids, keys = workload.prompt_token_ids, PrefixKeys(block_size)
     if token_ids is None:
         return np.full(len(workload), -1), np.empty(0, np.int64), 0
@@ -103,7 +105,9 @@ def _codes_of_tokens(workload: Workload, block_size: int) -> tuple[Column, Colum
 
 
 def _codes_of_hashes(workload: Workload, block_size: int) -> tuple[Column, Column, int]:
-    """Of prompts given as one chained hash per unit: full blocks of each, a number for each block, a bound of these."""
+    """Return, for prompts of one chained hash per unit, the full blocks of each, a number per block, and a bound of
+    these.
+    """
     hashes, unit_tokens = workload.prompt_hashes, workload.hash_unit_tokens
     if not len(hashes.values):
         return np.full(len(workload), -1), np.empty(0, np.int64), 0
@@ -118,7 +122,7 @@ def _codes_of_hashes(workload: Workload, block_size: int) -> tuple[Column, Colum
 
 
 def _codes_of_prefixes(workload: Workload, block_size: int) -> tuple[Column, Column, int]:
-    """Of prompts whose named beginning is shared: full blocks of each, a number for each block, a bound of these."""
+    """Return, for prompts with a named prefix, the full blocks of each, a number per block, and a bound of these."""
     groups = workload.prefix_group.astype(np.int64)
     lengths = np.where(groups >= 0, workload.prefix_tokens // block_size, 0).astype(np.int64)
     block, row = _places(lengths)
@@ -154,7 +158,7 @@ def _check_sizes(unit_tokens: int, block_size: int) -> None:
 
 
 def all_prompt_keys(known: Ragged[np.int64], num_blocks: npt.NDArray[np.integer[Any]]) -> Ragged[np.int64]:
-    """The keys of all full blocks of prompts of which something is `known`, as `Sequence.key_of` gives them."""
+    """Return the keys of all full blocks of prompts whose contents are `known`, as `Sequence.key_of` gives them."""
     lengths = np.where(known.lengths > 0, num_blocks, 0).astype(np.int64)
     block, row = _places(lengths)
     keys = -1 - (row << 32 | block)

@@ -35,7 +35,7 @@ class Bucketed(Linked):
 
 @dataclass(slots=True, eq=False, repr=False)
 class Settings:
-    """How to schedule, over which memory, and what to write down. Nothing here changes during a run."""
+    """Settings of scheduling, memory and recording; they do not change during a run."""
 
     max_num_seqs: int = 0
     max_num_batched_tokens: int = 0
@@ -48,7 +48,7 @@ class Settings:
     decode_interval: int = 1
     """Steps from one in which a sequence decodes to the next that it may decode in."""
     feedback: int = 0
-    """The step so many before has to be computed before the first stage of a pipeline begins one; 0 for none."""
+    """Distance in steps to the step that must be computed before the first pipeline stage begins; 0 for none."""
     by_priority: bool = False
     chunked_prefill: bool = False
     reserve_full_prompt: bool = False
@@ -85,25 +85,25 @@ class Settings:
     retention_tokens: int = 0
     """Tokens between the boundaries at which windows and states are kept for hits; `NEVER` for all boundaries."""
     expires_from: int = 0
-    """Tokens that a sequence must have computed before any of them can have expired."""
+    """Computed tokens of a sequence from which some can have expired."""
     marks_prompt_end: bool = False
-    """The last state of a prompt counts as written whenever the sequence has cached just so much."""
+    """Whether the last state of a prompt counts as written when the sequence has cached exactly its prompt."""
     bounds_first_chunk: bool = False
     """The step that admits a sequence ends where some groups hold tokens of it and others do not."""
     keeps_junctions: bool = False
-    """Every step of a sequence ends there, and what stands before it is kept for hits."""
+    """Whether steps end at the junction of the groups' hits, and blocks before it are kept for hits."""
     cuts_at_boundaries: bool = False
     """Steps of a prompt end at boundaries, not after whole blocks."""
     cuts_wide_blocks: bool = False
-    """Likewise, but that a step too small for a block goes on inside it."""
+    """Whether steps end after whole blocks, except steps that are too small for a block."""
     most_chunk_tokens: int = 0
     """Tokens of one prompt in one step, at most."""
     spares_last_token: bool = False
-    """The last boundary of a prompt stands before its last token."""
+    """Whether the last boundary of a prompt is before its last token."""
     cuts_every_full_kind: bool = False
     """Hits of every kind of full attention are cut to what all groups hold, not those of the first alone."""
     boundary_tokens: int = 0
-    """Steps of a prompt end at multiples of so many tokens, where recurrent state is kept; 0 if they end anywhere."""
+    """Mamba alignment: tokens of which a prompt's steps end at multiples, to keep recurrent state; 0 for none."""
     first_leader: int = 0
     """The first group of the kind that is looked up first."""
     has_windows: bool = False
@@ -480,7 +480,7 @@ class Block(Bucketed):
 
 @dataclass(slots=True, eq=False, repr=False)
 class Readers:
-    """Of a block of a model with windows, the holders that were met so far in a count of what has expired."""
+    """Per-block scratch state for counting expired tokens."""
 
     seen_in: Small = 0
     """The count in which a holder that reads a part of the block no more was last met."""

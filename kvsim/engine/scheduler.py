@@ -93,7 +93,7 @@ def update(engine: Engine) -> None:
 
 @part
 def abort(engine: Engine, sequence: Sequence) -> None:
-    """Drop a sequence at once, wherever it stands; outputs still under way are ignored."""
+    """Drop a sequence at once, in any state; its outputs in flight are ignored."""
     if sequence.status in (WAITING, PREEMPTED, LOADING):
         waiting_queue.remove(engine, sequence)
     engine.memory.free(engine, sequence)

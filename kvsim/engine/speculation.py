@@ -24,7 +24,7 @@ def right_drafts(acceptance_rate: float, seed: int) -> npt.NDArray[np.int64]:
     """Return how many drafts are right in a row from each draw on, at an `acceptance_rate` for each."""
     wrong = np.flatnonzero(np.random.default_rng(seed).random(_NUM_DRAWS) >= acceptance_rate)
     draws = np.arange(_NUM_DRAWS)
-    # The table is a ring: behind its last draw stands its first.
+    # The table is a ring: its first draw follows its last.
     next_wrong = np.append(wrong, wrong[0] + _NUM_DRAWS) if len(wrong) else np.array([2 * _NUM_DRAWS])
     return np.asarray(next_wrong[np.searchsorted(next_wrong, draws)] - draws)
 

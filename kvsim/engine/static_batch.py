@@ -27,7 +27,7 @@ _HALF_ULP_OF_ONE = 2.0**-53
 def advance(engine: Engine, until_s: float) -> int:  # noqa: PLR0911  one for each outcome
     """Run to the next moment at which the caller has to act; see `clock.advance`.
 
-    A caller that is told of a new batch writes into `first_uses` what its steps need for the first time.
+    A caller that is notified of a new batch writes the first uses of its steps into `first_uses`.
     """
     settings, state, batch = engine.settings, engine.state, engine.rectangle
     while clock.has_room(engine):

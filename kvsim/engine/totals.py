@@ -1,4 +1,4 @@
-"""Where the slots of the pool go: totals over all tables, kept up to date with every change of ownership.
+"""Totals of the pool's slots over all tables, updated with every change of ownership.
 
 Every step that is recorded carries these totals, and the split of the pool into states follows from them and from the
 slots that have expired (`groups.expired_slots`):

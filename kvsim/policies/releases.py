@@ -102,11 +102,11 @@ class Rules:
     """Windows, chunks and states let blocks go when the steps in flight that read them are processed."""
     aligned_split: AlignedSplit = AlignedSplit.WHOLE_BLOCKS
     spares_last_token: bool = False
-    """The last boundary at which a prompt is cut stands before its last token."""
+    """Whether the last boundary at which a prompt is cut is before its last token."""
     frees_over_gaps: bool = False
     """Recurrent states are let go also behind places that are null already."""
     marks_prompt_end: bool = False
-    """The last state of a prompt counts as written whenever its request has cached just so much: others wait a step."""
+    """Whether the last state of a prompt counts as written when its request has cached exactly its prompt."""
     second_key: SecondKey = SecondKey.NONE
     caches_every_state: bool = True
     """Models that keep the state of every block may cache prefixes."""

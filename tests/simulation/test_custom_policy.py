@@ -290,7 +290,7 @@ def with_allocator(kind: type[kvsim.Allocator]) -> kvsim.CustomPolicy:
         (with_allocator(Twice), "handed out unit 0, which is in a table"),
         (with_allocator(Outside), "handed out unit 39 of a pool that has 0 to 38"),
         (with_allocator(TooFew), "a table of 0 units of 16 tokens"),
-        (Stuck(), "time would stand still"),
+        (Stuck(), "the clock would not advance"),
         (Strange(), "returned 'the first', which is no request"),
         (Gone(), "as victim, and it does not run"),
         (Eager(), "compute twice in one step"),
