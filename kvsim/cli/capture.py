@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from kvsim.cli.sections import SectionedCommand
+from kvsim.cli.options import SectionedCommand
 from kvsim.cli.show import overwrite_option, progress
 from kvsim.cli.workload import workload_of_flags, workload_options
 

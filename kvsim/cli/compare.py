@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kvsim.cli.ladder import climb_ladder
+from kvsim.cli.options import SectionedCommand
 from kvsim.cli.scenario import build_scenario
 from kvsim.cli.scenario_flags import scenario_options
-from kvsim.cli.sections import SectionedCommand
 from kvsim.cli.show import json_option, overwrite_option, print_json, progress
 from kvsim.errors import UsageError
 from kvsim.policies import POLICY_NAMES, Paged, Policy
@@ -26,6 +26,7 @@ _UNIFORM = "paged-uniform"
 
 times_option = click.option(
     "--times",
+    "clock",
     type=click.Choice(["one", "own"]),
     default="one",
     show_default=True,
@@ -99,7 +100,7 @@ def command(
         }
         print_json(documents)
     else:
-        if flags["times"] == "one":
+        if flags["clock"] == "one":
             click.echo("every policy with the step times of one engine, vLLM's; --times own gives each its own")
         each = ", ".join(f"{name} {tokens_per_s:,.0f}" for name, tokens_per_s in zip(policies, roomy, strict=True))
         notes += scenario.notes

@@ -9,9 +9,8 @@ import click
 
 from kvsim.cli.effort import engine_option, jobs_option
 from kvsim.cli.load import check_load, load_options
-from kvsim.cli.ranges import check_policy_flags, check_ranges
+from kvsim.cli.options import SectionedCommand, check_policy_flags, section, settings_from
 from kvsim.cli.scenario_flags import scenario_options
-from kvsim.cli.sections import SectionedCommand, section
 from kvsim.cli.show import json_option, overwrite_option, print_json, progress
 from kvsim.cli.workload import cut_at
 from kvsim.errors import UsageError
@@ -79,13 +78,11 @@ def command(
     from kvsim.fitting import Goal, Search, answer, engine_for
 
     check_policy_flags(context, ["paged"])
-    check_ranges(flags)
     if figure is not None:
         from kvsim.plots import may_save
 
         may_save(figure, "fit", overwrite=overwrite)
-    if context.get_parameter_source("defaults") is click.core.ParameterSource.DEFAULT:
-        flags["defaults"] = "server"
+    flags["defaults"] = flags["defaults"] or "server"
     check_load(flags)
     goal = Goal(ttft_p99_s=ttft_p99, tpot_p99_s=tpot_p99)
     workload, source = requests_of(flags)
@@ -121,30 +118,30 @@ def server_of(flags: dict[str, Any], replicas: int = 1, meta: Meta | None = None
     Raises:
         UsageError: a flag cannot be right, or is not for a server that is searched.
     """
-    from kvsim.cli.machine import FIND, caches_prefixes, check_at_least_one, engine_limits, machine_of
-    from kvsim.cli.offload import offload_settings
-    from kvsim.cli.workload import given
+    from kvsim.cli.machine import FIND, engine_limits, machine_of
+    from kvsim.cli.scenario import paged_settings
     from kvsim.fitting import Server
     from kvsim.kv_groups.specs import check_block_size, check_length
-    from kvsim.policies.settings import PagedSettings
+    from kvsim.policies.settings import ContinuousSettings
 
-    for name in ("swap_gib", "speculative_tokens", "kv_gib", "oversize", "pipeline_parallel_size"):
+    for name in ("swap_gib", "num_speculative_tokens", "kv_gib", "oversize", "pipeline_parallel_size"):
         if flags[name]:
             instead = "size" if name == "pipeline_parallel_size" else "run"
             raise UsageError(
                 f"--{name.replace('_', '-')} is not searched by kvsim fit; leave it out, or use kvsim {instead}."
             )
-    if flags["order"] != "fcfs":
+    if flags["order"] not in (None, "fcfs"):
         raise UsageError("--order is not searched by kvsim fit; leave it out, or use kvsim run.")
-    check_at_least_one(flags, "block_size", "num_blocks")
     gpu, model = machine_of(flags, meta)
     length, share = flags["max_model_len"], flags["gpu_memory_utilization"]
     if length == FIND:
         length = None
     check_length(model, length)
     check_block_size(model, flags["block_size"])
-    longest = given(length, model.max_position_embeddings)
+    longest = length or model.max_position_embeddings
     num_seqs, num_tokens = engine_limits(flags, gpu, longest)
+    cache = paged_settings(flags, gpu, model, flags["block_size"] or 16)
+    scheduler = settings_from(ContinuousSettings, flags | {"max_model_len": longest})
     return Server(
         gpu=gpu,
         model=model,
@@ -153,19 +150,15 @@ def server_of(flags: dict[str, Any], replicas: int = 1, meta: Meta | None = None
         max_num_batched_tokens=num_tokens,
         max_model_len=longest,
         block_size=flags["block_size"],
-        enable_prefix_caching=caches_prefixes(flags, model),
-        watermark=flags["watermark"],
-        cache=PagedSettings(
-            block_size=flags["block_size"] or 16,
-            hybrid_manager=not flags["disable_hybrid_kv_cache_manager"],
-            **offload_settings(flags, gpu),
-        ),
-        enable_chunked_prefill=not flags["no_chunked_prefill"],
-        long_prefill_token_threshold=flags["long_prefill_token_threshold"],
-        async_scheduling=not flags["no_async_scheduling"],
+        enable_prefix_caching=cache.enable_prefix_caching,
+        watermark=cache.watermark,
+        cache=cache,
+        enable_chunked_prefill=scheduler.enable_chunked_prefill,
+        long_prefill_token_threshold=scheduler.long_prefill_token_threshold,
+        async_scheduling=scheduler.async_scheduling,
         captured=not flags["enforce_eager"],
         num_blocks=flags["num_blocks"],
         name=flags["model"] or "",
         replicas=replicas,
-        times=flags["profile"],
+        times=flags["times"],
     )

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvsim.cli.ranges import check_ranges
+from kvsim.cli.options import bounded
 from kvsim.cli.show import json_option, overwrite_option, print_json, print_table
-from kvsim.cli.workload import ARRIVAL_OPTIONS, arrivals_of_flags, columns_of, first_requests
+from kvsim.cli.workload import ARRIVAL_OPTIONS, REQUESTS, SEED, arrivals_of_flags, columns_of, first_requests
 from kvsim.errors import UsageError
 
 if TYPE_CHECKING:
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 _FORMAT_NAMES = ("azure", "burstgpt", "csv", "mooncake", "ragpulse", "sharegpt", "vidur", "vllm-bench")
 """Written out, so that help is shown without loading the readers; a test compares them."""
+
+
+_LENGTH = bounded(at_most=(1 << 31) - 1)
 
 
 def _arrival_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -31,17 +34,22 @@ def _arrival_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--columns", metavar="OURS=THEIRS,...", help="What the columns of a CSV file stand for: arrival_s=ts,...")
 @click.option("--as", "form", metavar="FORMAT", help=f"One of {', '.join(_FORMAT_NAMES)}.  [found from the content]")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the workload here, as Parquet.")
-@click.option("--num-requests", type=int, help="Only the first so many.")
+@click.option("--num-requests", type=int, callback=REQUESTS, help="Maximum number of requests.")
 @click.option(
-    "--min-tokens", type=int, default=1, show_default=True, help="Shortest prompt and shortest answer to keep."
+    "--min-tokens",
+    type=int,
+    callback=_LENGTH,
+    default=1,
+    show_default=True,
+    help="Shortest prompt and shortest answer to keep.",
 )
-@click.option("--max-prompt-tokens", type=int, help="Longest prompt to keep.")
-@click.option("--max-total-tokens", type=int, help="Longest prompt and answer together to keep.")
+@click.option("--max-prompt-tokens", type=int, callback=_LENGTH, help="Longest prompt to keep.")
+@click.option("--max-total-tokens", type=int, callback=_LENGTH, help="Longest prompt and answer together to keep.")
 @click.option(
     "--chars-per-token", type=float, help="sharegpt: letters that make a token where tokens are not counted.  [4]"
 )
 @_arrival_options
-@click.option("--seed", type=int, default=0, show_default=True, help="Of new arrivals.")
+@click.option("--seed", type=int, callback=SEED, default=0, show_default=True, help="Seed of new arrivals.")
 @overwrite_option
 @json_option
 def command(
@@ -67,11 +75,6 @@ def command(
     from kvsim.files.overwriting import may_replace
     from kvsim.importers import Limits, arriving, read_workload, within, write_workload
 
-    lengths = {
-        "num_requests": num_requests, "min_tokens": min_tokens, "max_prompt_tokens": max_prompt_tokens,
-        "max_total_tokens": max_total_tokens, "seed": flags["seed"],
-    }  # fmt: skip
-    check_ranges(lengths)
     if output is not None:
         may_replace(output, "import", overwrite=overwrite)
     workload = (

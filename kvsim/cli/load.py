@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from kvsim.cli.sections import section
+from kvsim.cli.options import section
 from kvsim.cli.workload import DEFAULT_TOKENS, is_generated, multiple, workload_and_source
 from kvsim.errors import UsageError
 

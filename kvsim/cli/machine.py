@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from kvsim.sizing.budget import Budget
 
 GIB = 1 << 30
-FIND = -1
+FIND = "auto"
 """The value of `--max-model-len` that asks for the longest sequence that fits."""
 
 
-def tokens_or_auto(value: str | int) -> int:
-    """The type of `--max-model-len`: a number of tokens, or -1 for `auto`."""
+def tokens_or_auto(value: str | int) -> int | str:
+    """Return the value of `--max-model-len`: a number of tokens, or `FIND` for auto or -1."""
     text = str(value)
     if text in ("auto", "-1"):
         return FIND
@@ -68,8 +68,7 @@ def machine_of(flags: Mapping[str, Any], meta: Meta | None = None) -> tuple[Gpu,
 def engine_limits(flags: Mapping[str, Any], gpu: Gpu, max_model_len: int) -> tuple[int, int]:
     """The sequences and tokens of a step: as told, or what vLLM's `LLM` class or its server takes on the GPU."""
     told = flags["max_num_seqs"], flags["max_num_batched_tokens"]
-    check_at_least_one(flags, "max_num_seqs", "max_num_batched_tokens")
-    return _defaults(flags, gpu).limits(*told, max_model_len, chunked=not flags.get("no_chunked_prefill"))
+    return _defaults(flags, gpu).limits(*told, max_model_len, chunked=flags.get("enable_chunked_prefill") is not False)
 
 
 def adjusted_words(flags: Mapping[str, Any], gpu: Gpu, max_model_len: int) -> list[str]:
@@ -85,31 +84,19 @@ def adjusted_words(flags: Mapping[str, Any], gpu: Gpu, max_model_len: int) -> li
 def _defaults(flags: Mapping[str, Any], gpu: Gpu) -> EngineDefaults:
     from kvsim.policies.settings import EngineDefaults
 
-    return EngineDefaults.of(flags["defaults"], gpu.memory_bytes, is_a100=gpu.name.startswith("A100"))
+    return EngineDefaults.of(flags["defaults"] or "llm", gpu.memory_bytes, is_a100=gpu.name.startswith("A100"))
 
 
 def caches_prefixes(flags: Mapping[str, Any], model: Model) -> bool:
-    """Whether prefixes are cached: as told; otherwise they are, but not for models with recurrent layers, as in vLLM.
-
-    Raises:
-        UsageError: the flags say both.
-    """
-    if flags["no_prefix_caching"] and flags["prefix_caching"]:
-        raise UsageError("--prefix-caching and --no-prefix-caching contradict each other; give one of them.")
-    return not flags["no_prefix_caching"] and bool(flags["prefix_caching"] or not model.recurrent_layers)
+    """Tell whether prefixes are cached: by default, except in models with recurrent layers, as in vLLM."""
+    stated: bool | None = flags["enable_prefix_caching"]
+    return not model.recurrent_layers if stated is None else stated
 
 
-def check_at_least_one(flags: Mapping[str, Any], *names: str) -> None:
-    """Raise a UsageError if one of the flags that were given is less than 1."""
-    for name in names:
-        if flags[name] is not None and flags[name] < 1:
-            raise UsageError(f"--{name.replace('_', '-')} should be at least 1, not {flags[name]}.")
+def memory_of(flags: Mapping[str, Any], gpu: Gpu, model: Model, *, max_model_len: int | None = None) -> Budget:
+    """Return the pool that the flags describe: as stated, or what the GPU leaves.
 
-
-def memory_of(
-    flags: Mapping[str, Any], gpu: Gpu, model: Model, *, prefix_caching: bool | None = None, **settings: Any
-) -> Budget:
-    """The pool that the flags describe: as told, or what the GPU leaves; `settings` go to `plan_budget`.
+    `max_model_len` is the longest sequence that is planned for; None for the model's.
 
     Raises:
         UsageError: two flags contradict each other, or one cannot be right.
@@ -121,13 +108,10 @@ def memory_of(
     if len(told) > 1:
         names = " and ".join(f"--{name.replace('_', '-')}" for name in told)
         raise UsageError(f"{names} say the same thing; give one of them.")
-    check_at_least_one(flags, "block_size", "num_blocks")
     kv_gib = flags["kv_gib"]
-    if kv_gib is not None and not 0 < kv_gib < 1e6:
-        raise UsageError(f"--kv-gib should be a positive size, not {kv_gib}.")
     share = flags["gpu_memory_utilization"]
-    length = settings.get("max_model_len", flags.get("max_model_len"))
-    longest = model.max_position_embeddings if length in (None, FIND) else length
+    finds = flags["max_model_len"] == FIND
+    longest = model.max_position_embeddings if finds else flags["max_model_len"] or model.max_position_embeddings
     num_seqs, num_tokens = engine_limits(flags, gpu, longest)
     return plan_budget(
         gpu,
@@ -139,6 +123,8 @@ def memory_of(
         max_num_batched_tokens=num_tokens,
         max_num_seqs=num_seqs,
         oversize=flags["oversize"],
-        enable_prefix_caching=prefix_caching,
-        **settings,
+        enable_prefix_caching=caches_prefixes(flags, model),
+        hybrid_manager=flags["hybrid_manager"] is not False,
+        max_model_len=max_model_len,
+        find_max_model_len=finds,
     )

@@ -6,16 +6,29 @@ from typing import Any
 
 import click
 
-from kvsim.cli.ranges import check_ranges
-from kvsim.cli.sections import SectionedCommand
+from kvsim.cli.options import SectionedCommand, bounded
 from kvsim.cli.show import json_option, print_json, print_table
 from kvsim.cli.workload import workload_of_flags, workload_options
 
 
 @click.command("pack", cls=SectionedCommand)
 @workload_options
-@click.option("--row-tokens", type=int, default=2048, show_default=True, help="Length of a packed row.")
-@click.option("--batch-size", type=int, default=16, show_default=True, help="Rows of a padded batch.")
+@click.option(
+    "--row-tokens",
+    type=int,
+    callback=bounded(at_most=1 << 27),
+    default=2048,
+    show_default=True,
+    help="Length of a packed row.",
+)
+@click.option(
+    "--batch-size",
+    type=int,
+    callback=bounded(at_most=1 << 20),
+    default=16,
+    show_default=True,
+    help="Rows of a padded batch.",
+)
 @json_option
 def command(*, row_tokens: int, batch_size: int, as_json: bool, **flags: Any) -> None:
     """Pack prompts with their answers into rows, as for training, and count what padding would cost.
@@ -24,7 +37,6 @@ def command(*, row_tokens: int, batch_size: int, as_json: bool, **flags: Any) ->
     """
     from kvsim.memory.packing import first_fit_decreasing, padded
 
-    check_ranges({"row_tokens": row_tokens, "batch_size": batch_size})
     workload = workload_of_flags(flags)
     lengths = (workload.prompt_tokens + workload.output_tokens).tolist()
     ways = {

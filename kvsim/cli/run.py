@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kvsim.cli.load import check_senders, check_users, users_of, users_options
-from kvsim.cli.ranges import check_policy_flags
+from kvsim.cli.options import SectionedCommand, check_policy_flags
 from kvsim.cli.scenario import build_scenario
 from kvsim.cli.scenario_flags import scenario_options
-from kvsim.cli.sections import SectionedCommand
 from kvsim.cli.show import json_option, overwrite_option, print_json, progress
 from kvsim.policies import POLICY_NAMES
 
@@ -134,7 +133,7 @@ def command(
     notes = band_notes(band) if wants_band else []
     notes += (scenario.notes if policy != "static" else []) + failure_notes(runs[0].meta)
     if front_end == "http":
-        server = http(scenario.gpu, card_named(flags["profile"]))
+        server = http(scenario.gpu, card_named(flags["times"]))
         summaries, note = behind(server, summaries, float(workload.prompt_tokens.mean()))
         notes.append(note)
     if as_json:

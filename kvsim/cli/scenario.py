@@ -12,14 +12,12 @@ from kvsim.cli.machine import (
     GIB,
     adjusted_words,
     caches_prefixes,
-    check_at_least_one,
     engine_limits,
     machine_of,
     memory_of,
 )
-from kvsim.cli.offload import offload_settings
-from kvsim.cli.ranges import check_ranges
-from kvsim.cli.workload import cut_at, given, is_generated, workload_and_source
+from kvsim.cli.options import settings_from
+from kvsim.cli.workload import cut_at, is_generated, workload_and_source
 from kvsim.errors import UsageError
 
 if TYPE_CHECKING:
@@ -29,7 +27,7 @@ if TYPE_CHECKING:
     from kvsim.hardware import Gpu
     from kvsim.kv_groups import KVCacheLayout
     from kvsim.models import Model
-    from kvsim.policies import Policy
+    from kvsim.policies import ContinuousSettings, PagedSettings, Policy
     from kvsim.recording import Meta, RecordedRequests, Recording
     from kvsim.simulation import EngineName, Machine
     from kvsim.steptime import StepTimeModel
@@ -51,68 +49,23 @@ class Scenario:
     flags: dict[str, Any]
 
     def policy(self, name: str) -> Policy:
-        """The policy called `name` with the settings of the flags."""
+        """Return the policy called `name` with the settings of the flags."""
         from kvsim.kv_groups.specs import check_block_size
         from kvsim.policies import Contiguous, Paged, Static
-        from kvsim.policies.settings import ContiguousSettings, Growth, PagedSettings, Reserve, StaticSettings
+        from kvsim.policies.settings import ContiguousSettings, StaticSettings
 
-        flags = self.flags
         if name == Static.name:
-            return Static(
-                scheduler=StaticSettings(
-                    batch_size=flags["batch_size"],
-                    preallocated=flags["cache"] == "static",
-                    max_model_len=self.max_model_len,
-                    timeout_s=flags["batch_timeout"],
-                    sort_by_length=flags["sort_by_length"],
-                    memory_guard=not flags["no_memory_guard"],
-                )
-            )
+            return Static(scheduler=settings_from(StaticSettings, self.flags, max_model_len=self.max_model_len))
         scheduler = self._scheduler()
         if name == Contiguous.name:
-            return Contiguous(
-                scheduler=scheduler,
-                cache=ContiguousSettings(
-                    reserve=Reserve(flags["reserve"]),
-                    fit=flags["fit"],
-                    growth=Growth(flags["growth"]),
-                    compaction=flags["compaction"],
-                    request_level=flags["request_level"],
-                ),
-            )
-        check_block_size(self.model, flags["block_size"])
-        return Paged(
-            scheduler=scheduler,
-            cache=PagedSettings(
-                block_size=self.block_size,
-                enable_prefix_caching=caches_prefixes(flags, self.model),
-                hybrid_manager=not flags["disable_hybrid_kv_cache_manager"],
-                watermark=flags["watermark"],
-                **offload_settings(flags, self.gpu),
-                **self._modelled(),
-            ),
-        )
-
-    def _modelled(self) -> dict[str, Any]:
-        """Settings of the paged cache that no engine was compared with; those not given keep their defaults."""
-        names = {
-            "swap_gib": "swap_gib",
-            "swap_gb_per_s": "swap_gb_per_s",
-            "speculative_tokens": "num_speculative_tokens",
-            "acceptance_rate": "acceptance_rate",
-        }
-        flags = {name: self.flags[flag] for flag, name in names.items() if self.flags[flag] is not None}
-        for flag, rests_on in (("swap_gb_per_s", "swap_gib"), ("acceptance_rate", "speculative_tokens")):
-            if self.flags[flag] is not None and not self.flags[rests_on]:
-                raise UsageError(
-                    f"--{flag.replace('_', '-')} says nothing without --{rests_on.replace('_', '-')}; give both."
-                )
-        return flags | {"acceptance_seed": self.flags["seed"]}
+            return Contiguous(scheduler=scheduler, cache=settings_from(ContiguousSettings, self.flags))
+        check_block_size(self.model, self.flags["block_size"])
+        return Paged(scheduler=scheduler, cache=paged_settings(self.flags, self.gpu, self.model, self.block_size))
 
     def machine(self, policy: Policy) -> Machine:
         """The machine that `policy` runs on.
 
-        With the flag `times` at `own`, as without it, static batches run on Hugging Face's engine and the others on
+        With the flag `clock` at `own`, as without it, static batches run on Hugging Face's engine and the others on
         vLLM's; at `one`, every policy has the step times of vLLM's engine, so that a comparison is like for like.
         """
         from kvsim.policies import Static
@@ -134,9 +87,9 @@ class Scenario:
         from kvsim.policies import Static
         from kvsim.profiles import find
 
-        own = isinstance(policy, Static) and self.flags.get("times", "own") == "own"
-        engine = f"hf-{self.flags['cache']}" if own else "vllm"
-        source = self.flags["profile"]
+        own = isinstance(policy, Static) and self.flags.get("clock", "own") == "own"
+        engine = f"hf-{self.flags['preallocated'] or 'dynamic'}" if own else "vllm"
+        source = self.flags["times"]
         if source not in (None, "none") and not is_card(source) and find(source).engine != engine:
             source = None
         num_seqs = None if isinstance(policy, Static) else policy.scheduler.max_num_seqs
@@ -160,15 +113,15 @@ class Scenario:
         )
 
     def ladder(self) -> tuple[Rung, ...]:
-        """The rungs of `kvsim compare --ladder` with the limits of the flags."""
+        """Return the rungs of `kvsim compare --ladder` with the limits of the flags."""
         from kvsim.experiments.ladder import rungs
+        from kvsim.policies.settings import PagedSettings, StaticSettings
 
-        flags = self.flags
         return rungs(
             self._scheduler(),
             block_size=self.block_size,
-            batch_size=flags["batch_size"],
-            watermark=flags["watermark"],
+            batch_size=settings_from(StaticSettings, self.flags).batch_size,
+            watermark=settings_from(PagedSettings, self.flags).watermark,
         )
 
     def times_of(self, rung: Rung) -> StepTimeModel:
@@ -177,23 +130,20 @@ class Scenario:
 
         from kvsim.policies import Paged
 
-        return replace(self, flags=self.flags | {"times": "one"})._step_time(Paged(), captured=rung.captured)
+        return replace(self, flags=self.flags | {"clock": "one"})._step_time(Paged(), captured=rung.captured)
 
-    def _scheduler(self) -> Any:
+    def _scheduler(self) -> ContinuousSettings:
         from kvsim.kv_groups.specs import check_length
-        from kvsim.policies.settings import ContinuousSettings, Order
+        from kvsim.policies.settings import ContinuousSettings
 
-        flags = self.flags
-        check_length(self.model, flags["max_model_len"])
-        num_seqs, num_tokens = engine_limits(flags, self.gpu, self.max_model_len)
-        settings = ContinuousSettings(
+        check_length(self.model, self.flags["max_model_len"])
+        num_seqs, num_tokens = engine_limits(self.flags, self.gpu, self.max_model_len)
+        settings = settings_from(
+            ContinuousSettings,
+            self.flags,
             max_num_seqs=num_seqs,
             max_num_batched_tokens=num_tokens,
             max_model_len=self.max_model_len,
-            async_scheduling=not flags["no_async_scheduling"],
-            order=Order(flags["order"]),
-            enable_chunked_prefill=not flags["no_chunked_prefill"],
-            long_prefill_token_threshold=flags["long_prefill_token_threshold"],
         )
         settings.check_starts()
         return settings
@@ -202,6 +152,32 @@ class Scenario:
     def notes(self) -> list[str]:
         """Return the settings that vLLM adjusts by itself under the flags."""
         return adjusted_words(self.flags, self.gpu, self.max_model_len)
+
+
+def paged_settings(flags: dict[str, Any], gpu: Gpu, model: Model, block_size: int) -> PagedSettings:
+    """Return the settings of the paged cache that the flags ask for.
+
+    The link to host memory is as fast as the flag says, as vLLM drives the one on the machine card, or as
+    `PagedSettings` assumes.
+
+    Raises:
+        UsageError: a setting cannot be right, or requires another that is not given.
+    """
+    from kvsim.machines import card_named, card_of, host_link
+    from kvsim.policies.settings import PagedSettings
+
+    known: dict[str, Any] = {
+        "block_size": block_size,
+        "enable_prefix_caching": caches_prefixes(flags, model),
+        "acceptance_seed": flags["seed"],
+    }
+    speed = flags["kv_offloading_gb_per_s"]
+    if flags["kv_offloading_size"]:
+        known |= host_link(card_named(flags["times"]) or card_of(gpu))
+        known |= {} if speed is None else {"load_gb_per_s": speed, "store_gb_per_s": speed}
+    elif speed is not None:
+        raise UsageError("--kv-offloading-gb-per-s requires --kv-offloading-size; give both.")
+    return settings_from(PagedSettings, flags, **known)
 
 
 Requests: TypeAlias = "tuple[Workload, Recording | RecordedRequests | None]"
@@ -218,14 +194,13 @@ def build_scenario(
     """
     from kvsim.hardware import find_gpu
 
-    check_ranges(flags)
     workload, source = requests_of(flags)
     gpu, model = machine_of(flags, None if source is None else source.meta)
     same_machine = source is not None and flags["model"] is None and gpu == find_gpu(source.meta.gpu)
     recorded = source.meta if same_machine and source is not None else None
     kv_bytes, block_size, longest = _memory(flags, gpu, model, recorded)
     recorded_len = _recorded_len(recorded) if recorded is not None else None
-    max_model_len = given(longest, recorded_len or model.max_position_embeddings)
+    max_model_len = longest or recorded_len or model.max_position_embeddings
     if is_generated(flags) and max_model_len > 1 and not flags["refuse_misfits"]:
         workload = cut_at(workload, max_model_len, stated=longest is not None)
     return Scenario(
@@ -255,14 +230,7 @@ def _memory(flags: dict[str, Any], gpu: Gpu, model: Model, recorded: Meta | None
     pool = recorded.pool if recorded is not None and all(flags[name] is None for name in told) else None
     if pool is None or pool.num_units is None:
         finds = flags["max_model_len"] == FIND
-        budget = memory_of(
-            flags,
-            gpu,
-            model,
-            find_max_model_len=finds,
-            prefix_caching=caches_prefixes(flags, model),
-            hybrid_manager=not flags["disable_hybrid_kv_cache_manager"],
-        )
+        budget = memory_of(flags, gpu, model)
         # Contiguous policies use what whole blocks leave over, so a stated size stays as it is.
         is_whole = flags["kv_gib"] is None or model.pipeline_parallel_size > 1
         kv_bytes = budget.kv_bytes_in_all if is_whole else int(flags["kv_gib"] * GIB)
@@ -277,7 +245,6 @@ def _memory(flags: dict[str, Any], gpu: Gpu, model: Model, recorded: Meta | None
         )
     from kvsim.kv_groups import CacheSettings, cache_layout
 
-    check_at_least_one(flags, "block_size")
     settings = CacheSettings(max_model_len=model.max_position_embeddings, block_size=flags["block_size"])
     block_size = _block_size(flags, model, cache_layout(model, settings))
     # The pool's units and those before the first: vLLM's null block is memory too.

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvsim.cli.machine import FIND, caches_prefixes, machine_of, memory_of
-from kvsim.cli.ranges import check_ranges
+from kvsim.cli.machine import FIND, machine_of, memory_of
+from kvsim.cli.options import bounded
 from kvsim.cli.scenario_flags import machine_options
 from kvsim.cli.show import json_option, print_json, print_table, size
 from kvsim.errors import UsageError
@@ -38,6 +38,7 @@ def _list(*, as_json: bool) -> None:
 @click.option(
     "--tokens",
     type=int,
+    callback=bounded(at_least=1, at_most=1 << 27),
     default=2048,
     show_default=True,
     help="Length of a sequence, to say how many fit.",
@@ -53,9 +54,6 @@ def _list(*, as_json: bool) -> None:
 def command(
     *,
     list_only: bool,
-    max_model_len: int | None,
-    prefix_caching: bool,
-    disable_hybrid_kv_cache_manager: bool,
     tokens: int,
     policy: str,
     as_json: bool,
@@ -68,24 +66,17 @@ def command(
     if flags["model"] is None or flags["gpu"] is None:
         missing = "--model" if flags["model"] is None else "--gpu"
         raise click.UsageError(f"{missing} is missing; kvsim size --list names models and GPUs.")
-    check_ranges(flags | {"max_model_len": max_model_len, "tokens": tokens})
-    gpu, model = machine_of(flags | {"max_model_len": max_model_len})
-    finds = max_model_len == FIND
-    if policy != "static" and not finds:
-        check_length(model, max_model_len)
+    gpu, model = machine_of(flags)
+    if policy != "static" and flags["max_model_len"] != FIND:
+        check_length(model, flags["max_model_len"])
     if policy == "paged":
         check_block_size(model, flags["block_size"])
     budget = memory_of(
         flags,
         gpu,
         model,
-        max_model_len=None if finds else max_model_len,
-        find_max_model_len=finds,
-        hybrid_manager=not disable_hybrid_kv_cache_manager,
-        prefix_caching=caches_prefixes(flags | {"prefix_caching": prefix_caching}, model),
+        max_model_len=None if flags["max_model_len"] == FIND else flags["max_model_len"],
     )
-    if tokens < 1:
-        raise UsageError(f"--tokens should be at least 1, not {tokens}.")
     num_sequences, fits_as = _num_sequences(budget, policy, tokens)
     if as_json:
         print_json(_document(budget, policy, tokens, num_sequences))

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kvsim.cli.effort import jobs_option
-from kvsim.cli.ranges import check_policy_flags
+from kvsim.cli.options import SectionedCommand, check_policy_flags
 from kvsim.cli.scenario import Requests, build_scenario
 from kvsim.cli.scenario_flags import scenario_options
-from kvsim.cli.sections import SectionedCommand
 from kvsim.cli.show import echo, json_option, overwrite_option, print_json, print_table, progress, seconds
 from kvsim.cli.workload import workload_and_source
 from kvsim.errors import UsageError
@@ -160,15 +159,22 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
 def _axis(context: click.Context, text: str) -> tuple[str, list[Any]]:
     """The name of a flag's value, and the values that it takes."""
     flag, equals, values = text.partition("=")
-    name = flag.strip().lstrip("-").replace("-", "_")
-    options = {option.name: option for option in context.command.params if isinstance(option, click.Option)}
+    spelled = "--" + flag.strip().lstrip("-").replace("_", "-")
     ours = ("vary", "output", "figure", "jobs", "backend", "scheduler", "overwrite", "as_json")
-    if not equals or not values or name not in options or name in ours:
+    options = [
+        option
+        for option in context.command.params
+        if isinstance(option, click.Option)
+        and option.name not in ours
+        and spelled in (*option.opts, *option.secondary_opts, f"--{option.name}".replace("_", "-"))
+    ]
+    if not equals or not values or not options:
         raise UsageError(f"--vary should be a flag and its values, such as num-blocks=1000,2000, not {text!r}.")
-    option = options[name]
-    if option.is_flag:
-        return name, [click.BOOL.convert(value, option, context) for value in values.split(",")]
-    return name, [option.type.convert(value, option, context) for value in values.split(",")]
+    option, name = options[0], str(options[0].name)
+    if not option.is_flag:
+        return name, [option.process_value(context, value) for value in values.split(",")]
+    switches_off = spelled in option.secondary_opts or (spelled in option.opts and option.flag_value is False)
+    return name, [click.BOOL.convert(value, option, context) is not switches_off for value in values.split(",")]
 
 
 def _requests_once(command: click.Command, axes: Mapping[str, Any]) -> Callable[[dict[str, Any]], Requests]:

@@ -13,14 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 from kvsim.cli import attach as live
 from kvsim.cli.compare import times_option, with_memory_for_everything
-from kvsim.cli.ranges import check_policy_flags
+from kvsim.cli.options import SectionedCommand, check_policy_flags, is_given
 from kvsim.cli.scenario import build_scenario
 from kvsim.cli.scenario_flags import scenario_options
-from kvsim.cli.sections import SectionedCommand
 from kvsim.cli.show import overwrite_option, progress
 from kvsim.errors import UsageError
 from kvsim.files.overwriting import may_replace
@@ -137,7 +135,7 @@ def command(
 def _describes_a_run(context: click.Context) -> bool:
     """Whether a flag was given that says what to simulate: requests, a machine or a policy's settings."""
     stated = (param.name for param in context.command.params if getattr(param, "section", "Options") != "Options")
-    return any(name and context.get_parameter_source(name) is ParameterSource.COMMANDLINE for name in stated)
+    return any(name and is_given(context, name) for name in stated)
 
 
 def _check_one_source(
@@ -187,7 +185,7 @@ _quiet = _Quiet()
 def _recording(name: str | None, policy: str | None, flags: dict[str, Any], report: Any) -> Recording:
     """What was recorded, or a fresh simulation, which tells `report` how far it has come."""
     if policy is not None:  # nothing is compared, so each policy has its own engine
-        return _simulate(build_scenario(**flags | {"times": "own"}), policy, report)
+        return _simulate(build_scenario(**flags | {"clock": "own"}), policy, report)
     from kvsim.cli.workload import DEFAULT_WORKLOAD
     from kvsim.recording import find, read
 

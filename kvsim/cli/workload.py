@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from kvsim.cli.ranges import check_ranges
-from kvsim.cli.sections import section
+from kvsim.cli.options import bounded, section
 from kvsim.errors import UnknownNameError, UsageError, shortened
 
 if TYPE_CHECKING:
@@ -25,6 +24,8 @@ _DEFAULT_CV = 2.0
 """Coefficient of variation of the gaps between gamma arrivals."""
 _MOST_CUT = 0.1
 """Share of generated requests that the model's longest sequence may cut without being asked."""
+REQUESTS, SEED = bounded(at_most=1 << 24), bounded(at_most=(1 << 63) - 1)
+"""Bounds of the number of requests, and of a seed."""
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 _requests = section("Requests")
@@ -63,7 +64,13 @@ _OPTIONS = (
     _requests(
         "--columns", metavar="OURS=THEIRS,...", help="What the columns of a CSV file stand for: arrival_s=ts,..."
     ),
-    _requests("--num-requests", "--num-prompts", type=int, help="Only the first so many, or how many to generate."),
+    _requests(
+        "--num-requests",
+        "--num-prompts",
+        type=int,
+        callback=REQUESTS,
+        help="Only the first so many, or how many to generate.",
+    ),
     _requests("--load", metavar="2x", help="So many times the load: arrivals so much faster, or so many more users."),
     _requests("--answers", metavar="2x", help="Answers so many times as long."),
     *ARRIVAL_OPTIONS,
@@ -85,7 +92,14 @@ _OPTIONS = (
         metavar="GROUPSxTOKENS",
         help="Put one of so many prefixes, each of so many tokens, in front of every generated prompt.",
     ),
-    _requests("--seed", type=int, default=0, show_default=True, help="Of everything that is generated."),
+    _requests(
+        "--seed",
+        type=int,
+        callback=SEED,
+        default=0,
+        show_default=True,
+        help="Seed of everything that is generated.",
+    ),
 )
 
 
@@ -98,7 +112,6 @@ def workload_options(command: Command) -> Command:
 
 def workload_of_flags(flags: dict[str, Any]) -> Workload:
     """The requests that the flags ask for."""
-    check_ranges(flags)
     return workload_and_source(flags)[0]
 
 
@@ -214,11 +227,6 @@ def first_requests(workload: Workload, num_requests: int, hint: str = "") -> Wor
     return first(workload, num_requests)
 
 
-def given(value: int | None, otherwise: int) -> int:
-    """`value` unless it was left out: zero was not left out, it is wrong, and the settings say so."""
-    return otherwise if value is None else value
-
-
 def arrivals_of_flags(flags: dict[str, Any]) -> Arrivals:
     """The arrival process of --arrivals, --rate, --burstiness, --ramp and --rate-profile.
 
@@ -297,7 +305,7 @@ def _generated(flags: dict[str, Any]) -> Workload:
         number = max(round(arrivals.requests_in_profile), 1)
     ratio = flags["random_range_ratio"]
     return generate(
-        given(number, _DEFAULT_NUM_REQUESTS),
+        _DEFAULT_NUM_REQUESTS if number is None else number,
         arrivals=arrivals,
         prompt=_lengths("--prompt-tokens", flags["prompt_tokens"] or DEFAULT_TOKENS, ratio),
         output=_lengths("--output-tokens", flags["output_tokens"] or DEFAULT_TOKENS, ratio),

@@ -8,6 +8,7 @@ custom    the Protocols of a custom policy
 
 from kvsim.policies.custom import Allocator, CustomPolicy
 from kvsim.policies.kinds import (
+    KINDS,
     POLICY_NAMES,
     AnyPolicy,
     Contiguous,
@@ -29,6 +30,7 @@ from kvsim.policies.settings import (
 )
 
 __all__ = [
+    "KINDS",
     "POLICY_NAMES",
     "Allocator",
     "AnyPolicy",

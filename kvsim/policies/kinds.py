@@ -71,7 +71,13 @@ Policy: TypeAlias = Paged | Contiguous | Static
 """A policy that comes with kvsim, and is compiled."""
 AnyPolicy: TypeAlias = Policy | CustomPolicy
 """A policy that comes with kvsim, or a custom one in Python."""
-POLICY_NAMES = (Paged.name, Contiguous.name, Static.name)
+KINDS: Mapping[str, tuple[type, ...]] = {
+    Paged.name: (ContinuousSettings, PagedSettings),
+    Contiguous.name: (ContinuousSettings, ContiguousSettings),
+    Static.name: (StaticSettings,),
+}
+"""Policies that come with kvsim, and the classes of their settings."""
+POLICY_NAMES = tuple(KINDS)
 
 
 def base_of(policy: AnyPolicy) -> Policy:

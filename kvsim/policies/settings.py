@@ -4,15 +4,35 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import cast
+from typing import Any, Final
 
 from kvsim.errors import UsageError
 from kvsim.policies.releases import DEFAULT, rules_of
+from kvsim.settings import check_settings, setting
+
+MACHINE: Final = "Machine and memory"
+"""Heading of the flags that say where requests are served, and with how much memory."""
 
 PCIE_GEN5_X16_GB_PER_S = 63.0
 """PCI Express 5.0 over 16 lanes, one direction, in 10^9 bytes per second: 32 GT/s each, encoded 128b/130b."""
 LINK_EFFICIENCY = 0.8
 """Share of it that copies of whole blocks are taken to reach: assumed, for packet headers and for small pieces."""
+_LINK_GB_PER_S = PCIE_GEN5_X16_GB_PER_S * LINK_EFFICIENCY
+_SPEED: Final = {"above": 0, "below": 1_000_000}
+_DURATION: Final = {"at_least": 0, "below": 1_000}
+
+
+def _max_model_len() -> Any:
+    return setting(
+        8192,
+        "Longest sequence in tokens, prompt and output together; auto: the longest that fits.",
+        "--max-model-len",
+        unit="TOKENS",
+        section=MACHINE,
+        shown="the recording's, or the model's",
+        at_least=1,
+        at_most=1 << 27,
+    )
 
 
 class Order(Enum):
@@ -57,50 +77,50 @@ class Eviction(Enum):
     """Evict a block used once or one used again, from whichever list is longer than it should be."""
 
 
-_TOO_MANY = 1 << 31
-
-
-def _positive(**settings: int) -> None:
-    for name, value in settings.items():
-        if value < 1:
-            raise UsageError(f"{name} should be at least 1, not {value}.")
-        if value >= _TOO_MANY:
-            raise UsageError(f"{name} should be below 2^31, not {value:,}.")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContinuousSettings:
     """Iteration-level scheduling; the defaults are those of vLLM 0.25.1's `LLM` class on a GPU of 70 GiB or more."""
 
-    max_num_seqs: int = cast(int, None)
-    """Sequences in one step; left out, 1,024, or `max_num_batched_tokens` where that is less, as in vLLM."""
-    max_num_batched_tokens: int = cast(int, None)
-    """Tokens in one step; left out, 16,384, adjusted as `EngineDefaults.limits` says."""
-    max_model_len: int = 8192
-    async_scheduling: bool = True
-    """Schedule one step ahead of the step whose output is known."""
-    order: Order = Order.FCFS
-    enable_chunked_prefill: bool = True
-    long_prefill_token_threshold: int = 0
-    """Most tokens of one prompt in one step; 0 means no limit but `max_num_batched_tokens`."""
-    reserve_full_prompt: bool = True
-    """Admit a request only when its whole prompt fits now (vLLM's `scheduler_reserve_full_isl`)."""
-    vllm: str = DEFAULT
-    """The release of vLLM whose rules are followed; of one that is not known, those of the nearest."""
+    max_num_seqs: int = setting(
+        None, "Sequences in one step.", "--max-num-seqs", shown="vLLM's, by the GPU", at_least=1, at_most=1 << 20
+    )
+    max_num_batched_tokens: int = setting(
+        None, "Tokens in one step.", "--max-num-batched-tokens", shown="vLLM's, by the GPU", at_least=1, at_most=1 << 30
+    )
+    max_model_len: int = _max_model_len()
+    async_scheduling: bool = setting(
+        True,
+        "Schedule one step ahead of the step whose output is known.",
+        "--async-scheduling/--no-async-scheduling",
+    )
+    order: Order = setting(Order.FCFS, "Order of the queue.", "--order")
+    enable_chunked_prefill: bool = setting(
+        True,
+        "Split long prompts over several steps.",
+        "--enable-chunked-prefill/--no-enable-chunked-prefill",
+        " /--no-chunked-prefill",
+    )
+    long_prefill_token_threshold: int = setting(
+        0,
+        "Maximum tokens of one prompt in one step; 0: no limit.",
+        "--long-prefill-token-threshold",
+        at_least=0,
+        at_most=1 << 30,
+    )
+    reserve_full_prompt: bool = setting(
+        True, "Admit a request only if its whole prompt fits now (vLLM's `scheduler_reserve_full_isl`)."
+    )
+    vllm: str = setting(DEFAULT, "Release of vLLM whose rules are followed; an unknown one follows the nearest.")
 
     def __post_init__(self) -> None:
         given = {name: getattr(self, name) for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len")}
-        _positive(**{name: value for name, value in given.items() if value is not None})
+        check_settings(self)
         limits = EngineDefaults.LLM_LARGE.limits(*given.values(), chunked=self.enable_chunked_prefill)
         for name, value in zip(given, limits, strict=False):
             object.__setattr__(self, name, value)
-        if self.long_prefill_token_threshold < 0:
-            raise UsageError(
-                f"long_prefill_token_threshold should be 0 or more, not {self.long_prefill_token_threshold}."
-            )
 
     def check_starts(self) -> None:
-        """Make sure that vLLM starts with these limits, as the validator of its `SchedulerConfig` does.
+        """Check that vLLM starts with these limits, as the validator of its `SchedulerConfig` does.
 
         Raises:
             UsageError: it does not; the sentence gives its reason.
@@ -135,120 +155,181 @@ class PagedSettings:
     docs/conformance.md.
     """
 
-    block_size: int = 16
-    enable_prefix_caching: bool = True
-    hybrid_manager: bool = True
-    """Whether layers of different kinds have KV-cache groups of their own; otherwise windowed layers keep all."""
-    uniform_cache: bool = False
-    """Whether every layer keeps every token whatever its window, as in a cache without groups."""
-    watermark: float = 0.0
-    """Share of the pool that admission leaves free while anything runs."""
-    kv_offloading_size: float = 0.0
-    """Host memory, in GiB, of vLLM's native offload: computed blocks are copied there and come back as prefix hits."""
-    kv_offloading_block_size: int = 0
-    """Tokens of a block of host memory, a multiple of `block_size`; 0 for `block_size`."""
-    kv_offloading_eviction: Eviction = Eviction.LRU
-    kv_offloading_prompt_only: bool = True
-    """Blocks of generated tokens are not copied."""
-    store_gb_per_s: float = PCIE_GEN5_X16_GB_PER_S * LINK_EFFICIENCY
-    """Speed of the link to host memory, in 10^9 bytes per second."""
-    load_gb_per_s: float = PCIE_GEN5_X16_GB_PER_S * LINK_EFFICIENCY
-    """Speed of the link from host memory, in 10^9 bytes per second."""
-    copy_latency_s: float = 70e-6
-    """Seconds that a copy of the offload takes however small it is: measured in vLLM 0.25.1 on an H200."""
-    copy_submit_s: float = 0.55e-3
-    copy_piece_s: float = 1e-6
-    """Host time to hand a copy of the offload to the GPU, and for each layer of each of its blocks."""
-    offload_step_s: float = 0.12e-3
-    offload_sequence_s: float = 4.3e-6
-    """Host time that the offload adds to a step, and to each sequence in it."""
-    offload_deferred_block_s: float = 4.3e-6
-    """Host time that it adds for each block whose freeing is put off until steps under way have ended."""
-    swap_gib: float = 0.0
-    """Host memory, in GiB, to which vLLM 0.x copied preempted sequences instead of computing them again; 0 for none.
-    vLLM 0.25.1 has no such swap.
-    """
-    swap_gb_per_s: float = PCIE_GEN5_X16_GB_PER_S * LINK_EFFICIENCY
-    """Speed of the link to it in either direction, in 10^9 bytes per second."""
-    num_speculative_tokens: int = 0
-    """Tokens drafted for every sequence and step, to be verified in the next; 0 for no speculative decoding."""
-    acceptance_rate: float = 0.7
-    """Probability that a drafted token is accepted, given that all drafted before it were."""
-    acceptance_seed: int = 0
-    """Seed of the draws that decide which drafts are accepted."""
+    block_size: int = setting(
+        16,
+        "Tokens per block.",
+        "--block-size",
+        unit="TOKENS",
+        section=MACHINE,
+        shown="16; 64 for latent attention",
+        at_least=1,
+        at_most=1 << 16,
+    )
+    enable_prefix_caching: bool = setting(
+        True,
+        "Reuse computed prefixes.",
+        "--enable-prefix-caching/--no-enable-prefix-caching",
+        "--prefix-caching/--no-prefix-caching",
+        shown="on, but off for models with recurrent layers, as in vLLM",
+    )
+    hybrid_manager: bool = setting(
+        True,
+        "KV-cache groups for layers of different kinds; the flag treats windowed layers as full ones.",
+        "--disable-hybrid-kv-cache-manager",
+    )
+    uniform_cache: bool = setting(False, "Keep every token in every layer, whatever its window.")
+    watermark: float = setting(
+        0.0, "Share of the pool that admission leaves free while anything runs.", "--watermark", at_least=0, below=1
+    )
+    kv_offloading_size: float = setting(
+        0.0,
+        "Host memory, in GiB, of vLLM's native offload: blocks are copied there and come back as prefix hits.",
+        "--kv-offloading-size",
+        unit="GIB",
+        shown="none",
+        at_least=0,
+        at_most=999_999,
+    )
+    kv_offloading_block_size: int = setting(
+        0,
+        "Tokens of a block of host memory, a multiple of the block size.",
+        "--kv-offloading-block-size",
+        unit="TOKENS",
+        shown="the block size",
+        requires="kv_offloading_size",
+        at_least=0,
+        at_most=1 << 20,
+    )
+    kv_offloading_eviction: Eviction = setting(
+        Eviction.LRU,
+        "Rule that chooses which block of host memory makes room for another.",
+        "--kv-offloading-eviction",
+        requires="kv_offloading_size",
+    )
+    kv_offloading_prompt_only: bool = setting(
+        True,
+        "Copies of prompt blocks only; the flag copies blocks of generated tokens too.",
+        "--kv-offloading-outputs",
+        requires="kv_offloading_size",
+    )
+    store_gb_per_s: float = setting(
+        _LINK_GB_PER_S, "Speed of the link to host memory, in 10^9 bytes per second.", **_SPEED
+    )
+    load_gb_per_s: float = setting(
+        _LINK_GB_PER_S, "Speed of the link from host memory, in 10^9 bytes per second.", **_SPEED
+    )
+    copy_latency_s: float = setting(
+        70e-6, "Shortest time of a copy of the offload, in seconds: measured in vLLM 0.25.1 on an H200.", **_DURATION
+    )
+    copy_submit_s: float = setting(0.55e-3, "Host time to hand a copy to the GPU, in seconds.", **_DURATION)
+    copy_piece_s: float = setting(1e-6, "Host time for each layer of each block of a copy, in seconds.", **_DURATION)
+    offload_step_s: float = setting(0.12e-3, "Host time that the offload adds to a step, in seconds.", **_DURATION)
+    offload_sequence_s: float = setting(
+        4.3e-6, "Host time that the offload adds to a step for each of its sequences, in seconds.", **_DURATION
+    )
+    offload_deferred_block_s: float = setting(
+        4.3e-6, "Host time for each block that is freed only after the steps in flight, in seconds.", **_DURATION
+    )
+    swap_gib: float = setting(
+        0.0,
+        "Host memory, in GiB, to which vLLM 0.x copied preempted sequences; vLLM 0.25.1 has no such swap.",
+        "--swap-gib",
+        unit="GIB",
+        shown="none; a model",
+        at_least=0,
+        at_most=999_999,
+    )
+    swap_gb_per_s: float = setting(
+        _LINK_GB_PER_S,
+        "Speed of the link to the swap in either direction, in 10^9 bytes per second.",
+        "--swap-gb-per-s",
+        unit="GB/S",
+        shown="50.4: 80% of PCIe 5.0 x16",
+        requires="swap_gib",
+        **_SPEED,
+    )
+    num_speculative_tokens: int = setting(
+        0,
+        "Tokens drafted for each sequence and step; with --no-async-scheduling.",
+        "--speculative-tokens",
+        unit="N",
+        shown="none; a model, not vLLM's",
+        at_least=0,
+        at_most=1 << 10,
+    )
+    acceptance_rate: float = setting(
+        0.7,
+        "Probability that a drafted token is accepted if all drafted before it were.",
+        "--acceptance-rate",
+        unit="SHARE",
+        requires="num_speculative_tokens",
+        at_least=0,
+        at_most=1,
+    )
+    acceptance_seed: int = setting(0, "Seed that decides which drafts are accepted.", at_least=0)
 
     def __post_init__(self) -> None:
-        _positive(block_size=self.block_size)
-        if not 0 <= self.watermark < 1:
-            raise UsageError(f"watermark should be at least 0 and below 1, not {self.watermark}.")
-        for name in ("kv_offloading_size", "swap_gib"):
-            if not 0 <= getattr(self, name) < 1e6:
-                raise UsageError(f"{name} should be a size of 0 to 999,999 GiB, not {getattr(self, name):g}.")
-        if self.kv_offloading_block_size < 0 or self.kv_offloading_block_size % self.block_size:
+        check_settings(self)
+        if self.kv_offloading_block_size % self.block_size:
             raise UsageError(
                 f"kv_offloading_block_size should be a multiple of the block size of {self.block_size} tokens, not "
                 f"{self.kv_offloading_block_size}."
             )
-        for name in ("store_gb_per_s", "load_gb_per_s"):
-            if not 0 < getattr(self, name) < 1e6:
-                raise UsageError(
-                    f"{name} should be a speed above 0 and below 1,000,000 GB/s, not {getattr(self, name):g}."
-                )
-        for name in (
-            *("copy_latency_s", "copy_submit_s", "copy_piece_s"),
-            *("offload_step_s", "offload_sequence_s", "offload_deferred_block_s"),
-        ):
-            if not 0 <= getattr(self, name) < 1e3:
-                raise UsageError(f"{name} should be 0 or more seconds, below 1,000, not {getattr(self, name):g}.")
-        if not 0 < self.swap_gb_per_s < 1e6:
-            raise UsageError(
-                f"swap_gb_per_s should be a speed above 0 and below 1,000,000 GB/s, not {self.swap_gb_per_s:g}."
-            )
-        if self.num_speculative_tokens < 0:
-            raise UsageError(f"num_speculative_tokens should be 0 or more, not {self.num_speculative_tokens}.")
-        if not 0 <= self.acceptance_rate <= 1:
-            raise UsageError(f"acceptance_rate should lie between 0 and 1, not {self.acceptance_rate}.")
-        if self.acceptance_seed < 0:
-            raise UsageError(f"acceptance_seed should be 0 or more, not {self.acceptance_seed}.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContiguousSettings:
     """One contiguous reservation per sequence."""
 
-    reserve: Reserve = Reserve.MAX
-    fit: str = "first"
-    """`first`, `best`, `next` or `buddy`; see `kvsim.engine.extents`."""
-    growth: Growth = Growth.MOVE
-    """The way in which reservations grow, for `Reserve.DOUBLING` alone: the others never grow."""
-    compaction: bool = False
-    """Slide all extents together whenever that makes the hole that a request waits for; the copies take time."""
-    request_level: bool = False
-    """Admit no request until the whole batch has ended, as servers did before Orca."""
+    reserve: Reserve = setting(Reserve.MAX, "Tokens that each sequence reserves.", "--reserve")
+    fit: str = setting(
+        "first",
+        "Placement strategy.",
+        "--fit",
+        choices={name: name for name in ("first", "best", "next", "buddy")},
+    )
+    growth: Growth = setting(
+        Growth.MOVE, "Relocate or preempt when growth fails; with --reserve doubling alone.", "--growth"
+    )
+    compaction: bool = setting(
+        False, "Slide all extents together if that makes room for a waiting request; copies take time.", "--compaction"
+    )
+    request_level: bool = setting(
+        False, "Admit no request until the whole batch has ended, as servers did before Orca.", "--request-level"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StaticSettings:
     """Request-level batches, padded to a rectangle and held until their last row ends."""
 
-    batch_size: int = 16
-    preallocated: bool = False
-    """Whether the cache is allocated for the longest possible output at once (a static cache) or grows with the
-    batch.
-    """
-    max_model_len: int = 8192
-    timeout_s: float = 0.0
-    """Seconds that the oldest request waits for a batch to fill up; with 0, the requests that are there make a batch.
-    """
-    sort_by_length: bool = False
-    """Give the oldest request the company of those whose prompts are most like its own, instead of the next oldest."""
-    memory_guard: bool = True
-    """Cut a batch short where it might not fit; without, it may run out of memory, and all of its requests fail."""
+    batch_size: int = setting(16, "Rows of a batch.", "--batch-size", at_least=1, at_most=1 << 20)
+    preallocated: bool = setting(
+        False,
+        "Grow the cache by a column a step, or allocate it for the longest output at once.",
+        "--cache",
+        choices={"dynamic": False, "static": True},
+    )
+    max_model_len: int = _max_model_len()
+    timeout_s: float = setting(
+        0.0,
+        "Seconds that the oldest request waits for a batch to fill; 0: a batch takes the requests that are there.",
+        "--batch-timeout",
+        unit="SECONDS",
+        at_least=0,
+        below=1_000_000_000,
+    )
+    sort_by_length: bool = setting(
+        False, "Batch the oldest request with the prompts closest to its own in length.", "--sort-by-length"
+    )
+    memory_guard: bool = setting(
+        True,
+        "Guard that cuts a batch short where it might not fit; without it, a batch may run out of memory and fail.",
+        "--no-memory-guard",
+    )
 
     def __post_init__(self) -> None:
-        _positive(batch_size=self.batch_size, max_model_len=self.max_model_len)
-        if not 0 <= self.timeout_s < 1e9:
-            raise UsageError(f"timeout_s should be a number of seconds, 0 or more, not {self.timeout_s}.")
+        check_settings(self)
 
 
 class EngineDefaults(Enum):

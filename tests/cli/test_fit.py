@@ -49,7 +49,7 @@ def test_json_has_everything_that_was_tried(type_command: Run) -> None:
         (("--rate", "3", "--think-time", "1"), "--think-time is for users in a closed loop; give --users as well"),
         (("--users", "2", "--swap-gib", "3"), "--swap-gib is not searched by kvsim fit"),
         (("--users", "2", "--tpot-p99", "-1"), "--tpot-p99 should be a positive number of seconds"),
-        (("--users", "2", "--reserve", "max"), "--reserve says nothing to --policy paged"),
+        (("--users", "2", "--reserve", "max"), "--reserve has no effect with --policy paged"),
     ],
 )
 def test_what_makes_no_sense_is_a_sentence(type_command: Run, flags: tuple[str, ...], sentence: str) -> None:

@@ -50,7 +50,7 @@ def test_static_batches_can_wait_be_sorted_and_run_out_of_memory(summary: Callab
 def test_a_time_out_that_cannot_be_is_refused(kvsim: Run) -> None:
     done = kvsim("run", "--policy", "static", "--batch-timeout", "-1", *REQUESTS)
     assert (done.returncode, done.stdout) == (2, "")
-    assert "timeout_s should be" in done.stderr
+    assert "--batch-timeout should be at least 0, not -1.0" in done.stderr
 
 
 def test_a_profile_is_carried_to_another_gpu_and_says_so(kvsim: Run) -> None:

@@ -36,10 +36,10 @@ def test_numbers_have_ranges(type_command: Run, arguments: tuple[str, ...], sent
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("--batch-size", "4"), "--batch-size says nothing to --policy paged: it is for static; leave it out."),
-        (("--compaction",), "--compaction says nothing to --policy paged: it is for contiguous; leave it out."),
-        (("--policy", "static", "--swap-gib", "4"), "--swap-gib says nothing to --policy static: it is for paged;"),
-        (("--policy", "contiguous", "--no-prefix-caching"), "--no-prefix-caching says nothing to --policy contiguous"),
+        (("--batch-size", "4"), "--batch-size has no effect with --policy paged: it is for static; leave it out."),
+        (("--compaction",), "--compaction has no effect with --policy paged: it is for contiguous; leave it out."),
+        (("--policy", "static", "--swap-gib", "4"), "--swap-gib has no effect with --policy static: it is for paged;"),
+        (("--policy", "contiguous", "--no-prefix-caching"), "--no-enable-prefix-caching has no effect with --policy"),
         (("--policy", "static", "--max-num-seqs", "4"), "it is for contiguous and paged; leave it out."),
     ],
 )
@@ -54,6 +54,6 @@ def test_a_flag_that_one_of_the_policies_takes_is_fine(type_command: Run) -> Non
     grid = ("sweep", "--vary", "policy=paged,static", "--batch-size", "4", "-o", "s.parquet", "--jobs", "1")
     assert type_command(*grid, *few)[0] == 0
     code, _, complaint = type_command("sweep", "--vary", "batch-size=2,4", "-o", "t.parquet", *few)
-    assert (code, "--batch-size says nothing to --policy paged" in complaint) == (2, True)
+    assert (code, "--batch-size has no effect with --policy paged" in complaint) == (2, True)
     # It says how much memory that many blocks are.
     assert type_command("run", "--policy", "contiguous", "--num-blocks", "2000", "--block-size", "16", *few)[0] == 0

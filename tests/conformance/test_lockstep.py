@@ -436,7 +436,7 @@ def test_a_file_that_is_cut_between_two_records_is_damaged(tmp_path: Path) -> No
         ({"num_blocks": 10**12}, "num_blocks should be an integer from 2 to"),
         ({"block_size": "16"}, "block_size should be an integer"),
         ({"policy": "lottery"}, "not a valid Order"),
-        ({"watermark": 1.5}, "watermark should be at least 0"),
+        ({"watermark": 1.5}, "watermark should be below 1"),
         ({"async_scheduling": 1}, "async_scheduling should be true or false"),
         ({"max_num_seqs": 0}, "max_num_seqs should be at least 1"),
         ({"requests": {}}, "a list of requests"),

@@ -34,21 +34,21 @@ from kvsim.policies.settings import (
 def test_sizes_are_positive(settings: type, name: str, value: int) -> None:
     with pytest.raises(UsageError, match=f"^{name} should be at least 1, not {value}\\.$"):
         settings(**{name: value})
-    with pytest.raises(UsageError, match=f"^{name} should be below 2\\^31, not 2,147,483,648\\.$"):
+    with pytest.raises(UsageError, match=f"^{name} should be at most [0-9,]+, not 2147483648\\.$"):
         settings(**{name: 1 << 31})
     assert getattr(settings(**{name: 1}), name) == 1
 
 
 @pytest.mark.parametrize("watermark", [-0.01, 1.0, 2.0, float("nan"), float("inf")])
 def test_a_watermark_is_a_share(watermark: float) -> None:
-    with pytest.raises(UsageError, match="watermark should be at least 0 and below 1, not"):
+    with pytest.raises(UsageError, match=r"watermark should be (at least 0|below 1), not"):
         PagedSettings(watermark=watermark)
     assert PagedSettings(watermark=0.99).watermark == 0.99
 
 
 def test_a_threshold_may_be_absent_and_not_negative() -> None:
     assert ContinuousSettings(long_prefill_token_threshold=0).long_prefill_token_threshold == 0
-    with pytest.raises(UsageError, match="long_prefill_token_threshold should be 0 or more, not -1"):
+    with pytest.raises(UsageError, match="long_prefill_token_threshold should be at least 0, not -1"):
         ContinuousSettings(long_prefill_token_threshold=-1)
 
 

@@ -199,12 +199,12 @@ def test_a_calibration_knows_what_the_offload_costs_the_host(ahead: bool) -> Non
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (("--kv-offloading-eviction", "arc"), "says nothing without --kv-offloading-size"),
+        (("--kv-offloading-eviction", "arc"), "requires --kv-offloading-size"),
         (("--kv-offloading-size", "1", "--swap-gib", "1"), "give one of them"),
         (("--kv-offloading-size", "1", "--order", "priority"), "in order of arrival"),
         (("--kv-offloading-size", "0.001"), "hold no host block of 2097152 bytes"),
         (("--kv-offloading-size", "1", "--kv-offloading-block-size", "24"), "a multiple of the block size"),
-        (("--kv-offloading-size", "-1"), "a size of 0 to 999,999 GiB"),
+        (("--kv-offloading-size", "-1"), "--kv-offloading-size should be at least 0"),
         (("--kv-offloading-size", "1000000"), "at most 999,999"),
         (("--kv-offloading-size", "1", "--policy", "static"), "it is for paged"),
     ],

@@ -1,0 +1,162 @@
+"""Flags made of declared settings, below headings; and settings read back from the flags that were given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from typing import Any, TypeVar
+
+import click
+
+from kvsim.errors import UsageError
+from kvsim.policies import KINDS
+from kvsim.settings import Declared, Setting, settings_in
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+Settings = TypeVar("Settings")
+_LIKE = {"defaults": "max_num_seqs", "kv_offloading_gb_per_s": "load_gb_per_s"}
+"""Flags that are no setting, and a setting of the same policies."""
+
+
+class SectionedOption(click.Option):
+    """A flag below a heading of the help."""
+
+    def __init__(self, *names: Any, section: str, **settings: Any) -> None:
+        super().__init__(*names, **settings)
+        self.section = section
+
+
+class SectionedCommand(click.Command):
+    """A command whose help shows its own flags first, then those of each section."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the flags; sections come in the order of their first flags."""
+        sections: dict[str, list[tuple[str, str]]] = {"Options": []}
+        for flag in self.get_params(ctx):
+            record = flag.get_help_record(ctx)
+            if record is not None:
+                sections.setdefault(getattr(flag, "section", "Options"), []).append(record)
+        for heading, records in sections.items():
+            with formatter.section(heading):
+                formatter.write_dl(records)
+
+
+def section(heading: str) -> Callable[..., Callable[[Command], Command]]:
+    """Return a `click.option` that declares flags below `heading`."""
+    return partial(click.option, cls=SectionedOption, section=heading)
+
+
+def bounded(
+    bounds: Setting | None = None, *, at_least: float | None = None, at_most: float | None = None
+) -> Callable[[click.Context, click.Parameter, Any], Any]:
+    """Return the callback of a flag that refuses a number out of bounds, with the flag's name."""
+    known = bounds or Setting(help="", at_least=at_least, at_most=at_most)
+
+    def check(_context: click.Context, option: click.Parameter, value: Any) -> Any:
+        known.check(option.opts[0], value)
+        return value
+
+    return check
+
+
+def flags_of(
+    settings: type, heading: str, types: Mapping[str, Callable[[str], Any]]
+) -> dict[str, Callable[[Command], Command]]:
+    """Return a flag for each setting of a dataclass that has one; its value is None where it is not given.
+
+    `types` convert the text of flags that accept more than the setting's own values.
+    """
+    return {
+        each.name: section(each.setting.section or heading)(
+            each.name, *each.setting.flags, help=_help(each, settings), **_how(each, types.get(each.name))
+        )
+        for each in settings_in(settings)
+        if each.setting.flags
+    }
+
+
+def _help(each: Declared, settings: type) -> str:
+    is_switch = each.kind is bool and not each.choices and not is_pair(each)
+    required = [other.setting.flags[0] for other in settings_in(settings) if other.name == each.setting.requires]
+    requires = f" Requires {required[0]}." if required else ""
+    return each.setting.help + requires + (f"  [{each.default_words}]" if each.default_words and not is_switch else "")
+
+
+def _how(each: Declared, convert: Callable[[str], Any] | None) -> dict[str, Any]:
+    """Return the arguments of `click.option` that depend on the type of a setting."""
+    if each.choices:
+        return {"type": click.Choice(list(each.choices)), "default": None}
+    if each.kind is bool:
+        return {"default": None} | ({} if is_pair(each) else {"is_flag": True, "flag_value": not each.default})
+    return {
+        "type": convert or each.kind,
+        "metavar": each.setting.unit,
+        "default": None,
+        "callback": bounded(each.setting),
+    }
+
+
+def settings_from(settings: type[Settings], flags: Mapping[str, Any], **known: Any) -> Settings:
+    """Return the settings of a class that the flags give or that are `known`; all others keep their defaults.
+
+    Raises:
+        UsageError: a setting cannot be right, or requires another that is not given.
+    """
+    kind: Any = settings
+    declared = {each.name: each for each in settings_in(kind)}
+    given = {name: value for name in declared if (value := flags.get(name)) is not None}
+    for name in given:
+        needed = declared[name].setting.requires
+        if needed and not given.get(needed):
+            flag, other = (spelling(declared[each]) for each in (name, needed))
+            raise UsageError(f"{flag} requires {other}; give both.")
+    values = {name: declared[name].choices.get(value, value) for name, value in given.items()}
+    return settings(**values | known)
+
+
+def is_pair(each: Declared) -> bool:
+    """Tell whether a switch has a flag for each of its values."""
+    return any("/" in flag for flag in each.setting.flags)
+
+
+def spelling(each: Declared) -> str:
+    """Return the first spelling of a setting's flag."""
+    return each.setting.flags[0].rpartition("/")[2]
+
+
+def check_policy_flags(context: click.Context, policies: Collection[str], varied: Collection[str] = ()) -> None:
+    """Check that every flag that was given has an effect with one of `policies`.
+
+    Args:
+        context: of the command, which knows what was given.
+        policies: those that will be simulated.
+        varied: flags whose values were given in another way.
+
+    Raises:
+        UsageError: one has none; the sentence names the flag and the policies that it is for.
+    """
+    for option in context.command.params:
+        name = str(option.name)
+        if name in varied or is_given(context, name):
+            takers = policies_with(name)
+            if takers and not takers & set(policies):
+                off = context.params.get(name) is False and option.secondary_opts
+                raise UsageError(
+                    f"{(off or option.opts)[0]} has no effect with --policy {' and '.join(policies)}: it is for "
+                    f"{' and '.join(sorted(takers))}; leave it out."
+                )
+
+
+def is_given(context: click.Context, name: str) -> bool:
+    """Tell whether a flag stands on the command line."""
+    return context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+
+
+def policies_with(name: str) -> set[str]:
+    """Return the policies that a flag is for; empty if it is none of a policy, or says how much memory there is."""
+    if name == "block_size":
+        return set()
+    name = _LIKE.get(name, name)
+    return {
+        policy for policy, kinds in KINDS.items() for kind in kinds for each in settings_in(kind) if each.name == name
+    }

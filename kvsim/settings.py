@@ -1,0 +1,124 @@
+"""A setting is declared once, as a dataclass field.
+
+From `block_size: int = setting(16, "Tokens per block.", "--block-size")` follow the flag and its help
+(`kvsim.cli.options`), the keyword in Python, the column of a sweep, the field in a recording's `meta.json` and the row
+in `docs/reference/settings.md`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from enum import Enum
+from functools import cache
+from types import UnionType
+from typing import Any, get_args, get_type_hints
+
+from kvsim.errors import UsageError, shortened
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """Metadata of a field that is a setting."""
+
+    help: str
+    """A sentence for the help and the reference, with its unit."""
+    flags: tuple[str, ...] = ()
+    """Spellings on the command line, as click reads them; empty: no flag.
+
+    The flag of a switch sets the opposite of the default; "--x/--no-x" is a pair of flags.
+    """
+    unit: str | None = None
+    """Placeholder of the value in the help."""
+    section: str = ""
+    """Heading in the help; empty: that of the other settings of its class."""
+    shown: str | None = None
+    """Words for the default; None: the default itself."""
+    choices: Mapping[str, Any] | None = None
+    """Words of the flag and their values; None: the members of the enumeration, or any value."""
+    requires: str = ""
+    """Name of a setting without which this one has no effect."""
+    at_least: float | None = None
+    at_most: float | None = None
+    above: float | None = None
+    below: float | None = None
+
+    def check(self, name: str, value: object) -> None:
+        """Check that a number lies within the bounds.
+
+        Raises:
+            UsageError: it does not; the sentence calls it `name`.
+        """
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return
+        for words, bound, holds in (
+            ("at least", self.at_least, self.at_least is None or value >= self.at_least),
+            ("above", self.above, self.above is None or value > self.above),
+            ("at most", self.at_most, self.at_most is None or value <= self.at_most),
+            ("below", self.below, self.below is None or value < self.below),
+        ):
+            if not holds:
+                raise UsageError(f"{name} should be {words} {bound:,}, not {shortened(value)}.")
+
+
+def setting(default: Any, help: str, *flags: str, **metadata: Any) -> Any:  # noqa: A002  the word of argparse and click
+    """Declare a dataclass field as a setting; `metadata` are the other fields of `Setting`."""
+    return field(default=default, metadata={"setting": Setting(help=help, flags=flags, **metadata)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Declared:
+    """A setting as one class declares it."""
+
+    name: str
+    kind: type
+    """Type of a value: int, float, bool, str or an enumeration."""
+    default: Any
+    setting: Setting
+
+    @property
+    def choices(self) -> dict[str, Any]:
+        """Words and their values; empty where any value of the type is possible."""
+        if self.setting.choices is None and issubclass(self.kind, Enum):
+            return {str(member.value): member for member in self.kind}
+        return dict(self.setting.choices or {})
+
+    @property
+    def default_words(self) -> str:
+        """The default in the words of the command line; empty where it is nothing."""
+        if self.setting.shown is not None:
+            return self.setting.shown
+        words = [word for word, value in self.choices.items() if value == self.default]
+        if words:
+            return words[0]
+        if self.kind is bool:
+            return "on" if self.default else "off"
+        return "" if self.default is None else f"{self.default:g}" if self.kind in (int, float) else str(self.default)
+
+
+@cache
+def settings_in(kind: type) -> tuple[Declared, ...]:
+    """Return the settings that a dataclass declares."""
+    types = get_type_hints(kind)
+    return tuple(
+        Declared(name=each.name, kind=_plain(types[each.name]), default=each.default, setting=each.metadata["setting"])
+        for each in fields(kind)
+        if "setting" in each.metadata
+    )
+
+
+def check_settings(settings: Any) -> None:
+    """Check every number of a dataclass of settings against its bounds.
+
+    Raises:
+        UsageError: one is out of bounds.
+    """
+    for each in fields(settings):
+        each.metadata["setting"].check(each.name, getattr(settings, each.name))
+
+
+def _plain(annotation: Any) -> type:
+    """Return a type without None."""
+    if isinstance(annotation, UnionType):
+        [annotation] = [kind for kind in get_args(annotation) if kind is not type(None)]
+    return annotation if isinstance(annotation, type) and annotation is not Any else str

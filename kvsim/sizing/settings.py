@@ -1,0 +1,77 @@
+"""The settings of a machine by name: how a model is served on a GPU, and with how much memory for its cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from kvsim.settings import check_settings, setting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineSettings:
+    """A GPU that serves a model."""
+
+    model: Any = setting(
+        None,
+        "Listed model (see kvsim size --list), config.json, or its folder.",
+        "--model",
+        unit="MODEL",
+        shown="the recording's, or Llama-3-8B",
+    )
+    gpu: Any = setting(
+        None,
+        "Listed GPU (see kvsim size --list), or a TOML file of your own.",
+        "--gpu",
+        unit="GPU",
+        shown="the recording's, or H200",
+    )
+    tensor_parallel_size: int | None = setting(
+        None, "Tensor-parallel size.", "--tensor-parallel-size", unit="N", shown="1"
+    )
+    pipeline_parallel_size: int | None = setting(
+        None, "Pipeline-parallel size.", "--pipeline-parallel-size", unit="N", shown="1"
+    )
+    quantization: str | None = setting(
+        None,
+        "Type of the weights: none, fp8, awq, gptq, mxfp4 and others.",
+        "--quantization",
+        unit="METHOD",
+        shown="the model's",
+    )
+    kv_cache_dtype: str | None = setting(
+        None, "Type of the KV cache: auto, fp8 or another of vLLM's.", "--kv-cache-dtype", unit="TYPE", shown="auto"
+    )
+    kv_gib: float | None = setting(
+        None,
+        "KV-cache size on each GPU, in GiB.",
+        "--kv-gib",
+        unit="GIB",
+        shown="the recording's, or what the GPU leaves",
+        above=0,
+        below=1_000_000,
+    )
+    num_blocks: int | None = setting(
+        None,
+        "KV-cache size in blocks, vLLM's null block included.",
+        "--num-blocks",
+        "--num-gpu-blocks-override",
+        unit="N",
+        at_least=1,
+        at_most=1 << 40,
+    )
+    gpu_memory_utilization: float | None = setting(
+        None, "GPU memory fraction, as in vLLM.", "--gpu-memory-utilization", unit="SHARE", shown="0.92"
+    )
+    oversize: bool = setting(False, "Allow a model and a cache that the GPU has no memory for.", "--oversize")
+    enforce_eager: bool = setting(False, "Launch kernels one by one, without captured graphs.", "--enforce-eager")
+    times: Any = setting(
+        None,
+        "Step times: a profile or a machine card, by file or name; none: the data sheet alone.",
+        "--profile",
+        unit="PROFILE",
+        shown="the one that matches",
+    )
+
+    def __post_init__(self) -> None:
+        check_settings(self)
