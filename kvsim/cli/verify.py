@@ -21,11 +21,12 @@ if TYPE_CHECKING:
     "steps_file",
     type=click.Path(path_type=Path),
     metavar="STEPS.jsonl[.gz]",
-    help="What vLLM's own scheduler said of WORKLOAD.json, driven with a fake model.",
+    help="What vLLM's or SGLang's own scheduler said of WORKLOAD.json, driven with a fake model; its first record "
+    "says whose it is.",
 )
 @json_option
 def command(*, subject: str, steps_file: Path | None, as_json: bool) -> None:
-    """Check that kvsim and a recorded vLLM make the same decisions.
+    """Check that kvsim and a recorded vLLM, or the scheduler of vLLM or SGLang, make the same decisions.
 
     RECORDING is a folder or the name of a recording that comes with kvsim. It is replayed in lockstep: requests, tokens
     and their order, block ids, preemptions, queues and free blocks are compared at every step. The exit code is 1 if
@@ -56,6 +57,6 @@ def _verify_recording(name: str) -> Verdict:
 
 
 def _verify_oracle(workload_file: Path, steps_file: Path) -> Verdict:
-    from kvsim.conformance import read_records, read_workload, verify_oracle
+    from kvsim.conformance import verify_answer
 
-    return verify_oracle(read_workload(workload_file), read_records(steps_file))
+    return verify_answer(workload_file, steps_file)

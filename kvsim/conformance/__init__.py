@@ -1,9 +1,10 @@
 """Conformance: run the paged policy in lockstep with a real engine and find the first difference.
 
 The real engine is either a recording of vLLM on a GPU (`verify_recording`) or the records of an oracle
-(`verify_oracle`): vLLM's own scheduler, driven with a fake model.
+(`verify_answer`): vLLM's or SGLang's own scheduler, driven with a fake model.
 """
 
+from kvsim.conformance.answers import verify_answer
 from kvsim.conformance.lockstep import verify_recording
 from kvsim.conformance.oracle import verify_oracle
 from kvsim.conformance.oracle_files import OracleWorkload, parse_workload, read_records, read_workload
@@ -17,6 +18,7 @@ __all__ = [
     "parse_workload",
     "read_records",
     "read_workload",
+    "verify_answer",
     "verify_oracle",
     "verify_recording",
 ]

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from kvsim.conformance.oracle_groups import layout_of
+from kvsim.conformance.sglang_files import SGLANG_FIELDS
 from kvsim.errors import RecordingError, UsageError, WorkloadError
 from kvsim.files.contents import TEXT_BYTES, content_of, unpacked
 from kvsim.files.json_text import parse
@@ -39,6 +40,9 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
     "end": ("engine_calls",),
 }
 """Required fields of each kind of record. The order of the free queue is compared if it was recorded."""
+_FIRST: Mapping[str, Mapping[str, tuple[str, ...]]] = {"meta": FIELDS, "engine": SGLANG_FIELDS}
+"""Required fields of the records of each scheduler, by the kind of the first: vLLM's and SGLang's."""
+_ENDS = ("end", "failed")
 
 _RECORDS_BYTES = 1 << 29
 """Largest size of a file of records, unpacked. A run of half an hour takes some megabytes."""
@@ -118,6 +122,15 @@ def read_workload(file: Path) -> OracleWorkload:
     Raises:
         WorkloadError: it is missing, not JSON, or says something impossible; the message names the file and request.
     """
+    return parse_workload(read_document(file), str(file))
+
+
+def read_document(file: Path) -> Any:
+    """Read the JSON of a workload.
+
+    Raises:
+        WorkloadError: it is missing or not JSON; the message names the file.
+    """
     try:
         text = content_of(file, TEXT_BYTES).decode()
     except FileNotFoundError:
@@ -125,12 +138,11 @@ def read_workload(file: Path) -> OracleWorkload:
     except (OSError, UnicodeDecodeError) as error:
         raise WorkloadError(f"{file} cannot be read as text: {error}.") from error
     try:
-        document = parse(text)
+        return parse(text)
     except json.JSONDecodeError as error:
         raise WorkloadError(f"{file}, line {error.lineno}: not JSON: {error.msg}.") from error
     except ValueError as error:  # such as a number with thousands of digits, or nesting thousands deep
         raise WorkloadError(f"{file}: not JSON that can be read: {error}.") from error
-    return parse_workload(document, str(file))
 
 
 def parse_workload(document: Any, where: str) -> OracleWorkload:
@@ -207,41 +219,43 @@ def _offload(fields: _Fields, block_size: int) -> dict[str, Any]:
 
 
 def read_records(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the records of an oracle run, each with its line number.
+    """Yield the records of an oracle run, each with its line number; the first says whose scheduler it is.
 
     Raises:
         RecordingError: the file is missing, truncated, or a line is not a record of the oracle; the message names both.
     """
-    line = 0
-    kind = None
+    line, fields, kind = 0, None, None
     try:
         content = content_of(file, _RECORDS_BYTES)
         content = unpacked(content, _RECORDS_BYTES) if file.suffix == ".gz" else content
         for encoded in content.splitlines(keepends=True):
             text = encoded.decode()
             line += 1
-            record = _record(text, f"{file}, line {line}", first=line == 1, after_end=kind == "end")
+            record = _record(text, f"{file}, line {line}", fields, after_end=kind in _ENDS)
             kind = record["kind"]
+            fields = fields or _FIRST[kind]
             yield line, record
     except FileNotFoundError:
         raise RecordingError(f"{file} does not exist; give the records that the oracle printed.") from None
     except (EOFError, OSError, zlib.error, UnicodeDecodeError) as error:
         raise RecordingError(f"{file} is damaged or truncated after line {line}: {error}.") from error
-    if kind != "end":
+    if kind not in _ENDS:
         raise RecordingError(f"{file} ends after line {line} without an end record: the oracle did not finish.")
 
 
-def _record(text: str, where: str, *, first: bool, after_end: bool) -> dict[str, Any]:
+def _record(text: str, where: str, fields: Mapping[str, tuple[str, ...]] | None, *, after_end: bool) -> dict[str, Any]:
+    """Return one record, which has all required `fields`; the first record says which these are."""
     try:
         record = parse(text)
     except ValueError as error:
         raise RecordingError(f"{where}: not JSON: {getattr(error, 'msg', error)}.") from error
     kind = str(record.get("kind")) if isinstance(record, dict) else "none"
-    if kind not in FIELDS or (kind == "meta") != first or after_end:
-        due = "nothing after the end" if after_end else "meta" if first else "schedule, update or end"
+    known = _FIRST if fields is None else [name for name in fields if name not in _FIRST]
+    if kind not in known or after_end:
+        due = "nothing after the end" if after_end else " or ".join((", ".join([*known][:-1]), [*known][-1]))
         raise RecordingError(f"{where}: expected {due}, not a record of kind {kind!r}.")
     left_out = _LEFT_OUT if _BY_GROUP & record.keys() else ()
-    missing = [name for name in FIELDS[kind] if name not in record and name not in left_out]
+    missing = [name for name in (fields or _FIRST[kind])[kind] if name not in record and name not in left_out]
     if missing:
         raise RecordingError(f"{where}: the {kind} record lacks {', '.join(missing)}.")
     return dict(record)

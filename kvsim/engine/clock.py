@@ -11,7 +11,7 @@ has to be taken away.
 from __future__ import annotations
 
 from kvsim import steptime
-from kvsim.engine import fast_forward, host_swap, in_flight, journal, length_index, scheduler, totals, waiting_queue
+from kvsim.engine import fast_forward, host_swap, in_flight, journal, length_index, totals, waiting_queue
 from kvsim.engine.compiled import compiled_as, part
 from kvsim.engine.state import Engine
 from kvsim.steptime import PowerThrottle, Roofline, StepShape, StepTime
@@ -44,7 +44,7 @@ def _advance(engine: Engine, until_s: float) -> int:  # noqa: PLR0911  one for e
         if not state.awaiting:
             if state.host_s >= until_s:
                 return REACHED
-            if state.num_in_flight == 0 and not scheduler.has_work(engine):
+            if state.num_in_flight == 0 and not engine.scheduler.has_work(engine):
                 if state.num_arrived == state.num_submitted:
                     return IDLE
                 next_s = engine.times[engine.lines[state.num_arrived].arrived].arrival_s
@@ -82,7 +82,7 @@ def ask_again(engine: Engine, num_users: int) -> None:
 def _after_step(engine: Engine) -> int:
     """Return the outcome for which the caller has to act after a step, or `SCHEDULED`."""
     state = engine.state
-    if state.num_in_batch == 0 and state.num_preempted == 0 and is_stalled(engine):
+    if state.num_in_batch == 0 and state.num_preempted == 0 and engine.scheduler.is_stalled(engine):
         return STALLED
     if engine.memory.is_crowded(engine):
         return CROWDED
@@ -96,37 +96,15 @@ def next_moment(engine: Engine) -> int:
     An engine call schedules, if there is work, and then processes an output, unless it may schedule ahead.
     """
     state = engine.state
-    if not state.awaiting and scheduler.has_work(engine):
+    if not state.awaiting and engine.scheduler.has_work(engine):
         schedule(engine)
-        state.awaiting = _awaits_output(engine)
+        state.awaiting = engine.scheduler.awaits_output(engine)
         return SCHEDULED
     if state.num_in_flight == 0:
         return IDLE
     state.awaiting = False
     finish_oldest(engine)
     return UPDATED
-
-
-@part
-def _awaits_output(engine: Engine) -> bool:
-    """Tell whether the engine call goes on with the output of the oldest step after it has scheduled one."""
-    state = engine.state
-    if state.num_in_flight == engine.settings.most_in_flight:
-        return True
-    if engine.settings.fills_pipeline:
-        return state.num_in_batch == 0 and not scheduler.has_work(engine)
-    oldest = engine.launched[in_flight.oldest(engine)]
-    return state.num_in_batch == 0 or (oldest.is_recorded and oldest.done_s < state.host_s)
-
-
-@part
-def is_stalled(engine: Engine) -> bool:
-    """Tell whether the engine would wait for ever: nothing runs, and the head of the queue is not admitted."""
-    state = engine.state
-    if state.num_running > 0 or state.num_waiting == 0 or engine.memory.awaits_transfers(engine):
-        return False
-    state.subject = waiting_queue.next_in_pass(engine).number
-    return True
 
 
 @part
@@ -150,7 +128,7 @@ def take_arrivals(engine: Engine) -> None:
             engine.lines[state.num_ended].ended = sequence.number
             state.num_ended += 1
             continue
-        waiting_queue.push(engine, sequence)
+        engine.scheduler.add(engine, sequence)
         if settings.sort_by_length:
             length_index.add(engine, sequence)
 
@@ -161,7 +139,7 @@ def schedule(engine: Engine) -> None:
     settings, state = engine.settings, engine.state
     state.seq += 1
     launched = engine.launched[state.next_launched]
-    scheduler.schedule(engine)
+    engine.scheduler.schedule(engine)
     launched.is_recorded = state.num_in_batch > 0 or state.num_preempted > 0 or settings.notes_every_step
     if not launched.is_recorded:
         return
@@ -211,7 +189,7 @@ def finish_oldest(engine: Engine) -> None:
         state.host_s = max(state.host_s, launched.done_s)
     state.seq += 1
     processed_s = state.host_s  # the update may take time, which what it brings does not wait for
-    scheduler.update(engine)
+    engine.scheduler.update(engine)
     if launched.is_recorded:
         output = engine.outputs[state.num_outputs - state.first_output]
         output.seq, output.time_s = state.seq, processed_s

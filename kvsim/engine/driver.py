@@ -19,7 +19,6 @@ from kvsim.engine import (
     in_flight,
     moments,
     offload,
-    scheduler,
     static_batch,
     waiting_queue,
 )  # fmt: skip
@@ -103,7 +102,7 @@ class Driver:
 
     def has_work(self) -> bool:
         """Tell whether a step is scheduled next; otherwise an output is processed, if one is awaited."""
-        return bool(scheduler.has_work(self.engine))
+        return bool(self.engine.scheduler.has_work(self.engine))
 
     def play(self, kinds: npt.NDArray[Any] | list[int], numbers: npt.NDArray[Any] | list[int]) -> int:
         """Play ordered events (see `moments`), whatever the clock says; return how many were played.

@@ -20,12 +20,12 @@ def moved(source: Engine, target: Engine) -> Engine:
     target = with_room_for_schedule(target, num_rows)
     for name in Engine._fields:
         old, new = getattr(source, name), getattr(target, name)
-        if name in ("memory", "rules", "host", "step_times", "steps", "outputs", "memory_rows"):
+        if name in ("memory", "scheduler", "rules", "host", "radix", "step_times", "steps", "outputs", "memory_rows"):
             continue
         end = num_rows if name == "schedule_rows" else len(old) if isinstance(new, np.ndarray) else 1
         _copy(old, new, end)
-    tiers: Any = zip(source.host, target.host, strict=True)
-    for old, new in tiers:
+    parts: Any = zip((*source.host, *source.radix), (*target.host, *target.radix), strict=True)
+    for old, new in parts:
         _copy(old, new, len(old) if isinstance(new, np.ndarray) else 1)
     return target
 

@@ -19,7 +19,7 @@ from kvsim.engine.state import (
     SLIDING_WINDOW,
 )
 from kvsim.kv_groups import CacheKind, KVCacheGroup, KVCacheLayout, MambaMode
-from kvsim.policies import Paged, Policy
+from kvsim.policies import EnginePolicy, Paged
 from kvsim.policies.releases import AlignedSplit, Junction, LeftOut, ReusedFirst, Rules, rules_of
 
 _KINDS = {
@@ -34,7 +34,7 @@ _KINDS = {
 _MODES = {MambaMode.NONE: LIVE_STATE, MambaMode.ALL: EVERY_STATE, MambaMode.ALIGN: ALIGNED}
 
 
-def one_group(policy: Policy) -> KVCacheLayout:
+def one_group(policy: EnginePolicy) -> KVCacheLayout:
     """Return the layout of full attention in all layers, as in most models."""
     group = KVCacheGroup(kind=CacheKind.FULL, block_size=policy.unit_tokens, num_layers=1, page_bytes=1)
     return KVCacheLayout(
@@ -45,7 +45,7 @@ def one_group(policy: Policy) -> KVCacheLayout:
     )
 
 
-def settings_of_groups(layout: KVCacheLayout, policy: Policy) -> dict[str, Any]:
+def settings_of_groups(layout: KVCacheLayout, policy: EnginePolicy) -> dict[str, Any]:
     """Return the settings that follow from the groups."""
     tokens, _ = _slots_of_groups(layout)
     caching = isinstance(policy, Paged) and policy.cache.enable_prefix_caching
@@ -112,7 +112,7 @@ def _leaders(layout: KVCacheLayout) -> list[int]:
 def records_of_groups(
     layout: KVCacheLayout,
     widths: list[int],
-    policy: Policy,
+    policy: EnginePolicy,
     retention_tokens: int | None,
     most_in_flight: int,
     *,

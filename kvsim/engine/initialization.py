@@ -13,9 +13,12 @@ from kvsim.engine import (
     custom_memory,
     host_initialization,
     kv_cache,
+    radix_initialization,
     records,
+    request_rows,
     reservations,
     scheduler,
+    sglang_scheduler,
     speculation,
     static_batch,
     tiered,
@@ -37,7 +40,7 @@ from kvsim.engine.state import (
 )  # fmt: skip
 from kvsim.errors import BudgetError, UnknownNameError, UsageError
 from kvsim.kv_groups import KVCacheLayout
-from kvsim.policies import Contiguous, Paged, Pipeline, Policy, Static
+from kvsim.policies import Contiguous, EnginePolicy, Paged, Pipeline, Radix, Static
 from kvsim.policies.releases import rules_of
 from kvsim.policies.settings import ContiguousSettings, Growth, Order, PagedSettings, Reserve
 from kvsim.steptime import StepTimeModel
@@ -55,6 +58,8 @@ _MOST_BLOCKS = 1 << 22
 _MOST_LISTED = 1 << 24
 """Length from which numbers stand in an array even where the engine is interpreted: it is slower, and takes less room.
 """
+_MOST_BUCKET_BITS = 16
+"""Nodes of a radix tree are fewer than its pages."""
 _GIB, _GIGA = 1 << 30, 1e9
 
 _ONE_STAGE = Pipeline()
@@ -65,7 +70,7 @@ class EnginePlan:
     """All that an engine is made from."""
 
     demand: Demand
-    policy: Policy
+    policy: EnginePolicy
     num_units: int
     step_time: StepTimeModel
     _: KW_ONLY
@@ -92,6 +97,8 @@ class EnginePlan:
     """The clock says when a copy between GPU and host has ended; otherwise the caller does."""
     checking: bool = False
     """The engine stops at every step, so that its account can be checked."""
+    tells: bool = False
+    """What SGLang's cache evicts, frees twice and takes back is told."""
     num_moments: int = 1
     """Events that can be ordered in one call."""
     rules: CustomRules | None = None
@@ -129,6 +136,7 @@ class EnginePlan:
         rows_of = partial(make_growing, compiled=compiled)
         return Engine(
             memory=custom_memory.CUSTOM if is_custom else memory_of(policy),
+            scheduler=sglang_scheduler.SGLANG if isinstance(policy, Radix) else scheduler.SCHEDULER,
             rules=self.rules or scheduler.VLLM,
             settings=settings,
             step_times=times,
@@ -158,6 +166,7 @@ class EnginePlan:
             readers=records_of(records.Readers, self.num_units + 1 if settings.has_windows else 0),
             buckets=records_of(records.Bucket, _num_buckets(demand, policy, self.num_units)),
             host=self._host_tier(room, compiled=compiled),
+            radix=self._radix(settings.most_in_flight, compiled=compiled),
             holes=records_of(records.Hole, room.num_holes),
             rectangle=make_one(records.Rectangle, compiled=compiled),
             first_uses=_first_uses(demand, policy, compiled=compiled),
@@ -196,6 +205,14 @@ class EnginePlan:
         )
         settings.leaves_alone = not self.rules and _leaves_alone(settings)
         return settings
+
+    def _radix(self, most_in_flight: int, *, compiled: bool) -> Any:
+        """Return SGLang's cache and scheduler, empty where another server is simulated."""
+        if not isinstance(self.policy, Radix):
+            return ()
+        return radix_initialization.radix(
+            self.policy, self.demand, self.num_units, most_in_flight, tells=self.tells, compiled=compiled
+        )
 
     def _host_tier(self, room: _Room, *, compiled: bool) -> HostTier:
         """Return the second tier, empty where nothing is offloaded."""
@@ -246,7 +263,7 @@ class _Room:
             UsageError: an offload and another setting do not go together.
         """
         policy, size, num_units = plan.policy, len(plan.demand.prompt), plan.num_units
-        batch = min(policy.scheduler.batch_size if isinstance(policy, Static) else policy.scheduler.max_num_seqs, size)
+        batch = min(_most_running(policy), size)
         places, widths = 0, [1]
         if isinstance(policy, Paged):
             if not layout.is_uniform:
@@ -267,8 +284,17 @@ class _Room:
         )
 
 
-def memory_of(policy: Policy) -> Memory:
+def _most_running(policy: EnginePolicy) -> int:
+    """Return the number of sequences that may run at once."""
+    if isinstance(policy, Static):
+        return policy.scheduler.batch_size
+    return policy.scheduler.max_running_requests if isinstance(policy, Radix) else policy.scheduler.max_num_seqs
+
+
+def memory_of(policy: EnginePolicy) -> Memory:
     """Return the kind of memory of a policy."""
+    if isinstance(policy, Radix):
+        return request_rows.RADIX
     if isinstance(policy, Static):
         return static_batch.RECTANGLE
     if isinstance(policy, Contiguous):
@@ -276,7 +302,7 @@ def memory_of(policy: Policy) -> Memory:
     return tiered.TIERED if policy.cache.kv_offloading_size else kv_cache.PAGED
 
 
-def _settings_of(policy: Policy, num_units: int) -> dict[str, Any]:
+def _settings_of(policy: EnginePolicy, num_units: int) -> dict[str, Any]:
     """Return the settings that follow from the policy."""
     settings: dict[str, Any] = {
         "max_model_len": policy.max_model_len,
@@ -288,6 +314,8 @@ def _settings_of(policy: Policy, num_units: int) -> dict[str, Any]:
     if isinstance(policy, Static):
         names = ("batch_size", "preallocated", "timeout_s", "sort_by_length", "memory_guard")
         return settings | {name: getattr(policy.scheduler, name) for name in names}
+    if isinstance(policy, Radix):
+        return settings
     chosen, rules = policy.scheduler, rules_of(policy.scheduler.vllm)
     settings |= {
         "max_num_batched_tokens": chosen.max_num_batched_tokens,
@@ -333,10 +361,12 @@ def _extents(cache: ContiguousSettings) -> dict[str, Any]:
     }
 
 
-def _loop(policy: Policy, pipeline: Pipeline) -> dict[str, Any]:
+def _loop(policy: EnginePolicy, pipeline: Pipeline) -> dict[str, Any]:
     """Return how far the engine schedules ahead, and what it notes for that."""
     if isinstance(policy, Static):
         return {"most_in_flight": 1}
+    if isinstance(policy, Radix):
+        return {"most_in_flight": 1 if policy.scheduler.disable_overlap_schedule else 2}
     ahead = policy.scheduler.async_scheduling
     return {
         "ahead": ahead,
@@ -348,9 +378,9 @@ def _loop(policy: Policy, pipeline: Pipeline) -> dict[str, Any]:
     }
 
 
-def _check_pipeline(policy: Policy, pipeline: Pipeline, rules: CustomRules | None) -> None:
+def _check_pipeline(policy: EnginePolicy, pipeline: Pipeline, rules: CustomRules | None) -> None:
     """Refuse what is a model of an engine with one stage alone."""
-    if pipeline.pipeline_parallel_size == 1 or isinstance(policy, Static):
+    if pipeline.pipeline_parallel_size == 1 or isinstance(policy, Static | Radix):
         return
     cache = policy.cache if isinstance(policy, Paged) else PagedSettings()
     for what, flag, is_asked in (
@@ -412,7 +442,7 @@ def _table_widths(
     return widths
 
 
-def _most_holes(policy: Policy, batch: int, num_units: int) -> int:
+def _most_holes(policy: EnginePolicy, batch: int, num_units: int) -> int:
     """Return the number of holes that there can be, with one more while they are changed."""
     if not isinstance(policy, Contiguous):
         return 0
@@ -439,17 +469,21 @@ def _leaves_alone(settings: records.Settings) -> bool:
     return not concerns
 
 
-def _memory_margin(policy: Policy, batch: int, width: int) -> int:
+def _memory_margin(policy: EnginePolicy, batch: int, width: int) -> int:
     """Return the number of changes of ownership in one step, at most."""
     if isinstance(policy, Paged):
         return batch * host_initialization.rows_of_table(width)
     if isinstance(policy, Static):
         return 3 * batch
+    if isinstance(policy, Radix):
+        return 0
     # every sequence is released and admitted, each of which may move all others
     return 4 * batch * (batch + 1) if policy.cache.compaction else 4 * batch
 
 
-def _num_buckets(demand: Demand, policy: Policy, num_units: int) -> int:
+def _num_buckets(demand: Demand, policy: EnginePolicy, num_units: int) -> int:
+    if isinstance(policy, Radix):
+        return 1 << min(num_units.bit_length(), _MOST_BUCKET_BITS)
     if isinstance(policy, Paged) and policy.cache.enable_prefix_caching:
         return int(1 << num_units.bit_length())
     if isinstance(policy, Static) and policy.scheduler.sort_by_length:
@@ -468,12 +502,12 @@ def _tables(room: _Room, *, compiled: bool) -> Records[records.Table]:
     return tables
 
 
-def _first_uses(demand: Demand, policy: Policy, *, compiled: bool) -> Any:
+def _first_uses(demand: Demand, policy: EnginePolicy, *, compiled: bool) -> Any:
     made: Any = np.zeros(2 * int(demand.output.max(initial=1)) if isinstance(policy, Static) else 0)
     return made if compiled else made.tolist()
 
 
-def _right_drafts(policy: Policy, *, compiled: bool) -> Numbers:
+def _right_drafts(policy: EnginePolicy, *, compiled: bool) -> Numbers:
     drafts = np.zeros(0, np.int64)
     if isinstance(policy, Paged) and policy.cache.num_speculative_tokens:
         drafts = speculation.right_drafts(policy.cache.acceptance_rate, policy.cache.acceptance_seed)
@@ -481,10 +515,10 @@ def _right_drafts(policy: Policy, *, compiled: bool) -> Numbers:
 
 
 def _sequences(
-    demand: Demand, policy: Policy, refused: npt.NDArray[np.bool_], *, compiled: bool
+    demand: Demand, policy: EnginePolicy, refused: npt.NDArray[np.bool_], *, compiled: bool
 ) -> Records[records.Sequence]:
     sequences = make(records.Sequence, len(demand.prompt) + 1, compiled=compiled)
-    ahead = not isinstance(policy, Static) and policy.scheduler.async_scheduling
+    ahead = isinstance(policy, Paged | Contiguous) and policy.scheduler.async_scheduling
     drafts = policy.cache.num_speculative_tokens if isinstance(policy, Paged) else 0
     unsure = demand.stops_late.astype(np.int32) if ahead else np.full(len(refused), drafts, np.int32)
     fill(
@@ -500,6 +534,7 @@ def _sequences(
         priority=demand.priority,
         reservation=demand.reservations(policy) if isinstance(policy, Contiguous) else 0,
         num_tokens=demand.prompt,
+        place=request_rows.NO_ROW if isinstance(policy, Radix) else 0,
         cache_at=NEVER,
         num_keys=demand.keys.lengths,
         first_key=demand.keys.offsets[:-1],

@@ -6,7 +6,7 @@ the clock, except the schedule, which has a row for every sequence in every step
 
 from __future__ import annotations
 
-from kvsim.engine import clock, fast_forward, in_flight, journal, scheduler, waiting_queue
+from kvsim.engine import clock, fast_forward, in_flight, journal
 from kvsim.engine.compiled import part
 from kvsim.engine.records import Sequence
 from kvsim.engine.state import LOADING, PREEMPTED, RUNNING, WAITING, Engine
@@ -31,7 +31,7 @@ def play(engine: Engine, num_moments: int) -> int:
         kind, sequence = engine.moments[index].kind, engine.sequences[engine.moments[index].sequence]
         state.seq += 1
         if kind in (SCHEDULE, LOOK):
-            scheduler.schedule(engine)
+            engine.scheduler.schedule(engine)
             fast_forward.spell_out(engine)
             if kind == SCHEDULE or state.num_in_batch > 0 or state.num_preempted > 0:
                 if engine.settings.records_schedule:
@@ -42,11 +42,11 @@ def play(engine: Engine, num_moments: int) -> int:
             else:
                 _forget_last(engine)
         elif kind == UPDATE:
-            scheduler.update(engine)
+            engine.scheduler.update(engine)
         elif kind == ADD:
-            waiting_queue.push(engine, sequence)
+            engine.scheduler.add(engine, sequence)
         elif kind == ABORT or (kind == LEAVE and _leaves_untold(engine, sequence)):
-            scheduler.abort(engine, sequence)
+            engine.scheduler.abort(engine, sequence)
     return num_moments
 
 

@@ -25,7 +25,7 @@ _SPREAD = -7046029254386353131
 @part
 def find(engine: Engine, key: int) -> int:
     """Return the block that has held `key` for longest, in use or free, or `NO_BLOCK`."""
-    block = engine.buckets[_bucket_of(engine, key)].first
+    block = engine.buckets[bucket_of(engine, key)].first
     while block != NO_BLOCK and engine.blocks[block].key != key:
         block = engine.blocks[block].next_alike
     return block
@@ -47,17 +47,18 @@ def offer(engine: Engine, block: int) -> None:
     """Let `block` be found by its key, if it has one."""
     key = engine.blocks[block].key
     if key != NO_KEY and engine.blocks[block].next_alike == _NOT_OFFERED:
-        bucket.push_back(engine.blocks, engine.buckets[_bucket_of(engine, key)], block)
+        bucket.push_back(engine.blocks, engine.buckets[bucket_of(engine, key)], block)
 
 
 @part
 def evict(engine: Engine, block: int) -> None:
     """Take `block` out of the prefix cache."""
     if engine.blocks[block].next_alike != _NOT_OFFERED:
-        bucket.remove(engine.blocks, engine.buckets[_bucket_of(engine, engine.blocks[block].key)], block)
+        bucket.remove(engine.blocks, engine.buckets[bucket_of(engine, engine.blocks[block].key)], block)
     engine.blocks[block].key = NO_KEY
 
 
 @part
-def _bucket_of(engine: Engine, key: int) -> int:
+def bucket_of(engine: Engine, key: int) -> int:
+    """Return the index of the bucket of a key."""
     return ((key * _SPREAD) >> 32) & (len(engine.buckets) - 1)

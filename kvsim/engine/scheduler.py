@@ -13,6 +13,7 @@ from kvsim.engine import block_pool, fast_forward, groups, in_flight, speculatio
 from kvsim.engine.compiled import part
 from kvsim.engine.memory import SKIP, STOP
 from kvsim.engine.records import Sequence
+from kvsim.engine.scheduling import Scheduler
 from kvsim.engine.state import ABORTED, FINISHED, LOADING, PREEMPTED, RUNNING, WAITING, Engine
 
 
@@ -52,12 +53,24 @@ def schedule(engine: Engine) -> None:
     assert 0 <= budget <= engine.settings.max_num_batched_tokens
     state.num_tokens_in_batch = engine.settings.max_num_batched_tokens - budget
     state.num_in_batch = state.num_listed + state.num_quiet
-    _describe(engine)
+    describe(engine)
     _commit(engine)
     engine.memory.after_schedule(engine)
     state.next_launched = in_flight.later(engine, state.next_launched)
     state.num_in_flight += 1
     state.unflushed = False
+
+
+@part
+def awaits_output(engine: Engine) -> bool:
+    """Tell whether the engine call goes on with the output of the oldest step after it has scheduled one."""
+    state = engine.state
+    if state.num_in_flight == engine.settings.most_in_flight:
+        return True
+    if engine.settings.fills_pipeline:
+        return state.num_in_batch == 0 and not has_work(engine)
+    oldest = engine.launched[in_flight.oldest(engine)]
+    return state.num_in_batch == 0 or (oldest.is_recorded and oldest.done_s < state.host_s)
 
 
 @part
@@ -100,6 +113,16 @@ def abort(engine: Engine, sequence: Sequence) -> None:
     end(engine, sequence, ABORTED, engine.state.host_s)
     engine.state.unflushed = True
     _drop_ended(engine)
+
+
+@part
+def is_stalled(engine: Engine) -> bool:
+    """Tell whether the engine would wait for ever: nothing runs, and the head of the queue is not admitted."""
+    state = engine.state
+    if state.num_running > 0 or state.num_waiting == 0 or engine.memory.awaits_transfers(engine):
+        return False
+    state.subject = waiting_queue.next_in_pass(engine).number
+    return True
 
 
 @part
@@ -318,7 +341,7 @@ def _put_into_batch(engine: Engine, sequence: Sequence, num_tokens: int) -> None
 
 
 @part
-def _describe(engine: Engine) -> None:
+def describe(engine: Engine) -> None:
     """Describe the step that was selected: tokens of prompts, and what it attends to."""
     state = engine.state
     num_prefill_tokens = attention_pairs = 0
@@ -421,4 +444,14 @@ VLLM = BuiltInRules(
     note_cached=_ignore_cached,
     note_hit=_ignore_hit,
     note_freed=_ignore_freed,
+)
+SCHEDULER = Scheduler(
+    name="vllm",
+    has_work=has_work,
+    add=waiting_queue.push,
+    schedule=schedule,
+    awaits_output=awaits_output,
+    update=update,
+    abort=abort,
+    is_stalled=is_stalled,
 )

@@ -8,6 +8,7 @@ from kvsim.engine.arrays import Numbers, Records
 from kvsim.engine.compiled import part
 from kvsim.engine.host_tier import HostTier
 from kvsim.engine.memory import Memory
+from kvsim.engine.radix_records import Radix
 from kvsim.engine.records import (
     Block,
     Bucket,
@@ -31,6 +32,7 @@ from kvsim.engine.records import (
     Times,
     Unsure,
 )  # fmt: skip
+from kvsim.engine.scheduling import Scheduler
 
 WAITING, RUNNING, PREEMPTED, FINISHED, ABORTED, LOADING = range(6)
 """States of a sequence; one that loads waits, and has blocks."""
@@ -77,6 +79,7 @@ class Engine(NamedTuple):
 
     memory: Memory
     """The functions of the kind of memory."""
+    scheduler: Scheduler
     rules: Rules
     """The decisions of a step: vLLM's, or those of a custom policy (see `custom_rules`), which is never compiled."""
     settings: Settings
@@ -125,6 +128,8 @@ class Engine(NamedTuple):
     """The prefix cache: a block is in the bucket of its key."""
     host: HostTier
     """The second tier; an empty tuple, whose type tells compiled code so, where there is none."""
+    radix: Radix
+    """SGLang's cache and the state of its scheduler; an empty tuple where there is none."""
     holes: Records[Hole]
     """Free slots of a contiguous memory, in order of address."""
     rectangle: Rectangle

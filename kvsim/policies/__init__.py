@@ -3,6 +3,7 @@
 kinds     the three that come with kvsim: paged, contiguous, static
 settings  what can be set of each
 pipeline  what several stages change
+sglang    SGLang's scheduler and radix cache
 custom    the Protocols of a custom policy
 """
 
@@ -12,6 +13,7 @@ from kvsim.policies.kinds import (
     POLICY_NAMES,
     AnyPolicy,
     Contiguous,
+    EnginePolicy,
     Paged,
     Policy,
     Static,
@@ -28,6 +30,7 @@ from kvsim.policies.settings import (
     Reserve,
     StaticSettings,
 )
+from kvsim.policies.sglang import Radix, RadixSettings, SGLangSettings
 
 __all__ = [
     "KINDS",
@@ -38,13 +41,17 @@ __all__ = [
     "ContiguousSettings",
     "ContinuousSettings",
     "CustomPolicy",
+    "EnginePolicy",
     "Growth",
     "Order",
     "Paged",
     "PagedSettings",
     "Pipeline",
     "Policy",
+    "Radix",
+    "RadixSettings",
     "Reserve",
+    "SGLangSettings",
     "Static",
     "StaticSettings",
     "base_of",

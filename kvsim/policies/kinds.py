@@ -9,6 +9,7 @@ from typing import Any, ClassVar, TypeAlias
 
 from kvsim.policies.custom import CustomPolicy
 from kvsim.policies.settings import ContiguousSettings, ContinuousSettings, PagedSettings, StaticSettings
+from kvsim.policies.sglang import Radix
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +70,8 @@ class Static:
 
 Policy: TypeAlias = Paged | Contiguous | Static
 """A policy that comes with kvsim, and is compiled."""
+EnginePolicy: TypeAlias = Policy | Radix
+"""A policy that the engine follows; no command asks for SGLang's yet."""
 AnyPolicy: TypeAlias = Policy | CustomPolicy
 """A policy that comes with kvsim, or a custom one in Python."""
 KINDS: Mapping[str, tuple[type, ...]] = {

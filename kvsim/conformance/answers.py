@@ -1,0 +1,31 @@
+"""Compare an answer of an oracle, of vLLM or of SGLang."""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from kvsim.conformance.oracle import verify_oracle
+from kvsim.conformance.oracle_files import parse_workload, read_document, read_records
+from kvsim.conformance.oracle_sglang import verify_sglang
+from kvsim.conformance.sglang_files import parse_sglang_workload
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from kvsim.conformance.verdict import Verdict
+
+
+def verify_answer(workload_file: Path, answer_file: Path, *, compiled: bool = False) -> Verdict:
+    """Run a workload in lockstep with what vLLM's or SGLang's scheduler said of it; its first record says which.
+
+    Raises:
+        RecordingError: the answer is missing, damaged, or of a release that is not known.
+        WorkloadError: the workload is missing, damaged, or asks for what is not followed.
+    """
+    records = read_records(answer_file)
+    first = next(records)
+    document, where = read_document(workload_file), str(workload_file)
+    if first[1]["kind"] == "engine":
+        return verify_sglang(parse_sglang_workload(document, where), chain((first,), records), compiled=compiled)
+    return verify_oracle(parse_workload(document, where), chain((first,), records), compiled=compiled)

@@ -1,0 +1,354 @@
+"""Compare the radix policy with SGLang's own scheduler, driven with a fake model, which records all its decisions.
+
+The same workload runs here, pass by pass, and is described in the same records: batches with their rows and slots, the
+tree's evictions, duplicates, retractions, queues, the estimate of answers, free lists in order.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kvsim.conformance.sglang_files import SGLangRequest, SGLangWorkload, expanded
+from kvsim.conformance.verdict import Verdict, difference
+from kvsim.engine.clock import SCHEDULED, UPDATED
+from kvsim.engine.coefficients import no_times
+from kvsim.engine.driver import Driver
+from kvsim.engine.initialization import EnginePlan
+from kvsim.engine.known_requests import Demand
+from kvsim.engine.prefix_keys import PrefixKeys
+from kvsim.engine.radix_records import ASKED, DECODE, LEAF, NO_BATCH, NO_PAGE, NO_PRIORITY, RETRACTED
+from kvsim.engine.state import ABORTED, PREEMPTED, RUNNING, WAITING
+from kvsim.workload import Ragged
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+_LIVE = (WAITING, RUNNING, PREEMPTED)
+_MODES = ("", "extend", "decode", "mixed")
+_STUCK = 1000
+"""Passes in a row without a batch in flight or an arrival, after which nothing will ever happen."""
+_LISTED_PAGES = 1024
+"""Pages of the largest pool whose free list stands in a record as a whole."""
+_END_PAGES = 16
+
+
+def verify_sglang(
+    workload: SGLangWorkload, records: Iterable[tuple[int, Mapping[str, Any]]], *, compiled: bool = False
+) -> Verdict:
+    """Run `workload` in lockstep with the records of SGLang's scheduler.
+
+    Args:
+        workload: what the scheduler was given.
+        records: what it said, each record with the number of its line; the first says who it is.
+        compiled: run the engine as machine code; the verdict is the same.
+
+    Returns:
+        a verdict that covers the steps before the first difference.
+    """
+    run = SGLangRun(workload, compiled=compiled)
+    simulated = run.records()
+    verdict = run.equal_so_far()
+    for line, told in expanded(records):
+        ours = next(simulated, {"kind": "nothing: every request has ended"})
+        is_first = ours["kind"] == told["kind"] == "engine"
+        recorded = {name: told.get(name) for name in ours} if is_first else told
+        if ours["kind"] == recorded["kind"] == "failed":
+            return verdict
+        if ours != recorded:
+            moment = f"{recorded['kind']} {recorded.get('step', '')}".rstrip()
+            differs = [name for name in {**recorded, **ours} if recorded.get(name) != ours.get(name)]
+            theirs, mine = ({name: each.get(name) for name in differs} for each in (recorded, ours))
+            return replace(verdict, difference=difference(f"{moment}, line {line}", theirs, mine))
+        verdict = run.equal_so_far()
+    return verdict
+
+
+class SGLangRun:
+    """One engine that serves a workload and produces the records that SGLang's scheduler would give rise to."""
+
+    def __init__(self, workload: SGLangWorkload, *, compiled: bool = False) -> None:
+        self._workload, self._requests = workload, workload.requests
+        self._unit = workload.policy.unit_tokens
+        self._num_pages = workload.num_slots // self._unit
+        context = min(workload.policy.scheduler.context_length, workload.num_slots) - 1
+        self._most_prompt_tokens = context - 5
+        """Prompts of this length and longer are refused."""
+        self._is_refused = [len(request.prompt) >= self._most_prompt_tokens for request in self._requests]
+        plan = EnginePlan(
+            self._demand(context),
+            workload.policy,
+            self._num_pages,
+            no_times(),
+            refused=np.zeros(len(self._requests), np.bool_),
+            tells=True,
+        )
+        self._driver = Driver(plan.build(compiled=compiled), compiled=compiled)
+        self._engine, self._radix = self._driver.engine, self._driver.engine.radix
+        for row, request in enumerate(self._requests):
+            holding = self._radix.holdings[row + 1]
+            holding.ignores_eos, holding.is_aborted = request.ignores_eos, self._is_refused[row]
+            holding.priority = self._priority(request)
+            holding.rank = sum(each.name < request.name for each in self._requests)
+        self._due = deque(sorted(enumerate(self._requests), key=lambda numbered: numbered[1].arrival_pass))
+        self._aborts = deque(
+            sorted((each.abort_pass, each.name) for each in self._requests if each.abort_pass is not None)
+        )
+        self._arrived: list[int] = []
+        self._num_steps = self._num_pages_taken = self._num_retracted = self._num_evicted = self._num_aborted = 0
+
+    def equal_so_far(self) -> Verdict:
+        """Return the verdict on everything up to now, assuming it is equal."""
+        return Verdict(
+            num_steps=self._num_steps,
+            num_allocations=self._num_pages_taken,
+            num_preemptions=self._num_retracted,
+            num_evictions=self._num_evicted,
+            num_aborts=self._num_aborted,
+        )
+
+    def records(self) -> Iterator[dict[str, Any]]:
+        """Yield the records that SGLang's scheduler would give rise to, in order."""
+        yield self._engine_record()
+        number, num_waited, num_rests = -1, 0, 0
+        in_flight: deque[tuple[int, list[int]]] = deque()
+        while True:
+            number += 1
+            is_idle = num_rests > 0 and not in_flight and not self._has_requests()
+            if is_idle and self._due:
+                number = max(number, self._due[0][1].arrival_pass)
+            come, gone = self._arrive(number), self._abort(number)
+            if come or gone:
+                waiting = self._names(self._driver.waiting())
+                yield {"kind": "arrivals", "pass": number, "arrived": come, "aborted": gone, "waiting": waiting}
+            is_over = is_idle and not come and not self._due
+            num_waited = 0 if in_flight or come else num_waited + 1
+            if num_waited > _STUCK:
+                yield {"kind": "stuck", "pass": number, "waiting": self._names(self._driver.waiting())}
+                is_over = True
+            was_in_flight = len(in_flight)
+            for record in self._pass(number, in_flight):
+                yield record
+                if record["kind"] == "failed":
+                    return
+            num_rests = 0 if self._has_launched else num_rests + int(was_in_flight == 0)
+            if is_over:
+                break
+        yield {"kind": "end", "pass": number, "forwards": self._num_steps} | self._sizes()
+
+    def _pass(self, number: int, in_flight: deque[tuple[int, list[int]]]) -> Iterator[dict[str, Any]]:
+        """Yield the records of one pass."""
+        driver, state, radix = self._driver, self._engine.state, self._radix
+        self._has_launched = False
+        while True:
+            ended_before = {each for each in (in_flight[0][1] if in_flight else ()) if not self._is_live(each)}
+            num_in_flight = state.num_in_flight
+            moment = driver.next_moment()
+            if radix.state.has_failed:
+                yield {"kind": "failed"}
+                return
+            if moment == SCHEDULED and state.num_in_flight > num_in_flight:
+                self._num_steps += 1
+                self._has_launched = True
+                in_flight.append((self._num_steps, list(driver.batch())))
+                yield {"kind": "step", "pass": number, "step": self._num_steps} | self._step() | self._state_record()
+            elif moment == UPDATED:
+                step, batch = in_flight.popleft()
+                done = self._update([each for each in batch if each not in ended_before])
+                yield {"kind": "update", "pass": number, "step": step} | done | self._state_record()
+            if not state.awaiting and radix.state.chosen_mode == NO_BATCH:
+                return
+
+    def _has_requests(self) -> bool:
+        state = self._engine.state
+        return bool(state.num_running or state.num_waiting or self._radix.state.chunked)
+
+    def _arrive(self, number: int) -> list[str]:
+        come = []
+        while self._due and self._due[0][1].arrival_pass <= number:
+            row, request = self._due.popleft()
+            self._arrived.append(row)
+            self._driver.add(row + 1)
+            come.append(request.name)
+        return come
+
+    def _abort(self, number: int) -> list[str]:
+        """Abort what is due; an abort hits every request whose name begins with the one it names."""
+        gone = []
+        while self._aborts and self._aborts[0][0] <= number:
+            name = self._aborts.popleft()[1]
+            gone.append(name)
+            for row in self._arrived:
+                if self._requests[row].name.startswith(name) and self._is_live(row + 1):
+                    self._driver.abort(row + 1)
+                    self._num_aborted += 1
+        return gone
+
+    def _engine_record(self) -> dict[str, Any]:
+        scheduler, settings = self._workload.policy.scheduler, self._radix.settings
+        return {
+            "kind": "engine",
+            "slots": self._workload.num_slots,
+            "page_size": self._unit,
+            "overlap": not scheduler.disable_overlap_schedule,
+            "max_running": scheduler.max_running_requests,
+            "max_prefill_tokens": scheduler.max_prefill_tokens,
+            "max_req_input_len": self._most_prompt_tokens,
+            "ratio": [float(settings.first_ratio), float(settings.least_ratio), float(settings.ratio_decay)],
+        }
+
+    def _step(self) -> dict[str, Any]:
+        """Return what a step record says of the batch."""
+        driver, radix = self._driver, self._radix
+        mode = int(radix.state.last_mode)
+        scheduled, shared = [], {}
+        for number, tokens in driver.batch().items():
+            sequence, slots = driver.sequence(number), self._slots(number)
+            begin = int(sequence.computed) - tokens
+            self._num_pages_taken += len(slots[begin:])
+            row = self._workload.policy.scheduler.max_running_requests - int(sequence.place)
+            scheduled.append([self._name(number), row, begin, tokens, _runs(slots[begin:])])
+            if mode != DECODE and begin:
+                shared[self._name(number)] = _runs(slots[:begin])
+        chunked = self._name(int(radix.state.chunked)) if mode != DECODE and radix.state.chunked else None
+        return (
+            {"mode": _MODES[mode], "scheduled": scheduled}
+            | ({"shared": shared} if shared else {})
+            | ({"chunked": chunked} if chunked else {})
+        )
+
+    def _update(self, batch: list[int]) -> dict[str, Any]:
+        """Return what an update record says of those of a batch that had not ended."""
+        return {
+            "outputs": {self._name(number): self._num_outputs(number) for number in batch},
+            "finished": {self._name(number): self._reason(number) for number in batch if not self._is_live(number)},
+        }
+
+    def _state_record(self) -> dict[str, Any]:
+        radix = self._radix
+        free, pages = self._free_pages(), "free_pages"
+        listed: Any = _runs(free)
+        if self._num_pages > _LISTED_PAGES:
+            listed, pages = [_runs(free[:_END_PAGES]), _runs(free[-_END_PAGES:])], "free_ends"
+        lists = {
+            "running": self._names(self._driver.running()),
+            "waiting": self._names(self._driver.waiting()),
+            "ratio": round(float(radix.state.ratio), 6),
+            "full": bool(radix.state.is_full),
+            pages: listed,
+        }
+        return self._told() | self._sizes() | lists
+
+    def _sizes(self) -> dict[str, int]:
+        state = self._radix.state
+        return {
+            "free": int(self._engine.state.num_free) * self._unit,
+            "evictable": int(state.evictable_pages) * self._unit,
+            "locked": int(state.locked_pages) * self._unit,
+        }
+
+    def _told(self) -> dict[str, Any]:
+        """Return the evictions, duplicates and retractions since the last record."""
+        evicted: list[dict[str, Any]] = []
+        duplicates: list[list[int]] = []
+        retracted: list[dict[str, Any]] = []
+        for index in range(int(self._radix.state.num_told)):
+            row = self._radix.told[index]
+            kind, subject = int(row.kind), int(row.subject)
+            if kind == ASKED:
+                evicted.append({"asked": subject, "leaves": []})
+            elif kind == RETRACTED:
+                name, outputs = self._name(subject), int(row.length)
+                retracted.append({"id": name, "outputs": outputs, "remaining": int(row.others)})
+            else:
+                runs: list[list[int]] = evicted[-1]["leaves"] if kind == LEAF else duplicates
+                if row.is_first:
+                    runs.append([])
+                runs[-1] += range(subject * self._unit, (subject + 1) * self._unit)
+        self._radix.state.num_told = 0
+        self._num_retracted += len(retracted)
+        for call in evicted:
+            self._num_evicted += sum(map(len, call["leaves"])) // self._unit
+            call["leaves"] = [_runs(leaf) for leaf in call["leaves"]]
+        told = {"evicted": evicted, "duplicates": [_runs(each) for each in duplicates], "retracted": retracted}
+        return {name: events for name, events in told.items() if events}
+
+    def _slots(self, number: int) -> list[int]:
+        """Return the slots of the tokens that a request has computed, in order."""
+        sequence, size = self._driver.sequence(number), int(self._radix.settings.row_pages)
+        first, num_tokens = int(sequence.place) * size, int(sequence.computed)
+        return [
+            int(self._radix.rows[first + token // self._unit]) * self._unit + token % self._unit
+            for token in range(num_tokens)
+        ]
+
+    def _free_pages(self) -> list[int]:
+        pages: list[int] = []
+        page = int(self._radix.state.first_free)
+        while page != NO_PAGE and len(pages) <= self._num_pages:
+            pages.append(page)
+            page = int(self._radix.pages[page])
+        return pages
+
+    def _is_live(self, number: int) -> bool:
+        return self._driver.sequence(number).status in _LIVE
+
+    def _num_outputs(self, number: int) -> int:
+        sequence = self._driver.sequence(number)
+        return int(sequence.num_tokens) - int(sequence.prompt_tokens)
+
+    def _reason(self, number: int) -> str:
+        if self._driver.sequence(number).status == ABORTED:
+            return "FINISH_ABORT"
+        is_stop = self._requests[number - 1].stop_at == self._num_outputs(number)
+        return "FINISH_MATCHED_TOKEN" if is_stop else "FINISH_LENGTH"
+
+    def _name(self, number: int) -> str:
+        return self._requests[number - 1].name
+
+    def _names(self, numbers: list[int]) -> list[str]:
+        return [self._name(number) for number in numbers]
+
+    def _priority(self, request: SGLangRequest) -> int:
+        if request.priority is not None:
+            return request.priority
+        scheduler = self._workload.policy.scheduler
+        if not scheduler.enable_priority_scheduling:
+            return 0
+        return NO_PRIORITY if scheduler.schedule_low_priority_values_first else -NO_PRIORITY
+
+    def _demand(self, longest: int) -> Demand:
+        """Return the requests as SGLang takes them: a refused prompt runs as a single token."""
+        unit, slots = self._unit, self._workload.num_slots
+        whole = np.array([len(request.prompt) for request in self._requests], np.int64)
+        asked = np.array([request.limit for request in self._requests], np.int64)
+        limit = np.clip(np.minimum(longest - whole - 1, slots - -(-whole // unit) * unit - unit - 1), 0, asked)
+        stop = np.array([request.stop_at or request.limit for request in self._requests], np.int64)
+        keys, rows = PrefixKeys(unit), []
+        roots: dict[str | None, list[int]] = {}
+        for request, is_refused in zip(self._requests, self._is_refused, strict=True):
+            tokens = [0] if is_refused else request.prompt
+            root = roots.setdefault(request.extra_key, [-1 - len(roots)] * unit)
+            rows.append(keys.from_tokens([*root, *tokens, *request.answer])[1:])
+        return Demand(
+            prompt=np.where(self._is_refused, 1, whole),
+            output=np.maximum(np.minimum(stop, limit), 1),
+            limit=limit,
+            priority=np.zeros(len(self._requests), np.int64),
+            arrival_s=np.arange(len(self._requests), dtype=np.float64),
+            keys=Ragged.from_rows(rows, np.int64),
+        )
+
+
+def _runs(numbers: list[int]) -> str:
+    """Write numbers in order, runs of consecutive ones joined."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and parts[-1][1] + 1 == number:
+            parts[-1][1] = number
+        else:
+            parts.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in parts)

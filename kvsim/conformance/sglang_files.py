@@ -1,0 +1,200 @@
+"""Read the two files of a run of SGLang's own scheduler: the workload and what the scheduler said.
+
+Every error names the file, and the request if it is about one. Tokens of prompts and answers are made up as the driver
+of that scheduler makes them up; only which are equal matters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvsim.errors import UsageError, WorkloadError
+from kvsim.policies import Radix, RadixSettings, SGLangSettings
+
+_STOP = 3
+"""The token that ends an answer."""
+STATE = (
+    "running", "waiting", "ratio", "free", "evictable", "locked", "full", "free_pages", "free_ends", "free_windows",
+    "evictable_windows", "free_pages_windows", "free_ends_windows", "free_host",
+)  # fmt: skip
+"""Fields that a record leaves out where they are as in the one before."""
+SGLANG_FIELDS: Mapping[str, tuple[str, ...]] = {
+    "engine": ("slots", "page_size", "overlap", "max_running", "max_prefill_tokens", "max_req_input_len", "ratio"),
+    "arrivals": ("pass", "arrived", "aborted", "waiting"),
+    "step": ("pass", "step", "mode", "scheduled"),
+    "update": ("pass", "step", "outputs", "finished"),
+    "stuck": ("pass", "waiting"),
+    "failed": (),
+    "end": ("pass", "forwards", "free", "evictable", "locked"),
+}
+"""Required fields of each kind of record."""
+_ENVIRONMENT = {
+    "SGLANG_INIT_NEW_TOKEN_RATIO": "init_new_token_ratio",
+    "SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR": "min_new_token_ratio_factor",
+    "SGLANG_NEW_TOKEN_RATIO_DECAY_STEPS": "new_token_ratio_decay_steps",
+    "SGLANG_RETRACT_DECODE_STEPS": "retract_decode_steps",
+    "SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": "clip_max_new_tokens_estimation",
+    "SGLANG_DISABLE_CONSECUTIVE_PREFILL_OVERLAP": "disable_consecutive_prefill_overlap",
+}
+_ARGUMENTS = (
+    "prefill_max_requests", "prefill_decode_interval", "prefill_decode_interval_min_bs", "disable_priority_preemption",
+    "priority_scheduling_preemption_threshold", "schedule_low_priority_values_first", "retraction_policy",
+)  # fmt: skip
+_WORKLOAD_DEFAULTS: Mapping[str, Any] = {
+    "page_size": 1, "max_running_requests": 8, "context_length": 128, "chunked_prefill_size": 32,
+    "max_prefill_tokens": 64, "overlap": True, "mixed_chunk": False, "schedule_policy": "fcfs", "conservativeness": 1.0,
+    "radix_cache": True, "eviction_policy": "lru", "priority_scheduling": False,
+}  # fmt: skip
+_IGNORED = ("requests", "num_slots", "environment", "server_args", "tell_tree", "tree_core", "attention_backend")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SGLangRequest:
+    """One request of a workload."""
+
+    name: str
+    prompt: tuple[int, ...]
+    answer: tuple[int, ...]
+    """The tokens that it puts out, up to the stop token or the limit."""
+    limit: int
+    """Outputs after which it is stopped."""
+    stop_at: int | None
+    """Outputs up to and including the stop token; None without one, or if it does not stop."""
+    ignores_eos: bool
+    arrival_pass: int
+    abort_pass: int | None
+    priority: int | None
+    extra_key: str | None
+    """Requests with different keys share no prefix."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SGLangWorkload:
+    """Settings and requests of one run."""
+
+    num_slots: int
+    policy: Radix
+    requests: tuple[SGLangRequest, ...]
+
+
+def parse_sglang_workload(document: Any, where: str) -> SGLangWorkload:
+    """Make a workload of parsed JSON; `where` begins every error message.
+
+    Raises:
+        WorkloadError: it says something impossible, or something that kvsim does not follow.
+    """
+    if not isinstance(document, dict) or not isinstance(document.get("requests"), list):
+        raise WorkloadError(f"{where}: a workload is an object with num_slots and a list of requests.")
+    given = dict(_WORKLOAD_DEFAULTS) | document
+    _refuse_unknown(given, where)
+    arguments = dict(document.get("server_args", {}))
+    environment = {_ENVIRONMENT[name]: value for name, value in document.get("environment", {}).items()}
+    try:
+        num_slots = int(document["num_slots"]) // given["page_size"] * given["page_size"]
+        scheduler = SGLangSettings(
+            max_running_requests=max(min(given["max_running_requests"], num_slots // 2), 1),
+            context_length=given["context_length"],
+            chunked_prefill_size=given["chunked_prefill_size"],
+            max_prefill_tokens=given["max_prefill_tokens"],
+            disable_overlap_schedule=not given["overlap"],
+            enable_mixed_chunk=given["mixed_chunk"],
+            schedule_policy=given["schedule_policy"],
+            schedule_conservativeness=given["conservativeness"],
+            enable_priority_scheduling=given["priority_scheduling"],
+            **arguments,
+            **environment,
+        )
+        cache = RadixSettings(
+            page_size=given["page_size"],
+            radix_eviction_policy=given["eviction_policy"],
+            disable_radix_cache=not given["radix_cache"],
+        )
+        requests = tuple(_requests(document["requests"]))
+    except (UsageError, KeyError, TypeError, ValueError) as error:
+        raise WorkloadError(f"{where}: {str(error).rstrip('.')}.") from error
+    return SGLangWorkload(num_slots=num_slots, policy=Radix(scheduler=scheduler, cache=cache), requests=requests)
+
+
+def _refuse_unknown(given: Mapping[str, Any], where: str) -> None:
+    """Refuse what kvsim does not follow yet."""
+    known = (*_WORKLOAD_DEFAULTS, *_IGNORED)
+    unknown = [name for name in given if name not in known]
+    unknown += [name for name in given.get("environment", {}) if name not in _ENVIRONMENT]
+    unknown += [name for name in given.get("server_args", {}) if name not in _ARGUMENTS]
+    if unknown:
+        raise WorkloadError(
+            f"{where}: kvsim does not follow {', '.join(unknown)} of SGLang; sliding windows, a host tier and "
+            "speculation are not simulated for it yet."
+        )
+
+
+def expanded(records: Iterable[tuple[int, Mapping[str, Any]]]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Put back what records leave out because it did not change."""
+    last: dict[str, Any] = {}
+    for line, record in records:
+        whole = dict(record)
+        if record["kind"] in ("step", "update"):
+            whole = last | whole
+            last = {name: whole[name] for name in STATE if name in whole}
+        yield line, whole
+
+
+def _requests(documents: Sequence[Mapping[str, Any]]) -> Iterator[SGLangRequest]:
+    by_id = {document["id"]: document for document in documents}
+    for document in documents:
+        stop = None if document.get("ignore_eos") else _stop_of(document)
+        yield SGLangRequest(
+            name=document["id"],
+            prompt=tuple(_prompt_of(document, by_id)),
+            answer=tuple(_answer_of(document, index) for index in range(_answer_length(document))),
+            limit=document.get("max_tokens") or document["output_len"],
+            stop_at=stop,
+            ignores_eos=bool(document.get("ignore_eos", False)),
+            arrival_pass=document.get("arrival_step", 0),
+            abort_pass=document.get("abort_step"),
+            priority=document.get("priority"),
+            extra_key=document.get("extra_key"),
+        )
+
+
+def _prompt_of(document: Mapping[str, Any], by_id: Mapping[str, Mapping[str, Any]]) -> list[int]:
+    """Return the tokens of a prompt: those given, or those that the driver of SGLang's scheduler makes up."""
+    if document.get("prompt_token_ids"):
+        return list(document["prompt_token_ids"])
+    seed = sum(ord(letter) * 31**place for place, letter in enumerate(str(document.get("prompt_as", document["id"]))))
+    own = [10 + (seed * 7919 + index * 104729) % 30000 for index in range(document["prompt_len"])]
+    shared: list[int] = []
+    if document.get("follows") is not None:
+        before = by_id[document["follows"]]
+        answer = [_answer_of(before, index) for index in range(_answer_length(before))]
+        shared = _prompt_of(before, by_id) + answer
+    elif document.get("prefix_group") is not None:
+        group = (document["prefix_group"] + 1) * 6151
+        shared = [10 + (group + index * 3571) % 30000 for index in range(document["prefix_len"])]
+    return shared[: len(own)] + own[len(shared) :]
+
+
+def _stop_of(document: Mapping[str, Any]) -> int | None:
+    """Return the number of the output that is a stop token."""
+    if document.get("stop_at") is None and document.get("max_tokens"):
+        return int(document["output_len"])
+    stop = document.get("stop_at")
+    return None if stop is None else max(1, int(stop))
+
+
+def _answer_length(document: Mapping[str, Any]) -> int:
+    """Return the tokens of an answer that nothing cuts short."""
+    limit, stop = int(document.get("max_tokens") or document["output_len"]), _stop_of(document)
+    return limit if stop is None or document.get("ignore_eos") else min(limit, stop)
+
+
+def _answer_of(document: Mapping[str, Any], index: int) -> int:
+    stop = _stop_of(document)
+    if stop is not None and index + 1 >= stop:
+        return _STOP
+    seed = sum(
+        ord(letter) * 37**place for place, letter in enumerate(str(document.get("answer_group", document["id"])))
+    )
+    return int(10 + (seed * 5557 + index * 7331) % 30000)

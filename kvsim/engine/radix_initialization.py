@@ -1,0 +1,115 @@
+"""SGLang's cache and scheduler as the records that the engine works on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kvsim.engine import radix_records as records
+from kvsim.engine.arrays import fill, make, make_growing, make_one, numbers
+from kvsim.errors import BudgetError
+
+if TYPE_CHECKING:
+    from kvsim.engine.known_requests import Demand
+    from kvsim.policies import Radix
+
+_ORDERS = {
+    "fcfs": records.FCFS,
+    "lpm": records.LPM,
+    "dfs-weight": records.DFS_WEIGHT,
+    "lof": records.LOF,
+    "hrrn": records.HRRN,
+    "shortest-prefill-first": records.SHORTEST_PREFILL_FIRST,
+}
+_EVICTIONS = {
+    "lru": records.LRU,
+    "lfu": records.LFU,
+    "fifo": records.FIFO,
+    "filo": records.FILO,
+    "mru": records.MRU,
+    "priority": records.LEAST_PRIORITY,
+    "slru": records.SLRU,
+}
+_AGNOSTIC = ("fcfs", "lof")
+"""Orders of the queue that do not look at the cache."""
+_MOST_ENTRIES = 1 << 28
+_TOLD_BESIDE_PAGES = 1 << 12
+"""Rows of what is told in one step, beside those for each page."""
+
+
+def radix(policy: Radix, demand: Demand, num_pages: int, most_in_flight: int, *, tells: bool, compiled: bool) -> Any:
+    """Return the cache, with all pages free in ascending order, and the scheduler before its first pass.
+
+    Raises:
+        BudgetError: the rows of all requests that may run at once are too large.
+    """
+    num_requests, unit = len(demand.prompt), policy.unit_tokens
+    longest = int((demand.prompt + np.maximum(demand.output, 1)).max(initial=1)) + 1
+    row_pages = -(-longest // unit) + 1
+    num_rows = min(policy.scheduler.max_running_requests, num_requests)
+    if num_rows * row_pages > _MOST_ENTRIES:
+        raise BudgetError(
+            f"{num_rows:,} requests of up to {longest:,} tokens need rows of {num_rows * row_pages:,} pages, and at "
+            f"most {_MOST_ENTRIES:,} are simulated; lower --max-running-requests."
+        )
+    state = make_one(records.RadixState, compiled=compiled)
+    state.first_free, state.last_free = min(1, num_pages), num_pages
+    state.num_free_rows, state.ratio, state.is_rested = num_rows, policy.scheduler.first_ratio, True
+    nodes = make_growing(records.Node, num_pages + 2, compiled=compiled)
+    nodes[records.ROOT].place = -1
+    holdings = make(records.Holding, num_requests + 1, compiled=compiled)
+    fill(holdings, 1, limit=demand.limit, priority=demand.priority)
+
+    def zeros(size: int) -> Any:
+        return numbers(np.zeros(size, np.int64), compiled=compiled)
+
+    return records.Radix(
+        settings=_settings(policy, row_pages, tells=tells, compiled=compiled),
+        state=state,
+        pages=numbers(np.append((np.arange(num_pages + 1) + 1) % (num_pages + 1), 0), compiled=compiled),
+        nodes=nodes,
+        leaves=zeros(num_pages + 1),
+        rows=zeros(num_rows * row_pages),
+        free_rows=numbers(np.arange(num_rows)[::-1].astype(np.int64), compiled=compiled),
+        holdings=holdings,
+        last=zeros(num_rows),
+        order=zeros(num_requests),
+        launches=make(records.Launch, most_in_flight, compiled=compiled),
+        needs=make(records.Need, 2 * num_rows + 2, compiled=compiled),
+        told=make_growing(records.Told, 4 * num_pages + _TOLD_BESIDE_PAGES if tells else 0, compiled=compiled),
+    )
+
+
+def _settings(policy: Radix, row_pages: int, *, tells: bool, compiled: bool) -> records.RadixSettings:
+    scheduler, cache = policy.scheduler, policy.cache
+    looks_at_cache = scheduler.schedule_policy not in _AGNOSTIC
+    chosen = {
+        "has_tree": not cache.disable_radix_cache,
+        "eviction": _EVICTIONS[cache.radix_eviction_policy],
+        "order": _ORDERS["fcfs" if cache.disable_radix_cache and looks_at_cache else scheduler.schedule_policy],
+        "num_rows": scheduler.max_running_requests,
+        "row_pages": row_pages,
+        "chunk_tokens": max(scheduler.chunked_prefill_size, 0),
+        "max_prefill_tokens": scheduler.max_prefill_tokens,
+        "mixes": scheduler.enable_mixed_chunk and scheduler.chunked_prefill_size > 0,
+        "is_exclusive": scheduler.disable_consecutive_prefill_overlap,
+        "prefill_max_requests": scheduler.prefill_max_requests,
+        "prefill_decode_interval": scheduler.prefill_decode_interval,
+        "interval_min_seqs": scheduler.prefill_decode_interval_min_bs,
+        "by_priority": scheduler.enable_priority_scheduling,
+        "low_values_first": scheduler.schedule_low_priority_values_first,
+        "preempts": scheduler.enable_priority_scheduling and not scheduler.disable_priority_preemption,
+        "preemption_threshold": scheduler.priority_scheduling_preemption_threshold,
+        "retracts_by_priority": scheduler.retraction_policy == "priority",
+        "first_ratio": scheduler.first_ratio,
+        "least_ratio": scheduler.least_ratio,
+        "ratio_decay": (scheduler.first_ratio - scheduler.least_ratio) / scheduler.new_token_ratio_decay_steps,
+        "retract_steps": scheduler.retract_decode_steps,
+        "most_new_tokens": scheduler.clip_max_new_tokens_estimation,
+        "tells": tells,
+    }
+    settings = make_one(records.RadixSettings, compiled=compiled)
+    for name, value in chosen.items():
+        setattr(settings, name, value)
+    return settings

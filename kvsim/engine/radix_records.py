@@ -1,0 +1,277 @@
+"""What an engine keeps of SGLang's radix cache: the tree, the slots, the rows of requests, and the scheduler's state.
+
+An engine without it has an empty tuple in its place, and nothing of these records in its compiled code. A page is as
+many consecutive slots as the settings say, one by default. Page 0 is where padding is written: it is never handed out,
+so it stands for no page.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from kvsim.engine.arrays import Numbers, Records
+from kvsim.engine.records import Bucketed, Small
+
+NO_PAGE = 0
+ROOT = 0
+"""The root of the tree, which holds no page; as the child of a node, none."""
+FCFS, LPM, DFS_WEIGHT, LOF, HRRN, SHORTEST_PREFILL_FIRST = range(6)
+"""Orders of the queue."""
+LRU, LFU, FIFO, FILO, MRU, LEAST_PRIORITY, SLRU = range(7)
+"""Strategies: which leaf of the tree is evicted first."""
+NO_BATCH, EXTEND, DECODE, MIXED = range(4)
+"""Kinds of batches: none, prompts, one token of each running request, both."""
+NOT_CHUNKED = 0
+"""No request is in the middle of its prompt."""
+NO_PRIORITY = 1 << 40
+"""The size of a priority beyond all others, which a request without one has."""
+ASKED, LEAF, DUPLICATE, RETRACTED = range(4)
+"""What is told: an eviction was asked for; a node was evicted; slots were freed because the tree has their tokens;
+a request gave its memory back."""
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class RadixSettings:
+    """The server arguments of SGLang that its scheduler and its cache read. Nothing here changes during a run."""
+
+    has_tree: bool = False
+    eviction: int = LRU
+    order: int = FCFS
+    num_rows: int = 0
+    """Requests that may run at once."""
+    row_pages: int = 0
+    """Pages of the longest sequence: the length of a row of the request table."""
+    chunk_tokens: int = 0
+    """Tokens of prompts in one batch; 0 where prompts are not cut."""
+    max_prefill_tokens: int = 0
+    mixes: bool = False
+    """Running requests decode in the step of a prefill."""
+    is_exclusive: bool = False
+    """A prefill that follows another waits for its output before it is launched."""
+    prefill_max_requests: int = 0
+    """Requests in one prefill; 0 for no limit."""
+    prefill_decode_interval: int = 0
+    """Passes after a prefill in which no other is tried."""
+    interval_min_seqs: int = 0
+    """Running requests below which the interval is cut short."""
+    by_priority: bool = False
+    low_values_first: bool = False
+    """A smaller priority is the more important one."""
+    preempts: bool = False
+    """A waiting request may take the place of less important ones."""
+    preemption_threshold: int = 0
+    retracts_by_priority: bool = False
+    first_ratio: float = 0.0
+    """Share of the tokens that running requests may still put out which admission expects of them, at first."""
+    least_ratio: float = 0.0
+    ratio_decay: float = 0.0
+    """Loss of the share with each decode step."""
+    retract_steps: int = 0
+    """Slots that a retraction makes free for each request that goes on."""
+    most_new_tokens: int = 0
+    """Tokens of an answer that admission looks at, at most."""
+    tells: bool = False
+    """Evictions, duplicates and retractions are told."""
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class RadixState:
+    """Every number of the cache and its scheduler that changes from step to step."""
+
+    first_free: int = 0
+    last_free: int = 0
+    is_collecting: bool = False
+    """Pages that are freed are collected, and freed together."""
+    first_collected: int = 0
+    last_collected: int = 0
+    num_collected: int = 0
+    num_nodes: int = 0
+    """Records of nodes that were ever taken."""
+    first_spare: int = 0
+    """The first record of a node that was given back; `parent` leads to the next."""
+    num_leaves: int = 0
+    """Nodes that can be evicted now."""
+    clock: int = 0
+    """Counter of accesses to the tree."""
+    evictable_pages: int = 0
+    locked_pages: int = 0
+    num_free_rows: int = 0
+    chunked: int = NOT_CHUNKED
+    """The request that is in the middle of its prompt."""
+    last_mode: int = NO_BATCH
+    """The batch launched in the pass before."""
+    last_chunked: int = NOT_CHUNKED
+    num_prefills: int = 0
+    """Requests of the last prefill that computed prompts."""
+    num_last: int = 0
+    """Requests of that batch, if it was a prefill."""
+    last_puts_out: bool = False
+    """One of them, or one that runs, may put out more than the token of its prefill."""
+    puts_out: bool = False
+    chosen_mode: int = NO_BATCH
+    """A batch that is chosen and waits for the output of the one before."""
+    is_full: bool = False
+    """Nobody is asked before somebody leaves."""
+    ratio: float = 0.0
+    """The share of `RadixSettings.first_ratio` as it is now."""
+    is_rested: bool = True
+    """The engine has kept house since the last batch."""
+    interval_left: int = 0
+    num_refreshes: int = 0
+    """Passes that ordered a queue, where waiting prefixes are kept young."""
+    num_entered: int = 0
+    """Requests that have entered the queue, those that came back included."""
+    num_prefilled: int = 0
+    """Tokens prefilled, as SGLang counts them."""
+    last_prefill_tokens: int = 0
+    running_prefill_tokens: int = 0
+    """Tokens of the prefill that the running batch was, which SGLang counts again with each decode."""
+    num_launched: int = 0
+    has_failed: bool = False
+    """SGLang would have died: a batch that was admitted finds too few slots."""
+    total_offset: float = 0.0
+    """Tokens that running and admitted requests will need, as a pass expects it."""
+    current_offset: float = 0.0
+    """Tokens that admitted requests need now."""
+    input_left: int = 0
+    chunk_left: int = 0
+    num_held_rows: int = 0
+    """Admitted requests of the pass that have a row already."""
+    admitted_chunked: int = NOT_CHUNKED
+    """The request admitted in the pass whose prompt is cut."""
+    num_needs: int = -1
+    """Requests whose needs the pass has noted; -1 for none yet."""
+    num_told: int = 0
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Node(Bucketed):
+    """A run of pages in the tree, found by the key of its first one."""
+
+    key: int = 0
+    parent: Small = 0
+    owner: Small = 0
+    """A request that has the tokens of the whole path: keys of pages are its keys."""
+    begin: Small = 0
+    """Pages of the path before the node."""
+    num_pages: Small = 0
+    first_page: Small = 0
+    last_page: Small = 0
+    num_children: Small = 0
+    locks: Small = 0
+    hits: Small = 0
+    place: Small = -1
+    """Index of the node among those that can be evicted, or -1."""
+    priority: int = 0
+    accessed: int = 0
+    created: int = 0
+    attached: int = 0
+    """The order in which the children of a node were attached to it."""
+    weight: Small = 0
+    """Waiting requests whose prefix ends in the subtree, while they are put in order."""
+    first_waiting: Small = 0
+    last_waiting: Small = 0
+    first_child: Small = ROOT
+    """The first of the children with waiting requests that were not met yet."""
+    next_sibling: Small = ROOT
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Holding:
+    """What one request holds of the cache, and what the scheduler knows of it."""
+
+    node: Small = ROOT
+    """The node at which its prefix ends."""
+    lock: Small = ROOT
+    """The node from which on its path is locked."""
+    prefix_tokens: Small = 0
+    """Tokens at which its next prefill begins."""
+    extend_end: Small = 0
+    """Tokens at which its last prefill ends."""
+    protected_tokens: Small = 0
+    """Tokens whose slots are the tree's."""
+    inserted_tokens: Small = 0
+    """Tokens that it has ever put into the tree."""
+    laid_out_tokens: Small = 0
+    """Tokens that the scheduler has copied for it."""
+    matched_tokens: Small = 0
+    """Tokens of the last match, by which the queue is ordered."""
+    limit: Small = 0
+    """Outputs that it may put out."""
+    ignores_eos: bool = False
+    is_aborted: bool = False
+    """It ends with its next output."""
+    middle_chunks: Small = 0
+    """Chunks in flight that yield no output."""
+    launched_in: int = 0
+    """The last batch that it was in, counted from 1."""
+    entered: int = 0
+    """The order of entering the queue."""
+    entered_at: int = 0
+    """Tokens prefilled by the engine before."""
+    rank: Small = 0
+    """The place of its name among all, which decides where nothing else does."""
+    priority: int = 0
+    is_put_back: bool = False
+    """A request before it in the queue has the same prefix: it waits until that is computed."""
+    next_waiting: Small = 0
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Launch:
+    """What a step in flight is."""
+
+    mode: Small = NO_BATCH
+    num_seqs: Small = 0
+    num_prefills: Small = 0
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Told:
+    """An event of the cache, or a run of its slots, which says 0 behind its kind."""
+
+    kind: Small = 0
+    is_first: bool = False
+    """The row begins an event; other rows go on with its slots."""
+    subject: Small = 0
+    """The request that it is about, the number of slots asked for, or the first page."""
+    length: Small = 0
+    """Pages, or outputs of the request."""
+    others: Small = 0
+    """Requests that go on."""
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Need:
+    """Tokens that a request may still put out, and those that it then gives back."""
+
+    left: float = 0.0
+    held: int = 0
+
+
+class Radix(NamedTuple):
+    """SGLang's cache and scheduler, in an engine that has them."""
+
+    settings: RadixSettings
+    state: RadixState
+    pages: Numbers
+    """The page behind each page: in the free list, in a node of the tree, or in what is being freed."""
+    nodes: Records[Node]
+    leaves: Numbers
+    """A heap of the nodes that can be evicted, the next one first."""
+    rows: Numbers
+    """The request table: pages of each row, one row behind the other, the last row first."""
+    free_rows: Numbers
+    """A stack of rows."""
+    holdings: Records[Holding]
+    """One for each request."""
+    last: Numbers
+    """Requests of the prefill launched in the pass before."""
+    order: Numbers
+    """Requests that are being put in order."""
+    launches: Records[Launch]
+    """One for each step that may be in flight."""
+    needs: Records[Need]
+    """What each running request will need, where the cache is off; see `prefill_adder`."""
+    told: Records[Told]

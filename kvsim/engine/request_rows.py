@@ -1,0 +1,166 @@
+"""The rows of SGLang's requests: which slot holds each token; how rows grow, go into the tree and are given back."""
+
+from __future__ import annotations
+
+from kvsim.engine import radix_tree, token_slots
+from kvsim.engine.compiled import part
+from kvsim.engine.memory import Memory
+from kvsim.engine.radix_records import ROOT
+from kvsim.engine.records import Sequence
+from kvsim.engine.state import Engine
+
+NO_ROW = -1
+
+
+@part
+def evict_from_tree_cache(engine: Engine, num_tokens: int) -> None:
+    """Evict from the tree what `num_tokens` free slots lack."""
+    shortfall = num_tokens - token_slots.num_free_tokens(engine)
+    if shortfall > 0 and engine.radix.settings.has_tree:
+        radix_tree.evict(engine, shortfall)
+
+
+@part
+def match_kv_cache(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
+    """Let a waiting request begin behind the longest prefix of its first `num_tokens` tokens that the tree has."""
+    holding = engine.radix.holdings[sequence.number]
+    holding.node = ROOT
+    if engine.radix.settings.has_tree:
+        holding.node = radix_tree.match_prefix(engine, sequence, num_tokens)
+    holding.prefix_tokens = radix_tree.end_of(engine, holding.node) * engine.settings.unit_tokens
+    holding.protected_tokens = holding.prefix_tokens
+    holding.matched_tokens = min(holding.prefix_tokens, sequence.num_tokens - 1)
+
+
+@part
+def init_next_round_input(engine: Engine, sequence: Sequence) -> None:
+    """Look at a candidate: its last token is computed in any case."""
+    engine.radix.holdings[sequence.number].laid_out_tokens = sequence.num_tokens
+    match_kv_cache(engine, sequence, sequence.num_tokens - 1)
+
+
+@part
+def alloc_req_slots(engine: Engine, num_seqs: int) -> None:
+    """Give rows to those of the first `num_seqs` requests of the batch that have none: the last free ones, in order."""
+    radix, needed = engine.radix, 0
+    for index in range(num_seqs):
+        needed += int(engine.sequences[engine.batch[index]].place == NO_ROW)
+    radix.state.num_free_rows -= needed
+    row = radix.state.num_free_rows
+    for index in range(num_seqs):
+        sequence = engine.sequences[engine.batch[index]]
+        if sequence.place == NO_ROW:
+            sequence.place = radix.free_rows[row]
+            row += 1
+            _write_prefix(engine, sequence)
+
+
+@part
+def _write_prefix(engine: Engine, sequence: Sequence) -> None:
+    """Let a new row list the pages of the prefix that was found in the tree."""
+    nodes, pages, rows = engine.radix.nodes, engine.radix.pages, engine.radix.rows
+    row, node = sequence.place * engine.radix.settings.row_pages, engine.radix.holdings[sequence.number].node
+    while node != ROOT:
+        page, begin = nodes[node].first_page, row + nodes[node].begin
+        for index in range(begin, begin + nodes[node].num_pages):
+            rows[index] = page
+            page = pages[page]
+        node = nodes[node].parent
+
+
+@part
+def alloc_for_extend(engine: Engine, num_seqs: int) -> bool:
+    """Allocate what the first `num_seqs` requests of the batch compute; return False where slots do not suffice."""
+    unit, num_tokens, num_pages = engine.settings.unit_tokens, 0, 0
+    for index in range(num_seqs):
+        sequence, tokens = engine.sequences[engine.batch[index]], engine.batch_tokens[index]
+        num_tokens += tokens + (unit if unit > 1 else 0)
+        num_pages += _num_new_pages(engine, sequence.computed, tokens)
+    evict_from_tree_cache(engine, num_tokens)
+    if num_pages > engine.state.num_free:
+        return False
+    for index in range(num_seqs):
+        extend(engine, engine.sequences[engine.batch[index]], engine.batch_tokens[index])
+    return True
+
+
+@part
+def num_tokens_required_next_decode(engine: Engine, sequence: Sequence) -> int:
+    """Return the slots that one more token of a request needs."""
+    return _num_new_pages(engine, sequence.computed, 1) * engine.settings.unit_tokens
+
+
+@part
+def alloc_for_decode(engine: Engine, first: int, num_seqs: int) -> None:
+    """Allocate a token for each of `num_seqs` requests of the batch, from index `first` on; there is room."""
+    evict_from_tree_cache(engine, num_seqs * engine.settings.unit_tokens)
+    for index in range(first, first + num_seqs):
+        extend(engine, engine.sequences[engine.batch[index]], 1)
+
+
+@part
+def extend(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
+    """Let the row of a request list free pages for `num_tokens` tokens behind those that it has."""
+    begin = token_slots.ceil_pages(engine, sequence.computed)
+    row = sequence.place * engine.radix.settings.row_pages
+    for index in range(begin, begin + _num_new_pages(engine, sequence.computed, num_tokens)):
+        engine.radix.rows[row + index] = token_slots.alloc(engine)
+
+
+@part
+def _num_new_pages(engine: Engine, computed: int, num_tokens: int) -> int:
+    return token_slots.ceil_pages(engine, computed + num_tokens) - token_slots.ceil_pages(engine, computed)
+
+
+@part
+def checkpoint(engine: Engine, sequence: Sequence, up_to: int) -> None:
+    """Put the first `up_to` tokens of a request into the tree, in whole pages, and lock the path to their end.
+
+    The path gets a boundary where the prompt ends.
+    """
+    unit, holding = engine.settings.unit_tokens, engine.radix.holdings[sequence.number]
+    if not engine.radix.settings.has_tree or up_to == 0:
+        return
+    num_pages, prompt_pages = up_to // unit, sequence.prompt_tokens // unit
+    protected, inserted = holding.protected_tokens // unit, holding.inserted_tokens // unit
+    node = radix_tree.insert(engine, sequence, num_pages, protected, inserted, holding.priority)
+    holding.inserted_tokens = max(holding.inserted_tokens, num_pages * unit)
+    if 0 < prompt_pages < num_pages:
+        radix_tree.insert_prompt(engine, sequence, prompt_pages, holding.priority)
+    radix_tree.dec_lock_ref(engine, holding.lock)
+    radix_tree.inc_lock_ref(engine, node)
+    holding.lock = holding.node = node
+    holding.protected_tokens = num_pages * unit
+
+
+@part
+def checkpoint_prefill(engine: Engine, sequence: Sequence) -> None:
+    """Put into the tree what a request has computed of its prompt; its next prefill begins there."""
+    holding = engine.radix.holdings[sequence.number]
+    checkpoint(engine, sequence, holding.extend_end)
+    holding.prefix_tokens = holding.extend_end
+
+
+@part
+def release_kv_cache(engine: Engine, sequence: Sequence, keeps: bool) -> None:
+    """Take the row of a request back; where it `keeps`, the tree first gets all that was computed."""
+    radix, holding, owned = engine.radix, engine.radix.holdings[sequence.number], sequence.computed
+    assert owned <= sequence.num_tokens
+    if keeps:
+        holding.laid_out_tokens = sequence.num_tokens
+        checkpoint(engine, sequence, owned)
+    row = sequence.place * radix.settings.row_pages
+    begin = row + holding.protected_tokens // engine.settings.unit_tokens
+    end = row + token_slots.ceil_pages(engine, owned)
+    radix_tree.link_row(engine, begin, end)
+    if end > begin:
+        token_slots.free(engine, radix.rows[begin], radix.rows[end - 1], end - begin)
+    radix_tree.dec_lock_ref(engine, holding.lock)
+    holding.lock = ROOT
+    radix.free_rows[radix.state.num_free_rows] = sequence.place
+    radix.state.num_free_rows += 1
+    sequence.place = NO_ROW
+
+
+RADIX = Memory(name="radix")
+"""SGLang's scheduler asks for rows by itself; the clock and the account see nothing of them yet."""

@@ -1,0 +1,37 @@
+"""A scheduler as the clock, the driver and ordered moments see it: one record of functions for each server's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from kvsim.engine.records import Sequence
+
+Engine: TypeAlias = Any
+"""`state.Engine`, which holds a `Scheduler` and so knows this module."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Scheduler:
+    """The functions of one scheduler."""
+
+    name: str
+    """The server, in one word."""
+    has_work: Callable[[Engine], bool]
+    """Tell whether another call of `schedule` is due."""
+    add: Callable[[Engine, Sequence], None]
+    """Queue a sequence that has arrived."""
+    schedule: Callable[[Engine], None]
+    """Decide the next step, allocate its memory and put it in flight: it stands in `batch`."""
+    awaits_output: Callable[[Engine], bool]
+    """Tell whether the output of the oldest step is processed before another step is scheduled."""
+    update: Callable[[Engine], None]
+    """Process the output of the oldest step in flight."""
+    abort: Callable[[Engine, Sequence], None]
+    """Drop a sequence, wherever it stands."""
+    is_stalled: Callable[[Engine], bool]
+    """Tell whether the engine would wait for ever; `State.subject` is the sequence that cannot be admitted."""
+
+    def __repr__(self) -> str:
+        return self.name

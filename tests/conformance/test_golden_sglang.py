@@ -1,0 +1,69 @@
+"""Small workloads decided as SGLang decided them: every field of every record, slot by slot.
+
+The first 37 have one rule each, which the name says; the others are random mixtures.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from kvsim.conformance import verify_answer
+from kvsim.errors import WorkloadError
+
+from .modes import FASTEST, in_every_way
+
+WORKLOADS = sorted(Path(__file__).with_name("golden_sglang").glob("*.json"))
+WITHOUT = ("windows", "host_tier", "random_f")
+"""What is refused: sliding windows and a host tier."""
+REFUSED = [file for file in WORKLOADS if any(word in file.stem for word in WITHOUT)]
+FOLLOWED = [file for file in WORKLOADS if file not in REFUSED]
+
+
+@in_every_way
+@pytest.mark.parametrize("workload", FOLLOWED, ids=lambda file: file.stem)
+def test_every_decision_is_the_one_that_sglang_made(workload: Path, compiled: bool) -> None:
+    verdict = verify_answer(workload, workload.with_suffix(".jsonl.gz"), compiled=compiled)
+    assert verdict.equal, verdict
+    assert verdict.num_steps > 0
+
+
+@pytest.mark.parametrize("workload", REFUSED, ids=lambda file: file.stem)
+def test_what_is_not_followed_is_refused_in_a_sentence(workload: Path) -> None:
+    with pytest.raises(WorkloadError, match=r"kvsim does not follow .* of SGLang"):
+        verify_answer(workload, workload.with_suffix(".jsonl.gz"))
+
+
+def test_the_golden_workloads_cover_what_they_are_kept_for() -> None:
+    assert len(FOLLOWED) >= 44
+    verdicts = [verify_answer(file, file.with_suffix(".jsonl.gz"), compiled=FASTEST) for file in FOLLOWED]
+    for count in ("num_preemptions", "num_evictions", "num_aborts"):
+        assert any(getattr(verdict, count) for verdict in verdicts), count
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "other"),
+    [
+        ("step", "free_pages", "1-3"),
+        ("step", "ratio", 0.5),
+        ("step", "scheduled", []),
+        ("update", "evictable", 3),
+        ("update", "outputs", {"a": 9}),
+        ("end", "pass", 99),
+    ],
+)
+def test_a_field_that_differs_is_found(tmp_path: Path, kind: str, field: str, other: object) -> None:
+    workload = FOLLOWED[0]
+    lines = gzip.decompress(workload.with_suffix(".jsonl.gz").read_bytes()).decode().splitlines()
+    records = [json.loads(line) for line in lines]
+    [*_, last] = [record for record in records if record["kind"] == kind]
+    last[field] = other
+    answer = tmp_path / "answer.jsonl"
+    answer.write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    verdict = verify_answer(workload, answer)
+    assert verdict.difference is not None
+    assert verdict.difference.moment.startswith(kind)
+    assert any(line.label.startswith(field) for line in verdict.difference.lines)
