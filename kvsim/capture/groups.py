@@ -34,13 +34,18 @@ def layout_of(kv_cache_config: Any, hash_block_size: int) -> KVCacheLayout:
         if spec not in distinct:
             distinct.append(spec)
         groups.append(_group(spec, len(group.layer_names), distinct.index(spec)))
-    total = sum(tensor.size for tensor in kv_cache_config.kv_cache_tensors)
     return KVCacheLayout(
         groups=tuple(groups),
-        bytes_per_block=total // kv_cache_config.num_blocks,
+        bytes_per_block=_allocated_bytes(kv_cache_config.kv_cache_tensors) // kv_cache_config.num_blocks,
         scheduler_block_size=lcm(*(group.block_size for group in groups)),
         hash_block_size=hash_block_size,
     )
+
+
+def _allocated_bytes(tensors: list[Any]) -> int:
+    """Return the bytes of all blocks: since vLLM 0.29, every tensor is a view of one allocation and states its size."""
+    sizes = [tensor.size for tensor in tensors]
+    return int(sum(sizes) if hasattr(tensors[0], "shared_by") else max(sizes))
 
 
 def _first(spec: Any) -> Any:

@@ -90,9 +90,10 @@ class OffloadWatch:
 
 
 def has_offload(scheduler: Any) -> bool:
-    """Tell whether the scheduler has vLLM's native offload."""
-    connector = getattr(scheduler, "connector", None)
-    return hasattr(getattr(connector, "connector_scheduler", None), "_block_id_to_pending_jobs")
+    """Tell whether the scheduler has vLLM's native offload as vLLM 0.25 has it; other releases count otherwise."""
+    connector = getattr(getattr(scheduler, "connector", None), "connector_scheduler", None)
+    config = getattr(connector, "config", None)
+    return hasattr(connector, "_block_id_to_pending_jobs") and hasattr(config, "block_size_factor")
 
 
 def _ids(spec: Any) -> list[int]:

@@ -8,7 +8,6 @@ the recording and does not affect the engine.
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -17,13 +16,12 @@ from typing import Any, TypeVar
 
 from kvsim.capture.groups import layout_of
 from kvsim.capture.offload import OffloadWatch, has_offload
+from kvsim.capture.releases import check_features, num_waiting, retention_interval, warn_if_untried
 from kvsim.capture.sinks import LogSink
-from kvsim.errors import RecordingError
 from kvsim.recording import eventlog
 
 log = logging.getLogger("kvsim")
 
-_RETENTION = "VLLM_PREFIX_CACHE_RETENTION_INTERVAL"
 _KEEP_ALL = ("FullAttentionManager",)
 """Managers of groups that keep every block until the request ends; MLA uses the same one."""
 
@@ -66,25 +64,9 @@ class SchedulerRecorder:
             RecordingError: it does something with its blocks that is not followed.
         """
         self._layout = layout_of(self._scheduler.kv_cache_config, self._manager.block_pool.hash_block_size)
-        if os.environ.get(_RETENTION):
-            raise RecordingError(f"{_RETENTION} is set, and a recording does not say which prefixes are kept then.")
-        if getattr(self._scheduler, "num_spec_tokens", 0):
-            raise RecordingError("the engine speculates, and a recording has no draft tokens.")
-        if self._is_pipeline and not self._layout.is_uniform:
-            raise RecordingError(
-                "the engine has a pipeline and layers of several kinds, and its scheduler knows only the layers of one "
-                "stage."
-            )
-        if self._is_pipeline and self._offload is not None:
-            raise RecordingError(
-                "the engine offloads blocks in a pipeline, and kvsim follows an offload only in one stage."
-            )
-        connector = getattr(self._scheduler, "connector", None)
-        if connector is not None and self._offload is None:
-            raise RecordingError(
-                f"the engine moves its cache with {type(connector).__name__}, and kvsim records none "
-                "but vLLM's native offload."
-            )
+        check_features(self._scheduler, self._layout, offloads=self._offload is not None)
+        keeps_all = self._layout.is_uniform or retention_interval(self._scheduler) is None
+        self._keeps_some = [not keeps_all or self._layout.keeps_some(group) for group in self._layout.groups]
 
     def start(self, sink: LogSink, meta: dict[str, Any]) -> None:
         """Begin a recording. Requests that the engine already has are not part of it.
@@ -93,6 +75,7 @@ class SchedulerRecorder:
             RecordingError: it cannot be recorded; nothing is.
         """
         self.check()
+        warn_if_untried(meta["engine"]["version"])
         if self._offload is not None:
             self._offload.start()
             meta = meta | {"policy": meta["policy"] | self._offload.settings()}
@@ -183,7 +166,7 @@ class SchedulerRecorder:
             "decode_tokens": num_tokens - num_prefill,
             "num_scheduled": len(tokens),
             "running": len(scheduler.running),
-            "waiting": len(scheduler.waiting) + len(scheduler.skipped_waiting),
+            "waiting": num_waiting(scheduler),
             "preempted": self._num_preempted,
             "free_units": self._manager.block_pool.get_num_free_blocks(),
         }
@@ -270,7 +253,7 @@ class SchedulerRecorder:
                 continue
             table = manager.req_to_blocks.get(name, ())
             num_held, num_cached = sum(not block.is_null for block in table), manager.num_cached_block.get(name, 0)
-            if self._layout.keeps_some(self._layout.groups[group]):
+            if self._keeps_some[group]:
                 places = [place for place in reversed(range(len(table))) if not table[place].is_null]
                 self._report_skipped(row, group, places, [table[place] for place in places])
                 num_held = num_cached = 0

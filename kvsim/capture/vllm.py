@@ -21,6 +21,7 @@ from typing import Any
 from kvsim.capture.groups import layout_of
 from kvsim.capture.machine import machine
 from kvsim.capture.publish import Publisher
+from kvsim.capture.releases import newer_settings, retention_interval
 from kvsim.capture.scheduler import SchedulerRecorder
 from kvsim.capture.sinks import Fanout, FileSink, LogSink
 from kvsim.errors import KvsimError, MissingExtraError
@@ -188,11 +189,12 @@ def _engine(scheduler: Any, served: dict[str, Any], hash_block_size: int) -> dic
         "long_prefill_token_threshold": scheduling.long_prefill_token_threshold,
         "enable_prefix_caching": bool(cache.enable_prefix_caching),
         **served,
-        "v2_model_runner": bool(scheduler.use_v2_model_runner),
+        "v2_model_runner": bool(getattr(scheduler, "use_v2_model_runner", False)),
         "hash_block_size": hash_block_size,
         "gpu_memory_utilization": cache.gpu_memory_utilization,
         "policy": scheduling.policy,
-        "watermark": scheduling.watermark,
+        **newer_settings(scheduling),
+        "prefix_cache_retention_interval": retention_interval(scheduler),
         "scheduler_reserve_full_isl": bool(scheduling.scheduler_reserve_full_isl),
         "load_format": str(config.load_config.load_format),
         "in_process": multiprocessing.parent_process() is None,

@@ -45,8 +45,13 @@ def check_waiting(recording: Recording, file: Path) -> None:
     """Nothing waits where the batch, the step and the pool have room for any request: a limit would be told wrong."""
     requests, steps, meta = recording.requests, recording.steps, recording.meta
     settings = {**meta.engine, **meta.policy}
-    most_seqs, most_tokens = settings.get("max_num_seqs"), settings.get("max_num_batched_tokens")
+    most_seqs = settings.get("max_num_active_seqs") or settings.get("max_num_seqs")
+    most_tokens = settings.get("max_num_batched_tokens")
     elsewhere = recording.copies is not None or meta.pool.groups or "rules" in meta.policy
+    # Since vLLM 0.27, a preempted request waits for its steps that are under way; it may also hold prompts back.
+    elsewhere = elsewhere or any(
+        settings.get(name, 1) > 1 for name in ("pipeline_parallel_size", "prefill_schedule_interval")
+    )
     if meta.policy_name != "paged" or elsewhere or meta.pool.num_units is None or not most_seqs or not most_tokens:
         return
     longest = int((requests.prompt_tokens.astype(np.int64) + requests.max_tokens).max(initial=0))

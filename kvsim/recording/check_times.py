@@ -190,12 +190,10 @@ def _as_memory_goes(
     recording: Recording, request: IntArray, step: IntArray, unsure: IntArray
 ) -> tuple[IntArray, IntArray]:
     """End each of the `unsure` requests with the output with which its memory goes, the others as they are given."""
-    memory, output_seq = recording.memory, recording.steps.output_seq
+    output_seq = recording.steps.output_seq
     if not len(unsure):
         return request, step
-    end_seq = np.full(len(recording.requests), -1)
-    rows = np.flatnonzero(memory.kind == MemoryKind.RELEASE)
-    np.maximum.at(end_seq, memory.request[rows], memory.seq[rows])
+    end_seq = _last_release(recording)
     output = np.minimum(np.searchsorted(output_seq, end_seq[unsure]), len(output_seq) - 1)
     with_output = output_seq[output] == end_seq[unsure]
     step_of = np.full(len(recording.requests), -1)
@@ -203,6 +201,14 @@ def _as_memory_goes(
     step_of[unsure[with_output]] = output[with_output]
     ended = np.flatnonzero(step_of >= 0)
     return ended, step_of[ended]
+
+
+def _last_release(recording: Recording) -> IntArray:
+    """The moment at which each request gave memory back for the last time; -1 if it never did."""
+    memory, found = recording.memory, np.full(len(recording.requests), -1)
+    rows = np.flatnonzero(memory.kind == MemoryKind.RELEASE)
+    np.maximum.at(found, memory.request[rows], memory.seq[rows])
+    return found
 
 
 def tokens_behind_outputs(recording: Recording) -> npt.NDArray[np.int64]:
@@ -217,6 +223,7 @@ def _tokens_behind_outputs(recording: Recording) -> tuple[npt.NDArray[np.int64],
     In a pipeline vLLM may resume a request while a token of it is under way. Its model runner, which is handed the
     tokens known by then, may answer that token again, and from then on the request has one output more. It does where
     it gets there before that token comes. Where the token comes in between, it may have been answered again or not.
+    Where the request ends before that answer, it has no output more.
     """
     schedule, requests, steps = recording.schedule, recording.requests, recording.steps
     behind = requests.prompt_tokens.astype(np.int64) + requests.output_tokens - 1
@@ -232,13 +239,15 @@ def _tokens_behind_outputs(recording: Recording) -> tuple[npt.NDArray[np.int64],
         after >= requests.prompt_tokens[request]
     )
     is_resumed = (request[1:] == request[:-1]) & (before[1:] < after[:-1])
-    unsure = np.zeros(len(behind), np.int64)
+    unsure, end_seq = np.zeros(len(behind), np.int64), _last_release(recording)
     for row in np.flatnonzero(is_resumed & answers[:-1]).tolist():
         there = row + 1
         while there < len(rows) and request[there] == request[row] and after[there] < after[row]:
             there += 1
         if there < len(rows) and request[there] == request[row]:
             again = begins[there] + -(-(after[row] - before[there]) // schedule.tokens[rows[there]]) - 1
+            if steps.output_seq[again] > end_seq[request[row]]:
+                continue
             comes = steps.output_seq[begins[row] + repeats[row] - 1]
             behind[request[row]] -= comes > steps.schedule_seq[again]
             unsure[request[row]] += steps.schedule_seq[begins[row + 1]] < comes <= steps.schedule_seq[again]

@@ -381,6 +381,11 @@ class Replay:
         self._last_death[held.request] = -1
         np.maximum.at(self._last_death, held.request, held.death_seq)
         self._last_death[requests.status == RequestStatus.REFUSED] = -1
+        # A preempted request may end while it waits, with an output that was under way.
+        steps = self.recording.steps
+        queued = np.flatnonzero((requests.preemptions > 0) & np.isin(self._last_death, steps.schedule_seq))
+        output = np.minimum(np.searchsorted(steps.end_s, requests.finished_s[queued]), len(steps) - 1)
+        self._last_death[queued] = np.maximum(self._last_death[queued], steps.output_seq[output])
         # A request that is preempted when the recording ends still waits.
         self._last_death[requests.status == RequestStatus.UNFINISHED] = never
         self._all_gone_at = np.maximum.accumulate(self._last_death)

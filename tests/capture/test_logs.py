@@ -1,4 +1,5 @@
-"""What the recording scheduler writes inside vLLM 0.25.1's own engine, against what that engine's scheduler says.
+"""What the recording scheduler writes inside vLLM's own engine, of two releases or of those that KVSIM_VLLM names,
+against what that engine's scheduler says.
 
 The model is a fake, and so is nothing else: the engine, its scheduler and its cache are vLLM's.
 """
@@ -14,11 +15,13 @@ import numpy as np
 import pytest
 
 from kvsim.conformance import verify_recording
+from kvsim.metrics.contradictions import refuse_contradictions
 from kvsim.recording import Recording, RequestStatus, read, write
 from kvsim.recording.eventlog import FILE_NAME
 from kvsim.replay import Replay
 
-from ..vllm_engine.recordings import PLAIN, WITH_DRAFTS, Live
+from ..vllm_engine.install import MAIN
+from ..vllm_engine.recordings import GROUPED, PLAIN, WITH_DRAFTS, Live
 
 
 @pytest.fixture(params=PLAIN, ids=lambda file: file.stem)
@@ -65,7 +68,21 @@ def test_cached_blocks_are_those_that_the_engine_could_hit(workload: Path, live:
         assert int(replay.cached.sum()) <= held_keys, "a free block with a prefix has a key"
 
 
-def test_a_log_verifies_and_packs(log: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("workload", [*PLAIN, *GROUPED], ids=lambda file: file.stem)
+def test_a_log_names_its_release_and_keeps_to_the_format(live: Live, log: Path) -> None:
+    recording = read(log, check_shipped=True)
+    assert recording.meta.engine["version"] == live.release
+    assert refuse_contradictions(recording, log) is not None
+
+
+def test_a_release_refuses_what_it_cannot_cache(live: Live) -> None:
+    with_every_state = {"s04"} if live.release >= "0.33" else set()
+    assert live.refusals().keys() == with_every_state, live.refusals()
+
+
+def test_a_log_verifies_and_packs(live: Live, log: Path, tmp_path: Path) -> None:
+    if live.release != MAIN:
+        pytest.skip("the rule of this release is not followed")
     recording = read(log)
     assert verify_recording(recording).equal
     packed = read(write(recording, tmp_path / "packed"))

@@ -25,7 +25,7 @@ META = {
     "version": 1,
     "source": "vllm",
     "gpu": "CPU",
-    "engine": {"name": "vllm"},
+    "engine": {"name": "vllm", "version": "0.33.0"},
     "model": {"name": "tiny"},
     "policy": {"name": "paged", "block_size": BLOCK},
     "pool": {"unit_tokens": BLOCK, "num_units": NUM_BLOCKS - 1, "first_unit": 1, "bytes_per_unit": 64},
@@ -116,8 +116,10 @@ class Scheduler:
         )
         self.running: list[Request] = []
         self.waiting: list[Request] = []
-        self.skipped_waiting: list[Request] = []
         self.requests: dict[str, Request] = {}
+
+    def get_request_counts(self) -> tuple[int, int]:
+        return len(self.running), len(self.waiting)
 
     def add_request(self, request: Request) -> None:
         self.requests[request.request_id] = request
@@ -212,6 +214,42 @@ def test_a_model_whose_blocks_are_not_followed_is_not_recorded_wrongly(tmp_path:
     assert recorder.sink is None
     sink.close()
     assert (tmp_path / "run" / FILE_NAME).read_bytes() == b""
+
+
+FEATURES = {
+    "num_spec_tokens": "speculates",
+    "parallel_config.decode_context_parallel_size": "context parallelism",
+    "parallel_config.prefill_context_parallel_size": "context parallelism",
+    "kv_cache_manager.coordinator.enable_partial_hash_hits": "inside a block",
+    "prefix_replay_tokens": "last window of a prefix again",
+    "mamba_shared_prefix_checkpoint": "checkpoints",
+    "kv_cache_config.hisparse_host_num_blocks": "HiSparse",
+    "connector": "moves its cache with int",
+}
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_what_newer_releases_do_with_blocks_is_refused_in_a_sentence(feature: str, tmp_path: Path) -> None:
+    scheduler: Any = Scheduler()
+    *path, name = feature.split(".")
+    place = scheduler
+    for each in path:
+        place = getattr(place, each)
+    setattr(place, name, 2)
+    with pytest.raises(RecordingError, match=FEATURES[feature]):
+        SchedulerRecorder(scheduler).start(FileSink(tmp_path / "run"), META)
+
+
+@pytest.mark.parametrize(("version", "is_warned"), [
+    ("0.20.0", False), ("0.25.1", False), ("0.33.2+cu130", False), ("0.19.1", True), ("0.34.0", True), ("dev", True),
+])  # fmt: skip
+def test_a_release_that_was_not_tried_is_named_in_a_warning(
+    version: str, is_warned: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    recorder = SchedulerRecorder(Scheduler())
+    recorder.start(FileSink(tmp_path / "run"), META | {"engine": {"name": "vllm", "version": version}})
+    recorder.stop()
+    assert (f"not been tried with vLLM {version}" in caplog.text) == is_warned
 
 
 def test_a_defect_ends_the_recording_and_not_the_engine(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from kvsim.conformance import Verdict, parse_workload, verify_oracle
 from kvsim.errors import WorkloadError
 
-from ..vllm_engine.install import missing
+from ..vllm_engine.install import MAIN, missing
 from ..vllm_engine.process import EngineFailedError, EngineProcess
 from ..vllm_engine.recordings import KINDS
 from .group_workloads import Document
@@ -110,11 +110,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workloads", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--release", default=MAIN)
     parser.add_argument("--kind", choices=KINDS, default="small")
     options = parser.parse_args()
-    if reason := missing():
+    if reason := missing(options.release):
         parser.error(reason)
-    with tempfile.TemporaryDirectory() as folder, EngineProcess(Path(folder, "log")) as engine:
+    with tempfile.TemporaryDirectory() as folder, EngineProcess(options.release, Path(folder, "log")) as engine:
         counts = fuzz(engine, num_workloads=options.workloads, seed=options.seed, generate=KINDS[options.kind])
     _say(json.dumps(counts, indent=2))
 

@@ -20,7 +20,7 @@ from kvsim.hardware import GPUS
 from kvsim.kv_groups.specs import check_block_size
 from kvsim.models import Model, all_models
 from kvsim.policies.settings import EngineDefaults, PagedSettings
-from tests.vllm_engine.install import FOLDER, missing
+from tests.vllm_engine.install import MAIN, missing, python_path
 from tests.vllm_engine.process import ROOT
 
 
@@ -32,8 +32,12 @@ class Refusal(Protocol):
 @contextmanager
 def refusals(log: Any) -> Iterator[Refusal]:
     """A process with vLLM's own classes."""
-    path = os.pathsep.join([str(FOLDER), str(ROOT)])
-    settings = {"PYTHONPATH": path, "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+    settings = {
+        "PYTHONPATH": python_path(MAIN, ROOT),
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
     with log.open("wb") as file, subprocess.Popen(
         [sys.executable, "-m", "tests.vllm_engine.start_process"],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file, text=True, cwd=ROOT, env=os.environ | settings,
@@ -121,7 +125,7 @@ def check_lines(refusal: Refusal, number: int, seed: int) -> None:
 
 
 def test_vllm_starts_with_every_line_that_an_answer_prints(tmp_path: Any) -> None:
-    if reason := missing():
+    if reason := missing(MAIN):
         pytest.skip(reason)
     with refusals(tmp_path / "log") as refusal:
         config = config_of(all_models()[0])
@@ -135,7 +139,7 @@ def test_vllm_starts_with_every_line_that_an_answer_prints(tmp_path: Any) -> Non
 
 @pytest.mark.slow
 def test_vllm_starts_with_five_hundred_lines(tmp_path: Any) -> None:
-    if reason := missing():
+    if reason := missing(MAIN):
         pytest.skip(reason)
     with refusals(tmp_path / "log") as refusal:
         check_lines(refusal, 500, seed=2)

@@ -5,15 +5,18 @@ Imported by processes that have vLLM's files on their path (`engine_process`).
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import json
 import os
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 import vllm.config.vllm
 import vllm.envs
-import vllm.v1.core.kv_cache_utils as sizing
 from vllm.config import (
     CacheConfig,
     DeviceConfig,
@@ -24,7 +27,6 @@ from vllm.config import (
     SpeculativeConfig,
     VllmConfig,
 )
-from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
 from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
     FullAttentionSpec,
@@ -39,7 +41,13 @@ Workload = dict[str, Any]
 _LONGEST_MODEL = 131_072
 _DTYPE = torch.bfloat16
 _STATE_PAGE = 4096
-_RETENTION = "VLLM_PREFIX_CACHE_RETENTION_INTERVAL"
+_RETENTION = "prefix_cache_retention_interval"
+_RETENTION_VARIABLE = f"VLLM_{_RETENTION.upper()}"
+"""A variable before vLLM 0.29, and a setting from then on."""
+_RUNNER_VARIABLE = "VLLM_USE_V2_MODEL_RUNNER"
+_MEMORY_CHECK = "_check_enough_kv_cache_memory"
+_SIZING = ("vllm.v1.core.kv_cache_utils", "vllm.v1.core.kv_cache_planning")
+"""Modules that have the memory check, before vLLM 0.33 and from then on."""
 ARCHITECTURES = _PLAIN, _COMPRESSED = "LlamaForCausalLM", "DeepseekV2ForCausalLM"
 """What kinds of models there are here, in the names that vLLM has for them."""
 _CONFIG = {
@@ -79,12 +87,14 @@ def configure(workload: Workload, folder: Path, scheduler_cls: str) -> VllmConfi
     _set_for_process(workload)
     config = VllmConfig(
         model_config=ModelConfig(model=str(model), skip_tokenizer_init=True, dtype="bfloat16", max_model_len=longest),
-        scheduler_config=SchedulerConfig(
+        scheduler_config=_known(
+            SchedulerConfig,
             max_num_seqs=workload.get("max_num_seqs", 128),
             max_num_batched_tokens=workload.get("max_num_batched_tokens", 2048),
             max_model_len=longest,
             is_encoder_decoder=False,
-            long_prefill_token_threshold=workload.get("long_prefill_token_threshold", 0),
+            # Beyond the longest sequence it never binds, and vLLM refuses it from 0.27 on.
+            long_prefill_token_threshold=min(workload.get("long_prefill_token_threshold", 0), longest),
             enable_chunked_prefill=workload.get("enable_chunked_prefill", True),
             policy=workload.get("policy", "fcfs"),
             watermark=workload.get("watermark", 0.0),
@@ -92,10 +102,12 @@ def configure(workload: Workload, folder: Path, scheduler_cls: str) -> VllmConfi
             async_scheduling=asynchronous,
             scheduler_cls=scheduler_cls,
         ),
-        cache_config=CacheConfig(
+        cache_config=_known(
+            CacheConfig,
             block_size=block_size,
             enable_prefix_caching=workload.get("enable_prefix_caching", True),
             num_gpu_blocks_override=workload["num_blocks"],
+            **{_RETENTION: workload.get("retention_interval")},
         ),
         device_config=DeviceConfig(device="cpu"),
         parallel_config=ParallelConfig(),
@@ -117,12 +129,18 @@ def configure(workload: Workload, folder: Path, scheduler_cls: str) -> VllmConfi
     return config
 
 
+def _known(make: Callable[..., Any], **fields: Any) -> Any:
+    """What `make` makes of those of the fields that this release of vLLM has."""
+    taken = inspect.signature(make).parameters
+    return make(**{name: value for name, value in fields.items() if name in taken})
+
+
 def _write_model(workload: Workload, folder: Path) -> Path:
-    """A model with such layers, as far as they are alike; a plain decoder where they are of several kinds."""
+    """A model with as many layers, as far as they are alike; a plain decoder where they are of several kinds."""
     entries = workload.get("groups", ())
     fields = _LATENTS if {entry["type"] for entry in entries} == {"mla"} else _CONFIG
-    if len(entries) == 1:
-        fields = fields | {"num_hidden_layers": entries[0].get("num_layers", 1)}
+    if entries:
+        fields = fields | {"num_hidden_layers": sum(entry.get("num_layers", 1) for entry in entries)}
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(fields), encoding="utf-8")
     return folder
@@ -166,13 +184,13 @@ def _attention(entry: dict[str, Any], block_size: int) -> KVCacheSpec | None:
     }
     match entry["type"]:
         case "full":
-            return FullAttentionSpec(**common)
+            return _known(FullAttentionSpec, **common)
         case "mla":
-            return MLAAttentionSpec(**common)
+            return _known(MLAAttentionSpec, **common)
         case "sliding_window":
-            return SlidingWindowSpec(**common, sliding_window=entry["window"])
+            return _known(SlidingWindowSpec, **common, sliding_window=entry["window"])
         case "chunked_local":
-            return ChunkedLocalAttentionSpec(**common, attention_chunk_size=entry["window"])
+            return _known(ChunkedLocalAttentionSpec, **common, attention_chunk_size=entry["window"])
         case "mamba":
             return None
         case other:
@@ -181,6 +199,9 @@ def _attention(entry: dict[str, Any], block_size: int) -> KVCacheSpec | None:
 
 def _offload(workload: Workload, config: VllmConfig) -> KVTransferConfig:
     """vLLM's native offload, with room for `host_blocks` blocks, and half a block that must not count."""
+    import vllm.v1.core.kv_cache_utils as sizing
+    from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
+
     settings = workload["offload"]
     factor = settings.get("factor", 1)
     register_all_kvcache_specs(config)
@@ -199,9 +220,15 @@ def _offload(workload: Workload, config: VllmConfig) -> KVTransferConfig:
 
 def _set_for_process(workload: Workload) -> None:
     """What vLLM keeps for a whole process, and each engine here wants its own way."""
-    vllm.config.vllm.HAS_TRITON = workload.get("v2_model_runner", True)  # its runner V2 needs it
-    sizing._check_enough_kv_cache_memory = lambda *_, **__: None  # pools here are far smaller than any that vLLM starts
-    os.environ.pop(_RETENTION, None)
-    if workload.get("retention_interval") is not None:
-        os.environ[_RETENTION] = str(workload["retention_interval"])
+    new_runner = workload.get("v2_model_runner", True)
+    vllm.config.vllm.HAS_TRITON = new_runner  # its runner V2 needs it; from 0.33 on that is not asked without a GPU
+    os.environ.pop(_RUNNER_VARIABLE, None)
+    if not new_runner:
+        os.environ[_RUNNER_VARIABLE] = "0"
+    for name in _SIZING:
+        with suppress(ImportError):  # pools here are far smaller than any that vLLM starts
+            setattr(importlib.import_module(name), _MEMORY_CHECK, lambda *_, **__: None)
+    os.environ.pop(_RETENTION_VARIABLE, None)
+    if workload.get("retention_interval") is not None and _RETENTION not in inspect.signature(CacheConfig).parameters:
+        os.environ[_RETENTION_VARIABLE] = str(workload["retention_interval"])
     vllm.envs.disable_envs_cache()

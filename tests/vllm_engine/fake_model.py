@@ -8,7 +8,6 @@ from __future__ import annotations
 from concurrent.futures import Future
 from typing import Any
 
-from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingWorkerMetadata
 from vllm.v1.executor.abstract import Executor
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 
@@ -38,6 +37,12 @@ class FakeModel(Executor):
         self._num_answers = dict.fromkeys(self._number, 0)
         self._copies = _Copies(self._workload["offload"]) if "offload" in self._workload else None
 
+    @property
+    def max_concurrent_batches(self) -> int:
+        """Steps that may be in flight: an executor is asked before vLLM 0.23."""
+        stages = self.vllm_config.parallel_config.pipeline_parallel_size
+        return 2 if stages == 1 and self.vllm_config.scheduler_config.async_scheduling else stages
+
     @classmethod
     def supports_async_scheduling(cls) -> bool:
         return True
@@ -53,6 +58,16 @@ class FakeModel(Executor):
         return [_PLENTY] * self._workload.get("pp", 1)
 
     def initialize_from_config(self, kv_cache_configs: list[Any]) -> None:
+        pass
+
+    def get_supported_kv_cache_layouts(self) -> list[Any]:
+        """Every layout by name: workers are asked from vLLM 0.29 on."""
+        return [["LBNHC", "LBHNC", "BLNHC", "BLHNC", "BHLNC", "LHBNC"]] * self._workload.get("pp", 1)
+
+    def set_kv_cache_layout(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def compile_or_warm_up_model(self) -> None:
         pass
 
     def collective_rpc(self, *_: Any, **__: Any) -> list[None]:
@@ -113,6 +128,8 @@ class _Copies:
 
     def step(self, metadata: Any) -> KVConnectorOutput:
         """One step: what it reports."""
+        from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingWorkerMetadata
+
         self._due |= dict.fromkeys(self._stores_to_begin, self._now + self._store_steps - 1)
         self._due |= {number: self._now for number in metadata.jobs_to_flush if number in self._due}
         self._due |= dict.fromkeys(metadata.load_jobs, self._now + self._load_steps - 1)
@@ -128,9 +145,16 @@ class _Copies:
         return KVConnectorOutput(finished_recving=loaded or None, kv_connector_worker_meta=reported if ended else None)
 
 
+class _Later(Future[Any]):
+    """An answer that is never there before it is waited for, as a GPU's: before vLLM 0.23 the engine looks."""
+
+    def done(self) -> bool:
+        return False
+
+
 def _answer(output: ModelRunnerOutput | None, non_block: bool) -> Any:
     if not non_block:
         return output
-    future: Future[ModelRunnerOutput | None] = Future()
+    future = _Later()
     future.set_result(output)
     return future

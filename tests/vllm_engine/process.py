@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .install import FOLDER
+from .install import python_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,10 +25,9 @@ class EngineFailedError(Exception):
 class EngineProcess:
     """One process that serves workloads with vLLM's own engine; it takes seconds to start and milliseconds to serve."""
 
-    def __init__(self, log: Path) -> None:
-        """Start it; what it says goes into the file `log`."""
-        path = os.pathsep.join([str(FOLDER), str(ROOT)])
-        settings = {"PYTHONPATH": path, "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
+    def __init__(self, release: str, log: Path) -> None:
+        """Start it with a release of vLLM; what it says goes into the file `log`."""
+        settings = {"PYTHONPATH": python_path(release, ROOT), "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
         with log.open("wb") as file:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tests.vllm_engine.engine_process"],

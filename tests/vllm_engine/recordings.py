@@ -1,7 +1,7 @@
 """What vLLM's own engine leaves behind while these tests run: recordings, and what its scheduler says.
 
-It takes some ten seconds to start and milliseconds for a workload, so one process serves all of them, for all tests,
-while others run.
+It takes some ten seconds to start and milliseconds for a workload, so one process of each release serves all of them,
+for all tests, while others run.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import pytest
 
 from ..conformance.group_workloads import grouped, staged_groups
 from ..conformance.workloads import offloaded, realistic, small, staged
-from .install import missing
-from .process import ROOT, EngineProcess
+from .install import MAIN, RELEASES, missing
+from .process import ROOT, EngineFailedError, EngineProcess
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -67,9 +67,11 @@ class Live(NamedTuple):
     """A folder with the recorder's log of each workload, and the records of the scheduler."""
 
     folder: Path
+    release: str
 
     def log(self, workload: Path | str) -> Path:
-        """The folder that the recorder wrote."""
+        """The folder that the recorder wrote; a test skips a workload that this release of vLLM refuses."""
+        self._skip_if_refused(workload)
         return self.folder / "recorded" / Path(workload).stem
 
     def said(self) -> str:
@@ -78,7 +80,16 @@ class Live(NamedTuple):
 
     def told(self, workload: Path | str) -> Path:
         """The records of the scheduler, in a file like those of the golden pairs."""
+        self._skip_if_refused(workload)
         return self.folder / f"{Path(workload).stem}.jsonl"
+
+    def refusals(self) -> dict[str, str]:
+        """Workloads that this release refuses, and what it says of them."""
+        return dict(json.loads((self.folder / "refusals.json").read_text()))
+
+    def _skip_if_refused(self, workload: Path | str) -> None:
+        if reason := self.refusals().get(Path(workload).stem):
+            pytest.skip(f"vLLM {self.release}: {reason}")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -93,7 +104,7 @@ def made_beside_the_tests(request: pytest.FixtureRequest, tmp_path_factory: pyte
     If it fails, the tests that need them will meet the reason again.
     """
     is_first = os.environ.get(_WORKER, "gw0") == "gw0"
-    if not (is_first and any(map(_needs_them, request.session.items))) or missing():
+    if not (is_first and any(map(_needs_them, request.session.items))):
         yield
         return
     silence = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
@@ -102,12 +113,12 @@ def made_beside_the_tests(request: pytest.FixtureRequest, tmp_path_factory: pyte
         making.terminate()
 
 
-@pytest.fixture(scope="session")
-def live(tmp_path_factory: pytest.TempPathFactory) -> Live:
-    """All of them, made once, by whichever worker asks first."""
-    if reason := missing():
+@pytest.fixture(scope="session", params=RELEASES)
+def live(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Live:
+    """All of one release, made once, by whichever worker asks first."""
+    if reason := missing(request.param):
         pytest.skip(reason)
-    return _make(_folder(tmp_path_factory))
+    return _make(_folder(tmp_path_factory), request.param)
 
 
 def _needs_them(item: pytest.Item) -> bool:
@@ -120,34 +131,48 @@ def _folder(factory: pytest.TempPathFactory) -> Path:
     return (own.parent if _WORKER in os.environ else own) / "live"
 
 
-def _make(folder: Path) -> Live:
-    folder.mkdir(exist_ok=True)
-    with (folder / "lock").open("w") as lock:
+def _make(parent: Path, release: str) -> Live:
+    live = Live(parent / release, release)
+    live.folder.mkdir(parents=True, exist_ok=True)
+    with (live.folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (folder / "done").exists():
-            _serve_all(Live(folder))
-            (folder / "done").touch()
-    return Live(folder)
+        if not (live.folder / "done").exists():
+            _serve_all(live)
+            (live.folder / "done").touch()
+    return live
 
 
 def _serve_all(live: Live) -> None:
-    def tell(name: Path | str, document: dict[str, Any], **environment: str) -> None:
-        with live.told(name).open("w") as file:
-            for _, record in engine.records(document, **environment):
-                file.write(json.dumps(record) + "\n")
+    refusals: dict[str, str] = {}
 
-    with EngineProcess(live.folder / "vllm.log") as engine:
+    def tell(name: str, document: dict[str, Any], **environment: str) -> None:
+        with (live.folder / f"{name}.jsonl").open("w") as file:
+            try:
+                for _, record in engine.records(document, **environment):
+                    file.write(json.dumps(record) + "\n")
+            except EngineFailedError as error:
+                refusals[name] = str(error)
+
+    def recorded(name: str) -> str:
+        return str(live.folder / "recorded" / name)
+
+    with EngineProcess(live.release, live.folder / "vllm.log") as engine:
         for workload in (*PLAIN, *GROUPED):
-            tell(workload, json.loads(workload.read_text()), KVSIM_RECORD=str(live.log(workload)))
-        for workload in OFFLOADED:  # what is told of these is in an order that vLLM's own scheduler does not have
-            engine.serve(json.loads(workload.read_text()), KVSIM_RECORD=str(live.log(workload)))
+            tell(workload.stem, json.loads(workload.read_text()), KVSIM_RECORD=recorded(workload.stem))
+        for workload in OFFLOADED if live.release == MAIN else ():
+            # What is told of these is in an order that vLLM's own scheduler does not have.
+            engine.serve(json.loads(workload.read_text()), KVSIM_RECORD=recorded(workload.stem))
         broken = json.loads(GROUPED[0].read_text()) | {"broken_at": _BROKEN_AT}
-        engine.serve(broken, KVSIM_RECORD=str(live.log(BROKEN)))
+        engine.serve(broken, KVSIM_RECORD=recorded(BROKEN))
         with_drafts = json.loads(PLAIN[0].read_text()) | {"num_speculative_tokens": 2, "async_scheduling": False}
-        engine.serve(with_drafts, KVSIM_RECORD=str(live.log(WITH_DRAFTS)))
+        engine.serve(with_drafts, KVSIM_RECORD=recorded(WITH_DRAFTS))
         for name, document in GENERATED.items():
-            tell(name, document)
+            if "offload" not in document or live.release == MAIN:
+                tell(name, document)
+    (live.folder / "refusals.json").write_text(json.dumps(refusals))
 
 
 if __name__ == "__main__":
-    _make(Path(sys.argv[1]))
+    for _release in RELEASES:
+        if not missing(_release):
+            _make(Path(sys.argv[1]), _release)

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import vllm
+
 Record = dict[str, Any]
 
 
@@ -36,11 +38,12 @@ class Teller:
         self._in_groups = in_groups
         told = {
             "kind": "meta",
+            "vllm": vllm.__version__,
             "num_blocks": pool.num_gpu_blocks,
             "max_num_running_reqs": scheduler.max_num_running_reqs,
             "max_num_scheduled_tokens": scheduler.max_num_scheduled_tokens,
             "max_model_len": scheduler.max_model_len,
-            "watermark_blocks": scheduler.kv_cache_manager.watermark_blocks,
+            "watermark_blocks": getattr(scheduler.kv_cache_manager, "watermark_blocks", 0),
             "free0": pool.get_num_free_blocks(),
         }
         if in_groups:
@@ -57,9 +60,9 @@ class Teller:
             }
         self._emit(told)
 
-    def _preempting(self, request: Any, *arguments: Any) -> Any:
+    def _preempting(self, request: Any, *arguments: Any, **more: Any) -> Any:
         self._preempted.append(request.request_id)
-        return self._preempt(request, *arguments)
+        return self._preempt(request, *arguments, **more)
 
     def _built(self, output: Any) -> Any:
         """Copies that a step begins, and those that it waits for."""
@@ -124,7 +127,7 @@ class Teller:
         state = {
             "running": [request.request_id for request in scheduler.running],
             "waiting": [request.request_id for request in scheduler.waiting],
-            "skipped": [request.request_id for request in scheduler.skipped_waiting],
+            "skipped": [request.request_id for request in _skipped(scheduler)],
             "free": pool.get_num_free_blocks(),
             "usage": pool.get_usage(),
             "cached_keys": len(pool.cached_block_hash_to_block),
@@ -153,6 +156,11 @@ class Teller:
 
     def _told(self, tables: Any) -> Any:
         return [list(table) for table in tables] if self._in_groups else list(tables[0])
+
+
+def _skipped(scheduler: Any) -> Any:
+    """The queue that goes before `waiting`: of skipped requests, and from vLLM 0.31 on of those that hold blocks."""
+    return scheduler.skipped_waiting if hasattr(scheduler, "skipped_waiting") else scheduler.kv_holding_waiting
 
 
 def in_order_of_keys(manager: Any) -> None:

@@ -1,0 +1,106 @@
+"""Read a scheduler of vLLM 0.20 to 0.33: settings that have moved, and features that a recording cannot hold.
+
+Each function looks at what the engine has. Numbers of releases serve for a warning alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import Any
+
+from kvsim.errors import RecordingError
+from kvsim.kv_groups import KVCacheLayout
+
+log = logging.getLogger("kvsim")
+
+_FIRST, _LAST = (0, 20), (0, 33)
+_NEWER_SETTINGS = (
+    *("watermark", "prefill_schedule_interval"),  # since 0.24
+    *("max_num_active_seqs", "long_prefill_token_threshold_adaptive"),  # since 0.31
+)
+
+
+def warn_if_untried(version: str) -> None:
+    """Log a warning if the recorder has not been tried with this release of vLLM."""
+    number = re.match(r"(\d+)\.(\d+)", version)
+    if number is None or not _FIRST <= (int(number[1]), int(number[2])) <= _LAST:
+        log.warning(
+            "kvsim: the recorder has not been tried with vLLM %s, only with %d.%d to %d.%d; check the recording with "
+            "kvsim info --check.",
+            *(version, *_FIRST, *_LAST),
+        )
+
+
+def newer_settings(scheduling: Any) -> dict[str, Any]:
+    """Return the settings of the scheduler that some releases do not have."""
+    return {name: getattr(scheduling, name) for name in _NEWER_SETTINGS if hasattr(scheduling, name)}
+
+
+def retention_interval(scheduler: Any) -> int | None:
+    """Return the tokens between kept prefixes of windows and states; 0 for the last alone, None for all.
+
+    vLLM reads it from the environment before 0.29 and from its settings since; its coordinator has it in both cases.
+    """
+    interval = getattr(scheduler.kv_cache_manager.coordinator, "retention_interval", None)
+    return None if interval is None else int(interval)
+
+
+def num_waiting(scheduler: Any) -> int:
+    """Return the number of waiting requests in all queues; vLLM 0.31 has other queues than those before."""
+    return int(scheduler.get_request_counts()[1])
+
+
+def check_features(scheduler: Any, layout: KVCacheLayout, *, offloads: bool) -> None:
+    """Check that the engine does nothing with its blocks that a recording cannot hold.
+
+    Raises:
+        RecordingError: it does.
+    """
+
+    def refuse(applies: object, problem: str) -> None:
+        if applies:
+            raise RecordingError(problem)
+
+    parallel, coordinator = scheduler.parallel_config, scheduler.kv_cache_manager.coordinator
+    is_pipeline = parallel.pipeline_parallel_size > 1
+    refuse(getattr(scheduler, "num_spec_tokens", 0), "the engine speculates, and a recording has no draft tokens.")
+    refuse(
+        is_pipeline and not layout.is_uniform,
+        "the engine has a pipeline and layers of several kinds, and its scheduler knows only the layers of one stage.",
+    )
+    refuse(
+        is_pipeline and offloads,
+        "the engine offloads blocks in a pipeline, and kvsim follows an offload only in one stage.",
+    )
+    refuse(
+        any(getattr(parallel, f"{step}_context_parallel_size", 1) > 1 for step in ("decode", "prefill")),
+        "the engine divides the tokens of a block among GPUs (context parallelism), and kvsim follows whole blocks.",
+    )
+    refuse(
+        getattr(coordinator, "enable_partial_hash_hits", False),
+        "prefixes may end inside a block (--prefix-match-unit), and a recording has no copies of blocks.",
+    )
+    refuse(
+        getattr(scheduler, "prefix_replay_tokens", 0),
+        "the engine computes the last window of a prefix again, and a recording has no such tokens.",
+    )
+    refuse(
+        getattr(scheduler, "mamba_shared_prefix_checkpoint", False)
+        or any(getattr(spec, "num_prefill_checkpoint_blocks", 0) for spec in _specs(scheduler)),
+        "recurrent layers keep states between blocks (checkpoints), which kvsim does not follow.",
+    )
+    refuse(
+        getattr(scheduler.kv_cache_config, "hisparse_host_num_blocks", None),
+        "the engine keeps blocks in host memory (HiSparse), which kvsim does not follow.",
+    )
+    connector = getattr(scheduler, "connector", None)
+    refuse(
+        connector is not None and not offloads,
+        f"the engine moves its cache with {type(connector).__name__}, and kvsim records none but the native offload of "
+        "vLLM 0.24 and 0.25.",
+    )
+
+
+def _specs(scheduler: Any) -> list[Any]:
+    return [group.kv_cache_spec for group in scheduler.kv_cache_config.kv_cache_groups]
