@@ -53,7 +53,7 @@ def test_the_help_of_a_command_loads_nothing_heavy(run_python: RunPython, comman
         ("import kvsim.recording, kvsim.replay, kvsim.metrics", {"simpy", "textual", "matplotlib", "pyarrow"}),
         ("import kvsim.engine.driver, kvsim.engine.initialization", {"simpy", "pyarrow", "numba", "click"}),
         ("import kvsim.simulation", {"numba", "textual", "matplotlib", "pyarrow", "rich", "click"}),
-        ("import kvsim.memory.padded, kvsim.memory.waste", {"simpy", "pyarrow", "click"}),
+        ("import kvsim.memory.packing, kvsim.memory.waste", {"simpy", "pyarrow", "click"}),
     ],
 )
 def test_a_room_loads_only_what_it_stands_on(run_python: RunPython, code: str, absent: set[str]) -> None:

@@ -16,14 +16,9 @@ FILES = sorted((*REPOSITORY.glob("kvsim/**/*.py"), *REPOSITORY.glob("tui/**/*.py
 TO_DO = """
 kvsim/api
 kvsim/cli
-kvsim/experiments
-kvsim/kv_groups
-kvsim/live
-kvsim/memory
 kvsim/policies
 kvsim/recording
 kvsim/simulation
-kvsim/sizing
 kvsim/workload
 """
 """Rooms whose texts are not yet rewritten, as folders."""

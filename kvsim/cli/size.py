@@ -227,7 +227,7 @@ def _document(budget: Budget, policy: str, tokens: int, num_sequences: int) -> d
 
 def _num_sequences(budget: Budget, policy: str, tokens: int) -> tuple[int, str]:
     """How many sequences of `tokens` tokens the memory holds at once, and in what form."""
-    from kvsim.memory.padded import largest_batch
+    from kvsim.memory.packing import largest_batch
 
     if policy == "paged":
         held = budget.plan.layout.held_blocks(tokens)

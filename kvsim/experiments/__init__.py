@@ -1,8 +1,8 @@
-"""Several runs, and what they say together.
+"""Experiments of several runs.
 
 ladder      the same requests served better and better, with one change on every rung
-bands       how far figures move with the error of the step times
-validation  a recording's own requests simulated, beside what was measured
+bands       sensitivity of figures to the error of the step times
+validation  a recording's requests simulated, beside the measured figures
 sweeps      a grid of settings as one table
-workers     where its runs are made (on_loky, on_dask, on_ray; batches, interrupts)
+workers     processes for its runs (on_loky, on_dask, on_ray; batches, interrupts)
 """

@@ -1,7 +1,7 @@
-"""How far figures move with the error of the step times: a few runs with all times a little shorter or longer.
+"""Measure the sensitivity of figures to the error of the step times, by runs with slightly shorter and longer times.
 
-Where requests are preempted the queue keeps what the engine is short of: one per cent of speed is five of the time to
-the first token. A single number then says more than is known.
+With preemptions, the queue accumulates every delay: 1 % of speed changes the time to first token by 5 %. A single
+number would then be too precise.
 """
 
 from __future__ import annotations
@@ -25,38 +25,38 @@ if TYPE_CHECKING:
     from kvsim.workload import Workload
 
 PREEMPTED_SHARE = 0.05
-"""Preemptions per request from which on a run gets a band."""
+"""Preemptions per request from which a run gets a prediction interval."""
 MOST_REQUESTS = 20_000
-"""The largest number of requests that a band is made for: with more, its runs would take minutes."""
+"""Maximum number of requests for a prediction interval; with more, its runs would take minutes."""
 CLOCKS = ("gpu", "host")
-"""The clocks whose errors a band is made of."""
+"""Clocks whose errors are varied."""
 _PLACES = (-1.0, -0.5, 0.5, 1.0)
-"""Places in the band at which the step times of each run lie, in typical errors of the GPU's and the host's times."""
+"""Offsets of the step times in each run, in typical errors of the GPU and host times."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Band:
-    """The least and the largest of each figure."""
+    """Smallest and largest value of each figure."""
 
     gpu_percent: float
-    """Percentage by which the GPU's times were shorter and longer."""
+    """Percentage by which the GPU times were shortened and lengthened."""
     host_percent: float
-    """Percentage by which the host's were."""
+    """Percentage by which the host times were shortened and lengthened."""
     ranges: Mapping[str, tuple[float, float]]
-    """Seconds of mean TTFT, TPOT and end to end, output tokens per second, preemptions."""
+    """Ranges of mean TTFT, TPOT and end-to-end time in seconds, output tokens per second, preemptions."""
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return the intervals for JSON."""
         ranges = {name: list(pair) for name, pair in self.ranges.items()}
         return {"gpu_percent": self.gpu_percent, "host_percent": self.host_percent, **ranges}
 
     def words(self) -> str:
-        """How it was made, as one clause."""
+        """Describe the variation, as one clause."""
         return f"the GPU's times {self.gpu_percent:.0f} % and the host's {self.host_percent:.0f} % shorter to longer"
 
 
 def figures_of(summary: Summary) -> dict[str, float]:
-    """The figures of a run that a band is made for."""
+    """Return the figures of a run that have a prediction interval."""
     return {
         "output_tokens_per_s": summary.output_tokens_per_s,
         "ttft_s": summary.ttft_s.mean,
@@ -67,23 +67,23 @@ def figures_of(summary: Summary) -> dict[str, float]:
 
 
 def is_worth_a_band(summary: Summary, num_requests: int) -> bool:
-    """Whether so much was preempted that small errors grow, and the run is short enough to be repeated."""
+    """Tell whether preemptions make small errors grow, and the run is short enough to repeat."""
     return num_requests <= MOST_REQUESTS and summary.num_preemptions >= PREEMPTED_SHARE * num_requests
 
 
 def band_of(
     workload: Workload, policy: AnyPolicy, machine: Machine, summary: Summary, **options: Unpack[Options]
 ) -> Band | None:
-    """The band around `summary`, from runs with step times as far off as such times usually are.
+    """Return the prediction intervals around `summary`, from runs with step times varied by their typical error.
 
-    None where the step times are a model of the caller's own, or it was never measured how far off they are.
+    The result is None for a custom model of step times, or if their error was never measured.
     """
     times = machine.step_time.times if isinstance(machine.step_time, Watched) else machine.step_time
     known = interval_in(machine.step_time.label)
     if not isinstance(times, Roofline) or known is None or len(known.clocks) < len(CLOCKS):
         return None
     error = known.clocks
-    # Machine code is made once, in the time of two such bands without it.
+    # Compiling once takes as long as two such sets of interpreted runs.
     if options.get("engine", "auto") == "auto" and not isinstance(policy, CustomPolicy):
         options["engine"] = engine_for_several(memory_of(policy))
     found = [figures_of(summary)]

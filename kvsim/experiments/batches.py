@@ -1,4 +1,4 @@
-"""Calls in batches: to hand one over takes milliseconds, on a cluster ten, which is as long as a short simulation."""
+"""Group calls into batches: to send a call takes milliseconds, on a cluster ten, as long as a short simulation."""
 
 from __future__ import annotations
 
@@ -10,30 +10,32 @@ from typing import Any, TypeVar
 Result = TypeVar("Result")
 
 _BATCH_S = 0.5
-"""Seconds that a batch should take: what is handed over costs little beside it, and little is lost with it."""
+"""Target seconds of a batch: long enough to hide the cost of sending, and short enough to lose little."""
 
 
 class Batches:
-    """The tasks that have not been sent, and how many of them make a batch: one at first, and as many as take
-    `_BATCH_S` once it is known how long they take; fewer towards the end, so that all workers end together.
+    """Queue of unsent tasks, divided into batches.
+
+    The first batches have one task. Once the time of a task is known, a batch takes about `_BATCH_S`; batches shrink
+    towards the end, so that all workers end together.
     """
 
     def __init__(self, tasks: Mapping[str, tuple[Any, Any]], num_workers: int) -> None:
-        """Args: see `kvsim.experiments.workers.Workers.results`."""
+        """Start with all tasks, in the form of `kvsim.experiments.workers.Workers.results`."""
         self._left = deque(tasks.items())
         self._num_workers = num_workers
         self._num_made, self._took_s = 0, 0.0
         self.under_way = set[str]()
-        """Keys of what has been taken and has not come back."""
+        """Keys of tasks that were sent and have not returned."""
 
     def shared(self) -> Iterator[tuple[int, Any]]:
-        """Each first argument that several tasks have, as the same object, with its `id`."""
+        """Yield each first argument used by several tasks, with its `id`."""
         by_id = [(id(common), common) for _, (common, _) in self._left]
         times = Counter(number for number, _ in by_id)
         yield from ((number, common) for number, common in dict(by_id).items() if times[number] > 1)
 
     def take(self, most: int) -> Iterator[tuple[Any, dict[str, Any]]]:
-        """Up to so many batches: what the calls of each have in common, and their own arguments by key."""
+        """Yield up to `most` batches: the common argument of the calls, and their own arguments by key."""
         for _ in range(most):
             if not self._left:
                 return
@@ -47,7 +49,7 @@ class Batches:
             yield common, own
 
     def came_back(self, made: Sequence[tuple[str, Any]], took_s: float) -> None:
-        """A batch has been made, by key, and took so long where it was made."""
+        """Record the results of a batch, by key, and its time in seconds."""
         self.under_way.difference_update(key for key, _ in made)
         self._num_made += len(made)
         self._took_s += took_s
@@ -60,7 +62,7 @@ class Batches:
 def make_batch(
     call: Callable[[Any, Any], Result], common: Any, own: Mapping[str, Any]
 ) -> tuple[list[tuple[str, Result]], float]:
-    """What the calls of a batch bring, with their keys, and the seconds that they took."""
+    """Make the calls of a batch; return their results with keys, and the time in seconds."""
     begin_s = time.perf_counter()
     made = [(key, call(common, argument)) for key, argument in own.items()]
     return made, time.perf_counter() - begin_s

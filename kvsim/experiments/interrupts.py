@@ -1,4 +1,4 @@
-"""Ctrl-C, which a terminal tells every process, is for the one that started the others to answer."""
+"""Delay Ctrl-C, which a terminal sends to every process, so that only the parent process handles it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from multiprocessing import resource_tracker
 
 @contextmanager
 def interrupted_later() -> Iterator[None]:
-    """Let Ctrl-C wait while this is open; threads and processes that are started in the meantime never hear of it."""
+    """Hold Ctrl-C back for the block; threads and processes started in it ignore Ctrl-C."""
     if not hasattr(signal, "pthread_sigmask"):  # on Windows
         yield
         return
-    # It lets interrupts through again when it has been started, which the first process of multiprocessing does.
+    # The start of the tracker, by the first process of multiprocessing, would unblock interrupts.
     resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

@@ -1,8 +1,8 @@
-"""The ladder: the same requests served one by one, then better and better, with one change on every rung.
+"""Ablation as a ladder: the same requests served one by one, then better and better, with one change on every rung.
 
-Every rung runs twice: with the memory that there is, and with memory for everything. What the second run gains over
-the rung below is time, or speed; what the first loses against the second is memory. So the gain of a rung splits into a
-factor of memory and a factor of speed, and both multiply to the whole.
+Every rung runs twice: with the given memory, and with enough memory for all requests. The gain of the second run over
+the rung below is speed; the loss of the first run against the second is memory. So the gain of a rung is the product of
+a memory factor and a speed factor.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from kvsim.workload import Workload
 
 KEY: Final = "ladder"
-"""Under which the provenance of a recording says which rung it is."""
+"""Key of the rung in the provenance of a recording."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rung:
-    """One way to serve, which differs from the rung below in one thing."""
+    """Way to serve that differs from the rung below in one setting."""
 
     name: str
     change: str
-    """The change to the rung below, in a few words."""
+    """Change from the rung below, in a few words."""
     policy: Policy
     captured: bool
     """Whether steps are launched as captured graphs."""
@@ -42,9 +42,10 @@ class Rung:
 def rungs(
     scheduler: ContinuousSettings, *, block_size: int = 16, batch_size: int = 16, watermark: float = 0.0
 ) -> tuple[Rung, ...]:
-    """The eight rungs with the limits of `scheduler`.
+    """Return the eight rungs with the limits of `scheduler`.
 
-    A prompt is never cut before the rung that cuts it, so a step may hold as many tokens as the longest sequence.
+    Below the rung with chunked prefill, prompts are not split, so a step may have as many tokens as the longest
+    sequence.
     """
     limits = replace(
         scheduler,
@@ -77,34 +78,34 @@ def rungs(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Climbed:
-    """A rung that has been run. Throughputs are output tokens per second."""
+    """Rung with its results. Throughputs are output tokens per second."""
 
     name: str
     change: str
     tokens_per_s: float
     ample_tokens_per_s: float
-    """Output tokens per second with memory for everything."""
+    """Output tokens per second with enough memory for all requests."""
     mean_batch: float
-    """Sequences at a time, over time."""
+    """Scheduled sequences, mean over time."""
     duration_s: float
     preemptions: int
     gain: float
-    """Throughput as a multiple of that of the rung below; 1 on the first."""
+    """Throughput divided by that of the rung below; 1 on the first rung."""
     memory_gain: float
-    """The part of the gain that is memory: `gain` is this times `time_gain`."""
+    """Memory factor of the gain: `gain` is this times `time_gain`."""
 
     @property
     def time_gain(self) -> float:
-        """The part of the gain that would be there with any amount of memory."""
+        """Speed factor of the gain, which does not depend on memory."""
         return self.gain / self.memory_gain
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything, for JSON."""
+        """Return all figures for JSON."""
         return asdict(self) | {"time_gain": self.time_gain}
 
 
 def at_once(workload: Workload) -> Workload:
-    """The requests of a workload, all there at the beginning: what serves them is measured, not when they come."""
+    """Return the requests of a workload, all arriving at the beginning, to measure the server and not the arrivals."""
     description = f"{workload.description} All at once.".strip()
     return replace(workload, arrival_s=np.zeros(len(workload)), description=description)
 
@@ -121,7 +122,7 @@ def climb(
 
     Raises what `kvsim.simulate` raises.
     """
-    from kvsim.simulation import measure  # noqa: PLC0415 - it brings an engine along
+    from kvsim.simulation import measure  # noqa: PLC0415 - loads an engine
 
     climbed: list[Climbed] = []
     for number, rung in enumerate(ladder):
@@ -157,7 +158,7 @@ def rung_recordings(
     times: Callable[[Rung], StepTimeModel],
     climbed: Sequence[Climbed],
 ) -> list[Recording]:
-    """Every rung as a recording that says which it is, and what of its gain is memory."""
+    """Return every rung as a recording with its number and results."""
     from kvsim.simulation import simulate  # noqa: PLC0415 - as above
 
     recordings = []
@@ -170,7 +171,7 @@ def rung_recordings(
 
 
 def with_ample_memory(machine: Machine, policy: AnyPolicy, workload: Workload) -> Machine:
-    """`machine` with room for every sequence that `policy` may run at a time, at its longest."""
+    """Return `machine` with memory for every sequence that `policy` may run at a time, at its longest."""
     num_seqs = policy.scheduler.batch_size if isinstance(policy, Static) else policy.scheduler.max_num_seqs
     num_seqs = min(num_seqs, len(workload))
     layout = machine.layout(policy)

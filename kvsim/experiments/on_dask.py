@@ -1,4 +1,4 @@
-"""Workers of a Dask cluster."""
+"""Run calls on a Dask cluster."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Result = TypeVar("Result")
 
 @contextmanager
 def dask_workers(scheduler: str, num_jobs: int) -> Iterator[DaskWorkers]:
-    """The cluster that listens at `scheduler`; or one of this machine, with a process for each of `num_jobs`."""
+    """Yield the cluster at `scheduler`, or one on this machine with `num_jobs` processes."""
     with ExitStack() as stack:
         if scheduler:
             client = stack.enter_context(Client(scheduler, set_as_default=False))
@@ -30,8 +30,8 @@ def dask_workers(scheduler: str, num_jobs: int) -> Iterator[DaskWorkers]:
 
 
 def _local(num_jobs: int) -> LocalCluster:
-    # Simulating holds the interpreter's lock, so there is a thread in each process. Nothing shows a dashboard, but Dask
-    # opens a port for one all the same, and would warn where another cluster has the one that it takes first.
+    # A simulation holds the interpreter's lock, so each process has one thread. Without a dashboard, Dask still opens a
+    # port for one, and would warn if another cluster has its default port.
     number = {"n_workers": num_jobs} if num_jobs > 0 else {}
     return LocalCluster(
         threads_per_worker=1,
@@ -43,16 +43,16 @@ def _local(num_jobs: int) -> LocalCluster:
 
 
 class DaskWorkers:
-    """See `kvsim.experiments.workers.Workers`."""
+    """Implementation of `kvsim.experiments.workers.Workers`."""
 
     def __init__(self, client: Client, num_jobs: int) -> None:
-        """Make up to `num_jobs` calls at a time; -1 for one on each thread."""
+        """Make up to `num_jobs` calls at a time; -1 for one per thread."""
         self._client, self._num_jobs = client, num_jobs
 
     def results(
         self, call: Callable[[Any, Any], Result], tasks: Mapping[str, tuple[Any, Any]]
     ) -> Generator[tuple[str, Result], None, None]:
-        """See `Workers.results`."""
+        """Run the tasks; see `Workers.results`."""
         client, num_threads = self._client, sum(self._client.nthreads().values())
         batches = Batches(tasks, num_threads)
         shared = {number: self._held(value) for number, value in batches.shared()}
@@ -63,7 +63,7 @@ class DaskWorkers:
                 for common, own in batches.take(most)
             ]
 
-        # Beside the batch that a thread makes stands the one after it.
+        # Each thread has its next batch waiting.
         under_way = as_completed(sent(self._num_jobs if self._num_jobs > 0 else 2 * num_threads), loop=client.loop)
         for done in under_way:
             try:
@@ -75,7 +75,7 @@ class DaskWorkers:
             yield from made
 
     def _held(self, value: Any) -> Any:
-        """`value` as what a call gives back: the cluster can make that again when the worker that holds it dies."""
+        """Return `value` as the result of a call, which the cluster can repeat when the worker that holds it dies."""
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Sending large graph", UserWarning)
             return self._client.submit(_given, value, pure=False)

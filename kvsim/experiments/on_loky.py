@@ -1,4 +1,4 @@
-"""Processes of this machine, by joblib."""
+"""Run calls in processes of this machine, with joblib."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from kvsim.experiments.batches import Batches, make_batch
 Result = TypeVar("Result")
 
 _WATCH_S = 1.0
-"""Seconds after which a worker looks again whether the process that started it is still there."""
+"""Seconds between two checks of a worker that its parent process exists."""
 
 
 @contextmanager
 def loky_workers(num_jobs: int) -> Iterator[LokyWorkers]:
-    """Up to `num_jobs` processes, started when there is work; -1 for one for each core."""
+    """Yield up to `num_jobs` processes, started on demand; -1 for one per core."""
     with warnings.catch_warnings(), parallel_config(backend="loky", initializer=_begin, initargs=(os.getpid(),)):
-        # A worker that had nothing to do for long, or grew, is replaced; that is nothing to tell.
+        # An idle or large worker is replaced, which is harmless.
         warnings.filterwarnings("ignore", "A worker stopped while some jobs", UserWarning)
-        # Of calls that are under way when their results are not wanted any more.
+        # For calls still running when their results are no longer needed.
         warnings.filterwarnings("ignore", r"\d+ tasks ", UserWarning)
         yield LokyWorkers(num_jobs)
 
 
 class LokyWorkers:
-    """See `kvsim.experiments.workers.Workers`. Large arrays are handed over once, in a file that all workers map."""
+    """Implementation of `kvsim.experiments.workers.Workers`. Large arrays are sent once, in a memory-mapped file."""
 
     def __init__(self, num_jobs: int) -> None:
         self._num_jobs = num_jobs
@@ -43,10 +43,10 @@ class LokyWorkers:
     def results(
         self, call: Callable[[Any, Any], Result], tasks: Mapping[str, tuple[Any, Any]]
     ) -> Generator[tuple[str, Result], None, None]:
-        """See `Workers.results`."""
-        # joblib starts all workers at once, whether there is work for each or not.
+        """Run the tasks; see `Workers.results`."""
+        # joblib starts all workers at once, even without work for each.
         at_a_time = max(1, min(effective_n_jobs(self._num_jobs), len(tasks)))
-        # With one job, joblib would compute in this process, and die with it: one of two workers gets it.
+        # With one job, joblib would compute in this process; with two workers and one call sent, it does not.
         num_workers, num_sent = (2, 1) if at_a_time == 1 else (at_a_time, "n_jobs")
         parallel = Parallel(n_jobs=num_workers, return_as="generator_unordered", pre_dispatch=num_sent, batch_size=1)
         batches = Batches(tasks, at_a_time)
@@ -60,9 +60,7 @@ class LokyWorkers:
 
 
 def _begin(parent: int) -> None:
-    """Let this process end soon after its parent, which may be killed and then says nothing to its workers: not to
-    those that compute, nor to those that have not begun or wait for more. Ctrl-C is for the parent to answer.
-    """
+    """End this process soon after its parent, which may be killed without a message; leave Ctrl-C to the parent."""
 
     def watch() -> None:
         while os.getppid() == parent:

@@ -1,4 +1,4 @@
-"""Workers of a Ray cluster."""
+"""Run calls on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from kvsim.experiments.interrupts import interrupted_later
 Result = TypeVar("Result")
 
 _ANSWER_S = 10.0
-"""A cluster accepts a connection within."""
+"""Maximum seconds for a cluster to accept a connection."""
 
 
 @contextmanager
 def ray_workers(scheduler: str, num_jobs: int) -> Iterator[RayWorkers]:
-    """The cluster that listens at `scheduler`; or one of this machine, with a core for each of `num_jobs`."""
+    """Yield the cluster at `scheduler`, or one on this machine with a core per job."""
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
     if scheduler:
         _knock(scheduler)
@@ -36,15 +36,16 @@ def ray_workers(scheduler: str, num_jobs: int) -> Iterator[RayWorkers]:
 
 
 def _knock(address: str) -> None:
-    """Make sure that something listens there: Ray would try for minutes."""
+    """Check that a server listens at the address: Ray would try for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if port.isdecimal():
         socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_S).close()
 
 
 class RayWorkers:
-    """See `kvsim.experiments.workers.Workers`. Each is an actor: its process imports once and waits for the next call,
-    where Ray would look for a worker for every task.
+    """Implementation of `kvsim.experiments.workers.Workers` with actors.
+
+    The process of an actor imports once and waits for calls; for tasks, Ray would look for a worker each time.
     """
 
     def __init__(self, number: int) -> None:
@@ -53,7 +54,7 @@ class RayWorkers:
     def results(
         self, call: Callable[[Any, Any], Result], tasks: Mapping[str, tuple[Any, Any]]
     ) -> Generator[tuple[str, Result], None, None]:
-        """See `Workers.results`."""
+        """Run the tasks; see `Workers.results`."""
         number = min(self._number, len(tasks))
         batches = Batches(tasks, number)
         shared = {number: ray.put(value) for number, value in batches.shared()}
@@ -65,7 +66,7 @@ class RayWorkers:
                 under_way[worker.make.remote(to_call, shared.get(id(common), common), own)] = worker
 
         for worker in [kind.remote() for _ in range(number)]:
-            send(worker, 2)  # beside the batch that it makes stands the one after it
+            send(worker, 2)  # one batch to run, and the next one waiting
         while under_way:
             [done], _ = ray.wait(list(under_way))
             try:
@@ -78,7 +79,7 @@ class RayWorkers:
 
 
 class _Worker:
-    """Makes one batch after the other."""
+    """Actor that makes one batch after another."""
 
     def make(
         self, call: Callable[[Any, Any], Result], common: Any, own: Mapping[str, Any]

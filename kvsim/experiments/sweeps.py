@@ -1,8 +1,8 @@
-"""Many runs at once: one row of a table for each, wherever they are computed.
+"""Run many simulations in parallel, each as one row of a table.
 
-A sweep hands points to processes of this machine, or to a Dask or Ray cluster. What is done is kept as it
-comes in, beside the table: a sweep that was interrupted goes on where it stopped, and one with more points computes
-only those. A worker that dies takes its point with it and nothing else; what cannot be served is a row with an error.
+A sweep sends points to processes of this machine, or to a Dask or Ray cluster. Every result is stored at once beside
+the table: an interrupted sweep continues where it stopped, and a sweep with more points computes only the new ones.
+When a worker dies, only its point is lost. A point that cannot be served is a row with an error.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ _USELESS = (SlotState.INTERNAL, SlotState.PADDING, SlotState.EXPIRED, SlotState.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """One run to be made."""
+    """Run to be made."""
 
     settings: Mapping[str, Setting]
-    """Settings that tell the point from the others; columns of the table."""
+    """Settings that identify the point; columns of the table."""
     workload: Workload
     policy: AnyPolicy
     machine: Machine
     refuse_misfits: bool = False
-    """Refuse requests that could never be served; otherwise the run is a row with an error."""
+    """Whether to refuse requests that could never be served; otherwise the run is a row with an error."""
 
     @property
     def key(self) -> str:
-        """Equal for equal runs: a digest of everything that the result depends on."""
+        """Digest of everything that the result depends on: equal for equal runs."""
         machine, workload = self.machine, self.workload
         on = ", ".join(f"{field.name}={in_full(getattr(machine, field.name))}" for field in fields(machine))
         settings = sorted(describe(self.policy).items()) + source_of(self.policy)
@@ -85,31 +85,31 @@ def source_of(policy: AnyPolicy) -> list[tuple[str, str]]:
         text = inspect.getsource(module if has_file and module is not None else kind)
     except (OSError, TypeError) as error:
         raise UsageError(
-            f"the source of the policy {policy.name!r} cannot be read, so its runs cannot be told from others; write "
-            "it into a file."
+            f"the source of the policy {policy.name!r} cannot be read, so its runs cannot be identified; write it into "
+            "a file."
         ) from error
     return [("source", text), ("values", in_full(sorted(vars(policy).items())))]
 
 
 @dataclass(slots=True, kw_only=True)
 class Outcome:
-    """What became of a sweep."""
+    """Result of a sweep."""
 
     table: Path
     num_done: int = 0
     """Points computed now."""
     num_kept: int = 0
-    """Points that were in the table, or beside it, already."""
+    """Points already in the table, or beside it."""
     num_failed: int = 0
     """Points that could not be served: rows with an error."""
     lost: list[Mapping[str, Setting]] = field(default_factory=list)
-    """Points whose worker died, twice; they are not in the table."""
+    """Points whose worker died twice; they are not in the table."""
     rows: list[Row] = field(default_factory=list)
-    """The rows of the points, in their order; see `run_point`."""
+    """Rows of the points, in order; see `run_point`."""
 
     @property
     def best(self) -> Row | None:
-        """The row with the most output tokens per second, of equal ones the first; None if none could be served."""
+        """Row with the most output tokens per second, the first of equal ones; None if no point could be served."""
         served = [row for row in self.rows if not row["error"] and row.get("output_tokens_per_s") is not None]
         return max(served, key=lambda row: float(row["output_tokens_per_s"]), default=None)
 
@@ -123,15 +123,15 @@ def sweep(
     scheduler: str = "",
     progress: Progress | None = None,
 ) -> Outcome:
-    """Make every run of `points` that `table` does not have yet, and write the table anew.
+    """Make every run of `points` that is not yet in `table`, and rewrite the table.
 
     Args:
-        points: the runs, all with the same settings.
-        table: a Parquet file; rows that it has and `points` does not are kept. Unfinished work stands beside it.
-        num_jobs: runs at a time; -1 for as many as there are cores (or workers of the cluster).
+        points: runs, all with the same settings.
+        table: Parquet file; its rows for other points are kept. Unfinished work is stored beside it.
+        num_jobs: runs at a time; -1 for all cores, or all workers of the cluster.
         backend: `loky` for processes of this machine.
-        scheduler: where a cluster listens, such as `tcp://host:8786`; without, one is started on this machine.
-        progress: called with the number of points that are done, and of all.
+        scheduler: address of a cluster, such as `tcp://host:8786`; without it, one is started on this machine.
+        progress: function called with the number of finished points, and of all points.
     """
     if not points:
         raise UsageError("a sweep needs at least one point.")
@@ -161,7 +161,7 @@ def _sweep(
             progress(outcome.num_kept + outcome.num_done, len(by_key))
 
     def run(on: Workers, keys: Iterable[str]) -> frozenset[str]:
-        """Run points, each result being kept as it comes; those that were under way when a worker died, if one did."""
+        """Run points and store each result; return the points that were running when a worker died."""
         tasks = {key: (by_key[key].workload, _without_workload(by_key[key])) for key in keys}
         try:
             with closing(on.results(_run, tasks)) as made:
@@ -177,17 +177,17 @@ def _sweep(
             while todo:
                 under_way = run(found, todo)
                 todo = [key for key in todo if key not in rows]
-                # Whose fault it was that a worker died shows when each of them is run again by itself.
+                # Run each of these points alone, to find the one whose worker dies.
                 for key in [key for key in todo if key in under_way] or todo[:1]:
                     todo.remove(key)
                     if run(found, [key]):
                         outcome.lost.append(by_key[key].settings)
     outcome.rows = [rows[key] for key in by_key if key in rows]
     outcome.num_failed = sum(bool(row["error"]) for row in outcome.rows)
-    # In the order of the points, whichever was done first: equal sweeps are equal bytes.
+    # Order the rows by points, not by completion: equal sweeps give equal bytes.
     order = [key for key in rows if key not in by_key] + [key for key in by_key if key in rows]
     _write({key: rows[key] for key in order}, file)
-    for part in parts.iterdir():  # what a person keeps there stays
+    for part in parts.iterdir():  # keep a user's own files
         if re.fullmatch(rf"{_HALF}|[0-9a-f]+\.json", part.name):
             part.unlink(missing_ok=True)
     return outcome
@@ -195,7 +195,7 @@ def _sweep(
 
 @contextmanager
 def _alone(parts: Path, file: Path) -> Iterator[None]:
-    """Keep other sweeps away from what is done so far: one that ends takes it away. It stays if this one fails."""
+    """Lock the folder of results against other sweeps, and remove it if it is empty at the end."""
     with ExitStack() as stack:
         try:
             parts.mkdir(parents=True, exist_ok=True)
@@ -207,12 +207,12 @@ def _alone(parts: Path, file: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            with suppress(OSError):  # unless something is in it
+            with suppress(OSError):  # not empty
                 parts.rmdir()
 
 
 def _without_workload(point: Point) -> Callable[..., Point]:
-    """What makes `point` of its workload: points of a sweep often have one in common, which travels once."""
+    """Return a function that makes `point` from its workload, so that a shared workload is sent once."""
     return partial(Point, **{each.name: getattr(point, each.name) for each in fields(Point) if each.name != "workload"})
 
 
@@ -221,7 +221,7 @@ def _run(workload: Workload, point_of: Callable[..., Point]) -> Row:
 
 
 def run_point(point: Point) -> Row:
-    """One row: the settings, where the memory went, how long requests took; or why it could not be served."""
+    """Return one row: the settings and the figures, or the reason why the point could not be served."""
     pool = {"series": point.policy.name, "unit_tokens": point.policy.unit_tokens, "kv_bytes": point.machine.kv_bytes}
     row: Row = {**point.settings, **pool, "source": f"times: {point.machine.step_time.label}", "error": ""}
     try:
@@ -241,11 +241,11 @@ def _figures(measured: Measured) -> Row:
 
 
 _HALF = "half"
-"""Name of a row that is being written, beside those of points that are done."""
+"""Name of the row being written, beside finished rows."""
 
 
 def _keep(row: Row, file: Path) -> None:
-    """Write `row` as `file`, which appears when it is whole. Nobody else writes to its folder while the sweep runs."""
+    """Write `row` to `file`, which appears when complete. No other process writes to its folder during the sweep."""
     half = file.with_name(_HALF)
     try:
         half.write_text(json.dumps({"row": row, "digest": _digest(row)}), encoding="utf-8")
@@ -257,7 +257,7 @@ def _keep(row: Row, file: Path) -> None:
 def _rows_of_parts(parts: Path) -> dict[str, Row]:
     rows = {}
     for file in sorted(parts.glob("*.json")):
-        with suppress(OSError, ValueError, RecursionError):  # then it is computed again
+        with suppress(OSError, ValueError, RecursionError):  # compute it again
             document = json.loads(file.read_text(encoding="utf-8"))
             if isinstance(document, dict) and _digest(document.get("row")) == document.get("digest"):
                 rows[file.stem] = document["row"]
@@ -265,7 +265,7 @@ def _rows_of_parts(parts: Path) -> dict[str, Row]:
 
 
 def rows_of(file: Path) -> dict[str, Row]:
-    """The rows of a sweep's table, by the keys of their points; none where there is no file."""
+    """Return the rows of a sweep's table, by the keys of their points; none if there is no file."""
     if not file.exists():
         return {}
     wrong = UsageError(f"{file} is there and is no table of a sweep; name another file.")
@@ -288,7 +288,7 @@ def rows_of(file: Path) -> dict[str, Row]:
 
 
 def _digest(row: Any) -> str:
-    """Digest of a row that is kept beside the table, by which one that was edited or damaged is told."""
+    """Return the digest of a stored row, which reveals edits and damage."""
     return hashlib.sha256(json.dumps(row, sort_keys=True).encode()).hexdigest()
 
 

@@ -1,7 +1,6 @@
-"""Judge a profile: simulate a recording's own requests from scratch and set the result beside what was measured.
+"""Validate a profile: simulate a recording's requests, and compare the result with the measured figures.
 
-Only the requests and the engine's settings are taken from the recording; the scheduling and the clock are the
-simulation's own.
+Only the requests and the engine's settings come from the recording; schedule and times come from the simulation.
 """
 
 from __future__ import annotations
@@ -35,27 +34,27 @@ from kvsim.steptime import Roofline, StepTimeModel
 from kvsim.workload import Workload
 
 _TIMELINE_POINTS = 2000
-"""Moments at which occupancy is compared."""
+"""Number of moments at which occupancy is compared."""
 
 
 _SHOWN = ("throughput", "TTFT, mean", "TPOT, mean", "end to end, mean", "preemptions")
-"""The figures that a person is shown first."""
+"""Figures shown first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One figure, measured and simulated."""
+    """Figure, measured and simulated."""
 
     name: str
     unit: str
     measured: float
     simulated: float
     relative: bool = True
-    """Whether the error is a percentage of what was measured; otherwise it is a difference in the unit."""
+    """Whether the error is a percentage of the measured value; otherwise it is a difference in the unit."""
 
     @property
     def error(self) -> float:
-        """Simulated against measured: percent, or the difference; NaN where nothing was measured."""
+        """Error of the simulation: percent, or the difference; NaN without a measured value."""
         if not self.relative:
             return self.simulated - self.measured
         if not self.measured:
@@ -64,29 +63,30 @@ class Row:
 
     @property
     def error_text(self) -> str:
-        """The error with its unit; a dash where there is none."""
+        """Error with its unit; a dash if undefined."""
         unit = "%" if self.relative else self.unit
         return "–" if self.error != self.error else f"{self.error:+.3g} {unit}".rstrip()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Validation:
-    """A recording, the simulation of its requests, and how far they are apart."""
+    """Recording, the simulation of its requests, and their differences."""
 
     measured: Recording
     simulated: Recording
     times_from: str
-    """The source of the step times, in words."""
+    """Source of the step times, in words."""
     held_out: bool
     """Whether the times were fitted without this recording."""
     extrapolates: tuple[str, ...]
-    """Sentences about simulated steps that left the range that was fitted."""
+    """Sentences about simulated steps outside the fitted range."""
     assumes: tuple[str, ...]
-    """Sentences about assumptions that were made because the recording does not say."""
+    """Sentences about assumptions made because the recording lacks the information."""
     rows: tuple[Row, ...]
     clocks: tuple[ClockError, ...] = ()
-    """Errors of the steps that waited for the GPU, and for the host, by the recorded decisions; empty where the
-    step times are of stages or of a user's own model."""
+    """Errors of the steps that waited for the GPU and for the host, with the recorded schedule; empty for step times of
+    stages or of a custom model.
+    """
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{row.name} {row.error_text}" for row in self.rows if row.name in _SHOWN)
@@ -102,7 +102,7 @@ class Validation:
         return f"<p>{html_text(repr(self))}</p><table><tr>{head}</tr>{lines}</table>"
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything as JSON would have it."""
+        """Return all figures for JSON."""
 
         def plain(value: float) -> float | None:
             return None if value != value else value
@@ -128,11 +128,9 @@ class Validation:
 
 
 def times_of(recording: Recording, source: str | None = None) -> StepTimeModel:
-    """The step times for the engine, model and machine of `recording`: the best that ship, or those of `source`.
+    """Return the step times for the engine, model and machine of `recording`.
 
-    Args:
-        recording: what the times are for.
-        source: a profile or a machine card, by file or by name; None for the best that ships.
+    `source` is a profile or a machine card, by file or name; None for the best shipped one.
     """
     captured = not recording.meta.engine.get("enforce_eager")
     gpu, model = find_gpu(recording.meta.gpu), served_model(recording.meta)
@@ -168,7 +166,7 @@ def validate(times: StepTimeModel, recording: Recording, progress: ProgressCallb
         policy,
         machine,
         concurrency=concurrency_of(recording),
-        # Recorders sit inside the engine: they first see a request when the engine takes it.
+        # Recorders run inside the engine: they see a request when the engine takes it.
         stamp_at_entry=True,
         earlier=earlier_batches(recording),
         progress=progress,
@@ -193,7 +191,7 @@ def _clocks(times: StepTimeModel, recording: Recording) -> tuple[ClockError, ...
 
 
 def matching_profile(recording: Recording) -> Profile:
-    """The shipped profile of the recording's GPU, model and engine."""
+    """Return the shipped profile of the recording's GPU, model and engine."""
     gpu, model, engine = find_gpu(recording.meta.gpu), served_model(recording.meta), engine_of(recording)
     size = model.tensor_parallel_size
     profile = match(gpu, model, engine, tensor_parallel_size=size)
@@ -206,53 +204,51 @@ def matching_profile(recording: Recording) -> Profile:
 
 
 def policy_of(recording: Recording) -> tuple[Policy, int]:
-    """The policy that a real engine ran, and the memory that it had for keys and values in bytes."""
+    """Return the policy of a real engine, and its KV memory in bytes."""
     pool, settings = recording.meta.pool, {**recording.meta.engine, **recording.meta.policy}
     if recording.meta.policy_name == "static":
         sizes = sorted({batch.rows for batch in batches_of(recording)[:-1]})
         if len(sizes) > 1:
             raise UsageError(
-                f"{recording.name} has batches of {', '.join(map(str, sizes))} rows, and a simulation makes all of "
-                "them equally large; validate against a recording of one size, or calibrate a host on this one."
+                f"{recording.name} has batches of {', '.join(map(str, sizes))} rows, and a simulation makes them "
+                "equally large; validate against a recording of one size, or calibrate a host on this one."
             )
         requests = recording.requests
         longest = int(requests.prompt_tokens.max() + requests.max_tokens.max())
         rows = int(settings.get("batch_size", 1))
         static = StaticSettings(batch_size=rows, preallocated=settings.get("cache") == "static", max_model_len=longest)
-        # generate() has no pool: give the simulation what the largest batch could need.
+        # generate() has no pool: give the simulation enough for the largest batch.
         return Static(scheduler=static), rows * longest * pool.bytes_per_unit
     assert pool.num_units is not None
     scheduler = settings_of(ContinuousSettings, recording)
-    # What an engine with several KV-cache groups was told, where the pool says what they have in common.
+    # With several KV-cache groups, the pool has the common block size and the settings have the engine's.
     block_size = int(settings.get("block_size", pool.unit_tokens)) if pool.groups else pool.unit_tokens
     cache = settings_of(PagedSettings, recording, block_size=block_size, **_host_memory(recording.meta))
     unit_bytes = pool.bytes_per_unit
-    if (
-        not pool.groups and "kv_cache_groups" not in recording.meta.extra
-    ):  # as large as the simulation makes them, however they were recorded
+    if not pool.groups and "kv_cache_groups" not in recording.meta.extra:  # use the simulation's size
         unit_bytes = pool.unit_tokens * served_model(recording.meta).kv_bytes_per_token
     return Paged(scheduler=scheduler, cache=cache), (pool.num_units + pool.first_unit) * unit_bytes
 
 
 def _host_memory(meta: Meta) -> dict[str, float]:
-    """The settings of the host memory that blocks were offloaded to, and of the link, as they are known of the GPU."""
+    """Return the settings of the recorded host memory, and of its link as known for the GPU."""
     num_blocks, pool = host_blocks_of(meta), meta.pool
     if not num_blocks:
         return {"kv_offloading_size": 0.0}
     block_size = int(meta.policy.get("kv_offloading_block_size") or pool.unit_tokens)
     num_gpus = int(meta.engine.get("tensor_parallel_size", 1))
     block_bytes = block_size // pool.unit_tokens * pool.bytes_per_unit * num_gpus
-    told = {name: meta.policy[name] for name in ("load_gb_per_s", "store_gb_per_s") if name in meta.policy}
-    return {"kv_offloading_size": num_blocks * block_bytes / (1 << 30)} | host_link(card_of(find_gpu(meta.gpu))) | told
+    stated = {name: meta.policy[name] for name in ("load_gb_per_s", "store_gb_per_s") if name in meta.policy}
+    size = {"kv_offloading_size": num_blocks * block_bytes / (1 << 30)}
+    return size | host_link(card_of(find_gpu(meta.gpu))) | stated
 
 
 def as_sent(recording: Recording) -> Workload:
-    """The requests of `recording` as they were sent, as far as it tells.
+    """Return the requests of `recording` with estimated sending times.
 
-    Requests that the engine took in one go had all arrived when it began. An engine at work looks for requests once a
-    step: those that it found had come since it looked before, and are spread over that time. Taken for arrivals as
-    they stand, half of the recorded times would be just too late for the step in a simulation that is a little faster.
-    A simulation knows when its requests were sent, and says so.
+    An engine looks for requests once per step. The requests it finds have arrived since the previous look, and are
+    spread over that time. With the recorded times, half of the requests would be just too late for their step in a
+    slightly faster simulation. A simulated recording has the exact sending times.
     """
     workload, requests = workload_of(recording), recording.requests
     rows = np.flatnonzero(requests.output_tokens > 0)
@@ -270,8 +266,9 @@ def as_sent(recording: Recording) -> Workload:
 
 
 def _looked_before_s(recording: Recording, taken_s: FloatArray) -> FloatArray:
-    """When the engine had looked for requests before it took some at each of those times: when it scheduled its last
-    step, or at that very time where it had nothing to do.
+    """Return the time of the engine's previous look for requests, for each time at which it took some.
+
+    That is the schedule of its last step, or the same time for an idle engine.
     """
     steps, requests = recording.steps, recording.requests
     if recording.meta.policy_name != "paged" or not len(steps):
@@ -285,9 +282,7 @@ def _looked_before_s(recording: Recording, taken_s: FloatArray) -> FloatArray:
 
 
 def concurrency_of(recording: Recording) -> int | None:
-    """How many requests a closed loop kept in flight; None for open loop. A program that calls generate() is a
-    closed loop.
-    """
+    """Return the concurrency of a closed loop; None for an open loop. Calls of generate() are a closed loop."""
     if recording.meta.policy_name == "static":
         return int(recording.meta.policy.get("batch_size", 1))
     workload = recording.meta.extra.get("workload")
@@ -331,7 +326,7 @@ def _rows(measured: Recording, simulated: Recording) -> Iterator[Row]:
 
 
 def _memory_rows(measured: Recording) -> Iterator[Row]:
-    """Hugging Face: the most that PyTorch allocated and reserved, against the shapes put through its allocator."""
+    """Compare the peak memory that PyTorch allocated and reserved with the simulated allocator, for Hugging Face."""
     steps = measured.steps
     if measured.meta.policy_name != "static" or steps.peak_allocated_bytes is None or steps.reserved_bytes is None:
         return
@@ -348,7 +343,7 @@ def _statistic(summary: Summary, name: str, statistic: str) -> float:
 
 
 def _occupancy_error(measured: Recording, simulated: Recording) -> float:
-    """Mean over time of how far the two occupancies are apart, in points of the pool."""
+    """Return the mean absolute difference of the two occupancies over time, in points of the pool."""
     end_s = max(measured.duration_s, simulated.duration_s)
     moments = np.linspace(0.0, end_s, _TIMELINE_POINTS)
     return 100 * float(np.mean(np.abs(_occupancy(measured, moments) - _occupancy(simulated, moments))))

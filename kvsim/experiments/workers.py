@@ -1,6 +1,6 @@
-"""Where calls are made at once: in processes of this machine, or on a Dask or Ray cluster.
+"""Run calls in parallel, in processes of this machine or on a Dask or Ray cluster.
 
-Results come as they are done, in whatever order. A worker that dies takes its calls with it and nothing else.
+Results arrive in order of completion. When a worker dies, only its calls are lost.
 """
 
 from __future__ import annotations
@@ -22,20 +22,18 @@ class Workers(Protocol):
     def results(
         self, call: Callable[[Any, Any], Result], tasks: Mapping[str, tuple[Any, Any]]
     ) -> Generator[tuple[str, Result], None, None]:
-        """Make `call` with each two arguments of `tasks`, and yield each one's key and what came back as it is done.
+        """Make `call` with the two arguments of each task, and yield keys and results in order of completion.
 
-        The first argument is what calls may have in common: an object that several have is handed to a cluster once.
+        The first argument may be shared: a cluster receives a shared object once.
         """
 
 
 @contextmanager
 def workers(backend: Backend, scheduler: str = "", *, num_jobs: int = -1) -> Iterator[Workers]:
-    """Have the workers of `backend` while this is open.
+    """Yield the workers of `backend`: `loky` for processes of this machine.
 
-    Args:
-        backend: `loky` for processes of this machine.
-        scheduler: where a cluster listens; without, one is started on this machine.
-        num_jobs: calls at a time; -1 for as many as there are cores, or as the cluster has.
+    `scheduler` is the address of a cluster; without it, one is started on this machine. `num_jobs` is the number of
+    calls at a time; -1 for all cores, or all workers of the cluster.
     """
     if backend == "loky" and scheduler:
         raise UsageError("a scheduler is the address of a cluster; say which kind it is: --backend dask or ray.")
@@ -54,7 +52,7 @@ def workers(backend: Backend, scheduler: str = "", *, num_jobs: int = -1) -> Ite
 
 
 def _opened(backend: Backend, scheduler: str, num_jobs: int) -> AbstractContextManager[Workers]:
-    # Each is a library that takes half as long to import as everything else together.
+    # Each library takes half as long to import as everything else together.
     match backend:
         case "loky":
             from kvsim.experiments.on_loky import loky_workers  # noqa: PLC0415

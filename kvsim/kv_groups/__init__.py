@@ -1,6 +1,6 @@
-"""KV-cache groups: which layers share a table of blocks, and how many blocks a GPU's memory makes.
+"""KV-cache groups: layers that share a table of blocks, and the number of blocks in a GPU's memory.
 
-Everything named here is imported when it is first used: who needs a group's fields does not load models.
+Every name here is imported on first use: the fields of a group need no models.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What an engine knows of its cache: groups of layers that share one table of blocks, over one pool of block ids.
+"""Describe an engine's cache: groups of layers that share one table of blocks, over one pool of block ids.
 
-A model whose layers are all alike has one group. A model with sliding windows, chunks or recurrent state beside full
-attention has several: a token then has a place in a block of every group, and a block id stands for so many bytes
-whichever group holds it. This module knows nothing of models and GPUs; `kvsim.kv_groups.plan` makes its values from
-them, an engine allocates by them, and a recording keeps them (`meta.kv_cache_groups`).
+A model with one kind of layers has one group. A model with sliding windows, chunks or recurrent state beside full
+attention has several: a token then has a slot in a block of every group, and a block id has the same bytes in every
+group. This module knows neither models nor GPUs. `kvsim.kv_groups.plan` builds its values, an engine allocates by them,
+and a recording stores them (`meta.kv_cache_groups`).
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ Member = TypeVar("Member", bound=StrEnum)
 
 
 class CacheKind(StrEnum):
-    """How the layers of a group keep what they have seen."""
+    """Kind of cache of the layers in a group."""
 
     FULL = "full"
     """Keys and values of every token."""
     MLA = "mla"
-    """One compressed latent of every token (multi-head latent attention)."""
+    """Compressed latent of every token (multi-head latent attention)."""
     SLIDING_WINDOW = "sliding_window"
     """Keys and values of the last `window` tokens."""
     CHUNKED_LOCAL = "chunked_local"
     """Keys and values of the tokens since the last multiple of `window`."""
     MAMBA = "mamba"
-    """A recurrent state of fixed size: Mamba, linear attention, short convolution."""
+    """Recurrent state of fixed size: Mamba, linear attention, short convolution."""
 
 
 class MambaMode(StrEnum):
-    """Which recurrent states are kept for prefixes to be hit."""
+    """Recurrent states kept for prefix hits."""
 
     NONE = "none"
-    """The live state alone: one block a sequence, for as long as it runs."""
+    """Current state only: one block per sequence while it runs."""
     ALL = "all"
-    """The state at the end of every block."""
+    """State at the end of every block."""
     ALIGN = "align"
-    """The state at block boundaries that a scheduled step ends at."""
+    """State at block boundaries where a scheduled step ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,25 +56,24 @@ class KVCacheGroup:
     num_layers: int
     """Layers of the whole model, over all pipeline stages."""
     page_bytes: int
-    """Bytes of one block in one layer on one GPU, padding included; of the first layer where layers differ."""
+    """Bytes of one block in one layer on one GPU, padding included; of the first layer if layers differ."""
     content_bytes: int | None = None
-    """Bytes of a page that are ever written; None: all."""
+    """Bytes of a page that are ever written; None for all."""
     window: int | None = None
-    """Tokens of the window (`sliding_window`) or of the chunk (`chunked_local`); of a `full` group, the window of all
-    of its layers, which keep every token all the same; None for others."""
+    """Tokens of the window (`sliding_window`) or chunk (`chunked_local`). A `full` group keeps every token; its window
+    is the common window of its layers. None for others.
+    """
     spec: int = 0
-    """Groups of layers that are alike share this number. Prefixes are looked up once for all of them."""
+    """Number shared by groups with equal layers; their prefixes are looked up together."""
     mamba_mode: MambaMode | None = None
-    """The states that a recurrent group keeps; None unless the kind is `mamba`."""
+    """States kept by a recurrent group; None unless the kind is `mamba`."""
     num_speculative_blocks: int = 0
-    """Blocks that a recurrent group holds beside, one for every drafted token."""
+    """Additional blocks of a recurrent group, one per drafted token."""
 
     def blocks_for(self, num_tokens: int, max_num_batched_tokens: int) -> int:
-        """The most blocks that one sequence of `num_tokens` tokens holds at once: the engine's cap at admission.
+        """Return the most blocks held at once by a sequence of `num_tokens` tokens: the cap at admission.
 
-        Args:
-            num_tokens: Length of the sequence, prompt and answer together.
-            max_num_batched_tokens: Tokens of the largest step; a window must hold what one step adds to it.
+        A window must also hold the `max_num_batched_tokens` tokens of one step.
         """
         if self.kind is CacheKind.SLIDING_WINDOW and self.window is not None:
             return _blocks(min(self.window - 1 + max_num_batched_tokens, num_tokens), self.block_size) + 1
@@ -87,7 +86,7 @@ class KVCacheGroup:
         return _blocks(num_tokens, self.block_size) + self.num_speculative_blocks
 
     def held_blocks(self, num_tokens: int) -> int:
-        """The most blocks that one sequence of `num_tokens` tokens holds while it decodes, a token a step."""
+        """Return the most blocks held by a sequence of `num_tokens` tokens during decoding, one token per step."""
         whole = _blocks(num_tokens, self.block_size)
         if self.kind is CacheKind.SLIDING_WINDOW and self.window is not None:
             return min(whole, _blocks(self.window - 1, self.block_size) + 1)
@@ -98,7 +97,7 @@ class KVCacheGroup:
         return whole
 
     def as_meta(self) -> dict[str, Any]:
-        """The group as one entry of `meta.kv_cache_groups` of a recording; what is None or 0 is left out."""
+        """Return the group as an entry of `meta.kv_cache_groups` in a recording, without None and 0."""
         entry = {
             "kind": self.kind.value,
             "block_size": self.block_size,
@@ -114,10 +113,10 @@ class KVCacheGroup:
 
     @classmethod
     def from_meta(cls, entry: Mapping[str, Any], where: str = "kv_cache_groups") -> KVCacheGroup:
-        """The group that one entry of `meta.kv_cache_groups` describes; unknown keys are ignored.
+        """Return the group of an entry of `meta.kv_cache_groups`; unknown keys are ignored.
 
         Raises:
-            RecordingError: if a figure is missing or cannot be right; the message names `where` and the key.
+            RecordingError: a figure is missing or invalid; the message names `where` and the key.
         """
         if not isinstance(entry, dict):
             raise RecordingError(f"{where} is {entry!r}; it must be an object with kind, block_size and num_layers.")
@@ -141,16 +140,16 @@ class KVCacheGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVCacheLayout:
-    """The groups of one engine, in vLLM's order, and what they have in common."""
+    """Groups of one engine in vLLM's order, and their common sizes."""
 
     groups: tuple[KVCacheGroup, ...]
-    """Group 0 is of the kind of the model's first layer."""
+    """Groups in order; group 0 has the kind of the model's first layer."""
     bytes_per_block: int
-    """Bytes of one block id over all its layers, on the GPU that holds most of them."""
+    """Bytes of one block id over all its layers, on the GPU with most of these layers."""
     scheduler_block_size: int
-    """Tokens at which all groups have a block boundary: prefixes are hit in multiples of it."""
+    """Tokens between common block boundaries of all groups: the granularity of prefix hits."""
     hash_block_size: int
-    """Tokens over which prefixes are hashed."""
+    """Tokens per prefix hash."""
 
     @property
     def is_uniform(self) -> bool:
@@ -159,7 +158,7 @@ class KVCacheLayout:
 
     @property
     def unit_slots(self) -> int:
-        """Slots of one block in the account of where memory goes: its tokens where one group holds all layers.
+        """Slots of one block: its tokens if one group holds all layers.
 
         Blocks of several groups hold different numbers of tokens, so a slot is a byte there.
         """
@@ -167,50 +166,50 @@ class KVCacheLayout:
 
     @property
     def has_windows(self) -> bool:
-        """Whether a group holds tokens, or states, that it does not need."""
+        """Whether a group can hold tokens or states that it no longer needs."""
         return any(group.kind is CacheKind.MAMBA or group.window is not None for group in self.groups)
 
     def keeps_some(self, group: KVCacheGroup) -> bool:
-        """Whether some full blocks of `group` are never put into the prefix cache: no lookup could end behind them.
+        """Tell whether some full blocks of `group` are never cached, because no lookup can end after them.
 
-        A lookup ends where all groups have a boundary, and needs the blocks of one window before it.
+        A lookup ends at a common boundary of all groups, and needs the blocks of one window before it.
         """
         if group.kind is not CacheKind.SLIDING_WINDOW or group.window is None:
             return False
         return _blocks(group.window - 1, group.block_size) < self.scheduler_block_size // group.block_size
 
     def token_slots(self, group: KVCacheGroup) -> int:
-        """Slots that one token takes in a block of `group`; 0 in a recurrent group."""
+        """Return the slots of one token in a block of `group`; 0 in a recurrent group."""
         if self.is_uniform:
             return 1
         return 0 if group.kind is CacheKind.MAMBA else self._content_bytes(group) // group.block_size
 
     def state_slots(self, group: KVCacheGroup) -> int:
-        """Slots that one state takes in a block of `group`; 0 in a group of attention."""
+        """Return the slots of one state in a block of `group`; 0 in a group of attention."""
         return self._content_bytes(group) if group.kind is CacheKind.MAMBA else 0
 
     def _content_bytes(self, group: KVCacheGroup) -> int:
-        """Bytes of a block that its layers ever write."""
+        """Return the bytes of a block that its layers ever write."""
         if len(self.groups) == 1 and group.content_bytes is None:
             return self.bytes_per_block
         return min(group.num_layers * (group.content_bytes or group.page_bytes), self.bytes_per_block)
 
     def blocks_for(self, num_tokens: int, max_num_batched_tokens: int) -> int:
-        """The most blocks that one sequence of `num_tokens` tokens holds at once, over all groups."""
+        """Return the most blocks held at once by a sequence of `num_tokens` tokens, over all groups."""
         return sum(group.blocks_for(num_tokens, max_num_batched_tokens) for group in self.groups)
 
     def held_blocks(self, num_tokens: int) -> int:
-        """The most blocks that one sequence of `num_tokens` tokens holds while it decodes, over all groups."""
+        """Return the most blocks held by a sequence of `num_tokens` tokens during decoding, over all groups."""
         return sum(group.held_blocks(num_tokens) for group in self.groups)
 
 
 def groups_from_meta(entries: Sequence[Any]) -> tuple[KVCacheGroup, ...]:
-    """The groups that `meta.kv_cache_groups` of a recording lists.
+    """Return the groups in `meta.kv_cache_groups` of a recording.
 
-    Where none of them has a `spec`, those of one kind, window, block size and page are alike.
+    If no group has a `spec`, groups with equal kind, window, block size and page are alike.
 
     Raises:
-        RecordingError: if it is not a list of groups, or groups with one `spec` are not alike.
+        RecordingError: the value is not a list of groups, or groups with one `spec` differ.
     """
     if not isinstance(entries, list | tuple) or not entries:
         raise RecordingError(f"kv_cache_groups is {entries!r}; it must be a list of at least one group.")

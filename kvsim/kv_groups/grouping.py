@@ -1,7 +1,7 @@
-"""From specs of layers to groups: which layers share a table, and how many bytes a block id has on each GPU.
+"""Group the specs of layers into tables, and compute the bytes of a block id on each GPU.
 
-The rules are those of vLLM 0.25.1's `get_kv_cache_configs`. Layers are numbered by their place in the model; a stage
-of a pipeline holds a run of them.
+The rules are those of vLLM 0.25.1's `get_kv_cache_configs`. Layers are numbered in model order; a pipeline stage holds
+consecutive layers.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _MUCH_LONGER = 1.5
-"""A kind with so many times the layers of the shortest is split into groups of the shortest's length."""
+"""Ratio of layers to those of the smallest kind from which a kind is split into groups of that size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grouping:
-    """Groups of layers, and the page that all of them share."""
+    """Groups of layers, and their common page."""
 
     groups: tuple[tuple[int, ...], ...]
     """Indices of the layers of every group."""
     specs: tuple[LayerSpec, ...]
-    """The spec of every layer once pages are equal."""
+    """Spec of every layer, with equal pages."""
     sums_pages: bool
-    """Whether one group holds layers of different pages, each with a tensor of its own."""
+    """Whether one group holds layers with different pages, each in its own tensor."""
 
     def bytes_per_block(self, layers: range) -> int:
-        """Bytes of one block id on a GPU that holds the layers whose indices are in `layers`; 0 if it holds none."""
+        """Return the bytes of one block id on a GPU with the layers of these indices; 0 without layers."""
         mine = [[index for index in group if index in layers] for group in self.groups]
         if self.sums_pages:
             return sum(self.specs[index].page_bytes for index in mine[0])
         return max(map(len, mine)) * self.specs[self.groups[0][0]].page_bytes
 
     def layout(self, *, hash_block_size: int | None, caches_prefixes: bool, stages: Sequence[range]) -> KVCacheLayout:
-        """The layout that a scheduler and a recording work with."""
+        """Return the layout for a scheduler and a recording."""
         seen: list[LayerSpec] = []
         groups = []
         for group in self.groups:
@@ -70,11 +70,9 @@ class Grouping:
 
 
 def group_layers(specs: Sequence[LayerSpec], *, hybrid_manager: bool = True) -> Grouping:
-    """The groups of layers with those specs, in the model's order.
+    """Group the layers with these specs, in model order.
 
-    Args:
-        specs: The specs of all layers that keep something; at least one.
-        hybrid_manager: Whether layers of different kinds may have groups of their own.
+    `hybrid_manager` allows separate groups for layers of different kinds.
     """
     if not hybrid_manager and not _one_kind(specs):
         specs = [as_full(spec) for spec in specs] if any(spec.keeps_all for spec in specs) else specs
@@ -91,7 +89,7 @@ def group_layers(specs: Sequence[LayerSpec], *, hybrid_manager: bool = True) -> 
 
 
 def _all_equal(specs: Sequence[LayerSpec]) -> bool:
-    """Whether one spec stands for all. Full layers may have been windows: those are told apart when they compute."""
+    """Tell whether all specs are equal, ignoring the windows of full layers, which matter only in computation."""
     first = specs[0]
     return all(_without_window(spec) == _without_window(first) for spec in specs)
 
@@ -103,14 +101,14 @@ def _without_window(spec: LayerSpec) -> LayerSpec:
 
 
 def _check_windows(specs: Sequence[LayerSpec]) -> None:
-    """Refuse two windows in what would be one group of full layers: vLLM does."""
+    """Refuse two windows in one group of full layers, as vLLM does."""
     windows = {spec.window for spec in specs if spec.window is not None}
     if len(windows) > 1 and all(spec.kind is CacheKind.FULL for spec in specs):
         raise UsageError(f"one group cannot hold windows of {' and '.join(map(str, sorted(windows)))} tokens.")
 
 
 def _one_kind(specs: Sequence[LayerSpec]) -> bool:
-    """Whether all layers need the same slots, if perhaps of different sizes."""
+    """Tell whether all layers need the same slots, possibly of different sizes."""
     first = specs[0]
     if any(spec.block_size != first.block_size for spec in specs):
         return False
@@ -157,7 +155,7 @@ def _split(specs: Sequence[LayerSpec]) -> tuple[tuple[int, ...], ...]:
 
 
 def _window_of(specs: Sequence[LayerSpec]) -> int | None:
-    """The window that all layers of a group have, be it that they keep what has left it."""
+    """Return the common window size of the layers, or None."""
     [*windows] = {spec.window for spec in specs}
     return windows[0] if len(windows) == 1 else None
 
@@ -178,10 +176,10 @@ def _hash_block_size(
 
 
 def pipeline_stages(num_layers: int, pipeline_parallel_size: int) -> tuple[range, ...]:
-    """The layers of every stage of a pipeline: even shares, the rest one each to the stages before the last.
+    """Return the layers of every pipeline stage: equal shares, and the remainder to the stages before the last.
 
     Raises:
-        UsageError: if there are more stages than layers.
+        UsageError: there are more stages than layers.
     """
     if not 1 <= pipeline_parallel_size <= num_layers:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""How many blocks an engine's memory makes, whether its longest sequence fits, and how many sequences at once."""
+"""Compute the number of blocks in an engine's memory, the longest sequence, and the number of sequences at once."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachePlan:
-    """The block pool of one engine."""
+    """Block pool of one engine."""
 
     layout: KVCacheLayout
     num_blocks: int
-    """vLLM's N. Block 0 is its null block, so one block fewer can be given to requests."""
+    """Number of blocks as in vLLM. Block 0 is the null block, so requests can use one block less."""
     bytes_per_block: tuple[int, ...]
-    """Bytes of one block id on a GPU of every stage of the pipeline."""
+    """Bytes of one block id on a GPU of every pipeline stage."""
     settings: CacheSettings
-    """The settings as given, with the `max_model_len` that was found where it was to be found."""
+    """Given settings, with the `max_model_len` found if it was searched."""
 
     @property
     def concurrency(self) -> float:
-        """Sequences of `max_model_len` tokens that fit at once, as vLLM prints it: the null block is counted."""
+        """Sequences of `max_model_len` tokens that fit at once, as printed by vLLM, null block included."""
         return self.num_blocks / self.blocks_for(self.settings.max_model_len)
 
     @property
     def num_tokens(self) -> int:
-        """vLLM's "GPU KV cache size": the concurrency in tokens."""
+        """Concurrency in tokens: vLLM's "GPU KV cache size"."""
         return int(self.concurrency * self.settings.max_model_len)
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Blocks without which a sequence of `num_tokens` tokens is not admitted."""
+        """Return the blocks required to admit a sequence of `num_tokens` tokens."""
         return self.layout.blocks_for(num_tokens, self.settings.max_num_batched_tokens)
 
     def longest_sequence(self) -> int:
-        """The longest sequence in tokens, up to `max_model_len`, that the pool admits; 0 if not even one token."""
+        """Return the longest sequence in tokens, up to `max_model_len`, that the pool admits; 0 if none."""
         low, high = 0, self.settings.max_model_len
         while low < high:
             middle = (low + high + 1) // 2
@@ -56,10 +56,10 @@ class CachePlan:
         return low
 
     def max_sequences(self, num_tokens: int) -> int:
-        """How many sequences of `num_tokens` tokens decode at once, each in whole blocks.
+        """Return the number of sequences of `num_tokens` tokens that decode at once, each in whole blocks.
 
         Raises:
-            UsageError: if `num_tokens` is not positive.
+            UsageError: `num_tokens` is not positive.
         """
         if num_tokens < 1:
             raise UsageError(f"tokens is {num_tokens}; it must be a whole number of at least 1.")
@@ -67,20 +67,20 @@ class CachePlan:
 
 
 def cache_layout(model: Model, settings: CacheSettings) -> KVCacheLayout:
-    """The groups of `model` under `settings`, whatever memory there is.
+    """Return the groups of `model` under `settings`, which do not depend on the memory.
 
     Raises:
-        UsageError: if a setting cannot be right, or vLLM could not serve the model so.
+        UsageError: a setting is invalid, or vLLM could not serve the model with it.
     """
     grouping, stages = _grouped(model, settings)
     return _layout(model, settings, grouping, stages)
 
 
 def bytes_per_block(model: Model, settings: CacheSettings) -> tuple[int, ...]:
-    """Bytes of one block id on one GPU of every stage of the pipeline.
+    """Return the bytes of one block id on one GPU of every pipeline stage.
 
     Raises:
-        UsageError: if a setting cannot be right, or vLLM could not serve the model so.
+        UsageError: a setting is invalid, or vLLM could not serve the model with it.
     """
     grouping, stages = _grouped(model, settings)
     return tuple(grouping.bytes_per_block(stage) for stage in stages)
@@ -95,19 +95,19 @@ def plan_cache(
     find_max_model_len: bool = False,
     insist: bool = False,
 ) -> CachePlan:
-    """The block pool that vLLM makes of the memory that is left on its GPUs.
+    """Return the block pool that vLLM creates in the memory left on its GPUs.
 
     Args:
-        model: What is served.
-        settings: How the cache is cut up.
-        available_bytes: For every stage of the pipeline, the bytes left on one of its GPUs.
-        num_blocks: Blocks to take instead of what the memory makes.
-        find_max_model_len: Whether `max_model_len` gives way to the longest sequence that fits.
-        insist: Make the pool even if one sequence of `max_model_len` tokens does not fit.
+        model: Served model.
+        settings: Settings of the cache.
+        available_bytes: Bytes left on a GPU of every pipeline stage.
+        num_blocks: Number of blocks to use instead of the available memory.
+        find_max_model_len: Whether to reduce `max_model_len` to the longest sequence that fits.
+        insist: Whether to create the pool even if a sequence of `max_model_len` tokens does not fit.
 
     Raises:
-        BudgetError: if one sequence of `max_model_len` tokens does not fit; the message says which would.
-        UsageError: if a setting cannot be right, or vLLM could not serve the model so.
+        BudgetError: one sequence of `max_model_len` tokens does not fit; the message names the longest that does.
+        UsageError: a setting is invalid, or vLLM could not serve the model with it.
     """
     grouping, stages = _grouped(model, settings)
     layout = _layout(model, settings, grouping, stages)
@@ -128,7 +128,7 @@ def plan_cache(
 
 @lru_cache(maxsize=256)
 def _grouped(model: Model, settings: CacheSettings) -> tuple[Grouping, tuple[range, ...]]:
-    """The groups, and the specs' indices in every stage."""
+    """Return the groups, and the indices of the specs in every stage."""
     by_layer = layer_specs(model, settings)
     if settings.uniform and model.recurrent_layers:
         raise UsageError(
@@ -145,7 +145,7 @@ def _grouped(model: Model, settings: CacheSettings) -> tuple[Grouping, tuple[ran
 
 
 def _is_chunked(specs: Sequence[LayerSpec]) -> bool:
-    # vLLM switches the manager off for these models unless an environment variable says otherwise.
+    # vLLM disables the hybrid manager for these models, unless an environment variable enables it.
     return any(spec.kind == "chunked_local" for spec in specs)
 
 

@@ -1,7 +1,7 @@
-"""What one layer asks of the block pool: a kind, tokens of a block, bytes of a page (one block of one layer).
+"""Specify the demand of each layer on the block pool: its kind, tokens per block, bytes per page (a block of a layer).
 
-Names and rules are vLLM 0.25.1's, which calls this a spec. This module makes specs of a model's layers as the
-settings of an engine would have them; grouping them is `kvsim.kv_groups.grouping`.
+Names and rules are those of vLLM 0.25.1. This module builds the specs of a model's layers for the settings of an
+engine; `kvsim.kv_groups.grouping` groups them.
 """
 
 from __future__ import annotations
@@ -17,42 +17,40 @@ from kvsim.models.layers import ChunkedLocal, FullAttention, Indexer, Mla, Slidi
 
 if TYPE_CHECKING:
     from kvsim.models import Model
-    from kvsim.models.cache_bytes import element_bytes
-from kvsim.models.layers import Layer, Recurrent
+    from kvsim.models.layers import Layer, Recurrent
 
 BACKEND_BLOCK = 16
 """Tokens of the smallest block of FlashAttention and Triton, and of vLLM's default block."""
 FLASHMLA_BLOCK = 64
-"""Tokens of a block of FlashMLA, which serves multi-head latent attention in fp8 on Hopper GPUs, and of sparse
-attention everywhere."""
+"""Tokens per block of FlashMLA, for multi-head latent attention in fp8 on Hopper GPUs, and for all sparse attention."""
 FLASHINFER_MLA_BLOCK = 32
-"""Tokens of a block of FlashInfer's kernels for latent attention, on Blackwell GPUs of data centres."""
+"""Tokens per block of FlashInfer's kernels for latent attention, on data-center Blackwell GPUs."""
 _DEFAULT_CHUNK = 2048
-"""Tokens that a recurrent kernel takes at a time where the configuration does not say."""
+"""Tokens that a recurrent kernel processes at a time if the configuration has no value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSpec:
-    """What one layer asks of the pool. Layers with equal specs may share a group."""
+    """Demand of one layer on the pool. Layers with equal specs may share a group."""
 
     kind: CacheKind
     block_size: int
-    """Tokens of one block."""
+    """Tokens per block."""
     bytes_per_token: int
     """Bytes of one token on one GPU; 0 for a recurrent layer."""
     state_bytes: int = 0
     """Bytes of the state of a recurrent layer."""
     window: int | None = None
     padded_page_bytes: int | None = None
-    """Bytes of a page where it is larger than its content."""
+    """Bytes of a page that is larger than its content."""
     pads_pages: bool = False
-    """Whether the kernels find a block by a stride, so that its page may be padded."""
+    """Whether kernels locate a block by a stride, so that its page may be padded."""
     mamba_mode: MambaMode | None = None
     num_speculative_blocks: int = 0
     layout: tuple[object, ...] = ()
-    """Whatever else tells layers apart: heads, sizes, types."""
+    """Other properties that distinguish layers: heads, sizes, types."""
     bytes_per_token_as_full: int | None = None
-    """Bytes of one token where the layer is turned into a full one, if those are others."""
+    """Bytes of one token after conversion to a full layer, if different."""
 
     @property
     def page_bytes(self) -> int:
@@ -72,31 +70,32 @@ class LayerSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheSettings:
-    """The settings of an engine that decide how its cache is cut up. The defaults are vLLM's on a Hopper GPU."""
+    """Settings of an engine that determine its cache layout. The defaults are those of vLLM on a Hopper GPU."""
 
     max_model_len: int
-    """Longest sequence in tokens, prompt and answer together."""
+    """Longest sequence in tokens, prompt and output together."""
     max_num_batched_tokens: int = 8192
     block_size: int | None = None
-    """Tokens of a block of full attention; None: what the attention backend prefers."""
+    """Tokens per block of full attention; None for the choice of the attention backend."""
     enable_prefix_caching: bool | None = None
-    """Whether prefixes are cached; None for vLLM's choice: on, but off for models with recurrent layers."""
+    """Whether prefixes are cached; None for vLLM's choice: on, except for models with recurrent layers."""
     hybrid_manager: bool = True
-    """Whether layers of different kinds get groups of their own (`--disable-hybrid-kv-cache-manager` says no)."""
+    """Whether layers of different kinds get separate groups (off with `--disable-hybrid-kv-cache-manager`)."""
     uniform: bool = False
-    """Whether every layer keeps every token whatever its window, even where all layers have one."""
+    """Whether every layer keeps every token, ignoring windows."""
     mla_block_size: int | None = None
-    """Tokens of the smallest block of the backend for latent attention, which differs between GPU generations; None:
-    as on a Hopper GPU, where FlashAttention serves a cache in 16 bits and FlashMLA one in fp8."""
+    """Tokens per smallest block of the backend for latent attention, which depends on the GPU; None for a Hopper GPU:
+    FlashAttention for 16 bits, FlashMLA for fp8.
+    """
     hash_block_size: int | None = None
     num_speculative_tokens: int = 0
 
     def caches_prefixes(self, model: Model) -> bool:
-        """Whether prefixes are kept for `model`."""
+        """Tell whether prefixes are cached for `model`."""
         return not model.recurrent_layers if self.enable_prefix_caching is None else self.enable_prefix_caching
 
     def mamba_mode(self, model: Model) -> MambaMode:
-        """Which recurrent states are kept."""
+        """Return the kept recurrent states."""
         if not self.caches_prefixes(model):
             return MambaMode.NONE
         stores = all(layer.keeps_block_states for layer in model.recurrent_layers)
@@ -104,7 +103,7 @@ class CacheSettings:
 
 
 def layer_specs(model: Model, settings: CacheSettings) -> tuple[tuple[LayerSpec, ...], ...]:
-    """For every layer of `model`, the specs of what it keeps, in the order in which vLLM builds them."""
+    """Return the specs of every layer of `model`, in the order in which vLLM builds them."""
     _check(settings)
     block_size = _block_size(model, settings)
     recurrent = model.recurrent_layers
@@ -134,7 +133,7 @@ def _check(settings: CacheSettings) -> None:
 
 
 def check_length(model: Model, max_model_len: int | None) -> None:
-    """Make sure that vLLM serves sequences of so many tokens, if that was said."""
+    """Check that vLLM serves sequences of `max_model_len` tokens."""
     longest = model.max_position_embeddings
     if max_model_len is not None and max_model_len > longest:
         raise UsageError(
@@ -144,7 +143,7 @@ def check_length(model: Model, max_model_len: int | None) -> None:
 
 
 def check_block_size(model: Model, block_size: int | None) -> None:
-    """Make sure that vLLM has an attention kernel for blocks of so many tokens, if that was said."""
+    """Check that vLLM has an attention kernel for blocks of `block_size` tokens."""
     least = FLASHMLA_BLOCK if any(isinstance(layer, Indexer) for layer in model.layer_kinds) else BACKEND_BLOCK
     if block_size is not None and model.attention_layers and block_size % least:
         raise UsageError(
@@ -154,7 +153,7 @@ def check_block_size(model: Model, block_size: int | None) -> None:
 
 
 def smallest_block(model: Model, settings: CacheSettings) -> int:
-    """Tokens of the smallest block that the attention backend can work with."""
+    """Return the tokens of the smallest block that the attention backend supports."""
     if any(isinstance(layer, Indexer) for layer in model.layer_kinds):
         return FLASHMLA_BLOCK
     if model.kv_lora_rank is None:
@@ -171,7 +170,7 @@ def _block_size(model: Model, settings: CacheSettings) -> int:
 def _attention(model: Model, layer: Layer, block_size: int) -> LayerSpec:
     window, kind = None, CacheKind.FULL
     if isinstance(layer, SlidingWindow):
-        # A window chooses its block itself: the smallest, which is scaled up where pages must be equal.
+        # A window uses the smallest block, which is enlarged if pages must be equal.
         window, kind, block_size = layer.window, CacheKind.SLIDING_WINDOW, min(BACKEND_BLOCK, block_size)
     elif isinstance(layer, ChunkedLocal):
         window, kind = layer.window, CacheKind.CHUNKED_LOCAL
@@ -189,7 +188,7 @@ def _attention(model: Model, layer: Layer, block_size: int) -> LayerSpec:
 
 
 def _bytes_as_full(model: Model, layer: Layer) -> int | None:
-    """Bytes of a token once a windowed or chunked layer has become a full one."""
+    """Return the bytes of a token after a windowed or chunked layer becomes a full one."""
     if isinstance(layer, SlidingWindow):
         full = FullAttention(
             num_kv_heads=layer.num_kv_heads, head_dim=layer.head_dim, value_head_dim=layer.value_head_dim
@@ -229,9 +228,9 @@ def _recurrent(
 
 
 def _aligned(model: Model, settings: CacheSettings, mode: MambaMode, block_size: int) -> tuple[int, int]:
-    """Tokens of an attention block that is no smaller than a recurrent state, and the bytes of its page.
+    """Return the tokens of an attention block at least as large as a recurrent state, and the bytes of its page.
 
-    vLLM takes the attention page of a token from the model's main heads, and the state of the first recurrent layer.
+    vLLM uses the model's main heads for the attention page, and the first recurrent layer for the state.
     """
     per_token = model.layer_bytes_per_token(model.attention_layers[0])
     state_bytes = _state_bytes(model, model.recurrent_layers[0], settings)
@@ -251,9 +250,9 @@ def _state_bytes(model: Model, layer: Recurrent, settings: CacheSettings) -> int
 
 
 def as_full(spec: LayerSpec) -> LayerSpec:
-    """The spec of a windowed or chunked layer whose tokens are all kept.
+    """Return the spec of a windowed or chunked layer that keeps all tokens.
 
-    A window is remembered, for it still says what is computed. Of a chunked layer vLLM forgets how its cache is packed.
+    The window stays, since it still limits the computation. vLLM ignores the packing of a chunked layer's cache.
     """
     if spec.bytes_per_token_as_full is None:
         return spec

@@ -1,4 +1,4 @@
-"""Follow a server that runs: the events that it publishes, and its Prometheus metrics.
+"""Follow a running server: its published events, and its Prometheus metrics.
 
-A server is not trusted: what it sends is bounded in size, checked before it is shown, and ends in a sentence.
+A server is not trusted: its input is bounded in size and checked; a defect ends the feed with a sentence.
 """

@@ -1,4 +1,4 @@
-"""Where a server publishes, and whether a web server answers there instead."""
+"""Parse the address of a server, and detect a web server there."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from kvsim.errors import UsageError
 
 DEFAULT_HOST = "127.0.0.1"
 _ANSWER_S = 2.0
-"""A web server answers within; one that publishes events at once, and not in HTTP."""
+"""Maximum seconds for the answer of a web server; a publisher of events answers at once, and not in HTTP."""
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """`HOST:PORT`, or `PORT` on the loopback interface."""
+    """Parse `HOST:PORT`, or `PORT` on the loopback interface."""
     host, _, port = text.rpartition(":")
     if not (port.isascii() and port.isdigit() and len(port) <= 5 and int(port) < 65536):
         raise UsageError(f"{text!r} is not an address; it should be HOST:PORT, or PORT on this machine.")
@@ -23,9 +23,9 @@ def parse_address(text: str) -> tuple[str, int]:
 
 
 def page_of(address: str) -> str | None:
-    """The page of metrics that `address` is, or that of the web server there, which `vllm serve` is.
+    """Return the metrics page at `address`, or that of the web server there, such as `vllm serve`.
 
-    None where no web server answers: events may be published there.
+    The result is None if no web server answers: events may be published there.
     """
     if address.startswith(("http://", "https://")):
         return address
@@ -45,9 +45,9 @@ def page_of(address: str) -> str | None:
 
 
 def hang_up_later(connection: socket.socket, seconds: float) -> None:
-    """End all reads and writes of `connection` in so many seconds, if it is open by then.
+    """End all reads and writes of `connection` after some `seconds`, if it is still open.
 
-    A timeout of its own begins anew with every byte, and a server may send one now and then for ever.
+    A socket timeout restarts with every byte, so a slow server could keep a connection open forever.
     """
 
     def hang_up() -> None:

@@ -1,7 +1,7 @@
-"""The events of a server as they come in, checked one by one: a list with a word, and what the word asks for.
+"""Check incoming events of a server one by one: a list with a word and its arguments.
 
-The vocabulary is that of `kvsim.recording.eventlog`, and `["joined", rows, next_row, next_step]` behind a snapshot.
-Whether events follow from each other is for the recording's own check.
+`kvsim.recording.eventlog` lists the events; `["joined", rows, next_row, next_step]` ends a snapshot. The recording's
+check decides whether events are consistent with each other.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any
 from kvsim.errors import RecordingError, shortened
 
 MAX_LINE_BYTES = 8 << 20
-"""A line that says which blocks are free, in a pool of a million, has 7 MB."""
+"""Maximum bytes of a line; one that lists the free blocks of a pool of a million has 7 MB."""
 _MAX_NAME = 256
-"""Letters of a request's id."""
+"""Maximum characters of a request's id."""
 _LIMIT = 1 << 31
 _LATEST_S = 1e12
 _INT = {int}
@@ -23,7 +23,7 @@ _STATUSES = ("unfinished", "finished", "aborted", "refused")
 
 
 def parse(text: bytes) -> list[Any]:
-    """The event in one line."""
+    """Return the event in one line."""
     try:
         event = _DECODER.decode(text.decode())
     except (ValueError, RecursionError):
@@ -35,11 +35,9 @@ def parse(text: bytes) -> list[Any]:
 
 def _is_event(event: list[Any]) -> bool:  # noqa: PLR0911, PLR0912  one branch for each word
     match event:
-        case ["emit", request, time_s, count]:  # nearly all of what comes
+        case ["emit", request, time_s, count]:  # almost all events
             return _count(request) and _count(count) and _time(time_s)
-        case ["seq"] | ["meta", dict()]:
-            return True
-        case ["refused", str()]:
+        case ["seq"] | ["meta", dict()] | ["refused", str()]:
             return True
         case ["again", time_s]:
             return _time(time_s)
@@ -90,7 +88,7 @@ def _refuse_constant(name: str) -> float:
 
 
 _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
-"""Made once: to make one takes longer than to read a line."""
+"""JSON decoder; to construct one takes longer than to parse a line."""
 
 
 def _quoted(text: bytes) -> str:

@@ -1,6 +1,6 @@
-"""Prometheus' text format: names, labels and values, one sample a line.
+"""Parse Prometheus' text format: names, labels and values, one sample per line.
 
-Only what a caller asks for is parsed, in one pass over each line; a page may come from any server.
+Only requested samples are parsed, in one pass over each line. The page is untrusted.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MAX_SAMPLES = 50_000
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One value of one time series."""
+    """Value of one time series."""
 
     name: str
     labels: dict[str, str]
@@ -30,7 +30,7 @@ class Sample:
 
 
 def samples(page: str, prefix: str) -> Iterator[Sample]:
-    """The samples of `page` whose names begin with `prefix`."""
+    """Yield the samples of `page` whose names begin with `prefix`."""
     number = 0
     seen: set[tuple[str, frozenset[tuple[str, str]]]] = set()
     for line in page.splitlines():
@@ -48,7 +48,7 @@ def samples(page: str, prefix: str) -> Iterator[Sample]:
 
 
 def kinds(page: str, prefix: str) -> dict[str, str]:
-    """The types that `page` declares, of names that begin with `prefix`: counter, gauge, histogram and others."""
+    """Return the types declared in `page` for names that begin with `prefix`: counter, gauge, histogram and others."""
     found: dict[str, str] = {}
     for line in page.splitlines():
         words = line.split()
@@ -70,9 +70,7 @@ def _sample(line: str) -> Sample:
         at += 1
         while (end := _END.match(line, at)) is None:
             label = _LABEL.match(line, at)
-            if label is None:
-                raise _no_sample(line)
-            if label[1] in labels:
+            if label is None or label[1] in labels:
                 raise _no_sample(line)
             labels[label[1]] = re.sub(r"\\.", lambda escape: _ESCAPES.get(escape[0], escape[0]), label[2])
             at = label.end()

@@ -1,6 +1,4 @@
-"""Follow a recording that a server is making, over a socket: `KVSIM_PUBLISH` on the server, `kvsim tui --attach`
-here.
-"""
+"""Follow the events of a running server over a socket: `KVSIM_PUBLISH` on the server, `kvsim tui --attach` here."""
 
 from __future__ import annotations
 
@@ -24,13 +22,13 @@ _CONNECT_S = 5.0
 
 
 class LiveFeed:
-    """A running server's events, collected by a thread until `close`."""
+    """Events of a running server, collected by a thread until `close`."""
 
     def __init__(self, address: str, *, tail_steps: int = TAIL_STEPS) -> None:
-        """Connect to the publisher at `address`; looks begin anew after `tail_steps` steps."""
+        """Connect to the publisher at `address`; excerpts begin anew after `tail_steps` steps."""
         self.name = address
         self.ended: str | None = None
-        """The reason why the feed has ended, as a sentence; None while it goes on."""
+        """Reason for the end of the feed, as a sentence; None while it is open."""
         self._ended_by_itself = False
         self._follower = Follower(address, tail_steps=tail_steps)
         self._lock = threading.Lock()
@@ -42,12 +40,12 @@ class LiveFeed:
 
     @property
     def ended_before_close(self) -> str | None:
-        """Why the feed has ended, where that was not because we hung up."""
+        """Reason for the end of the feed, if it ended before `close`."""
         return self.ended if self._ended_by_itself else None
 
     @property
     def joined(self) -> bool:
-        """Whether the server has said what it holds."""
+        """Whether the server has sent its state."""
         with self._lock:
             return self._follower.joined
 
@@ -57,21 +55,19 @@ class LiveFeed:
         return time.monotonic() - self._heard_s
 
     def recent(self) -> Excerpt | None:
-        """The last steps, and all since this was called last, up to now or up to what ended the feed; None before the
-        server's first step.
-        """
+        """Return the last steps, and all since the last call; None before the server's first step."""
         self._shown = self._taken(self._follower.recent) or self._shown
         return self._shown
 
     def whole(self) -> Excerpt | None:
-        """All that was heard and kept; None before the server's first step."""
+        """Return all steps kept; None before the server's first step."""
         return self._taken(self._follower.whole) or self._shown
 
     def close(self) -> None:
-        """Hang up; the server does not notice."""
+        """Close the connection without a message to the server."""
         self._ended_by_itself = self.ended is not None
-        # Closing alone would leave the thread waiting in its read.
-        with suppress(OSError):  # it may have hung up already
+        # Without a shutdown, the thread would stay in its read.
+        with suppress(OSError):  # the server may have closed it already
             self._connection.shutdown(socket.SHUT_RDWR)
         self._connection.close()
         self._thread.join(timeout=_CONNECT_S)
@@ -90,7 +86,7 @@ class LiveFeed:
                 self._read(lines)
         except RecordingError as error:
             self.ended = self._sentence(error)
-        except (OSError, ValueError) as error:  # the latter where we have closed the file
+        except (OSError, ValueError) as error:  # ValueError after `close`
             self.ended = f"the connection to {self.name} broke: {error}."
         with suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
@@ -121,5 +117,5 @@ def _connect(address: str) -> socket.socket:
             "own, which KVSIM_PUBLISH names when it starts; vLLM's port has its /metrics."
         ) from error
     connection.settimeout(None)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # another machine may vanish
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # the other machine may disappear
     return connection

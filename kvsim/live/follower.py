@@ -1,7 +1,7 @@
-"""What a server publishes, as recordings: its last steps for a screen, and all that is kept for who goes back or saves.
+"""Turn the published events of a server into recordings: its last steps for a screen, and all kept steps for saving.
 
-A screen is given what has happened since a moment before it looked last: what a look costs does not grow with the time
-for which a server is watched. It knows nothing of sockets.
+A screen gets the steps since a moment before its last look, so that the cost of a look does not grow with time. This
+module knows no sockets.
 """
 
 from __future__ import annotations
@@ -22,36 +22,36 @@ from kvsim.recording.model import Meta, Recording
 from kvsim.recording.provenance import meta_from_document
 
 TAIL_STEPS = 1_024
-"""Steps between two moments at which a look may begin; it has as many at least."""
+"""Steps between two moments at which an excerpt may begin; an excerpt has at least as many."""
 TAIL_VALUES = 32_768
-"""Rows of all tables between two such moments, where steps do much."""
+"""Rows of all tables between two such moments, if steps have many rows."""
 MAX_STEPS = 50_000
-"""Steps that are kept; when there are more, the first half is given up."""
+"""Maximum steps kept; beyond it, the first half is dropped."""
 MAX_VALUES = 4_000_000
-"""Rows of all tables, and keys of prompts, that are kept; a server that needs more at once is not followed."""
+"""Maximum rows of all tables, and prompt hashes, kept; a server that needs more at once is not followed."""
 MAX_REQUESTS = 100_000
-"""Requests that are kept."""
+"""Maximum requests kept."""
 _WEIGHED_BYTES = 1 << 18
-"""A server may send so much before it is seen how much is kept; a byte makes less than one value."""
+"""Bytes received between two checks of the memory use; a byte makes less than one value."""
 _TOO_MUCH = "it holds more than can be shown of a server"
 MAX_UNITS = 1 << 22
-"""Units of a pool that is shown live."""
+"""Maximum units of a pool that is shown live."""
 
 
 class Follower:
-    """Hears one event after the other. After an error it hears nothing more; what was heard before stays."""
+    """Receiver of events. After an error it accepts no more events; earlier ones stay."""
 
     def __init__(self, source: str, *, tail_steps: int = TAIL_STEPS) -> None:
-        """Args: whom it follows, for messages, and the steps after which a look may begin anew."""
+        """Set the server's name for messages, and the steps between two possible begins of excerpts."""
         self._source, self._tail_steps = source, tail_steps
         self._mirror = Mirror()
         self._windows = [_Window()]
-        """The one that is kept; and, when that is half full, the one that will take its place."""
+        """Current window; when it is half full, also the window that will replace it."""
         self._meta: Meta | None = None
         self._seen_steps = 0
-        """Steps that the server had taken when somebody looked last."""
+        """Number of steps of the server at the last look."""
         self._unweighed_bytes = 0
-        """Bytes of the lines since it was seen how much is kept."""
+        """Bytes received since the last check of the memory use."""
 
     @property
     def joined(self) -> bool:
@@ -59,7 +59,7 @@ class Follower:
         return self._windows[0].numbers is not None
 
     def hear(self, text: bytes) -> None:
-        """Follow one line."""
+        """Process one line."""
         event = parse(text)
         if event[0] == "refused":
             raise RecordingError(f"{event[1]}")
@@ -82,7 +82,7 @@ class Follower:
                 raise RecordingError(_TOO_MUCH)
 
     def recent(self) -> Excerpt | None:
-        """The last steps, and all since this was called last that are kept; None before the first."""
+        """Return the last steps, and all kept steps since the last call; None before the first step."""
         cut, *_ = [window.cut_before(self._seen_steps) for window in self._windows]
         found = None if cut is None else tail(self._windows[0].builder, cut, self._source)
         if found is None:
@@ -93,7 +93,7 @@ class Follower:
         return found
 
     def whole(self) -> Excerpt | None:
-        """All steps that have been kept; None before the first."""
+        """Return all kept steps; None before the first step."""
         window = self._windows[0]
         if self._meta is None or not window.builder.num_steps:
             return None
@@ -108,7 +108,7 @@ class Follower:
         return meta
 
     def _roll(self) -> None:
-        """Begin to keep anew where half of what may be kept is there, and give up what is before where all is."""
+        """Start a new window when the current one is half full, and drop the current one when it is full."""
         if len(self._windows) == 1 and self._windows[0].is_full(0.5):
             self._windows.append(self._window())
         if self._windows[0].is_full(1):
@@ -125,7 +125,7 @@ class Follower:
         return window
 
     def _cut(self) -> None:
-        """Let looks begin at this moment."""
+        """Mark this moment as a possible begin of excerpts."""
         assert self._meta is not None
         before = self._window()
         recording, next_seq = before.recording(self._meta, self._source), before.builder.mark().seq + 1
@@ -141,29 +141,29 @@ class Follower:
 
 
 class _Window:
-    """A recording that begins at some moment, in its own numbers of requests and steps."""
+    """Recording that begins at some moment, with its own numbers of requests and steps."""
 
     def __init__(self) -> None:
         self.builder = RecordingBuilder()
         self.numbers: _Numbers | None = None
-        """The server's numbers; None while a snapshot comes in, which has ours."""
+        """Server's numbers; None while a snapshot is read, which has local numbers."""
         self.first_step = 0
-        """Steps that the server had taken before."""
+        """Number of earlier steps of the server."""
         self.num_before = 0
-        """Steps in front of those, which stand for them."""
+        """Number of leading steps that summarize the earlier ones."""
         self.cached: list[int] = []
-        """Blocks that kept a prefix then though nobody held them."""
+        """Free blocks with a cached prefix at that moment."""
         self.computed: list[int] = []
-        """The most tokens that each request that was there had ever had computed."""
+        """Most tokens ever computed for each request present at that moment."""
         self.cuts: list[Cut] = []
-        """Moments at which a look may begin, in order."""
+        """Moments at which an excerpt may begin, in order."""
 
     def recording(self, meta: Meta, name: str) -> Recording:
-        """All that it has heard, of a server with this provenance."""
+        """Return all steps, with the provenance of the server."""
         return self.builder.finish(meta_of(meta, self.first_step, self.cached, self.computed), name)
 
     def is_full(self, share: float) -> bool:
-        """Whether it has `share` of what may be kept in memory."""
+        """Tell whether the window has `share` of the maximum size."""
         builder = self.builder
         return (
             builder.num_steps - self.num_before >= share * MAX_STEPS
@@ -172,15 +172,13 @@ class _Window:
         )
 
     def is_due(self, num_steps: int) -> bool:
-        """Whether so many steps have been taken, or so much was done in them, since the last moment to begin at."""
+        """Tell whether enough steps or rows have come since the last cut."""
         mark = self.cuts[-1].mark if self.cuts else None
         steps, rows = (mark.num_steps, mark.num_memory_rows) if mark is not None else (self.num_before, 0)
         return self.builder.num_steps - steps >= num_steps or self.builder.num_memory_rows - rows >= TAIL_VALUES
 
     def cut_before(self, seen_steps: int) -> Cut | None:
-        """The last moment but one that came before the last of the server's first `seen_steps`; those before it are
-        forgotten.
-        """
+        """Return the latest cut with a later one before step `seen_steps`; drop earlier cuts."""
         usable = [number for number, cut in enumerate(self.cuts[:-1]) if cut.step < seen_steps]
         if not usable:
             return None
@@ -188,12 +186,12 @@ class _Window:
         return self.cuts[0]
 
     def rows(self, server_rows: list[int]) -> list[int]:
-        """Our numbers of requests that the server has under these."""
+        """Return the local numbers of requests."""
         assert self.numbers is not None
         return self.numbers.ours(server_rows)
 
     def apply(self, event: list[Any]) -> None:
-        """Follow one event, in the server's numbers."""
+        """Apply one event with the server's numbers."""
         if event[0] == "meta":
             self.cached, self.computed = event[1].get("initial_cached", []), event[1].get("initial_computed", [])
             return
@@ -208,10 +206,10 @@ class _Window:
 
 
 class _Numbers:
-    """The server's numbers of requests and steps, and ours, which begin at the snapshot with which we joined."""
+    """Mapping of the server's numbers of requests and steps to local ones, which begin with the snapshot."""
 
     def __init__(self, builder: RecordingBuilder, rows: list[int], next_row: int, next_step: int) -> None:
-        """Args: the snapshot's requests in the server's numbers, and the numbers that come next."""
+        """Start with the requests of a snapshot in the server's numbers, and the next numbers."""
         self._row = {row: local for local, row in enumerate(rows)}
         self._next_row = next_row
         self._next_local = len(rows)
@@ -219,11 +217,11 @@ class _Numbers:
         self._first_step = next_step
 
     def ours(self, rows: list[int]) -> list[int]:
-        """Our numbers of some of the server's requests that are there."""
+        """Return the local numbers of requests."""
         return [self._row[row] for row in rows]
 
     def translate(self, event: list[Any]) -> list[Any] | None:
-        """The event in our numbers; None if it is about a step from before we joined."""
+        """Return the event with local numbers; None for a step before the snapshot."""
         match event:
             case ["emit" | "append" | "share" | "release" | "preempt" as kind, row, *rest]:
                 return [kind, self._row[row], *rest]

@@ -1,4 +1,4 @@
-"""What several looks at a server's metrics say together: rates, distributions of the last minute, and a forecast."""
+"""Derive from successive metrics of a server: rates, distributions of the last minute, and a forecast."""
 
 from __future__ import annotations
 
@@ -13,43 +13,43 @@ _RATE_S = 10.0
 _MINUTE_S = 60.0
 _TREND_S = 30.0
 _LEAST_TREND_S = 8.0
-"""Seconds of looks that a forecast needs."""
+"""Minimum seconds of metrics for a forecast."""
 _LEAST_LOOKS = 5
 _LEAST_RISE = 0.01
-"""Share of the pool by which the usage must have risen, for noise not to be called a trend."""
+"""Minimum rise of the usage, as a share of the pool, to distinguish a trend from noise."""
 _LEAST_FIT = 0.6
-"""Share of the variance that the trend must explain."""
+"""Minimum share of the variance explained by the trend."""
 _FARTHEST_S = 1800.0
 _FULL = 0.995
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """A server's load now. What needs two looks is None after the first."""
+    """Current load of a server. Rates are None after the first look."""
 
     now: ServerMetrics
     prompt_tokens_per_s: float | None
     output_tokens_per_s: float | None
     preemptions_per_min: float | None
-    """Over the last minute, or since the first look where that is shorter; so are the following."""
+    """Preemptions per minute, over the last minute or since the first look; the same holds for the next figures."""
     finished_per_min: float | None
     hit_share: float | None
-    """Prompt tokens found in the prefix cache, of those looked up; None where none were."""
+    """Share of the queried prompt tokens found in the prefix cache; None without queries."""
     seconds: float
-    """Seconds that `preemptions_per_min` and `histograms` are of."""
+    """Seconds covered by `preemptions_per_min` and `histograms`."""
     histograms: dict[str, Histogram]
-    """Times of the last minute; since the server started, after the first look."""
+    """Times of the last minute; after the first look, of the time since the server started."""
     full_in_s: float | None
-    """Seconds until the pool is full if its usage goes on to rise as it does; None where it does not rise."""
+    """Seconds until the pool is full at the current rise of its usage; None without a rise."""
 
     @property
     def is_full(self) -> bool:
-        """Whether the fullest pool has no block left, or next to none."""
+        """Whether the fullest pool has almost no free block."""
         return self.now.fullest_usage >= _FULL
 
 
 def load_of(looks: Sequence[ServerMetrics]) -> Load:
-    """The load at the last of `looks`, which are in order of time and at least one."""
+    """Return the load at the last of `looks`, at least one in order of time."""
     now = looks[-1]
     before, recent = _first_since(looks, _MINUTE_S), _first_since(looks, _RATE_S)
     minutes, seconds = (now.time_s - before.time_s) / 60, now.time_s - recent.time_s
@@ -77,12 +77,12 @@ def _rate(count: int, time: float) -> float | None:
 
 
 def _first_since(looks: Sequence[ServerMetrics], seconds: float) -> ServerMetrics:
-    """The first of the looks of the last `seconds`."""
+    """Return the first look of the last `seconds`."""
     return next(look for look in looks if look.time_s >= looks[-1].time_s - seconds)
 
 
 def _full_in_s(looks: Sequence[ServerMetrics]) -> float | None:
-    """A straight line through the usage of the last half minute, where it is one, and when it reaches the top."""
+    """Fit a line to the usage of the last half minute, and extrapolate it to a full pool."""
     times_s, usage = np.array(
         [(look.time_s, look.fullest_usage) for look in looks if look.time_s >= looks[-1].time_s - _TREND_S]
     ).T

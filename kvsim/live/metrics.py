@@ -1,6 +1,6 @@
-"""What vLLM's Prometheus metrics say of a server at one moment, checked.
+"""Read and check vLLM's Prometheus metrics at one moment.
 
-The metrics say how much of the pool is in use and how many requests run and wait, not which blocks are whose.
+The metrics have the usage of the pool and the numbers of running and waiting requests, but not the owners of blocks.
 """
 
 from __future__ import annotations
@@ -25,43 +25,43 @@ HISTOGRAMS = {
     "queue": "vllm:request_queue_time_seconds",
     "e2e": "vllm:e2e_request_latency_seconds",
 }
-"""Our name of each distribution, and vLLM's; all in seconds."""
+"""vLLM's name of each distribution, by kvsim's name; all in seconds."""
 _GAUGES = ("vllm:kv_cache_usage_perc", "vllm:num_requests_running", "vllm:num_requests_waiting")
 _COUNTERS = (
     "vllm:num_preemptions", "vllm:request_success", "vllm:prompt_tokens", "vllm:generation_tokens",
     "vllm:prefix_cache_queries", "vllm:prefix_cache_hits",
 )  # fmt: skip
-"""Names of counters, which end in `_total` in their samples."""
+"""Names of counters; samples end in `_total`."""
 _OTHERS = {"sglang:": "SGLang", "tgi_": "Text Generation Inference", "trtllm_": "TensorRT-LLM", "nv_": "Triton"}
-"""Beginnings of the names of other servers' metrics."""
+"""Prefixes of the names of other servers' metrics."""
 _OLDER_NAMES = {"inter_token": "vllm:time_per_output_token_seconds"}
-"""Names of vLLM before 0.11."""
+"""Names in vLLM before 0.11."""
 
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """How often a time was at most each bound, since the server started."""
+    """Cumulative counts of times since the server started."""
 
     bounds_s: tuple[float, ...] = ()
-    """Ascending, in seconds; the last is infinite."""
+    """Upper bounds in seconds, ascending; the last is infinite."""
     counts: tuple[float, ...] = ()
-    """Number of times that were not larger than each bound."""
+    """Number of times up to each bound."""
     sum_s: float = 0.0
 
     @property
     def count(self) -> float:
-        """All times."""
+        """Number of all times."""
         return self.counts[-1] if self.counts else 0.0
 
     def since(self, earlier: Histogram) -> Histogram:
-        """The times that came after `earlier`."""
+        """Return the times after `earlier`."""
         if not earlier.counts or earlier.bounds_s != self.bounds_s:
             return self
         counts = tuple(now - before for now, before in zip(self.counts, earlier.counts, strict=True))
         return Histogram(self.bounds_s, counts, self.sum_s - earlier.sum_s)
 
     def quantile_s(self, share: float) -> tuple[float, float] | None:
-        """The bounds between which the quantile lies, in seconds; None where there is no time. More is not known."""
+        """Return the bucket of a quantile as bounds in seconds; None without times."""
         low = 0.0
         for bound_s, count in zip(self.bounds_s, self.counts, strict=True):
             if self.count and count >= share * self.count:
@@ -72,41 +72,41 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerMetrics:
-    """What the metrics said at one moment, over all engines of the server."""
+    """Metrics at one moment, over all engines of the server."""
 
     time_s: float
-    """Time of the look, on the clock of the process that asked, in seconds."""
+    """Time of the poll in seconds, on the clock of the polling process."""
     model: str
     num_engines: int
     usage: float
-    """Share of the pools in use, 0 to 1: the mean over the engines."""
+    """Share of the pools in use, 0 to 1: mean over the engines."""
     fullest_usage: float
-    """The figure of the engine with the fullest pool."""
+    """Usage of the engine with the fullest pool."""
     num_blocks: int | None
-    """Blocks of all pools; None where the metrics do not say."""
+    """Blocks of all pools; None if the metrics lack it."""
     block_size: int | None
-    """Tokens in a block; None where the metrics do not say."""
+    """Tokens per block; None if the metrics lack it."""
     running: int
     """Requests in the batch."""
     waiting: int
     """Requests in the queue, deferred ones included."""
     deferred: int
-    """Waiting requests that something else than capacity holds back."""
+    """Waiting requests held back by something other than capacity."""
     preemptions: int
-    """Preemptions since the server started; the following are counted from then too."""
+    """Preemptions since the server started; the same holds for the next counters."""
     finished: int
     prompt_tokens: int
     generation_tokens: int
     queried_tokens: int
-    """Prompt tokens that were looked up in the prefix cache."""
+    """Prompt tokens looked up in the prefix cache."""
     hit_tokens: int
-    """Tokens that were found in the prefix cache."""
+    """Tokens found in the prefix cache."""
     histograms: dict[str, Histogram] = field(default_factory=dict)
     """Histograms, by the keys of `HISTOGRAMS`."""
 
     @property
     def counters(self) -> tuple[int, ...]:
-        """What never falls while a server runs."""
+        """Values that never fall while a server runs."""
         return (
             self.preemptions, self.finished, self.prompt_tokens, self.generation_tokens, self.queried_tokens,
             self.hit_tokens, *(int(each.count) for each in self.histograms.values()),
@@ -114,7 +114,7 @@ class ServerMetrics:
 
 
 def parse_metrics(page: str, time_s: float = 0.0) -> ServerMetrics:
-    """Read vLLM's metrics in Prometheus' text format; several engines are added up."""
+    """Read vLLM's metrics in Prometheus' text format; several engines are summed."""
     found: dict[str, list[Sample]] = {}
     for sample in samples(page, _PREFIX):
         found.setdefault(sample.name, []).append(sample)
@@ -127,7 +127,7 @@ def parse_metrics(page: str, time_s: float = 0.0) -> ServerMetrics:
         return [sample.value for sample in said]
 
     def total(*names: str) -> int:
-        """The sum over all engines under the first of `names` that there is."""
+        """Return the sum over all engines for the first existing name."""
         return next((int(sum(values(name, _MAX_COUNT))) for name in names if name in found), 0)
 
     usage = values("vllm:kv_cache_usage_perc", 1 + 1e-6)
@@ -177,7 +177,7 @@ def _check_kinds(page: str) -> None:
 
 
 def _check_whole(found: dict[str, list[Sample]]) -> None:
-    """Raise a RecordingError if what is counted is no whole number, or engines are missing in one of the names."""
+    """Raise a RecordingError if a counter is not a whole number, or if engines are missing for one of the names."""
     engines = {sample.labels.get("engine", "") for sample in found["vllm:kv_cache_usage_perc"]}
     for name in (*_GAUGES[1:], *(f"{name}_total" for name in _COUNTERS)):
         said = found.get(name, [])
@@ -204,7 +204,7 @@ def _hits(hit_tokens: int, queried_tokens: int) -> int:
 
 
 def _histogram(found: dict[str, list[Sample]], name: str, key: str) -> Histogram:
-    """The distribution `name`, added up over engines; empty where there is none."""
+    """Return the distribution `name`, summed over engines; empty if missing."""
     if f"{name}_bucket" not in found:
         name = _OLDER_NAMES.get(key, name)
     series: dict[frozenset[tuple[str, str]], dict[float, float]] = {}
@@ -243,7 +243,7 @@ def _without(sample: Sample, *names: str) -> frozenset[tuple[str, str]]:
 def _check_buckets(
     name: str, bounds_s: Sequence[float], counts: Sequence[float], sum_s: float | None, count: float | None
 ) -> None:
-    """Raise a RecordingError if buckets do not accumulate, or their sum or number is another than they hold."""
+    """Raise a RecordingError if buckets do not accumulate, or if their sum or number contradicts them."""
     rises = all(now >= before for before, now in pairwise(counts))
     if not rises or (count is not None and count != counts[-1]):
         raise RecordingError(f"the buckets of {name} do not add up.")
@@ -255,5 +255,5 @@ def _check_buckets(
 
 
 def _whole(text: str) -> int | None:
-    """A number in a label; None where it is none, or more than any pool has."""
+    """Return the number in a label; None if it is invalid or larger than any pool."""
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 10 and int(text) > 0 else None

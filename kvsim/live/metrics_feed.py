@@ -1,4 +1,4 @@
-"""Ask a server for its Prometheus metrics again and again. A page is bounded in size and time."""
+"""Poll the Prometheus metrics of a server. A page is bounded in size and time."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ _TIMEOUT_S = 5.0
 _MAX_BYTES = 4 << 20
 _MAX_LOOKS = 3_600
 _PATIENCE_S = 30.0
-"""Seconds without an answer after which the feed ends: a server that starts anew takes longer."""
+"""Seconds without an answer after which the feed ends; a restart of a server takes longer."""
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """What is asked for is what is shown: a server cannot send us elsewhere."""
+    """Handler that follows no redirect: a server cannot send the client elsewhere."""
 
     def redirect_request(self, *_: Any) -> None:
-        """Follow none."""
+        """Follow no redirect."""
         return
 
 
 class _Connection(http.client.HTTPConnection):
-    """One that is over after some seconds, however slowly a server sends."""
+    """Connection that ends after some seconds, however slowly the server sends."""
 
     def connect(self) -> None:
         super().connect()
@@ -41,7 +41,7 @@ class _Connection(http.client.HTTPConnection):
 
 
 class _SafeConnection(_Connection, http.client.HTTPSConnection):
-    """A connection as above, over TLS."""
+    """Such a connection over TLS."""
 
 
 class _Plain(urllib.request.HTTPHandler):
@@ -58,7 +58,7 @@ _OPENER = urllib.request.build_opener(_NoRedirect, _Plain, _Safe)
 
 
 class MetricsFeed:
-    """Polls a `/metrics` page in a thread until `close`."""
+    """Thread that polls a `/metrics` page until `close`."""
 
     def __init__(
         self,
@@ -68,12 +68,12 @@ class MetricsFeed:
         patience_s: float = _PATIENCE_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Look once, and begin to poll `url`, or the page of metrics of the server at `url` if it names no page."""
+        """Poll `url` once and then periodically; a server without a page means its `/metrics`."""
         self.name = _with_page(url)
         self.ended: str | None = None
-        """The reason why there will be no more, as a sentence; None while there may be."""
+        """Reason for the end of the feed, as a sentence; None while it is open."""
         self.restarts = 0
-        """Times that the server's counters have begun anew; the looks before are forgotten then."""
+        """Number of restarts of the server's counters; a restart discards earlier looks."""
         self._period_s, self._patience_s, self._clock = period_s, patience_s, clock
         self._looks: deque[ServerMetrics] = deque([self._poll()], maxlen=_MAX_LOOKS)
         self._stop = threading.Event()
@@ -86,7 +86,7 @@ class MetricsFeed:
         return self._clock() - self._looks[-1].time_s
 
     def looks(self) -> list[ServerMetrics]:
-        """What was said in the last hour, in order of time; at least one look."""
+        """Return the metrics of the last hour, in order of time; at least one."""
         return list(self._looks)
 
     def close(self) -> None:
@@ -136,20 +136,20 @@ class MetricsFeed:
 
 
 class _NoAnswerError(RecordingError):
-    """A page did not come, and may come the next time."""
+    """Failure to get a page, which may succeed the next time."""
 
 
 def _with_page(url: str) -> str:
-    """`url`, or that of the metrics where it names a server and no page."""
+    """Return `url`, or its metrics page if it names a server and no page."""
     try:
         names_page = bool(urlsplit(url).path.strip("/"))
-    except ValueError:  # it is no address at all, which is said when it is opened
+    except ValueError:  # not an address, which is reported when it is opened
         return url
     return url if names_page else f"{url.rstrip('/')}/metrics"
 
 
 def _page(url: str, clock: Callable[[], float]) -> str:
-    """The page at `url`."""
+    """Return the page at `url`."""
     end_s = clock() + _TIMEOUT_S
     with _OPENER.open(url, timeout=_TIMEOUT_S) as answer:
         body = bytearray()
@@ -159,7 +159,7 @@ def _page(url: str, clock: Callable[[], float]) -> str:
                 raise RecordingError(f"{url} is a page of more than {_MAX_BYTES:,} bytes, and no server's metrics.")
             if clock() > end_s:
                 break
-        if clock() > end_s:  # we have hung up, if it did not end before
+        if clock() > end_s:  # the connection was closed, if the answer did not end before
             raise TimeoutError(f"it takes more than {_TIMEOUT_S:g} s")
         announced = answer.headers.get("Content-Length", "")
         if announced.isascii() and announced.isdigit() and len(announced) < 16 and len(body) < int(announced):

@@ -1,4 +1,4 @@
-"""Looks at a server's metrics as a table."""
+"""Write the metrics of a server as a table."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ _COLUMNS = (
 
 
 def as_csv(looks: Sequence[ServerMetrics]) -> str:
-    """One row for each look: `time_s` since the first, the gauges and counters of `ServerMetrics`, and of each
-    distribution of times how many there were and their sum in seconds.
+    """Return a CSV with one row per look.
+
+    The columns are `time_s` since the first look, the gauges and counters of `ServerMetrics`, and the number and sum in
+    seconds of each distribution.
     """
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")

@@ -1,7 +1,7 @@
-"""What a server's log amounts to at this moment: enough to begin a new log in the middle, for a viewer that joins.
+"""Track the state of a server from its log, to begin a new log in the middle for a viewer that joins.
 
-The process that serves viewers (`kvsim.capture.viewers`) keeps one, so the engine never makes a snapshot; and a viewer
-does, to begin afresh without asking again.
+The process that serves viewers (`kvsim.capture.viewers`) keeps a mirror, so that the engine makes no snapshots. A
+viewer keeps one too, to start a new window without a request to the server.
 """
 
 from __future__ import annotations
@@ -11,29 +11,29 @@ from dataclasses import dataclass, field
 from typing import Any
 
 _CACHED = "initial_cached"
-"""The blocks that keep a prefix though nobody holds them, in the first line of a log that begins in the middle."""
+"""Key of the free blocks with a prefix, in the first line of a log that begins in the middle."""
 _COMPUTED = "initial_computed"
-"""The most tokens that each request that is there has ever had computed, in that line."""
+"""Key of the most tokens ever computed for each present request, in that line."""
 
 
 @dataclass(slots=True)
 class _Request:
-    """A request that has arrived and not ended."""
+    """Request that has arrived and not ended."""
 
     arrival: list[Any]
-    """Its `arrive` event."""
+    """Event `arrive` of the request."""
     table: list[int] = field(default_factory=list)
-    """Ids of the blocks that it holds."""
+    """Ids of the blocks held."""
     computed: int = 0
-    """Tokens whose KV its blocks hold, or will when the step under way ends."""
+    """Tokens with KV in the blocks, the current step included."""
     admission: int = 0
-    """Number of the admission with which it got its first block."""
+    """Number of the admission that gave the first block."""
     most: int = 0
-    """The most that were ever computed; a preemption takes its blocks."""
+    """Most tokens ever computed; a preemption takes the blocks."""
 
 
 class Mirror:
-    """Follows a log, event by event."""
+    """State of a server, updated by each event of its log."""
 
     def __init__(self) -> None:
         self._meta: dict[str, Any] | None = None
@@ -41,13 +41,13 @@ class Mirror:
         """Requests by the server's row number, in order of arrival."""
         self._num_rows = self._num_steps = self._num_admissions = 0
         self._scheduled: list[int] = []
-        """Rows that the last step computed."""
+        """Rows of the requests in the last step."""
         self._holders: dict[int, int] = {}
-        """Requests that hold each block that any does, counted."""
+        """Number of holders of each held block."""
         self._cached: set[int] = set()
-        """Blocks that keep a prefix and that nobody holds."""
+        """Free blocks with a cached prefix."""
         self._computed_before: Sequence[int] = ()
-        """Tokens that the requests of a snapshot had had computed before it, while it comes in."""
+        """Tokens computed for each request of a snapshot before it, while the snapshot is read."""
         self._columns: dict[str, float] = {}
         self._time_s = 0.0
         self._spell_out = False
@@ -59,19 +59,18 @@ class Mirror:
 
     @property
     def num_steps(self) -> int:
-        """Steps that the server has taken."""
+        """Number of steps of the server."""
         return self._num_steps
 
     @property
     def rows(self) -> list[int]:
-        """The server's numbers of the requests that are there, in order of arrival."""
+        """Server's numbers of the present requests, in order of arrival."""
         return list(self._requests)
 
     def apply(self, event: list[Any]) -> list[Any]:
-        """Follow one event, and return it as it should go on.
+        """Apply one event, and return the event to forward.
 
-        That is the event itself, but for an `again` behind a snapshot: a log that has just begun does not have the
-        step that `again` repeats, so the rows are named.
+        An `again` after a snapshot is replaced by its rows, since the new log lacks the step that `again` repeats.
         """
         match event:
             case ["meta", meta]:
@@ -120,15 +119,15 @@ class Mirror:
         return event
 
     def snapshot(self) -> list[list[Any]]:
-        """A log that begins with the requests that are here now, as if everything had just happened.
+        """Return a log that begins with the present requests, as if everything had just happened.
 
-        Its last line says which of the server's rows those are, and which numbers of requests and steps come next.
+        Its last line states their rows on the server, and the next numbers of requests and steps.
         """
         assert self._meta is not None, "a log begins with its meta line"
         self._spell_out = True
         meta = self._meta
         if self._num_steps:
-            # The order of the free queue is not followed, so a log that begins in the middle does not state one.
+            # The order of the free queue is not tracked, so the new log has none.
             meta = {key: value for key, value in meta.items() if key != "initial_free"} | {
                 _CACHED: sorted(self._cached),
                 _COMPUTED: [request.most for request in self._requests.values()],
@@ -137,7 +136,7 @@ class Mirror:
         events += [[*request.arrival[:2], self._time_s, *request.arrival[3:]] for request in self._requests.values()]
         memory: list[list[Any]] = []
         held = set[int]()
-        # In the order in which they were admitted: of those that share a block, the last one counts as its owner.
+        # In order of admission: the last of several holders counts as the owner of a block.
         for local, request in sorted(enumerate(self._requests.values()), key=lambda entry: entry[1].admission):
             shared = next((index for index, block in enumerate(request.table) if block not in held), len(request.table))
             held.update(request.table)
@@ -168,7 +167,7 @@ class Mirror:
         self._cached.difference_update(blocks)
 
     def _give_back(self, table: list[int], num_cached: int) -> None:
-        """Blocks of a table, of which the leading `num_cached` keep a prefix, lose a holder."""
+        """Release the blocks of a table; the first `num_cached` keep a prefix."""
         for position, block in enumerate(table):
             holders = self._holders.pop(block) - 1
             if holders:

@@ -1,7 +1,7 @@
-"""The last steps of a server as a recording of their own, which begins at a cut: a moment that may be long past.
+"""Build a recording of the last steps of a server, which begins at a cut: an earlier moment.
 
-To look at a server once more costs what has happened since the cut, however long it has been followed. What is known
-of the requests that were there then, such as when they came, is what is known of them in the whole recording.
+The cost depends on the steps since the cut, not on the time for which the server was followed. Requests present at the
+cut keep the data of the whole recording, such as their arrival times.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ _Table = TypeVar("_Table", Steps, Schedule, Memory)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Cut:
-    """A moment at which a tail may begin."""
+    """Moment at which a tail may begin."""
 
     step: int
-    """Steps that the server had taken."""
+    """Number of steps of the server so far."""
     mark: Mark
-    """The same moment in the whole recording."""
+    """The moment as a mark in the whole recording."""
     rows: IntArray
-    """Rows, in the whole recording, of the requests that were there, ascending."""
+    """Rows of the present requests in the whole recording, ascending."""
     before: Recording
-    """A recording that ends here: those requests come and take what they held, in one step if they held anything."""
+    """Recording that ends here: the present requests arrive and get their memory, in one step if they hold any."""
     next_seq: int
-    """The sequence number behind all of `before`."""
+    """Sequence number after all of `before`."""
 
 
 class Excerpt(NamedTuple):
@@ -40,18 +40,18 @@ class Excerpt(NamedTuple):
 
     recording: Recording
     first_step: int
-    """The server's number of the first of them."""
+    """Number of the first step on the server."""
     num_before: int
-    """Steps of the recording in front of that one, which stand for all that happened before: 0 or 1."""
+    """Number of leading steps that summarize everything before: 0 or 1."""
 
     @property
     def end_step(self) -> int:
-        """Steps that the server had taken at its end."""
+        """Number of steps of the server at the end of the excerpt."""
         return self.first_step - self.num_before + len(self.recording.steps)
 
 
 def tail(builder: RecordingBuilder, cut: Cut, name: str) -> Excerpt | None:
-    """What has happened since `cut`, as `builder` has it; None before the first step."""
+    """Return the steps since `cut` from `builder`; None before the first step."""
     if builder.num_steps == cut.mark.num_steps:
         return None
     before, since = cut.before, builder.since(cut.mark, cut.rows)
@@ -67,9 +67,10 @@ def tail(builder: RecordingBuilder, cut: Cut, name: str) -> Excerpt | None:
 
 
 def meta_of(meta: Meta, first_step: int, cached: list[int], computed: list[int]) -> Meta:
-    """The provenance of a recording that begins with a server's step `first_step`, when nobody held the blocks `cached`
-    and they kept a prefix, and of each request that was there so many tokens had been `computed`: what the first steps
-    decided is not known.
+    """Return the provenance of a recording that begins with a server's step `first_step`.
+
+    `cached` are the free blocks with a prefix, and `computed` the computed tokens of each present request, at that
+    moment.
     """
     if not first_step:
         return meta
@@ -101,7 +102,7 @@ def _steps(cut: Cut, since: Since) -> Steps:
 
 def _schedule(cut: Cut, since: Since) -> Schedule:
     schedule, first = since.schedule, cut.mark.num_steps
-    # Rows that had begun before go on from the cut.
+    # Rows that began earlier continue from the cut.
     passed = np.maximum(first - schedule.step, 0).astype(np.int32)
     own = replace(
         schedule,
@@ -121,12 +122,12 @@ def _memory(cut: Cut, since: Since) -> Memory:
 
 
 def _seqs(cut: Cut) -> int:
-    """What sequence numbers have in the tail beyond those of the whole recording."""
+    """Return the offset of sequence numbers in the tail from those in the whole recording."""
     return cut.next_seq - cut.mark.seq - 1
 
 
 def _moved(cut: Cut) -> int:
-    """What numbers of steps have in the tail beyond those of the whole recording."""
+    """Return the offset of step numbers in the tail from those in the whole recording."""
     return len(cut.before.steps) - cut.mark.num_steps
 
 
@@ -136,7 +137,7 @@ def _rows(since: Since, requests: IntArray) -> IntArray:
 
 
 def _joined(before: _Table, after: _Table) -> _Table:
-    """The rows of one table behind those of another. Columns that only one of them has are those of no rows at all."""
+    """Append the rows of one table to another. A table without rows may lack columns of the other."""
     if not len(before) or not len(after):
         return after if len(after) else before
     columns = {name: (getattr(before, name), getattr(after, name)) for name, _ in before.columns()}

@@ -1,44 +1,42 @@
-"""PyTorch's CUDA caching allocator: segments taken from the driver, cut into blocks that are cached when freed.
+"""Model PyTorch's CUDA caching allocator: segments from the driver, cut into blocks that are cached when freed.
 
     allocator = CachingAllocator(capacity_bytes=gpu.memory_bytes)
     address = allocator.allocate(num_bytes)
     allocator.free(address)
 
-As PyTorch 2.11 behaves with its default settings. A request is rounded up to 512 bytes and served from the smallest
-cached block of its pool and stream that is large enough, the lowest address among equals. Requests up to 1 MiB share
-one pool, whose segments are 2 MiB; below 10 MiB a segment is 20 MiB; above, the request rounded up to 2 MiB. A block
-that is too large is cut only where the rest is worth having, so `allocated` may exceed what was asked for; blocks never
-merge across segments. What the driver cannot give is asked for again after every whole cached segment went back to it.
+The model follows PyTorch 2.11 with default settings. A request is rounded up to 512 bytes and served from the smallest
+sufficient cached block of its pool and stream, at the lowest address among equals. Requests up to 1 MiB share one pool
+with segments of 2 MiB. Below 10 MiB a segment has 20 MiB; above, the request rounded up to 2 MiB. A block is split only
+if the rest is large enough, so `allocated` may exceed `requested`. Blocks never merge across segments. If the driver
+has no memory left, all unused segments are returned to it before a second attempt.
 
 Sources: the guide of the allocator's author (zdevito.github.io/2022/08/04/cuda-caching-allocator.html), the
 documentation of torch.cuda.memory_stats, and allocation histories recorded on an H200, which this model reproduces
-address for address. It knows neither of CUDA streams waiting for one another (`record_stream`) nor of expandable
-segments.
+address for address. Waiting CUDA streams (`record_stream`) and expandable segments are not modelled.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from kvsim.errors import BudgetError, IntegrityError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
 KIB = 1024
 MIB = 1024 * KIB
 
 ROUNDING_BYTES = 512
-"""Every block is a multiple of this."""
+"""Granularity of blocks in bytes."""
 SMALL_LIMIT_BYTES = MIB
-"""The largest request of the small pool; also what must remain of a large block for it to be cut."""
+"""Largest request of the small pool; also the minimum rest for which a large block is split."""
 SMALL_SEGMENT_BYTES = 2 * MIB
 LARGE_SEGMENT_BYTES = 20 * MIB
 OWN_SEGMENT_BYTES = 10 * MIB
-"""Requests from here on get a segment of their own size, rounded up to `SEGMENT_ROUNDING_BYTES`."""
+"""Size from which a request gets its own segment, rounded up to `SEGMENT_ROUNDING_BYTES`."""
 SEGMENT_ROUNDING_BYTES = 2 * MIB
 
 _HIGHEST_ADDRESS = 1 << 47
@@ -46,21 +44,21 @@ _HIGHEST_ADDRESS = 1 << 47
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counters:
-    """What `torch.cuda.memory_stats` calls by these names, for all pools together."""
+    """Counters with the names of `torch.cuda.memory_stats`, for all pools together."""
 
     allocated_bytes: int
-    """Blocks in use. Equal to its `active_bytes`, which also counts freed blocks that another stream still uses."""
+    """Bytes of blocks in use. PyTorch's `active_bytes` also counts freed blocks that another stream still uses."""
     requested_bytes: int
-    """Bytes that were asked for, before any rounding."""
+    """Requested bytes, before rounding."""
     reserved_bytes: int
-    """Segments held, used or not."""
+    """Bytes of all segments."""
     inactive_split_bytes: int
-    """Free blocks in segments that cannot go back to the driver, because another piece of them is in use."""
+    """Bytes of free blocks in segments that cannot be returned to the driver, because another block is in use."""
     segments: int
 
 
 class _Block:
-    """A piece of a segment; neighbours are pieces of the same segment."""
+    """Piece of a segment, linked to its neighbours in the segment."""
 
     __slots__ = ("address", "after", "before", "free", "pool", "requested", "size")
 
@@ -75,21 +73,21 @@ class _Block:
 
 
 class CachingAllocator:
-    """One GPU's memory. Addresses are bytes; those of segments come from `place`, as from the driver."""
+    """Memory of one GPU, with addresses in bytes; `place` gives the addresses of segments, as the driver does."""
 
     def __init__(self, capacity_bytes: int | None = None, place: Callable[[int], int] | None = None) -> None:
-        """An allocator that holds nothing.
+        """Start without segments.
 
         Args:
-            capacity_bytes: what the driver has to give; None: no end.
-            place: the address of a new segment of so many bytes; by default each stands below the last, as in most of
-                the recorded histories.
+            capacity_bytes: memory of the driver in bytes; None for no limit.
+            place: function from the bytes of a new segment to its address; by default below the last segment, as in
+                most recorded histories.
         """
         self.capacity_bytes = capacity_bytes
         self.allocated_bytes = self.requested_bytes = self.reserved_bytes = self.inactive_split_bytes = 0
         self.peak_allocated_bytes = self.peak_requested_bytes = self.peak_reserved_bytes = 0
         self.num_retries = 0
-        """Number of times that all cached segments were given back because the driver had nothing left."""
+        """Number of times that all unused segments were returned because the driver had no memory left."""
         self._place = place or self._below_the_last
         self._lowest = _HIGHEST_ADDRESS
         self._segments: dict[int, int] = {}
@@ -99,7 +97,7 @@ class CachingAllocator:
 
     @property
     def counters(self) -> Counters:
-        """The current state in numbers."""
+        """Current counters."""
         return Counters(
             allocated_bytes=self.allocated_bytes,
             requested_bytes=self.requested_bytes,
@@ -109,17 +107,17 @@ class CachingAllocator:
         )
 
     def reset_peaks(self) -> None:
-        """Peaks count from now on."""
+        """Reset the peaks to the current values."""
         self.peak_allocated_bytes = self.allocated_bytes
         self.peak_requested_bytes = self.requested_bytes
         self.peak_reserved_bytes = self.reserved_bytes
 
     def segments(self) -> Iterator[tuple[int, int]]:
-        """Address and bytes of every segment, in address order."""
+        """Yield the address and bytes of every segment, in address order."""
         return iter(sorted(self._segments.items()))
 
     def allocate(self, num_bytes: int, stream: int = 0) -> int:
-        """Take a block of at least `num_bytes` for `stream` and return its address."""
+        """Allocate a block of at least `num_bytes` for `stream`, and return its address."""
         if num_bytes < 1:
             raise UsageError(f"a block of {num_bytes} bytes cannot be allocated; it must have at least 1.")
         size = -(-num_bytes // ROUNDING_BYTES) * ROUNDING_BYTES
@@ -145,7 +143,7 @@ class CachingAllocator:
         return block.address
 
     def free(self, address: int) -> None:
-        """Put the block at `address` back into the cache, merged with its free neighbours."""
+        """Return the block at `address` to the cache, merged with its free neighbours."""
         block = self._used.pop(address, None)
         if block is None:
             raise IntegrityError(f"no block in use begins at {address}; free what allocate returned, and only once.")
@@ -169,47 +167,13 @@ class CachingAllocator:
         self._cache(block)
 
     def empty_cache(self) -> None:
-        """Give every segment of which nothing is in use back to the driver."""
+        """Return every unused segment to the driver."""
         for block in [block for block in self._free.values() if block.before is None and block.after is None]:
             self._uncache(block)
             self.reserved_bytes -= self._segments.pop(block.address)
 
-    def adopt(self, address: int, num_bytes: int, used: Mapping[int, tuple[int, int]], *, small: bool) -> None:
-        """Take over a segment as a snapshot shows it, so that a history can be replayed that begins in the middle.
-
-        Args:
-            address: where the segment begins.
-            num_bytes: of the segment.
-            used: for the address of each block in use, its bytes and how many of them were asked for.
-            small: whether it belongs to the small pool.
-        """
-        pool = self._pools.setdefault((0, small), [])
-        self._segments[address] = num_bytes
-        self.reserved_bytes += num_bytes
-        pieces: list[_Block] = []
-        end = address
-        for begin, (size, requested) in [*sorted(used.items()), (address + num_bytes, (0, 0))]:
-            if begin < end or begin + size > address + num_bytes:
-                raise UsageError(f"a block at {begin} overlaps another, or the end of the segment at {address}.")
-            if begin > end:
-                pieces.append(_Block(end, begin - end, pool))
-            if size:
-                block = _Block(begin, size, pool)
-                block.free, block.requested = False, requested
-                self._used[begin] = block
-                self.allocated_bytes += size
-                self.requested_bytes += requested
-                pieces.append(block)
-            end = begin + size
-        for before, after in pairwise(pieces):
-            before.after, after.before = after, before
-        for block in pieces:
-            if block.free:
-                self._cache(block)
-        self.reset_peaks()
-
     def check_integrity(self) -> None:
-        """Recount everything."""
+        """Verify all counters by counting again."""
         blocks = {**self._used, **self._free}
         found = 0
         inactive = 0

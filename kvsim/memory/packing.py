@@ -1,8 +1,7 @@
-"""Sequences for training, packed into rows of equal length: [A, end, B, end, padding].
+"""Pack sequences for training into rows of equal length: [A, end, B, end, padding]; or pad batches to their longest.
 
-Training knows every length beforehand and keeps nothing afterwards, so memory can be nearly full without any paging:
-rows are filled like boxes, the longest sequence first. Beside it, what serving and careless training do: a batch padded
-to its longest.
+Training knows every length in advance and keeps no cache, so memory can be almost full without paging: rows are filled
+like boxes, the longest sequence first.
 """
 
 from __future__ import annotations
@@ -18,30 +17,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packing:
-    """Which sequences stand in which row, each followed by an end token."""
+    """Assignment of sequences to rows; each sequence is followed by an end token."""
 
     rows: tuple[tuple[int, ...], ...]
-    """Indices of the sequences in each row, in the order in which they stand there."""
+    """Indices of the sequences in each row, in order."""
     num_tokens: int
-    """Tokens in all rows, the end tokens included."""
+    """Tokens in all rows, end tokens included."""
     num_slots: int
-    """Tokens that there is room for: the rows with their padding."""
+    """Slots of all rows, padding included."""
 
     @property
     def used_percent(self) -> float:
-        """Slots that hold a token."""
+        """Percentage of slots with a token."""
         return 100 * self.num_tokens / self.num_slots
 
     @property
     def num_padding(self) -> int:
-        """Slots that hold nothing."""
+        """Slots without a token."""
         return self.num_slots - self.num_tokens
 
 
 def first_fit_decreasing(lengths: Sequence[int], row_tokens: int) -> Packing:
-    """Put sequences into as few rows of `row_tokens` as first fit finds, the longest first; in time n log n.
+    """Pack sequences into rows of `row_tokens` by first fit, the longest first, in time n log n.
 
-    It never needs more than 11/9 of the fewest rows possible, and one; with real lengths hardly a slot stays empty.
+    The number of rows is at most 11/9 of the minimum plus one; with real lengths almost no slot stays empty.
     """
     _check(lengths)
     if max(lengths) + 1 > row_tokens:
@@ -62,7 +61,7 @@ def first_fit_decreasing(lengths: Sequence[int], row_tokens: int) -> Packing:
 
 
 def padded(lengths: Sequence[int], batch_size: int) -> Packing:
-    """One sequence to a row, in the given order, every `batch_size` rows as wide as the longest of them."""
+    """Put one sequence in each row, in order; every `batch_size` rows are as wide as the longest sequence in them."""
     _check(lengths)
     if batch_size < 1:
         raise UsageError(f"a batch of {batch_size} rows was asked for; ask for at least 1.")
@@ -75,14 +74,14 @@ def padded(lengths: Sequence[int], batch_size: int) -> Packing:
 
 
 class _Rooms:
-    """Room in each of `num_rows` rows, as a tree of maxima, to find the first row with enough of it in log time."""
+    """Free tokens of each of `num_rows` rows, as a tree of maxima, to find the first row with enough in log time."""
 
     def __init__(self, num_rows: int, row_tokens: int) -> None:
         self._leaves = 1 << (num_rows - 1).bit_length()
         self._room = [row_tokens] * (2 * self._leaves)
 
     def take_first(self, size: int) -> int:
-        """Take `size` tokens of the first row that has them, which there is, and return its number."""
+        """Take `size` tokens of the first row with enough, and return its number; there must be one."""
         room, node = self._room, 1
         while node < self._leaves:
             node *= 2
@@ -92,6 +91,13 @@ class _Rooms:
         while node := node // 2:
             room[node] = max(room[2 * node], room[2 * node + 1])
         return row
+
+
+def largest_batch(capacity_slots: int, tokens: int) -> int:
+    """Return the largest number of rows that fit to the end, at `tokens` of prompt and output each; 0 if none fits."""
+    if tokens < 2:
+        raise UsageError(f"rows of {tokens} tokens were asked for; a prompt and an answer have at least 2.")
+    return capacity_slots // (tokens - 1)  # the last token is never written
 
 
 def _check(lengths: Sequence[int]) -> None:

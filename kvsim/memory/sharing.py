@@ -1,15 +1,15 @@
-"""Sequences that branch: several answers to one prompt, over one pool, with reference counts and copy-on-write.
+"""Branch sequences over one pool, with reference counts and copy-on-write: several answers to one prompt.
 
-A branch holds a table of blocks. Forking copies the table, not the blocks; a branch that writes into a block of others
-gets a copy of it first. Full blocks are never written again, so only last blocks are ever copied.
+A branch holds a table of blocks. A fork copies the table, not the blocks. A branch that writes into a shared block
+copies it first. Full blocks are never written again, so only last blocks are copied.
 
     cache = BranchingCache(CountedBlocks(1000), block_size=16)
     first = cache.start(prompt_tokens)
     second = cache.fork(first)
     cache.append(first)     # copies the last block, if it is not full
-    cache.append(second)    # is alone in it now
+    cache.append(second)    # its last block is no longer shared
 
-What the tokens are, and which branches a beam search keeps, is not known here: `beam_search` draws it at random.
+Tokens are not modelled: `beam_search` draws the kept branches at random.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from kvsim.memory.waste import NUM_STATES, Breakdown, SlotState
 
 
 class CountedBlocks:
-    """`num_blocks` blocks with reference counts. Which free block is taken next is of no concern to branches."""
+    """Blocks with reference counts. The order of the free blocks has no effect on branches."""
 
     def __init__(self, num_blocks: int) -> None:
-        """Begin with all blocks free."""
+        """Start with all blocks free."""
         if num_blocks < 1:
             raise BudgetError(f"a pool of {num_blocks} blocks has none to hand out; give it at least 1.")
         self.num_blocks = num_blocks
@@ -37,26 +37,26 @@ class CountedBlocks:
 
     @property
     def num_free(self) -> int:
-        """Blocks that no table holds."""
+        """Blocks without a holder."""
         return len(self._free)
 
     def refs(self, block: int) -> int:
-        """How many tables hold `block`."""
+        """Return the number of tables with `block`."""
         return self._refs[block]
 
     def allocate(self, num_blocks: int) -> list[int]:
-        """Take so many free blocks, which there are."""
+        """Take `num_blocks` free blocks, which must exist."""
         taken = [self._free.pop() for _ in range(num_blocks)]
         self.touch(taken)
         return taken
 
     def touch(self, blocks: Iterable[int]) -> None:
-        """Hold `blocks` once more."""
+        """Add a reference to `blocks`."""
         for block in blocks:
             self._refs[block] += 1
 
     def free(self, blocks: Iterable[int]) -> None:
-        """Let go of `blocks`; those that no table holds any more are free."""
+        """Remove a reference from `blocks`; blocks without a reference become free."""
         for block in blocks:
             self._refs[block] -= 1
             if not self._refs[block]:
@@ -70,18 +70,18 @@ class CountedBlocks:
 
 
 class Branch:
-    """One answer while it grows."""
+    """Answer that grows token by token."""
 
     __slots__ = ("blocks", "num_tokens")
 
     def __init__(self, blocks: list[int], num_tokens: int) -> None:
         self.blocks = blocks
         self.num_tokens = num_tokens
-        """Tokens written: the prompt's and its own."""
+        """Written tokens, prompt included."""
 
 
 class BranchingCache:
-    """Block tables of branches over a pool of their own."""
+    """Block tables of branches over a pool."""
 
     def __init__(self, pool: CountedBlocks, block_size: int) -> None:
         if block_size < 1:
@@ -89,7 +89,7 @@ class BranchingCache:
         self.pool = pool
         self.block_size = block_size
         self.num_copies = 0
-        """Blocks that were copied because a branch wrote into them while others held them."""
+        """Number of shared blocks copied before a write."""
         self._branches: dict[Branch, None] = {}
 
     @property
@@ -99,17 +99,17 @@ class BranchingCache:
 
     @property
     def num_unshared(self) -> int:
-        """Blocks that would be in use if every branch had its own."""
+        """Blocks that would be in use without sharing."""
         return sum(len(branch.blocks) for branch in self._branches)
 
     def start(self, prompt_tokens: int) -> Branch:
-        """A branch that has written its prompt."""
+        """Start a branch with a written prompt."""
         branch = Branch(self._take(-(-prompt_tokens // self.block_size)), prompt_tokens)
         self._branches[branch] = None
         return branch
 
     def fork(self, branch: Branch) -> Branch:
-        """A second branch with everything that `branch` has written."""
+        """Return a second branch with the same content as `branch`."""
         self.pool.touch(branch.blocks)
         twin = Branch(list(branch.blocks), branch.num_tokens)
         self._branches[twin] = None
@@ -127,12 +127,12 @@ class BranchingCache:
         branch.num_tokens += 1
 
     def free(self, branch: Branch) -> None:
-        """Let go of everything that `branch` holds."""
+        """Release all blocks of `branch`."""
         del self._branches[branch]
         self.pool.free(branch.blocks[::-1])
 
     def breakdown(self) -> Breakdown:
-        """Where every slot goes now; a slot that several branches share counts once."""
+        """Return the current slots by state; a shared slot counts once."""
         slots = [0] * NUM_STATES
         written: dict[int, int] = {}
         for branch in self._branches:
@@ -145,7 +145,7 @@ class BranchingCache:
         return Breakdown(slots=np.array(slots))
 
     def check_integrity(self) -> None:
-        """Raise unless every block has as many references as tables name it, and every slot is in one state."""
+        """Raise an error unless reference counts match the tables, and every slot has one state."""
         self.pool.check_integrity()
         named = Counter(block for branch in self._branches for block in branch.blocks)
         for block, count in named.items():
@@ -166,7 +166,7 @@ class BranchingCache:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharing:
-    """What sharing saved over the life of one request: sums over its steps, so that requests can be added up."""
+    """Savings over the life of one request: sums over its steps, so that requests can be added."""
 
     held_block_steps: int
     unshared_block_steps: int
@@ -181,7 +181,7 @@ class Sharing:
 
     @property
     def saved_percent(self) -> float:
-        """Blocks saved by sharing, of those that would be needed without."""
+        """Percentage of blocks saved by sharing."""
         return 100 * (1 - self.held_block_steps / self.unshared_block_steps)
 
 
@@ -194,18 +194,10 @@ def beam_search(
     reshuffle: float,
     rng: np.random.Generator,
 ) -> Sharing:
-    """Search for one answer of `output_tokens` tokens with `width` beams, in a cache that is empty before and after.
+    """Simulate a beam search for one answer of `output_tokens` tokens with `width` beams, in an empty `cache`.
 
-    Beams that never change places are parallel sampling: `width` answers to one prompt, with nothing else in common.
-
-    Args:
-        cache: where the beams live.
-        prompt_tokens: length of the prompt.
-        output_tokens: length of the answer.
-        width: beams that are kept after every token.
-        reshuffle: probability that after a token every kept beam continues one drawn at random, so that some have
-            several heirs and others none. Otherwise each continues itself.
-        rng: what decides it.
+    After every token, with probability `reshuffle`, each kept beam continues a randomly drawn one, so that some beams
+    have several heirs and others none. Without reshuffling, this is parallel sampling: `width` answers to one prompt.
     """
     if width < 1 or not 0 <= reshuffle <= 1:
         raise UsageError(f"width is {width} and reshuffle {reshuffle}; they should be at least 1, and between 0 and 1.")
@@ -226,7 +218,7 @@ def beam_search(
 
 
 def _heirs(cache: BranchingCache, beams: list[Branch], parents: list[int]) -> list[Branch]:
-    """The beams that continue those of index `parents`; a beam without an heir is freed."""
+    """Return the beams that continue those of index `parents`; free beams without an heir."""
     heirs = []
     for parent, count in Counter(parents).items():
         heirs += [beams[parent], *(cache.fork(beams[parent]) for _ in range(count - 1))]

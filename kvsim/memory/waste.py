@@ -1,16 +1,14 @@
-"""Where every slot goes: eight states that split a pool exactly, whatever the policy.
+"""Split the slots of a pool into eight states, for every policy.
 
-One slot holds the keys and values of one token in all layers; where layers of several kinds share the pool, and a token
-takes a different part of it in each, a slot is a byte. An *extent* is what one sequence holds, written from its
-beginning, and looks like this whatever the allocator::
+One slot holds the keys and values of one token in all layers. If layers of several kinds share the pool, a slot is a
+byte. An *extent* is the memory of one sequence, written from its beginning::
 
     0        pad                     computed            full          requested    length
     | padding | token token token ... | reserved ...       | internal ... | external  |
 
-`pad` slots come from padding a batch to a rectangle, `full` is where the sequence's last live token will be,
-`requested` what it asked for and `length` what the allocator rounded that up to. A sequence that has ended, and is
-written on only because its batch goes on, has `computed` beyond `full`: everything written in its row is padding
-then.
+`pad` slots come from padding a batch to a rectangle. `full` is the end of the sequence's last live token, `requested`
+the requested length, and `length` the length after rounding by the allocator. A sequence that has ended, but is written
+until its batch ends, has `computed` beyond `full`: all slots of its row are padding.
 """
 
 from __future__ import annotations
@@ -28,29 +26,29 @@ IntArray = npt.NDArray[np.integer[Any]]
 
 
 class SlotState(IntEnum):
-    """What one slot of the pool is doing; also the column order of every breakdown."""
+    """State of a slot of the pool; also the column order of every breakdown."""
 
     TOKEN = 0
-    """Holds the KV of a live token; shared slots count once."""
+    """KV of a live token; shared slots count once."""
     RESERVED = 1
-    """Allocated to a live sequence, not written yet, and will be written before it ends."""
+    """Allocated to a live sequence and not written yet, but written before it ends."""
     INTERNAL = 2
-    """Allocated to a live sequence and never going to be written."""
+    """Allocated to a live sequence and never written."""
     PADDING = 3
     """Written or held only because the batch is a rectangle."""
     EXPIRED = 4
     """Held, with the KV of a token that no later step reads: it has left the window of all layers of its block."""
     CACHED = 5
-    """Free for the taking, but still holding a prefix that could be hit."""
+    """Free, with a cached prefix that can be hit."""
     EXTERNAL = 6
-    """Free in pieces that cannot serve the head of the queue although their sum could; rounding of the allocator."""
+    """Free in pieces too small for the head of the queue although their sum suffices; rounding of the allocator."""
     FREE = 7
     """Free and usable."""
 
 
 NUM_STATES = len(SlotState)
 HELD = (SlotState.TOKEN, SlotState.RESERVED, SlotState.INTERNAL, SlotState.PADDING, SlotState.EXPIRED)
-"""The states of slots that a live sequence holds; the allocator's rounding comes on top."""
+"""States of slots that a live sequence holds, without the allocator's rounding."""
 
 
 def split_extent(
@@ -64,8 +62,8 @@ def split_extent(
 ) -> npt.NDArray[np.int64]:
     """Split the slots [begin, end) of one extent, or of many at once, into the eight states.
 
-    All arguments are slot offsets from the extent's beginning and broadcast against each other. Returns an array of
-    their shape plus a last axis of eight columns, whose sum is `end - begin`.
+    All arguments are slot offsets from the extent's beginning, and are broadcast. The result has their shape and a last
+    axis of eight columns, whose sum is `end - begin`.
     """
     computed, full, requested = np.asarray(computed), np.asarray(full), np.asarray(requested)
     full = np.where(computed > full, pad, full)
@@ -86,31 +84,33 @@ def split_extent(
 
 
 class SlotTotals(NamedTuple):
-    """Totals over all tables, from which the eight states follow: numbers of one instant, or arrays of many."""
+    """Totals over all tables, which determine the eight states; numbers of one instant, or arrays of many."""
 
     free: Any
-    """Slots that nobody holds."""
+    """Slots without a holder."""
     cached: Any
-    """Free slots that keep a prefix."""
+    """Free slots with a cached prefix."""
     unusable: Any
     """Free slots in pieces too small for the head of the queue."""
     requested: Any
-    """Slots that were asked for, over all tables."""
+    """Requested slots over all tables."""
     rounding: Any
-    """Slots that were given beyond what was asked for, over all tables."""
+    """Slots allocated beyond the requested ones, over all tables."""
     written: Any
     """Slots with the KV of live tokens, over all tables."""
     useful: Any
-    """Slots that were asked for and are written before their sequence ends, over all tables."""
+    """Requested slots that are written before their sequence ends, over all tables."""
     padding: Any
-    """Slots of padding beside what is written: pad tokens, and rows of a batch that have ended."""
+    """Slots of padding: pad tokens, and ended rows of a batch."""
     shared: Any
-    """Written slots that are counted once too often, because several tables list their block."""
+    """Written slots counted more than once, because several tables contain their block."""
     expired: Any
     """Written slots whose tokens no later step reads, each counted once."""
 
     def states(self, capacity: int) -> npt.NDArray[np.int64]:
-        """The slots of a pool of `capacity` by state. Shape (8,) or (8, instants), in the order of `SlotState`."""
+        """Return the slots of a pool of `capacity` by state, of shape (8,) or (8, instants), in the order of
+        `SlotState`.
+        """
         held = capacity - np.asarray(self.free)
         listed_twice = self.requested + self.rounding - held  # in blocks that several tables share
         unusable = np.minimum(self.unusable, self.free - self.cached)
@@ -128,26 +128,26 @@ class SlotTotals(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Breakdown:
-    """The slots of a pool at one instant, by state."""
+    """Slots of a pool at one instant, by state."""
 
     slots: npt.NDArray[np.int64]
-    """Shape (8,), in the order of `SlotState`."""
+    """Slots of shape (8,), in the order of `SlotState`."""
 
     def __getitem__(self, state: SlotState) -> int:
         return int(self.slots[state])
 
     @property
     def capacity(self) -> int:
-        """All slots of the pool."""
+        """Slots of the pool."""
         return int(self.slots.sum())
 
     @property
     def allocated(self) -> int:
-        """Slots that no other sequence could take at this instant."""
+        """Slots that no other sequence can use at this instant."""
         return self.capacity - self[SlotState.CACHED] - self[SlotState.FREE] - self[SlotState.EXTERNAL]
 
     def check(self, capacity: int) -> None:
-        """Raise unless the eight states add up to `capacity`."""
+        """Raise an error unless the eight states add up to `capacity`."""
         if self.capacity != capacity or (self.slots < 0).any():
             figures = " + ".join(f"{state.name.lower()} {self[state]}" for state in SlotState)
             raise IntegrityError(f"the pool has {capacity} slots, but {figures} = {self.capacity}.")

@@ -1,1 +1,1 @@
-"""How large the pool of KV blocks is: a GPU's memory, term by term, and what vLLM measures when it starts."""
+"""Size of the pool of KV blocks: a GPU's memory, term by term."""

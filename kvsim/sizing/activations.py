@@ -1,8 +1,8 @@
-"""Estimates of what vLLM 0.25.1 measures when it runs a model once before it makes its cache.
+"""Estimate the memory that vLLM 0.25.1 measures in a profiling run before it creates its cache.
 
-Three things come off a GPU's memory beside the weights: the peak of the activations in the largest step, what libraries
-take outside PyTorch, and the captured graphs. The constants are fitted to the starts of real engines that
-`docs/sizing.md` lists, with what is missed there.
+Besides the weights, three terms reduce a GPU's memory: the peak of the activations in the largest step, the memory of
+libraries outside PyTorch, and the captured graphs. The constants are fitted to the starts of real engines in
+`docs/sizing.md`, which states the errors.
 """
 
 from __future__ import annotations
@@ -14,43 +14,39 @@ if TYPE_CHECKING:
     from kvsim.models import Model
 
 Estimate = tuple[int, str]
-"""Bytes, and where they go."""
+"""Bytes, and their explanation."""
 
 RESIDUAL_COPIES = 3
-"""Tensors of the residual stream's width that are alive while a feed-forward layer works."""
+"""Tensors of the residual stream's width that exist during a feed-forward layer."""
 
 OUTSIDE_BYTES = 358 << 20
-"""Bytes that libraries take once a model has run: contexts, workspaces, loaded kernels."""
+"""Bytes of libraries after a model has run: contexts, workspaces, loaded kernels."""
 
 COMMUNICATOR_BYTES = 300 << 20
-"""Bytes that a group of GPUs takes on each of them to exchange results."""
+"""Bytes on each GPU of a group for the exchange of results."""
 
 GRAPH_BYTES = 450 << 20
-"""Bytes that the older of vLLM's two model runners sets aside for captured graphs."""
+"""Bytes that the older of vLLM's two model runners reserves for captured graphs."""
 
 SAMPLER_BYTES = 4
 """Bytes of a logit's copy in float32."""
 OLDER_SAMPLER_BYTES = 3 * SAMPLER_BYTES
-"""The older model runner also samples: probabilities, and noise to weigh them by."""
+"""Bytes per logit of the older model runner, which also samples: probabilities, and noise."""
 
 
 _MIXTURES_ON_THE_NEWER = ("DeepseekV2ForCausalLM", "GraniteMoeForCausalLM", "Qwen2MoeForCausalLM")
-"""Architectures with experts that vLLM 0.25.1 runs on its newer model runner; without experts all are, but hybrids."""
+"""Architectures with experts on vLLM 0.25.1's newer model runner. Models without experts use it, except hybrids."""
 
 
 def on_older_runner(model: Model) -> bool:
-    """Whether vLLM 0.25.1 runs the model on the older of its two model runners, which needs more memory beside."""
+    """Tell whether vLLM 0.25.1 runs the model on the older of its two model runners, which needs more memory."""
     return bool(model.recurrent_layers) or (model.num_experts > 0 and model.architecture not in _MIXTURES_ON_THE_NEWER)
 
 
 def peak_activations(model: Model, num_tokens: int, num_seqs: int, *, samples: bool = True) -> Estimate:
-    """The larger of two peaks that do not coincide: inside a layer, and the logits with their copy in float32.
+    """Return the larger of two separate peaks: inside a layer, and the logits with their float32 copy.
 
-    Args:
-        model: What is served, and how.
-        num_tokens: Tokens of the largest step.
-        num_seqs: Sequences of the largest step.
-        samples: Whether the GPU computes logits; in a pipeline only the last stage does.
+    `num_tokens` and `num_seqs` are those of the largest step. In a pipeline, only the last stage `samples`.
     """
     width = math.ceil(RESIDUAL_COPIES * model.hidden_size + _inner_width(model))
     layer = num_tokens * width * model.dtype_bytes
@@ -64,7 +60,7 @@ def peak_activations(model: Model, num_tokens: int, num_seqs: int, *, samples: b
 
 
 def _inner_width(model: Model) -> float:
-    """Elements that a token occupies inside of the widest part of a layer, on one GPU."""
+    """Return the elements per token in the widest part of a layer, on one GPU."""
     size = model.tensor_parallel_size
     dense = 3 * model.intermediate_size / size
     heads = (2 * model.num_attention_heads + 2 * model.num_kv_heads) * model.head_dim / size
@@ -76,14 +72,16 @@ def _inner_width(model: Model) -> float:
 
 
 def outside_pytorch(model: Model) -> Estimate:
-    """What lives on the GPU outside of PyTorch's allocator."""
+    """Estimate the memory outside PyTorch's allocator."""
     if model.tensor_parallel_size * model.pipeline_parallel_size == 1:
         return OUTSIDE_BYTES, "workspaces and kernels that libraries load"
     return OUTSIDE_BYTES + COMMUNICATOR_BYTES, "workspaces, kernels, and buffers to exchange results between GPUs"
 
 
 def captured_graphs(model: Model) -> Estimate:
-    """What is set aside for captured graphs before the cache is made: nothing, by the newer model runner."""
+    """Estimate the memory reserved for captured graphs before the cache is created; the newer model runner reserves
+    none.
+    """
     if on_older_runner(model):
         return GRAPH_BYTES, "set aside by the older model runner, which serves recurrent layers and most mixtures"
     return 0, "nothing is set aside; they take what the utilization leaves to others"

@@ -1,9 +1,8 @@
-"""GPU memory, term by term, down to the pool of KV blocks: how vLLM 0.25.1 arrives at its number of blocks, and why.
+"""Compute the pool of KV blocks from GPU memory, term by term, as vLLM 0.25.1 does.
 
-A share of the card is taken; weights, activations, whatever lives outside PyTorch and the captured graphs come off it,
-and what is left is cut into blocks. vLLM measures activations and overheads by running the model once. Here they are
-estimated from the shape (`kvsim.sizing.activations`), and their terms say so. To have a known pool exactly, state it
-(`kv_memory_bytes` or `num_blocks`).
+The pool is a share of the card, minus weights, activations, memory outside PyTorch and captured graphs. vLLM measures
+activations and overheads by running the model once. Here they are estimated from the shape
+(`kvsim.sizing.activations`), and their terms say so. State a known pool with `kv_memory_bytes` or `num_blocks`.
 """
 
 from __future__ import annotations
@@ -36,27 +35,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class BudgetTerm:
-    """One line of the explanation."""
+    """Line of the explanation."""
 
     label: str
     size_bytes: int
-    """Positive where memory comes in, negative where it goes."""
+    """Bytes of the term; negative for memory used."""
     why: str
-    """The source of the figure, in words."""
+    """Source of the figure, in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """The KV pool of one GPU, and the terms that led to it. All bytes are those of one GPU."""
+    """KV pool of one GPU, and the terms that led to it. All bytes are those of one GPU."""
 
     gpu: Gpu
     model: Model
-    """The model as it is served: with the types and the parallel sizes that hold."""
+    """Served model, with its types and parallel sizes."""
     plan: CachePlan
     terms: tuple[BudgetTerm, ...]
-    """Terms of the account, in its order; they add up to `kv_bytes`."""
+    """Terms of the budget in order; their sum is `kv_bytes`."""
     stage: int = 0
-    """The stage of the pipeline with the least room, whose GPU the account is of."""
+    """Pipeline stage with the least memory, to which the budget belongs."""
 
     def __repr__(self) -> str:
         pool = f"{self.num_blocks:,} blocks, {self.capacity_tokens:,} tokens, {self.kv_bytes / GIB:.2f} GiB"
@@ -69,7 +68,7 @@ class Budget:
 
     @property
     def num_blocks(self) -> int:
-        """vLLM's N. Block 0 is its null block, so one block fewer can be given to requests."""
+        """Number of blocks as in vLLM. Block 0 is the null block, so requests can use one block less."""
         return self.plan.num_blocks
 
     @property
@@ -89,29 +88,29 @@ class Budget:
 
     @property
     def kv_bytes_in_all(self) -> int:
-        """Bytes of the pool on one GPU of every stage of the pipeline, added up; `kv_bytes` where that is one."""
+        """Bytes of the pool, summed over one GPU of every pipeline stage."""
         return self.num_blocks * sum(self.plan.bytes_per_block)
 
     @property
     def num_usable_blocks(self) -> int:
-        """Blocks that can be given to requests."""
+        """Blocks that requests can use."""
         return self.num_blocks - 1
 
     @property
     def capacity_tokens(self) -> int:
-        """Tokens that the usable blocks hold, in sequences of `max_model_len` where there are several groups."""
+        """Tokens in the usable blocks; with several groups, in sequences of `max_model_len`."""
         if self.plan.layout.is_uniform:
             return self.num_usable_blocks * self.block_size
         length = self.plan.settings.max_model_len
         return self.num_usable_blocks * length // self.plan.blocks_for(length)
 
     def max_sequences(self, tokens: int) -> int:
-        """How many sequences of `tokens` tokens the pool holds at once while they decode, each in whole blocks."""
+        """Return the number of sequences of `tokens` tokens that decode at once, each in whole blocks."""
         _check_count("tokens", tokens)
         return self.plan.max_sequences(tokens)
 
     def with_full_layers(self) -> CachePlan | None:
-        """What this pool would be if every layer kept every token; None where no window lets any go."""
+        """Return the plan of this pool if every layer kept every token; None without windows."""
         is_windowed = any(group.kind is CacheKind.SLIDING_WINDOW for group in self.plan.layout.groups)
         if not is_windowed or self.model.recurrent_layers:
             return None
@@ -119,8 +118,10 @@ class Budget:
         return plan_cache(self.model, replace(self.plan.settings, uniform=True), pool, insist=True)
 
     def with_divided_latents(self) -> CachePlan | None:
-        """What this pool would be if each GPU kept its share of every latent, which vLLM keeps whole on each; None
-        where there are no latents, or one GPU."""
+        """Return the plan of this pool if each GPU kept a share of every latent instead of all of it.
+
+        The result is None without latents, or with one GPU.
+        """
         size = self.model.tensor_parallel_size
         if size == 1 or any(group.kind is not CacheKind.MLA for group in self.plan.layout.groups):
             return None
@@ -128,7 +129,7 @@ class Budget:
 
 
 def blocks_for(kv_memory_bytes: int, model: Model, block_size: int) -> int:
-    """How many blocks of `block_size` tokens fit into `kv_memory_bytes` on each GPU; vLLM's N, null block included."""
+    """Return the blocks of `block_size` tokens in `kv_memory_bytes` on each GPU, as in vLLM, null block included."""
     _check_count("kv_memory_bytes", kv_memory_bytes)
     _check_count("block_size", block_size)
     settings = CacheSettings(max_model_len=model.max_position_embeddings, block_size=block_size)
@@ -151,22 +152,22 @@ def plan_budget(
     num_blocks: int | None = None,
     oversize: bool = False,
 ) -> Budget:
-    """The KV pool that vLLM would set up on `gpu` for `model`; the defaults are its `LLM` class's on a large GPU.
+    """Return the KV pool that vLLM would create on `gpu` for `model`; defaults as in its `LLM` class on a large GPU.
 
     Args:
-        gpu: One GPU; with parallelism, each of several of the same kind.
-        model: What is served, and how: `Model.served` says in which types and on how many GPUs.
+        gpu: GPU; with parallelism, each of several equal ones.
+        model: Served model; `Model.served` sets its types and number of GPUs.
         gpu_memory_utilization: Share of the GPU's memory that may be used, in (0, 1].
-        max_num_batched_tokens: Tokens of the largest step, which sets the activations' peak and what a window holds.
-        max_num_seqs: Sequences of the largest step, which sets the size of the logits.
-        max_model_len: Longest sequence in tokens; None: the model's, and it need not fit.
-        find_max_model_len: Let `max_model_len` give way to the longest sequence that fits.
-        block_size: Tokens of a block of full attention; None: what the attention backend prefers.
-        enable_prefix_caching: None: on, but off for models with recurrent layers.
-        hybrid_manager: Whether layers of different kinds get groups of their own.
-        kv_memory_bytes: Bytes of the pool; replaces the account above it, and rounding remains.
-        num_blocks: Blocks of the pool; replaces the account above it, and the pool is exactly as large.
-        oversize: Make the pool even if it and the weights are more than the GPU has.
+        max_num_batched_tokens: Tokens of the largest step; they determine the activations and the window blocks.
+        max_num_seqs: Sequences of the largest step; they determine the size of the logits.
+        max_model_len: Longest sequence in tokens; None for the model's, which need not fit.
+        find_max_model_len: Whether to reduce `max_model_len` to the longest sequence that fits.
+        block_size: Tokens per block of full attention; None for the choice of the attention backend.
+        enable_prefix_caching: Whether prefixes are cached; None for on, except with recurrent layers.
+        hybrid_manager: Whether layers of different kinds get separate groups.
+        kv_memory_bytes: Bytes of the pool before rounding; replaces the terms above.
+        num_blocks: Exact number of blocks; replaces the terms above.
+        oversize: Whether to create the pool even if it exceeds the GPU together with the weights.
     """
     if not 0 < gpu_memory_utilization <= 1:
         raise UsageError(f"gpu_memory_utilization is {gpu_memory_utilization}; it must be above 0 and at most 1.")
@@ -239,7 +240,7 @@ def _allowance(gpu: Gpu, utilization: float) -> tuple[BudgetTerm, BudgetTerm]:
 
 
 def _weights(model: Model, stage: range) -> tuple[BudgetTerm, ...]:
-    """The weights on one GPU of a stage of the pipeline: its layers, and the tables at either end."""
+    """Return the weights on one GPU of a pipeline stage: its layers, and the tables at both ends."""
     table = model.vocab_size * model.hidden_size * model.dtype_bytes
     tables = table if model.tie_word_embeddings else 2 * table
     layers = (model.weight_bytes - tables) * len(stage) / model.num_layers
@@ -250,7 +251,7 @@ def _weights(model: Model, stage: range) -> tuple[BudgetTerm, ...]:
     if model.pipeline_parallel_size > 1:
         why += f"; layers {stage.start + 1} to {stage.stop} of {model.num_layers}"
     if model.tensor_parallel_size > 1:
-        why += f"; dealt out among {model.tensor_parallel_size} GPUs"
+        why += f"; divided among {model.tensor_parallel_size} GPUs"
     terms = (BudgetTerm("weights", -math.ceil(on_stage / model.tensor_parallel_size), why),)
     if not model.encoder_bytes or stage.start:
         return terms

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvsim.errors import UsageError
-from kvsim.memory.packing import first_fit_decreasing, padded
+from kvsim.memory.packing import first_fit_decreasing, largest_batch, padded
 
 LENGTHS = st.lists(st.integers(1, 31), min_size=1, max_size=60)
 
@@ -59,3 +59,10 @@ def test_what_cannot_be_packed_is_refused(lengths: list[int], row_tokens: int) -
 def test_an_empty_batch_is_refused() -> None:
     with pytest.raises(UsageError, match="at least 1"):
         padded([3], 0)
+
+
+def test_the_largest_batch_fits_to_its_end_and_one_row_more_does_not() -> None:
+    rows = largest_batch(1000, 7 + 10)
+    assert rows * (7 + 9) <= 1000 < (rows + 1) * (7 + 9)  # the last token is never written
+    with pytest.raises(UsageError, match="at least 2"):
+        largest_batch(1000, 1)
