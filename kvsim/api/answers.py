@@ -25,10 +25,10 @@ _OF_A_MODEL = ("kv_cache_dtype",)
 
 
 def server(named: str, **settings: Any) -> Server:
-    """A vLLM server by name, "GPU/MODEL" or "4xGPU/MODEL", with the limits that `vllm serve` has on that GPU.
+    """Return a vLLM server by name, "GPU/MODEL" or "4xGPU/MODEL", with the limits that `vllm serve` has on that GPU.
 
     Args:
-        named: such as "4xH100/Llama-3.1-70B-Instruct": the model dealt out among four GPUs.
+        named: such as "4xH100/Llama-3.1-70B-Instruct": the model on four GPUs, tensor parallel.
         settings: fields of `Server` that differ, such as `max_num_seqs`, `max_model_len`, `gpu_memory_utilization`,
             `num_blocks` (blocks of the pool), `replicas` or `times`; and `kv_cache_dtype`.
 
@@ -83,12 +83,12 @@ def fit(
     engine: EngineName = "auto",
     progress: Progress | None = None,
 ) -> Answer:
-    """Whether a load fits a vLLM server, what limits it, and what would make it fit; every change is simulated.
+    """Tell whether a load fits a vLLM server, what limits it, and which changes help; every change is simulated.
 
     Args:
         workload: the requests, as in `kvsim.simulate`.
         on: a `Server`, or its name as in `kvsim.server`.
-        users: so many users, each of whom waits for an answer before the next request; None: as the requests arrive.
+        users: number of users; each waits for an answer before the next request. None: as the requests arrive.
         think_s: seconds between an answer and a user's next request.
         ttft_p99_s: the load fits if the 99th percentile of TTFT is at most this, in seconds; None for no such target.
         tpot_p99_s: the load fits if the 99th percentile of TPOT is at most this, in seconds; None for no such target.
@@ -124,7 +124,7 @@ def diagnose(
     engine: EngineName = "auto",
     progress: Progress | None = None,
 ) -> Diagnosis:
-    """What happened to a recorded server, why, and what each remedy is predicted to do to the same requests.
+    """Explain the waiting and preemptions of a recorded server, and predict the effect of each remedy on its requests.
 
     Args:
         recording: of a vLLM server, or a simulation of one.

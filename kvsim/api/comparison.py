@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 class Comparison(Mapping[str, Run]):
-    """What `kvsim.compare` returns: a run for each policy, by the policy's name."""
+    """Result of `kvsim.compare`: a run for each policy, by the policy's name."""
 
     def __init__(self, runs: Mapping[str, Run]) -> None:
-        """The runs, by what they are called."""
+        """Collect `runs` by name."""
         self._runs = dict(runs)
 
     def __getitem__(self, name: str) -> Run:
@@ -31,7 +31,7 @@ class Comparison(Mapping[str, Run]):
         return len(self._runs)
 
     def summary(self) -> Rows:
-        """A row per policy with everything that `Run.summary` says; shares of the pool are in percent."""
+        """Return a row per policy with the columns of `Run.summary`; shares of the pool are in percent."""
         return Rows([run.summary().as_row() | {"policy": name} for name, run in self._runs.items()])
 
     def plot(
@@ -42,7 +42,7 @@ class Comparison(Mapping[str, Run]):
         overwrite: bool = False,
         purpose: Purpose = "web",
     ) -> Picture:
-        """A figure that compares the runs; takes and raises what `Run.plot` does."""
+        """Draw a figure that compares the runs, with the arguments and errors of `Run.plot`."""
         return draw(kind, tuple(self._runs.values()), file=file, overwrite=overwrite, purpose=purpose)
 
     def play(self, *, at_s: float | None = None) -> None:

@@ -1,4 +1,4 @@
-"""What a caller may give in place of a value: the name of a recording, of a file with requests, of a policy."""
+"""Arguments that name a value instead of giving it: recordings, files of requests, policies."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PolicyLike: TypeAlias = AnyPolicy | str
 
 
 def recording_of(given: RecordingLike) -> Recording:
-    """The recording that was given or named.
+    """Return the recording that is given or named.
 
     Raises:
         UnknownNameError: it is neither a folder nor a recording that comes with kvsim.
@@ -41,7 +41,7 @@ def recording_of(given: RecordingLike) -> Recording:
 
 
 def requests_of(given: WorkloadLike) -> tuple[Workload, Recording | None]:
-    """The requests that were given or named, and the recording that they are from, if they are.
+    """Return the requests that are given or named, with the recording that they are from, if any.
 
     Raises:
         UnknownNameError: there is no such recording or file.
@@ -68,7 +68,7 @@ def requests_of(given: WorkloadLike) -> tuple[Workload, Recording | None]:
 
 
 def checked(policy: PolicyLike) -> PolicyLike:
-    """`policy`, which is one, or the name of a built-in one.
+    """Return `policy` if it is a policy or the name of a built-in one.
 
     Raises:
         UnknownNameError: no policy has that name.
@@ -89,7 +89,7 @@ def checked(policy: PolicyLike) -> PolicyLike:
 
 
 def policy_of(given: PolicyLike, machine: Machine, max_model_len: int | None = None) -> AnyPolicy:
-    """The policy that was given, or the named one with vLLM's defaults on the GPU of `machine`; it was `checked`.
+    """Return the given policy, or the named one with vLLM's defaults on the GPU of `machine`; it was `checked`.
 
     `max_model_len` is the longest sequence in tokens; the model's, if left out.
 
@@ -115,5 +115,5 @@ def policy_of(given: PolicyLike, machine: Machine, max_model_len: int | None = N
 
 
 def _kind(given: object) -> str:
-    """What was given, in a few words."""
+    """Describe the argument in a few words."""
     return f"{shortened(given)}, which is of the type {type(given).__name__}"

@@ -42,7 +42,7 @@ def machine(
     engine: str = "vllm",
     captured: bool = True,
 ) -> Machine:
-    """A GPU that serves a model: its memory for keys and values, and how long its steps take.
+    """Return a GPU that serves a model: its memory for keys and values, and its step times.
 
     `kvsim.machine("H200/Llama-3-8B")`, `kvsim.machine("2xH100", "Qwen3-32B", kv_cache_dtype="fp8")`,
     `kvsim.machine("mine.toml", "./my-model/config.json")` and `kvsim.machine(recording)` are machines.
@@ -55,7 +55,7 @@ def machine(
         num_blocks: that memory in blocks of the size that vLLM chooses, its null block included.
         gpu_memory_utilization: share of the GPU's memory that may be used, above 0 and at most 1.
         tensor_parallel_size: GPUs that share every layer of the model.
-        pipeline_parallel_size: stages, each with a run of the layers on so many GPUs.
+        pipeline_parallel_size: stages, each with a part of the layers on `tensor_parallel_size` GPUs.
         kv_cache_dtype: type of the cache, such as "fp8"; the model's own if left out.
         quantization: how the weights are stored, such as "awq"; the model's own if left out.
         max_num_seqs: sequences of the largest step, which takes memory from the cache; vLLM's default on the GPU.
@@ -96,7 +96,7 @@ def machine(
         how["quantization"] = find_quantization(quantization)
     served = (model if isinstance(model, Model) else find_model(os.fspath(model))).served(**how)
     if kv_gib is not None and num_blocks is not None:
-        raise UsageError("kv_gib and num_blocks say the same thing; give one of them.")
+        raise UsageError("kv_gib and num_blocks set the same value; give only one.")
     defaults = EngineDefaults.of("llm", gpu.memory_bytes, is_a100=gpu.name.startswith("A100"))
     kv_bytes = int(kv_gib * GIB) if kv_gib is not None else None
     budget = plan_budget(
@@ -118,7 +118,7 @@ def machine(
 
 
 def machine_for(given: MachineLike | None, source: Recording | None, policy: AnyPolicy | str) -> Machine:
-    """The machine that was given or named, with the step times of the engine that `policy` is the rule of.
+    """Return the machine that is given or named, with the step times of the engine that `policy` belongs to.
 
     Where none was given, it is that of the recording which the requests are from, or `DEFAULT_MACHINE`.
     """
@@ -129,10 +129,10 @@ def machine_for(given: MachineLike | None, source: Recording | None, policy: Any
 
 
 def _gpus(text: str, stated: int | None) -> tuple[Gpu, int | None]:
-    """The GPU of a name, and how many of it share the model."""
+    """Return the GPU of a name, and the number of GPUs that share the model."""
     gpu, number = find_gpus(text)
     if number is not None and stated not in (None, number):
-        raise UsageError(f"{text} are {number} GPUs, and tensor_parallel_size is {stated}; give one of them.")
+        raise UsageError(f"{text} are {number} GPUs, and tensor_parallel_size is {stated}; give only one.")
     return gpu, number or stated
 
 

@@ -34,7 +34,7 @@ class Rows(Sequence[Mapping[str, Any]]):
     """
 
     def __init__(self, rows: Sequence[Mapping[str, Any]], first: Sequence[str] = ()) -> None:
-        """The table of `rows`; the columns `first` are shown to people before the usual ones."""
+        """Collect `rows`; the columns `first` are displayed before the usual ones."""
         self._rows = tuple(rows)
         self._first = tuple(first)
 
@@ -53,13 +53,13 @@ class Rows(Sequence[Mapping[str, Any]]):
         return tuple(dict.fromkeys(name for row in self._rows for name in row))
 
     def to_arrow(self) -> pa.Table:
-        """All columns as a `pyarrow.Table`, null where a row has no value."""
+        """Return all columns as a `pyarrow.Table`, null where a row has no value."""
         import pyarrow as pa  # noqa: PLC0415  costs more than the rest of kvsim together
 
         return pa.table({name: [row.get(name) for row in self._rows] for name in self.columns})
 
     def to_pandas(self) -> Any:
-        """All columns as a `pandas.DataFrame`.
+        """Return all columns as a `pandas.DataFrame`.
 
         Raises:
             MissingExtraError: pandas is not installed.
@@ -80,7 +80,7 @@ class Rows(Sequence[Mapping[str, Any]]):
         return f"<table><tr>{names}</tr>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
 
     def _shown(self) -> list[list[str]]:
-        """What a person is shown: a line of names, and a line per row; columns in which nothing stands are left out."""
+        """Return the displayed cells: a line of names, and a line per row, without empty columns."""
         names = dict.fromkeys(self._first)
         names |= dict.fromkeys(name for name in _SHOWN if any(row.get(name) not in (None, "") for row in self._rows))
         head = [_SHOWN.get(name, name.replace("_", " ")) for name in names]

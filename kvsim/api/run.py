@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Run(Recording):
-    """What happened on one server: `kvsim.simulate` makes it, `kvsim.read` reads it, whatever engine it was.
+    """Result of one server: `kvsim.simulate` makes it, `kvsim.read` reads it, whichever engine ran.
 
     The tables `requests`, `steps`, `schedule` and `memory` hold one NumPy array per column; `to_arrow()` and
     `to_pandas()` turn one into a table of another library. Times are seconds from the first event.
@@ -27,13 +27,15 @@ class Run(Recording):
 
     @classmethod
     def of(cls, recording: Recording) -> Run:
-        """`recording` as a run; nothing is copied."""
+        """Return `recording` as a run; nothing is copied."""
         if isinstance(recording, Run):
             return recording
         return cls(**{field.name: getattr(recording, field.name) for field in fields(Recording)})
 
     def summary(self) -> Summary:
-        """Throughput, latencies, batch sizes, preemptions, and the shares of the eight states; units stand in names."""
+        """Return throughput, latencies, batch sizes, preemptions, and the shares of the eight states; names have the
+        units.
+        """
         return summarize(self)
 
     def plot(
@@ -44,7 +46,7 @@ class Run(Recording):
         overwrite: bool = False,
         purpose: Purpose = "web",
     ) -> Picture:
-        """A figure of this run, and of `others` beside it where its kind compares runs; a matplotlib `Figure`.
+        """Draw a figure of this run, beside `others` if its kind compares runs, as a matplotlib `Figure`.
 
         Args:
             kind: one of `kvsim plot --help`, such as "waste-bars", "occupancy", "latency" or "memory-map".
@@ -61,7 +63,7 @@ class Run(Recording):
         return draw(kind, (self, *others), file=file, overwrite=overwrite, purpose=purpose)
 
     def picture(self, at_s: float | None = None, *, width: int = 84, height: int = 10) -> Still:
-        """The pool at `at_s` seconds, or at the most telling moment: a cell per unit or more, by what it holds.
+        """Draw the pool at `at_s` seconds, or at the most telling moment: a cell per unit or more, by its content.
 
         `width` and `height` are in characters. A notebook shows it; `str()` is its SVG.
 
@@ -121,7 +123,7 @@ class Still:
 def draw(
     kind: str, runs: tuple[Recording, ...], *, file: str | os.PathLike[str] | None, overwrite: bool, purpose: Purpose
 ) -> Picture:
-    """The figure of `kind` from `runs`, written to `file` if there is one; see `Run.plot`."""
+    """Draw the figure of `kind` from `runs`, and write it to `file` if there is one; see `Run.plot`."""
     from kvsim.plots import figure_of, may_save, save  # noqa: PLC0415  matplotlib takes half a second
 
     if file is not None:

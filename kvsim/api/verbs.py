@@ -1,4 +1,4 @@
-"""What can be done, each in one call: simulate, compare, sweep, read, verify, validate, calibrate."""
+"""Actions of the package, each in one call: simulate, compare, sweep, read, verify, validate, calibrate."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _OF_A_MACHINE = ("kv_gib", "num_blocks", "gpu", "model", "tensor_parallel_size",
 
 
 def read(recording: RecordingLike) -> Run:
-    """The run in a folder, or the one of that name that comes with kvsim; `kvsim.shipped_names()` lists those.
+    """Read the run in a folder, or a named one that comes with kvsim; `kvsim.shipped_names()` lists those.
 
     Raises:
         UnknownNameError: there is none.
@@ -230,7 +230,7 @@ def _simulate(workload: Workload, policy: AnyPolicy, on: Machine, options: Optio
 
 
 def _longest(given: MachineLike | None, source: Recording | None) -> int | None:
-    """The longest sequence that a recorded engine allowed, where its machine is the one that is simulated."""
+    """Return the longest sequence that a recorded engine allowed, if its machine is the simulated one."""
     if given is None and source is not None:
         length = source.meta.engine.get("max_model_len", source.meta.policy.get("max_model_len"))
         return length if isinstance(length, int) else None
@@ -240,12 +240,12 @@ def _longest(given: MachineLike | None, source: Recording | None) -> int | None:
 def _machine_with(
     changes: Mapping[str, Any], given: MachineLike | None, source: Recording | None, policy: PolicyLike
 ) -> Machine:
-    """The machine that was given, with some arguments of `kvsim.machine` changed."""
+    """Return the given machine with some arguments of `kvsim.machine` changed."""
     if not changes:
         return machine_for(given, source, policy)
     if set(changes) <= {"kv_gib", "num_blocks"}:
         if len(changes) > 1:
-            raise UsageError("kv_gib and num_blocks say the same thing; vary one of them.")
+            raise UsageError("kv_gib and num_blocks set the same value; vary only one.")
         on = machine_for(given, source, policy)
         block_bytes = 16 * on.model.kv_bytes_per_token
         [(name, value)] = changes.items()
@@ -258,7 +258,7 @@ def _machine_with(
 
 
 def _with_setting(policy: AnyPolicy, name: str, value: Any) -> AnyPolicy:
-    """`policy` with one setting of its scheduler or its cache changed."""
+    """Return `policy` with one setting of its scheduler or its cache changed."""
     for part in ("scheduler", "cache"):
         settings: Any = getattr(policy, part, None)
         if settings is not None and name in {field.name for field in fields(settings)}:

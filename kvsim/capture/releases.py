@@ -22,7 +22,7 @@ _NEWER_SETTINGS = (
 
 
 def warn_if_untried(version: str) -> None:
-    """Log a warning if the recorder has not been tried with this release of vLLM."""
+    """Warn in the log if the recorder has not been tried with this release of vLLM."""
     number = re.match(r"(\d+)\.(\d+)", version)
     if number is None or not _FIRST <= (int(number[1]), int(number[2])) <= _LAST:
         log.warning(

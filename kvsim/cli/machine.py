@@ -107,7 +107,7 @@ def memory_of(flags: Mapping[str, Any], gpu: Gpu, model: Model, *, max_model_len
     told = [name for name in ("kv_gib", "num_blocks", "gpu_memory_utilization") if flags[name] is not None]
     if len(told) > 1:
         names = " and ".join(f"--{name.replace('_', '-')}" for name in told)
-        raise UsageError(f"{names} say the same thing; give one of them.")
+        raise UsageError(f"{names} say the same thing; give only one.")
     kv_gib = flags["kv_gib"]
     share = flags["gpu_memory_utilization"]
     finds = flags["max_model_len"] == FIND

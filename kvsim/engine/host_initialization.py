@@ -40,7 +40,7 @@ def check_offload(policy: Paged, num_groups: int) -> None:
     if cache.swap_gib:
         raise UsageError(
             "host memory is used either as vLLM 0.25.1 does (--kv-offloading-size) or as vLLM 0.x did (--swap-gib); "
-            "give one."
+            "give only one."
         )
     if cache.num_speculative_tokens:
         raise UsageError(

@@ -98,7 +98,7 @@ class EnginePlan:
     checking: bool = False
     """The engine stops at every step, so that its account can be checked."""
     tells: bool = False
-    """What SGLang's cache evicts, frees twice and takes back is told."""
+    """Whether SGLang's cache reports evictions, duplicates and retractions."""
     num_moments: int = 1
     """Events that can be ordered in one call."""
     rules: CustomRules | None = None

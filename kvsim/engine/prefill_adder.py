@@ -1,4 +1,4 @@
-"""Who joins the next prefill: SGLang's `PrefillAdder`.
+"""Admission to the next prefill: SGLang's `PrefillAdder`.
 
 Admission is by estimate. A candidate has to fit with its whole prompt and its whole answer; of the answers of those
 that run, a share is expected to be put out (`ratio`). A prefix that is locked is no room any more, so a hit costs what
@@ -14,9 +14,9 @@ from kvsim.engine.records import Sequence
 from kvsim.engine.state import RUNNING, Engine
 
 CONTINUE, NO_TOKEN, OTHER = range(3)
-"""Verdicts: somebody else may be asked; no memory is left; something else is spent."""
+"""Verdicts: continue with the next request; no memory is left; another limit is reached."""
 _RESERVED = 1
-"""Slots that are kept for each request where no prefix is cached and nobody stops early."""
+"""Slots that are kept for each request if no prefix is cached and no request stops early."""
 
 
 @part

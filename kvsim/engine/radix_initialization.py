@@ -35,7 +35,7 @@ _AGNOSTIC = ("fcfs", "lof")
 """Orders of the queue that do not look at the cache."""
 _MOST_ENTRIES = 1 << 28
 _TOLD_BESIDE_PAGES = 1 << 12
-"""Rows of what is told in one step, beside those for each page."""
+"""Rows of reports in one step, in addition to those for each page."""
 
 
 def radix(policy: Radix, demand: Demand, num_pages: int, most_in_flight: int, *, tells: bool, compiled: bool) -> Any:

@@ -1,8 +1,8 @@
-"""What an engine keeps of SGLang's radix cache: the tree, the slots, the rows of requests, and the scheduler's state.
+"""Records of SGLang's radix cache: the tree, the slots, the rows of requests, and the scheduler's state.
 
-An engine without it has an empty tuple in its place, and nothing of these records in its compiled code. A page is as
-many consecutive slots as the settings say, one by default. Page 0 is where padding is written: it is never handed out,
-so it stands for no page.
+An engine without it has an empty tuple in its place, and none of these records in its compiled code. A page is as
+many consecutive slots as the settings say, one by default. Padding is written to page 0, which is never allocated: 0
+means no page.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ NOT_CHUNKED = 0
 NO_PRIORITY = 1 << 40
 """The size of a priority beyond all others, which a request without one has."""
 ASKED, LEAF, DUPLICATE, RETRACTED = range(4)
-"""What is told: an eviction was asked for; a node was evicted; slots were freed because the tree has their tokens;
-a request gave its memory back."""
+"""Reports: a request for an eviction; the eviction of a node; duplicate slots, freed because the tree has their tokens;
+the retraction of a request."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -63,7 +63,7 @@ class RadixSettings:
     preemption_threshold: int = 0
     retracts_by_priority: bool = False
     first_ratio: float = 0.0
-    """Share of the tokens that running requests may still put out which admission expects of them, at first."""
+    """Initial share of the remaining output tokens of running requests that admission expects."""
     least_ratio: float = 0.0
     ratio_decay: float = 0.0
     """Loss of the share with each decode step."""
@@ -72,7 +72,7 @@ class RadixSettings:
     most_new_tokens: int = 0
     """Tokens of an answer that admission looks at, at most."""
     tells: bool = False
-    """Evictions, duplicates and retractions are told."""
+    """Whether evictions, duplicates and retractions are reported."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -107,12 +107,12 @@ class RadixState:
     num_last: int = 0
     """Requests of that batch, if it was a prefill."""
     last_puts_out: bool = False
-    """One of them, or one that runs, may put out more than the token of its prefill."""
+    """Whether one of these requests, or a running one, may put out more than the token of its prefill."""
     puts_out: bool = False
     chosen_mode: int = NO_BATCH
     """A batch that is chosen and waits for the output of the one before."""
     is_full: bool = False
-    """Nobody is asked before somebody leaves."""
+    """Whether admission waits until a request leaves."""
     ratio: float = 0.0
     """The share of `RadixSettings.first_ratio` as it is now."""
     is_rested: bool = True
@@ -179,7 +179,7 @@ class Node(Bucketed):
 
 @dataclass(slots=True, eq=False, repr=False)
 class Holding:
-    """What one request holds of the cache, and what the scheduler knows of it."""
+    """Memory of one request in the cache, and its state in the scheduler."""
 
     node: Small = ROOT
     """The node at which its prefix ends."""
@@ -201,7 +201,7 @@ class Holding:
     """Outputs that it may put out."""
     ignores_eos: bool = False
     is_aborted: bool = False
-    """It ends with its next output."""
+    """Whether it ends with its next output."""
     middle_chunks: Small = 0
     """Chunks in flight that yield no output."""
     launched_in: int = 0
@@ -220,7 +220,7 @@ class Holding:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Launch:
-    """What a step in flight is."""
+    """One step in flight."""
 
     mode: Small = NO_BATCH
     num_seqs: Small = 0
@@ -273,5 +273,5 @@ class Radix(NamedTuple):
     launches: Records[Launch]
     """One for each step that may be in flight."""
     needs: Records[Need]
-    """What each running request will need, where the cache is off; see `prefill_adder`."""
+    """Future needs of each running request, if the cache is off; see `prefill_adder`."""
     told: Records[Told]

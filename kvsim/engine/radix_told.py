@@ -1,4 +1,4 @@
-"""What the radix cache tells of itself, where somebody compares it: what was evicted, freed twice, given back."""
+"""Reports of the radix cache, for comparisons: evictions, duplicates and retractions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is asked first, and who gives way last: SGLang's orders of the queue and of retraction."""
+"""SGLang's orders of the queue and of retraction."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _REFRESH_INTERVAL = 32
 
 @part
 def calc_priority(engine: Engine) -> None:
-    """Put the queue in order; match waiting requests where the order depends on what the tree has of them."""
+    """Put the queue in order; match waiting requests if the order depends on their prefixes in the tree."""
     settings, state = engine.radix.settings, engine.state
     order = settings.order
     if order in (LPM, HRRN) and state.num_waiting > _MOST_MATCHED:
@@ -125,7 +125,7 @@ def _prefill_work(engine: Engine, number: int) -> int:
 
 @part
 def _sort_by_dfs_weight(engine: Engine) -> None:
-    """Queue waiting requests as a walk of the tree meets their nodes, the subtree with the most of them first."""
+    """Queue waiting requests as a walk of the tree meets their nodes; the subtree with the most requests first."""
     nodes, order, size = engine.radix.nodes, engine.radix.order, 0
     number = engine.sequences[HEAD].next
     while number != HEAD:

@@ -29,7 +29,7 @@ class Scheduler:
     update: Callable[[Engine], None]
     """Process the output of the oldest step in flight."""
     abort: Callable[[Engine, Sequence], None]
-    """Drop a sequence, wherever it stands."""
+    """Drop a sequence in any state."""
     is_stalled: Callable[[Engine], bool]
     """Tell whether the engine would wait for ever; `State.subject` is the sequence that cannot be admitted."""
 

@@ -1,4 +1,4 @@
-"""What is scheduled how, over which kind of memory: the policies that kvsim compares.
+"""Scheduling policies with their kinds of memory, which kvsim compares.
 
 kinds     the three that come with kvsim: paged, contiguous, static
 settings  what can be set of each

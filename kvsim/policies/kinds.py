@@ -84,7 +84,7 @@ POLICY_NAMES = tuple(KINDS)
 
 
 def base_of(policy: AnyPolicy) -> Policy:
-    """The built-in policy that `policy` is, or departs from: a custom policy departs from vLLM's."""
+    """Return the built-in policy that `policy` is or is based on; a custom policy is based on vLLM's."""
     if isinstance(policy, Paged | Contiguous | Static):
         return policy
     if policy.allocator is None:
@@ -94,7 +94,7 @@ def base_of(policy: AnyPolicy) -> Policy:
 
 
 def describe(policy: AnyPolicy) -> Mapping[str, Any]:
-    """The policy and all its settings, flat, as they stand in a recording's `meta.json`.
+    """Return the policy and all its settings, flat, as in the `meta.json` of a recording.
 
     A custom policy is described as the policy that it departs from, with its own name as `rules`.
     """

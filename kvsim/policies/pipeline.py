@@ -1,8 +1,8 @@
-"""How vLLM 0.25.1 keeps the stages of a pipeline busy: how many steps are in flight, and who may be in them.
+"""Pipeline schedule of vLLM 0.25.1: the number of steps in flight, and the sequences that may be in them.
 
 A pipeline needs as many steps in flight as it has stages. With asynchronous scheduling a sequence decodes on a token
-that the first stage gets from the last. vLLM's model runner V2 sends it while other steps go on, so a sequence may
-decode only every so many steps as there are stages, and one step more than these may be in flight. Runner V1 waits for
+that the first stage gets from the last. vLLM's model runner V2 sends it while other steps go on, so with N
+stages a sequence decodes in every Nth step, and N + 1 steps may be in flight. Runner V1 waits for
 the token of every step: the stages take turns, and with more than two a sequence may be scheduled past its end.
 """
 
@@ -22,7 +22,7 @@ _V2_EXPERTS = ("DeepseekV2ForCausalLM", "Qwen2MoeForCausalLM", "GraniteMoeForCau
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
-    """The stages among which a model's layers are dealt out, and the model runner that serves these."""
+    """Pipeline stages of a model, and the model runner that serves them."""
 
     pipeline_parallel_size: int = 1
     """Stages, each with a run of the layers."""
@@ -35,7 +35,7 @@ class Pipeline:
 
     @classmethod
     def of(cls, model: Model) -> Pipeline:
-        """The pipeline that vLLM makes for `model`, as it is served, where no environment variable says otherwise."""
+        """Return vLLM's pipeline for `model`, as it is served, without environment variables."""
         has_experts = model.num_experts > 0 and model.architecture not in _V2_EXPERTS
         return cls(
             pipeline_parallel_size=model.pipeline_parallel_size,
@@ -43,18 +43,18 @@ class Pipeline:
         )
 
     def most_in_flight(self, *, async_scheduling: bool) -> int:
-        """Steps that may be in flight at once (vLLM's `max_concurrent_batches`)."""
+        """Return the largest number of steps in flight at once (vLLM's `max_concurrent_batches`)."""
         size = self.pipeline_parallel_size
         if async_scheduling and (self.v2_model_runner or size == 1):
             return size + 1
         return size
 
     def decode_interval(self, *, async_scheduling: bool) -> int:
-        """Steps from one in which a sequence decodes to the next that it may decode in, empty steps counted."""
+        """Return the distance between two steps in which a sequence may decode, including empty ones."""
         return self.pipeline_parallel_size if async_scheduling and self.v2_model_runner else 1
 
     def tokens_ahead(self, *, async_scheduling: bool) -> int:
-        """Tokens that a sequence may compute behind its last one, before the output of that tells that it has ended.
+        """Return the tokens that a sequence may compute after its last one, before the output shows that it ended.
 
         vLLM sees beforehand that a limit is reached only where no more than one token is under way.
         """
@@ -64,7 +64,7 @@ class Pipeline:
         return -(-self.most_in_flight(async_scheduling=True) // interval) - 1
 
     def feedback(self, *, async_scheduling: bool) -> int:
-        """How many steps before it the step is whose tokens the first stage awaits; 0 where the scheduler has them."""
+        """Return the distance to the step whose tokens the first stage awaits; 0 if the scheduler has them."""
         if self.pipeline_parallel_size == 1 or not async_scheduling:
             return 0
         return self.decode_interval(async_scheduling=True)

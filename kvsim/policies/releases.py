@@ -53,7 +53,7 @@ class AlignedSplit(Enum):
     BOUNDARIES = "boundaries"
     """The next boundary that the step crosses."""
     WIDE_BLOCKS = "wide blocks"
-    """Likewise, and a step too small for a block goes on inside it."""
+    """Whole blocks, but a step that is too small for a block continues inside it."""
 
 
 class SecondKey(Enum):
@@ -132,7 +132,7 @@ CHANGES = (
     ),
     Change(
         since="0.22.0",
-        says="Of several groups, blocks are put into the cache up to a boundary of all of them.",
+        says="With several groups, blocks are cached up to a boundary that all groups share.",
         rules={"caches_to_boundaries": True},
     ),
     Change(
@@ -142,7 +142,7 @@ CHANGES = (
     ),
     Change(
         since="0.23.0",
-        says="Likewise where their blocks are as large as what is hit together: a window of one token caches nothing.",
+        says="This also holds if their blocks equal the common hit unit: a window of one token caches nothing.",
         rules={"left_out": LeftOut.ALL},
     ),
     Change(
@@ -187,7 +187,7 @@ CHANGES = (
     ),
     Change(
         since="0.26.0",
-        says="Every step of a request ends there, and what stands before is kept for hits.",
+        says="Every step of a request ends there, and the blocks before are kept for hits.",
         rules={"junction": Junction.KEPT},
     ),
     Change(
@@ -257,12 +257,12 @@ CHANGES = (
     ),
     Change(
         since="0.32.0",
-        says="The last boundary of a prompt stands before its last token.",
+        says="The last boundary of a prompt is before its last token.",
         rules={"spares_last_token": True, "second_key": SecondKey.BEFORE_LAST},
     ),
     Change(
         since="0.32.0",
-        says="The last state of a prompt counts as written while its request caches just so much: others wait.",
+        says="The last state of a prompt counts as written while its request has cached just the prompt: others wait.",
         rules={"marks_prompt_end": True},
     ),
     Change(
@@ -290,7 +290,7 @@ _NUMBER = re.compile(r"v?(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))?")
 
 
 def number_of(release: str) -> tuple[int, int, int]:
-    """Return major, minor and patch of a release, such as (0, 25, 1); what stands behind them does not matter.
+    """Return major, minor and patch of a release, such as (0, 25, 1); a suffix is ignored.
 
     Raises:
         UsageError: it is no release of vLLM.

@@ -36,14 +36,14 @@ def _max_model_len() -> Any:
 
 
 class Order(Enum):
-    """Who is served first."""
+    """Order in which requests are served."""
 
     FCFS = "fcfs"
     PRIORITY = "priority"
 
 
 class Reserve(Enum):
-    """How much a contiguous cache reserves for a sequence when it is admitted."""
+    """Reservation of a contiguous cache for a sequence at its admission."""
 
     MAX = "max"
     """The longest sequence that the model takes."""
@@ -60,7 +60,7 @@ class Reserve(Enum):
 
 
 class Growth(Enum):
-    """What happens to a reservation that is full and has no room behind it."""
+    """Action for a reservation that is full and has no room behind it."""
 
     MOVE = "move"
     """The extent is copied to a larger hole; where there is none, a request is preempted."""
@@ -69,7 +69,7 @@ class Growth(Enum):
 
 
 class Eviction(Enum):
-    """Which block of host memory makes room for another (vLLM's `eviction_policy`)."""
+    """Eviction policy of host memory (vLLM's `eviction_policy`)."""
 
     LRU = "lru"
     """The least recently used one."""
@@ -356,7 +356,8 @@ class EngineDefaults(Enum):
     def limits(
         self, max_num_seqs: int | None, max_num_batched_tokens: int | None, max_model_len: int, *, chunked: bool
     ) -> tuple[int, int]:
-        """The sequences and tokens of a step, where None is vLLM's default, which it adjusts to the other settings.
+        """Return the limits of sequences and tokens of a step; None selects vLLM's default, which depends on other
+        settings.
 
         A step has tokens for the longest prompt where prompts are not chunked, no more than all sequences together
         could compute, and one for every sequence.
@@ -369,7 +370,7 @@ class EngineDefaults(Enum):
 
     @classmethod
     def of(cls, entry_point: str, gpu_memory_bytes: int, *, is_a100: bool) -> EngineDefaults:
-        """The defaults of `entry_point` (`llm` or `server`) on a GPU with so much memory."""
+        """Return the defaults of `entry_point` (`llm` or `server`) on a GPU with that memory."""
         large = gpu_memory_bytes >= 70 << 30 and not is_a100
         if entry_point == "llm":
             return cls.LLM_LARGE if large else cls.LLM

@@ -50,13 +50,13 @@ def check(driver: Driver) -> None:
 
 
 def breakdown(driver: Driver) -> Breakdown:
-    """Where every slot goes now, counted block by block or extent by extent."""
+    """Return the slots by state, counted block by block or extent by extent."""
     of_blocks = driver.engine.memory in _OF_BLOCKS
     return breakdown_of(driver, _held_in_blocks(driver) if of_blocks else _held_by_sequence(driver))
 
 
 def breakdown_of(driver: Driver, held_slots: npt.NDArray[np.int64]) -> Breakdown:
-    """Where every slot goes, given where those go that are held."""
+    """Return the slots by state, from those that are held."""
     settings, state = driver.engine.settings, driver.engine.state
     slots = held_slots.copy()
     slots[SlotState.CACHED] = state.num_cached * settings.unit_slots
@@ -65,7 +65,7 @@ def breakdown_of(driver: Driver, held_slots: npt.NDArray[np.int64]) -> Breakdown
 
 
 def _held_by_sequence(driver: Driver) -> npt.NDArray[np.int64]:
-    """Where nothing is shared: extents, or the units of an allocator in Python."""
+    """Count held slots without sharing: extents, or the units of an allocator in Python."""
     settings = driver.engine.settings
     is_custom = driver.engine.memory is CUSTOM
     unit_slots = settings.unit_slots if is_custom else 1
@@ -80,7 +80,7 @@ def _held_by_sequence(driver: Driver) -> npt.NDArray[np.int64]:
 
 
 def _held_in_blocks(driver: Driver) -> npt.NDArray[np.int64]:
-    """Slots by state of all blocks that are held: each stands in one place, however many tables list it."""
+    """Count the slots of all held blocks by state; a block counts once, however many tables list it."""
     engine = driver.engine
     unit_slots = engine.settings.unit_slots
     contents: dict[int, Content] = {}
@@ -101,7 +101,7 @@ def _held_in_blocks(driver: Driver) -> npt.NDArray[np.int64]:
 
 
 def _check_blocks(driver: Driver) -> None:
-    """Every block is free once or held by as many tables as it has references, and the queue has its order."""
+    """Check that every block is free once or held by as many tables as it has references, and the queue's order."""
     engine = driver.engine
     state, refs, keys = engine.state, column(engine.blocks, "refs"), column(engine.blocks, "key")
     queue = np.array(driver.free_queue(), np.int64)
@@ -122,7 +122,7 @@ def _check_blocks(driver: Driver) -> None:
 
 
 def _check_own_units(driver: Driver) -> None:
-    """Every unit is in one table at most, only those that run have tables, and the rest is free."""
+    """Check that every unit is in one table at most, that running sequences alone have tables, and the rest is free."""
     engine = driver.engine
     rules: Any = engine.rules
     num_free = engine.state.num_free
@@ -134,7 +134,7 @@ def _check_own_units(driver: Driver) -> None:
 
 
 def _check_extents(driver: Driver) -> None:
-    """Extents and holes cover every slot once."""
+    """Check that extents and holes cover every slot once."""
     engine = driver.engine
     state, num_units = engine.state, engine.settings.num_units
     pieces = [(engine.holes[index].address, engine.holes[index].length) for index in range(state.num_holes)]
@@ -183,7 +183,7 @@ def check_totals(driver: Driver, counted: Breakdown) -> None:
 
 
 def _check_rectangle(engine: Engine) -> None:
-    """The slots of a static batch, counted row by row."""
+    """Check the slots of a static batch, counted row by row."""
     settings, state, batch = engine.settings, engine.state, engine.rectangle
     step = batch.step - 1
     width = batch.stride if settings.preallocated else batch.prompt_width + step

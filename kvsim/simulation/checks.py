@@ -74,7 +74,7 @@ class BlockAccount:
         self._follow(driver, set(range(len(self._blocks))))
 
     def is_of(self, driver: Driver) -> bool:
-        """Whether the engine still has the pool that was read: a run that goes on compiled has another."""
+        """Tell whether the engine still has the pool that was read: a run that continues compiled has another."""
         return driver.engine.blocks is self._blocks
 
     def follow(self, driver: Driver) -> None:

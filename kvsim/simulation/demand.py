@@ -1,4 +1,4 @@
-"""What a workload asks of an engine under a policy: lengths cut where they must be, keys, what is refused."""
+"""Demand of a workload on an engine under a policy: clipped lengths, prefix keys, and refused requests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kvsim.workload import Ragged, Workload
 
 
 def demand_of(workload: Workload, policy: Policy, layout: KVCacheLayout | None, *, recording: bool) -> Demand:
-    """What `workload` asks of an engine. Prompts have keys where a cache looks them up or a recording lists them."""
+    """Return the demand of `workload`. Prompts have keys if a cache looks them up or a recording lists them."""
     prompt = workload.prompt_tokens.astype(np.int64)
     # An answer that would run past the longest sequence is cut there, and so is the limit on it.
     longest = np.maximum(policy.max_model_len - prompt, 1)
@@ -42,7 +42,7 @@ def refused(
     *,
     refuse_misfits: bool,
 ) -> npt.NDArray[np.bool_]:
-    """The requests that could never be served, if such requests may be refused.
+    """Return the requests that could never be served, if such requests may be refused.
 
     Raises:
         WorkloadError: one is longer than the longest sequence that is allowed, and may not be refused.
@@ -67,7 +67,7 @@ def refused(
 
 
 def hash_tokens(workload: Workload, policy: Policy, layout: KVCacheLayout | None) -> int:
-    """Tokens that each prompt hash of a recording stands for.
+    """Return the tokens per prompt hash of a recording.
 
     Where memory is handed out slot by slot, no prefix is ever looked up: it is only passed on, as it was given.
     """
@@ -81,12 +81,12 @@ def hash_tokens(workload: Workload, policy: Policy, layout: KVCacheLayout | None
 def recorded_hashes(
     workload: Workload, policy: Policy, layout: KVCacheLayout | None, demand: Demand
 ) -> Ragged[np.int64]:
-    """What a recording says of every prompt: all keys of those of which anything is known."""
+    """Return the prompt hashes of a recording: all keys of prompts with known contents."""
     return all_prompt_keys(demand.keys, workload.prompt_tokens // hash_tokens(workload, policy, layout))
 
 
 def provenance_of_hashes(workload: Workload, policy: Policy) -> dict[str, int]:
-    """What a recording should say of its prompt hashes: nothing, where its engine or its pool says it."""
+    """Return a recording's metadata of its prompt hashes; empty if its engine or its pool has them."""
     tokens = workload.hash_unit_tokens
     is_told = isinstance(policy, Paged) or tokens == policy.unit_tokens
     return {} if is_told or not knows_prefixes(workload) else {HASH_TOKENS: tokens}

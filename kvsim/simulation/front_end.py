@@ -1,4 +1,4 @@
-"""What a client sees of a server: what its HTTP front end adds to every request.
+"""Delay of a server's HTTP front end, which clients see on every request.
 
 One process reads requests, turns text into tokens, hands them to the engine's process, and turns every token of every
 answer into text and sends it. A request waits for what that process does for others, the longer the more tokens it
@@ -48,15 +48,15 @@ class FrontEnd:
         return 1 / self.token_s
 
     def delay_s(self, prompt_tokens: float, output_tokens_per_s: float) -> float:
-        """How long it holds a request up, on average, with so many tokens in the prompt, and so many handed on in a
-        second; infinite where those are more than it can hand on.
+        """Return the mean delay in seconds of a request for the given rates; infinite beyond the capacity of the front
+        end.
         """
         free_share = 1 - output_tokens_per_s * self.token_s
         return (self.request_s + self.prompt_token_s * prompt_tokens) / free_share if free_share > 0 else float("inf")
 
 
 def http(gpu: Gpu, card: Card | None = None) -> FrontEnd:
-    """The front end on the host of `card`, or of the card that ships for `gpu`."""
+    """Return the front end on the host of `card`, or of the card that ships for `gpu`."""
     known = card_of(gpu) if card is None else card
     launch_s = known.launch_s * known.factors.get("front_end", known.factors.get("host", 1.0))
     return FrontEnd(
@@ -67,8 +67,8 @@ def http(gpu: Gpu, card: Card | None = None) -> FrontEnd:
 
 
 def behind(front_end: FrontEnd, summaries: Sequence[Summary], prompt_tokens: float) -> tuple[list[Summary], str]:
-    """Summaries of servers as their clients see them, each behind such a front end of its own, with what was added in
-    words. Where an engine makes more tokens than one process hands on, nothing is, and the words say so.
+    """Return summaries of servers as their clients see them, each behind its own front end, and the added delay in
+    words.
 
     Args:
         front_end: of every server.

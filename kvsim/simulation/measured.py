@@ -1,4 +1,4 @@
-"""What is kept of a run that was only measured: its summary, the times of its requests, and a thinned-out timeline."""
+"""Results that are kept of a run without a recording: its summary, the times of its requests, and a sparse timeline."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TIMELINE_POINTS = 2048
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Timeline:
-    """Every so many-th step of a run: at most `TIMELINE_POINTS` steps, evenly spaced."""
+    """Evenly spaced steps of a run, at most `TIMELINE_POINTS`."""
 
     start_s: npt.NDArray[np.float64]
     scheduled: npt.NDArray[np.int64]
@@ -37,7 +37,7 @@ class Measured:
 
     @classmethod
     def of(cls, recording: Recording) -> Measured:
-        """What a recording adds up to."""
+        """Return the result of a recording."""
         steps, pool = recording.steps, recording.meta.pool
         some = slice(None, None, -(-len(steps) // TIMELINE_POINTS) or 1)
         timeline = Timeline(

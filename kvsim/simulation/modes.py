@@ -1,4 +1,4 @@
-"""The two ways to run the engine: as it stands, or compiled, where it can be and where loading machine code pays."""
+"""Modes of the engine: interpreted, or compiled if that is possible and the run is long enough."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LONG = 50_000
 
 
 def engine_for(engine: EngineName, own: CustomPolicy | None) -> EngineName:
-    """`engine`, or `interpreted` where the policy is one of a user's own, in Python.
+    """Return `engine`, or `interpreted` if the policy is a custom one in Python.
 
     Raises:
         UsageError: it should be compiled all the same.
@@ -39,14 +39,14 @@ def engine_for(engine: EngineName, own: CustomPolicy | None) -> EngineName:
 
 
 def engine_for_several(memory: Memory) -> EngineName:
-    """What to ask for where several runs of engines with a kind of memory are together worth the time of compiling."""
+    """Return the engine to request if several runs with a kind of memory are together worth compiling."""
     return "compiled" if not has_machine_code(memory) and has_numba() else "auto"
 
 
 def begins_compiled(
     num_requests: int, num_output_tokens: int, step_time: StepTimeModel, engine: EngineName, memory: Memory | None
 ) -> bool:
-    """Whether a run of so many requests and tokens that asks for `engine` is compiled from its beginning.
+    """Tell whether a run of that many requests and tokens that asks for `engine` is compiled from its beginning.
 
     `memory` is the kind of memory that its engine has, whose machine code may be at hand; None not to look for it.
 
@@ -61,7 +61,7 @@ def begins_compiled(
 
 
 def may_compile(num_requests: int, step_time: StepTimeModel, engine: EngineName) -> bool:
-    """Whether a run that asks for `engine` is compiled once it turns out to be long. Loads numba, if it is.
+    """Tell whether a run that asks for `engine` is compiled once it turns out to be long. Loads numba, if it is.
 
     Raises:
         UsageError: it should be, and cannot.

@@ -15,9 +15,9 @@ from kvsim.errors import IntegrityError
 
 
 class QueueAccount:
-    """Which blocks are free, and in which order, by links of its own that always make one ring.
+    """Free blocks and their order, in an independent list whose links always form one ring.
 
-    A block that was not written to stands where it stood. So if the links of all others agree with these, the engine's
+    A block that was not written to keeps its place. So if the links of all others agree with these, the engine's
     queue is one ring too, of exactly the blocks without references.
     """
 
@@ -31,10 +31,10 @@ class QueueAccount:
         """Free blocks that hold a prefix."""
 
     def follow(self, blocks: Records[Block], written: Iterable[int]) -> None:
-        """Take over where the blocks now stand that were `written` to, and no others.
+        """Update the places of the blocks that were `written` to.
 
         Raises:
-            IntegrityError: the queue is not one ring of the blocks without references, or a prefix stands before a
+            IntegrityError: the queue is not one ring of the blocks without references, or a prefix is before a
                 block without one.
         """
         touched = {HEAD}
@@ -50,9 +50,7 @@ class QueueAccount:
                 unplaced.remove(before)
                 run.append(before)
             if before != HEAD and not self._is_free[before]:
-                raise IntegrityError(
-                    f"block {run[-1]} stands behind block {before}, which does not stand in the queue."
-                )
+                raise IntegrityError(f"block {run[-1]} follows block {before}, which is not in the queue.")
             for number in reversed(run):
                 touched |= self._put_behind(before, number, is_keyed=bool(blocks[number].key != NO_KEY))
                 before = number
@@ -82,7 +80,7 @@ class QueueAccount:
         if (blocks[number].previous, blocks[number].next) != (before, behind):
             raise IntegrityError(
                 f"block {number} of the free queue points to {blocks[number].previous} and {blocks[number].next}, "
-                f"and stands between {before} and {behind}."
+                f"and is between {before} and {behind}."
             )
         if HEAD not in (number, behind) and self._is_keyed[number] and not self._is_keyed[behind]:
             raise IntegrityError(f"block {number}, which holds a prefix, stands in front of {behind}, which does not.")
@@ -107,7 +105,7 @@ class _Watched(Block):
 
 
 def watch(blocks: Any) -> Callable[[], set[int]]:
-    """From now on, note to which blocks the engine writes; the answer says to which it did since it was asked last.
+    """Start noting the blocks that the engine writes; return a function that reports those written since its last call.
 
     Compiled code writes to an array, which is compared with what it was.
     """

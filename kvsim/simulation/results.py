@@ -1,4 +1,4 @@
-"""What an engine brought, slice by slice, as the rest of kvsim knows it: sums of its steps, tables of a recording."""
+"""Results of an engine, slice by slice, for the rest of kvsim: sums of its steps, tables of a recording."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _SHAPE_COLUMNS = {
 
 
 def largest_shape(engine: Engine) -> StepShape | None:
-    """The largest value of every field among the steps of the slice; None if it took none."""
+    """Return the largest value of every field among the steps of the slice; None without steps."""
     if not (num_steps := _num_steps(engine)):
         return None
     steps = engine.steps
@@ -53,7 +53,7 @@ def largest_shape(engine: Engine) -> StepShape | None:
 
 
 class Totals:
-    """Adds up the steps of a run, and keeps every so manieth of them as its timeline."""
+    """Adds up the steps of a run, and keeps evenly spaced steps as its timeline."""
 
     def __init__(self, pool: Pool, limits: Limits | None) -> None:
         assert pool.num_units is not None
@@ -66,7 +66,7 @@ class Totals:
         self._timeline: list[tuple[float, int, int, int]] = []
 
     def take(self, engine: Engine) -> None:
-        """Add the steps of a slice, `STEPS_TOGETHER` at a time; keep the rest until there are as many."""
+        """Drain the rows that are final. The cost of a slice does not depend on the length of the run."""
         if num_steps := _num_steps(engine):
             records: Any = engine.steps
             steps = records[:num_steps] if isinstance(records, np.ndarray) else copied(records, num_steps)
@@ -131,7 +131,7 @@ class Totals:
                 step += -(num_before + step) % self._stride
 
     def finish(self, engine: Engine, requests: Requests, meta: Meta, name: str) -> Measured:
-        """What the run adds up to; it is over. A slot that was held for nothing is not useful; see `engine.totals`."""
+        """Return the results of the run, which is over. A slot held in vain is not useful; see `engine.totals`."""
         if self._num_kept:
             self._add_kept()
         settle_unsure_slots(engine, self._end_s)
@@ -153,7 +153,7 @@ class FinalRows:
         self._num_numbered = 0
 
     def take(self, engine: Engine) -> None:
-        """Hand over what will not change any more. A slice costs what it brought, however long the run is."""
+        """Drain the rows that are final. The cost of a slice does not depend on the length of the run."""
         self._number(engine)
         self._take_steps(engine)
         self._take_memory(engine)
@@ -162,7 +162,7 @@ class FinalRows:
             self._take_copies(engine)
 
     def finish(self, requests: Requests) -> None:
-        """Hand over the requests; the run is over."""
+        """Append the requests; the run is over."""
         self._builder.append(requests)
 
     def _number(self, engine: Engine) -> None:
@@ -178,11 +178,11 @@ class FinalRows:
         self._num_numbered += len(rows)
 
     def _numbered(self, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Rows of the workload as the recording numbers its requests; -1 stays."""
+        """Return the numbers of rows of the workload in the recording; -1 stays."""
         return rows if self._number_of is None else np.where(rows < 0, rows, self._number_of[rows])
 
     def _take_steps(self, engine: Engine) -> None:
-        """Hand over the steps whose output was processed; the last may have to wait for theirs."""
+        """Drain the steps whose output was processed; the last step may have to wait for its output."""
         num_steps, num_outputs = _num_steps(engine), _num_outputs(engine)
         names = ["seq", "start_s", "prefill_tokens", "num_tokens", "num_scheduled", "running", "waiting", "preempted",
                  "free_units", "unusable_units", "swapped_out", "swapped_in"]  # fmt: skip
@@ -238,14 +238,14 @@ class FinalRows:
         )
 
     def _take_copies(self, engine: Engine) -> None:
-        """Hand over the copies between GPU and host that were reported in the slice."""
+        """Drain the copies between GPU and host that were reported in the slice."""
         host = engine.host
         columns = {name: column(host.copy_rows, name, host.state.num_copy_rows) for name, _ in Copies.columns()}
         columns |= {"kind": columns["kind"].astype(np.uint8), "request": self._numbered(columns["request"])}
         self._builder.append(Copies(**columns))
 
     def _take_schedule(self, engine: Engine) -> None:
-        """Hand over the rows before the first that may still be extended: the last of a sequence that runs."""
+        """Drain the rows before the first that may still be extended, the last row of a running sequence."""
         num_rows, rows = engine.state.num_schedule_rows, engine.schedule_rows
         sequences: Any = engine.sequences
         nodes = column(rows, "request", num_rows) + 1  # a row that may be extended is among these
@@ -267,20 +267,22 @@ class FinalRows:
 
 
 def _chosen(records: Records[Any], name: str, indices: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """A field of some records."""
+    """Return a field of some records."""
     if isinstance(records, np.ndarray):
         return np.asarray(records[name][indices])
     return np.array([getattr(records[index], name) for index in indices.tolist()], np.int64)
 
 
 def rows_of(engine: Engine, begin: int = 0) -> npt.NDArray[np.int64]:
-    """The rows of the workload that were sent to this engine, in that order, from the `begin`-th on."""
+    """Return the rows of the workload that were sent to this engine, in order, from the `begin`-th on."""
     nodes = _chosen(engine.lines, "arrived", np.arange(begin, engine.state.num_submitted))
     return np.asarray(nodes - 1, np.int64)
 
 
 def requests_of(engine: Engine, workload: Workload, rows: npt.NDArray[np.int64], hashes: Ragged[np.int64]) -> Requests:
-    """What happened to the requests in `rows` of `workload`, whose prompts have `hashes`, in a run that is over."""
+    """Return the outcome of the requests in `rows` of `workload`, whose prompts have `hashes`, in a run that is
+    over.
+    """
 
     def of(name: str) -> npt.NDArray[Any]:
         return np.asarray(column(engine.sequences, name)[1:][rows])

@@ -57,7 +57,7 @@ ProgressCallback = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Machine:
-    """What the workload runs on: a GPU, a model as it is served, memory for its cache, and step times."""
+    """Machine of a run: a GPU, a model as it is served, memory for its cache, and step times."""
 
     gpu: Gpu
     model: Model
@@ -74,7 +74,7 @@ class Machine:
         )
 
     def layout(self, policy: AnyPolicy) -> KVCacheLayout | None:
-        """The KV-cache groups of the model in the blocks of `policy`; None where its memory has no blocks.
+        """Return the KV-cache groups of the model in the blocks of `policy`; None if its memory has no blocks.
 
         Raises:
             UsageError: vLLM could not serve the model with such blocks.
@@ -102,7 +102,7 @@ class Machine:
         return layout
 
     def pool(self, policy: AnyPolicy) -> Pool:
-        """The pool that `policy` makes of the memory.
+        """Return the pool of `policy` in that memory.
 
         Raises:
             BudgetError: not even one unit fits, or more than `MAX_UNITS`.
@@ -174,21 +174,19 @@ def _check_stages(machine: Machine, policy: Policy) -> None:
 
 
 class Options(TypedDict, total=False):
-    """How a workload is put through a policy; all may be left out."""
+    """Options of a simulation; all have defaults."""
 
     refuse_misfits: bool
     """Refuse requests that could never be served, and count them, instead of raising."""
     concurrency: int | None
-    """So many users, each of whom waits for an answer before sending the next request, whatever the arrival times
-    (closed loop); None for open loop."""
+    """Number of users; each waits for an answer before sending the next request, regardless of arrival times (closed
+    loop). None for an open loop."""
     max_concurrency: int | None
-    """Requests are sent when they arrive, but never more than so many at once: the others wait for an answer to one of
-    those. None for all that arrive."""
+    """Largest number of requests that clients have sent and not seen answered; others wait. None for no limit."""
     think_s: float
     """Seconds between an answer and the next request of a user, in a closed loop."""
     users_per_s: float
-    """So many users begin each second, in a closed loop, until all are there; infinity, the default, for all at
-    once."""
+    """Users that begin per second in a closed loop, until all have begun; infinity, the default, for all at once."""
     stamp_at_entry: bool
     """Record as a request's arrival the moment at which the engine had let it in, as a recorder inside the engine does,
     instead of the moment at which it was sent."""
@@ -262,7 +260,7 @@ def measure_replicas(
     route: RouteName,
     **options: Unpack[Options],
 ) -> list[Measured]:
-    """Run `workload` on several servers alike behind one queue, and return what each of them measured.
+    """Run `workload` on several equal servers behind one queue, and return the measurements of each server.
 
     `route` says which server gets the next request. Takes and raises what `simulate` does otherwise.
     """
@@ -325,7 +323,7 @@ class Run:
         return [replica.finish(self.workload, hashes, self.meta(), self.name) for replica in self._replicas]
 
     def meta(self) -> Meta:
-        """Where the results come from; asked for when the run is over."""
+        """Return the provenance of the results, once the run is over."""
         machine = self.machine
         model = {key: value for key, value in asdict(machine.model).items() if value not in (None, (), "")}
         return Meta(
@@ -344,7 +342,7 @@ class Run:
         )
 
     def _num_failures(self) -> int:
-        """How often vLLM 0.25.1 itself would have ended, over all servers."""
+        """Count the failures that would have ended vLLM 0.25.1, over all servers."""
         return sum(int(replica.server.driver.engine.state.num_failures) for replica in self._replicas)
 
     def _find_refused(self) -> npt.NDArray[np.bool_]:
@@ -409,7 +407,7 @@ class Run:
         return Replica(server, totals, tables)
 
     def _watch(self, engine: Engine) -> None:
-        """After every slice: tell a model that wants to know how large its steps were, and report progress."""
+        """Report the largest steps of a slice to a model that asks for them, and the progress."""
         step_time, progress = self.machine.step_time, self.options.get("progress")
         if isinstance(step_time, Watched) and (largest := largest_shape(engine)):
             step_time.saw(largest)
@@ -426,7 +424,7 @@ class Replica(NamedTuple):
     tables: FinalRows | None
 
     def finish(self, workload: Workload, hashes: Ragged[np.int64], meta: Meta, name: str) -> Measured:
-        """What it adds up to; requests are numbered in the order in which they came."""
+        """Return the results; requests are numbered in order of arrival."""
         self.server.close()
         engine = self.server.driver.engine
         rows = rows_of(engine)
@@ -437,7 +435,7 @@ class Replica(NamedTuple):
 
 
 def _most_at_once(options: Options) -> int | None:
-    """How many requests clients send at once at most; None where they send all that arrive.
+    """Return the largest number of requests that clients send at once; None if they send all that arrive.
 
     Raises:
         UsageError: there are users as well, or fewer than one.
@@ -453,7 +451,7 @@ def _most_at_once(options: Options) -> int | None:
 
 
 def _users(options: Options) -> Users | None:
-    """Who sends requests in a closed loop; None in an open one.
+    """Return the users of a closed loop; None in an open one.
 
     Raises:
         UsageError: there are settings of users and no users; or a figure cannot be right.

@@ -24,7 +24,7 @@ class Horizon(Protocol):
     """Knows how far a server may run ahead of the others."""
 
     def __call__(self) -> float:
-        """The time before which nothing outside the server can concern it, in seconds."""
+        """Return the time in seconds until which no event outside the server affects it."""
 
 
 class Server:
@@ -66,7 +66,7 @@ class Server:
         return answer
 
     def close(self) -> None:
-        """Say that no request is sent any more and none is left.
+        """Note that no more requests are sent and none is left.
 
         Raises:
             IntegrityError: steps are checked, and the account is not right in the end.
@@ -144,7 +144,7 @@ class Server:
 
 
 def stalled(engine: Engine, node: int) -> StalledError:
-    """What to raise when a sequence, at the head of the queue, waits for ever."""
+    """Return the error for a sequence at the head of the queue that waits for ever."""
     settings, num_tokens = engine.settings, engine.sequences[node].num_tokens
     most = settings.max_num_batched_tokens
     if num_tokens > most and not settings.chunked_prefill:

@@ -1,4 +1,4 @@
-"""Where requests come from: a workload that is known in advance, a stream in front of several servers, users in a loop.
+"""Sources of requests: a known workload, a stream in front of several servers, users in a closed loop.
 
 Sources are SimPy processes. What they send is a row of the workload; which server it goes to is decided by a `Route`.
 """
@@ -25,7 +25,7 @@ class Route(Protocol):
     """Chooses a server for the next request."""
 
     def __call__(self, servers: Sequence[Server]) -> Server:
-        """One of `servers`."""
+        """Choose one of `servers`."""
 
 
 class RoundRobin:
@@ -35,18 +35,18 @@ class RoundRobin:
         self._num_sent = 0
 
     def __call__(self, servers: Sequence[Server]) -> Server:
-        """The server whose turn it is."""
+        """Choose the next server in turn."""
         self._num_sent += 1
         return servers[(self._num_sent - 1) % len(servers)]
 
 
 def shortest_queue(servers: Sequence[Server]) -> Server:
-    """The server with the fewest requests that wait or run, and of equal ones the first."""
+    """Return the server with the fewest waiting and running requests; the first of equal ones."""
     return min(servers, key=lambda server: server.num_requests)
 
 
 def route_of(name: RouteName) -> Route:
-    """The route of this name."""
+    """Return the route of this name."""
     return RoundRobin() if name == "round-robin" else shortest_queue
 
 
@@ -57,7 +57,7 @@ class Source(Protocol):
         """Begin to send to `servers`."""
 
     def horizon_s(self) -> float:
-        """How far a server may run: the next time at which anything outside it can concern it, in seconds."""
+        """Return the time in seconds until which no event outside a server affects it."""
 
 
 class KnownInAdvance:
@@ -69,7 +69,7 @@ class KnownInAdvance:
         server.driver.send_all()
 
     def horizon_s(self) -> float:
-        """Nothing outside the server concerns it."""
+        """Return infinity: no event outside the server affects it."""
         return math.inf
 
 
@@ -81,7 +81,7 @@ class Users:
     think_s: float = 0.0
     """Seconds between an answer and the next request."""
     per_s: float = math.inf
-    """So many begin each second."""
+    """Users that begin per second."""
 
     def begin_s(self, user: int) -> float:
         """Time at which a user, counted from 0, sends the first request, in seconds."""
@@ -100,7 +100,7 @@ class OneServersUsers:
         server.driver.send_first(self._users.number, self._users.think_s)
 
     def horizon_s(self) -> float:
-        """Nothing outside the server concerns it."""
+        """Return infinity: no event outside the server affects it."""
         return math.inf
 
 
@@ -129,10 +129,10 @@ class OpenLoop:
 
 
 class ClosedLoop:
-    """So many users, each of whom sends a request, waits for its end, thinks, and sends the next of the workload.
+    """Users who each send a request, wait for its end, think, and send the next request of the workload.
 
-    With `arrival_s`, no request is sent before it arrives: those are clients who send at most so many at once, and keep
-    the others waiting.
+    With `arrival_s`, no request is sent before it arrives: this models clients with a limit of concurrent
+    requests.
     """
 
     def __init__(

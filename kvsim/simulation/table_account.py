@@ -1,4 +1,4 @@
-"""Which tables hold which blocks, and what stands in each: kept from step to step, by what has changed."""
+"""Account of the blocks of all tables and their contents, updated from step to step by the changes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Content(NamedTuple):
-    """The slots of a block, as one of its holders or all of them see it."""
+    """Slots of a block by content, for one holder or for all."""
 
     written: int
     expired: int
@@ -47,7 +47,7 @@ _NOTHING = Held([], 0, 0, 0)
 
 
 def held(driver: Driver, node: int, group: int) -> Held:
-    """The table of a sequence that holds memory.
+    """Return the table of a sequence that holds memory.
 
     Raises:
         IntegrityError: the sequence runs, and its table counts more or fewer blocks than stand in it.
@@ -66,7 +66,7 @@ def held(driver: Driver, node: int, group: int) -> Held:
 
 
 def content(engine: Engine, group: int, table: Held, index: int) -> Content:
-    """What is in the block at `index` of a table, of a sequence that knows nothing of other holders."""
+    """Return the slots of one block by state, ignoring sharing."""
     record = engine.groups[group]
     if record.state_slots:
         is_newest = index == len(table.blocks) - 1
@@ -90,11 +90,11 @@ class TableAccount:
         self._slots = [0] * NUM_STATES
 
     def num_holders(self, block: int) -> int:
-        """Entries of tables in which the block stands."""
+        """Count the table entries with the block."""
         return len(self._holders.get(block, ()))
 
     def slots(self) -> npt.NDArray[np.int64]:
-        """Where the slots of all blocks that are held go. Shape (8,), in the order of `SlotState`.
+        """Return the slots of all held blocks by state.
 
         Each block counts once, however many tables list it.
         """
@@ -148,7 +148,7 @@ class TableAccount:
 
 
 def of_liveliest(*contents: Content) -> Content:
-    """What is in a block that has such holders: it is as live as the liveliest of these says."""
+    """Return the slots of a shared block by state: each slot has the state of its most live holder."""
     if len(contents) == 1:
         return contents[0]
     written, expired, left = zip(*contents, strict=True)
@@ -160,7 +160,7 @@ def _block_at(table: Held, index: int) -> int:
 
 
 def _changed_entries(engine: Engine, group: int, before: Held, now: Held) -> set[int]:
-    """The entries of a table that hold another block than before, or more or less in it."""
+    """Return the entries of a table whose block or content has changed."""
     old, new, block_size = before.blocks, now.blocks, engine.groups[group].block_size
     longest, shortest = max(len(old), len(new)), min(len(old), len(new))
     changed = set(range(shortest, longest))

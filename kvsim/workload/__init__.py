@@ -1,4 +1,4 @@
-"""What is asked of a server: requests, when they arrive and how long they are.
+"""Requests for a server: their arrivals and their lengths.
 
 A `Workload` is a table of requests, given (by an importer or a recording) or generated from an arrival process and two
 length distributions. It knows nothing of blocks, schedulers or clocks.

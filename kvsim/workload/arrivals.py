@@ -1,4 +1,4 @@
-"""When requests arrive: processes that draw arrival times. The first request always arrives at second 0."""
+"""Arrival processes, which draw arrival times. The first request always arrives at second 0."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Arrivals(Protocol):
     """Anything that can say when requests arrive."""
 
     def sample(self, n: int, rng: np.random.Generator) -> FloatArray:
-        """Seconds at which `n` requests arrive (at least 1), never falling, the first at 0: float64[n]."""
+        """Draw the seconds at which `n` requests arrive (at least 1), never falling, the first at 0: float64[n]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Poisson:
         return f"{self.rate_per_s:g} a second (Poisson)"
 
     def sample(self, n: int, rng: np.random.Generator) -> FloatArray:
-        """Seconds at which `n` requests arrive: float64[n]."""
+        """Draw the seconds at which `n` requests arrive: float64[n]."""
         return _at_rate(_after_gaps(rng.standard_exponential(n - 1)), self.rate_per_s)
 
 
@@ -55,7 +55,7 @@ class Gamma:
         return f"{self.rate_per_s:g} a second in bursts (variation of the gaps {self.cv:.3g})"
 
     def sample(self, n: int, rng: np.random.Generator) -> FloatArray:
-        """Seconds at which `n` requests arrive: float64[n]."""
+        """Draw the seconds at which `n` requests arrive: float64[n]."""
         shape = self.cv**-2.0
         return _at_rate(_after_gaps(rng.standard_gamma(shape, n - 1) / shape), self.rate_per_s)
 
@@ -73,7 +73,7 @@ class Constant:
         return f"{self.rate_per_s:g} a second, evenly"
 
     def sample(self, n: int, rng: np.random.Generator) -> FloatArray:  # noqa: ARG002 - nothing is drawn
-        """Seconds at which `n` requests arrive: float64[n]."""
+        """Draw the seconds at which `n` requests arrive: float64[n]."""
         return _at_rate(np.arange(float(n)), self.rate_per_s)
 
 
@@ -85,12 +85,12 @@ class AllAtOnce:
         return "all at once"
 
     def sample(self, n: int, rng: np.random.Generator) -> FloatArray:  # noqa: ARG002 - nothing is drawn
-        """Seconds at which `n` requests arrive: float64[n]."""
+        """Draw the seconds at which `n` requests arrive: float64[n]."""
         return np.zeros(n)
 
 
 def _after_gaps(gaps: FloatArray) -> FloatArray:
-    """Arrival times from the gaps between them: a gap before the first request would only shift the origin."""
+    """Return arrival times from the gaps between them: a gap before the first request would only shift the origin."""
     return np.concatenate(([0.0], np.cumsum(gaps)))
 
 

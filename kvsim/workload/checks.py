@@ -1,4 +1,4 @@
-"""What must hold for the requests of a workload, and the sentence that says where it does not."""
+"""Rules for the requests of a workload, with the sentence for each violation."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _check_unique(ids: Sequence[str]) -> None:
 
 
 def _rules(workload: _Rows) -> list[tuple[str, NDArray[np.bool_]]]:
-    """What must hold for a row, as the end of a sentence, and the rows for which it does not: bool[n]."""
+    """Return rules for a row, as the end of a sentence, with the rows that violate them: bool[n]."""
     arrival_s, prompt, limit = workload.arrival_s, workload.prompt_tokens, workload.max_tokens
     group, shared = workload.prefix_group, workload.prefix_tokens
     num_groups, unit = len(workload.prefix_names), workload.hash_unit_tokens

@@ -28,13 +28,13 @@ Integer = TypeVar("Integer", np.int32, np.int64)
 
 
 def frozen(column: NDArray[Scalar]) -> NDArray[Scalar]:
-    """`column` itself, made read-only."""
+    """Make `column` read-only and return it."""
     column.flags.writeable = False
     return column
 
 
 def float_column(name: str, values: ArrayLike, num_rows: int | None = None) -> NDArray[np.float64]:
-    """A new, read-only float64 column of `num_rows` (any number if None).
+    """Return a new, read-only float64 column of `num_rows` (any number if None).
 
     Raises:
         UsageError: it is not one number a row.
@@ -43,7 +43,7 @@ def float_column(name: str, values: ArrayLike, num_rows: int | None = None) -> N
 
 
 def int_column(name: str, values: ArrayLike, dtype: type[Integer], num_rows: int | None = None) -> NDArray[Integer]:
-    """A new, read-only column of integers, `num_rows` of them (any number if None).
+    """Return a new, read-only column of `num_rows` integers (any number if None).
 
     Raises:
         UsageError: it is not one integer a row; fractions are never rounded silently.
@@ -95,7 +95,7 @@ class Ragged(Generic[Integer]):
 
     @classmethod
     def empty(cls, num_rows: int, dtype: type[Integer]) -> Ragged[Integer]:
-        """`num_rows` rows with nothing in them."""
+        """Return `num_rows` empty rows."""
         return cls([], np.zeros(num_rows + 1, np.int64), dtype)
 
     def __len__(self) -> int:
@@ -107,11 +107,11 @@ class Ragged(Generic[Integer]):
 
     @property
     def lengths(self) -> Int64Array:
-        """How many values each row has: int64[num_rows]."""
+        """Return the number of values in each row: int64[num_rows]."""
         return np.diff(self.offsets)
 
     def take(self, rows: Int64Array) -> Ragged[Integer]:
-        """The rows with these numbers, in this order."""
+        """Return the rows with these numbers, in this order."""
         lengths = self.lengths[rows]
         offsets = np.concatenate(([0], np.cumsum(lengths)))
         positions = np.arange(offsets[-1]) + np.repeat(self.offsets[:-1][rows] - offsets[:-1], lengths)
@@ -130,7 +130,7 @@ def _check_offsets(offsets: Int64Array, num_values: int) -> None:
 
 
 class Numbered(Sequence[str]):
-    """The names `r0`, `r1`, ... made when looked at: a million of them cost nothing to keep."""
+    """Names `r0`, `r1`, ... that are made on access and take no memory."""
 
     __slots__ = ("_numbers", "_stem")
 
@@ -151,7 +151,7 @@ class Numbered(Sequence[str]):
         return f"{self._stem}{self._numbers[index]}"
 
     def __array__(self, dtype: object = None, copy: bool | None = None) -> NDArray[np.str_]:
-        """All of them at once, for `np.asarray`."""
+        """Return all rows at once, for `np.asarray`."""
         digits = len(str(max(self._numbers, default=0)))
         numbers = np.arange(self._numbers.start, self._numbers.stop, self._numbers.step)  # asking a range takes long
         return np.strings.add(self._stem, numbers.astype(f"<U{digits}"))

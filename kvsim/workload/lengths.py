@@ -1,4 +1,4 @@
-"""How long prompts and answers are: distributions over whole numbers of tokens, at least 1."""
+"""Length distributions of prompts and answers: whole numbers of tokens, at least 1."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Lengths(Protocol):
     """Anything that can say how long things are."""
 
     def sample(self, n: int, rng: np.random.Generator) -> Int64Array:
-        """`n` lengths in tokens, each 1 to `MAX_TOKENS`: int64[n]."""
+        """Draw `n` lengths in tokens, each 1 to `MAX_TOKENS`: int64[n]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Fixed:
         return f"{self.tokens:,} tokens"
 
     def sample(self, n: int, rng: np.random.Generator) -> Int64Array:  # noqa: ARG002 - nothing is drawn
-        """`n` lengths in tokens: int64[n]."""
+        """Draw `n` lengths in tokens: int64[n]."""
         return np.full(n, self.tokens, np.int64)
 
 
@@ -64,7 +64,7 @@ class LogNormal:
         return f"{self.mean_tokens:g} tokens on average (log-normal, sigma {self.sigma:g})"
 
     def sample(self, n: int, rng: np.random.Generator) -> Int64Array:
-        """`n` lengths in tokens: int64[n]."""
+        """Draw `n` lengths in tokens: int64[n]."""
         mean_of_ln = math.log(self.mean_tokens) - self.sigma**2 / 2
         drawn = rng.lognormal(mean_of_ln, self.sigma, n)
         return np.clip(np.rint(drawn), self.minimum, self.maximum).astype(np.int64)
@@ -84,7 +84,7 @@ class Uniform:
         return f"{self.low:,} to {self.high:,} tokens"
 
     def sample(self, n: int, rng: np.random.Generator) -> Int64Array:
-        """`n` lengths in tokens: int64[n]."""
+        """Draw `n` lengths in tokens: int64[n]."""
         return rng.integers(self.low, self.high, n, dtype=np.int64, endpoint=True)
 
 
@@ -103,7 +103,7 @@ class Empirical:
         check_tokens("the largest length", max(self.values))
 
     def sample(self, n: int, rng: np.random.Generator) -> Int64Array:
-        """`n` lengths in tokens: int64[n]."""
+        """Draw `n` lengths in tokens: int64[n]."""
         return rng.choice(np.array(self.values, np.int64), n)
 
     def __repr__(self) -> str:
@@ -114,7 +114,7 @@ class Empirical:
 
 
 def check_tokens(name: str, tokens: int) -> None:
-    """`UsageError` unless `tokens` is a whole number of tokens a sequence can have."""
+    """Raise `UsageError` unless `tokens` is a whole number of tokens that a sequence can have."""
     if not (tokens == tokens // 1 and 1 <= tokens <= MAX_TOKENS):
         raise UsageError(f"{name} is {tokens}; it must be a whole number of tokens from 1 to {MAX_TOKENS:,}.")
 

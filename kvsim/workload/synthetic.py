@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 MOST_REQUESTS = 1 << 24
-"""Requests of a generated workload: so many take a gigabyte."""
+"""Largest number of generated requests, which take a gigabyte."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ class SharedPrefixes:
         return f"one of {self.num_groups:,} prefixes of {self.tokens:,} tokens{skewed}"
 
     def sample(self, n: int, rng: np.random.Generator) -> Int64Array:
-        """The group of each of `n` requests, 0 to `num_groups - 1`: int64[n]."""
+        """Draw the group of each of `n` requests, 0 to `num_groups - 1`: int64[n]."""
         weights = np.arange(1.0, self.num_groups + 1) ** -self.skew
         return rng.choice(self.num_groups, n, p=weights / weights.sum())
 

@@ -130,7 +130,7 @@ class Workload:
     def from_requests(
         cls, requests: Iterable[Request], *, hash_unit_tokens: int = 16, name: str = "workload", description: str = ""
     ) -> Workload:
-        """The table of `requests`, in any order; checked as the constructor does."""
+        """Return the table of `requests`, in any order; checked as the constructor does."""
         rows = list(requests)
         prefixes = [row.prefix for row in rows]
         group_numbers = {group: number for number, group in enumerate(dict.fromkeys(p.group for p in prefixes if p))}
@@ -181,14 +181,14 @@ class Workload:
         return f"<Workload {self.name!r}: {len(self)} requests in {self.arrival_s[-1] - self.arrival_s[0]:g} s>"
 
     def head(self, n: int) -> Workload:
-        """The first `n` requests to arrive, or all of them where there are fewer."""
+        """Return the first `n` requests to arrive, or all if there are fewer."""
         if n < 1:
             raise UsageError(f"the first {n} requests were asked for; ask for at least 1.")
         changes: dict[str, Any] = self._rows(np.arange(min(n, len(self))))
         return replace(self, **changes)
 
     def scaled_rate(self, factor: float) -> Workload:
-        """The requests, arriving `factor` times as fast."""
+        """Return the requests with arrivals `factor` times as fast."""
         if not (math.isfinite(factor) and factor > 0):
             raise UsageError(f"the arrival rate was to be scaled by {factor}; it must be a finite number above 0.")
         description = f"{self.description}, arriving {factor:g} times as fast".removeprefix(", ")
@@ -197,7 +197,7 @@ class Workload:
         return replace(self, arrival_s=arrival_s, description=description)
 
     def scaled_answers(self, factor: float) -> Workload:
-        """The requests with answers `factor` times as long, rounded to whole tokens, and at least one."""
+        """Return the requests with answers `factor` times as long, rounded to whole tokens, and at least one."""
         if not (math.isfinite(factor) and factor > 0):
             raise UsageError(f"answers were to be scaled by {factor}; it must be a finite number above 0.")
         output = np.clip(np.rint(self.output_tokens * factor), 1, MAX_TOKENS).astype(np.int64)
@@ -214,9 +214,8 @@ class Workload:
         )
 
     def cut(self, max_model_len: int) -> Workload:
-        """The requests, none longer than a server of sequences of `max_model_len` tokens takes: a longer prompt
-        loses its end, so that one token of an answer fits behind it. The description counts them. Where every prompt
-        is too long, none is cut: they were meant to be.
+        """Return the requests, clipped to a server of sequences of `max_model_len` tokens: a longer prompt loses its
+        end, so that one token of an answer fits behind it.
 
         Raises:
             UsageError: `max_model_len` is below 2, so that nothing fits.
@@ -240,7 +239,7 @@ class Workload:
         )
 
     def summary(self) -> WorkloadSummary:
-        """Lengths and rate in a few numbers."""
+        """Return lengths and rate in a few numbers."""
         duration_s = float(self.arrival_s[-1] - self.arrival_s[0])
         gaps_s = np.diff(self.arrival_s)
         passes = duration_s > _NO_TIME_S
@@ -257,7 +256,7 @@ class Workload:
         )
 
     def _rows(self, rows: Int64Array) -> dict[str, object]:
-        """The fields that have one entry per request, for the requests with these row numbers in this order."""
+        """Return the per-request fields of the requests with these row numbers, in this order."""
         prompts = self.prompt_token_ids
         return {
             **{column: frozen(getattr(self, column)[rows]) for column in SCALAR_COLUMNS},

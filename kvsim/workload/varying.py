@@ -19,14 +19,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Varying:
-    """Independent users, more of them at some times than at others: a Poisson process whose rate runs straight from one
-    point of a profile to the next.
-    """
+    """Poisson process whose rate is interpolated linearly between the points of a profile."""
 
     time_s: Sequence[float]
     """Times in seconds, two or more, rising, the first 0."""
     rate_per_s: Sequence[float]
-    """Requests per second at each of them, 0 or more."""
+    """Requests per second at each time, 0 or more."""
     repeats: bool = False
     """Whether the profile begins again at its end, as a day does; otherwise the last rate stays."""
 
@@ -41,26 +39,24 @@ class Varying:
         if times[0] != 0 or not all(later > earlier for earlier, later in pairwise(times)):
             raise UsageError("the times of a profile should begin at 0 and rise.")
         if not times[-1] <= LONGEST_S or not all(0 <= rate <= LONGEST_S for rate in rates):
-            raise UsageError(
-                f"a profile should have finite times, and rates of 0 or more, all of them at most {LONGEST_S:g}."
-            )
+            raise UsageError(f"a profile should have finite times, and rates of 0 or more, all at most {LONGEST_S:g}.")
         if not any(rates) or (not self.repeats and not rates[-1]):
             raise UsageError("a profile should lead to more requests: its last rate, or one that repeats, is above 0.")
 
     def __str__(self) -> str:
         low, high = min(self.rate_per_s), max(self.rate_per_s)
-        again = " over and over" if self.repeats else ""
+        again = ", repeated" if self.repeats else ""
         hours = self.time_s[-1] / 3600
         span = f"{hours:g} h" if hours >= 1 else f"{self.time_s[-1]:g} s"
         return f"{low:g} to {high:g} a second in {span}{again} (Poisson)"
 
     @property
     def requests_in_profile(self) -> float:
-        """How many requests the profile has on average."""
+        """Mean number of requests of the profile."""
         return float(self._expected()[-1])
 
     def sample(self, n: int, rng: np.random.Generator) -> FloatArray:
-        """Seconds at which `n` requests arrive, the first at 0: float64[n]."""
+        """Draw the seconds at which `n` requests arrive, the first at 0: float64[n]."""
         wanted = np.concatenate(([0.0], np.cumsum(rng.standard_exponential(n - 1))))
         expected, times, rates = self._expected(), np.array(self.time_s), np.array(self.rate_per_s)
         rounds = np.floor(wanted / expected[-1]) if self.repeats else np.zeros(n)
@@ -80,6 +76,6 @@ class Varying:
         return first
 
     def _expected(self) -> FloatArray:
-        """Requests that have come on average at each time of the profile."""
+        """Return the mean number of requests that have arrived at each time of the profile."""
         times, rates = np.array(self.time_s), np.array(self.rate_per_s)
         return np.concatenate(([0.0], np.cumsum(np.diff(times) * (rates[1:] + rates[:-1]) / 2)))

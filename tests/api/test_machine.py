@@ -33,7 +33,7 @@ def test_several_gpus_share_a_model() -> None:
 def test_the_memory_is_as_stated() -> None:
     assert kvsim.machine("H200/Llama-3-8B", kv_gib=3.1).kv_bytes == int(3.1 * 2**30)
     assert kvsim.machine("H200/Llama-3-8B", num_blocks=1000).kv_bytes == 1000 * 16 * 131_072
-    with pytest.raises(UsageError, match="give one of them"):
+    with pytest.raises(UsageError, match="give only one"):
         kvsim.machine("H200/Llama-3-8B", kv_gib=3, num_blocks=1000)
 
 

@@ -154,7 +154,7 @@ class TestRecordings:
         (
             ("run", "--kv-gib", "1", "--num-blocks", "5"),
             2,
-            "--kv-gib and --num-blocks say the same thing; give one of them.",
+            "--kv-gib and --num-blocks say the same thing; give only one.",
         ),
         (("run", "--block-size", "0"), 2, "--block-size should be at least 1, not 0."),
         (

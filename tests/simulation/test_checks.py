@@ -99,7 +99,7 @@ def test_a_queue_in_two_rings_is_noticed_although_a_count_is_right() -> None:
     first, second, third, fourth = driver.free_queue()[:4]
     blocks[first].next, blocks[fourth].previous = fourth, first
     blocks[second].previous, blocks[third].next = third, second
-    with pytest.raises(IntegrityError, match="block 5 stands behind block 4, which"):
+    with pytest.raises(IntegrityError, match="block 5 follows block 4, which"):
         account.follow(driver)
 
 
