@@ -84,7 +84,7 @@ class SGLangRun:
             self._num_pages,
             no_times(),
             refused=np.zeros(len(self._requests), np.bool_),
-            tells=True,
+            reports=True,
         )
         self._driver = Driver(plan.build(compiled=compiled), compiled=compiled)
         self._engine, self._radix = self._driver.engine, self._driver.engine.radix
@@ -98,6 +98,8 @@ class SGLangRun:
             sorted((each.abort_pass, each.name) for each in self._requests if each.abort_pass is not None)
         )
         self._arrived: list[int] = []
+        self._has_launched = False
+        """The last pass launched a batch."""
         self._num_steps = self._num_pages_taken = self._num_retracted = self._num_evicted = self._num_aborted = 0
 
     def equal_so_far(self) -> Verdict:
@@ -117,7 +119,7 @@ class SGLangRun:
         in_flight: deque[tuple[int, list[int]]] = deque()
         while True:
             number += 1
-            is_idle = num_rests > 0 and not in_flight and not self._has_requests()
+            is_idle = num_rests > 0 and not self._has_launched and not self._has_requests()
             if is_idle and self._due:
                 number = max(number, self._due[0][1].arrival_pass)
             come, gone = self._arrive(number), self._abort(number)
@@ -125,16 +127,16 @@ class SGLangRun:
                 waiting = self._names(self._driver.waiting())
                 yield {"kind": "arrivals", "pass": number, "arrived": come, "aborted": gone, "waiting": waiting}
             is_over = is_idle and not come and not self._due
-            num_waited = 0 if in_flight or come else num_waited + 1
+            num_waited = 0 if self._has_launched or come else num_waited + 1
             if num_waited > _STUCK:
                 yield {"kind": "stuck", "pass": number, "waiting": self._names(self._driver.waiting())}
                 is_over = True
-            was_in_flight = len(in_flight)
+            may_rest = not in_flight
             for record in self._pass(number, in_flight):
                 yield record
                 if record["kind"] == "failed":
                     return
-            num_rests = 0 if self._has_launched else num_rests + int(was_in_flight == 0)
+            num_rests = 0 if self._has_launched else num_rests + int(may_rest)
             if is_over:
                 break
         yield {"kind": "end", "pass": number, "forwards": self._num_steps} | self._sizes()
@@ -240,7 +242,7 @@ class SGLangRun:
             "full": bool(radix.state.is_full),
             pages: listed,
         }
-        return self._told() | self._sizes() | lists
+        return self._events() | self._sizes() | lists
 
     def _sizes(self) -> dict[str, int]:
         state = self._radix.state
@@ -250,13 +252,13 @@ class SGLangRun:
             "locked": int(state.locked_pages) * self._unit,
         }
 
-    def _told(self) -> dict[str, Any]:
+    def _events(self) -> dict[str, Any]:
         """Return the evictions, duplicates and retractions since the last record."""
         evicted: list[dict[str, Any]] = []
         duplicates: list[list[int]] = []
         retracted: list[dict[str, Any]] = []
-        for index in range(int(self._radix.state.num_told)):
-            row = self._radix.told[index]
+        for index in range(int(self._radix.state.num_events)):
+            row = self._radix.events[index]
             kind, subject = int(row.kind), int(row.subject)
             if kind == ASKED:
                 evicted.append({"asked": subject, "leaves": []})
@@ -268,7 +270,7 @@ class SGLangRun:
                 if row.is_first:
                     runs.append([])
                 runs[-1] += range(subject * self._unit, (subject + 1) * self._unit)
-        self._radix.state.num_told = 0
+        self._radix.state.num_events = 0
         self._num_retracted += len(retracted)
         for call in evicted:
             self._num_evicted += sum(map(len, call["leaves"])) // self._unit

@@ -97,8 +97,8 @@ class EnginePlan:
     """The clock says when a copy between GPU and host has ended; otherwise the caller does."""
     checking: bool = False
     """The engine stops at every step, so that its account can be checked."""
-    tells: bool = False
-    """Whether SGLang's cache reports evictions, duplicates and retractions."""
+    reports: bool = False
+    """SGLang's cache writes down evictions, duplicates and retractions."""
     num_moments: int = 1
     """Events that can be ordered in one call."""
     rules: CustomRules | None = None
@@ -211,7 +211,7 @@ class EnginePlan:
         if not isinstance(self.policy, Radix):
             return ()
         return radix_initialization.radix(
-            self.policy, self.demand, self.num_units, most_in_flight, tells=self.tells, compiled=compiled
+            self.policy, self.demand, self.num_units, most_in_flight, reports=self.reports, compiled=compiled
         )
 
     def _host_tier(self, room: _Room, *, compiled: bool) -> HostTier:

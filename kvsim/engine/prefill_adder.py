@@ -1,8 +1,8 @@
-"""Admission to the next prefill: SGLang's `PrefillAdder`.
+"""Admit requests to the next prefill, as SGLang's `PrefillAdder` does.
 
-Admission is by estimate. A candidate has to fit with its whole prompt and its whole answer; of the answers of those
-that run, a share is expected to be put out (`ratio`). A prefix that is locked is no room any more, so a hit costs what
-it saves. The first candidate that is refused ends the pass.
+Admission is by estimate. A candidate has to fit with its whole prompt and its whole answer. Of the answers of running
+requests, a share is expected (`ratio`). A prefix that is locked cannot be evicted, so a hit costs as much room as it
+saves. The first candidate that is refused ends the pass.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from kvsim.engine.records import Sequence
 from kvsim.engine.state import RUNNING, Engine
 
 CONTINUE, NO_TOKEN, OTHER = range(3)
-"""Verdicts: continue with the next request; no memory is left; another limit is reached."""
+"""Verdicts: another candidate may be looked at; no memory is left; another budget is spent."""
 _RESERVED = 1
-"""Slots that are kept for each request if no prefix is cached and no request stops early."""
+"""Slots that are kept for each request where no prefix is cached and no request stops early."""
 
 
 @part

@@ -34,11 +34,11 @@ _EVICTIONS = {
 _AGNOSTIC = ("fcfs", "lof")
 """Orders of the queue that do not look at the cache."""
 _MOST_ENTRIES = 1 << 28
-_TOLD_BESIDE_PAGES = 1 << 12
-"""Rows of reports in one step, in addition to those for each page."""
+_EVENTS_BESIDE_PAGES = 1 << 12
+"""Rows of events in one step, beside those for each page."""
 
 
-def radix(policy: Radix, demand: Demand, num_pages: int, most_in_flight: int, *, tells: bool, compiled: bool) -> Any:
+def radix(policy: Radix, demand: Demand, num_pages: int, most_in_flight: int, *, reports: bool, compiled: bool) -> Any:
     """Return the cache, with all pages free in ascending order, and the scheduler before its first pass.
 
     Raises:
@@ -65,7 +65,7 @@ def radix(policy: Radix, demand: Demand, num_pages: int, most_in_flight: int, *,
         return numbers(np.zeros(size, np.int64), compiled=compiled)
 
     return records.Radix(
-        settings=_settings(policy, row_pages, tells=tells, compiled=compiled),
+        settings=_settings(policy, row_pages, reports=reports, compiled=compiled),
         state=state,
         pages=numbers(np.append((np.arange(num_pages + 1) + 1) % (num_pages + 1), 0), compiled=compiled),
         nodes=nodes,
@@ -77,11 +77,11 @@ def radix(policy: Radix, demand: Demand, num_pages: int, most_in_flight: int, *,
         order=zeros(num_requests),
         launches=make(records.Launch, most_in_flight, compiled=compiled),
         needs=make(records.Need, 2 * num_rows + 2, compiled=compiled),
-        told=make_growing(records.Told, 4 * num_pages + _TOLD_BESIDE_PAGES if tells else 0, compiled=compiled),
+        events=make_growing(records.Event, 4 * num_pages + _EVENTS_BESIDE_PAGES if reports else 0, compiled=compiled),
     )
 
 
-def _settings(policy: Radix, row_pages: int, *, tells: bool, compiled: bool) -> records.RadixSettings:
+def _settings(policy: Radix, row_pages: int, *, reports: bool, compiled: bool) -> records.RadixSettings:
     scheduler, cache = policy.scheduler, policy.cache
     looks_at_cache = scheduler.schedule_policy not in _AGNOSTIC
     chosen = {
@@ -107,7 +107,7 @@ def _settings(policy: Radix, row_pages: int, *, tells: bool, compiled: bool) -> 
         "ratio_decay": (scheduler.first_ratio - scheduler.least_ratio) / scheduler.new_token_ratio_decay_steps,
         "retract_steps": scheduler.retract_decode_steps,
         "most_new_tokens": scheduler.clip_max_new_tokens_estimation,
-        "tells": tells,
+        "reports": reports,
     }
     settings = make_one(records.RadixSettings, compiled=compiled)
     for name, value in chosen.items():

@@ -1,8 +1,8 @@
-"""Records of SGLang's radix cache: the tree, the slots, the rows of requests, and the scheduler's state.
+"""Records of SGLang's radix cache: the tree, the slots, the rows of requests, and the state of the scheduler.
 
-An engine without it has an empty tuple in its place, and none of these records in its compiled code. A page is as
-many consecutive slots as the settings say, one by default. Padding is written to page 0, which is never allocated: 0
-means no page.
+An engine without it has an empty tuple in its place, and nothing of these records in its compiled code. A page is a
+number of consecutive slots, one by default. Page 0 is where padding is written. It is never allocated, so 0 means no
+page.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ NOT_CHUNKED = 0
 NO_PRIORITY = 1 << 40
 """The size of a priority beyond all others, which a request without one has."""
 ASKED, LEAF, DUPLICATE, RETRACTED = range(4)
-"""Reports: a request for an eviction; the eviction of a node; duplicate slots, freed because the tree has their tokens;
-the retraction of a request."""
+"""Events: an eviction was asked for; a node was evicted; slots were freed because the tree has their tokens; a request
+gave its memory back."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -63,7 +63,7 @@ class RadixSettings:
     preemption_threshold: int = 0
     retracts_by_priority: bool = False
     first_ratio: float = 0.0
-    """Initial share of the remaining output tokens of running requests that admission expects."""
+    """Share of the tokens that running requests may still put out which admission expects, at first."""
     least_ratio: float = 0.0
     ratio_decay: float = 0.0
     """Loss of the share with each decode step."""
@@ -71,8 +71,8 @@ class RadixSettings:
     """Slots that a retraction makes free for each request that goes on."""
     most_new_tokens: int = 0
     """Tokens of an answer that admission looks at, at most."""
-    tells: bool = False
-    """Whether evictions, duplicates and retractions are reported."""
+    reports: bool = False
+    """Evictions, duplicates and retractions are written down."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -107,12 +107,13 @@ class RadixState:
     num_last: int = 0
     """Requests of that batch, if it was a prefill."""
     last_puts_out: bool = False
-    """Whether one of these requests, or a running one, may put out more than the token of its prefill."""
+    """A request of the last prefill may put out more than the token of its prefill."""
     puts_out: bool = False
+    """A running request may put out more than the token of its prefill."""
     chosen_mode: int = NO_BATCH
     """A batch that is chosen and waits for the output of the one before."""
     is_full: bool = False
-    """Whether admission waits until a request leaves."""
+    """No candidate is looked at before a request leaves."""
     ratio: float = 0.0
     """The share of `RadixSettings.first_ratio` as it is now."""
     is_rested: bool = True
@@ -142,7 +143,7 @@ class RadixState:
     """The request admitted in the pass whose prompt is cut."""
     num_needs: int = -1
     """Requests whose needs the pass has noted; -1 for none yet."""
-    num_told: int = 0
+    num_events: int = 0
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -179,7 +180,7 @@ class Node(Bucketed):
 
 @dataclass(slots=True, eq=False, repr=False)
 class Holding:
-    """Memory of one request in the cache, and its state in the scheduler."""
+    """The share of one request in the cache, and its state in the scheduler."""
 
     node: Small = ROOT
     """The node at which its prefix ends."""
@@ -201,7 +202,7 @@ class Holding:
     """Outputs that it may put out."""
     ignores_eos: bool = False
     is_aborted: bool = False
-    """Whether it ends with its next output."""
+    """The request ends with its next output."""
     middle_chunks: Small = 0
     """Chunks in flight that yield no output."""
     launched_in: int = 0
@@ -220,7 +221,7 @@ class Holding:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Launch:
-    """One step in flight."""
+    """A step in flight."""
 
     mode: Small = NO_BATCH
     num_seqs: Small = 0
@@ -228,12 +229,12 @@ class Launch:
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class Told:
-    """An event of the cache, or a run of its slots, which says 0 behind its kind."""
+class Event:
+    """An event of the cache, or one more page of it."""
 
     kind: Small = 0
     is_first: bool = False
-    """The row begins an event; other rows go on with its slots."""
+    """The row begins an event; others add pages to it."""
     subject: Small = 0
     """The request that it is about, the number of slots asked for, or the first page."""
     length: Small = 0
@@ -273,5 +274,5 @@ class Radix(NamedTuple):
     launches: Records[Launch]
     """One for each step that may be in flight."""
     needs: Records[Need]
-    """Future needs of each running request, if the cache is off; see `prefill_adder`."""
-    told: Records[Told]
+    """Tokens that running requests will need, where the cache is off; see `prefill_adder`."""
+    events: Records[Event]

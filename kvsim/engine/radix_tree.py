@@ -12,7 +12,7 @@ stamps it from the root down.
 
 from __future__ import annotations
 
-from kvsim.engine import bucket, evictable_leaves, radix_told, token_slots
+from kvsim.engine import bucket, evictable_leaves, radix_events, token_slots
 from kvsim.engine.compiled import part
 from kvsim.engine.prefix_cache import bucket_of
 from kvsim.engine.radix_records import NO_PRIORITY, ROOT
@@ -155,12 +155,12 @@ def dec_lock_ref(engine: Engine, node: int) -> None:
 def evict(engine: Engine, num_tokens: int) -> None:
     """Evict leaves until `num_tokens` slots more are free, or none is left that can be evicted."""
     nodes, radix = engine.radix.nodes, engine.radix.state
-    radix_told.asked(engine, num_tokens)
+    radix_events.asked(engine, num_tokens)
     enough = engine.state.num_free + token_slots.ceil_pages(engine, num_tokens)
     while engine.state.num_free < enough and radix.num_leaves > 0:
         node = engine.radix.leaves[0]
         record = nodes[node]
-        radix_told.leaf(engine, record)
+        radix_events.leaf(engine, record)
         evictable_leaves.remove(engine, node)
         bucket.remove(nodes, engine.buckets[bucket_of(engine, record.key)], node)
         token_slots.free(engine, record.first_page, record.last_page, record.num_pages)
@@ -213,7 +213,7 @@ def _adopt(engine: Engine, sequence: Sequence, node: int, begin: int) -> None:
     page = record.first_page
     for _ in range(begin - record.begin):
         page = pages[page]
-    radix_told.duplicate(engine, row + begin, row + end)
+    radix_events.duplicate(engine, row + begin, row + end)
     first = last = rows[row + begin]
     for index in range(row + begin, row + end):
         own, rows[index] = rows[index], page

@@ -163,4 +163,4 @@ def release_kv_cache(engine: Engine, sequence: Sequence, keeps: bool) -> None:
 
 
 RADIX = Memory(name="radix")
-"""SGLang's scheduler asks for rows by itself; the clock and the account do not count them yet."""
+"""SGLang's scheduler allocates rows itself; the clock and the account see nothing yet."""

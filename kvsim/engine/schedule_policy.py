@@ -13,7 +13,7 @@ from kvsim.engine.state import Engine
 _MOST_MATCHED = 128
 """Waiting requests that are matched in one pass, at most."""
 _SHARED_TOKENS = 32
-"""Tokens in common from which on one request waits for another; who hits more in the tree is not compared."""
+"""Shared tokens from which on one request waits for another; requests with more hits are not compared."""
 _AT_ONCE = 1e300
 """The response ratio of a request that has nothing to compute."""
 _REFRESH_INTERVAL = 32
@@ -22,7 +22,7 @@ _REFRESH_INTERVAL = 32
 
 @part
 def calc_priority(engine: Engine) -> None:
-    """Put the queue in order; match waiting requests if the order depends on their prefixes in the tree."""
+    """Put the queue in order; match waiting requests first where the order depends on the tree."""
     settings, state = engine.radix.settings, engine.state
     order = settings.order
     if order in (LPM, HRRN) and state.num_waiting > _MOST_MATCHED:
@@ -125,7 +125,7 @@ def _prefill_work(engine: Engine, number: int) -> int:
 
 @part
 def _sort_by_dfs_weight(engine: Engine) -> None:
-    """Queue waiting requests as a walk of the tree meets their nodes; the subtree with the most requests first."""
+    """Queue waiting requests as a walk of the tree meets their nodes, the heaviest subtree first."""
     nodes, order, size = engine.radix.nodes, engine.radix.order, 0
     number = engine.sequences[HEAD].next
     while number != HEAD:

@@ -23,15 +23,15 @@ class Scheduler:
     add: Callable[[Engine, Sequence], None]
     """Queue a sequence that has arrived."""
     schedule: Callable[[Engine], None]
-    """Decide the next step, allocate its memory and put it in flight: it stands in `batch`."""
+    """Decide the next step, allocate its memory and put it in flight, as `batch` lists it."""
     awaits_output: Callable[[Engine], bool]
     """Tell whether the output of the oldest step is processed before another step is scheduled."""
     update: Callable[[Engine], None]
     """Process the output of the oldest step in flight."""
     abort: Callable[[Engine, Sequence], None]
-    """Drop a sequence in any state."""
+    """Drop a sequence, wherever it is."""
     is_stalled: Callable[[Engine], bool]
-    """Tell whether the engine would wait for ever; `State.subject` is the sequence that cannot be admitted."""
+    """Tell whether the engine would wait for ever; `State.subject` is then the sequence without room."""
 
     def __repr__(self) -> str:
         return self.name

@@ -8,7 +8,15 @@ before it processes the results of the one before: it foresees ends by length, n
 
 from __future__ import annotations
 
-from kvsim.engine import in_flight, prefill_adder, radix_told, request_rows, schedule_policy, token_slots, waiting_queue
+from kvsim.engine import (
+    in_flight,
+    prefill_adder,
+    radix_events,
+    request_rows,
+    schedule_policy,
+    token_slots,
+    waiting_queue,
+)
 from kvsim.engine.compiled import part
 from kvsim.engine.prefill_adder import CONTINUE, NO_TOKEN, OTHER, num_outputs
 from kvsim.engine.radix_records import DECODE, EXTEND, MIXED, NO_BATCH, NOT_CHUNKED
@@ -62,7 +70,7 @@ def schedule(engine: Engine) -> None:
 def awaits_output(engine: Engine) -> bool:
     """Tell whether results are due: each pass ends with those of the pass before, or of its own without overlap."""
     state = engine.state
-    is_full = state.num_in_flight == engine.settings.most_in_flight
+    is_full = state.num_in_flight >= engine.settings.most_in_flight
     return is_full or (state.num_in_flight > 0 and state.num_in_batch == 0)
 
 
@@ -393,9 +401,9 @@ def check_decode_mem(engine: Engine, num_running: int) -> bool:
 
 @part
 def _retract_decode(engine: Engine) -> None:
-    """Retract running requests, those with the fewest outputs first, until the others can decode.
+    """Let running requests give way, those with the fewest outputs first, until the rest can decode.
 
-    One at least is retracted, and one stays, unless it does not fit alone: it is aborted.
+    At least one request gives way. The last one goes on, or is aborted if it does not fit alone.
     """
     settings, state, radix = engine.radix.settings, engine.state, engine.radix.state
     schedule_policy.order_for_retraction(engine)
@@ -425,7 +433,7 @@ def release_req(engine: Engine, sequence: Sequence, num_others: int) -> None:
     It keeps its outputs as tokens to compute again.
     """
     state, holding = engine.state, engine.radix.holdings[sequence.number]
-    radix_told.retracted(engine, sequence, num_others)
+    radix_events.retracted(engine, sequence, num_others)
     request_rows.release_kv_cache(engine, sequence, False)
     request_rows.evict_from_tree_cache(engine, num_others * engine.radix.settings.retract_steps)
     sequence.status = PREEMPTED
