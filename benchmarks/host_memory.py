@@ -15,7 +15,7 @@ from pages import with_rows
 from kvsim.calibration.clocks import in_words
 from kvsim.diagnosis import load_of, server_of
 from kvsim.experiments.bands import band_of
-from kvsim.experiments.validation import as_sent, concurrency_of, policy_of, validate
+from kvsim.experiments.validation import as_sent, policy_of, users_of, validate
 from kvsim.fitting import Search
 from kvsim.fitting.outcome import outcome_of
 from kvsim.hardware import find_gpu
@@ -56,7 +56,7 @@ def predicted() -> tuple[list[str], list[str]]:
             policy,
             Machine(gpu=gpu, model=model, kv_bytes=kv_bytes, step_time=times),
             summarize(result.simulated),
-            concurrency=concurrency_of(recording),
+            users=users_of(recording),
             stamp_at_entry=True,
         )
         assert band is not None

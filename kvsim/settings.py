@@ -97,7 +97,7 @@ class Declared:
 
 
 @cache
-def settings_in(kind: type) -> tuple[Declared, ...]:
+def settings_in(kind: Any) -> tuple[Declared, ...]:
     """Return the settings that a dataclass declares."""
     types = get_type_hints(kind)
     return tuple(
@@ -113,8 +113,13 @@ def check_settings(settings: Any) -> None:
     Raises:
         UsageError: one is out of bounds.
     """
-    for each in fields(settings):
-        each.metadata["setting"].check(each.name, getattr(settings, each.name))
+    for each in settings_in(settings.__class__):
+        each.setting.check(each.name, getattr(settings, each.name))
+
+
+def values_of(settings: Any) -> dict[str, Any]:
+    """Return the settings that a dataclass declares or inherits, by name."""
+    return {each.name: getattr(settings, each.name) for each in settings_in(settings.__class__)}
 
 
 def _plain(annotation: Any) -> type:

@@ -271,7 +271,7 @@ def record_vllm(group: str, data: Path, output: Path) -> None:
             measure_overhead(engine, sharegpt(data, 256, AllAtOnce(), 99))
         for name, workload, concurrency in runs:
             command = f"python traces/record.py {group}"
-            recording = engine.record(workload, output / name, concurrency=concurrency, command=command)
+            recording = engine.record(workload, output / name, users=concurrency, command=command)
             report(name, recording.duration_s, int(recording.requests.output_tokens.sum()), recording.num_preemptions)
 
 

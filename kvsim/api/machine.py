@@ -14,6 +14,7 @@ from kvsim.policies.settings import EngineDefaults
 from kvsim.recording import Recording
 from kvsim.simulation import Machine
 from kvsim.sizing.budget import plan_budget
+from kvsim.sizing.settings import MachineSettings
 from kvsim.steptime.card import load_card
 
 if TYPE_CHECKING:
@@ -29,18 +30,10 @@ def machine(
     gpu: str | Gpu | Recording | os.PathLike[str] = DEFAULT_MACHINE,
     model: str | Model | os.PathLike[str] | None = None,
     *,
-    kv_gib: float | None = None,
-    num_blocks: int | None = None,
-    gpu_memory_utilization: float = 0.92,
-    tensor_parallel_size: int | None = None,
-    pipeline_parallel_size: int | None = None,
-    kv_cache_dtype: str | None = None,
-    quantization: str | None = None,
+    engine: str = "vllm",
     max_num_seqs: int | None = None,
     max_num_batched_tokens: int | None = None,
-    times: str | os.PathLike[str] | StepTimeModel | None = None,
-    engine: str = "vllm",
-    captured: bool = True,
+    **settings: Any,
 ) -> Machine:
     """Return a GPU that serves a model: its memory for keys and values, and its step times.
 
@@ -51,28 +44,22 @@ def machine(
         gpu: the name of a GPU (with "2x" in front for two that share the model), "GPU/MODEL", the file of a machine
             card made by `kvsim measure`, or a recording, whose GPU, model and memory are taken.
         model: a listed model, or a `config.json` or its folder; left out where `gpu` names it.
-        kv_gib: memory for keys and values on each GPU, in GiB; the default is what vLLM would find free.
-        num_blocks: that memory in blocks of the size that vLLM chooses, its null block included.
-        gpu_memory_utilization: share of the GPU's memory that may be used, above 0 and at most 1.
-        tensor_parallel_size: GPUs that share every layer of the model.
-        pipeline_parallel_size: stages, each with a part of the layers on `tensor_parallel_size` GPUs.
-        kv_cache_dtype: type of the cache, such as "fp8"; the model's own if left out.
-        quantization: how the weights are stored, such as "awq"; the model's own if left out.
+        engine: engine of the step times: "vllm", "hf-dynamic" or "hf-static".
         max_num_seqs: sequences of the largest step, which takes memory from the cache; vLLM's default on the GPU.
         max_num_batched_tokens: tokens of the largest step, which also takes memory; vLLM's default on the GPU.
-        times: a profile or a machine card, by file or by name; "none" for the data sheet alone; a model of
-            your own (see `kvsim.StepTimeModel`); left out, the best that ships for the GPU and the model.
-        engine: whose step times: "vllm", "hf-dynamic" or "hf-static".
-        captured: whether the engine launches captured graphs.
+        settings: those of `kvsim.sizing.settings.MachineSettings`, such as `kv_gib`, `num_blocks`,
+            `tensor_parallel_size` or `times`, which may also be a `kvsim.StepTimeModel` of your own.
 
     Raises:
         UnknownNameError: no GPU or model is listed under that name.
         UsageError: a setting cannot be right.
         BudgetError: the model does not fit, or leaves no room for a cache.
     """
+    stated = MachineSettings(**settings)
+    captured, source = not stated.enforce_eager, stated.times
     if isinstance(gpu, Recording):
-        return _of_recording(gpu, times, engine, captured=captured)
-    source = times
+        return _of_recording(gpu, source, engine, captured=captured)
+    tensor_parallel_size = stated.tensor_parallel_size
     if not isinstance(gpu, Gpu):
         if not isinstance(gpu, str | os.PathLike):
             said = f"{shortened(gpu)}, which is of the type {type(gpu).__name__}"
@@ -88,23 +75,24 @@ def machine(
     if not model:
         raise UsageError(f'a machine is a GPU and a model, such as "{DEFAULT_MACHINE}"; name the model as well.')
     how: dict[str, Any] = {
-        "kv_cache_dtype": kv_cache_dtype,
+        "kv_cache_dtype": stated.kv_cache_dtype,
         "tensor_parallel_size": tensor_parallel_size,
-        "pipeline_parallel_size": pipeline_parallel_size,
+        "pipeline_parallel_size": stated.pipeline_parallel_size,
     }
-    if quantization is not None:
-        how["quantization"] = find_quantization(quantization)
+    if stated.quantization is not None:
+        how["quantization"] = find_quantization(stated.quantization)
     served = (model if isinstance(model, Model) else find_model(os.fspath(model))).served(**how)
-    if kv_gib is not None and num_blocks is not None:
+    if stated.kv_gib is not None and stated.num_blocks is not None:
         raise UsageError("kv_gib and num_blocks set the same value; give only one.")
     defaults = EngineDefaults.of("llm", gpu.memory_bytes, is_a100=gpu.name.startswith("A100"))
-    kv_bytes = int(kv_gib * GIB) if kv_gib is not None else None
+    kv_bytes = int(stated.kv_gib * GIB) if stated.kv_gib is not None else None
     budget = plan_budget(
         gpu,
         served,
-        gpu_memory_utilization=gpu_memory_utilization,
+        gpu_memory_utilization=stated.gpu_memory_utilization or 0.92,
         kv_memory_bytes=kv_bytes,
-        num_blocks=num_blocks,
+        num_blocks=stated.num_blocks,
+        oversize=stated.oversize,
         max_num_seqs=max_num_seqs or defaults.max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens or defaults.max_num_batched_tokens,
     )

@@ -23,7 +23,9 @@ from kvsim.hardware import GIB
 from kvsim.policies import POLICY_NAMES, AnyPolicy
 from kvsim.policies.custom import CustomPolicy
 from kvsim.profiles import Profile
+from kvsim.settings import settings_in
 from kvsim.simulation import Machine, Options
+from kvsim.sizing.settings import MachineSettings
 
 if TYPE_CHECKING:
     from kvsim.conformance import Verdict
@@ -33,8 +35,7 @@ if TYPE_CHECKING:
     from kvsim.steptime.card import Card
     from kvsim.workload import Workload
 
-_OF_A_MACHINE = ("kv_gib", "num_blocks", "gpu", "model", "tensor_parallel_size", "kv_cache_dtype", "quantization",
-                 "gpu_memory_utilization", "times")  # fmt: skip
+_OF_A_MACHINE = frozenset(each.name for each in settings_in(MachineSettings))
 """Settings of a machine that `sweep` can vary."""
 
 
@@ -61,7 +62,7 @@ def simulate(
         policy: a policy, or "paged", "contiguous" or "static" with the defaults of the engine that it models.
         machine: a `Machine`, a recording of one, or "GPU/MODEL" such as "H200/Llama-3-8B"; left out, it is the machine
             of the recording that the requests are from, or "H200/Meta-Llama-3-8B".
-        options: see `kvsim.simulation.Options`: `refuse_misfits`, `concurrency` and `think_s` for a closed loop,
+        options: see `kvsim.simulation.Options`: `refuse_misfits`, `users` and `think_s` for a closed loop,
             `engine`, `check`, `progress`.
 
     Raises:

@@ -83,7 +83,7 @@ class DrivenEngine:
         workload: Workload,
         folder: Path,
         *,
-        concurrency: int | None = None,
+        users: int | None = None,
         command: str = "",
         extra: Mapping[str, Any] | None = None,
         progress: Callable[[int, int], None] | None = None,
@@ -93,7 +93,7 @@ class DrivenEngine:
         Args:
             workload: the requests; outputs are cut at their `output_tokens`, whatever the model generates.
             folder: where the recording goes; it must not exist.
-            concurrency: number of requests served at a time, ignoring arrival times; None for open loop.
+            users: number of requests served at a time, ignoring arrival times; None for open loop.
             command: command line for the provenance.
             extra: more fields of the provenance.
             progress: called with the number of finished requests and of all.
@@ -108,7 +108,7 @@ class DrivenEngine:
             "workload": {
                 "name": workload.name,
                 "description": workload.description,
-                "arrivals": "as stated" if concurrency is None else f"closed loop, {concurrency} at a time",
+                "arrivals": "as stated" if users is None else f"closed loop, {users} at a time",
             },
             **(extra or {}),
         }
@@ -116,7 +116,7 @@ class DrivenEngine:
         scratch = self._scratch / "log"
         self._scheduler.kvsim.start(FileSink(scratch), meta)
         try:
-            self.serve(workload, concurrency=concurrency, progress=progress)
+            self.serve(workload, users=users, progress=progress)
         finally:
             self._scheduler.kvsim.stop()
         recording = read(scratch)
@@ -128,15 +128,15 @@ class DrivenEngine:
         self,
         workload: Workload,
         *,
-        concurrency: int | None = None,
+        users: int | None = None,
         seed: int = 0,
         progress: Callable[[int, int], None] | None = None,
     ) -> float:
         """Serve `workload`, starting with an empty prefix cache; return the seconds that it took."""
         prompts = token_ids(workload, self._vocab_size, seed)
         self._forget()
-        arrivals = workload.arrival_s.tolist() if concurrency is None else [0.0] * len(workload)
-        limit = len(workload) if concurrency is None else concurrency
+        arrivals = workload.arrival_s.tolist() if users is None else [0.0] * len(workload)
+        limit = len(workload) if users is None else users
         begin = time.monotonic()
         sent = finished = 0
         while finished < len(workload):

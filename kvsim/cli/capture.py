@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from kvsim.cli.options import SectionedCommand
+from kvsim.cli.options import SectionedCommand, bounded
 from kvsim.cli.show import overwrite_option, progress
 from kvsim.cli.workload import workload_of_flags, workload_options
 
@@ -28,7 +28,9 @@ def command() -> None:
 @click.option("--model", required=True, help="A model folder, or a listed model with random weights.")
 @workload_options
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="The recording's folder.")
-@click.option("--concurrency", type=int, help="Closed loop: so many requests at a time, whatever their arrival times.")
+@click.option(
+    "--users", "--concurrency", type=int, callback=bounded(at_least=1), help="Closed loop with N users.", metavar="N"
+)
 @click.option("--num-blocks", type=int, help="Blocks of the pool, instead of what the GPU leaves.")
 @click.option("--block-size", type=int, help="Tokens per block.")
 @click.option("--gpu-memory-utilization", type=float, help="Share of the GPU that may be used.")
@@ -39,14 +41,11 @@ def command() -> None:
 @click.option("--no-async-scheduling", is_flag=True, help="Schedule a step only when the last one's output is known.")
 @click.option("--enforce-eager", is_flag=True, help="Capture no graphs.")
 @overwrite_option
-def vllm(*, model: str, output: Path, concurrency: int | None, overwrite: bool, **flags: Any) -> None:
+def vllm(*, model: str, output: Path, users: int | None, overwrite: bool, **flags: Any) -> None:
     """Start vLLM here, put a workload through it, and record what it does."""
     from kvsim.capture.drive import DrivenEngine
-    from kvsim.errors import UsageError
     from kvsim.files.overwriting import may_replace, replacing_folder
 
-    if concurrency is not None and concurrency < 1:
-        raise UsageError(f"--concurrency should be at least 1, not {concurrency}.")
     may_replace(output, "capture", overwrite=overwrite, is_folder=True)
     workload = workload_of_flags(flags)
     given = {
@@ -65,7 +64,7 @@ def vllm(*, model: str, output: Path, concurrency: int | None, overwrite: bool, 
         progress("recording") as report,
         replacing_folder(output, "capture", overwrite=overwrite) as folder,
     ):
-        engine.record(workload, folder, concurrency=concurrency, command=_command_line(), progress=report)
+        engine.record(workload, folder, users=users, command=_command_line(), progress=report)
     click.echo(output)
 
 

@@ -123,6 +123,7 @@ def server_of(flags: dict[str, Any], replicas: int = 1, meta: Meta | None = None
     from kvsim.fitting import Server
     from kvsim.kv_groups.specs import check_block_size, check_length
     from kvsim.policies.settings import ContinuousSettings
+    from kvsim.settings import values_of
 
     for name in ("swap_gib", "num_speculative_tokens", "kv_gib", "oversize", "pipeline_parallel_size"):
         if flags[name]:
@@ -140,25 +141,20 @@ def server_of(flags: dict[str, Any], replicas: int = 1, meta: Meta | None = None
     check_block_size(model, flags["block_size"])
     longest = length or model.max_position_embeddings
     num_seqs, num_tokens = engine_limits(flags, gpu, longest)
+    limits = {"max_num_seqs": num_seqs, "max_num_batched_tokens": num_tokens, "max_model_len": longest}
     cache = paged_settings(flags, gpu, model, flags["block_size"] or 16)
-    scheduler = settings_from(ContinuousSettings, flags | {"max_model_len": longest})
     return Server(
         gpu=gpu,
         model=model,
         gpu_memory_utilization=0.92 if share is None else share,
-        max_num_seqs=num_seqs,
-        max_num_batched_tokens=num_tokens,
-        max_model_len=longest,
         block_size=flags["block_size"],
         enable_prefix_caching=cache.enable_prefix_caching,
         watermark=cache.watermark,
         cache=cache,
-        enable_chunked_prefill=scheduler.enable_chunked_prefill,
-        long_prefill_token_threshold=scheduler.long_prefill_token_threshold,
-        async_scheduling=scheduler.async_scheduling,
         captured=not flags["enforce_eager"],
         num_blocks=flags["num_blocks"],
         name=flags["model"] or "",
         replicas=replicas,
         times=flags["times"],
+        **values_of(settings_from(ContinuousSettings, flags, **limits)),
     )

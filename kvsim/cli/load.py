@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -31,6 +31,7 @@ _USERS = {
 }
 _think_time = _requests(
     "--think-time",
+    "think_s",
     type=click.FloatRange(0, 1e9),
     metavar="SECONDS",
     help="With --users: how long a user thinks after an answer.  [0]",
@@ -43,6 +44,7 @@ _max_concurrency = _requests(
 )
 _spawn_rate = _requests(
     "--spawn-rate",
+    "users_per_s",
     type=click.FloatRange(0, min_open=True),
     metavar="PER_S",
     help="With --users: so many begin each second, until all are there.  [all at once]",
@@ -59,10 +61,10 @@ def load_options(command: Command) -> Command:
     return _requests("--users", "--max-concurrency", **_USERS)(_think_time(command))
 
 
-def check_users(users: int | None, think_time: float | None, spawn_rate: float | None = None) -> None:
-    """Raise a UsageError where the flags speak of users and none are given."""
-    for flag, value in (("--think-time", think_time), ("--spawn-rate", spawn_rate)):
-        if value is not None and users is None:
+def check_users(flags: Mapping[str, Any]) -> None:
+    """Raise a UsageError if the flags speak of users and none are given."""
+    for flag, name in (("--think-time", "think_s"), ("--spawn-rate", "users_per_s")):
+        if flags.get(name) is not None and flags["users"] is None:
             raise UsageError(f"{flag} is for users in a closed loop; give --users as well.")
 
 
@@ -88,7 +90,7 @@ def check_load(flags: dict[str, Any]) -> None:
     Raises:
         UsageError: they describe none, or two.
     """
-    check_users(flags["users"], flags["think_time"])
+    check_users(flags)
     if flags["users"] is not None and flags["rate"] is not None:
         raise UsageError(
             "--users wait for their answers, so they have no --rate; give one of the two, or limit arrivals with "
@@ -149,6 +151,6 @@ def load_of(flags: dict[str, Any], workload: Workload) -> Load:
     return Load(
         workload=workload,
         users=users_of(flags),
-        think_s=flags["think_time"] or 0.0,
+        think_s=flags["think_s"] or 0.0,
         asked_rate_per_s=rate * multiple("--load", flags["load"]) if rate is not None and steady else None,
     )

@@ -20,6 +20,8 @@ from kvsim.cli.show import json_option, overwrite_option, print_json, progress
 from kvsim.policies import POLICY_NAMES
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from kvsim.simulation import EngineName, RouteName
     from kvsim.workload import Workload
 
@@ -64,10 +66,6 @@ def command(
     *,
     policy: str,
     engine: EngineName,
-    users: int | None,
-    max_concurrency: int | None,
-    think_time: float | None,
-    spawn_rate: float | None,
     replicas: int,
     route: RouteName,
     front_end: str,
@@ -92,13 +90,12 @@ def command(
     from kvsim.simulation.front_end import behind, http
 
     check_policy_flags(context, [policy])
-    check_users(users, think_time, spawn_rate)
-    check_senders(flags | {"users": users, "max_concurrency": max_concurrency})
-    think_s = think_time or 0.0
-    users = users_of(flags | {"users": users})
+    check_users(flags)
+    check_senders(flags)
+    flags["users"] = users_of(flags)
     if output is not None:
         may_replace(output, "run", overwrite=overwrite, is_folder=True)
-    scenario = build_scenario(**flags | {"users": users, "max_concurrency": max_concurrency})
+    scenario = build_scenario(**flags)
     settings, workload = scenario.policy(policy), scenario.workload
     machine = scenario.machine(settings)
     with progress(policy) as report, ExitStack() as stack:
@@ -106,10 +103,10 @@ def command(
             "refuse_misfits": flags["refuse_misfits"],
             "check": flags["check"],
             "engine": engine,
-            "concurrency": users,
-            "max_concurrency": max_concurrency,
-            "think_s": think_s,
-            "users_per_s": spawn_rate or math.inf,
+            "users": flags["users"],
+            "max_concurrency": flags["max_concurrency"],
+            "think_s": flags["think_s"] or 0.0,
+            "users_per_s": flags["users_per_s"] or math.inf,
             "progress": report,
             "command": shlex.join(["kvsim", *sys.argv[1:]]),
         }
@@ -142,20 +139,18 @@ def command(
             {"servers": documents} if replicas > 1 else documents[0] | ({"band": band.as_dict()} if band else {})
         )
         return
-    sent = _requests(workload, users, max_concurrency, think_s, spawn_rate)
-    print_answer(runs, summaries, sent, band=band, notes=notes)
+    print_answer(runs, summaries, _requests(workload, flags), band=band, notes=notes)
     if show_all:
         print_summaries("every figure", runs, summaries, names_evidence=True)
 
 
-def _requests(
-    workload: Workload, users: int | None, max_concurrency: int | None, think_s: float, spawn_rate: float | None
-) -> str:
-    """Which requests were served, and who sent them when."""
-    if max_concurrency is not None:
-        return f"{workload.description}; at most {max_concurrency:,} at once"
+def _requests(workload: Workload, flags: Mapping[str, Any]) -> str:
+    """Describe the requests that were served, and who sent them when."""
+    users, think_s, users_per_s = flags["users"], flags["think_s"], flags["users_per_s"]
+    if flags["max_concurrency"] is not None:
+        return f"{workload.description}; at most {flags['max_concurrency']:,} at once"
     if users is None:
         return workload.description
     pause = f", {think_s:g} s after the answer before" if think_s else " as soon as the one before is answered"
-    come = f", and {spawn_rate:g} of them begin each second" if spawn_rate else ""
+    come = f", and {users_per_s:g} of them begin each second" if users_per_s else ""
     return f"{workload.description}; {users:,} users send each request{pause}{come}"

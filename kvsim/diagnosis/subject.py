@@ -10,12 +10,13 @@ from kvsim.calibration.machines import pace_of
 from kvsim.calibration.observed import observe, with_offload
 from kvsim.calibration.predict import counted_errors
 from kvsim.errors import BudgetError, UsageError
-from kvsim.experiments.validation import as_sent, concurrency_of, policy_of
+from kvsim.experiments.validation import as_sent, policy_of, users_of
 from kvsim.fitting import Load, Server
 from kvsim.hardware import find_gpu
 from kvsim.machines import is_in_process, served_model
 from kvsim.policies import Paged
 from kvsim.profiles.extrapolation import Watched
+from kvsim.settings import values_of
 from kvsim.steptime import TYPICAL, Pace, Roofline
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ def load_of(recording: Recording) -> Load:
     """Return the recording's own requests as a workload."""
     return Load(
         workload=as_sent(recording),
-        users=concurrency_of(recording),
+        users=users_of(recording),
         stamp_at_entry=recording.meta.source != "simulation",
         repeats=False,
     )
@@ -49,24 +50,19 @@ def server_of(recording: Recording, times: str | None = None) -> Server:
         )
     policy, kv_bytes = policy_of(recording)
     assert isinstance(policy, Paged)
-    scheduler, num_blocks = policy.scheduler, pool.num_units + pool.first_unit
+    num_blocks = pool.num_units + pool.first_unit
     server = Server(
         gpu=find_gpu(meta.gpu),
         model=served_model(meta),
         gpu_memory_utilization=float(engine.get("gpu_memory_utilization", 0.92)),
-        max_num_seqs=scheduler.max_num_seqs,
-        max_num_batched_tokens=scheduler.max_num_batched_tokens,
-        max_model_len=scheduler.max_model_len,
         block_size=policy.cache.block_size,
         enable_prefix_caching=policy.cache.enable_prefix_caching,
         watermark=policy.cache.watermark,
         cache=policy.cache,
-        enable_chunked_prefill=scheduler.enable_chunked_prefill,
-        long_prefill_token_threshold=scheduler.long_prefill_token_threshold,
-        async_scheduling=scheduler.async_scheduling,
         captured=not engine.get("enforce_eager"),
         in_process=is_in_process(meta),
         times=times,
+        **values_of(policy.scheduler),
     )
     server = replace(server, pace=_pace(recording, server))
     try:

@@ -165,7 +165,7 @@ def validate(times: StepTimeModel, recording: Recording, progress: ProgressCallb
         as_sent(recording),
         policy,
         machine,
-        concurrency=concurrency_of(recording),
+        users=users_of(recording),
         # Recorders run inside the engine: they see a request when the engine takes it.
         stamp_at_entry=True,
         earlier=earlier_batches(recording),
@@ -281,8 +281,8 @@ def _looked_before_s(recording: Recording, taken_s: FloatArray) -> FloatArray:
     return np.where(is_busy, steps.start_s[np.maximum(last, 0)], taken_s)
 
 
-def concurrency_of(recording: Recording) -> int | None:
-    """Return the concurrency of a closed loop; None for an open loop. Calls of generate() are a closed loop."""
+def users_of(recording: Recording) -> int | None:
+    """Return the number of users of a closed loop; None for an open loop. Calls of generate() are a closed loop."""
     if recording.meta.policy_name == "static":
         return int(recording.meta.policy.get("batch_size", 1))
     workload = recording.meta.extra.get("workload")

@@ -112,7 +112,7 @@ def evaluate(server: Server, load: Load, *, engine: EngineName = "auto", pace: f
             machine = replace(machine, step_time=paced(machine.step_time, slower))
         options: Any = {"refuse_misfits": True, "engine": engine, "stamp_at_entry": load.stamp_at_entry}
         if load.users is not None:
-            options |= {"concurrency": load.users, "think_s": load.think_s}
+            options |= {"users": load.users, "think_s": load.think_s}
         outcome = Outcome()
         longer: Load | None = load
         while longer is not None:

@@ -23,6 +23,7 @@ from kvsim.models import Model
 from kvsim.policies import Paged
 from kvsim.policies.settings import ContinuousSettings, PagedSettings
 from kvsim.profiles.extrapolation import Watched
+from kvsim.settings import values_of
 from kvsim.simulation import Machine
 from kvsim.sizing.budget import Budget, plan_budget
 from kvsim.steptime import TYPICAL, Pace, Roofline, at_pace
@@ -36,25 +37,19 @@ _MANY_SEQS = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Server:
+class Server(ContinuousSettings):
     """Kind of server, and the number of replicas behind one queue."""
 
     gpu: Gpu
     model: Model
     """Served model, with its types and parallel sizes."""
     gpu_memory_utilization: float = 0.92
-    max_num_seqs: int = 1024
-    max_num_batched_tokens: int = 8192
-    max_model_len: int
     block_size: int | None = None
     """Tokens per block; None for vLLM's choice."""
     enable_prefix_caching: bool = True
     watermark: float = 0.0
     cache: PagedSettings = field(default_factory=PagedSettings)
     """Settings of host memory and the link to it; other settings are separate fields."""
-    enable_chunked_prefill: bool = True
-    long_prefill_token_threshold: int = 0
-    async_scheduling: bool = True
     captured: bool = True
     """Whether steps are launched as captured graphs."""
     in_process: bool = False
@@ -110,14 +105,7 @@ class Server:
         Raises:
             UsageError: vLLM would not start with such limits or blocks.
         """
-        scheduler = ContinuousSettings(
-            max_num_seqs=self.max_num_seqs,
-            max_num_batched_tokens=self.max_num_batched_tokens,
-            max_model_len=self.max_model_len,
-            async_scheduling=self.async_scheduling,
-            enable_chunked_prefill=self.enable_chunked_prefill,
-            long_prefill_token_threshold=self.long_prefill_token_threshold,
-        )
+        scheduler = ContinuousSettings(**values_of(self))
         scheduler.check_starts()
         return Paged(
             scheduler=scheduler,

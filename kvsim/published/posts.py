@@ -113,7 +113,7 @@ def _mistral(progress: ProgressCallback) -> list[float]:
         times = step_times(gpu, weights, "hf-dynamic" if isinstance(policy, Static) else "vllm")
         kv_bytes = round(0.9 * gpu.memory_bytes) - weights.weight_bytes
         machine = Machine(gpu=gpu, model=weights, kv_bytes=kv_bytes, step_time=times)
-        rates.append(count / simulate(workload, policy, machine, concurrency=256).duration_s)
+        rates.append(count / simulate(workload, policy, machine, users=256).duration_s)
     return rates
 
 

@@ -178,7 +178,7 @@ class Options(TypedDict, total=False):
 
     refuse_misfits: bool
     """Refuse requests that could never be served, and count them, instead of raising."""
-    concurrency: int | None
+    users: int | None
     """Number of users; each waits for an answer before sending the next request, regardless of arrival times (closed
     loop). None for an open loop."""
     max_concurrency: int | None
@@ -215,7 +215,7 @@ def simulate(workload: Workload, policy: AnyPolicy, machine: Machine, **options:
         options: see `Options`.
 
     Raises:
-        UsageError: `concurrency` is below 1, `think_s` is negative or without it, or the run cannot be compiled.
+        UsageError: `users` is below 1, `think_s` is negative or without it, or the run cannot be compiled.
         WorkloadError: a request is longer than the longest sequence that is allowed.
         BudgetError: a request needs more than the whole pool.
         StalledError: the head of the queue can never be scheduled.
@@ -441,9 +441,9 @@ def _most_at_once(options: Options) -> int | None:
         UsageError: there are users as well, or fewer than one.
     """
     most = options.get("max_concurrency")
-    if most is not None and options.get("concurrency") is not None:
+    if most is not None and options.get("users") is not None:
         raise UsageError(
-            "concurrency is of users in a closed loop, and max_concurrency of arrivals; give one of the two."
+            "users send requests in a closed loop, and max_concurrency limits arrivals; give one of the two."
         )
     if most is not None and most < 1:
         raise UsageError(f"max_concurrency should be at least 1, not {most}.")
@@ -456,18 +456,18 @@ def _users(options: Options) -> Users | None:
     Raises:
         UsageError: there are settings of users and no users; or a figure cannot be right.
     """
-    concurrency, think_s = options.get("concurrency"), options.get("think_s", 0.0)
+    users, think_s = options.get("users"), options.get("think_s", 0.0)
     users_per_s = options.get("users_per_s", math.inf)
-    if concurrency is None:
+    if users is None:
         if think_s:
-            raise UsageError(f"think_s is {think_s}, and only users in a closed loop think; give concurrency as well.")
+            raise UsageError(f"think_s is {think_s}, and only users in a closed loop think; give users as well.")
         if users_per_s != math.inf:
-            raise UsageError(f"users_per_s is {users_per_s}, and there are no users; give concurrency as well.")
+            raise UsageError(f"users_per_s is {users_per_s}, and there are no users; give users as well.")
         return None
-    if concurrency < 1:
-        raise UsageError(f"concurrency should be at least 1, not {concurrency}.")
+    if users < 1:
+        raise UsageError(f"users should be at least 1, not {users}.")
     if not 0 <= think_s < math.inf:
         raise UsageError(f"think_s should be a number of seconds, 0 or more, not {think_s}.")
     if not users_per_s > 0:
         raise UsageError(f"users_per_s should be a positive number, not {users_per_s}.")
-    return Users(number=concurrency, think_s=think_s, per_s=users_per_s)
+    return Users(number=users, think_s=think_s, per_s=users_per_s)

@@ -30,7 +30,7 @@ def test_a_run_in_one_call(few: kvsim.Workload) -> None:
 
 def test_the_machine_is_that_of_the_recording_unless_another_is_named() -> None:
     recording = kvsim.read("vllm-h100-llama-3-8b-closed")
-    run = kvsim.simulate(recording, concurrency=32)
+    run = kvsim.simulate(recording, users=32)
     assert run.meta.gpu == "H100 SXM"
     assert run.meta.pool.num_units == recording.meta.pool.num_units
     assert run.meta.policy["max_model_len"] == recording.meta.engine["max_model_len"]

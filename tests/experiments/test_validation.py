@@ -18,9 +18,9 @@ from kvsim.experiments.validation import (
     Row,
     Validation,
     as_sent,
-    concurrency_of,
     matching_profile,
     policy_of,
+    users_of,
     validate,
 )
 from kvsim.hardware import find_gpu
@@ -66,7 +66,7 @@ def test_the_simulation_serves_the_same_requests(held_out: Validation) -> None:
 
 def test_a_closed_loop_is_simulated_as_one() -> None:
     recording = read(find("vllm-h200-llama-3-8b-heldout-closed-64"))
-    assert concurrency_of(recording) == 64
+    assert users_of(recording) == 64
     result = validate(matching_profile(recording), recording)
     assert result.simulated.steps.running.max() == 64
 

@@ -174,7 +174,7 @@ def workloads(draw: st.DrawFn) -> Workload:
     workload=workloads(),
     policy=POLICIES,
     room=st.sampled_from([0.3, 0.6, 1.0, 2.0, 3.0, 20.0]),
-    users=st.sampled_from([{}, {}, {"concurrency": 2}, {"concurrency": 7}, {"concurrency": 3, "think_s": 0.03}]),
+    users=st.sampled_from([{}, {}, {"users": 2}, {"users": 7}, {"users": 3, "think_s": 0.03}]),
     stamp_at_entry=st.booleans(),
     check=st.booleans(),
 )
