@@ -4,15 +4,34 @@ Figures about memory and scheduling are reproduced. Figures about speed are pred
 predictions are far off. A figure outside its band is reported as a failure.
 """
 
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
 from kvsim.errors import UnknownNameError
 from kvsim.published import branching, others, paged_attention, posts
 from kvsim.published.figures import Figure, Outcome, Row, reproduce
 from kvsim.published.lengths import paper_lengths
 
-REPRODUCTIONS: tuple[Row, ...] = (*paged_attention.ROWS, *branching.ROWS, *others.ROWS)
-"""Figures about memory and scheduling."""
-ROWS: tuple[Row, ...] = (*REPRODUCTIONS, *posts.ROWS)
+_REPRODUCE = paged_attention.REPRODUCE | branching.REPRODUCE | others.REPRODUCE | posts.REPRODUCE
+
+
+def _row(stated: dict[str, Any]) -> Row:
+    return Row(
+        **{key: stated[key] for key in ("name", "title", "source", "band")},
+        figures=tuple(Figure.of(label, figure, stated) for label, figure in stated["figures"].items()),
+        reproduce=_REPRODUCE[stated["name"]],
+        note=stated.get("note", ""),
+        ceilings=posts.CEILINGS.get(stated["name"]),
+    )
+
+
+ROWS = tuple(map(_row, tomllib.loads(Path(__file__).with_name("rows.toml").read_text(encoding="utf-8"))["row"]))
 """All published figures."""
+REPRODUCTIONS = tuple(row for row in ROWS if row.name not in posts.REPRODUCE)
+"""Figures about memory and scheduling."""
 
 
 def find_row(name: str) -> Row:

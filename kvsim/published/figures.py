@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -21,19 +21,18 @@ class Figure:
     unit: str = ""
 
     @classmethod
-    def within(cls, label: str, published: float, margin: float, unit: str = "") -> Figure:
-        """Create a figure with an absolute tolerance, `margin`."""
-        return cls(label=label, published=published, low=published - margin, high=published + margin, unit=unit)
-
-    @classmethod
-    def near(cls, label: str, published: float, share: float, unit: str = "") -> Figure:
-        """Create a figure with a relative tolerance, `share`."""
-        return cls.within(label, published, share * abs(published), unit)
-
-    @classmethod
-    def exactly(cls, label: str, published: float, unit: str = "") -> Figure:
-        """Create a figure without tolerance."""
-        return cls.within(label, published, 0, unit)
+    def of(cls, label: str, stated: float | Mapping[str, Any], row: Mapping[str, Any]) -> Figure:
+        """Build a figure of `rows.toml`: a number with the unit and tolerance of its row, or a table with its own."""
+        own: Mapping[str, Any] = stated if isinstance(stated, dict) else {"published": stated}
+        published, rule = own["published"], row if own.keys() <= {"published", "unit"} else own
+        margin = rule["near"] * abs(published) if "near" in rule else rule.get("within")
+        return cls(
+            label=label,
+            published=published,
+            low=own["low"] if margin is None else published - margin,
+            high=own["high"] if margin is None else published + margin,
+            unit=own.get("unit", row.get("unit", "")),
+        )
 
     def holds(self, ours: float) -> bool:
         """Tell whether `ours` is inside the band."""

@@ -18,12 +18,13 @@ from kvsim.metrics import summarize
 from kvsim.models import find_model, find_quantization
 from kvsim.policies import Paged, Static
 from kvsim.policies.settings import ContinuousSettings, StaticSettings
-from kvsim.published.figures import Figure, Row
 from kvsim.recording import find, read
 from kvsim.simulation import Machine, simulate
 from kvsim.workload import Workload
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kvsim.models import Model
     from kvsim.policies import Policy
     from kvsim.published.figures import ProgressCallback
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
 _GRANITE = "ibm-granite/granite-4.0-350m"
 _ONE_BY_ONE = 20
 """Number of questions in the recording, of 500; the rate does not depend on the rest."""
-_SHARE = 0.25
-_BAND = "25%: a data sheet is no better than that on a GPU where nothing was measured"
 _THREE_WAYS = ("hf-h200-granite-350m-one-by-one", "hf-h200-granite-350m-batch500", "vllm-h200-granite-350m-gsm8k")
 """Recordings of the three ways on an H200 with a known host."""
 _H200_KV_BYTES = 40 * GIB
@@ -133,81 +132,19 @@ def _t4(progress: ProgressCallback) -> list[float]:
     return seconds
 
 
-ROWS = (
-    Row(
-        name="three-way",
-        title="One engine after the other on one H200: 500 GSM8K questions, granite-4.0-350m, 128 new tokens",
-        source=f"recordings that come with kvsim: {_THREE_WAYS[0]} (its first 20 questions), "
-        f"{_THREE_WAYS[1]}, {_THREE_WAYS[2]}",
-        band="5%, as promised for durations of fitted runs",
-        figures=(
-            Figure.near("Transformers, one by one", 60.7, 0.05, "tok/s"),
-            Figure.near("Transformers, one padded batch", 6_865, 0.05, "tok/s"),
-            Figure.near("vLLM", 63_453, 0.05, "tok/s"),
-        ),
-        reproduce=partial(
-            _three_ways,
-            gpu_name="H200",
-            kv_bytes=_H200_KV_BYTES,
-            scheduler=ContinuousSettings(max_model_len=4096),
-        ),
-        note="Ours starts with a process that has no kernels yet: building them takes 0.8 s of the padded batch, where "
-        "it took 1.7 s of the recorded one.",
+REPRODUCE: dict[str, Callable[[ProgressCallback], list[float]]] = {
+    "three-way": partial(
+        _three_ways, gpu_name="H200", kv_bytes=_H200_KV_BYTES, scheduler=ContinuousSettings(max_model_len=4096)
     ),
-    Row(
-        name="a4000-speed",
-        title="The same questions on an RTX A4000, by its data sheet",
-        source="a blog post on vLLM, RTX A4000, granite-4.0-350m in float16",
-        band=_BAND,
-        figures=(
-            Figure.near("Transformers, one by one", 49.87, _SHARE, "tok/s"),
-            Figure.near("Transformers, one padded batch", 3_599.95, _SHARE, "tok/s"),
-            Figure.near("vLLM", 17_662.27, _SHARE, "tok/s"),
-        ),
-        reproduce=partial(
-            _three_ways,
-            gpu_name="RTX A4000",
-            kv_bytes=round(12.52 * GIB),
-            scheduler=ContinuousSettings(max_num_seqs=256, max_num_batched_tokens=8192, max_model_len=4096),
-        ),
-        note="One by one is the host's time, which no post tells. In the batch, attention takes PyTorch's own kernels: "
-        "those of cuDNN, which plan for 30 ms at each new length, are preferred on Hopper and the data centre's "
-        "Blackwell alone. Strided copies go by processors on an H200, whose memory could take twice as much, and by "
-        "the memory here. Which version of Transformers ran is not said.",
+    "a4000-speed": partial(
+        _three_ways,
+        gpu_name="RTX A4000",
+        kv_bytes=round(12.52 * GIB),
+        scheduler=ContinuousSettings(max_num_seqs=256, max_num_batched_tokens=8192, max_model_len=4096),
     ),
-    Row(
-        name="a100-answers",
-        title="Mistral-7B on an A100 of 80 GB, answers of 500 tokens to questions of 100 (assumed)",
-        source="a guide to vLLM",
-        band=_BAND,
-        figures=(
-            Figure.near("Transformers, one at a time", 1.2, _SHARE, "answers/s"),
-            Figure.near("Transformers, 16 at a time", 4.1, _SHARE, "answers/s"),
-            Figure.near("vLLM, 256 at a time", 28.5, _SHARE, "answers/s"),
-            Figure.near("vLLM, 256 at a time, AWQ in 4 bits", 52.3, _SHARE, "answers/s"),
-        ),
-        reproduce=_mistral,
-        ceilings=_mistral_ceilings,
-        note="Missing: how long the answers were. With 500 tokens each, which is our assumption, two of the four are "
-        "beyond the card: 1.2 answers a second, one at a time, would stream 14.5 GB of weights 600 times a second, 4.3 "
-        "times what its memory delivers, and 52.3 would take 1.4 times its arithmetic. No one length explains all: "
-        "the first allows at most 117 tokens, with which ours answers 56 a second at 256 at a time, twice the printed. "
-        "So these are other answers than ours, and the row tells nothing of either's speed. For AWQ ours has "
-        "smaller weights and the same arithmetic.",
-    ),
-    Row(
-        name="t4-one-prompt",
-        title="Llama-2-7B-chat on a T4, one prompt, 256 new tokens, by its data sheet",
-        source="a comparison on Colab",
-        band=_BAND,
-        figures=(
-            Figure.near("Transformers", 16.9, _SHARE, "s"),
-            Figure.near("vLLM", 14.1, _SHARE, "s"),
-        ),
-        reproduce=_t4,
-        note="The same source's small batch (62 s against 41 to 43 s) has no stated size and is not predicted. At the "
-        "printed 320 GB/s the weights alone take 10.6 s; a T4 was measured by others to stream 0.73 of that, where an "
-        "H200 reaches 0.9.",
-    ),
-)
-"""Published figures about speed, on machines without a fitted profile."""
+    "a100-answers": _mistral,
+    "t4-one-prompt": _t4,
+}
+"""Functions that predict figures about speed, on machines without a fitted profile, by row."""
+CEILINGS = {"a100-answers": _mistral_ceilings}
+"""Functions that return the upper bounds of a row's figures, by row."""

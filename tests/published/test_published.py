@@ -46,8 +46,8 @@ def test_names_are_unique_and_found() -> None:
 
 @pytest.mark.parametrize(("ours", "holds"), [(9.0, True), (11.0, True), (8.9, False), (11.1, False), (np.nan, False)])
 def test_a_figure_holds_inside_its_band_only(ours: float, holds: bool) -> None:
-    assert Figure.within("", 10, 1).holds(ours) == holds
-    assert Figure.near("", 10, 0.1).holds(ours) == holds
+    assert Figure.of("", 10, {"within": 1}).holds(ours) == holds
+    assert Figure.of("", 10, {"near": 0.1}).holds(ours) == holds
 
 
 def test_one_figure_outside_its_band_fails_the_row() -> None:
