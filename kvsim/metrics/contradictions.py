@@ -9,6 +9,7 @@ import numpy as np
 
 from kvsim.errors import RecordingError, UsageError
 from kvsim.machines.choice import served_model
+from kvsim.metrics.kept_prefixes import check_kept_prefixes
 from kvsim.metrics.waste import Waste, waste
 from kvsim.recording import Recording
 from kvsim.recording.check import check_events
@@ -38,7 +39,7 @@ def refuse_contradictions(recording: Recording, folder: Path) -> Waste | None:
         agree(steps.free_units[stated], free[stated], folder / "steps.parquet", "free_units", "memory.parquet", stated)
     if replay.ledger.unit_by_unit:
         _check_units(replay, folder)
-        _check_kept(replay, folder / "memory.parquet")
+        check_kept_prefixes(replay, folder / "memory.parquet")
     return slots
 
 
@@ -88,29 +89,6 @@ def _check_units(replay: Replay, folder: Path) -> None:
             lost = (kind != MemoryKind.EVICT) | part.kept
             require(lost, file, "a unit that is evicted should keep a prefix", part.row)
         kept_prefixes.check(part, kind, file)
-
-
-def _check_kept(replay: Replay, file: Path) -> None:
-    """Check that tables keep the prefixes of their full units; whether the current token fills the last is not always
-    known.
-    """
-    recording, memory = replay.recording, replay.recording.memory
-    meta = recording.meta
-    elsewhere = meta.pool.groups or meta.begins_in_the_middle
-    if memory.cached is None or elsewhere or not meta.prefix_caching:
-        return
-    rows = np.flatnonzero(memory.kind == MemoryKind.RELEASE)
-    step = np.searchsorted(recording.steps.schedule_seq, memory.seq[rows]) - 1
-    computed = replay.progress.computed(memory.request[rows], step)
-    unsure = 1 + (meta.policy.get("num_speculative_tokens") or 0)
-    most, least = computed // replay.unit_tokens, np.maximum(computed - unsure, 0) // replay.unit_tokens
-    if meta.policy.get("order", meta.engine.get("policy")) != "fcfs":
-        # By priority, a request may be preempted in the step that has just scheduled it. Its tokens of that step were
-        # cached at allocation but not computed; the schedule has no row for them.
-        seq_of_step = np.append(recording.steps.schedule_seq, -1)[np.minimum(memory.step[rows], len(recording.steps))]
-        most = np.where(seq_of_step == memory.seq[rows], memory.length[rows], most)
-    kept = (memory.cached[rows] >= least) & (memory.cached[rows] <= most)
-    require(kept, file, "cached should be the units that are full of what schedule.parquet computed", rows)
 
 
 class _Prefixes:

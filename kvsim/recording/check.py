@@ -13,6 +13,7 @@ from kvsim.errors import RecordingError
 from kvsim.recording.check_admissions import check_admissions
 from kvsim.recording.check_block_tables import check_block_tables
 from kvsim.recording.check_group_tables import check_tables_of_groups
+from kvsim.recording.check_preemptions import check_preemptions
 from kvsim.recording.check_queue import Stays, check_queue
 from kvsim.recording.check_requests import check_requests
 from kvsim.recording.check_reservations import check_reservations
@@ -61,7 +62,10 @@ def check_events(recording: Recording, folder: Path) -> None:
         return
     check_waiting(recording, folder / "steps.parquet")
     stays = Stays.of(recording)
-    check_queue(recording, stays, Ends.of(recording), folder)
+    if len(recording.steps):
+        ends = Ends.of(recording)
+        check_queue(recording, stays, ends, folder / "steps.parquet")
+        check_preemptions(recording, stays, ends, folder)
     if recording.meta.pool.num_units is not None:
         check_admissions(recording, stays, folder)
         check_reservations(recording, stays, folder)

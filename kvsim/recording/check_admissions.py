@@ -8,9 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from kvsim.kv_groups.group import CacheKind
+from kvsim.recording.by_request import RowsByRequest
 from kvsim.recording.check_queue import Stays
 from kvsim.recording.model import Recording
-from kvsim.recording.order import stable_order, units_of_runs
+from kvsim.recording.order import units_of_runs
 from kvsim.recording.rules import agree, require
 from kvsim.recording.tables import Copies, CopyKind, IntArray, MemoryKind
 
@@ -48,14 +49,14 @@ def check_admissions(recording: Recording, stays: Stays, folder: Path) -> None:
 
 def _first_rows(recording: Recording, request: IntArray, step: IntArray) -> IntArray:
     """Find the row of the schedule in which each stay begins to compute, -1 where it ends before."""
-    schedule, num_keys = recording.schedule, len(recording.steps) + 1
-    order = stable_order(schedule.request, len(recording.requests))
-    key = np.append(schedule.request[order].astype(np.int64) * num_keys + schedule.step[order], _NEVER)
-    begins = request.astype(np.int64) * num_keys + step
-    at = np.searchsorted(key[:-1], begins)
+    by_request = RowsByRequest.of(recording)
+    begins = by_request.key_of(request, step)
+    at = np.searchsorted(by_request.key, begins)
     in_order = np.append(np.sort(begins), _NEVER)
-    next_begins = np.minimum(in_order[np.searchsorted(in_order, begins, side="right")], (request + 1) * num_keys)
-    return np.where(key[at] < next_begins, np.append(order, -1)[at], -1)
+    next_begins = np.minimum(
+        in_order[np.searchsorted(in_order, begins, side="right")], by_request.key_of(request + 1, 0)
+    )
+    return np.where(np.append(by_request.key, _NEVER)[at] < next_begins, np.append(by_request.row, -1)[at], -1)
 
 
 _NEVER = np.iinfo(np.int64).max

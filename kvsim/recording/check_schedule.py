@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from kvsim.recording.check_times import CLOCK_S, MAX_STEPS, Ends, begun_before, check_outputs, tokens_behind_outputs
+from kvsim.recording.by_request import computed_after, first_rows, last_steps
+from kvsim.recording.check_times import MAX_STEPS, Ends, begun_before, check_outputs, tokens_behind_outputs
 from kvsim.recording.model import Recording
 from kvsim.recording.order import stable_order
-from kvsim.recording.rules import agree, is_time, require, require_of, rises, within
+from kvsim.recording.rules import CLOCK_S, agree, is_time, require, require_of, rises, within
 from kvsim.recording.tables import IntArray, MemoryKind, RequestStatus, Schedule, Steps
 
 _COUNTS = ("prefill_tokens", "decode_tokens", "num_scheduled", "running", "waiting", "preempted")
@@ -154,33 +155,44 @@ def _check_rows_of_requests(recording: Recording, file: Path) -> None:
     since = np.searchsorted(released, row_key[:-1] + schedule.step[rows[:-1]])
     upto = np.searchsorted(released, row_key[1:] + schedule.step[rows[1:]], side="right")
     was_preempted = goes_on & (upto > since)
-    no_gap = ~goes_on | was_preempted | (schedule.computed_before[rows[1:]] <= after[:-1])
-    require(no_gap, file, "computed_before should not be more than the request has computed in earlier rows", rows[1:])
+    least, before = _tokens_that_stand(recording)[rows], schedule.computed_before[rows[1:]]
+    no_gap = ~goes_on | was_preempted | ((before <= after[:-1]) & (before >= least[:-1]))
+    require(no_gap, file, "computed_before should be what the request has computed in earlier rows", rows[1:])
+
+
+def _tokens_that_stand(recording: Recording) -> npt.NDArray[np.int64]:
+    """Return the computed tokens that are left of each row of the schedule at least: all, but for drafts."""
+    schedule, requests, after = recording.schedule, recording.requests, computed_after(recording.schedule)
+    before_last = after - schedule.tokens
+    is_of_prompt = before_last < requests.prompt_tokens[schedule.request]
+    drafts = recording.meta.policy.get("num_speculative_tokens") or 0
+    return np.where(is_of_prompt | (schedule.tokens > 1 + drafts), after, before_last + 1)
 
 
 def _check_requests_against_schedule(recording: Recording, ends: Ends, file: Path) -> None:
     schedule, requests, steps = recording.schedule, recording.requests, recording.steps
     final = np.zeros(len(requests), np.int64)
-    np.maximum.at(
-        final, schedule.request, schedule.computed_before + schedule.tokens * schedule.repeats.astype(np.int64)
-    )
+    np.maximum.at(final, schedule.request, computed_after(schedule))
     is_scheduled = final > 0
     finished = requests.status == RequestStatus.FINISHED
     require(~finished | is_scheduled, file, "a finished request should be in schedule.parquet")
     require((requests.status != RequestStatus.REFUSED) | ~is_scheduled, file, "a refused request was scheduled")
     enough = (requests.output_tokens == 0) | (final >= tokens_behind_outputs(recording)) | begun_before(recording)
     require(enough, file, "output_tokens should not be more than schedule.parquet has computed")
+    if recording.meta.policy.get("num_speculative_tokens"):
+        stands = np.zeros(len(requests), np.int64)
+        np.maximum.at(stands, schedule.request, _tokens_that_stand(recording))
+        least = stands - requests.prompt_tokens + finished
+        require(requests.output_tokens >= least, file, "output_tokens should be no less than schedule.parquet needs")
     if not len(steps):
         return
-    last_step = np.zeros(len(requests), np.int64)
-    np.maximum.at(last_step, schedule.request, schedule.step + schedule.repeats - 1)
-    left = ~is_scheduled | ~(requests.finished_s < steps.start_s[last_step])
+    left = ~is_scheduled | ~(requests.finished_s < steps.start_s[last_steps(recording)])
     require(left, file, "finished_s should not be before the start of the request's last step")
     check_outputs(recording, ends, file)
     if recording.meta.begins_in_the_middle:
         return
     require(is_scheduled == ~np.isnan(requests.first_scheduled_s), file, "first_scheduled_s is not schedule.parquet's")
-    rows, first_row = np.unique(schedule.request, return_index=True)
+    rows, first_row = first_rows(schedule)
     begin_s = steps.start_s[schedule.step[first_row]]
     agree(requests.first_scheduled_s[rows], begin_s, file, "first_scheduled_s", "steps.parquet", rows, within=CLOCK_S)
     before = schedule.computed_before[first_row]

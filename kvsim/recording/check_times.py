@@ -8,12 +8,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from kvsim.recording.by_request import TokenSteps, computed_after, first_rows, last_steps
+from kvsim.recording.check_batches import check_batches
 from kvsim.recording.model import Recording
-from kvsim.recording.rules import agree, require, require_of
-from kvsim.recording.tables import FloatArray, IntArray, MemoryKind, RequestStatus, Schedule
+from kvsim.recording.rules import CLOCK_S, agree, require, require_of
+from kvsim.recording.tables import FloatArray, IntArray, MemoryKind, RequestStatus
 
-CLOCK_S = 1e-6
-"""Seconds by which two readings of one clock may differ when they are written down."""
 _OWN_READING_S = 0.01
 """Seconds after the end of a step at which a recorder has read the clock again for the answers that it brought."""
 MAX_STEPS = 1 << 32
@@ -69,16 +69,21 @@ class Ends(NamedTuple):
     @classmethod
     def of(cls, recording: Recording) -> Ends:
         """A static batch ends as a whole, and how many drafts of the last step were accepted is not told."""
-        requests, schedule = recording.requests, recording.schedule
+        requests = recording.requests
         finished = (requests.status == RequestStatus.FINISHED) & ~begun_before(recording)
-        if recording.meta.policy_name != "static" and not recording.meta.policy.get("num_speculative_tokens"):
-            behind, unsure = _tokens_behind_outputs(recording)
-            ended, step = _steps_of_tokens(schedule, np.where(finished, behind, 0))
-            return cls(*_as_memory_goes(recording, ended, step, np.flatnonzero(finished & (unsure > 0))))
-        last_step = np.zeros(len(requests), np.int64)
-        np.maximum.at(last_step, schedule.request, schedule.step + schedule.repeats - 1)
-        rows = np.flatnonzero(finished)
-        return cls(rows, last_step[rows])
+        if recording.meta.policy_name == "static" or recording.meta.policy.get("num_speculative_tokens"):
+            rows = np.flatnonzero(finished)
+            return cls(rows, last_steps(recording)[rows])
+        behind, unsure = _tokens_behind_outputs(recording)
+        step = np.full(len(requests), -1)
+        released = _step_of_last_release(recording) if unsure.any() else step
+        for fewer in range(int(unsure.max(initial=0)), -1, -1):  # memory goes with one of them
+            wanted = np.where(finished & (unsure >= fewer), behind - fewer, 0)
+            there = TokenSteps.of(recording.schedule, wanted)
+            is_open = (step[there.request] < 0) | (step[there.request] != released[there.request])
+            step[there.request[is_open]] = there.step[is_open]
+        rows = np.flatnonzero(step >= 0)
+        return cls(rows, step[rows])
 
 
 def check_outputs(recording: Recording, ends: Ends, file: Path) -> None:
@@ -91,21 +96,20 @@ def check_outputs(recording: Recording, ends: Ends, file: Path) -> None:
     """
     requests, steps = recording.requests, recording.steps
     answered = (requests.output_tokens > 0) & ~begun_before(recording)
-    first = _steps_of_tokens(recording.schedule, np.where(answered, requests.prompt_tokens.astype(np.int64), 0))
-    for name, (tokens_of, at_step) in (("first_token_s", first), ("finished_s", ends)):
-        complete = steps.output_seq[at_step] <= _last_seq(recording)
-        rows, computed_in = tokens_of[complete], at_step[complete]
+    first = TokenSteps.of(recording.schedule, np.where(answered, requests.prompt_tokens, 0))
+    for name, there in (("first_token_s", first), ("finished_s", ends)):
+        complete = steps.output_seq[there.step] <= _last_seq(recording)
+        rows, computed_in = there.request[complete], there.step[complete]
         times, end_s = getattr(requests, name)[rows], steps.end_s[computed_in]
         within = CLOCK_S if _are_of_one_reading(recording, times - end_s) else _OWN_READING_S
         before = times >= end_s - CLOCK_S
         require(before, file, f"{name} should not be before the end of the step that computes what it needs", rows)
         agree(times, end_s, file, name, "steps.parquet", rows, within=within)
     if recording.meta.policy_name == "static":
-        _check_batches(recording, file)
+        check_batches(recording, file)
     elif not recording.meta.begins_in_the_middle:
-        rows, _ = first
-        at_end = _at_end_of_step(recording.schedule, requests.prompt_tokens.astype(np.int64))
-        require(at_end[rows], file, "prompt_tokens should be where a step of schedule.parquet ends", rows)
+        rule = "prompt_tokens should be where a step of schedule.parquet ends"
+        require(first.is_end, file, rule, first.request)
         _check_aborted(recording, file)
 
 
@@ -119,52 +123,10 @@ def _last_seq(recording: Recording) -> int:
 
 def _check_aborted(recording: Recording, file: Path) -> None:
     """Who was aborted did not leave with the output of its last token."""
-    requests, schedule = recording.requests, recording.schedule
-    last_step = np.full(len(requests), -1)
-    np.maximum.at(last_step, schedule.request, schedule.step + schedule.repeats - 1)
+    requests, last_step = recording.requests, last_steps(recording, never=-1)
     aborted = np.flatnonzero((requests.status == RequestStatus.ABORTED) & (last_step >= 0))
     apart = requests.finished_s[aborted] != recording.steps.end_s[last_step[aborted]]
     require(apart, file, "an aborted request should not end with the output of its last step", aborted)
-
-
-def _check_batches(recording: Recording, file: Path) -> None:
-    """The rows of a static batch begin and end together: it is as wide as its longest prompt and as long as its longest
-    answer.
-    """
-    requests, schedule = recording.requests, recording.schedule
-    rows, first = np.unique(schedule.request, return_index=True)
-    begin = schedule.step[first]
-    last = np.zeros(len(requests), np.int64)
-    np.maximum.at(last, schedule.request, schedule.step + schedule.repeats.astype(np.int64) - 1)
-    _, batch = np.unique(begin, return_inverse=True)
-
-    def longest(values: npt.NDArray[np.float64] | IntArray) -> npt.NDArray[np.float64]:
-        most = np.full(batch.max(initial=-1) + 1, -np.inf)
-        np.fmax.at(most, batch, values[rows])
-        return most[batch]
-
-    agree(schedule.tokens[first], longest(requests.prompt_tokens), file, "the longest prompt of the batch",
-          "requests.parquet", rows)  # fmt: skip
-    ended = requests.status[rows] == RequestStatus.FINISHED
-    alike = longest(requests.status) == requests.status[rows]
-    require(alike, file, "the requests of a batch should end alike", rows)
-    agree(longest(requests.finished_s)[ended], requests.finished_s[rows][ended], file, "finished_s",
-          "another request of the batch", rows[ended], within=CLOCK_S)  # fmt: skip
-    agree((last[rows] - begin + 1)[ended], longest(requests.output_tokens)[ended], file,
-          "the longest answer of the batch", "schedule.parquet", rows[ended])  # fmt: skip
-
-
-def _at_end_of_step(schedule: Schedule, tokens: IntArray) -> npt.NDArray[np.bool_]:
-    """Whether so many tokens of each request are computed at the end of the first step that gets there."""
-    wanted, before = tokens[schedule.request], schedule.computed_before
-    gets_there = np.flatnonzero(
-        (before < wanted) & (before + schedule.tokens * schedule.repeats.astype(np.int64) >= wanted)
-    )
-    rows, first = np.unique(schedule.request[gets_there], return_index=True)
-    row = gets_there[first]
-    found = np.zeros(len(tokens), np.bool_)
-    found[rows] = (wanted[row] - before[row]) % schedule.tokens[row] == 0
-    return found
 
 
 def _are_of_one_reading(recording: Recording, late_s: FloatArray) -> bool:
@@ -178,7 +140,7 @@ def begun_before(recording: Recording) -> npt.NDArray[np.bool_]:
     if not recording.meta.begins_in_the_middle or not len(steps):
         return np.zeros(len(requests), np.bool_)
     told_s = np.full(len(requests), steps.end_s[-1])
-    rows, first_row = np.unique(schedule.request, return_index=True)
+    rows, first_row = first_rows(schedule)
     told_s[rows] = steps.start_s[schedule.step[first_row]]
     begun = np.asarray(requests.first_scheduled_s < told_s - CLOCK_S)
     if (computed := recording.meta.initial_computed) is not None:
@@ -186,25 +148,15 @@ def begun_before(recording: Recording) -> npt.NDArray[np.bool_]:
     return begun
 
 
-def _as_memory_goes(
-    recording: Recording, request: IntArray, step: IntArray, unsure: IntArray
-) -> tuple[IntArray, IntArray]:
-    """End each of the `unsure` requests with the output with which its memory goes, the others as they are given."""
-    output_seq = recording.steps.output_seq
-    if not len(unsure):
-        return request, step
-    end_seq = _last_release(recording)
-    output = np.minimum(np.searchsorted(output_seq, end_seq[unsure]), len(output_seq) - 1)
-    with_output = output_seq[output] == end_seq[unsure]
-    step_of = np.full(len(recording.requests), -1)
-    step_of[request] = step
-    step_of[unsure[with_output]] = output[with_output]
-    ended = np.flatnonzero(step_of >= 0)
-    return ended, step_of[ended]
+def _step_of_last_release(recording: Recording) -> npt.NDArray[np.int64]:
+    """Return the step with whose output each request gave memory back for the last time; -2 where it did otherwise."""
+    output_seq, end_seq = recording.steps.output_seq, _last_release(recording)
+    output = np.minimum(np.searchsorted(output_seq, end_seq), len(output_seq) - 1)
+    return np.where(output_seq[output] == end_seq, output, -2)
 
 
 def _last_release(recording: Recording) -> IntArray:
-    """The moment at which each request gave memory back for the last time; -1 if it never did."""
+    """Return the moment at which each request gave memory back for the last time; -1 if it never did."""
     memory, found = recording.memory, np.full(len(recording.requests), -1)
     rows = np.flatnonzero(memory.kind == MemoryKind.RELEASE)
     np.maximum.at(found, memory.request[rows], memory.seq[rows])
@@ -233,7 +185,7 @@ def _tokens_behind_outputs(recording: Recording) -> tuple[npt.NDArray[np.int64],
     rows = rows[np.argsort(schedule.request[rows], kind="stable")]
     request, begins, repeats = schedule.request[rows], schedule.step[rows], schedule.repeats[rows].astype(np.int64)
     before = schedule.computed_before[rows].astype(np.int64)
-    after = before + schedule.tokens[rows] * repeats
+    after = computed_after(schedule)[rows]
     of_request = request.astype(np.int64) * MAX_STEPS
     answers = (of_request + after == np.maximum.accumulate(of_request + after)) & (
         after >= requests.prompt_tokens[request]
@@ -252,14 +204,3 @@ def _tokens_behind_outputs(recording: Recording) -> tuple[npt.NDArray[np.int64],
             behind[request[row]] -= comes > steps.schedule_seq[again]
             unsure[request[row]] += steps.schedule_seq[begins[row + 1]] < comes <= steps.schedule_seq[again]
     return behind, unsure
-
-
-def _steps_of_tokens(schedule: Schedule, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The requests of which so many tokens are computed, if any are asked for, and the first step that gets there."""
-    wanted, before = tokens[schedule.request], schedule.computed_before
-    gets_there = np.flatnonzero(
-        (before < wanted) & (before + schedule.tokens * schedule.repeats.astype(np.int64) >= wanted)
-    )
-    rows, first = np.unique(schedule.request[gets_there], return_index=True)
-    row = gets_there[first]
-    return rows, schedule.step[row] + -(-(wanted[row] - before[row]) // schedule.tokens[row]) - 1

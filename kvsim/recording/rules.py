@@ -12,6 +12,9 @@ from kvsim.recording.order import in_parts
 from kvsim.recording.tables import IntArray, Table
 from kvsim.workload import LONGEST_S
 
+CLOCK_S = 1e-6
+"""Seconds by which two readings of one clock may differ when they are written down."""
+
 
 def require(holds: np.ndarray, file: Path, rule: str, rows: np.ndarray | None = None) -> None:
     """Raise for the first row that does not hold; `rows` says which rows of the file were looked at, if not all.

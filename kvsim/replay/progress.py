@@ -65,16 +65,44 @@ class Progress:
 
         Preemptions are ignored, so requests must hold memory.
         """
+        if not len(self._key):
+            return np.zeros(len(requests), np.int64)
+        row, times, found = self._newest(requests, steps)
+        return np.where(found, self._before[row] + self._tokens[row] * times, 0)
+
+    def newest_step(self, requests: IntArray, steps: IntArray) -> npt.NDArray[np.int64]:
+        """Return the last step up to `steps` in which each of `requests` computes; -1 before its first."""
+        row, times, found = self._newest(requests, steps)
+        return np.where(found, self._step[row] + times - 1, -1)
+
+    def num_steps(self, requests: IntArray, steps: IntArray) -> npt.NDArray[np.int64]:
+        """Count the steps up to `steps` in which each of `requests` computes."""
+        row, times, found = self._newest(requests, steps)
+        before = np.cumsum(self._repeats) - self._repeats
+        return np.where(found, before[row] - before[self._first_row[requests]] + times, 0)
+
+    def tokens_in(self, requests: IntArray, steps: IntArray) -> npt.NDArray[np.int64]:
+        """Return the tokens that each of `requests` computes in the newest of its steps up to `steps`."""
+        row, _, found = self._newest(requests, steps)
+        return np.where(found, self._tokens[row], 0)
+
+    def reached(self, requests: IntArray, steps: IntArray) -> npt.NDArray[np.int64]:
+        """Return the most tokens that each of `requests` had computed until `steps`; preemptions may discard them."""
+        row, times, found = self._newest(requests, steps)
+        apart = np.repeat(np.arange(len(self.final)), np.diff(self._first_row)) << 32
+        most = np.maximum.accumulate(apart + self._before + self._tokens * self._repeats) - apart
+        earlier = np.where(row > self._first_row[requests], most[row - 1], 0)
+        return np.where(found, np.maximum(earlier, self._before[row] + self._tokens[row] * times), 0)
+
+    def _newest(self, requests: IntArray, steps: IntArray | int) -> tuple[IntArray, IntArray, npt.NDArray[np.bool_]]:
+        """Find the newest row of each of `requests` at `steps`, the steps of it so far, and whether there is one."""
         requests = np.asarray(requests, np.int64)
         # The key of a negative step would be that of the previous request's last step.
         key = requests * self._num_steps + np.maximum(steps, 0)
         row = np.searchsorted(self._key, key, side="right") - 1
         found = (row >= self._first_row[requests]) & (np.asarray(steps) >= 0)
         row = np.where(found, row, 0)
-        if not len(self._key):
-            return np.zeros(len(requests), np.int64)
-        times = np.minimum(steps - self._step[row] + 1, self._repeats[row])
-        return np.where(found, self._before[row] + self._tokens[row] * times, 0)
+        return row, np.minimum(steps - self._step[row] + 1, self._repeats[row]), found
 
     def most(self, request: int, step: int) -> int:
         """Return the most computed tokens of `request` at any time until `step` was scheduled.

@@ -1,0 +1,108 @@
+"""Compare the units that stay cached at a release with the tokens that were computed, and whose values were known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from kvsim.kv_groups.group import CacheKind, KVCacheGroup
+from kvsim.recording import Recording
+from kvsim.recording.by_request import TokenSteps
+from kvsim.recording.rules import require
+from kvsim.recording.tables import WHOLE_TABLE, IntArray, MemoryKind
+from kvsim.replay import Replay
+
+
+def check_kept_prefixes(replay: Replay, file: Path) -> None:
+    """Check `cached` of every release against the tokens that had been cached for its request.
+
+    Raises:
+        RecordingError: naming the first row that keeps more or less.
+    """
+    recording, memory = replay.recording, replay.recording.memory
+    meta, pool = recording.meta, recording.meta.pool
+    if memory.cached is None or meta.begins_in_the_middle or not meta.prefix_caching:
+        return
+    rows = np.flatnonzero(memory.kind == MemoryKind.RELEASE)
+    group, aligned = memory.groups[rows], pool.unit_tokens
+    size = np.array([each.block_size for each in pool.groups] or [aligned])[group]
+    run = np.array([_blocks_behind_hits(each, aligned) for each in pool.groups] or [1])[group]
+    is_whole, position = memory.address[rows] == WHOLE_TABLE, memory.position[rows]
+    is_hit = position % (aligned // size) >= aligned // size - run
+
+    def kept(tokens: IntArray) -> IntArray:
+        """Return what `cached` should be if so many tokens of each table were put into the prefix cache."""
+        num_full = tokens // aligned * (aligned // size)
+        return np.where(is_whole, np.where(run < aligned // size, 0, num_full), is_hit & (position < num_full))
+
+    least, most = map(kept, _cached_tokens(replay, rows))
+    rule = "cached should be the units that are full of what schedule.parquet computed"
+    require((memory.cached[rows] >= least) & (memory.cached[rows] <= most), file, rule, rows)
+
+
+def _blocks_behind_hits(group: KVCacheGroup, aligned: int) -> int:
+    """Count the blocks before each boundary of all groups that a lookup which ends there reads.
+
+    Others are never put into the cache. A table that has some of these is given back unit by unit, and is empty then.
+    """
+    per = aligned // group.block_size
+    if group.kind is not CacheKind.SLIDING_WINDOW or group.window is None:
+        return per
+    return min(-(-(group.window - 1) // group.block_size), per)
+
+
+def _cached_tokens(replay: Replay, rows: IntArray) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return the tokens of each request that had been cached when `rows` gave its units back, at least and at most.
+
+    A step caches what it computes, but for tokens whose values are still to come with the outputs of earlier steps.
+    These are cached when their outputs have come. A request that computes again what it knows waits for no output.
+    """
+    recording, progress = replay.recording, replay.progress
+    memory, requests, meta = recording.memory, recording.requests, recording.meta
+    moments, request, seq = recording.steps.schedule_seq, memory.request[rows].astype(np.int64), memory.seq[rows]
+    upto = np.searchsorted(moments, seq) - 1
+    total, newest = progress.computed(request, upto), progress.newest_step(request, upto)
+    before = _num_in_flight(replay, request, moments[newest], newest - 1)
+    least = total - np.minimum(before, _num_in_flight(replay, request, seq, newest))
+    known = progress.reached(request, _step_of_previous_end(recording, request, seq)) + 1
+    if meta.policy.get("num_speculative_tokens"):  # behind the first token, the values are guesses
+        begin = total - progress.tokens_in(request, newest)
+        least = np.where(begin >= requests.prompt_tokens[request], begin + 1, total)
+    most = np.where(total <= known, total, least)
+    if recording.copies is not None:  # blocks that are still copied are given back later
+        return total - before, total
+    if meta.policy.get("order", meta.engine.get("policy")) != "fcfs" or "rules" in meta.policy:
+        # A request may give way in the step that has just scheduled it. Its tokens of that step were cached when they
+        # got memory, and are not computed; no row of the schedule tells of them.
+        is_own = np.append(moments, -1)[np.minimum(memory.step[rows], len(moments))] == seq
+        budget = meta.policy.get("max_num_batched_tokens", meta.policy.get("max_model_len", _MOST_TOKENS))
+        values = np.maximum(requests.prompt_tokens[request], progress.reached(request, upto) + 1)
+        most = np.where(is_own, np.maximum(most, np.minimum(values, total + budget)), most)
+    return least, most
+
+
+_MOST_TOKENS = 1 << 32
+"""Tokens that no request has."""
+
+
+def _num_in_flight(replay: Replay, request: IntArray, moment: IntArray, upto: IntArray) -> npt.NDArray[np.int64]:
+    """Count the steps up to `upto` whose answers to `request` have not come at `moment`."""
+    recording, progress = replay.recording, replay.progress
+    first = np.full(len(recording.requests), len(recording.steps))
+    there = TokenSteps.of(recording.schedule, recording.requests.prompt_tokens)
+    first[there.request] = there.step
+    since = np.maximum(np.searchsorted(recording.steps.output_seq, moment, side="right"), first[request])
+    count: npt.NDArray[np.int64] = progress.num_steps(request, upto) - progress.num_steps(request, since - 1)
+    return np.maximum(count, 0, out=count)
+
+
+def _step_of_previous_end(recording: Recording, request: IntArray, seq: IntArray) -> npt.NDArray[np.int64]:
+    """Return the last step before each request gave all of its memory back before `seq`, -1 where it never did."""
+    memory = recording.memory
+    ends, span = memory.ends, int(memory.seq[-1]) + 1
+    key = np.sort(memory.request[ends].astype(np.int64) * span + memory.seq[ends])
+    at = np.searchsorted(key, request * span + seq) - 1
+    same = (at >= 0) & (key[at] // span == request)
+    return np.where(same, np.searchsorted(recording.steps.schedule_seq, key[at] % span) - 1, -1)

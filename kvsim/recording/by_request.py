@@ -1,0 +1,71 @@
+"""The schedule by request: when each computes first and last, and in which step it gets to so many tokens."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from kvsim.recording.model import Recording
+from kvsim.recording.order import stable_order
+from kvsim.recording.tables import IntArray, Schedule
+
+
+def first_rows(schedule: Schedule) -> tuple[IntArray, IntArray]:
+    """Return the requests that are scheduled, and the first row of each."""
+    return np.unique(schedule.request, return_index=True)
+
+
+def last_steps(recording: Recording, never: int = 0) -> npt.NDArray[np.int64]:
+    """Return the last step in which each request computes, `never` for those that do not."""
+    schedule, last = recording.schedule, np.full(len(recording.requests), never, np.int64)
+    np.maximum.at(last, schedule.request, schedule.step + schedule.repeats - 1)
+    return last
+
+
+def computed_after(schedule: Schedule) -> npt.NDArray[np.int64]:
+    """Return the computed tokens of the request of each row behind all of its steps."""
+    return schedule.computed_before + schedule.tokens * schedule.repeats.astype(np.int64)
+
+
+class TokenSteps(NamedTuple):
+    """Requests of which so many tokens are computed, the first step that gets there, and whether it ends there."""
+
+    request: IntArray
+    step: IntArray
+    is_end: npt.NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, schedule: Schedule, tokens: IntArray) -> TokenSteps:
+        """Find the steps that compute `tokens` of each request; none where these are 0."""
+        wanted, before = tokens[schedule.request], schedule.computed_before
+        rows = np.flatnonzero((before < wanted) & (computed_after(schedule) >= wanted))
+        request, first = np.unique(schedule.request[rows], return_index=True)
+        row = rows[first]
+        num_steps, left = np.divmod(wanted[row] - before[row], schedule.tokens[row])
+        return cls(request, schedule.step[row] + num_steps - (left == 0), left == 0)
+
+
+class RowsByRequest(NamedTuple):
+    """The rows of the schedule by request and step: their numbers, and for each a number that ascends."""
+
+    row: npt.NDArray[np.int32]
+    key: npt.NDArray[np.int64]
+    span: int
+    """The difference between the numbers of one request and of the next."""
+
+    @classmethod
+    def of(cls, recording: Recording) -> RowsByRequest:
+        """Sort the rows of the schedule."""
+        schedule, span = recording.schedule, len(recording.steps) + 1
+        row = stable_order(schedule.request, len(recording.requests))
+        return cls(row, schedule.request[row].astype(np.int64) * span + schedule.step[row], span)
+
+    def key_of(self, request: IntArray, step: IntArray | int) -> npt.NDArray[np.int64]:
+        """Return where a step of a request stands among the keys."""
+        return request.astype(np.int64) * self.span + step
+
+    def newest(self, request: IntArray, step: IntArray) -> npt.NDArray[np.int32]:
+        """Return the newest row of each of `request` before `step`; there is one."""
+        return self.row[np.searchsorted(self.key, self.key_of(request, step)) - 1]

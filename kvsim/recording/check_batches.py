@@ -1,0 +1,94 @@
+"""What must hold for the batches of a static policy: their rows begin and end together, as their lengths say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from kvsim.recording.by_request import first_rows, last_steps
+from kvsim.recording.model import Recording
+from kvsim.recording.rules import CLOCK_S, agree, require
+from kvsim.recording.tables import IntArray, MemoryKind, RequestStatus
+
+_NO_LIMIT = 1 << 40
+"""More requests, and more tokens, than there can be."""
+
+
+def check_batches(recording: Recording, file: Path) -> None:
+    """Check that each batch is as wide as its longest prompt and as long as its longest answer, and fits as it should.
+
+    When a shorter answer ended, and where a shorter prompt begins behind the padding, is told by the lengths alone.
+
+    Raises:
+        RecordingError: naming `file` and the first request that disagrees with its batch.
+    """
+    requests = recording.requests
+    batches = _Batches.of(recording)
+    rows, width, longest = batches.rows, batches.width, batches.longest
+    source = "requests.parquet"
+    agree(width, longest(requests.prompt_tokens), file, "the longest prompt of the batch", source, rows)
+    alike = longest(requests.status) == requests.status[rows]
+    require(alike, file, "the requests of a batch should end alike", rows)
+    ended = requests.status[rows] == RequestStatus.FINISHED
+    if recording.meta.source == "simulation":
+        ended |= requests.status[rows] == RequestStatus.ABORTED
+        _check_room(recording, batches, file)
+    else:  # one call of `generate` has one limit
+        most = longest(requests.max_tokens)
+        agree(requests.max_tokens[rows], most, file, "max_tokens", "another request of the batch", rows)
+    agree(longest(requests.finished_s)[ended], requests.finished_s[rows][ended], file, "finished_s",
+          "another request of the batch", rows[ended], within=CLOCK_S)  # fmt: skip
+    agree(batches.length[ended], longest(requests.output_tokens)[ended], file,
+          "the longest answer of the batch", "schedule.parquet", rows[ended])  # fmt: skip
+
+
+class _Batches(NamedTuple):
+    """The requests that are scheduled, by their batch: those that begin in one step."""
+
+    rows: IntArray
+    number: IntArray
+    """The batch of each of `rows`."""
+    width: IntArray
+    length: npt.NDArray[np.int64]
+    """Steps of the batch of each."""
+
+    @classmethod
+    def of(cls, recording: Recording) -> _Batches:
+        schedule = recording.schedule
+        rows, first = first_rows(schedule)
+        begin = schedule.step[first]
+        length = last_steps(recording)[rows] - begin + 1
+        return cls(rows, np.unique(begin, return_inverse=True)[1], schedule.tokens[first], length)
+
+    def longest(self, values: npt.NDArray[np.float64] | IntArray) -> npt.NDArray[np.float64]:
+        """Return the largest of the `values` of the batch of each, given those of all requests."""
+        most = np.full(self.number.max(initial=-1) + 1, -np.inf)
+        np.fmax.at(most, self.number, values[self.rows])
+        return most[self.number]
+
+
+def _check_room(recording: Recording, batches: _Batches, file: Path) -> None:
+    """Check that no batch is larger than the settings and the pool allow, and that it fails only where it fills it."""
+    requests, memory, policy = recording.requests, recording.memory, recording.meta.policy
+    rows, num_units = batches.rows, recording.meta.pool.num_units
+    size = np.bincount(batches.number)[batches.number]
+    rule = "a batch should have no more requests than policy.batch_size"
+    require(size <= policy.get("batch_size", _NO_LIMIT), file, rule, rows)
+    if num_units is None:
+        return
+    most_tokens = np.minimum(requests.prompt_tokens.astype(np.int64) + requests.max_tokens,
+                             policy.get("max_model_len", _NO_LIMIT))  # fmt: skip
+    most = batches.width + batches.longest(most_tokens - requests.prompt_tokens) - 1
+    if policy.get("memory_guard"):
+        require(size * most <= num_units, file, "a batch that might not fit should be closed by the memory guard", rows)
+    room = num_units // size - batches.width + 1
+    failed = requests.status[rows] == RequestStatus.ABORTED
+    require(~failed | (batches.length == room), file, "a batch should fail where the next column does not fit", rows)
+    if policy.get("preallocated"):
+        begins = np.flatnonzero((memory.kind == MemoryKind.APPEND) & (memory.position == 0))
+        given = np.zeros(len(requests), np.int64)
+        given[memory.request[begins]] = memory.length[begins]
+        agree(most, given[rows], file, "the longest sequence of the batch", "memory.parquet", rows)

@@ -1,0 +1,170 @@
+"""What must hold for preemptions: steps and requests count them alike, and only a lack of free units makes one."""
+
+from __future__ import annotations
+
+import heapq
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from kvsim.errors import RecordingError
+from kvsim.recording.by_request import RowsByRequest, last_steps
+from kvsim.recording.check_queue import Stays, so_far
+from kvsim.recording.check_times import Ends
+from kvsim.recording.model import Recording
+from kvsim.recording.order import is_new, units_of_runs
+from kvsim.recording.rules import agree, require
+from kvsim.recording.tables import IntArray, MemoryKind, RequestStatus
+
+_NO_LIMIT = 1 << 40
+"""More tokens than there can be."""
+_SHORTAGE = "a step should preempt only where the free units are too few for one of its requests"
+
+
+def check_preemptions(recording: Recording, stays: Stays, ends: Ends, folder: Path) -> None:
+    """Check `preempted` of every step and the preemptions of every request, and that memory was short.
+
+    Raises:
+        RecordingError: naming the file and row of the first disagreement.
+    """
+    if recording.copies is None:
+        _check_without_copies(recording, stays, ends, folder)
+    else:
+        _check_with_copies(recording, stays, ends, folder)
+    if recording.meta.policy_name == "paged" and "rules" not in recording.meta.policy:
+        _check_shortage(recording, folder / "steps.parquet")
+
+
+def _check_without_copies(recording: Recording, stays: Stays, ends: Ends, folder: Path) -> None:
+    """Who gives all memory back when a step is scheduled was preempted by it; who does so later has ended."""
+    requests, steps = recording.requests, recording.steps
+    step = np.minimum(stays.end_step, len(steps) - 1)
+    gave_way = (stays.end_step == step) & (steps.schedule_seq[step] == stays.end_seq)
+    preempted = np.bincount(step[gave_way], minlength=len(steps))
+    agree(steps.preempted, preempted, folder / "steps.parquet", "preempted", "memory.parquet")
+    lost = np.bincount(stays.end_request[gave_way], minlength=len(requests))
+    agree(requests.preemptions, lost, folder / "requests.parquet", "preemptions", "memory.parquet")
+    # What came behind the last output may be told in part.
+    output = np.minimum(np.searchsorted(steps.output_seq, stays.end_seq), len(steps) - 1)
+    with_output = ~gave_way & (steps.output_seq[output] == stays.end_seq)
+    rows = stays.end_request[with_output]
+    ended = (requests.status[rows] == RequestStatus.FINISHED) | (requests.status[rows] == RequestStatus.ABORTED)
+    require(ended, folder / "requests.parquet", "a request whose memory went with an output should have ended", rows)
+    output_seq = np.zeros(len(requests), np.int64)
+    output_seq[ends.request] = steps.output_seq[ends.step]
+    known = output_seq[rows] > 0
+    require(
+        (output_seq[rows] == stays.end_seq[with_output])[known], folder / "requests.parquet",
+        "output_tokens and the request's memory should end with one output", rows[known],
+    )  # fmt: skip
+
+
+def _check_with_copies(recording: Recording, stays: Stays, ends: Ends, folder: Path) -> None:
+    """Memory that is still copied goes later than its request, which gives way before it begins anew, or at last."""
+    requests, steps = recording.requests, recording.steps
+    begun = np.bincount(stays.birth_request, minlength=len(requests))
+    least = np.maximum(begun - 1, 0)
+    # One that gives way at last does so behind its last step, and before the output that ends it.
+    end = np.full(len(requests), len(steps))
+    end[ends.request] = np.searchsorted(steps.schedule_seq, steps.output_seq[ends.step])
+    num_before = np.append(0, np.cumsum(steps.preempted > 0))
+    at_last = num_before[end] > num_before[np.minimum(last_steps(recording) + 1, end)]
+    holds = (requests.preemptions == least) | ((requests.preemptions == begun) & at_last)
+    require(holds, folder / "requests.parquet", "preemptions should be as often as memory.parquet begins anew")
+    if (requests.status == RequestStatus.ABORTED).any():
+        return
+    # Who runs was running, or begins, and has neither given way nor ended; one that gave way at last had ended before.
+    moments = steps.schedule_seq
+    finished = ends.step[requests.preemptions[ends.request] < begun[ends.request]]
+    ended = np.diff(so_far(moments, steps.output_seq[finished]), prepend=0)
+    running = steps.running.astype(np.int64)
+    gave_way = np.append(0, running[:-1]) - running + _begins(recording, stays) - ended
+    agree(steps.preempted, gave_way, folder / "steps.parquet", "preempted", "running, with schedule.parquet,")
+    _check_turns(recording, stays, end, folder / "steps.parquet")
+
+
+def _check_turns(recording: Recording, stays: Stays, end: IntArray, file: Path) -> None:
+    """Check that whoever gave way did so in a step between its last one and the one in which it begins anew or ended.
+
+    Each step is given those whose time runs out first. Where it gets no units back at once, it had too few for one of
+    those that may have given way.
+    """
+    steps, by_request = recording.steps, RowsByRequest.of(recording)
+    birth = np.searchsorted(steps.schedule_seq, stays.birth_seq)
+    is_last = np.append(is_new(stays.birth_request)[1:], True)
+    upto = np.where(is_last, end[stays.birth_request], np.append(birth[1:], 0))
+    row = by_request.newest(stays.birth_request, upto)
+    since = recording.schedule.step[row] + recording.schedule.repeats[row].astype(np.int64)
+    begun = np.bincount(stays.birth_request, minlength=len(recording.requests))
+    gave_way = ~is_last | (recording.requests.preemptions == begun)[stays.birth_request]
+    most = _most_to_grow(recording, stays.birth_request, upto)
+    columns = (since[gave_way].tolist(), upto[gave_way].tolist(), most[gave_way].tolist())
+    turns = sorted(zip(*columns, strict=True), reverse=True)
+    frees_at_once = np.isin(steps.schedule_seq, recording.memory.seq[recording.memory.ends])
+    open_turns, needs = list[int](), list[tuple[int, int]]()
+    for step in np.flatnonzero(steps.preempted).tolist():
+        while turns and turns[-1][0] <= step:
+            _, until, units = turns.pop()
+            heapq.heappush(open_turns, until)
+            heapq.heappush(needs, (-units, until))
+        while needs and needs[0][1] <= step:
+            heapq.heappop(needs)
+        for _ in range(int(steps.preempted[step])):
+            if not open_turns or heapq.heappop(open_turns) <= step:
+                raise RecordingError(f"{file}, row {step}: preempted counts a request that goes on.")
+        if not frees_at_once[step] and steps.free_units[step] + needs[0][0] >= 0:
+            raise RecordingError(f"{file}, row {step}: {_SHORTAGE}.")
+
+
+def _begins(recording: Recording, stays: Stays) -> npt.NDArray[np.int64]:
+    """Count the requests that begin to compute in each step, for the first time since they began to hold memory."""
+    schedule, by_request = recording.schedule, RowsByRequest.of(recording)
+    step = np.searchsorted(recording.steps.schedule_seq, stays.birth_seq)
+    at = np.searchsorted(by_request.key, by_request.key_of(stays.birth_request, step))
+    begins = np.unique(at[np.append(schedule.request[by_request.row], -1)[at] == stays.birth_request])
+    return np.bincount(schedule.step[by_request.row][begins], minlength=len(recording.steps))
+
+
+def _check_shortage(recording: Recording, file: Path) -> None:
+    """Check that a paged step preempts only where fewer units are free than the next of its requests needs.
+
+    Units that others share stay held when a victim gives them back, so it frees those of its tables at most.
+    """
+    memory, steps = recording.memory, recording.steps
+    ends = memory.ends
+    ends = ends[steps.schedule_seq[np.minimum(memory.step[ends], len(steps) - 1)] == memory.seq[ends]]
+    ends = ends[np.append(is_new(memory.seq[ends])[1:], True)[: len(ends)]]  # the last victim of each step
+    begin, behind = (np.searchsorted(memory.seq, memory.seq[ends], side) for side in ("left", "right"))
+    run, offset = units_of_runs(behind - begin)
+    rows, length = begin[run] + offset, memory.length[begin[run] + offset].astype(np.int64)
+    takes, is_later = memory.kind[rows] == MemoryKind.APPEND, rows > ends[run]
+    grows = np.flatnonzero(takes & is_later)
+    grown, first = np.unique(run[grows], return_index=True)
+    request = memory.request[ends]
+    needed = _most_to_grow(recording, request, memory.step[ends])  # the victim itself, unless another request grows
+    needed[grown], request[grown] = 0, memory.request[rows[grows[first]]]
+    grows = grows[memory.request[rows[grows]] == request[run[grows]]]
+    np.add.at(needed, run[grows], np.where(np.isin(run[grows], grown), length[grows], 0))
+    gives = memory.kind[rows] == MemoryKind.RELEASE
+    is_later |= gives & (memory.request[rows] == memory.request[ends[run]])
+    free = steps.free_units[memory.step[ends]].astype(np.int64)
+    is_told = free >= 0
+    np.add.at(free, run[is_later], (length * takes - length * gives)[is_later])
+    require(~is_told | (free < needed), file, _SHORTAGE, memory.step[ends])
+
+
+def _most_to_grow(recording: Recording, request: IntArray, step: IntArray) -> npt.NDArray[np.int64]:
+    """Count the units that each of `request`, which run, may ask for in `step` at most."""
+    schedule, requests, meta = recording.schedule, recording.requests, recording.meta
+    row = RowsByRequest.of(recording).newest(request, step)
+    num_steps = np.minimum(schedule.repeats[row], step - schedule.step[row])
+    computed = schedule.computed_before[row] + schedule.tokens[row].astype(np.int64) * num_steps
+    left = requests.prompt_tokens[request].astype(np.int64) + requests.output_tokens[request] - computed
+    decodes = (computed >= requests.prompt_tokens[request]) & (requests.preemptions[request] <= 1)
+    most = {**meta.engine, **meta.policy}.get("max_num_batched_tokens") or _NO_LIMIT
+    tokens = np.where(decodes, 1, np.minimum(np.maximum(left, 1), most))
+    tokens += 2 * (meta.policy.get("num_speculative_tokens") or 0)
+    sizes = [group.block_size for group in meta.pool.groups] or [meta.pool.unit_tokens]
+    units: npt.NDArray[np.int64] = np.sum([-(-tokens // size) for size in sizes], axis=0, dtype=np.int64)
+    return units
