@@ -7,7 +7,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from kvsim.errors import UsageError
 from kvsim.kv_groups.group import CacheKind, KVCacheGroup
+from kvsim.policies.releases import DEFAULT, LeftOut, Rules, rules_of
 from kvsim.recording import Recording
 from kvsim.recording.by_request import TokenSteps
 from kvsim.recording.rules import require
@@ -25,27 +27,46 @@ def check_kept_prefixes(replay: Replay, file: Path) -> None:
     meta, pool = recording.meta, recording.meta.pool
     if memory.cached is None or meta.begins_in_the_middle or not meta.prefix_caching:
         return
-    rows = np.flatnonzero(memory.kind == MemoryKind.RELEASE)
+    rows, rules = np.flatnonzero(memory.kind == MemoryKind.RELEASE), _rules_of(recording)
     group, aligned = memory.groups[rows], pool.unit_tokens
     size = np.array([each.block_size for each in pool.groups] or [aligned])[group]
     run = np.array([_blocks_behind_hits(each, aligned) for each in pool.groups] or [1])[group]
-    is_whole, position = memory.address[rows] == WHOLE_TABLE, memory.position[rows]
-    is_hit = position % (aligned // size) >= aligned // size - run
+    is_whole, is_part_told = memory.address[rows] == WHOLE_TABLE, run < aligned // size
+    position, per = memory.position[rows], aligned // size
+    is_hit = (position % per >= per - run) | _keeps_all(size, aligned, rules)
+    together = aligned if rules.caches_to_boundaries else int(np.gcd.reduce(np.unique(size), initial=0))
 
     def kept(tokens: IntArray) -> IntArray:
-        """Return what `cached` should be if so many tokens of each table were put into the prefix cache."""
-        num_full = tokens // aligned * (aligned // size)
-        return np.where(is_whole, np.where(run < aligned // size, 0, num_full), is_hit & (position < num_full))
+        """Return the `cached` of tables of which these tokens were put into the prefix cache."""
+        num_full = tokens // together * together // size
+        return np.where(is_whole, np.where(is_part_told, 0, num_full), is_hit & (position < num_full))
 
     least, most = map(kept, _cached_tokens(replay, rows))
+    if meta.source != "simulation":  # a server may be told to keep windows and states at some boundaries alone
+        least = np.where(is_whole, least, 0)
     rule = "cached should be the units that are full of what schedule.parquet computed"
     require((memory.cached[rows] >= least) & (memory.cached[rows] <= most), file, rule, rows)
+
+
+def _rules_of(recording: Recording) -> Rules:
+    """Return the rules of the release that the engine followed; where it says none, those that kvsim follows."""
+    meta = recording.meta
+    release = meta.engine.get("version") if meta.source == "vllm" else meta.policy.get("vllm")
+    try:
+        return rules_of(str(release))
+    except UsageError:
+        return rules_of(DEFAULT)
+
+
+def _keeps_all(size: IntArray, aligned: int, rules: Rules) -> npt.NDArray[np.bool_]:
+    """Tell whether full blocks of windows that no hit needs are put into the cache like all others."""
+    return (rules.left_out is LeftOut.NONE) | ((rules.left_out is LeftOut.SMALLER) & (aligned <= size))
 
 
 def _blocks_behind_hits(group: KVCacheGroup, aligned: int) -> int:
     """Count the blocks before each boundary of all groups that a lookup which ends there reads.
 
-    Others are never put into the cache. A table that has some of these is given back unit by unit, and is empty then.
+    A table that has others is given back unit by unit, and is empty then.
     """
     per = aligned // group.block_size
     if group.kind is not CacheKind.SLIDING_WINDOW or group.window is None:
@@ -54,7 +75,7 @@ def _blocks_behind_hits(group: KVCacheGroup, aligned: int) -> int:
 
 
 def _cached_tokens(replay: Replay, rows: IntArray) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return the tokens of each request that had been cached when `rows` gave its units back, at least and at most.
+    """Return the tokens of each request that had been cached when `rows` released its units, at least and at most.
 
     A step caches what it computes, but for tokens whose values are still to come with the outputs of earlier steps.
     These are cached when their outputs have come. A request that computes again what it knows waits for no output.
@@ -71,11 +92,11 @@ def _cached_tokens(replay: Replay, rows: IntArray) -> tuple[npt.NDArray[np.int64
         begin = total - progress.tokens_in(request, newest)
         least = np.where(begin >= requests.prompt_tokens[request], begin + 1, total)
     most = np.where(total <= known, total, least)
-    if recording.copies is not None:  # blocks that are still copied are given back later
+    if recording.copies is not None:  # blocks with a copy under way are released later
         return total - before, total
     if meta.policy.get("order", meta.engine.get("policy")) != "fcfs" or "rules" in meta.policy:
-        # A request may give way in the step that has just scheduled it. Its tokens of that step were cached when they
-        # got memory, and are not computed; no row of the schedule tells of them.
+        # A step may preempt a request that it has just scheduled. The tokens of that step were cached at allocation but
+        # not computed; the schedule has no row for them.
         is_own = np.append(moments, -1)[np.minimum(memory.step[rows], len(moments))] == seq
         budget = meta.policy.get("max_num_batched_tokens", meta.policy.get("max_model_len", _MOST_TOKENS))
         values = np.maximum(requests.prompt_tokens[request], progress.reached(request, upto) + 1)
@@ -99,7 +120,7 @@ def _num_in_flight(replay: Replay, request: IntArray, moment: IntArray, upto: In
 
 
 def _step_of_previous_end(recording: Recording, request: IntArray, seq: IntArray) -> npt.NDArray[np.int64]:
-    """Return the last step before each request gave all of its memory back before `seq`, -1 where it never did."""
+    """Return the last step before each request released all of its memory before `seq`, -1 where it never did."""
     memory = recording.memory
     ends, span = memory.ends, int(memory.seq[-1]) + 1
     key = np.sort(memory.request[ends].astype(np.int64) * span + memory.seq[ends])

@@ -143,9 +143,12 @@ def _check_shortage(recording: Recording, file: Path) -> None:
     grown, first = np.unique(run[grows], return_index=True)
     request = memory.request[ends]
     needed = _most_to_grow(recording, request, memory.step[ends])  # the victim itself, unless another request grows
-    needed[grown], request[grown] = 0, memory.request[rows[grows[first]]]
+    if recording.meta.policy.get("order", recording.meta.engine.get("policy")) == "fcfs":  # or the turns may go on
+        needed[grown] = 0
+    request[grown] = memory.request[rows[grows[first]]]
     grows = grows[memory.request[rows[grows]] == request[run[grows]]]
-    np.add.at(needed, run[grows], np.where(np.isin(run[grows], grown), length[grows], 0))
+    grown_by = np.bincount(run[grows], weights=length[grows], minlength=len(ends)).astype(np.int64)
+    needed = np.maximum(needed, grown_by)
     gives = memory.kind[rows] == MemoryKind.RELEASE
     is_later |= gives & (memory.request[rows] == memory.request[ends[run]])
     free = steps.free_units[memory.step[ends]].astype(np.int64)
