@@ -81,7 +81,7 @@ class _LazyGroup(click.Group):
 @click.command(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="kvsim")
 def cli() -> None:
-    """Where does the memory of an LLM server go, and why?
+    """Show where the memory of an LLM server goes, and why.
 
     Start with: kvsim tui --policy paged
     """
@@ -167,5 +167,5 @@ def main() -> None:
 
 
 def _complain(sentence: str) -> None:
-    """Say what was wrong. The sentence may quote what stands in a file, or what another library says of it."""
+    """Print an error message. The sentence may quote a file, or another library."""
     print(f"kvsim: {message(sentence)}", file=sys.stderr)  # noqa: T201

@@ -28,7 +28,7 @@ _MOST_FRAMES = 6_000
     "until_s",
     type=float,
     metavar="SECONDS",
-    help="Where the film ends.  [with the longest run, or a quarter beyond the shortest]",
+    help="End of the film in the runs' time.  [with the longest run, or a quarter beyond the shortest]",
 )
 @click.option("--length", "length_s", type=float, default=12.0, show_default=True, help="Seconds that the film takes.")
 @click.option("--frames-per-second", type=float, default=12.5, show_default=True)

@@ -1,4 +1,4 @@
-"""How `kvsim run` answers: a verdict, what was simulated, and the few figures that matter."""
+"""Answer of `kvsim run`: a verdict, the simulated setup, and the most important figures."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def band_notes(band: Band | None) -> list[str]:
 
 
 def failure_notes(meta: Meta) -> list[str]:
-    """That vLLM itself would have ended, where a pipeline came to that."""
+    """Warn if vLLM would have crashed in this run."""
     num_failures = int(meta.engine.get("vllm_failures", 0))
     if not num_failures:
         return []
@@ -75,14 +75,14 @@ def failure_notes(meta: Meta) -> list[str]:
 
 
 def _where(num_stages: int, per_stage: int) -> str:
-    """The GPUs that the bytes of a pool are those of; nothing where there is one."""
+    """Name the GPUs that hold the bytes of a pool; empty for a single GPU."""
     if num_stages > 1:
         return f" on {'the' if per_stage == 1 else 'one GPU of each of'} {num_stages} stages together"
     return " on each GPU" if per_stage > 1 else ""
 
 
 def setting_rows(meta: Meta, requests: str, num_servers: int = 1) -> list[Row]:
-    """What was simulated: requests, server, memory, limits, and what the times rest on."""
+    """Return the simulated setup: requests, server, memory, limits, and the source of the times."""
     model, pool, policy = meta.model, meta.pool, meta.policy
     num_stages, per_stage = int(model.get("pipeline_parallel_size", 1)), int(model.get("tensor_parallel_size", 1))
     num_gpus = num_stages * per_stage
@@ -102,7 +102,7 @@ def setting_rows(meta: Meta, requests: str, num_servers: int = 1) -> list[Row]:
 
 
 def _host_rows(policy: Mapping[str, Any]) -> list[Row]:
-    """How much host memory there is for blocks, if any, and over which link."""
+    """Return the host memory for blocks, if any, and its link."""
     if not policy.get("kv_offloading_size"):
         return []
     there, back = policy["store_gb_per_s"], policy["load_gb_per_s"]
@@ -123,7 +123,7 @@ def times_rows(label: Any) -> list[Row]:
 
 
 def pool_words(meta: Meta) -> str:
-    """The pool in bytes, units and tokens."""
+    """Describe the pool in bytes, units and tokens."""
     pool = meta.pool
     if pool.num_units is None:
         return "no pool: the cache grows with the batch"
@@ -147,7 +147,7 @@ def _limit_words(policy: Mapping[str, Any]) -> str:
 
 
 def _figures(summary: Summary, band: Band | None) -> list[tuple[str, str]]:
-    """The rows that matter, each as one line of text."""
+    """Return the most important rows, each as one line of text."""
     ranges = {} if band is None else band.ranges
     rows = [("output", f"{_number(summary.output_tokens_per_s)} tokens/s{_within(ranges, 'output_tokens_per_s')}")]
     rows += [(label, _times(getattr(summary, name)) + _within(ranges, name, mean=True)) for label, name in _TIMES]
@@ -174,7 +174,7 @@ def _times(times: Distribution) -> str:
 
 
 def _within(ranges: Mapping[str, tuple[float, float]], name: str, *, mean: bool = False) -> str:
-    """The band of one figure, behind it."""
+    """Return the prediction interval of one figure as a suffix."""
     if name not in ranges:
         return ""
     low, high = ranges[name]

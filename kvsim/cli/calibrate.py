@@ -63,7 +63,7 @@ def command(
     read_recordings = [read(find(name)) for name in recordings]
     if card is not None:
         if gpu_from is not None:
-            raise UsageError("--card and --gpu-from fit different things; give one of them.")
+            raise UsageError("--card and --gpu-from fit different things; give only one.")
         fitted, residuals = _fit_card(card, read_recordings, output)
         _show(output, f"machine card of {fitted.gpu}", residuals, fitted.factors, as_json=as_json)
         return

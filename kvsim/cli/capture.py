@@ -76,7 +76,7 @@ def vllm(*, model: str, output: Path, users: int | None, overwrite: bool, **flag
 @click.option("--cache", type=click.Choice(["dynamic", "static"]), default="dynamic", show_default=True)
 @click.option("--device", help="cuda or cpu.  [cuda where there is one]")
 @click.option(
-    "--allocation-history", type=int, default=0, metavar="EVENTS", help="Keep so many of PyTorch's allocation events."
+    "--allocation-history", type=int, default=0, metavar="EVENTS", help="Number of PyTorch's allocation events to keep."
 )
 @overwrite_option
 def hf(

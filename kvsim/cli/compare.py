@@ -65,7 +65,7 @@ def command(
     Shows for each where the memory went, how many sequences ran at once, and who waited. The shares add up to 100%.
     """
     if ladder and uniform_cache:
-        raise UsageError("--ladder and --uniform-cache compare different things; give one of them.")
+        raise UsageError("--ladder and --uniform-cache compare different things; give only one.")
     if ladder:
         climb_ladder(output, flags, overwrite=overwrite, as_json=as_json)
         return
@@ -115,7 +115,7 @@ def command(
 
 
 def _policies(scenario: Scenario, *, uniform_cache: bool) -> tuple[Mapping[str, Policy], list[str]]:
-    """What is compared, and what has to be said of the choice."""
+    """Return the compared policies, and the notes about the choice."""
     from kvsim.cli.groups import most_sequences
 
     if uniform_cache:
@@ -136,7 +136,7 @@ def _policies(scenario: Scenario, *, uniform_cache: bool) -> tuple[Mapping[str, 
 def with_memory_for_everything(
     scenario: Scenario, policies: Mapping[str, Policy], report: Callable[[int, int], None]
 ) -> list[float]:
-    """Output tokens per second of each policy where memory never runs short: what they differ by then is not memory."""
+    """Return the output tokens per second of each policy with ample memory; what differs then is not memory."""
     from kvsim.experiments.ladder import with_ample_memory
     from kvsim.simulation import measure
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @click.option("--ttft-p99", type=float, metavar="SECONDS", help="A remedy should bring TTFT p99 to at most this.")
 @click.option("--tpot-p99", type=float, metavar="SECONDS", help="A remedy should bring TPOT p99 to at most this.")
 @click.option(
-    "--seconds", type=click.FloatRange(0.1, 3600), default=10.0, show_default=True, help="How long to watch a server."
+    "--seconds", type=click.FloatRange(0.1, 3600), default=10.0, show_default=True, help="Time to watch a server."
 )
 @click.option("--profile", metavar="PROFILE", help="Step times: a profile or a machine card.  [the one that matches]")
 @click.option("--points", type=click.IntRange(0, 100_000), default=40, show_default=True, help="Changes to simulate.")
@@ -43,11 +43,11 @@ def command(
     engine: EngineName,
     as_json: bool,
 ) -> None:
-    """Say what happened to a server, why, and what would have helped.
+    """Diagnose a server: waiting and preemptions, their causes, and remedies.
 
     From a RECORDING (a folder, or the name of one that comes with kvsim) or a server that publishes at HOST:PORT: the
-    moments, and what each change of a setting is predicted to do to the same requests. From a web server's /metrics, at
-    HOST:PORT or its http:// address: what those can tell, and how to record the rest.
+    moments, and the predicted effect of each change of a setting on the same requests. From a web server's /metrics, at
+    HOST:PORT or its http:// address: the facts in these metrics, and the way to record the others.
     """
     from kvsim.conformance.comparable import host_blocks_of
     from kvsim.diagnosis import diagnose, load_of
@@ -74,7 +74,7 @@ def command(
 
 
 def _page_of(source: str) -> str | None:
-    """The page of metrics that `source` is, or has at that address; None if it is a recording, or publishes events."""
+    """Return the page of metrics that `source` is or serves; None if it is a recording, or publishes events."""
     from pathlib import Path
 
     from kvsim.errors import UsageError
@@ -89,7 +89,7 @@ def _page_of(source: str) -> str | None:
 
 
 def _recording(source: str, seconds: float) -> Recording:
-    """The recording in a folder or of that name, or what a server publishes in so many seconds."""
+    """Return the recording in a folder or of that name, or the events that a server publishes in `seconds`."""
     from pathlib import Path
 
     from kvsim.errors import RecordingError, UsageError

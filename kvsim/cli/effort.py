@@ -1,4 +1,4 @@
-"""How many simulations a command runs at a time, and on which engine."""
+"""Number of simulations that a command runs at a time, and their engine."""
 
 from __future__ import annotations
 

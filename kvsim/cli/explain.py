@@ -52,7 +52,7 @@ def command(*, lesson: str | None, markdown: bool, output: Path | None, overwrit
 
 
 def _can_print(text: str) -> bool:
-    """Whether the terminal's encoding has these characters."""
+    """Tell whether the terminal's encoding has these characters."""
     try:
         text.encode(sys.stdout.encoding or "ascii")
     except UnicodeEncodeError:

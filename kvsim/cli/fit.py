@@ -63,12 +63,12 @@ def command(
     as_json: bool,
     **flags: Any,
 ) -> None:
-    """Say whether a load fits a vLLM server, what limits it, and what would make it fit.
+    """Tell whether a load fits a vLLM server, what limits it, and which changes help.
 
     The load: --users N who each wait for an answer before the next request, or --rate R requests a second, with
     --prompt-tokens and --output-tokens; or the requests of --workload FILE, without flags those of a recording that
     comes with kvsim. Limits that are not given are those of vllm serve. Every change in the answer was simulated with
-    the same requests, over and over until a rate has settled.
+    the same requests, repeated until the rate is steady.
 
     kvsim fit --model Llama-3.1-70B-Instruct --gpu H100 --tensor-parallel-size 4 --users 128 --prompt-tokens 1000
     --output-tokens 300
@@ -112,8 +112,8 @@ def command(
 
 
 def server_of(flags: dict[str, Any], replicas: int = 1, meta: Meta | None = None) -> Server:
-    """The server that the flags describe, with the limits of `vllm serve` where they are silent, and the GPU and the
-    model of a recording, if the requests are from one.
+    """Return the server that the flags describe, by default with the limits of `vllm serve`, and the GPU and the model
+    of a recording, if the requests are from one.
 
     Raises:
         UsageError: a flag cannot be right, or is not for a server that is searched.

@@ -1,4 +1,4 @@
-"""How `kvsim fit` and `kvsim diagnose` show what was simulated: the server, its figures, and what would help."""
+"""Answers of `kvsim fit` and `kvsim diagnose`: the simulated server, its figures, and remedies."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Band = "Mapping[str, tuple[float, float]]"
 
 
 def print_fit(answer: Answer) -> None:
-    """The verdict, what limits, what was simulated, its figures, and the changes that help."""
+    """Print the verdict, the limits, the simulated server, its figures, and the changes that help."""
     echo(answer.verdict)
     echo(f"Limit: {answer.limit}")
     outcome = answer.outcome
@@ -44,7 +44,7 @@ def print_fit(answer: Answer) -> None:
 
 
 def print_without_gain(remedies: Sequence[Remedy], *, fits: bool) -> None:
-    """What was tried in vain, in a line."""
+    """Print the changes without an effect, in a line."""
     if remedies:
         tried = "; ".join(
             f"{each.change.words} ({_rate(each.outcome.output_tokens_per_s)} tokens/s, TTFT p99 "
@@ -55,7 +55,7 @@ def print_without_gain(remedies: Sequence[Remedy], *, fits: bool) -> None:
 
 
 def print_remedies(remedies: Sequence[Remedy], before: Outcome, *, fits: bool) -> None:
-    """What would help, with what it makes worse than `before`, as a table, and below it how a server is started so."""
+    """Print the remedies as a table, with figures that they make worse than `before`, and their flags."""
     if not remedies:
         echo(
             "No change that was tried brings more, or answers much sooner."
@@ -81,7 +81,7 @@ def print_remedies(remedies: Sequence[Remedy], before: Outcome, *, fits: bool) -
 
 
 def change_words(remedy: Remedy, before: Outcome) -> str:
-    """The change, and what it makes much worse."""
+    """Describe a change, and the figures that it makes much worse."""
     price = price_words(before, remedy.outcome)
     return f"{remedy.change.words}, {price}" if price else remedy.change.words
 
@@ -94,7 +94,7 @@ NO_MARGIN = (
 
 
 def cells(outcome: Outcome, band: Mapping[str, tuple[float, float]]) -> tuple[str, str, str, str]:
-    """The four figures that decide, each with its band."""
+    """Return the four decisive figures, each with its prediction interval."""
 
     def span(name: str, *, time: bool) -> str:
         if name not in band:
@@ -111,12 +111,12 @@ def cells(outcome: Outcome, band: Mapping[str, tuple[float, float]]) -> tuple[st
 
 
 def _rate(per_s: float) -> str:
-    """A dash where nothing was served."""
+    """Format a rate; a dash if no request was served."""
     return "–" if isnan(per_s) else f"{per_s:,.0f}"
 
 
 def load_words(answer: Answer) -> str:
-    """The load in words."""
+    """Describe the load."""
     load = answer.load
     if load.users is None:
         return load.workload.description

@@ -1,4 +1,4 @@
-"""What KV-cache groups save, in a sentence."""
+"""Savings by KV-cache groups, in a sentence."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def most_sequences(scenario: Scenario, grouped: Paged, uniform: Paged) -> str:
-    """How many sequences of the workload's mean length decode at once with groups, and how many without."""
+    """Return the number of sequences of the workload's mean length that decode at once with groups, and without."""
     workload = scenario.workload
     tokens = round(float((workload.prompt_tokens + workload.output_tokens).mean()))
     counts = []

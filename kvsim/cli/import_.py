@@ -31,7 +31,7 @@ def _arrival_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.command("import")
 @click.argument("file")
-@click.option("--columns", metavar="OURS=THEIRS,...", help="What the columns of a CSV file stand for: arrival_s=ts,...")
+@click.option("--columns", metavar="OURS=THEIRS,...", help="Column names of a CSV file: arrival_s=ts,...")
 @click.option("--as", "form", metavar="FORMAT", help=f"One of {', '.join(_FORMAT_NAMES)}.  [found from the content]")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the workload here, as Parquet.")
 @click.option("--num-requests", type=int, callback=REQUESTS, help="Maximum number of requests.")

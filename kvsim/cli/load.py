@@ -27,27 +27,27 @@ _MOST_OF_USERS = 200_000
 _USERS = {
     "type": click.IntRange(1, 1_000_000),
     "metavar": "N",
-    "help": "A closed loop: each of so many users waits for the answer before the next request.",
+    "help": "Users of a closed loop: each waits for the answer before the next request.",
 }
 _think_time = _requests(
     "--think-time",
     "think_s",
     type=click.FloatRange(0, 1e9),
     metavar="SECONDS",
-    help="With --users: how long a user thinks after an answer.  [0]",
+    help="Think time of a user after an answer, with --users.  [0]",
 )
 _max_concurrency = _requests(
     "--max-concurrency",
     type=click.IntRange(1, 1_000_000),
     metavar="N",
-    help="At most so many requests at once, whatever their arrivals; without --rate and the like, all arrive at once.",
+    help="Maximum number of concurrent requests; without --rate and the like, all arrive at once.",
 )
 _spawn_rate = _requests(
     "--spawn-rate",
     "users_per_s",
     type=click.FloatRange(0, min_open=True),
     metavar="PER_S",
-    help="With --users: so many begin each second, until all are there.  [all at once]",
+    help="Users that begin per second, with --users.  [all at once]",
 )
 
 
@@ -106,9 +106,7 @@ def check_load(flags: dict[str, Any]) -> None:
 
 
 def requests_of(flags: dict[str, Any]) -> tuple[Workload, Recording | RecordedRequests | None]:
-    """The requests that the flags ask for, as many as show what a load leads to, and the recording that they are from,
-    if they are.
-    """
+    """Return enough requests of the flags to show the effect of a load, and their recording, if any."""
     from kvsim.fitting import requests_for
 
     if flags["workload"] is not None or not (is_generated(flags) or flags["users"] or flags["rate"]):
@@ -137,13 +135,13 @@ def requests_of(flags: dict[str, Any]) -> tuple[Workload, Recording | RecordedRe
 
 
 def users_of(flags: dict[str, Any]) -> int | None:
-    """How many users there are: so many times those of --users as --load says; None in an open loop."""
+    """Return the number of users: --users times --load; None in an open loop."""
     users: int | None = flags["users"]
     return None if users is None else max(round(users * multiple("--load", flags["load"])), 1)
 
 
 def load_of(flags: dict[str, Any], workload: Workload) -> Load:
-    """`workload`, sent as the flags say."""
+    """Return `workload` as the load that the flags describe."""
     from kvsim.fitting import Load
 
     rate: float | None = flags["rate"]

@@ -1,4 +1,4 @@
-"""What the flags of a machine stand for: a GPU, a model as it is served, and the memory for its cache."""
+"""Flags of a machine: a GPU, a model as it is served, and the memory for its cache."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def tokens_or_auto(value: str | int) -> int | str:
 
 
 def machine_of(flags: Mapping[str, Any], meta: Meta | None = None) -> tuple[Gpu, Model]:
-    """The GPU, and the model as it is served, that the flags name; those of a recording where they do not.
+    """Return the GPU, and the model as it is served, that the flags name; by default those of a recording.
 
     Raises:
         UsageError: a name is unknown, or the model cannot be served so.
@@ -55,7 +55,7 @@ def machine_of(flags: Mapping[str, Any], meta: Meta | None = None) -> tuple[Gpu,
             raise UsageError(
                 f"--gpu {flags['gpu']} are {number} GPUs, and --tensor-parallel-size {sizes[0]}"
                 + (f" times --pipeline-parallel-size {sizes[1]}" if sizes[1] > 1 else "")
-                + f" are {sizes[0] * sizes[1]}; leave one of them out."
+                + f" are {sizes[0] * sizes[1]}; leave one out."
             )
         if number % sizes[1]:
             raise UsageError(f"--gpu {flags['gpu']} cannot be divided into --pipeline-parallel-size {sizes[1]}.")
@@ -66,13 +66,15 @@ def machine_of(flags: Mapping[str, Any], meta: Meta | None = None) -> tuple[Gpu,
 
 
 def engine_limits(flags: Mapping[str, Any], gpu: Gpu, max_model_len: int) -> tuple[int, int]:
-    """The sequences and tokens of a step: as told, or what vLLM's `LLM` class or its server takes on the GPU."""
+    """Return the sequences and tokens of a step: of the flags, or vLLM's defaults on the GPU for its class or
+    server.
+    """
     told = flags["max_num_seqs"], flags["max_num_batched_tokens"]
     return _defaults(flags, gpu).limits(*told, max_model_len, chunked=flags.get("enable_chunked_prefill") is not False)
 
 
 def adjusted_words(flags: Mapping[str, Any], gpu: Gpu, max_model_len: int) -> list[str]:
-    """The defaults that vLLM adjusts to the other settings, a sentence each."""
+    """Describe the defaults that vLLM adjusts to the other settings, a sentence each."""
     names, defaults = ("max_num_seqs", "max_num_batched_tokens"), _defaults(flags, gpu).value
     return [
         f"{name} is {value:,}: vLLM adjusts its default of {default:,} to the other limits"

@@ -16,7 +16,7 @@ from kvsim.cli.show import overwrite_option
     type=click.IntRange(1, 64),
     default=1,
     show_default=True,
-    help="Measure sums over so many GPUs of this host as well.",
+    help="Number of GPUs of this host over which all-reduce is measured, too.",
 )
 @overwrite_option
 def command(*, output: Path, tensor_parallel_size: int, overwrite: bool) -> None:

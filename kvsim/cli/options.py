@@ -148,7 +148,7 @@ def check_policy_flags(context: click.Context, policies: Collection[str], varied
 
 
 def is_given(context: click.Context, name: str) -> bool:
-    """Tell whether a flag stands on the command line."""
+    """Tell whether a flag is on the command line."""
     return context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
 
 

@@ -35,7 +35,12 @@ _KINDS = (
     "-o", "--output", type=click.Path(path_type=Path), help="PNG, SVG or PDF; a folder with --all.  [KIND.png, figures]"
 )
 @click.option(
-    "--as", "file_type", type=click.Choice(["png", "svg", "pdf"]), default="png", show_default=True, help="With --all."
+    "--as",
+    "file_type",
+    type=click.Choice(["png", "svg", "pdf"]),
+    default="png",
+    show_default=True,
+    help="File type with --all.",
 )
 @click.option("--for", "purpose", type=click.Choice(["paper", "slide", "web"]), default="web", show_default=True)
 @click.option("--no-title", is_flag=True, help="Leave the finding to the caption.")

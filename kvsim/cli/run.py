@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     type=click.Choice(["shortest", "round-robin"]),
     default="shortest",
     show_default=True,
-    help="Which replica gets the next request.",
+    help="Choice of the replica for the next request.",
 )
 @click.option(
     "--front-end",
@@ -152,5 +152,5 @@ def _requests(workload: Workload, flags: Mapping[str, Any]) -> str:
     if users is None:
         return workload.description
     pause = f", {think_s:g} s after the answer before" if think_s else " as soon as the one before is answered"
-    come = f", and {users_per_s:g} of them begin each second" if users_per_s else ""
+    come = f", and {users_per_s:g} begin each second" if users_per_s else ""
     return f"{workload.description}; {users:,} users send each request{pause}{come}"

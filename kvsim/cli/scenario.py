@@ -1,4 +1,4 @@
-"""What the flags of a command that simulates stand for: requests, a machine, an amount of memory, and a policy."""
+"""Flags of a simulation: requests, a machine, an amount of memory, and a policy."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """What to simulate, but for the policy's name."""
+    """Setup of a simulation, without the policy's name."""
 
     workload: Workload
     gpu: Gpu
@@ -63,7 +63,7 @@ class Scenario:
         return Paged(scheduler=scheduler, cache=paged_settings(self.flags, self.gpu, self.model, self.block_size))
 
     def machine(self, policy: Policy) -> Machine:
-        """The machine that `policy` runs on.
+        """Return the machine that `policy` runs on.
 
         With the flag `clock` at `own`, as without it, static batches run on Hugging Face's engine and the others on
         vLLM's; at `one`, every policy has the step times of vLLM's engine, so that a comparison is like for like.
@@ -76,7 +76,7 @@ class Scenario:
         return Machine(gpu=self.gpu, model=self.model, kv_bytes=self.kv_bytes, step_time=times)
 
     def _step_time(self, policy: Policy, *, captured: bool = True) -> StepTimeModel:
-        """The profile or the machine card that was asked for, or the best that there is; see `kvsim.machines`.
+        """Return the requested profile or machine card, or the best one; see `kvsim.machines`.
 
         A profile of another engine than the policy's is left aside: a comparison has several engines.
 
@@ -187,7 +187,7 @@ Requests: TypeAlias = "tuple[Workload, Recording | RecordedRequests | None]"
 def build_scenario(
     requests_of: Callable[[dict[str, Any]], Requests] = workload_and_source, /, **flags: Any
 ) -> Scenario:
-    """The scenario that the flags describe; `requests_of` finds its requests.
+    """Build the scenario that the flags describe; `requests_of` finds its requests.
 
     Raises:
         UsageError: two flags contradict each other, or one cannot be right.
@@ -215,13 +215,13 @@ def build_scenario(
 
 
 def _recorded_len(meta: Meta) -> int | None:
-    """The longest sequence that a recorded run allowed: a real engine says so itself, a simulation with its policy."""
+    """Return the longest sequence of a recorded run: a real engine records it, a simulation records its policy's."""
     length = meta.engine.get("max_model_len", meta.policy.get("max_model_len"))
     return length if isinstance(length, int) else None
 
 
 def _memory(flags: dict[str, Any], gpu: Gpu, model: Model, recorded: Meta | None) -> tuple[int, int, int | None]:
-    """Bytes of the cache (see `Machine.kv_bytes`), tokens of a block, and the longest sequence if that was to be found.
+    """Return the bytes of the cache (see `Machine.kv_bytes`), the tokens of a block, and the longest sequence.
 
     The bytes are as told, as in the recording, or what the GPU leaves.
     """
@@ -252,7 +252,7 @@ def _memory(flags: dict[str, Any], gpu: Gpu, model: Model, recorded: Meta | None
 
 
 def _block_size(flags: dict[str, Any], model: Model, layout: KVCacheLayout) -> int:
-    """Tokens of a block as the engine is told: those of several groups follow from it."""
+    """Return the tokens of a block as an engine setting: the block sizes of several groups follow from it."""
     from kvsim.kv_groups.specs import CacheSettings, smallest_block
 
     if layout.is_uniform:

@@ -89,7 +89,7 @@ class LocalServer(Server):
             await runner.cleanup()
 
     def _connection(self, runner: web.AppRunner) -> asyncio.BaseProtocol:
-        """What answers a new connection: nothing, if there are too many, and not for long, if it says nothing."""
+        """Return the protocol of a new connection: none if there are too many, with a time limit for silent clients."""
         server = runner.server
         assert server is not None
         if len(server.connections) >= MAX_CONNECTIONS:
@@ -124,7 +124,7 @@ class LocalServer(Server):
         return response
 
     async def handle_websocket(self, request: web.Request) -> web.WebSocketResponse:
-        """One interface for one browser."""
+        """Run one interface for one browser."""
         size = _size(request.query.get("width", "80"), request.query.get("height", "24"))
         if size is None:
             raise web.HTTPBadRequest(text=f"a terminal has at most {MAX_COLUMNS} columns and {MAX_ROWS} rows")
@@ -163,7 +163,7 @@ class LocalServer(Server):
 
 
 def _is_ours(record: logging.LogRecord) -> bool:
-    """Whether what is logged is a fault of this server, and not one of a client that knows no HTTP."""
+    """Tell whether a log entry is a fault of this server, and not of a client without valid HTTP."""
     return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
 
 
@@ -202,7 +202,7 @@ async def _pass_on(text: str, websocket: web.WebSocketResponse, interface: AppSe
 
 
 def _size(width: object, height: object) -> tuple[int, int] | None:
-    """A terminal's columns and rows; None where no terminal has so many."""
+    """Return a terminal's columns and rows; None if these are impossible."""
     texts = str(width)[:8], str(height)[:8]
     if not all(text.isascii() and text.isdigit() for text in texts):
         return None

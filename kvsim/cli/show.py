@@ -1,4 +1,4 @@
-"""How results reach a person or a machine: progress, tables, JSON, sizes."""
+"""Output for people and programs: progress, tables, JSON, sizes."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def print_table(
 
 @contextmanager
 def progress(label: str) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar on standard error that a simulation can report to; nothing where standard error is no terminal."""
+    """Return a progress bar on standard error for a simulation; None if standard error is no terminal."""
     if not sys.stderr.isatty():
         yield lambda done, total: None  # noqa: ARG005
         return
@@ -85,7 +85,7 @@ def progress(label: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def size(num_bytes: float) -> str:
-    """Bytes as the field writes them: `3.12 GiB`."""
+    """Format bytes: `3.12 GiB`."""
     for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if abs(num_bytes) >= scale:
             return f"{num_bytes / scale:,.2f} {unit}"
@@ -93,7 +93,7 @@ def size(num_bytes: float) -> str:
 
 
 def seconds(value: float) -> str:
-    """A duration in the unit that suits it; a dash for one that does not exist."""
+    """Format a duration with a suitable unit; a dash for NaN."""
     if value != value:  # NaN: nothing to measure
         return "–"
     if value < 1:

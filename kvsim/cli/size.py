@@ -48,7 +48,7 @@ def _list(*, as_json: bool) -> None:
     type=click.Choice(POLICY_NAMES),
     default="paged",
     show_default=True,
-    help="How the memory is shared out; with static, the result is the largest batch.",
+    help="Policy that uses the memory; with static, the result is the largest batch.",
 )
 @json_option
 def command(
@@ -112,7 +112,7 @@ def _num_gpus(budget: Budget) -> int:
 
 
 def _block_rows(budget: Budget, on_one: str) -> list[tuple[str, str, str, str]]:
-    """What a block is: of one group as one line, of several with a line for each kind."""
+    """Describe a block: one line for one group, a line per kind for several."""
     layout = budget.plan.layout
     why = f"{budget.block_size} tokens in all layers" if len(layout.groups) == 1 else _shared(budget)
     if budget.model.pipeline_parallel_size > 1:
@@ -166,7 +166,7 @@ def _in_all(budget: Budget) -> list[tuple[str, str, str, str]]:
 
 
 def _otherwise(budget: Budget, policy: str) -> dict[str, tuple[CachePlan, str]]:
-    """Pools that the same memory would make if layers kept something else, by what they would keep, and in words."""
+    """Return the pools of the same memory if layers kept other tokens, by kind, and in words."""
     if policy != "paged":
         return {}
     full, divided, number = budget.with_full_layers(), budget.with_divided_latents(), budget.model.tensor_parallel_size
@@ -179,7 +179,7 @@ def _otherwise(budget: Budget, policy: str) -> dict[str, tuple[CachePlan, str]]:
 
 
 def _otherwise_rows(budget: Budget, policy: str, tokens: int) -> list[tuple[str, str, str, str]]:
-    """How many sequences there would be otherwise."""
+    """Return the number of sequences in each of these pools."""
     in_all = "in all" if _num_gpus(budget) > 1 else ""
     return [
         ("  otherwise", f"{plan.max_sequences(tokens):,}", in_all,
@@ -226,7 +226,7 @@ def _document(budget: Budget, policy: str, tokens: int, num_sequences: int) -> d
 
 
 def _num_sequences(budget: Budget, policy: str, tokens: int) -> tuple[int, str]:
-    """How many sequences of `tokens` tokens the memory holds at once, and in what form."""
+    """Return the number of sequences of `tokens` tokens that fit at once, and their form."""
     from kvsim.memory.packing import largest_batch
 
     if policy == "paged":

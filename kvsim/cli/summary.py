@@ -73,14 +73,12 @@ def print_summaries(
 
 
 def _figure(value: float, form: str) -> str:
-    """A number; a dash for one that does not exist."""
+    """Format a number; a dash for NaN."""
     return "–" if value != value else format(value, form)
 
 
 def summary_document(recording: Recording | Measured, summary: Summary) -> dict[str, Any]:
-    """A summary as JSON has it, with what its times rest on, and where they extrapolate; that goes to standard error
-    too.
-    """
+    """Return a summary for JSON, with the source of its times; print a warning if these extrapolate."""
     _warn(recording)
     return figures_document(recording, summary) | {
         "settings": _settings(recording.meta),
@@ -90,7 +88,7 @@ def summary_document(recording: Recording | Measured, summary: Summary) -> dict[
 
 
 def figures_document(recording: Recording | Measured, summary: Summary) -> dict[str, Any]:
-    """Every figure as JSON has it, of a run and of its recording alike."""
+    """Return every figure of a run or a recording for JSON."""
     return summary.as_dict() | {
         "verdict": verdict_of(summary).as_dict(),
         "steady": steady_part(recording.requests).as_dict(),
@@ -98,7 +96,7 @@ def figures_document(recording: Recording | Measured, summary: Summary) -> dict[
 
 
 def _settings(meta: Meta) -> dict[str, Any]:
-    """What was simulated: the machine, the pool, and every setting of the policy."""
+    """Return the setup: the machine, the pool, and every setting of the policy."""
     pool = meta.pool
     return {
         "gpu": meta.gpu,
@@ -114,14 +112,14 @@ def _settings(meta: Meta) -> dict[str, Any]:
 
 
 def _warn(recording: Recording | Measured) -> None:
-    """One line on standard error where the step times were asked for more than they were fitted to."""
+    """Print a line to standard error if the step times were used outside of their fitted range."""
     beyond = recording.meta.extra.get(KEY, ())
     if beyond:
         echo(f"warning: {recording.meta.rules_name}: the times extrapolate: {'; '.join(beyond)}", err=True)
 
 
 def time_source(recording: Recording | Measured) -> str:
-    """Where the times of a recording come from, as a sentence."""
+    """Describe the source of a recording's times in a sentence."""
     if recording.meta.source != "simulation":
         return f"times: measured on {recording.meta.gpu}"
     return f"times: {recording.meta.engine.get('step_time', 'unknown')}"

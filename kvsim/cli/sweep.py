@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="Processes of this machine, or a cluster.",
 )
-@click.option("--scheduler", default="", metavar="ADDRESS", help="Where the cluster listens.  [one is started here]")
+@click.option("--scheduler", default="", metavar="ADDRESS", help="Address of the cluster.  [one is started here]")
 @overwrite_option
 @json_option
 @click.pass_context  # fmt: skip
@@ -125,7 +125,7 @@ def command(
 
 
 def _print_points(outcome: Outcome, names: Sequence[str], labels: Sequence[str]) -> None:
-    """The best point in a line, a row for each, and what the times of all of them rest on."""
+    """Print the best point in a line, a row for each point, and the source of their times."""
     from kvsim.machines import plain_words, untimed_in
 
     def of(row: Mapping[str, Any]) -> str:
@@ -157,7 +157,7 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _axis(context: click.Context, text: str) -> tuple[str, list[Any]]:
-    """The name of a flag's value, and the values that it takes."""
+    """Return the name of a flag's axis, and its values."""
     flag, equals, values = text.partition("=")
     spelled = "--" + flag.strip().lstrip("-").replace("_", "-")
     ours = ("vary", "output", "figure", "jobs", "backend", "scheduler", "overwrite", "as_json")
@@ -178,7 +178,7 @@ def _axis(context: click.Context, text: str) -> tuple[str, list[Any]]:
 
 
 def _requests_once(command: click.Command, axes: Mapping[str, Any]) -> Callable[[dict[str, Any]], Requests]:
-    """What finds the requests of points: read or drawn once for all points that do not differ in their flags."""
+    """Return a function that finds the requests of points: once for all points with the same flags."""
     sections = {option.name: getattr(option, "section", "") for option in command.params}
     varying = [name for name in axes if sections[name] == "Requests"]
     known: dict[tuple[Any, ...], Requests] = {}

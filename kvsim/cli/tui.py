@@ -50,7 +50,7 @@ _FEW_REQUESTS = 1_000
     metavar="ADDRESS",
     help="Watch a live server: HOST:PORT or PORT, of a KVSIM_PUBLISH or of its /metrics, or their http:// address.",
 )
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="With --attach: write what was seen here.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Folder for the recording of --attach.")
 @click.option("--serve", is_flag=True, help="Show the same program in a browser, served to this machine alone.")
 @click.option("--port", type=click.IntRange(1, 65535), help=f"With --serve: where.  [{_PORT}]")
 @times_option
@@ -63,7 +63,7 @@ _FEW_REQUESTS = 1_000
     help="Write a picture and leave; needs no terminal.",
 )
 @overwrite_option
-@click.option("--size", default="120x40", show_default=True, metavar="COLUMNSxROWS", help="Of the screenshot.")
+@click.option("--size", default="120x40", show_default=True, metavar="COLUMNSxROWS", help="Size of the screenshot.")
 @click.option("--ascii", "ascii_only", is_flag=True, help="Draw with plain characters.")
 @click.pass_context
 def command(
@@ -133,7 +133,7 @@ def command(
 
 
 def _describes_a_run(context: click.Context) -> bool:
-    """Whether a flag was given that says what to simulate: requests, a machine or a policy's settings."""
+    """Tell whether a flag describes a simulation: requests, a machine or a policy's settings."""
     stated = (param.name for param in context.command.params if getattr(param, "section", "Options") != "Options")
     return any(name and is_given(context, name) for name in stated)
 
@@ -146,7 +146,7 @@ def _check_one_source(
     given = [("--policy", policy), ("--compare", compare or None), ("--lesson", lesson), ("--attach", attach)]
     names = [name for name, value in given if value is not None]
     if len(names) > 1:
-        raise UsageError(f"{' and '.join(names)} each say what to show; give one of them.")
+        raise UsageError(f"{' and '.join(names)} each say what to show; give only one.")
     if recording_name is not None and names and names[0] in ("--lesson", "--attach"):
         raise UsageError(f"{names[0]} says what to show, so it takes no recording {recording_name!r}.")
 
@@ -164,7 +164,7 @@ def _check_picture(screenshot: Path | None, *, overwrite: bool) -> None:
 
 
 def _found(lesson: Any, report: Any) -> Any:
-    """A lesson is there at once; playing it is what takes time."""
+    """Return a lesson at once; only playing it takes time."""
     del report
     return lesson
 
@@ -173,17 +173,17 @@ class _Quiet:
     """Takes reports and shows none: the interface has the terminal to itself."""
 
     def begin(self, what: str) -> None:
-        """Another simulation begins."""
+        """Start the next simulation."""
 
     def __call__(self, done: int, total: int) -> None:
-        """The work has come so far."""
+        """Set the progress."""
 
 
 _quiet = _Quiet()
 
 
 def _recording(name: str | None, policy: str | None, flags: dict[str, Any], report: Any) -> Recording:
-    """What was recorded, or a fresh simulation, which tells `report` how far it has come."""
+    """Return a recording, or simulate one, with the progress sent to `report`."""
     if policy is not None:  # nothing is compared, so each policy has its own engine
         return _simulate(build_scenario(**flags | {"clock": "own"}), policy, report)
     from kvsim.cli.workload import DEFAULT_WORKLOAD
@@ -193,19 +193,19 @@ def _recording(name: str | None, policy: str | None, flags: dict[str, Any], repo
 
 
 def _all_policies(flags: dict[str, Any], report: Any) -> list[Recording]:
-    """Every policy on the requests and the machine of the flags."""
+    """Simulate every policy with the requests and the machine of the flags."""
     scenario = build_scenario(**flags)
     return [_simulate(scenario, policy, report) for policy in POLICY_NAMES]
 
 
 def _ample_tokens_per_s(flags: dict[str, Any]) -> list[float]:
-    """How fast each policy would be with memory for everything, in the order of `_all_policies`."""
+    """Return the throughput of each policy with ample memory, in the order of `_all_policies`."""
     scenario = build_scenario(**flags)
     return with_memory_for_everything(scenario, {name: scenario.policy(name) for name in POLICY_NAMES}, _quiet)
 
 
 def _simulate(scenario: Scenario, policy: str, report: Any) -> Recording:
-    """One policy; without a screen that reports, a bar in the terminal where it takes long."""
+    """Simulate one policy; without a screen, show a progress bar in the terminal if it takes long."""
     from kvsim.engine.driver import has_machine_code
     from kvsim.engine.initialization import memory_of
 
@@ -227,7 +227,7 @@ def _list_lessons() -> None:
 
 
 def _serve(port: int) -> None:
-    """This command line without --serve, which is run for every browser that comes."""
+    """Serve the interface; each browser starts one process."""
     from kvsim.cli.serve import HOST, LocalServer
 
     with socket.socket() as probe:
@@ -241,7 +241,7 @@ def _serve(port: int) -> None:
 
 
 def _without_serving(arguments: Sequence[str]) -> list[str]:
-    """`arguments` without --serve and --port."""
+    """Return `arguments` without --serve and --port."""
     kept, words = [], iter(arguments)
     for word in words:
         if word == "--port":

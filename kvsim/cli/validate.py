@@ -30,8 +30,8 @@ def command(
     """Simulate the requests of RECORDINGS with PROFILE and print the errors.
 
     PROFILE is a file (a profile or a machine card), the name of a profile that comes with kvsim, or `auto` for the best
-    that ships for each recording. What the times rest on stands below the errors, and whether it is the GPU or the host
-    that was slower or faster than they say.
+    that ships for each recording. Below the errors are the source of the times, and the GPU or host that was slower or
+    faster than predicted.
     """
     from kvsim.calibration.clocks import in_words
     from kvsim.errors import UsageError

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     "steps_file",
     type=click.Path(path_type=Path),
     metavar="STEPS.jsonl[.gz]",
-    help="What vLLM's or SGLang's own scheduler said of WORKLOAD.json, driven with a fake model; its first record "
-    "says whose it is.",
+    help="Decisions of vLLM's or SGLang's own scheduler for WORKLOAD.json, driven with a fake model; the first record "
+    "names the engine.",
 )
 @json_option
 def command(*, subject: str, steps_file: Path | None, as_json: bool) -> None:

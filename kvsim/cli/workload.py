@@ -33,7 +33,7 @@ ARRIVAL_OPTIONS = (
     _requests(
         "--arrivals",
         type=click.Choice(["poisson", "gamma", "constant", "at-once"]),
-        help="Generate requests that arrive so.",
+        help="Arrival process of generated requests.",
     ),
     _requests(
         "--rate",
@@ -48,11 +48,11 @@ ARRIVAL_OPTIONS = (
         metavar="SHAPE",
         help="Gaps of a gamma distribution, as in vllm bench serve: 1 is Poisson, less comes in bursts.  [0.25]",
     ),
-    _requests("--ramp", type=float, metavar="SECONDS", help="The rate rises from 0 to --rate over so many seconds."),
+    _requests("--ramp", type=float, metavar="SECONDS", help="Ramp the rate from 0 to --rate over SECONDS."),
     _requests(
         "--rate-profile",
         metavar="FILE",
-        help="A day, or any other time, over and over: CSV with hour (or minute, time_s) and rate_per_s.",
+        help="Repeating arrival-rate profile: CSV with hour (or minute, time_s) and rate_per_s.",
     ),
 )
 _OPTIONS = (
@@ -61,18 +61,16 @@ _OPTIONS = (
         metavar="FILE",
         help=f"Serve the requests of a recording, or of a file that kvsim import can read.  [{DEFAULT_WORKLOAD}]",
     ),
-    _requests(
-        "--columns", metavar="OURS=THEIRS,...", help="What the columns of a CSV file stand for: arrival_s=ts,..."
-    ),
+    _requests("--columns", metavar="OURS=THEIRS,...", help="Column names of a CSV file: arrival_s=ts,..."),
     _requests(
         "--num-requests",
         "--num-prompts",
         type=int,
         callback=REQUESTS,
-        help="Only the first so many, or how many to generate.",
+        help="Maximum number of requests.",
     ),
-    _requests("--load", metavar="2x", help="So many times the load: arrivals so much faster, or so many more users."),
-    _requests("--answers", metavar="2x", help="Answers so many times as long."),
+    _requests("--load", metavar="2x", help="Load multiplier, of the arrival rate or of the users."),
+    _requests("--answers", metavar="2x", help="Output-length multiplier."),
     *ARRIVAL_OPTIONS,
     _requests(
         "--prompt-tokens",
@@ -85,12 +83,12 @@ _OPTIONS = (
         "--random-range-ratio",
         type=float,
         metavar="SHARE",
-        help="Fixed lengths vary evenly by so much to either side, as in vllm bench serve.",
+        help="Share by which fixed lengths vary uniformly to either side, as in vllm bench serve.",
     ),
     _requests(
         "--shared-prefix",
         metavar="GROUPSxTOKENS",
-        help="Put one of so many prefixes, each of so many tokens, in front of every generated prompt.",
+        help="Shared prefixes of generated prompts: their number, and the tokens of each.",
     ),
     _requests(
         "--seed",
@@ -111,12 +109,12 @@ def workload_options(command: Command) -> Command:
 
 
 def workload_of_flags(flags: dict[str, Any]) -> Workload:
-    """The requests that the flags ask for."""
+    """Return the requests that the flags describe."""
     return workload_and_source(flags)[0]
 
 
 def workload_and_source(flags: dict[str, Any]) -> tuple[Workload, Recording | RecordedRequests | None]:
-    """The requests that the flags ask for, and what they were recorded with, if they were.
+    """Return the requests that the flags describe, and their recording or capture, if any.
 
     Raises:
         UsageError: two flags contradict each other, or one cannot be right.
@@ -148,13 +146,13 @@ def workload_and_source(flags: dict[str, Any]) -> tuple[Workload, Recording | Re
 
 
 def is_generated(flags: Mapping[str, Any]) -> bool:
-    """Whether the flags ask for requests that are drawn, not read."""
+    """Tell whether the flags describe requests that are drawn, not read."""
     names = ("arrivals", "prompt_tokens", "output_tokens", "shared_prefix", "burstiness", "ramp", "rate_profile")
     return any(flags[name] is not None for name in (*names, "random_range_ratio"))
 
 
 def multiple(flag: str, text: str | None) -> float:
-    """The number in a text such as `2x`; 1 where there is none."""
+    """Return the number in a text such as `2x`; 1 for None."""
     if text is None:
         return 1.0
     try:
@@ -167,7 +165,7 @@ def multiple(flag: str, text: str | None) -> float:
 
 
 def columns_of(text: str | None) -> dict[str, str]:
-    """What `--columns` says: our name of a column, and the file's."""
+    """Return the pairs in `--columns`: our name of a column, and the file's."""
     pairs = [pair.partition("=") for pair in (text or "").split(",") if pair.strip()]
     if any(not (ours.strip() and equals and theirs.strip()) for ours, equals, theirs in pairs):
         raise UsageError(
@@ -181,7 +179,7 @@ def columns_of(text: str | None) -> dict[str, str]:
 
 
 def _loaded(workload: Workload, flags: Mapping[str, Any]) -> Workload:
-    """`workload` arriving as much faster as --load says; users in a closed loop are multiplied instead."""
+    """Return `workload` with arrivals multiplied by --load; users in a closed loop are multiplied instead."""
     factor = multiple("--load", flags["load"])
     if factor == 1 or flags.get("users") is not None:
         return workload
@@ -212,10 +210,10 @@ def cut_at(workload: Workload, max_model_len: int, *, stated: bool) -> Workload:
 
 
 def first_requests(workload: Workload, num_requests: int, hint: str = "") -> Workload:
-    """The requests that --num-requests asks for.
+    """Return the first --num-requests requests.
 
     Raises:
-        UsageError: there are not so many; `hint` says what else could help than to leave the flag out.
+        UsageError: there are fewer; `hint` names another remedy than leaving the flag out.
     """
     from kvsim.importers import first
 
@@ -228,10 +226,10 @@ def first_requests(workload: Workload, num_requests: int, hint: str = "") -> Wor
 
 
 def arrivals_of_flags(flags: dict[str, Any]) -> Arrivals:
-    """The arrival process of --arrivals, --rate, --burstiness, --ramp and --rate-profile.
+    """Return the arrival process of --arrivals, --rate, --burstiness, --ramp and --rate-profile.
 
     Raises:
-        UsageError: two of them contradict each other, or one cannot be right.
+        UsageError: two flags contradict each other, or one cannot be right.
     """
     from kvsim.workload import AllAtOnce, Constant, Gamma, Poisson
 
@@ -255,14 +253,14 @@ def arrivals_of_flags(flags: dict[str, Any]) -> Arrivals:
 
 
 def _cv(shape: float | None) -> float:
-    """The variation of gaps of a gamma distribution of that shape."""
+    """Return the coefficient of variation of gaps of a gamma distribution of that shape."""
     if shape is not None and not 0 < shape < math.inf:
         raise UsageError(f"--burstiness should be a positive number, 1 for Poisson, not {shape}.")
     return _DEFAULT_CV if shape is None else shape**-0.5
 
 
 def _varying(flags: dict[str, Any], rate: float) -> Arrivals:
-    """Arrivals whose rate changes."""
+    """Return arrivals with a varying rate."""
     from kvsim.importers import read_profile
     from kvsim.workload import Varying
 
@@ -279,7 +277,7 @@ def _varying(flags: dict[str, Any], rate: float) -> Arrivals:
 
 
 def _part(workload: Workload, flags: dict[str, Any]) -> Workload:
-    """The first requests of `workload`, or all, at the rate that the flags ask for."""
+    """Return the first requests of `workload`, or all, at the rate of the flags."""
     if flags["num_requests"] is not None:
         hint = "" if flags["workload"] else "; --arrivals poisson generates any number"
         workload = first_requests(workload, flags["num_requests"], hint)

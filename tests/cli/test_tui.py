@@ -53,7 +53,7 @@ def test_lessons_are_listed(run: Run) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "sentence"),
     [
-        (("--compare", "--policy", "paged"), 2, "--policy and --compare each say what to show; give one of them."),
+        (("--compare", "--policy", "paged"), 2, "--policy and --compare each say what to show; give only one."),
         (("--lesson", "1", "--attach", "5"), 2, "--lesson and --attach each say what to show"),
         (("rec", "--lesson", "1"), 2, "--lesson says what to show, so it takes no recording 'rec'."),
         (("-o", "out"), 2, "-o writes what was seen of a live server, so it needs --attach."),
