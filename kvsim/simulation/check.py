@@ -116,9 +116,15 @@ def _check_blocks(driver: Driver) -> None:
         block = int(np.argmax(refs != expected))
         raise IntegrityError(f"block {block} has {refs[block]} references and stands in {expected[block]} tables.")
     keyed = keys[queue] != NO_KEY
-    if keyed.sum() != state.num_cached or (np.diff(keyed.astype(np.int8)) < 0).any():
+    in_order = not reuses_first(engine) or not (np.diff(keyed.astype(np.int8)) < 0).any()
+    if keyed.sum() != state.num_cached or not in_order:
         raise IntegrityError(f"{keyed.sum()} free blocks hold a prefix, {state.num_cached} are counted, or they stand "
                              "in front of one that does not.")  # fmt: skip
+
+
+def reuses_first(engine: Engine) -> bool:
+    """Tell whether freed blocks without a prefix are reused before all others, by the rules of the release."""
+    return all(engine.groups[group].reuses_first for group in range(engine.settings.num_groups))
 
 
 def _check_own_units(driver: Driver) -> None:

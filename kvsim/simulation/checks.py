@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from kvsim.engine.kv_cache import PAGED
 from kvsim.engine.tiered import TIERED
 from kvsim.errors import IntegrityError
-from kvsim.simulation.check import breakdown_of, check, check_totals
+from kvsim.simulation.check import breakdown_of, check, check_totals, reuses_first
 from kvsim.simulation.queue_account import QueueAccount, watch
 from kvsim.simulation.table_account import TableAccount
 
@@ -69,7 +69,7 @@ class BlockAccount:
         """
         self._blocks = driver.engine.blocks
         self._written = watch(self._blocks)
-        self._queue = QueueAccount(len(self._blocks))
+        self._queue = QueueAccount(len(self._blocks), reuses_first=reuses_first(driver.engine))
         self._tables = TableAccount(driver.engine.settings.unit_slots)
         self._follow(driver, set(range(len(self._blocks))))
 

@@ -21,8 +21,9 @@ class QueueAccount:
     queue is one ring too, of exactly the blocks without references.
     """
 
-    def __init__(self, num_blocks: int) -> None:
-        """Begin with an empty queue."""
+    def __init__(self, num_blocks: int, *, reuses_first: bool) -> None:
+        """Begin with an empty queue; `reuses_first` tells whether freed blocks without a prefix go to its head."""
+        self._reuses_first = reuses_first
         self._next, self._previous = [HEAD] * num_blocks, [HEAD] * num_blocks
         self._is_free, self._is_keyed = [False] * num_blocks, [False] * num_blocks
         self.num_free = 0
@@ -82,7 +83,8 @@ class QueueAccount:
                 f"block {number} of the free queue points to {blocks[number].previous} and {blocks[number].next}, "
                 f"and is between {before} and {behind}."
             )
-        if HEAD not in (number, behind) and self._is_keyed[number] and not self._is_keyed[behind]:
+        is_keyed = HEAD not in (number, behind) and self._is_keyed[number]
+        if self._reuses_first and is_keyed and not self._is_keyed[behind]:
             raise IntegrityError(f"block {number}, which holds a prefix, stands in front of {behind}, which does not.")
 
 

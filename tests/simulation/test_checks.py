@@ -16,11 +16,14 @@ from kvsim.engine.driver import Driver
 from kvsim.engine.state import NO_KEY
 from kvsim.errors import IntegrityError
 from kvsim.policies import Paged
-from kvsim.policies.settings import PagedSettings
+from kvsim.policies.settings import ContinuousSettings, PagedSettings
 from kvsim.simulation import checks as checks_module
+from kvsim.simulation import simulate
 from kvsim.simulation.check import check
 from kvsim.simulation.checks import BlockAccount, Checks
+from kvsim.workload import Poisson, Uniform, generate
 
+from ..conftest import MakeMachine
 from ..engine.by_hand import arrived, driver_of
 
 CONFORMANCE = Path(__file__).parent.parent / "conformance"
@@ -140,3 +143,14 @@ def test_a_step_costs_what_it_touches_and_not_what_the_pool_has(monkeypatch: pyt
         driver.update()
     checks.finish()
     assert len(counts) == 6 + 1  # steps 1, 2, 4, 8, 16, 32, and the end
+
+
+@pytest.mark.parametrize("release", ["0.20.2", "0.23.0", "0.33.0"])
+def test_the_free_queue_has_the_order_of_the_release(release: str, make_machine: MakeMachine) -> None:
+    """Before 0.24, freed blocks without a prefix go to the tail, behind those with one."""
+    scheduler = ContinuousSettings(max_model_len=64, max_num_seqs=8, max_num_batched_tokens=40, vllm=release)
+    policy = Paged(scheduler=scheduler, cache=PagedSettings(block_size=4))
+    workload = generate(
+        20, arrivals=Poisson(rate_per_s=200), prompt=Uniform(low=4, high=24), output=Uniform(low=2, high=24), seed=3
+    )
+    assert len(simulate(workload, policy, make_machine(120), engine="interpreted", check=True).steps)
