@@ -313,6 +313,19 @@ def known_rules_of(release: str) -> Rules:
     return rules_of(release)
 
 
+def changes_between(old: str, new: str) -> tuple[Change, ...]:
+    """Return the changes after release `old`, up to `new`.
+
+    Raises:
+        UsageError: one is not known, or `new` is the older one.
+    """
+    known_rules_of(old)
+    known_rules_of(new)
+    if number_of(new) < number_of(old):
+        raise UsageError(f"vLLM {new} is older than {old}; name the older release first.")
+    return tuple(change for change in CHANGES if number_of(old) < number_of(change.since) <= number_of(new))
+
+
 def rules_of(release: str) -> Rules:
     """Return the rules of a release; of one that is not known, those of the nearest.
 

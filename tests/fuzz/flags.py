@@ -132,6 +132,7 @@ def _usual(name: str, seeds: Seeds) -> list[tuple[Words, Words]]:
         "import": [((str(seeds.workloads[2]),), ("--json",))],
         "export": [((recording,), ("-o", "e"))],
         "verify": [((recording,), ("--json",))],
+        "versions": [((), ("--json",)), (("0.22.1", "0.33.0"), ())],
     }  # fmt: skip
     return calls[name]
 
