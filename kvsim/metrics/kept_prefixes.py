@@ -42,7 +42,7 @@ def check_kept_prefixes(replay: Replay, file: Path) -> None:
         return np.where(is_whole, np.where(is_part_told, 0, num_full), is_hit & (position < num_full))
 
     least, most = map(kept, _cached_tokens(replay, rows))
-    if meta.source != "simulation":  # a server may be told to keep windows and states at some boundaries alone
+    if meta.source != "simulation":  # a server may be set to keep windows and states at some boundaries alone
         least = np.where(is_whole, least, 0)
     rule = "cached should be the units that are full of what schedule.parquet computed"
     require((memory.cached[rows] >= least) & (memory.cached[rows] <= most), file, rule, rows)

@@ -1,4 +1,4 @@
-"""The schedule by request: when each computes first and last, and in which step it gets to so many tokens."""
+"""The schedule by request: the first and the last step of each, and the step that reaches a number of tokens."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def computed_after(schedule: Schedule) -> npt.NDArray[np.int64]:
 
 
 class TokenSteps(NamedTuple):
-    """Requests of which so many tokens are computed, the first step that gets there, and whether it ends there."""
+    """Requests that reach a number of computed tokens, the first step that reaches it, and whether it ends there."""
 
     request: IntArray
     step: IntArray
@@ -63,7 +63,7 @@ class RowsByRequest(NamedTuple):
         return cls(row, schedule.request[row].astype(np.int64) * span + schedule.step[row], span)
 
     def key_of(self, request: IntArray, step: IntArray | int) -> npt.NDArray[np.int64]:
-        """Return where a step of a request stands among the keys."""
+        """Return the key of a step of a request."""
         return request.astype(np.int64) * self.span + step
 
     def newest(self, request: IntArray, step: IntArray) -> npt.NDArray[np.int32]:

@@ -1,6 +1,6 @@
-"""What must hold between the tables of a recording; the first row that breaks a rule is named.
+"""Checks of the tables of a recording against each other; an error names the first row that breaks a rule.
 
-`check` is for whoever opens a recording, `check_events` for whoever prints or writes what follows from it.
+Readers call `check` when they open a recording, and `check_events` before they print or write results from it.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def _check_memory(recording: Recording, file: Path) -> None:
 
 
 def _check_growth(recording: Recording, file: Path) -> None:
-    """A row that repeats does so in steps that there are, and in a pool in which nothing is shared or cached."""
+    """Check that repeating rows repeat in existing steps, and in a pool without shared or cached units."""
     memory, meta, steps = recording.memory, recording.meta, recording.steps
     assert memory.repeat is not None
     require(memory.repeat > 0, file, "repeat should be positive")
@@ -138,7 +138,7 @@ def _check_growth(recording: Recording, file: Path) -> None:
 
 
 def _check_rectangles(recording: Recording, file: Path) -> None:
-    """Without a pool, requests hold what they have computed; so nothing may be computed twice, or left out."""
+    """Check that without a pool no token is computed twice or left out: requests hold what they have computed."""
     schedule = recording.schedule
     rows = stable_order(schedule.request, len(recording.requests))
     before = schedule.computed_before[rows].astype(np.int64)
@@ -152,7 +152,7 @@ def _check_rectangles(recording: Recording, file: Path) -> None:
 
 
 def _check_initial(recording: Recording, file: Path) -> None:
-    """What is said of the units when the recording began is said of units that there are, once of each."""
+    """Check that the initial states of units are of existing units, one state for each."""
     meta, pool = recording.meta, recording.meta.pool
     for name, units in (("initial_free", meta.initial_free), ("initial_cached", meta.initial_cached)):
         if units is None or pool.num_units is None:

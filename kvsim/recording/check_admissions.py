@@ -1,4 +1,4 @@
-"""What must hold for requests that get memory: what they need not compute was there, in the pool or on the host."""
+"""Checks of admissions: tokens that an admitted request need not compute were in the pool or on the host."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _loaded_units(copies: Copies, request: IntArray, step: IntArray) -> npt.NDAr
 
 
 def _hits(recording: Recording, stays: Stays) -> npt.NDArray[np.int64]:
-    """Tokens of the prefix that each stay begins with: all groups share as far as the longest of their tables says."""
+    """Return the prefix-hit tokens of each stay: the longest hit among the tables of its groups."""
     memory, pool = recording.memory, recording.meta.pool
     rows = np.flatnonzero(memory.kind == MemoryKind.SHARE)
     sizes = np.array([group.block_size for group in pool.groups] or [pool.unit_tokens])
@@ -88,7 +88,7 @@ def _hits(recording: Recording, stays: Stays) -> npt.NDArray[np.int64]:
 
 
 def _check_swaps(recording: Recording, step: IntArray, before: IntArray, hits: IntArray, file: Path) -> None:
-    """What comes back is what a request begins with beyond its hits; it went when the request was preempted."""
+    """Check that a request begins with its hits and the tokens that were swapped in, which left at its preemption."""
     steps, unit_tokens = recording.steps, recording.meta.pool.unit_tokens
     if steps.swapped_in_units is None or steps.swapped_out_units is None:
         return
@@ -107,7 +107,7 @@ def _check_swaps(recording: Recording, step: IntArray, before: IntArray, hits: I
 
 
 def _check_copies(recording: Recording, copies: Copies, folder: Path) -> None:
-    """A load fills blocks that its request gets in that step, a store copies others; the steps count both."""
+    """Check that a load fills new blocks of its request, a store copies other blocks, and the steps count both."""
     steps, file = recording.steps, folder / "copies.parquet"
     memory = recording.memory
     rows = np.flatnonzero(memory.kind == MemoryKind.APPEND)

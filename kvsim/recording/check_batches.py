@@ -1,4 +1,4 @@
-"""What must hold for the batches of a static policy: their rows begin and end together, as their lengths say."""
+"""Checks of the batches of a static policy: their rows begin and end together, according to their lengths."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NO_LIMIT = 1 << 40
 def check_batches(recording: Recording, file: Path) -> None:
     """Check that each batch is as wide as its longest prompt and as long as its longest answer, and fits as it should.
 
-    When a shorter answer ended, and where a shorter prompt begins behind the padding, is told by the lengths alone.
+    The lengths alone determine the end of a shorter answer, and the beginning of a shorter prompt behind the padding.
 
     Raises:
         RecordingError: naming `file` and the first request that disagrees with its batch.

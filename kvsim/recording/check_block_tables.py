@@ -1,4 +1,4 @@
-"""What must hold for the block tables of a pool without several KV-cache groups, row after row of `memory.parquet`.
+"""Checks of the block tables of a pool with one KV-cache group, row after row of `memory.parquet`.
 
 Rows are looked at some thousands at a time, and in each part by request: to put all rows of a long recording in the
 order of their requests costs more than everything else that is checked.
@@ -86,7 +86,7 @@ class _Tables:
         self._in_order = np.argsort(self._upto, kind="stable")
 
     def follow(self, part: slice) -> None:
-        """Go on to the end of `part`, the rows behind those that were followed so far."""
+        """Advance to the end of `part`, the rows after those that were followed so far."""
         memory = self._memory
         rows = np.flatnonzero(memory.kind[part] != MemoryKind.EVICT).astype(np.int32) + np.int32(part.start)
         rows = rows[stable_order(memory.request[rows], len(self._held))]
@@ -116,7 +116,7 @@ class _Tables:
             self._broken_by[rule] = int(rows[~holds].min())
 
     def _answer(self, part: slice, rows: IntArray, request: IntArray) -> None:
-        """Say which row is the newest for what the schedule asks about the moments between those of `part`."""
+        """Note the newest row for each query of the schedule between the moments of `part`."""
         begin, end = np.searchsorted(self._upto, (part.start, part.stop), sorter=self._in_order).tolist()
         asked = self._in_order[begin:end]
         whose = self._schedule.request[asked]
@@ -142,9 +142,7 @@ class _ByRequest(NamedTuple):
         return cls(request, is_first, np.append(is_first, True)[1:])
 
     def before(self, values: IntArray, newest: IntArray) -> IntArray:
-        """The value of the row before each, of the same request; `newest` has those of all rows before, by request,
-        and follows.
-        """
+        """Return the value of the row before each, of the same request; update `newest`, its newest values."""
         found = np.empty_like(newest, shape=len(values))
         found[1:] = values[:-1]
         found[self.is_first] = newest[self.request[self.is_first]]
@@ -157,7 +155,7 @@ def _repeat(memory: Memory, rows: IntArray) -> IntArray | int:
 
 
 def _check_free_units(recording: Recording, file: Path) -> None:
-    """Where no unit is shared and no row grows, `free_units` follow from the changes of ownership."""
+    """Check `free_units` against the changes of ownership, if no unit is shared and no row grows."""
     memory, steps, num_units = recording.memory, recording.steps, recording.meta.pool.num_units
     grows = memory.repeat is not None and (memory.repeat > 1).any()
     if num_units is None or grows or (memory.kind == MemoryKind.SHARE).any():
@@ -177,7 +175,7 @@ def _check_free_units(recording: Recording, file: Path) -> None:
 
 
 def _shown_in(memory: Memory, steps: Steps, rows: slice) -> IntArray:
-    """The first step that is scheduled when each of `rows` has happened; the number of steps where none is.
+    """Return the first step that is scheduled after each of `rows`; the number of steps if there is none.
 
     It is the row's own, but for what is given back behind it.
     """

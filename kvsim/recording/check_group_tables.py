@@ -1,4 +1,4 @@
-"""What must hold for the tables of several KV-cache groups; the first row that breaks a rule is named."""
+"""Checks of the tables of several KV-cache groups; an error names the first row that breaks a rule."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def check_tables_of_groups(recording: Recording, folder: Path) -> None:
     holds = np.ones(len(memory), np.bool_)
     offset = operations.address[of_part] - memory.address[row]
     holds[row[tables.position[run] != memory.position[row] + offset]] = False
-    require(holds, file, "position should be where the unit stands that is given back")
+    require(holds, file, "position should be that of the freed unit")
     _check_ends(tables, file)
     _check_computed(recording, tables, folder / "schedule.parquet")
     _check_free_units(recording, tables, folder / "steps.parquet")
@@ -63,7 +63,7 @@ def _check_rows(recording: Recording, file: Path) -> None:
 
 
 def _check_growth(memory: Memory, file: Path) -> None:
-    """Rows that append to a table stand behind each other; positions between them are null."""
+    """Check that rows that append to a table are consecutive; positions between them are null."""
     whole = (memory.kind == MemoryKind.RELEASE) & (memory.address == WHOLE_TABLE)
     placed = (memory.kind == MemoryKind.APPEND) | (memory.kind == MemoryKind.SHARE)
     rows = np.flatnonzero(placed | whole)
@@ -77,7 +77,7 @@ def _check_growth(memory: Memory, file: Path) -> None:
 
 
 def _check_ends(tables: Holdings, file: Path) -> None:
-    """A request that gives tables back gives all of them back."""
+    """Check that a request that frees its tables frees every table."""
     held = tables.residencies
     end = np.repeat(held.death_seq, np.diff(held.first_run, append=len(tables.request)))
     stays = tables.death_seq > end
@@ -87,7 +87,7 @@ def _check_ends(tables: Holdings, file: Path) -> None:
 
 
 def _check_computed(recording: Recording, tables: Holdings, file: Path) -> None:
-    """Every group of attention has room for whatever is computed, when it is computed."""
+    """Check that every attention group has room for the computed tokens when they are computed."""
     schedule, steps, pool = recording.schedule, recording.steps, recording.meta.pool
     if not len(schedule):
         return
@@ -115,7 +115,7 @@ def _check_computed(recording: Recording, tables: Holdings, file: Path) -> None:
 
 
 def _check_free_units(recording: Recording, tables: Holdings, file: Path) -> None:
-    """Where no unit is shared, `free_units` follow from the changes of ownership."""
+    """Check `free_units` against the changes of ownership, if no unit is shared."""
     memory, steps, num_units = recording.memory, recording.steps, recording.meta.pool.num_units
     if num_units is None or (memory.kind == MemoryKind.SHARE).any():
         return

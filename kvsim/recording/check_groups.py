@@ -1,4 +1,4 @@
-"""What must hold for the KV-cache groups of a recording, which its whole account is made with."""
+"""Checks of the KV-cache groups of a recording, the base of its account."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOST_BYTES = 1 << 56
 
 
 def with_groups(pool: Pool, entries: Any) -> Pool:
-    """`pool` with the groups that `meta.kv_cache_groups` lists; one group of full attention is as good as none.
+    """Return `pool` with the groups of `meta.kv_cache_groups`; one group of full attention counts as none.
 
     Raises:
         RecordingError: they cannot be right, or do not go with the pool.

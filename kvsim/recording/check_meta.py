@@ -1,4 +1,4 @@
-"""What must hold for the provenance of a recording: the fields that kvsim computes with have types and ranges.
+"""Checks of the provenance of a recording: the fields that kvsim computes with have types and ranges.
 
 Everything else in `meta.json` is shown to people as it is, and may be anything.
 """
@@ -80,7 +80,7 @@ def check_meta(document: Mapping[str, Any], file: Path) -> None:
 
 
 def _check_model(model: Mapping[str, Any], file: Path, document: Mapping[str, Any]) -> None:
-    """A model's shape is multiplied out, layer by layer."""
+    """Check a model's shape, which is multiplied layer by layer."""
     for name, value in model.items():
         if isinstance(value, int) and not isinstance(value, bool):
             most = _MOST_LAYERS if name in _OF_LAYERS else _LARGEST

@@ -1,4 +1,4 @@
-"""What must hold for preemptions: steps and requests count them alike, and only a lack of free units makes one."""
+"""Checks of preemptions: steps and requests agree on them, and each has a lack of free units."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def check_preemptions(recording: Recording, stays: Stays, ends: Ends, folder: Pa
 
 
 def _check_without_copies(recording: Recording, stays: Stays, ends: Ends, folder: Path) -> None:
-    """Who gives all memory back when a step is scheduled was preempted by it; who does so later has ended."""
+    """Check that a request that frees all memory at a schedule was preempted by it, and a later one has ended."""
     requests, steps = recording.requests, recording.steps
     step = np.minimum(stays.end_step, len(steps) - 1)
     gave_way = (stays.end_step == step) & (steps.schedule_seq[step] == stays.end_seq)
@@ -45,7 +45,7 @@ def _check_without_copies(recording: Recording, stays: Stays, ends: Ends, folder
     agree(steps.preempted, preempted, folder / "steps.parquet", "preempted", "memory.parquet")
     lost = np.bincount(stays.end_request[gave_way], minlength=len(requests))
     agree(requests.preemptions, lost, folder / "requests.parquet", "preemptions", "memory.parquet")
-    # What came behind the last output may be told in part.
+    # Events after the last output may be incomplete.
     output = np.minimum(np.searchsorted(steps.output_seq, stays.end_seq), len(steps) - 1)
     with_output = ~gave_way & (steps.output_seq[output] == stays.end_seq)
     rows = stays.end_request[with_output]
@@ -61,7 +61,7 @@ def _check_without_copies(recording: Recording, stays: Stays, ends: Ends, folder
 
 
 def _check_with_copies(recording: Recording, stays: Stays, ends: Ends, folder: Path) -> None:
-    """Memory that is still copied goes later than its request, which gives way before it begins anew, or at last."""
+    """Check that memory in copies is freed later than its request was preempted, which is before it resumes or ends."""
     requests, steps = recording.requests, recording.steps
     begun = np.bincount(stays.birth_request, minlength=len(requests))
     least = np.maximum(begun - 1, 0)
@@ -85,7 +85,7 @@ def _check_with_copies(recording: Recording, stays: Stays, ends: Ends, folder: P
 
 
 def _check_turns(recording: Recording, stays: Stays, end: IntArray, file: Path) -> None:
-    """Check that whoever gave way did so in a step between its last one and the one in which it begins anew or ended.
+    """Check that each preemption is in a step between the request's last one and the one in which it resumed or ended.
 
     Each step is given those whose time runs out first. Where it gets no units back at once, it had too few for one of
     those that may have given way.

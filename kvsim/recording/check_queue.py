@@ -1,4 +1,4 @@
-"""What must hold between who runs and waits after each step, and when requests come, hold memory and go."""
+"""Checks of running and waiting requests after each step against the requests' arrivals, memory and ends."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def check_queue(recording: Recording, stays: Stays, ends: Ends, file: Path) -> N
 
 
 def _left_seq(recording: Recording, ends: Ends) -> npt.NDArray[np.int64]:
-    """The moments by which requests have left: the output that ended them, or the step that came next."""
+    """Return the moments by which requests have left: the output that ended them, or the next step."""
     requests, steps = recording.requests, recording.steps
     aborted_s = requests.finished_s[requests.status == RequestStatus.ABORTED]
     following = np.searchsorted(steps.start_s, aborted_s)
@@ -90,6 +90,6 @@ def _left_seq(recording: Recording, ends: Ends) -> npt.NDArray[np.int64]:
 
 
 def so_far(moments: IntArray, seq: IntArray) -> npt.NDArray[np.int64]:
-    """How many of `seq` have come at each of `moments`, which ascend and are many more."""
+    """Count `seq` up to each of `moments`, which ascend and are many more."""
     found = np.bincount(np.searchsorted(moments, seq), minlength=len(moments) + 1)[:-1]
     return np.cumsum(found, out=found)

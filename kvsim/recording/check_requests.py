@@ -1,4 +1,4 @@
-"""What must hold for each request of a recording: its lengths, its times in their order, and how it ended."""
+"""Checks of each request of a recording: its lengths, the order of its times, and its end."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _check_lengths(requests: Requests, hash_tokens: int, file: Path) -> None:
 
 
 def _check_status(requests: Requests, file: Path) -> None:
-    """How a request ended says which of its times there are."""
+    """Check that the end of a request agrees with its known times."""
     status, ended = requests.status, ~np.isnan(requests.finished_s)
     finished, refused = status == RequestStatus.FINISHED, status == RequestStatus.REFUSED
     answered = ~np.isnan(requests.first_token_s)

@@ -1,4 +1,4 @@
-"""What must hold for contiguous memory: extents are as long as the settings say, and a hole is told as it was."""
+"""Checks of contiguous memory: extents have the lengths of the settings, and holes are recorded correctly."""
 
 from __future__ import annotations
 

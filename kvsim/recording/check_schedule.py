@@ -1,6 +1,4 @@
-"""What must hold for the steps of a recording, and between them, the schedule and the requests: what a recording says
-twice must agree.
-"""
+"""Checks of the steps of a recording against the schedule and the requests."""
 
 from __future__ import annotations
 
@@ -111,8 +109,7 @@ def _check_steps_against_schedule(recording: Recording, file: Path) -> None:
 
 
 def _prefill_tokens(recording: Recording) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """In how many of its steps each row of the schedule fills in a prompt, or what a preemption took: at least, and at
-    most.
+    """Return the least and the most prefill steps of each row of the schedule.
 
     Several tokens at once are no answer, unless drafts are verified; those of a request that was preempted may be both.
     """
@@ -128,7 +125,7 @@ def _prefill_tokens(recording: Recording) -> tuple[npt.NDArray[np.int64], npt.ND
 
 
 def _per_step(schedule: Schedule, num_steps: int, amount: IntArray, repeats: IntArray) -> IntArray:
-    """`amount` of the rows of the schedule, added up for each of the steps that they stand for."""
+    """Return the sum of `amount` over the rows of the schedule, for each step that they cover."""
     change = np.zeros(num_steps + 1, amount.dtype)
     np.add.at(change, schedule.step, amount)
     np.add.at(change, schedule.step.astype(np.int64) + repeats, -amount)
@@ -136,7 +133,7 @@ def _per_step(schedule: Schedule, num_steps: int, amount: IntArray, repeats: Int
 
 
 def _check_rows_of_requests(recording: Recording, file: Path) -> None:
-    """A request is scheduled when it has arrived, once in a step, and goes on where it was, or further back."""
+    """Check that a request is scheduled after its arrival, once in a step, and continues at or before its tokens."""
     schedule, requests, steps = recording.schedule, recording.requests, recording.steps
     arrived = requests.arrival_seq[schedule.request] <= steps.schedule_seq[schedule.step]
     require(arrived, file, "the request has not arrived yet")
@@ -155,12 +152,12 @@ def _check_rows_of_requests(recording: Recording, file: Path) -> None:
     since = np.searchsorted(released, row_key[:-1] + schedule.step[rows[:-1]])
     upto = np.searchsorted(released, row_key[1:] + schedule.step[rows[1:]], side="right")
     was_preempted = goes_on & (upto > since)
-    least, before = _tokens_that_stand(recording)[rows], schedule.computed_before[rows[1:]]
+    least, before = _accepted_tokens(recording)[rows], schedule.computed_before[rows[1:]]
     no_gap = ~goes_on | was_preempted | ((before <= after[:-1]) & (before >= least[:-1]))
     require(no_gap, file, "computed_before should be what the request has computed in earlier rows", rows[1:])
 
 
-def _tokens_that_stand(recording: Recording) -> npt.NDArray[np.int64]:
+def _accepted_tokens(recording: Recording) -> npt.NDArray[np.int64]:
     """Return the computed tokens that are left of each row of the schedule at least: all, but for drafts."""
     schedule, requests, after = recording.schedule, recording.requests, computed_after(recording.schedule)
     before_last = after - schedule.tokens
@@ -180,9 +177,9 @@ def _check_requests_against_schedule(recording: Recording, ends: Ends, file: Pat
     enough = (requests.output_tokens == 0) | (final >= tokens_behind_outputs(recording)) | begun_before(recording)
     require(enough, file, "output_tokens should not be more than schedule.parquet has computed")
     if recording.meta.policy.get("num_speculative_tokens"):
-        stands = np.zeros(len(requests), np.int64)
-        np.maximum.at(stands, schedule.request, _tokens_that_stand(recording))
-        least = stands - requests.prompt_tokens + finished
+        accepted = np.zeros(len(requests), np.int64)
+        np.maximum.at(accepted, schedule.request, _accepted_tokens(recording))
+        least = accepted - requests.prompt_tokens + finished
         require(requests.output_tokens >= least, file, "output_tokens should be no less than schedule.parquet needs")
     if not len(steps):
         return

@@ -1,4 +1,4 @@
-"""What must hold between the settings that a `meta.json` names and what the engine did."""
+"""Checks of the settings in a `meta.json` against the engine's decisions."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def check_settings(recording: Recording, folder: Path) -> None:
 
 
 def check_waiting(recording: Recording, file: Path) -> None:
-    """Nothing waits where the batch, the step and the pool have room for any request: a limit would be told wrong."""
+    """Check that no request waits while the batch, the step and the pool have room for any: a limit would be wrong."""
     requests, steps, meta = recording.requests, recording.steps, recording.meta
     settings = {**meta.engine, **meta.policy}
     most_seqs = settings.get("max_num_active_seqs") or settings.get("max_num_seqs")
@@ -63,12 +63,12 @@ def check_waiting(recording: Recording, file: Path) -> None:
         found: np.ndarray = kept | (steps.waiting[rows] == 0) | (steps.free_units[rows] <= units)
         return found
 
-    rule = "requests wait although the limits of meta.json and the free units leave room for any of them"
+    rule = "requests wait although the limits of meta.json and the free units leave room for any"
     require_of(is_kept, steps, file, rule)
 
 
 def _add_up_to(columns: tuple[IntArray, ...], most: int, rows: slice) -> np.ndarray:
-    """Where the `rows` of columns are not more than `most` together."""
+    """Tell for which `rows` the columns add up to at most `most`."""
     total = np.zeros(rows.stop - rows.start, np.int64)
     for column in columns:
         total += column[rows]
@@ -76,7 +76,7 @@ def _add_up_to(columns: tuple[IntArray, ...], most: int, rows: slice) -> np.ndar
 
 
 def _check_unit(recording: Recording, file: Path) -> None:
-    """A unit is a block of the policy, or a slot; a token takes as many bytes of it as in the model."""
+    """Check that a unit is a block of the policy, or a slot, and that a token takes as many bytes as in the model."""
     meta, pool = recording.meta, recording.meta.pool
     is_paged = meta.policy_name == "paged"
     unit_tokens = meta.policy.get("block_size", pool.unit_tokens) if is_paged else 1

@@ -1,4 +1,4 @@
-"""What must hold for the times of a recording: each is that of an event, and events have an order."""
+"""Checks of the times of a recording: each is the time of an event, and events have an order."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Ends(NamedTuple):
 
     @classmethod
     def of(cls, recording: Recording) -> Ends:
-        """A static batch ends as a whole, and how many drafts of the last step were accepted is not told."""
+        """Return the ends; a request's last step if it is in a static batch or its accepted drafts are unknown."""
         requests = recording.requests
         finished = (requests.status == RequestStatus.FINISHED) & ~begun_before(recording)
         if recording.meta.policy_name == "static" or recording.meta.policy.get("num_speculative_tokens"):
@@ -77,7 +77,7 @@ class Ends(NamedTuple):
         behind, unsure = _tokens_behind_outputs(recording)
         step = np.full(len(requests), -1)
         released = _step_of_last_release(recording) if unsure.any() else step
-        for fewer in range(int(unsure.max(initial=0)), -1, -1):  # memory goes with one of them
+        for fewer in range(int(unsure.max(initial=0)), -1, -1):  # memory is freed with one of these outputs
             wanted = np.where(finished & (unsure >= fewer), behind - fewer, 0)
             there = TokenSteps.of(recording.schedule, wanted)
             is_open = (step[there.request] < 0) | (step[there.request] != released[there.request])
@@ -114,7 +114,7 @@ def check_outputs(recording: Recording, ends: Ends, file: Path) -> None:
 
 
 def _last_seq(recording: Recording) -> int:
-    """The last moment of which more than an output is told: what a log says of an output behind it may be a part."""
+    """Return the last moment with more than an output: a later output may be incomplete in a log."""
     requests, steps, memory = recording.requests, recording.steps, recording.memory
     if not (len(memory) and (requests.status == RequestStatus.UNFINISHED).any()):
         return int(steps.output_seq[-1])
@@ -122,7 +122,7 @@ def _last_seq(recording: Recording) -> int:
 
 
 def _check_aborted(recording: Recording, file: Path) -> None:
-    """Who was aborted did not leave with the output of its last token."""
+    """Check that an aborted request did not leave with the output of its last token."""
     requests, last_step = recording.requests, last_steps(recording, never=-1)
     aborted = np.flatnonzero((requests.status == RequestStatus.ABORTED) & (last_step >= 0))
     apart = requests.finished_s[aborted] != recording.steps.end_s[last_step[aborted]]
@@ -130,12 +130,12 @@ def _check_aborted(recording: Recording, file: Path) -> None:
 
 
 def _are_of_one_reading(recording: Recording, late_s: FloatArray) -> bool:
-    """Whether the recorder read its clock once for an output and all that it brought, as most do."""
+    """Tell whether the recorder read its clock once for an output and all of its events, as most do."""
     return recording.meta.source == "simulation" or bool(np.median(np.abs(late_s)) <= CLOCK_S if len(late_s) else True)
 
 
 def begun_before(recording: Recording) -> npt.NDArray[np.bool_]:
-    """Whether each request was scheduled before a recording that begins in the middle tells of it."""
+    """Tell for each request whether it was scheduled before a recording that begins in the middle."""
     requests, steps, schedule = recording.requests, recording.steps, recording.schedule
     if not recording.meta.begins_in_the_middle or not len(steps):
         return np.zeros(len(requests), np.bool_)
@@ -164,13 +164,13 @@ def _last_release(recording: Recording) -> IntArray:
 
 
 def tokens_behind_outputs(recording: Recording) -> npt.NDArray[np.int64]:
-    """Tokens of each request that at least must be computed for its last output."""
+    """Return the least computed tokens of each request for its last output."""
     behind, unsure = _tokens_behind_outputs(recording)
     return behind - unsure
 
 
 def _tokens_behind_outputs(recording: Recording) -> tuple[npt.NDArray[np.int64], IntArray]:
-    """Tokens of each request that must be computed for its last output: all but that one; and how many fewer it may be.
+    """Return the computed tokens of each request for its last output, and the number of tokens that may be missing.
 
     In a pipeline vLLM may resume a request while a token of it is under way. Its model runner, which is handed the
     tokens known by then, may answer that token again, and from then on the request has one output more. It does where

@@ -1,4 +1,4 @@
-"""How a rule of a recording is checked: by column, and by naming the first row of the file that breaks it."""
+"""Rules of a recording, checked by column; an error names the first row of the file that breaks a rule."""
 
 from __future__ import annotations
 
@@ -67,18 +67,18 @@ def require_of(holds: Callable[[slice], np.ndarray], table: Table, file: Path, r
 
 
 def is_time(values: np.ndarray) -> np.ndarray:
-    """Where values are finite times, from the first event to some thirty thousand years later."""
+    """Tell which values are finite times, from the first event to about thirty thousand years later."""
     found: np.ndarray = np.abs(values) <= LONGEST_S
     return found
 
 
 def within(values: IntArray, size: int) -> np.ndarray:
-    """Where values are at least 0 and below `size`."""
+    """Tell which values are at least 0 and below `size`."""
     return (values >= 0) & (values < size)
 
 
 def rises(values: np.ndarray, than: np.ufunc = np.greater_equal, *, least: float = 0) -> np.ndarray:
-    """Where each of `values` is not less than the one before, or `than` says otherwise; the first not below `least`."""
+    """Tell which of `values` are not less than the one before, as `than` compares them; the first with `least`."""
     found = np.ones(len(values), np.bool_)
     found[:1] = values[:1] >= least
     than(values[1:], values[:-1], out=found[1:])
@@ -86,6 +86,6 @@ def rises(values: np.ndarray, than: np.ufunc = np.greater_equal, *, least: float
 
 
 def in_order(earlier: np.ndarray, later: np.ndarray) -> np.ndarray:
-    """Where `earlier` is not after `later`, or one of the two did not happen (NaN)."""
+    """Tell where `earlier` is not after `later`, or one of the two did not happen (NaN)."""
     found: np.ndarray = ~(earlier > later)
     return found
