@@ -20,7 +20,7 @@ from predictions import PAGE, by_card, error, machine_of, own_card, recordings
 from kvsim.calibration.card_factors import awake_times, factors_of
 from kvsim.calibration.observed import Observed, observe_on
 from kvsim.machines import is_in_process
-from kvsim.machines.errors import FIGURES
+from kvsim.machines.known_errors import FIGURES
 from kvsim.recording import Recording
 from kvsim.steptime.reduction import on_machine
 

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from kvsim.files.eventline import line
-from kvsim.live.follower import Follower
+from kvsim.live.event_follower import EventFollower
 from kvsim.live.mirror import Mirror
 from kvsim.recording import Recording, read
 from kvsim.recording.tables import MemoryKind, Steps
@@ -110,7 +110,7 @@ def change(recording: Recording, row: int, *, is_end: bool) -> Iterator[Event]:
 
 def watch(log: Path, steps_per_look: int) -> list[tuple[int, float, float]]:
     """Follow a log; for each look the step, and CPU seconds of hearing what came since the last and of looking."""
-    follower, past, mirror, looks, num_steps = Follower("server"), Past(), Mirror(), [], 0
+    follower, past, mirror, looks, num_steps = EventFollower("server"), Past(), Mirror(), [], 0
     with log.open("rb") as lines:
         mirror.apply(json.loads(next(lines)))
         for event in mirror.snapshot():

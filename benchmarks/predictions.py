@@ -30,7 +30,7 @@ from kvsim.machines import (
     served_model,
     sheet_card,
 )
-from kvsim.machines.errors import FIGURES, FILE, PREEMPTIONS, ErrorClass, KnownError, Outside
+from kvsim.machines.known_errors import FIGURES, FILE, PREEMPTIONS, ErrorClass, KnownError, Outside
 from kvsim.profiles import served_name
 from kvsim.recording import Recording, find, read, shipped_names
 from kvsim.steptime import Pace, at_pace

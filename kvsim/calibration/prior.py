@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvsim.steptime import Roofline, overheads
-from kvsim.steptime.generate import streamed_bytes_per_s
+from kvsim.steptime.hf_generate import streamed_bytes_per_s
 from kvsim.steptime.work import streamed_bytes
 
 if TYPE_CHECKING:

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from kvsim.cli.show import echo, print_table, seconds, size
 from kvsim.machines import class_in, plain_words, untimed_in
-from kvsim.machines.errors import error_words
+from kvsim.machines.known_errors import error_words
+from kvsim.metrics.run_verdict import verdict_of, wasted_percent
 from kvsim.metrics.steady import steady_part
 from kvsim.metrics.summary import hit_words
-from kvsim.metrics.verdict import verdict_of, wasted_percent
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -73,7 +73,7 @@ def _watch_metrics(tui: Any, address: str, output: Path | None, *, overwrite: bo
 
 
 def _watch_events(tui: Any, address: str, output: Path | None, *, overwrite: bool, ascii_only: bool) -> None:
-    from kvsim.live.feed import LiveFeed
+    from kvsim.live.event_feed import LiveFeed
     from kvsim.recording import write
 
     feed = LiveFeed(address)

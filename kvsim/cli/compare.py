@@ -137,7 +137,7 @@ def with_memory_for_everything(
     scenario: Scenario, policies: Mapping[str, Policy], report: Callable[[int, int], None]
 ) -> list[float]:
     """Return the output tokens per second of each policy with ample memory; what differs then is not memory."""
-    from kvsim.experiments.ladder import with_ample_memory
+    from kvsim.experiments.rungs import with_ample_memory
     from kvsim.simulation import measure
 
     found = []

@@ -13,7 +13,7 @@ from kvsim.display.text import message
 
 if TYPE_CHECKING:
     from kvsim.diagnosis import Diagnosis, Glance
-    from kvsim.live.feed import LiveFeed
+    from kvsim.live.event_feed import LiveFeed
     from kvsim.live.metrics_feed import MetricsFeed
     from kvsim.recording import Recording
     from kvsim.simulation import EngineName
@@ -101,7 +101,7 @@ def _recording(source: str, seconds: float) -> Recording:
             parse_address(source)
         except UsageError:
             return read(find(source))
-        from kvsim.live.feed import LiveFeed
+        from kvsim.live.event_feed import LiveFeed
 
         feed = LiveFeed(source)
         try:
@@ -150,7 +150,7 @@ def _print(found: Diagnosis) -> None:
     from kvsim.cli.answer import pool_words, times_rows
     from kvsim.cli.fit_answer import print_remedies, print_without_gain
     from kvsim.fitting.search import without_gain
-    from kvsim.metrics.verdict import wasted_percent
+    from kvsim.metrics.run_verdict import wasted_percent
 
     summary, server = found.summary, found.server
     echo(found.verdict)

@@ -73,7 +73,7 @@ def command(
     requests and arrivals. The description says what was left out.
     """
     from kvsim.files.overwriting import may_replace
-    from kvsim.importers import Limits, arriving, read_workload, within, write_workload
+    from kvsim.importers import LengthLimits, arriving, read_workload, within, write_workload
 
     if output is not None:
         may_replace(output, "import", overwrite=overwrite)
@@ -82,7 +82,7 @@ def command(
         if chars_per_token is not None
         else read_workload(file, form=form, columns=columns_of(columns))
     )
-    limits = Limits(min_tokens=min_tokens, max_prompt_tokens=max_prompt_tokens, max_total_tokens=max_total_tokens)
+    limits = LengthLimits(min_tokens=min_tokens, max_prompt_tokens=max_prompt_tokens, max_total_tokens=max_total_tokens)
     workload = within(workload, limits)
     if num_requests is not None:
         workload = first_requests(workload, num_requests)
@@ -112,10 +112,10 @@ def command(
 
 
 def _guessed(file: str, form: str | None, chars_per_token: float) -> Any:
-    from kvsim.importers import Source, detect
+    from kvsim.importers import TextSource, detect
     from kvsim.importers.sharegpt import read
 
-    source = Source.open(file)
+    source = TextSource.open(file)
     if (form or detect(source)) != "sharegpt":
         raise UsageError("--chars-per-token is for ShareGPT conversations; other formats count tokens.")
     return read(source, chars_per_token=chars_per_token)

@@ -22,8 +22,8 @@ def command(*, recording_name: str | None, check: bool, as_json: bool) -> None:
     from kvsim.cli.summary import figures_document, print_summaries
     from kvsim.metrics import summarize
     from kvsim.metrics.contradictions import refuse_contradictions
+    from kvsim.metrics.run_verdict import verdict_of
     from kvsim.metrics.steady import steady_part
-    from kvsim.metrics.verdict import verdict_of
     from kvsim.recording import find, read, shipped_names
 
     if check:

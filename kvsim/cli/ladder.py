@@ -10,7 +10,7 @@ from kvsim.cli.scenario import build_scenario
 from kvsim.cli.show import print_json, print_table, progress
 
 if TYPE_CHECKING:
-    from kvsim.experiments.ladder import Climbed
+    from kvsim.experiments.rungs import Climbed
 
 LADDER_WORKLOAD = "vllm-h200-llama-3-8b-pressure-prefixes"
 """Requests of a recorded run under memory pressure, many of which begin alike: every rung has something to do."""
@@ -18,7 +18,7 @@ LADDER_WORKLOAD = "vllm-h200-llama-3-8b-pressure-prefixes"
 
 def climb_ladder(output: Path | None, flags: dict[str, Any], *, overwrite: bool, as_json: bool) -> None:
     """Run the ladder, print it, and write its recordings where that was asked for."""
-    from kvsim.experiments.ladder import at_once, climb, rung_recordings
+    from kvsim.experiments.rungs import at_once, climb, rung_recordings
     from kvsim.files.overwriting import may_replace, replacing_folder
 
     if output is not None:

@@ -13,7 +13,7 @@ from kvsim.cli.show import json_option, overwrite_option, print_json, print_tabl
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kvsim.published import Figure, Outcome
+    from kvsim.published import Figure, Reproduction
 
 
 @click.command("reproduce")
@@ -59,7 +59,7 @@ def command(*, rows: tuple[str, ...], list_only: bool, plot: Path | None, overwr
         sys.exit(1)
 
 
-def _print_outcomes(outcomes: Sequence[Outcome]) -> None:
+def _print_outcomes(outcomes: Sequence[Reproduction]) -> None:
     for outcome in outcomes:
         row = outcome.row
         lines = [
@@ -85,7 +85,7 @@ def _print_outcomes(outcomes: Sequence[Outcome]) -> None:
     click.echo(f"{len(outcomes)} rows, {sum(len(outcome.ours) for outcome in outcomes)} figures; {verdict}.")
 
 
-def _verdict(outcome: Outcome, figure: Figure, ours: float) -> str:
+def _verdict(outcome: Reproduction, figure: Figure, ours: float) -> str:
     if figure.label in outcome.beyond:
         most = dict(zip((item.label for item in outcome.row.figures), outcome.ceilings, strict=True))[figure.label]
         return f"beyond the GPU: at most {most:,.3g}"

@@ -23,7 +23,7 @@ from kvsim.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kvsim.experiments.ladder import Rung
+    from kvsim.experiments.rungs import Rung
     from kvsim.hardware import Gpu
     from kvsim.kv_groups import KVCacheLayout
     from kvsim.models import Model
@@ -114,7 +114,7 @@ class Scenario:
 
     def ladder(self) -> tuple[Rung, ...]:
         """Return the rungs of `kvsim compare --ladder` with the limits of the flags."""
-        from kvsim.experiments.ladder import rungs
+        from kvsim.experiments.rungs import rungs
         from kvsim.policies.settings import PagedSettings, StaticSettings
 
         return rungs(

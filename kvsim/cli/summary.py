@@ -10,8 +10,8 @@ from kvsim.machines import class_in, known_in, plain_words
 from kvsim.memory.waste import SlotState
 from kvsim.metrics import Summary
 from kvsim.metrics.names import STATE_NAMES
+from kvsim.metrics.run_verdict import verdict_of
 from kvsim.metrics.steady import steady_part
-from kvsim.metrics.verdict import verdict_of
 from kvsim.profiles.extrapolation import KEY
 from kvsim.recording import Meta, Recording
 from kvsim.simulation import Measured

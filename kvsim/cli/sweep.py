@@ -21,7 +21,7 @@ from kvsim.policies import POLICY_NAMES
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from kvsim.experiments.sweeps import Outcome, Point
+    from kvsim.experiments.sweeps import Point, SweepResult
 
 
 @click.command("sweep", cls=SectionedCommand)
@@ -124,7 +124,7 @@ def command(
         echo(f"lost with its worker: {dict(settings)}", err=True)
 
 
-def _print_points(outcome: Outcome, names: Sequence[str], labels: Sequence[str]) -> None:
+def _print_points(outcome: SweepResult, names: Sequence[str], labels: Sequence[str]) -> None:
     """Print the best point in a line, a row for each point, and the source of their times."""
     from kvsim.machines import plain_words, untimed_in
 

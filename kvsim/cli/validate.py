@@ -10,7 +10,7 @@ import click
 from kvsim.cli.show import json_option, overwrite_option, print_json, print_table, progress, seconds
 
 if TYPE_CHECKING:
-    from kvsim.experiments.validation import Row
+    from kvsim.experiments.validation import ValidationRow
 
 
 @click.command("validate")
@@ -78,7 +78,7 @@ def command(
         print_json({"validations": documents})
 
 
-def _value(value: float, row: Row) -> str:
+def _value(value: float, row: ValidationRow) -> str:
     if value != value:
         return "–"
     if row.unit == "s":
@@ -86,7 +86,7 @@ def _value(value: float, row: Row) -> str:
     return f"{value:,.0f}" if not row.unit or row.unit == "tok/s" else f"{value:.2f}"
 
 
-def _error(row: Row) -> str:
+def _error(row: ValidationRow) -> str:
     if row.error != row.error:
         return "–"
     return f"{row.error:+.1f} %" if row.relative else f"{row.error:+.2f} {row.unit}"

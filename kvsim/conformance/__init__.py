@@ -8,13 +8,13 @@ from kvsim.conformance.answers import verify_answer
 from kvsim.conformance.lockstep import verify_recording
 from kvsim.conformance.oracle import verify_oracle
 from kvsim.conformance.oracle_files import OracleWorkload, parse_workload, read_records, read_workload
-from kvsim.conformance.verdict import Difference, Line, Verdict
+from kvsim.conformance.verdict import Difference, Verdict, VerdictLine
 
 __all__ = [
     "Difference",
-    "Line",
     "OracleWorkload",
     "Verdict",
+    "VerdictLine",
     "parse_workload",
     "read_records",
     "read_workload",

@@ -21,7 +21,7 @@ AnyScalar = TypeVar("AnyScalar", bound=np.generic)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Timeline:
+class MomentTimeline:
     """All moments as columns of equal length, and the moment of each change of ownership."""
 
     kind: IntArray
@@ -39,7 +39,7 @@ class Timeline:
         return len(self.kind)
 
 
-def timeline_of(recording: Recording, depth: int, *, has_every_step: bool) -> Timeline:
+def timeline_of(recording: Recording, depth: int, *, has_every_step: bool) -> MomentTimeline:
     """Return the moments of `recording`, whose engine has at most `depth` steps in flight.
 
     If not `has_every_step`, the recording has no step for calls that scheduled nothing.
@@ -75,7 +75,7 @@ def timeline_of(recording: Recording, depth: int, *, has_every_step: bool) -> Ti
     nth = np.arange(len(leaving)) - np.searchsorted(leaving_before, leaving_before)
     at = place[leaving_before] - inserted[leaving_before] + catches_up[leaving_before] + nth
     kinds[at], rows[at] = LEAVE, leaving
-    return Timeline(
+    return MomentTimeline(
         kind=kinds,
         row=rows,
         of_change=place[reporter] - np.where(is_late, inserted[reporter], 0),

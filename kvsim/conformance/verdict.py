@@ -17,7 +17,7 @@ _ABSENT = object()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class VerdictLine:
     """One value on both sides."""
 
     label: str
@@ -34,7 +34,7 @@ class Difference:
 
     moment: str
     """The moment in words, and its place in the recording."""
-    lines: tuple[Line, ...]
+    lines: tuple[VerdictLine, ...]
     """Every field that differs at this moment, with a few entries around the first difference of a list."""
 
 
@@ -82,7 +82,7 @@ def difference(moment: str, recorded: Mapping[str, Any], simulated: Mapping[str,
     )
 
 
-def _lines(label: str, recorded: Any, simulated: Any) -> Iterator[Line]:
+def _lines(label: str, recorded: Any, simulated: Any) -> Iterator[VerdictLine]:
     if recorded == simulated:
         return
     if isinstance(recorded, Mapping) and isinstance(simulated, Mapping):
@@ -96,11 +96,11 @@ def _lines(label: str, recorded: Any, simulated: Any) -> Iterator[Line]:
         pairs = list(zip_longest(recorded, simulated, fillvalue=_ABSENT))
         first = next(index for index, (theirs, ours) in enumerate(pairs) if theirs != ours)
         for index, (theirs, ours) in list(enumerate(pairs))[max(0, first - _BEFORE) : first + _AFTER]:
-            yield Line(
+            yield VerdictLine(
                 label=f"{label}[{index}]", recorded=_text(theirs), simulated=_text(ours), differs=bool(theirs != ours)
             )
     else:
-        yield Line(label=label, recorded=_text(recorded), simulated=_text(simulated))
+        yield VerdictLine(label=label, recorded=_text(recorded), simulated=_text(simulated))
 
 
 def _is_list(value: Any) -> bool:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvsim.fitting.answer import bands, command_dict, remedy_dict
+from kvsim.fitting.fit_answer import bands, command_dict, remedy_dict
 from kvsim.fitting.search import figures_of
-from kvsim.metrics.verdict import Limit, limit_of, verdict_of, wasted_percent
+from kvsim.metrics.run_verdict import Limit, limit_of, verdict_of, wasted_percent
 
 if TYPE_CHECKING:
     from kvsim.diagnosis.losses import Spell

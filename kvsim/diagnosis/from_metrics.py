@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kvsim.live.load import Load, load_of
+from kvsim.live.server_load import ServerLoad, load_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,7 +24,7 @@ _FULL = 0.95
 class Glance:
     """Result of several looks at a server's metrics."""
 
-    load: Load
+    load: ServerLoad
     verdict: str
     facts: tuple[str, ...]
     unknown: tuple[str, ...]
@@ -84,7 +84,7 @@ def glance(looks: Sequence[ServerMetrics]) -> Glance:
     )
 
 
-def _verdict(looks: Sequence[ServerMetrics], load: Load) -> str:
+def _verdict(looks: Sequence[ServerMetrics], load: ServerLoad) -> str:
     now, often = load.now, load.preemptions_per_min
     if often:
         return f"Memory is short: {often:,.0f} preemptions a minute, and {now.waiting:,} requests wait."

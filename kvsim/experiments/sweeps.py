@@ -92,7 +92,7 @@ def source_of(policy: AnyPolicy) -> list[tuple[str, str]]:
 
 
 @dataclass(slots=True, kw_only=True)
-class Outcome:
+class SweepResult:
     """Result of a sweep."""
 
     table: Path
@@ -122,7 +122,7 @@ def sweep(
     backend: Backend = "loky",
     scheduler: str = "",
     progress: Progress | None = None,
-) -> Outcome:
+) -> SweepResult:
     """Make every run of `points` that is not yet in `table`, and rewrite the table.
 
     Args:
@@ -149,9 +149,9 @@ def _sweep(
     backend: Backend,
     scheduler: str,
     progress: Progress | None,
-) -> Outcome:
+) -> SweepResult:
     rows = rows_of(file) | _rows_of_parts(parts)
-    outcome = Outcome(table=file, num_kept=sum(key in rows for key in by_key))
+    outcome = SweepResult(table=file, num_kept=sum(key in rows for key in by_key))
 
     def keep(key: str, row: Row) -> None:
         rows[key] = row

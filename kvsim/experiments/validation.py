@@ -42,7 +42,7 @@ _SHOWN = ("throughput", "TTFT, mean", "TPOT, mean", "end to end, mean", "preempt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class ValidationRow:
     """Figure, measured and simulated."""
 
     name: str
@@ -82,7 +82,7 @@ class Validation:
     """Sentences about simulated steps outside the fitted range."""
     assumes: tuple[str, ...]
     """Sentences about assumptions made because the recording lacks the information."""
-    rows: tuple[Row, ...]
+    rows: tuple[ValidationRow, ...]
     clocks: tuple[ClockError, ...] = ()
     """Errors of the steps that waited for the GPU and for the host, with the recorded schedule; empty for step times of
     stages or of a custom model.
@@ -295,28 +295,30 @@ def _captured(times: Roofline, recording: Recording) -> Roofline:
     return times.uncaptured() if recording.meta.engine.get("enforce_eager") else times
 
 
-def _rows(measured: Recording, simulated: Recording) -> Iterator[Row]:
+def _rows(measured: Recording, simulated: Recording) -> Iterator[ValidationRow]:
     before, after = summarize(measured), summarize(simulated)
-    yield Row(name="duration", unit="s", measured=before.duration_s, simulated=after.duration_s)
-    yield Row(name="throughput", unit="tok/s", measured=before.output_tokens_per_s, simulated=after.output_tokens_per_s)
+    yield ValidationRow(name="duration", unit="s", measured=before.duration_s, simulated=after.duration_s)
+    yield ValidationRow(
+        name="throughput", unit="tok/s", measured=before.output_tokens_per_s, simulated=after.output_tokens_per_s
+    )
     for label, name in (("TTFT", "ttft_s"), ("TPOT", "tpot_s"), ("end to end", "e2e_s")):
         for statistic in ("mean", "p50", "p90", "p99"):
-            yield Row(
+            yield ValidationRow(
                 name=f"{label}, {statistic}",
                 unit="s",
                 measured=_statistic(before, name, statistic),
                 simulated=_statistic(after, name, statistic),
             )
-    yield Row(name="mean batch", unit="sequences", measured=before.mean_batch, simulated=after.mean_batch)
-    yield Row(name="preemptions", unit="", measured=before.num_preemptions, simulated=after.num_preemptions)
-    yield Row(
+    yield ValidationRow(name="mean batch", unit="sequences", measured=before.mean_batch, simulated=after.mean_batch)
+    yield ValidationRow(name="preemptions", unit="", measured=before.num_preemptions, simulated=after.num_preemptions)
+    yield ValidationRow(
         name="KV occupancy, mean absolute error over time",
         unit="points",
         measured=0.0,
         simulated=_occupancy_error(measured, simulated),
         relative=False,
     )
-    yield Row(
+    yield ValidationRow(
         name="peak occupancy",
         unit="points",
         measured=100 * before.peak_occupancy,
@@ -325,7 +327,7 @@ def _rows(measured: Recording, simulated: Recording) -> Iterator[Row]:
     )
 
 
-def _memory_rows(measured: Recording) -> Iterator[Row]:
+def _memory_rows(measured: Recording) -> Iterator[ValidationRow]:
     """Compare the peak memory that PyTorch allocated and reserved with the simulated allocator, for Hugging Face."""
     steps = measured.steps
     if measured.meta.policy_name != "static" or steps.peak_allocated_bytes is None or steps.reserved_bytes is None:
@@ -335,7 +337,9 @@ def _memory_rows(measured: Recording) -> Iterator[Row]:
         ("peak allocated, GB", steps.peak_allocated_bytes, simulated.peak_allocated_bytes),
         ("peak reserved, GB", steps.reserved_bytes, simulated.reserved_bytes),
     ):
-        yield Row(name=name, unit="GB", measured=float(before.max()) / 1e9, simulated=float(after.max()) / 1e9)
+        yield ValidationRow(
+            name=name, unit="GB", measured=float(before.max()) / 1e9, simulated=float(after.max()) / 1e9
+        )
 
 
 def _statistic(summary: Summary, name: str, statistic: str) -> float:

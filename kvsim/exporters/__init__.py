@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from kvsim.exporters.perfetto import write_perfetto
 from kvsim.exporters.streams import write_azure, write_burstgpt, write_mooncake
-from kvsim.exporters.tables import write_tables
+from kvsim.exporters.table_files import write_tables
 from kvsim.importers import workload_of
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ _ROW_GROUPS, _COLUMNS, _META_DATA, _NUM_ROWS, _NUM_VALUES, _UNPACKED = 4, 1, 3, 
 """Fields of FileMetaData (row groups, rows), RowGroup, ColumnChunk and ColumnMetaData."""
 
 
-class Declared(NamedTuple):
+class DeclaredSizes(NamedTuple):
     """Declared sizes of a file."""
 
     num_rows: int
@@ -37,7 +37,7 @@ class Declared(NamedTuple):
     """Smallest of these numbers, over all row groups."""
 
 
-def declared(file: Path) -> Declared | None:
+def declared(file: Path) -> DeclaredSizes | None:
     """Return the sizes declared by `file`; None if it is not Parquet with a readable footer."""
     with open_file(file) as opened:
         size = opened.seek(0, os.SEEK_END)
@@ -73,7 +73,7 @@ def oversized(file: Path) -> str | None:
     return None
 
 
-def _sizes(document: Mapping[int, Any]) -> Declared:
+def _sizes(document: Mapping[int, Any]) -> DeclaredSizes:
     num_values: list[int] = []
     unpacked = least = 0
     for group in document.get(_ROW_GROUPS, ()):
@@ -85,7 +85,7 @@ def _sizes(document: Mapping[int, Any]) -> Declared:
             unpacked += size
             least = min(least, values, size)
     num_rows = document.get(_NUM_ROWS, 0)
-    return Declared(num_rows, num_values, unpacked, min(least, num_rows))
+    return DeclaredSizes(num_rows, num_values, unpacked, min(least, num_rows))
 
 
 class _Compact:

@@ -4,18 +4,16 @@
 room prints nothing, and knows no command-line flags except those of vLLM.
 """
 
-from kvsim.fitting.answer import Answer
-from kvsim.fitting.changes import Change, Kind, changes
-from kvsim.fitting.fit import answer
+from kvsim.fitting.changes import Kind, ServerChange, changes
+from kvsim.fitting.fit_answer import Answer, answer
 from kvsim.fitting.goal import Goal
-from kvsim.fitting.load import Load, repeated, requests_for
+from kvsim.fitting.offered_load import Load, repeated, requests_for
 from kvsim.fitting.outcome import Outcome, evaluate
 from kvsim.fitting.search import Remedy, Search, engine_for, ranked
-from kvsim.fitting.server import Server
+from kvsim.fitting.vllm_server import Server
 
 __all__ = [
     "Answer",
-    "Change",
     "Goal",
     "Kind",
     "Load",
@@ -23,6 +21,7 @@ __all__ = [
     "Remedy",
     "Search",
     "Server",
+    "ServerChange",
     "answer",
     "changes",
     "engine_for",

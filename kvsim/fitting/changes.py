@@ -18,7 +18,7 @@ from kvsim.models import find_quantization
 from kvsim.steptime import TYPICAL
 
 if TYPE_CHECKING:
-    from kvsim.fitting.server import Server
+    from kvsim.fitting.vllm_server import Server
 
 _UTILIZATIONS = (0.90, 0.92, 0.94, 0.95, 0.96)
 """Values of `gpu_memory_utilization` to try; above the last, vLLM's memory estimate may fail."""
@@ -48,7 +48,7 @@ class Kind(IntEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class ServerChange:
     """Server that differs from another in a few settings."""
 
     words: str
@@ -59,7 +59,7 @@ class Change:
     server: Server
 
 
-def changes(server: Server, *, longest_tokens: int, most: int = 60) -> list[Change]:
+def changes(server: Server, *, longest_tokens: int, most: int = 60) -> list[ServerChange]:
     """List at most `most` changes of `server`: single ones, then pairs of settings, then settings with types.
 
     `longest_tokens` is the longest request, prompt and output, which `max_model_len` must allow.
@@ -84,7 +84,7 @@ def changes(server: Server, *, longest_tokens: int, most: int = 60) -> list[Chan
     return list(islice(filter(_starts, distinct.values()), most))
 
 
-def _starts(change: Change) -> bool:
+def _starts(change: ServerChange) -> bool:
     """Tell whether vLLM starts with the limits of a change."""
     try:
         change.server.policy()
@@ -93,12 +93,12 @@ def _starts(change: Change) -> bool:
     return True
 
 
-def _change(server: Server, kind: Kind, words: str, **fields: object) -> Change:
+def _change(server: Server, kind: Kind, words: str, **fields: object) -> ServerChange:
     changed: Server = replace(server, **fields)  # type: ignore[arg-type]
-    return Change(words=words, fields=tuple(fields), kind=kind, server=changed)
+    return ServerChange(words=words, fields=tuple(fields), kind=kind, server=changed)
 
 
-def _memory(server: Server) -> Iterator[Change]:
+def _memory(server: Server) -> Iterator[ServerChange]:
     if server.num_blocks is not None:
         for factor in _BLOCKS:
             blocks = round(server.num_blocks * factor)
@@ -114,44 +114,44 @@ def _memory(server: Server) -> Iterator[Change]:
             yield _change(server, Kind.SETTING, words, gpu_memory_utilization=share)
 
 
-def _caching(server: Server) -> Iterator[Change]:
+def _caching(server: Server) -> Iterator[ServerChange]:
     if not server.enable_prefix_caching and not server.model.recurrent_layers:
         yield _change(server, Kind.SETTING, "prefix caching", enable_prefix_caching=True)
 
 
-def _ahead(server: Server) -> Iterator[Change]:
+def _ahead(server: Server) -> Iterator[ServerChange]:
     if not server.async_scheduling:
         yield _change(server, Kind.SETTING, "asynchronous scheduling", async_scheduling=True)
 
 
-def _seqs(server: Server, numbers: Sequence[int] = _SEQS) -> Iterator[Change]:
+def _seqs(server: Server, numbers: Sequence[int] = _SEQS) -> Iterator[ServerChange]:
     for number in numbers:
         if number != server.max_num_seqs:
             words = f"max_num_seqs {server.max_num_seqs:,} to {number:,}"
             yield _change(server, Kind.SETTING, words, max_num_seqs=number)
 
 
-def _tokens(server: Server, numbers: Sequence[int] = _TOKENS) -> Iterator[Change]:
+def _tokens(server: Server, numbers: Sequence[int] = _TOKENS) -> Iterator[ServerChange]:
     for number in numbers:
         if number != server.max_num_batched_tokens:
             words = f"max_num_batched_tokens {server.max_num_batched_tokens:,} to {number:,}"
             yield _change(server, Kind.SETTING, words, max_num_batched_tokens=number)
 
 
-def _watermark(server: Server) -> Iterator[Change]:
+def _watermark(server: Server) -> Iterator[ServerChange]:
     for share in _WATERMARKS:
         if share > server.watermark:
             words = f"a watermark of {share:g} instead of {server.watermark:g}"
             yield _change(server, Kind.SETTING, words, watermark=share)
 
 
-def _host(server: Server) -> Iterator[Change]:
+def _host(server: Server) -> Iterator[ServerChange]:
     if server.cache.kv_offloading_size:
         without = replace(server.cache, kv_offloading_size=0.0)
         yield _change(server, Kind.SETTING, "no host memory for the cache", cache=without)
 
 
-def _length(server: Server, longest_tokens: int) -> Iterator[Change]:
+def _length(server: Server, longest_tokens: int) -> Iterator[ServerChange]:
     """Yield a shorter `max_model_len` if vLLM would not start with the present one; otherwise it has no effect."""
     try:
         server.budget()
@@ -162,7 +162,7 @@ def _length(server: Server, longest_tokens: int) -> Iterator[Change]:
             yield _change(server, Kind.SETTING, words, max_model_len=length)
 
 
-def _types(server: Server) -> Iterator[Change]:
+def _types(server: Server) -> Iterator[ServerChange]:
     model = server.model
     found: list[tuple[str, dict[str, Any]]] = []
     if model.kv_cache_dtype == "auto":
@@ -178,7 +178,7 @@ def _types(server: Server) -> Iterator[Change]:
         yield replace(changed, fields=tuple(served))
 
 
-def _gpus(server: Server) -> Iterator[Change]:
+def _gpus(server: Server) -> Iterator[ServerChange]:
     size, heads = server.model.tensor_parallel_size, server.model.num_attention_heads
     for number in _SIZES:
         if number > size and not heads % number:
@@ -196,13 +196,13 @@ def _gpus(server: Server) -> Iterator[Change]:
         yield _change(server, Kind.GPUS, words, replicas=number)
 
 
-def _both(first: Change, second: Change) -> Change | None:
+def _both(first: ServerChange, second: ServerChange) -> ServerChange | None:
     """Combine two changes; return None if they change the same field."""
     if set(first.fields) & set(second.fields):
         return None
     # `first` is a setting, so it changes only fields of the server itself.
     own = {name: getattr(first.server, name) for name in first.fields}
-    return Change(
+    return ServerChange(
         words=f"{first.words} and {second.words}",
         fields=(*first.fields, *second.fields),
         kind=max(first.kind, second.kind),

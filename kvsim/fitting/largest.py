@@ -8,8 +8,8 @@ from kvsim.fitting.outcome import evaluate
 
 if TYPE_CHECKING:
     from kvsim.fitting.goal import Goal
-    from kvsim.fitting.load import Load
-    from kvsim.fitting.server import Server
+    from kvsim.fitting.offered_load import Load
+    from kvsim.fitting.vllm_server import Server
     from kvsim.simulation import EngineName
 
 _CLOSE = 0.04

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvsim.hardware import GIB
+from kvsim.metrics.run_verdict import Limit
 from kvsim.metrics.shares import whole_percents
-from kvsim.metrics.verdict import Limit
 
 if TYPE_CHECKING:
     from kvsim.fitting.goal import Goal
-    from kvsim.fitting.load import Load
+    from kvsim.fitting.offered_load import Load
     from kvsim.fitting.outcome import Outcome
-    from kvsim.fitting.server import Server
+    from kvsim.fitting.vllm_server import Server
 
 
 def limit_words(outcome: Outcome, server: Server, load: Load, goal: Goal) -> str:

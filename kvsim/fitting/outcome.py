@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvsim.errors import KvsimError
-from kvsim.fitting.load import steady
-from kvsim.fitting.server import paced
-from kvsim.fitting.shares import TimeShares, time_shares
+from kvsim.fitting.offered_load import steady
+from kvsim.fitting.time_shares import TimeShares, time_shares
+from kvsim.fitting.vllm_server import paced
 from kvsim.metrics import Distribution, WaitingFor
+from kvsim.metrics.run_verdict import Limit, limit_of
 from kvsim.metrics.steady import Steadiness, SteadyPart, steady_part
-from kvsim.metrics.verdict import Limit, limit_of
 from kvsim.simulation import measure, measure_replicas
 from kvsim.steptime import Pace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kvsim.fitting.load import Load
-    from kvsim.fitting.server import Server
+    from kvsim.fitting.offered_load import Load
+    from kvsim.fitting.vllm_server import Server
     from kvsim.simulation import EngineName, Machine, Measured
 
 _NONE = Distribution(mean=np.nan, p50=np.nan, p90=np.nan, p99=np.nan)

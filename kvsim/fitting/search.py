@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 from kvsim.engine.kv_cache import PAGED
 from kvsim.engine.tiered import TIERED
 from kvsim.experiments.workers import workers
-from kvsim.fitting.changes import Change, changes
+from kvsim.fitting.changes import ServerChange, changes
 from kvsim.fitting.largest import largest_load
 from kvsim.fitting.outcome import Outcome, evaluate
 from kvsim.machines import interval_in
-from kvsim.machines.errors import PREEMPTIONS
+from kvsim.machines.known_errors import PREEMPTIONS
 from kvsim.simulation.modes import engine_for_several
 
 if TYPE_CHECKING:
     from kvsim.fitting.goal import Goal
-    from kvsim.fitting.load import Load
-    from kvsim.fitting.server import Server
+    from kvsim.fitting.offered_load import Load
+    from kvsim.fitting.vllm_server import Server
     from kvsim.simulation import EngineName
 
 Progress = Callable[[int, int], None]
@@ -56,7 +56,7 @@ _WORTH_COMPILING = 2_000_000
 class Remedy:
     """Change, its outcome, and the prediction intervals."""
 
-    change: Change
+    change: ServerChange
     outcome: Outcome
     fits: bool
     shortfall: float

@@ -11,16 +11,16 @@ from kvsim.on_demand import names_of
 
 if TYPE_CHECKING:
     from kvsim.importers.formats import FORMATS, detect, read_workload
-    from kvsim.importers.parquet import write_workload
     from kvsim.importers.rate_profile import read_profile
     from kvsim.importers.recordings import workload_of
-    from kvsim.importers.select import Limits, arriving, first, within
-    from kvsim.importers.source import Source
+    from kvsim.importers.select import LengthLimits, arriving, first, within
+    from kvsim.importers.source import TextSource
+    from kvsim.importers.workload_file import write_workload
 
 _HOME = {
     "FORMATS": "kvsim.importers.formats",
-    "Limits": "kvsim.importers.select",
-    "Source": "kvsim.importers.source",
+    "LengthLimits": "kvsim.importers.select",
+    "TextSource": "kvsim.importers.source",
     "arriving": "kvsim.importers.select",
     "detect": "kvsim.importers.formats",
     "first": "kvsim.importers.select",
@@ -28,14 +28,14 @@ _HOME = {
     "read_workload": "kvsim.importers.formats",
     "within": "kvsim.importers.select",
     "workload_of": "kvsim.importers.recordings",
-    "write_workload": "kvsim.importers.parquet",
+    "write_workload": "kvsim.importers.workload_file",
 }
 """The module that each name lives in."""
 
 __all__ = [
     "FORMATS",
-    "Limits",
-    "Source",
+    "LengthLimits",
+    "TextSource",
     "arriving",
     "detect",
     "first",

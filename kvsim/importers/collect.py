@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from kvsim.importers.clock import Clock
-    from kvsim.importers.source import Row, Source
+    from kvsim.importers.arrival_times import Clock
+    from kvsim.importers.source import SourceRow, TextSource
 
 
 @dataclass(slots=True, kw_only=True)
-class Requests:
+class RequestCollector:
     """Requests of one file, in its order. Requests without a prompt or an output are counted and left out."""
 
-    source: Source
+    source: TextSource
     what: str
     """Name of the kind of file: "Azure LLM inference trace"."""
     clock: Clock | None = None
@@ -41,7 +41,7 @@ class Requests:
 
     def add(
         self,
-        row: Row,
+        row: SourceRow,
         arrival: Any,
         prompt_tokens: int,
         output_tokens: int,

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from kvsim.errors import UnknownNameError, UsageError, WorkloadError
 from kvsim.files.arrow_table import is_parquet
-from kvsim.importers import mooncake, names, parquet, plain, ragpulse, sharegpt, vllm_bench
+from kvsim.importers import column_names, mooncake, plain, ragpulse, sharegpt, vllm_bench, workload_file
 from kvsim.importers.recordings import workload_of
-from kvsim.importers.source import Source
+from kvsim.importers.source import TextSource
 
 if TYPE_CHECKING:
     import os
@@ -24,8 +24,8 @@ class TextFormat:
     """One format of CSV or JSON, plain or compressed with gzip."""
 
     what: str
-    looks_like: Callable[[Source], bool]
-    read: Callable[[Source], Workload]
+    looks_like: Callable[[TextSource], bool]
+    read: Callable[[TextSource], Workload]
 
 
 def _csv(trace: plain.Published) -> TextFormat:
@@ -44,7 +44,7 @@ FORMATS = {
     ),
     # Last, because it knows the columns of the others too.
     "csv": TextFormat(
-        what=f"CSV with the columns {', '.join(names.COLUMNS)}, and perhaps {', '.join(names.OPTIONAL)}",
+        what=f"CSV with the columns {', '.join(column_names.COLUMNS)}, and perhaps {', '.join(column_names.OPTIONAL)}",
         looks_like=plain.looks_like,
         read=plain.read,
     ),
@@ -73,18 +73,18 @@ def read_workload(
     if columns:
         if form not in (None, "csv"):
             raise UsageError(f"--columns are those of a CSV file, not of the format {form}.")
-        return plain.read(Source.open(file), columns)
+        return plain.read(TextSource.open(file), columns)
     if form is None and file.is_dir():
         from kvsim.recording import read  # noqa: PLC0415  brings pyarrow
 
         return workload_of(read(file))
     if form is None and file.is_file() and is_parquet(file):
-        return parquet.read(file)
-    source = Source.open(file)
+        return workload_file.read(file)
+    source = TextSource.open(file)
     return FORMATS[form or detect(source)].read(source)
 
 
-def detect(source: Source) -> str:
+def detect(source: TextSource) -> str:
     """Return the name of the format of `source`.
 
     Raises:

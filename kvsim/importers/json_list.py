@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 from kvsim.errors import WorkloadError
 from kvsim.files.json_text import check_extent, each_once
-from kvsim.importers.source import Row
+from kvsim.importers.source import SourceRow
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
     from typing import Any
 
-    from kvsim.importers.source import Source
+    from kvsim.importers.source import TextSource
 
 _AT_ONCE = 1 << 22
 """Characters read together; most objects have fewer."""
@@ -25,7 +25,7 @@ _CUT_OFF = "the file ends in the middle of a list"
 _SPACE = re.compile(r"[ \t\r\n]*")
 
 
-def entries(source: Source) -> Iterator[Row]:
+def entries(source: TextSource) -> Iterator[SourceRow]:
     """Yield the objects of the list, each with the line on which it begins."""
     text = _Reading(source.path, source.lines)
     text.take("[")
@@ -71,7 +71,7 @@ class _Reading:
             raise self.error(f"this is no JSON list of objects: there should be {letter!r}, not {found!r}")
         self._at += 1
 
-    def row(self) -> Row:
+    def row(self) -> SourceRow:
         """Step over an object, and return it."""
         if not self.next_letter():
             raise self.error(_CUT_OFF)
@@ -93,7 +93,7 @@ class _Reading:
                 raise self.error(f"this is no JSON that can be read: {str(error).splitlines()[0]}") from error
             except RecursionError as error:
                 raise self.error("this is nested too deeply to be a request") from error
-        row = Row(path=self._path, line=self._line, fields=self._object(value))
+        row = SourceRow(path=self._path, line=self._line, fields=self._object(value))
         self._go_to(end)
         return row
 

@@ -6,18 +6,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kvsim.importers.clock import Clock
-from kvsim.importers.collect import Requests
+from kvsim.importers.arrival_times import Clock
+from kvsim.importers.collect import RequestCollector
 
 if TYPE_CHECKING:
-    from kvsim.importers.source import Row, Source
+    from kvsim.importers.source import SourceRow, TextSource
     from kvsim.workload import Workload
 
 HASH_TOKENS = 512
 """Tokens of one hash; the last hash of a prompt covers the rest."""
 
 
-def looks_like(source: Source) -> bool:
+def looks_like(source: TextSource) -> bool:
     """Tell whether the first line is an object with these fields, and its hashes are a list."""
     first = source.first_object()
     return {"timestamp", "input_length", "output_length"} <= first.keys() and isinstance(
@@ -25,13 +25,13 @@ def looks_like(source: Source) -> bool:
     )
 
 
-def read(source: Source) -> Workload:
+def read(source: TextSource) -> Workload:
     """Return the requests. Their hashes give prefix hits at every block size that divides 512 or is a multiple of it.
 
     The hash of a partial last unit is left out: a prefix cache holds full blocks only.
     """
     clock = Clock(path=source.path, column="timestamp", unit="ms", from_first=False)
-    requests = Requests(source=source, what="Mooncake trace", clock=clock, hash_unit_tokens=HASH_TOKENS)
+    requests = RequestCollector(source=source, what="Mooncake trace", clock=clock, hash_unit_tokens=HASH_TOKENS)
     for row in source.json_rows():
         prompt_tokens = row.whole("input_length")
         requests.add(
@@ -44,7 +44,7 @@ def read(source: Source) -> Workload:
     return requests.workload()
 
 
-def _hashes(row: Row, prompt_tokens: int) -> list[int]:
+def _hashes(row: SourceRow, prompt_tokens: int) -> list[int]:
     hashes: Any = row.fields.get("hash_ids", [])
     if not isinstance(hashes, list) or not all(
         isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63 for value in hashes

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvsim.errors import UsageError, WorkloadError, shortened
-from kvsim.importers.clock import NO_ARRIVALS, Clock
-from kvsim.importers.collect import Requests
-from kvsim.importers.names import COLUMNS, OPTIONAL, by_quantity, counts_tokens, folded, meaning, rivals
+from kvsim.importers.arrival_times import NO_ARRIVALS, Clock
+from kvsim.importers.collect import RequestCollector
+from kvsim.importers.column_names import COLUMNS, OPTIONAL, by_quantity, counts_tokens, folded, meaning, rivals
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from kvsim.importers.source import Row, Source
+    from kvsim.importers.source import SourceRow, TextSource
     from kvsim.workload import Workload
 
 _UNSHIFTED = ("arrival_s", "arrived_at")
@@ -37,12 +37,12 @@ class Published:
     alone: bool = False
     """Whether a file has no other columns."""
 
-    def looks_like(self, source: Source) -> bool:
+    def looks_like(self, source: TextSource) -> bool:
         """Tell whether the first line names the columns."""
         names = tuple(self.columns.values())
         return source.header == names if self.alone else set(names) <= set(source.header)
 
-    def read(self, source: Source) -> Workload:
+    def read(self, source: TextSource) -> Workload:
         """Return the requests of all models, from the first arrival; rows need not be in order of time."""
         return _read(source, _Names.of(source, self.columns), self.what)
 
@@ -85,7 +85,7 @@ class _Names:
     optional: Mapping[str, str]
 
     @classmethod
-    def of(cls, source: Source, columns: Mapping[str, str], *, settled: bool = False) -> _Names:
+    def of(cls, source: TextSource, columns: Mapping[str, str], *, settled: bool = False) -> _Names:
         """Find the columns in `source`: given in `columns`, by the user if `settled`, or by name."""
         absent = [theirs for theirs in columns.values() if theirs not in source.header]
         if absent:
@@ -130,12 +130,12 @@ class _Names:
         return (*(() if self.arrival is None else (self.arrival,)), self.prompt, self.output)
 
 
-def looks_like(source: Source) -> bool:
+def looks_like(source: TextSource) -> bool:
     """Tell whether the first line names the lengths of prompts and outputs."""
     return {"prompt_tokens", "output_tokens"} <= by_quantity(source.header).keys()
 
 
-def unknown_columns(source: Source, found: Mapping[str, str]) -> WorkloadError:
+def unknown_columns(source: TextSource, found: Mapping[str, str]) -> WorkloadError:
     """Return the error that lists the columns of the file, and the needed columns that are not in `found`."""
     header = source.delimiter.join(source.header)
     hint = ",".join(f"{ours}=..." for ours in COLUMNS if ours not in found)
@@ -146,7 +146,7 @@ def unknown_columns(source: Source, found: Mapping[str, str]) -> WorkloadError:
     )
 
 
-def read(source: Source, columns: Mapping[str, str] | None = None) -> Workload:
+def read(source: TextSource, columns: Mapping[str, str] | None = None) -> Workload:
     """Return the requests.
 
     Args:
@@ -175,10 +175,10 @@ def _ours(name: str) -> str:
     return name if known is None or known.ours != "arrival_s" else known.ours
 
 
-def _read(source: Source, names: _Names, published: str | None) -> Workload:
+def _read(source: TextSource, names: _Names, published: str | None) -> Workload:
     """Return the requests of a file whose columns are known."""
     if names.arrival is None:
-        requests = Requests(source=source, what=published or "lengths")
+        requests = RequestCollector(source=source, what=published or "lengths")
     else:
         named = meaning(names.arrival)
         clock = Clock(
@@ -190,7 +190,7 @@ def _read(source: Source, names: _Names, published: str | None) -> Workload:
             known=names.is_published,
             from_first=folded(names.arrival) not in _UNSHIFTED,
         )
-        requests = Requests(source=source, what=published or "CSV", clock=clock)
+        requests = RequestCollector(source=source, what=published or "CSV", clock=clock)
     lines_by_id: dict[str, int] = {}
     for block in source.csv_blocks(names.required, tuple(names.optional.values())):
         if not names.optional:
@@ -229,7 +229,7 @@ def _read(source: Source, names: _Names, published: str | None) -> Workload:
     return requests.workload(NO_ARRIVALS + (f"; not read: {', '.join(ignored)}" if ignored else ""))
 
 
-def _prefix(row: Row, prompt: str) -> tuple[str, int] | None:
+def _prefix(row: SourceRow, prompt: str) -> tuple[str, int] | None:
     if _given(row, "prefix_group") != _given(row, "prefix_tokens"):
         raise row.error("prefix_group and prefix_tokens go together; give both or neither")
     if not _given(row, "prefix_group"):
@@ -238,5 +238,5 @@ def _prefix(row: Row, prompt: str) -> tuple[str, int] | None:
     return row.fields["prefix_group"].strip(), row.whole("prefix_tokens", minimum=1, maximum=prompt_tokens)
 
 
-def _given(row: Row, name: str) -> bool:
+def _given(row: SourceRow, name: str) -> bool:
     return bool(row.fields.get(name, "").strip())

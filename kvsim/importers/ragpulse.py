@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kvsim.errors import WorkloadError, shortened
-from kvsim.importers.clock import Clock
-from kvsim.importers.collect import Requests
-from kvsim.importers.source import Source
+from kvsim.importers.arrival_times import Clock
+from kvsim.importers.collect import RequestCollector
+from kvsim.importers.source import TextSource
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable
@@ -25,19 +25,19 @@ _LENGTHS = ("1_sys_prompt", "2_passages", "3_history", "4_user_input", "5_web_se
 _ORDER = ("sys_prompt", "passages_ids", "history", "web_search", "user_input")
 
 
-def looks_like(source: Source) -> bool:
+def looks_like(source: TextSource) -> bool:
     """Tell whether the first line is an object whose hashes are grouped by kind of chunk."""
     return isinstance(source.first_object().get("hash_ids"), dict)
 
 
-def read(source: Source) -> Workload:
+def read(source: TextSource) -> Workload:
     """Return the requests, with prefix hits where two prompts begin with the same chunks.
 
     A unit is hit only if all chunks up to its end are equal, including the whole chunk in which it ends.
     """
     chunk_tokens = _chunk_tokens(source)
     clock = Clock(path=source.path, column="timestamp", unit="s", from_first=False)
-    requests = Requests(source=source, what="RAGPulse trace", clock=clock, hash_unit_tokens=UNIT_TOKENS)
+    requests = RequestCollector(source=source, what="RAGPulse trace", clock=clock, hash_unit_tokens=UNIT_TOKENS)
     hash_of: dict[Hashable, int] = {}
     for row in source.json_rows():
         chunks = row.fields.get("hash_ids")
@@ -71,7 +71,7 @@ def _hashes(chunks: Iterable[tuple[int, int]], prompt_tokens: int, hash_of: dict
     return hashes
 
 
-def _chunk_tokens(source: Source) -> dict[int, int]:
+def _chunk_tokens(source: TextSource) -> dict[int, int]:
     lengths: dict[int, int] = {}
     for stem in _LENGTHS:
         places = [source.path.with_name(stem + ending) for ending in (".jsonl", ".jsonl.gz")]
@@ -80,7 +80,7 @@ def _chunk_tokens(source: Source) -> dict[int, int]:
             raise WorkloadError(
                 f"{places[0]} is missing; a RAGPulse trace is read with the other files of its release beside it."
             )
-        for row in Source.open(file).json_rows():
+        for row in TextSource.open(file).json_rows():
             id_field: Any = next((name for name in row.fields if name.endswith("_id")), "hash_id")
             chunk, tokens = row.whole(id_field), row.whole("token_length")
             if lengths.setdefault(chunk, tokens) != tokens:

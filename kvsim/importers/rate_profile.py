@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvsim.errors import UsageError, WorkloadError
-from kvsim.importers.source import Source
+from kvsim.importers.source import TextSource
 from kvsim.workload import Varying
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Mapping
 
-    from kvsim.importers.source import Row
+    from kvsim.importers.source import SourceRow
 
 _TIMES = {"time_s": 1.0, "minute": 60.0, "hour": 3600.0}
 """Names of the time column, each with its unit in seconds."""
@@ -27,7 +27,7 @@ def read_profile(path: str | os.PathLike[str]) -> Varying:
     Raises:
         WorkloadError: the time or rate column is missing or ambiguous, or rows are invalid.
     """
-    source = Source.open(path)
+    source = TextSource.open(path)
     time, rate = _column(source, _TIMES), _column(source, _RATES)
     times: list[float] = []
     rates: list[float] = []
@@ -53,7 +53,7 @@ def read_profile(path: str | os.PathLike[str]) -> Varying:
         raise WorkloadError(f"{source.path}: {error}") from error
 
 
-def _column(source: Source, names: Mapping[str, float]) -> str:
+def _column(source: TextSource, names: Mapping[str, float]) -> str:
     """Return the only column whose name is in `names`."""
     found = [name for name in source.header if name in names]
     if not found:
@@ -66,7 +66,7 @@ def _column(source: Source, names: Mapping[str, float]) -> str:
     return found[0]
 
 
-def _number(row: Row, name: str, wrong: list[str]) -> list[float]:
+def _number(row: SourceRow, name: str, wrong: list[str]) -> list[float]:
     """Return the number in field `name` as a list; if invalid, append the error to `wrong` and return an empty list."""
     try:
         return [row.number(name)]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class LengthLimits:
     """Lengths in tokens that a request must have to be kept, both bounds included."""
 
     min_tokens: int = 1
@@ -34,7 +34,7 @@ class Limits:
         return ", ".join(rules)
 
 
-def within(workload: Workload, limits: Limits) -> Workload:
+def within(workload: Workload, limits: LengthLimits) -> Workload:
     """Return the requests of `workload` within `limits`; the description counts the others.
 
     Raises:

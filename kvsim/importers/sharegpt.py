@@ -6,12 +6,12 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from kvsim.errors import UsageError
-from kvsim.importers.clock import NO_ARRIVALS
-from kvsim.importers.collect import Requests
+from kvsim.importers.arrival_times import NO_ARRIVALS
+from kvsim.importers.collect import RequestCollector
 from kvsim.importers.json_list import entries
 
 if TYPE_CHECKING:
-    from kvsim.importers.source import Row, Source
+    from kvsim.importers.source import SourceRow, TextSource
     from kvsim.workload import Workload
 
 CHARS_PER_TOKEN = 4.0
@@ -21,13 +21,13 @@ _HEAD = 20_000
 _ASKS, _ANSWERS = ("human", "user"), ("gpt", "assistant", "chatgpt", "bing", "bard")
 
 
-def looks_like(source: Source) -> bool:
+def looks_like(source: TextSource) -> bool:
     """Tell whether the file begins like a list of objects with conversations, or like lines of such objects."""
     head = "".join(line[:_HEAD] for line in source.lines[:50])[:_HEAD]
     return head.lstrip().startswith(("[", "{")) and '"conversations"' in head
 
 
-def read(source: Source, *, chars_per_token: float = CHARS_PER_TOKEN) -> Workload:
+def read(source: TextSource, *, chars_per_token: float = CHARS_PER_TOKEN) -> Workload:
     """Return the first question and answer of each conversation; all arrive at once.
 
     The length of a turn is its field `tokens`, or else its characters divided by `chars_per_token`, rounded up.
@@ -35,7 +35,7 @@ def read(source: Source, *, chars_per_token: float = CHARS_PER_TOKEN) -> Workloa
     """
     if not 0 < chars_per_token < float("inf"):
         raise UsageError(f"there are {chars_per_token} characters to a token; it must be a number above 0.")
-    requests, guessed = Requests(source=source, what="ShareGPT"), 0
+    requests, guessed = RequestCollector(source=source, what="ShareGPT"), 0
     for row in source.json_rows() if source.lines[0].lstrip().startswith("{") else entries(source):
         question, answer = _first_exchange(row)
         lengths = [_tokens(row, turn, chars_per_token) for turn in (question, answer)]
@@ -45,7 +45,7 @@ def read(source: Source, *, chars_per_token: float = CHARS_PER_TOKEN) -> Workloa
     return requests.workload(note + NO_ARRIVALS)
 
 
-def _first_exchange(row: Row) -> tuple[dict[str, Any], dict[str, Any]]:
+def _first_exchange(row: SourceRow) -> tuple[dict[str, Any], dict[str, Any]]:
     turns = row.fields.get("conversations")
     if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
         raise row.error("there should be an object with a list of conversations")
@@ -55,7 +55,7 @@ def _first_exchange(row: Row) -> tuple[dict[str, Any], dict[str, Any]]:
     return {}, {}
 
 
-def _tokens(row: Row, turn: dict[str, Any], chars_per_token: float) -> int:
+def _tokens(row: SourceRow, turn: dict[str, Any], chars_per_token: float) -> int:
     tokens, text = turn.get("tokens"), turn.get("value", "")
     if tokens is None and isinstance(text, str):
         return int(-(-len(text) // chars_per_token))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kvsim.errors import WorkloadError, shortened
 from kvsim.files.contents import TABLE_BYTES, UNPACKED_TABLE_BYTES, content_of, unpacked
 from kvsim.files.json_text import parse
-from kvsim.importers.names import rivals
+from kvsim.importers.column_names import rivals
 
 if TYPE_CHECKING:
     import os
@@ -43,7 +43,7 @@ _NUMBER = re.compile(r"\+?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class TextSource:
     """Text file, read whole. Blank lines at its end are removed."""
 
     path: Path
@@ -51,7 +51,7 @@ class Source:
     """Lines with their line ends; a field may contain line ends."""
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str]) -> Source:
+    def open(cls, path: str | os.PathLike[str]) -> TextSource:
         """Read `path`, and decompress it if its first bytes are those of gzip.
 
         Raises:
@@ -108,12 +108,12 @@ class Source:
             raise WorkloadError(f"{self.path}, line 1: this is no JSON that can be read: {error}.") from error
         return document
 
-    def csv_rows(self, required: tuple[str, ...], optional: tuple[str, ...] = ()) -> Iterator[Row]:
+    def csv_rows(self, required: tuple[str, ...], optional: tuple[str, ...] = ()) -> Iterator[SourceRow]:
         """Yield the rows of a CSV file that has at least these columns, in any order."""
         for block in self.csv_blocks(required, optional):
             yield from block.rows()
 
-    def csv_blocks(self, required: tuple[str, ...], optional: tuple[str, ...] = ()) -> Iterator[Block]:
+    def csv_blocks(self, required: tuple[str, ...], optional: tuple[str, ...] = ()) -> Iterator[CsvBlock]:
         """Yield the rows of `csv_rows` in blocks of some thousands."""
         columns = self.header
         missing = [name for name in required if name not in columns]
@@ -131,7 +131,7 @@ class Source:
         reader = csv.reader(self.lines[1:], delimiter=self.delimiter, strict=True)
         more = True
         while more:
-            block, wrong = Block(self.path, columns, [], []), None
+            block, wrong = CsvBlock(self.path, columns, [], []), None
             try:
                 for fields in islice(reader, _ROWS_AT_ONCE):
                     block.fields.append(fields)
@@ -145,7 +145,7 @@ class Source:
                 raise WorkloadError(f"{self.path}, line {reader.line_num + 1}: this is no CSV: {wrong}.") from wrong
             more = len(block.lines) == _ROWS_AT_ONCE
 
-    def json_rows(self) -> Iterator[Row]:
+    def json_rows(self) -> Iterator[SourceRow]:
         """Yield the objects of a JSON Lines file, one per line."""
         for number, line in enumerate(self.lines, 1):
             try:
@@ -157,7 +157,7 @@ class Source:
                 raise WorkloadError(
                     f"{self.path}, line {number}: there should be a JSON object, not {line.strip()[:40]!r}."
                 )
-            row = Row(path=self.path, line=number, fields=document)
+            row = SourceRow(path=self.path, line=number, fields=document)
             twice = rivals(tuple(document))
             if twice:
                 raise row.error(f"{twice[1]!r} and {twice[2]!r} both say {twice[0]}; leave one out")
@@ -188,7 +188,7 @@ def _decoded(file: Path, content: bytes) -> Iterator[str]:
             ) from error
 
 
-class Block(NamedTuple):
+class CsvBlock(NamedTuple):
     """Rows of a CSV file."""
 
     path: Path
@@ -198,7 +198,7 @@ class Block(NamedTuple):
     lines: list[int]
     """Line in which each row ends."""
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[SourceRow]:
         """Yield the rows."""
         for line, fields in zip(self.lines, self.fields, strict=True):
             if len(fields) != len(self.columns):
@@ -206,7 +206,7 @@ class Block(NamedTuple):
                     f"{self.path}, line {line}: there are {len(fields)} fields, not {len(self.columns)}, one per "
                     "column."
                 )
-            yield Row(path=self.path, line=line, fields=dict(zip(self.columns, fields, strict=True)))
+            yield SourceRow(path=self.path, line=line, fields=dict(zip(self.columns, fields, strict=True)))
 
     def texts(self, name: str) -> list[str] | None:
         """Return the fields of a column; None if a row has another number of fields than there are columns."""
@@ -216,7 +216,7 @@ class Block(NamedTuple):
         return [fields[nth] for fields in self.fields]
 
     def whole(self, name: str) -> list[int] | None:
-        """Return `Row.whole` of each row; None if a text is more than a few digits, or a row is invalid."""
+        """Return `SourceRow.whole` of each row; None if a text is more than a few digits, or a row is invalid."""
         texts = self.texts(name)
         if not texts or min(map(len, texts)) == 0 or max(map(len, texts)) > _FEW_DIGITS:
             return None
@@ -224,7 +224,7 @@ class Block(NamedTuple):
         return list(map(int, texts)) if digits.isascii() and digits.isdigit() else None
 
 
-class Row(NamedTuple):
+class SourceRow(NamedTuple):
     """One request of a file; there may be ten million."""
 
     path: Path

@@ -5,24 +5,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kvsim.errors import WorkloadError, shortened
-from kvsim.importers.clock import Clock
-from kvsim.importers.collect import Requests
-from kvsim.importers.source import Row
+from kvsim.importers.arrival_times import Clock
+from kvsim.importers.collect import RequestCollector
+from kvsim.importers.source import SourceRow
 
 if TYPE_CHECKING:
-    from kvsim.importers.source import Source
+    from kvsim.importers.source import TextSource
     from kvsim.workload import Workload
 
 _DETAILED = "write it with --save-detailed"
 
 
-def looks_like(source: Source) -> bool:
+def looks_like(source: TextSource) -> bool:
     """Tell whether the file is an object with the benchmark's totals."""
     head = source.lines[0].lstrip()
     return head.startswith("{") and any('"total_input_tokens"' in line for line in source.lines[:200])
 
 
-def read(source: Source) -> Workload:
+def read(source: TextSource) -> Workload:
     """Return the answered requests, at the times at which they were sent.
 
     Older versions do not save these times. The requests are then spaced evenly at the requested rate.
@@ -39,14 +39,14 @@ def read(source: Source) -> Workload:
         raise WorkloadError(f"{source.path} has {len(prompts)} input_lens and {len(outputs)} output_lens.")
     starts_s, note = _starts_s(source, document, len(prompts))
     clock = Clock(path=source.path, column="request_rate" if note else "start_times", unit="s")
-    requests = Requests(source=source, what="vLLM serving benchmark", clock=clock)
-    row = Row(path=source.path, line=1, fields=document)
+    requests = RequestCollector(source=source, what="vLLM serving benchmark", clock=clock)
+    row = SourceRow(path=source.path, line=1, fields=document)
     for request in zip(starts_s, prompts, outputs, strict=True):
         requests.add(row, *request)
     return requests.workload(note)
 
 
-def _lengths(source: Source, document: dict[str, Any], name: str) -> list[int]:
+def _lengths(source: TextSource, document: dict[str, Any], name: str) -> list[int]:
     values = document.get(name)
     if not isinstance(values, list) or not values:
         raise WorkloadError(f"{source.path} has no list of {name}; {_DETAILED}.")
@@ -58,7 +58,7 @@ def _lengths(source: Source, document: dict[str, Any], name: str) -> list[int]:
     return values
 
 
-def _starts_s(source: Source, document: dict[str, Any], num_requests: int) -> tuple[list[float], str]:
+def _starts_s(source: TextSource, document: dict[str, Any], num_requests: int) -> tuple[list[float], str]:
     starts = document.get("start_times")
     if starts is not None:
         if not isinstance(starts, list) or len(starts) != num_requests:

@@ -12,8 +12,8 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from kvsim.recording.builder import RecordingBuilder
-from kvsim.recording.marks import Mark, Since
 from kvsim.recording.model import Meta, Recording
+from kvsim.recording.run_marks import Mark, Since
 from kvsim.recording.tables import IntArray, Memory, Requests, Schedule, Steps
 
 _Table = TypeVar("_Table", Steps, Schedule, Memory)

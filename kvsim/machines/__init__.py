@@ -14,7 +14,8 @@ from kvsim.machines.choice import (
     served_model,
     step_times,
 )
-from kvsim.machines.errors import (
+from kvsim.machines.hosts import host_link, middle_host
+from kvsim.machines.known_errors import (
     Basis,
     class_in,
     class_of,
@@ -24,7 +25,6 @@ from kvsim.machines.errors import (
     plain_words,
     untimed_in,
 )
-from kvsim.machines.hosts import host_link, middle_host
 
 __all__ = [
     "Basis",

@@ -15,8 +15,8 @@ from kvsim.files.contents import TOML_BYTES, content_of
 from kvsim.hardware import Gpu, find_gpu
 from kvsim.kv_groups import pipeline_stages
 from kvsim.machines.cards import card_of, linked, sheet_card, shipped_cards
-from kvsim.machines.errors import Basis, class_of, with_error
 from kvsim.machines.hosts import host_words, middle_host
+from kvsim.machines.known_errors import Basis, class_of, with_error
 from kvsim.models import Model
 from kvsim.profiles import carried, find, is_shipped, match, served_name
 from kvsim.profiles.extrapolation import Watched
@@ -27,7 +27,7 @@ _SERVED = ("tensor_parallel_size", "pipeline_parallel_size", "kv_cache_dtype")
 """Engine settings that describe how a model is served."""
 
 
-class Meta(Protocol):
+class MetaFields(Protocol):
     """Fields of a recording that describe its engine and model."""
 
     @property
@@ -48,7 +48,7 @@ PROFILE_LAUNCH_S = 4.7e-6
 measured launches."""
 
 
-def served_model(meta: Meta) -> Model:
+def served_model(meta: MetaFields) -> Model:
     """Return the model of a recording as its engine served it: its share on one GPU, and the type of its cache.
 
     `kv_bytes_per_token` may be given for one GPU and the type of the cache, or, in older recordings, for the whole
@@ -65,7 +65,7 @@ def served_model(meta: Meta) -> Model:
         return whole.served(**served)
 
 
-def is_in_process(meta: Meta) -> bool:
+def is_in_process(meta: MetaFields) -> bool:
     """Tell whether the engine shared a process with its client, as engines driven by kvsim do; vLLM's server has a
     process for its engine. Without that field, a command that begins with `vllm serve` means a server."""
     return bool(meta.engine.get("in_process", not meta.command.startswith("vllm serve")))

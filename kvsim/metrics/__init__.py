@@ -4,12 +4,12 @@ Everything here is a pure function over the columns of a recording. This room dr
 source of a recording.
 """
 
-from kvsim.metrics.latency import Distribution, Latencies, latencies
+from kvsim.metrics.request_times import Distribution, Latencies, latencies
 from kvsim.metrics.shares import PAPER_CLASSES, WasteShares, waste_shares
+from kvsim.metrics.slot_account import Waste, time_mean, waste
 from kvsim.metrics.summarize import summarize
 from kvsim.metrics.summary import Summary
 from kvsim.metrics.waiting import Limits, WaitingFor
-from kvsim.metrics.waste import Waste, time_mean, waste
 
 __all__ = [
     "PAPER_CLASSES",

@@ -10,7 +10,7 @@ import numpy as np
 from kvsim.errors import RecordingError, UsageError
 from kvsim.machines.choice import served_model
 from kvsim.metrics.kept_prefixes import check_kept_prefixes
-from kvsim.metrics.waste import Waste, waste
+from kvsim.metrics.slot_account import Waste, waste
 from kvsim.recording import Recording
 from kvsim.recording.check import check_events
 from kvsim.recording.rules import agree, require

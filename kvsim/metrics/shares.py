@@ -10,7 +10,7 @@ import numpy as np
 from kvsim.memory.waste import HELD, NUM_STATES, SlotState
 
 if TYPE_CHECKING:
-    from kvsim.metrics.waste import Waste
+    from kvsim.metrics.slot_account import Waste
     from kvsim.recording.tables import FloatArray
 
 PAPER_CLASSES = {

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kvsim.metrics.slot_account import Waste, waste
 from kvsim.metrics.sums import StepFigures, Sums
 from kvsim.metrics.waiting import Limits
-from kvsim.metrics.waste import Waste, waste
 
 if TYPE_CHECKING:
     from kvsim.metrics.summary import Summary

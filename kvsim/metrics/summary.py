@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from kvsim.metrics.latency import Distribution
+from kvsim.metrics.request_times import Distribution
 from kvsim.metrics.shares import WasteShares
 from kvsim.metrics.waiting import Limits, WaitingFor
 

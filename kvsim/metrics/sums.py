@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kvsim.memory.waste import NUM_STATES, SlotState
-from kvsim.metrics.latency import Distribution, latencies_of
-from kvsim.metrics.prefix_hits import prefix_hits
+from kvsim.metrics.hit_rate import prefix_hits
+from kvsim.metrics.request_times import Distribution, latencies_of
 from kvsim.metrics.shares import UNKNOWN_SHARES, shares_of
 from kvsim.metrics.summary import Summary
 from kvsim.metrics.waiting import UNKNOWN, Limits, WaitingFor

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from matplotlib.axes import Axes
 
-    from kvsim.published import Outcome
+    from kvsim.published import Reproduction
 
 _BAND, _OURS, _FAILED = "#dde1e5", LINES[0]["color"], LINES[1]["color"]
 _BAND_HEIGHT = 0.62
@@ -23,7 +23,9 @@ _ROW_IN, _PANEL_IN, _FRAME_IN = 0.24, 0.95, 1.35
 """Height in inches, on the web, of a row, of a panel's title and axis, and of the figure's title and legend."""
 
 
-def beside_published(outcomes: Sequence[Outcome], *, purpose: Purpose = "web", size: Size | None = None) -> Picture:
+def beside_published(
+    outcomes: Sequence[Reproduction], *, purpose: Purpose = "web", size: Size | None = None
+) -> Picture:
     """Draw published figures as ticks in their bands, and ours as dots, or as crosses outside the band.
 
     Raises:
@@ -61,7 +63,7 @@ def beside_published(outcomes: Sequence[Outcome], *, purpose: Purpose = "web", s
     return picture
 
 
-def _draw(axes: Axes, outcome: Outcome) -> None:
+def _draw(axes: Axes, outcome: Reproduction) -> None:
     row = outcome.row
     rows = range(len(row.figures))
     low, width = ([figure.low for figure in row.figures], [figure.high - figure.low for figure in row.figures])
@@ -85,7 +87,7 @@ def _draw(axes: Axes, outcome: Outcome) -> None:
     axes.set_title(f"{row.name}: {row.title}", loc="left", x=0, fontweight="bold", wrap=True)
 
 
-def _sentence(outcome: Outcome) -> str:
+def _sentence(outcome: Reproduction) -> str:
     figures = "; ".join(
         f"{figure.label}: published {figure.published:,.5g} {figure.unit}, ours {ours:,.5g}"
         for figure, ours in zip(outcome.row.figures, outcome.ours, strict=True)

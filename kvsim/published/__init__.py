@@ -12,14 +12,14 @@ from typing import Any
 
 from kvsim.errors import UnknownNameError
 from kvsim.published import branching, others, paged_attention, posts
-from kvsim.published.figures import Figure, Outcome, Row, reproduce
-from kvsim.published.lengths import paper_lengths
+from kvsim.published.figures import Figure, PublishedRow, Reproduction, reproduce
+from kvsim.published.length_tables import paper_lengths
 
 _REPRODUCE = paged_attention.REPRODUCE | branching.REPRODUCE | others.REPRODUCE | posts.REPRODUCE
 
 
-def _row(stated: dict[str, Any]) -> Row:
-    return Row(
+def _row(stated: dict[str, Any]) -> PublishedRow:
+    return PublishedRow(
         **{key: stated[key] for key in ("name", "title", "source", "band")},
         figures=tuple(Figure.of(label, figure, stated) for label, figure in stated["figures"].items()),
         reproduce=_REPRODUCE[stated["name"]],
@@ -34,7 +34,7 @@ REPRODUCTIONS = tuple(row for row in ROWS if row.name not in posts.REPRODUCE)
 """Figures about memory and scheduling."""
 
 
-def find_row(name: str) -> Row:
+def find_row(name: str) -> PublishedRow:
     """Return the row called `name`.
 
     Raises:
@@ -46,4 +46,4 @@ def find_row(name: str) -> Row:
     raise UnknownNameError("published figure", name, [row.name for row in ROWS], listed_by="kvsim reproduce --list")
 
 
-__all__ = ["REPRODUCTIONS", "ROWS", "Figure", "Outcome", "Row", "find_row", "paper_lengths", "reproduce"]
+__all__ = ["REPRODUCTIONS", "ROWS", "Figure", "PublishedRow", "Reproduction", "find_row", "paper_lengths", "reproduce"]

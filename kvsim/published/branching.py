@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvsim.memory.sharing import BranchingCache, CountedBlocks, beam_search
-from kvsim.published.lengths import paper_lengths
+from kvsim.memory.copy_on_write import BranchingCache, CountedBlocks, beam_search
+from kvsim.published.length_tables import paper_lengths
 
 if TYPE_CHECKING:
     from kvsim.published.figures import ProgressCallback

@@ -40,7 +40,7 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class PublishedRow:
     """A published table, diagram or sentence, and the function that reproduces it."""
 
     name: str
@@ -60,14 +60,14 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class Reproduction:
     """A row and our numbers."""
 
-    row: Row
+    row: PublishedRow
     ours: tuple[float, ...]
     """Our figures, in the order of `row.figures`."""
     ceilings: tuple[float, ...] = ()
-    """Upper bound of each figure, see `Row.ceilings`; empty if there are none."""
+    """Upper bound of each figure, see `PublishedRow.ceilings`; empty if there are none."""
 
     @property
     def beyond(self) -> tuple[str, ...]:
@@ -118,9 +118,9 @@ class Outcome:
         }
 
 
-def reproduce(row: Row, progress: ProgressCallback = lambda done, total: None) -> Outcome:  # noqa: ARG005
+def reproduce(row: PublishedRow, progress: ProgressCallback = lambda done, total: None) -> Reproduction:  # noqa: ARG005
     """Run the simulations of `row` and return our numbers."""
     ours = tuple(float(number) for number in row.reproduce(progress))
     assert len(ours) == len(row.figures), f"{row.name} gave {len(ours)} numbers for {len(row.figures)} figures"
     ceilings = () if row.ceilings is None else tuple(row.ceilings())
-    return Outcome(row=row, ours=ours, ceilings=ceilings)
+    return Reproduction(row=row, ours=ours, ceilings=ceilings)

@@ -10,7 +10,7 @@ import numpy as np
 from kvsim.metrics import PAPER_CLASSES
 from kvsim.models import find_model
 from kvsim.policies.settings import Reserve
-from kvsim.published.lengths import paper_lengths
+from kvsim.published.length_tables import paper_lengths
 from kvsim.published.servers import SERVERS, machine, mean_running, orca, saturated_shares, vllm
 from kvsim.simulation import simulate
 from kvsim.workload import AllAtOnce, LogNormal, Poisson, SharedPrefixes, generate

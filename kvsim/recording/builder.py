@@ -16,15 +16,25 @@ import numpy as np
 
 from kvsim.recording.copying import CopiesUnderWay
 from kvsim.recording.growing import GrowingMemory, GrowingRequests, GrowingSchedule, GrowingSteps, GrowingTable
-from kvsim.recording.marks import Mark, Since
 from kvsim.recording.model import Meta, Recording
-from kvsim.recording.tables import Copies, IntArray, Memory, MemoryKind, Requests, RequestStatus, Schedule, Steps, Table
+from kvsim.recording.run_marks import Mark, Since
+from kvsim.recording.tables import (
+    ColumnTable,
+    Copies,
+    IntArray,
+    Memory,
+    MemoryKind,
+    Requests,
+    RequestStatus,
+    Schedule,
+    Steps,
+)
 
 
 class RowSink(Protocol):
     """Receiver of final rows."""
 
-    def append(self, table: Table) -> None:
+    def append(self, table: ColumnTable) -> None:
         """Add the next rows of a table."""
 
 
@@ -232,7 +242,7 @@ class RecordingBuilder:
         """Record that `blocks` lost their prefix."""
         self._memory.add_runs(self._seq, self._num_steps, MemoryKind.EVICT, -1, 0, blocks)
 
-    def append(self, table: Table) -> None:
+    def append(self, table: ColumnTable) -> None:
         """Add any number of final rows, for an engine that reports only in bulk."""
         if table.name == Steps.name:
             self._num_steps += len(table)
@@ -296,7 +306,7 @@ class RecordingBuilder:
         if (copies := self.copies.so_far()) is not None:
             self._sink.append(copies)
 
-    def _take(self, table: Table) -> None:
+    def _take(self, table: ColumnTable) -> None:
         if isinstance(table, Copies):
             self.copies.extend(table)
         else:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from kvsim.errors import RecordingError
-from kvsim.recording.tables import IntArray, Memory, MemoryKind, Requests, Schedule, Steps, Table, text_column
+from kvsim.recording.tables import ColumnTable, IntArray, Memory, MemoryKind, Requests, Schedule, Steps, text_column
 from kvsim.workload import Ragged
 
 _ROWS_HELD = 1 << 16
@@ -26,7 +26,7 @@ class GrowingTable:
 
     __slots__ = ("_counted", "_full_at", "_specs", "columns", "first")
 
-    def __init__(self, table: type[Table]) -> None:
+    def __init__(self, table: type[ColumnTable]) -> None:
         self._specs = {name: spec for name, spec in table.columns() if not spec.dtype.startswith(("list", "str"))}
         self.columns: dict[str, array[Any]] = {
             name: array("d" if spec.dtype == "float64" else "q") for name, spec in self._specs.items()
@@ -45,7 +45,7 @@ class GrowingTable:
         """Whether final rows should be drained."""
         return len(self) >= self._full_at
 
-    def extend(self, table: Table) -> None:
+    def extend(self, table: ColumnTable) -> None:
         """Add the rows of `table`."""
         for name, values in self.columns.items():
             column = getattr(table, name)
@@ -113,7 +113,7 @@ class GrowingRequests(GrowingTable):
             values.append(columns.get(column, 0))
         return row
 
-    def extend(self, table: Table) -> None:
+    def extend(self, table: ColumnTable) -> None:
         """Add the rows of `table`."""
         assert isinstance(table, Requests)
         super().extend(table)

@@ -22,7 +22,7 @@ from kvsim.files.arrow_columns import to_numpy
 from kvsim.files.parquet_footer import oversized
 from kvsim.recording import provenance
 from kvsim.recording.model import Recording
-from kvsim.recording.tables import Column, Copies, Memory, Requests, Schedule, Steps, Table, text_column
+from kvsim.recording.tables import Column, ColumnTable, Copies, Memory, Requests, Schedule, Steps, text_column
 from kvsim.workload import Ragged
 
 _ROWS_READ = 1 << 17
@@ -56,10 +56,10 @@ class TableFile:
         self._bytes: _Hashing | None = None
         self._encodings: dict[str, str] = {}
         self._counts: dict[str, int] = {}
-        self._waiting: list[pa.Table] = []
+        self._waiting: list[pa.ColumnTable] = []
         self._num_waiting = 0
 
-    def append(self, table: Table) -> None:
+    def append(self, table: ColumnTable) -> None:
         """Add rows. All non-empty tables of a file have the same optional columns."""
         if not self._num_waiting and self._writer is None:
             self._waiting.clear()  # an empty table may lack optional columns of later tables
@@ -116,7 +116,7 @@ class TableFile:
             self._writer.write_table(group)
         self._waiting, self._num_waiting = [rows.slice(num_rows)], len(rows) - num_rows
 
-    def _check_order(self, group: pa.Table) -> None:
+    def _check_order(self, group: pa.ColumnTable) -> None:
         """Check that counters in rows about to be written never fall: rows may change while they wait."""
         for name, last in self._counts.items() if len(group) else ():
             values = to_numpy(group.column(name).chunk(0))
@@ -125,7 +125,7 @@ class TableFile:
             self._counts[name] = int(values[-1])
 
 
-def _encodings(table: Table) -> dict[str, str]:
+def _encodings(table: ColumnTable) -> dict[str, str]:
     """Return the encodings of columns whose values rarely repeat; all others use a dictionary.
 
     This makes a file of steps a third as large, twice as fast to read and four times as fast to write.

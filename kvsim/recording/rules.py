@@ -9,7 +9,7 @@ import numpy as np
 
 from kvsim.errors import RecordingError
 from kvsim.recording.order import in_parts
-from kvsim.recording.tables import IntArray, Table
+from kvsim.recording.tables import ColumnTable, IntArray
 from kvsim.workload import LONGEST_S
 
 CLOCK_S = 1e-6
@@ -54,7 +54,7 @@ def agree(
         )
 
 
-def require_of(holds: Callable[[slice], np.ndarray], table: Table, file: Path, rule: str) -> None:
+def require_of(holds: Callable[[slice], np.ndarray], table: ColumnTable, file: Path, rule: str) -> None:
     """Raise as `require` does, for a rule that takes more memory than the column: it is asked of some rows at a time.
 
     Raises:

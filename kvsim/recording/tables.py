@@ -80,7 +80,7 @@ def text_column(values: list[str], num_rows: int) -> npt.NDArray[np.str_]:
     return np.asarray(values, np.str_) if values else np.empty(0, np.str_)
 
 
-class Table:
+class ColumnTable:
     """Base class of the tables."""
 
     __slots__ = ()
@@ -100,8 +100,8 @@ class Table:
         present = [name for name, _ in self.columns() if getattr(self, name) is not None]
         return f"<{type(self).__name__}: {len(self):,} rows of {', '.join(present)}>"
 
-    def to_arrow(self) -> pa.Table:
-        """Return the columns as a `pyarrow.Table`, with the types of a recording's Parquet file.
+    def to_arrow(self) -> pa.ColumnTable:
+        """Return the columns as a `pyarrow.ColumnTable`, with the types of a recording's Parquet file.
 
         Enumerations are strings in lower case; `prompt_hashes` is a list of int64 for each row.
         """
@@ -131,7 +131,7 @@ class Table:
         return as_pandas(self.to_arrow())
 
 
-def as_pandas(table: pa.Table) -> Any:
+def as_pandas(table: pa.ColumnTable) -> Any:
     """Convert `table` to a `pandas.DataFrame`."""
     try:
         return table.to_pandas()
@@ -140,7 +140,7 @@ def as_pandas(table: pa.Table) -> Any:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class Requests(Table):
+class Requests(ColumnTable):
     """One row per request; times are seconds from the first event, NaN for events that did not happen."""
 
     name: ClassVar[str] = "requests"
@@ -163,7 +163,7 @@ class Requests(Table):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class Steps(Table):
+class Steps(ColumnTable):
     """One row per engine step. `start_s`: time of scheduling; `end_s`: time at which its output was processed."""
 
     name: ClassVar[str] = "steps"
@@ -196,7 +196,7 @@ class Steps(Table):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class Schedule(Table):
+class Schedule(ColumnTable):
     """One row per request and run of consecutive steps, each of which computes `tokens` tokens."""
 
     name: ClassVar[str] = "schedule"
@@ -214,7 +214,7 @@ class Schedule(Table):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class Memory(Table):
+class Memory(ColumnTable):
     """One row per change of ownership, in order."""
 
     name: ClassVar[str] = "memory"
@@ -257,7 +257,7 @@ class Memory(Table):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class Copies(Table):
+class Copies(ColumnTable):
     """One row per block copied between GPU and host, in the order of completion reports.
 
     Rows of one copy are in the order in which the host memory became idle, which decides evictions. Copies that are

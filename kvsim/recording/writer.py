@@ -18,7 +18,7 @@ from kvsim.files.identity import identity_of
 from kvsim.files.scratch import replace_folder, scratch_beside
 from kvsim.recording import provenance
 from kvsim.recording.model import Meta, Recording
-from kvsim.recording.tables import Copies, Memory, Requests, Schedule, Steps, Table
+from kvsim.recording.tables import ColumnTable, Copies, Memory, Requests, Schedule, Steps
 
 if TYPE_CHECKING:
     from kvsim.recording.parquet import TableFile
@@ -68,7 +68,7 @@ class RecordingWriter:
             file.abandon()
         self._stack.close()
 
-    def append(self, table: Table) -> None:
+    def append(self, table: ColumnTable) -> None:
         """Add rows to the end of their table, any number at a time.
 
         Raises:

@@ -36,7 +36,7 @@ from kvsim.simulation.demand import demand_of, hash_tokens, provenance_of_hashes
 from kvsim.simulation.measured import Measured
 from kvsim.simulation.modes import EngineName, begins_compiled, engine_for, may_compile
 from kvsim.simulation.results import FinalRows, Totals, largest_shape, requests_of, rows_of
-from kvsim.simulation.server import Server
+from kvsim.simulation.server import ServerProcess
 from kvsim.simulation.sources import (
     ClosedLoop,
     KnownInAdvance,
@@ -397,7 +397,7 @@ class Run:
         tables = None if builder is None else FinalRows(builder)
         listeners = (totals.take, self._watch) if tables is None else (totals.take, tables.take, self._watch)
         kernels = KernelsSeen(machine.gpu, machine.model, options.get("earlier", ()))
-        server = Server(
+        server = ServerProcess(
             self._environment,
             driver,
             kernels=kernels if isinstance(policy, Static) else None,
@@ -419,7 +419,7 @@ class Run:
 class Replica(NamedTuple):
     """One server of a run, and what listens to it."""
 
-    server: Server
+    server: ServerProcess
     totals: Totals
     tables: FinalRows | None
 

@@ -27,7 +27,7 @@ class Horizon(Protocol):
         """Return the time in seconds until which no event outside the server affects it."""
 
 
-class Server:
+class ServerProcess:
     """One engine, its queue and its clients."""
 
     def __init__(

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from kvsim.simulation.server import Server
+    from kvsim.simulation.server import ServerProcess
 
 RouteName: TypeAlias = Literal["round-robin", "shortest"]
 
@@ -24,7 +24,7 @@ RouteName: TypeAlias = Literal["round-robin", "shortest"]
 class Route(Protocol):
     """Chooses a server for the next request."""
 
-    def __call__(self, servers: Sequence[Server]) -> Server:
+    def __call__(self, servers: Sequence[ServerProcess]) -> ServerProcess:
         """Choose one of `servers`."""
 
 
@@ -34,13 +34,13 @@ class RoundRobin:
     def __init__(self) -> None:
         self._num_sent = 0
 
-    def __call__(self, servers: Sequence[Server]) -> Server:
+    def __call__(self, servers: Sequence[ServerProcess]) -> ServerProcess:
         """Choose the next server in turn."""
         self._num_sent += 1
         return servers[(self._num_sent - 1) % len(servers)]
 
 
-def shortest_queue(servers: Sequence[Server]) -> Server:
+def shortest_queue(servers: Sequence[ServerProcess]) -> ServerProcess:
     """Return the server with the fewest waiting and running requests; the first of equal ones."""
     return min(servers, key=lambda server: server.num_requests)
 
@@ -53,7 +53,7 @@ def route_of(name: RouteName) -> Route:
 class Source(Protocol):
     """Sends the requests of a workload."""
 
-    def start(self, environment: simpy.Environment, servers: Sequence[Server]) -> None:
+    def start(self, environment: simpy.Environment, servers: Sequence[ServerProcess]) -> None:
         """Begin to send to `servers`."""
 
     def horizon_s(self) -> float:
@@ -63,7 +63,7 @@ class Source(Protocol):
 class KnownInAdvance:
     """All requests go to one server, and all arrival times are known: the server need not be asked again."""
 
-    def start(self, environment: simpy.Environment, servers: Sequence[Server]) -> None:  # noqa: ARG002
+    def start(self, environment: simpy.Environment, servers: Sequence[ServerProcess]) -> None:  # noqa: ARG002
         """Send everything."""
         [server] = servers
         server.driver.send_all()
@@ -94,7 +94,7 @@ class OneServersUsers:
     def __init__(self, users: Users) -> None:
         self._users = users
 
-    def start(self, environment: simpy.Environment, servers: Sequence[Server]) -> None:  # noqa: ARG002
+    def start(self, environment: simpy.Environment, servers: Sequence[ServerProcess]) -> None:  # noqa: ARG002
         """Send the first requests; the others follow from the answers."""
         [server] = servers
         server.driver.send_first(self._users.number, self._users.think_s)
@@ -112,7 +112,7 @@ class OpenLoop:
         self._route = route
         self._next = 0
 
-    def start(self, environment: simpy.Environment, servers: Sequence[Server]) -> None:
+    def start(self, environment: simpy.Environment, servers: Sequence[ServerProcess]) -> None:
         """Begin to send."""
         environment.process(self._run(environment, servers))
 
@@ -120,7 +120,9 @@ class OpenLoop:
         """Time at which the next request is routed, which needs to know how busy the servers are."""
         return self._arrival_s[self._next] if self._next < len(self._arrival_s) else math.inf
 
-    def _run(self, environment: simpy.Environment, servers: Sequence[Server]) -> Generator[simpy.Event, None, None]:
+    def _run(
+        self, environment: simpy.Environment, servers: Sequence[ServerProcess]
+    ) -> Generator[simpy.Event, None, None]:
         for row, arrival_s in enumerate(self._arrival_s):
             if arrival_s > environment.now:
                 yield environment.timeout(arrival_s - environment.now)
@@ -144,7 +146,7 @@ class ClosedLoop:
         self._route = route
         self._arrival_s: list[float] = [0.0] * num_requests if arrival_s is None else arrival_s.tolist()
 
-    def start(self, environment: simpy.Environment, servers: Sequence[Server]) -> None:
+    def start(self, environment: simpy.Environment, servers: Sequence[ServerProcess]) -> None:
         """Let the users begin."""
         self._environment = environment
         for number in range(min(self._users.number, self._num_requests)):
@@ -155,7 +157,7 @@ class ClosedLoop:
         return float(self._environment.peek())
 
     def _user(
-        self, environment: simpy.Environment, servers: Sequence[Server], at_s: float
+        self, environment: simpy.Environment, servers: Sequence[ServerProcess], at_s: float
     ) -> Generator[simpy.Event, float, None]:
         if at_s:
             yield environment.timeout(at_s)

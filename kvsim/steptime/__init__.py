@@ -11,7 +11,7 @@ behind the step before.
 of every stage of a pipeline, by `reduce_stages`. This room knows no requests, blocks or scheduling.
 """
 
-from kvsim.steptime.generate import copy_bytes_per_s, generate_times, streamed_bytes_per_s
+from kvsim.steptime.hf_generate import copy_bytes_per_s, generate_times, streamed_bytes_per_s
 from kvsim.steptime.pace import TYPICAL, Pace, at_pace
 from kvsim.steptime.reduction import reduce, reduce_stages
 from kvsim.steptime.roofline import COEFFICIENTS, Roofline, Staged, overlapped, size_s

@@ -23,7 +23,7 @@ from kvsim.capture.viewers import MAX_VIEWERS
 from kvsim.conformance import verify_recording
 from kvsim.errors import RecordingError, UsageError
 from kvsim.live.address import parse_address
-from kvsim.live.feed import LiveFeed
+from kvsim.live.event_feed import LiveFeed
 from kvsim.recording import Recording
 from kvsim.recording.eventlog import line
 from kvsim.replay import Replay

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from kvsim.errors import RecordingError
-from kvsim.experiments.ladder import KEY, Climbed, at_once, climb, rung_recordings, rungs
+from kvsim.experiments.rungs import KEY, Climbed, at_once, climb, rung_recordings, rungs
 from kvsim.plots.ladder import ladder
 from kvsim.policies.settings import ContinuousSettings
 from kvsim.workload import Workload

@@ -15,8 +15,8 @@ from kvsim.cli.calibrate import command as calibrate_command
 from kvsim.cli.validate import command as validate_command
 from kvsim.errors import UsageError
 from kvsim.experiments.validation import (
-    Row,
     Validation,
+    ValidationRow,
     as_sent,
     matching_profile,
     policy_of,
@@ -96,10 +96,10 @@ def test_the_settings_are_the_recorded_engines() -> None:
 
 
 def test_an_error_of_nothing_is_nothing() -> None:
-    row = Row(name="preemptions", unit="", measured=0, simulated=0)
+    row = ValidationRow(name="preemptions", unit="", measured=0, simulated=0)
     assert row.error == 0
-    assert math.isnan(Row(name="preemptions", unit="", measured=0, simulated=3).error)
-    assert Row(name="occupancy", unit="points", measured=50, simulated=48, relative=False).error == -2
+    assert math.isnan(ValidationRow(name="preemptions", unit="", measured=0, simulated=3).error)
+    assert ValidationRow(name="occupancy", unit="points", measured=50, simulated=48, relative=False).error == -2
 
 
 def test_a_simulation_cannot_be_validated_against() -> None:

@@ -21,8 +21,8 @@ from kvsim.fitting.search import Remedy, band_of, figures_of
 from kvsim.hardware import find_gpu
 from kvsim.machines import Basis, class_of
 from kvsim.metrics import Distribution
+from kvsim.metrics.run_verdict import Limit
 from kvsim.metrics.steady import Steadiness
-from kvsim.metrics.verdict import Limit
 from kvsim.models import find_model, find_quantization
 from kvsim.plots.fit import draw_fit, frontier
 from kvsim.profiles.extrapolation import Watched

@@ -121,7 +121,7 @@ def _stand_in() -> None:
     os.environ["TEXTUAL_DRIVER"] = "none"
     card = load_card(ROOT / "kvsim" / "machines" / "cards" / "h200.toml")
     vars(import_module("kvsim.measure"))["measure"] = lambda *_, **__: card
-    vars(import_module("kvsim.live.feed"))["LiveFeed"] = _Feed
+    vars(import_module("kvsim.live.event_feed"))["LiveFeed"] = _Feed
     vars(import_module("kvsim.live.metrics_feed"))["MetricsFeed"] = _Feed
     vars(import_module("kvsim.live.metrics_table"))["as_csv"] = lambda _: "time_s\n" * 10_000
     vars(import_module("kvsim_tui")).update(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kvsim.errors import UnknownNameError, UsageError, WorkloadError
-from kvsim.importers import FORMATS, Source, detect, read_workload, source
+from kvsim.importers import FORMATS, TextSource, detect, read_workload, source
 from kvsim.importers.json_list import entries
 from kvsim.importers.sharegpt import read as read_sharegpt
 
@@ -224,10 +224,10 @@ def test_sharegpt_counts_tokens_where_it_can_and_says_where_it_guesses(put: Put)
         "without 1 that have no prompt or no answer; lengths of 1 guessed at 4 characters per token"
         in workload.description
     )
-    half = read_sharegpt(Source.open(put(SHAREGPT)), chars_per_token=2.0)
+    half = read_sharegpt(TextSource.open(put(SHAREGPT)), chars_per_token=2.0)
     assert lengths(half)[0] == (0.0, 4, 2)
     with pytest.raises(UsageError, match=r"0\.0 characters to a token"):
-        read_sharegpt(Source.open(put(SHAREGPT)), chars_per_token=0.0)
+        read_sharegpt(TextSource.open(put(SHAREGPT)), chars_per_token=0.0)
 
 
 @pytest.mark.parametrize("indent", [None, 2])
@@ -236,7 +236,7 @@ def test_conversations_come_one_at_a_time_from_a_file_of_any_length(
 ) -> None:
     monkeypatch.setattr("kvsim.importers.json_list._AT_ONCE", 40)  # entries go on beyond the lines at hand
     path = put(json.dumps(SHAREGPT, indent=indent))
-    lines = [row.line for row in entries(Source.open(path))]
+    lines = [row.line for row in entries(TextSource.open(path))]
     assert lines == ([1, 1, 1] if indent is None else [2, 19, 34])
     assert lengths(read_workload(path)) == [(0.0, 2, 1), (0.0, 7, 9)]
     assert lengths(read_workload(put("\n".join(map(json.dumps, SHAREGPT))))) == [(0.0, 2, 1), (0.0, 7, 9)]
@@ -252,7 +252,7 @@ def test_a_broken_entry_is_named_with_its_line(put: Put) -> None:
 
 @pytest.mark.parametrize("text", ["[]", " [\n ] \n"])
 def test_an_empty_list_has_no_entries(put: Put, text: str) -> None:
-    assert not list(entries(Source.open(put(text))))
+    assert not list(entries(TextSource.open(put(text))))
 
 
 @pytest.fixture
@@ -302,14 +302,14 @@ def test_ragpulse_needs_the_lengths_beside_it(ragpulse: Path) -> None:
 )  # fmt: skip
 def test_a_format_is_found_from_the_content_compressed_or_not(put: Put, form: str, content: Any) -> None:
     path = put(content)
-    assert detect(Source.open(path)) == form
+    assert detect(TextSource.open(path)) == form
     squeezed = path.with_suffix(".gz")
     squeezed.write_bytes(gzip.compress(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n")))
     assert lengths(read_workload(squeezed)) == lengths(read_workload(path, form=form))
 
 
 def test_ragpulse_is_found_too(ragpulse: Path) -> None:
-    assert detect(Source.open(ragpulse)) == "ragpulse"
+    assert detect(TextSource.open(ragpulse)) == "ragpulse"
     assert set(FORMATS) == {"azure", "burstgpt", "csv", "mooncake", "ragpulse", "sharegpt", "vidur", "vllm-bench"}
 
 

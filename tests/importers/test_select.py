@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kvsim.errors import UsageError, WorkloadError
-from kvsim.importers import Limits, arriving, first, read_workload, within
+from kvsim.importers import LengthLimits, arriving, first, read_workload, within
 from kvsim.policies import Paged
 from kvsim.policies.settings import ContinuousSettings, PagedSettings
 from kvsim.simulation import Machine, simulate
@@ -33,7 +33,7 @@ def workload() -> Workload:
 
 
 def test_limits_keep_what_lies_within_and_count_the_rest(workload: Workload) -> None:
-    kept = within(workload, Limits(min_tokens=4, max_prompt_tokens=1024, max_total_tokens=2048))
+    kept = within(workload, LengthLimits(min_tokens=4, max_prompt_tokens=1024, max_total_tokens=2048))
     assert tuple(kept.ids) == ("b",)
     assert kept.prompt_hashes[0].tolist() == [1]
     assert kept.description == (
@@ -43,14 +43,14 @@ def test_limits_keep_what_lies_within_and_count_the_rest(workload: Workload) -> 
 
 
 def test_limits_include_both_ends(workload: Workload) -> None:
-    assert within(workload, Limits(min_tokens=2, max_prompt_tokens=2000, max_total_tokens=2400)) is workload
+    assert within(workload, LengthLimits(min_tokens=2, max_prompt_tokens=2000, max_total_tokens=2400)) is workload
 
 
 def test_limits_that_nothing_keeps(workload: Workload) -> None:
     with pytest.raises(
         WorkloadError, match="no request of 'workload' keeps these limits: prompts and answers of at least"
     ):
-        within(workload, Limits(min_tokens=5000))
+        within(workload, LengthLimits(min_tokens=5000))
 
 
 def test_the_first_few(workload: Workload) -> None:

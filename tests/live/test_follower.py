@@ -17,14 +17,14 @@ import pytest
 
 from kvsim.errors import KvsimError, RecordingError
 from kvsim.files.eventline import line
-from kvsim.live import feed as feed_module
-from kvsim.live import follower as module
+from kvsim.live import event_feed as feed_module
+from kvsim.live import event_follower as module
+from kvsim.live.event_feed import LiveFeed
+from kvsim.live.event_follower import EventFollower
 from kvsim.live.events import MAX_LINE_BYTES, parse
-from kvsim.live.feed import LiveFeed
-from kvsim.live.follower import Follower
 from kvsim.live.mirror import Mirror
 from kvsim.live.tail import Excerpt
-from kvsim.metrics.waste import waste
+from kvsim.metrics.slot_account import waste
 from kvsim.recording import Recording, eventlog, read, write
 from kvsim.recording.provenance import meta_from_document
 from kvsim.recording.tables import Requests
@@ -53,9 +53,9 @@ def lines_of(file: Path) -> list[bytes]:
     return file.read_bytes().splitlines(keepends=True)
 
 
-def joined_at(lines: list[bytes], cut: int, **settings: Any) -> Follower:
+def joined_at(lines: list[bytes], cut: int, **settings: Any) -> EventFollower:
     """A viewer that joins before line `cut` and hears the rest."""
-    mirror, follower = Mirror(), Follower("server", **settings)
+    mirror, follower = Mirror(), EventFollower("server", **settings)
     for text in lines[:cut]:
         mirror.apply(json.loads(text))
     for event in mirror.snapshot():
@@ -114,7 +114,7 @@ def test_what_is_shown_does_not_grow_with_the_time_that_somebody_watches(file: P
 
 def looks_at(lines: list[bytes], every: int, **settings: Any) -> Iterator[tuple[Excerpt, Excerpt]]:
     """The last steps, and all that is kept, after each so many lines."""
-    mirror, follower = Mirror(), Follower("server", **settings)
+    mirror, follower = Mirror(), EventFollower("server", **settings)
     mirror.apply(json.loads(lines[0]))
     for event in mirror.snapshot():
         follower.hear(line(*event))
@@ -195,8 +195,8 @@ def test_everything_is_kept_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> No
     assert sizes[-1][1] > 30
 
 
-def begun() -> Follower:
-    follower = Follower("server")
+def begun() -> EventFollower:
+    follower = EventFollower("server")
     for event in (["meta", META], ["joined", [], 0, 0], ["arrive", "a", 0.0, 4, 4, 0, []], ["seq"]):
         follower.hear(line(*event))
     return follower
@@ -245,7 +245,7 @@ def test_what_contradicts_itself_is_a_sentence(events: list[list[Any]], sentence
 @pytest.mark.parametrize("num_units", [None, 1 << 23, 1 << 40, 0])
 def test_a_pool_that_no_server_has_is_refused(num_units: int | None) -> None:
     with pytest.raises(RecordingError):
-        Follower("server").hear(line("meta", META | {"pool": META["pool"] | {"num_units": num_units}}))
+        EventFollower("server").hear(line("meta", META | {"pool": META["pool"] | {"num_units": num_units}}))
 
 
 def test_a_server_that_holds_more_than_can_be_shown_is_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,7 +299,7 @@ def test_no_server_brings_down_a_viewer() -> None:
         lines = lines_of(dice.choice(LOGS))[:400]
         for at in dice.sample(range(len(lines)), dice.choice([1, 1, 2, 5])):
             lines[at] = mutated(lines[at], dice)
-        follower = Follower("server")
+        follower = EventFollower("server")
         try:
             for text in lines[:1]:
                 follower.hear(text)

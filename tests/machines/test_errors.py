@@ -16,7 +16,7 @@ from kvsim.cli.sweep import command as sweep_command
 from kvsim.errors import UsageError
 from kvsim.hardware import GPUS, Gpu, find_gpu
 from kvsim.machines import Basis, class_in, class_of, known_errors, known_in, plain_words, served_model, step_times
-from kvsim.machines.errors import FEWEST, FIGURES, ErrorClass, error_words, outside_errors
+from kvsim.machines.known_errors import FEWEST, FIGURES, ErrorClass, error_words, outside_errors
 from kvsim.models import Model, find_model, find_quantization
 from kvsim.recording import Meta, find, read
 from kvsim_tui.facts.headlines import headline

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from kvsim.errors import BudgetError, UsageError
-from kvsim.memory.sharing import Branch, BranchingCache, CountedBlocks, beam_search
+from kvsim.memory.copy_on_write import Branch, BranchingCache, CountedBlocks, beam_search
 from kvsim.memory.waste import SlotState
 
 BLOCK = 4

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from kvsim.hardware import find_gpu
 from kvsim.machines import step_times
 from kvsim.metrics import Summary, summarize
+from kvsim.metrics.run_verdict import Limit, verdict_of
 from kvsim.metrics.shares import whole_percents
-from kvsim.metrics.verdict import Limit, verdict_of
 from kvsim.models import find_model
 from kvsim.policies import Paged, Policy, Static
 from kvsim.policies.settings import ContinuousSettings, StaticSettings

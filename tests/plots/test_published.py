@@ -9,9 +9,9 @@ import pytest
 from kvsim.errors import UsageError
 from kvsim.plots import save
 from kvsim.plots.published import beside_published
-from kvsim.published import Figure, Outcome, Row
+from kvsim.published import Figure, PublishedRow, Reproduction
 
-ROW = Row(
+ROW = PublishedRow(
     name="made-up",
     title="Two figures",
     source="nobody",
@@ -22,7 +22,7 @@ ROW = Row(
 
 
 def test_misses_are_counted_and_every_number_is_in_the_words(tmp_path: Path) -> None:
-    picture = beside_published([Outcome(row=ROW, ours=(10.5, 22.0)), Outcome(row=ROW, ours=(10.0, 20.0))])
+    picture = beside_published([Reproduction(row=ROW, ours=(10.5, 22.0)), Reproduction(row=ROW, ours=(10.0, 20.0))])
     assert "4 published figures and ours: 1 outside the band" in [text.get_text() for text in picture.texts]
     assert "first: published 10 s, ours 10.5; second: published 20 s, ours 22" in picture.alt_text
     assert len(picture.axes) == 2
@@ -32,7 +32,7 @@ def test_misses_are_counted_and_every_number_is_in_the_words(tmp_path: Path) -> 
 
 
 def test_all_inside_is_said_too() -> None:
-    picture = beside_published([Outcome(row=ROW, ours=(10.5, 20.0))], purpose="paper")
+    picture = beside_published([Reproduction(row=ROW, ours=(10.5, 20.0))], purpose="paper")
     assert any("all inside" in text.get_text() for text in picture.texts)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from kvsim.metrics import summarize
 from kvsim.published import ROWS, reproduce
-from kvsim.published.figures import Outcome
+from kvsim.published.figures import Reproduction
 from kvsim.published.posts import REPRODUCE
 from kvsim.recording import find, read
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def outcomes() -> dict[str, Outcome]:
+def outcomes() -> dict[str, Reproduction]:
     return {name: reproduce(row) for name, row in BY_NAME.items()}
 
 
@@ -27,17 +27,17 @@ def test_the_three_ways_are_those_of_the_recordings() -> None:
 
 
 @pytest.mark.parametrize("row", ["three-way", "a4000-speed", "t4-one-prompt"])
-def test_what_the_model_explains(outcomes: dict[str, Outcome], row: str) -> None:
+def test_what_the_model_explains(outcomes: dict[str, Reproduction], row: str) -> None:
     assert outcomes[row].passed
     assert not outcomes[row].is_refuted
 
 
-def test_what_it_does_not_explain_is_a_failure_and_says_what_is_missing(outcomes: dict[str, Outcome]) -> None:
+def test_what_it_does_not_explain_is_a_failure_and_says_what_is_missing(outcomes: dict[str, Reproduction]) -> None:
     for outcome in outcomes.values():
         assert outcome.passed or "Missing" in outcome.row.note
 
 
-def test_what_no_engine_can_reach_on_that_gpu_is_told_from_what_ours_misses(outcomes: dict[str, Outcome]) -> None:
+def test_what_no_engine_can_reach_on_that_gpu_is_told_from_what_ours_misses(outcomes: dict[str, Reproduction]) -> None:
     refuted = outcomes["a100-answers"]
     assert refuted.is_refuted
     assert refuted.beyond == ("Transformers, one at a time", "vLLM, 256 at a time, AWQ in 4 bits")
@@ -45,7 +45,7 @@ def test_what_no_engine_can_reach_on_that_gpu_is_told_from_what_ours_misses(outc
     assert [name for name, outcome in outcomes.items() if outcome.is_refuted] == ["a100-answers"]
 
 
-def test_vllm_is_faster_than_a_batch_and_a_batch_faster_than_one_by_one(outcomes: dict[str, Outcome]) -> None:
+def test_vllm_is_faster_than_a_batch_and_a_batch_faster_than_one_by_one(outcomes: dict[str, Reproduction]) -> None:
     for name in ("three-way", "a4000-speed", "a100-answers"):
         alone, batch, vllm, *_ = outcomes[name].ours
         assert alone < batch < vllm

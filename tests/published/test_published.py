@@ -10,7 +10,7 @@ import pytest
 from kvsim.errors import UnknownNameError
 from kvsim.policies import Contiguous
 from kvsim.policies.settings import ContiguousSettings, Reserve
-from kvsim.published import REPRODUCTIONS, ROWS, Figure, Row, find_row, paper_lengths, reproduce
+from kvsim.published import REPRODUCTIONS, ROWS, Figure, PublishedRow, find_row, paper_lengths, reproduce
 from kvsim.published.servers import SERVERS, machine, saturated_shares
 from kvsim.simulation import simulate
 from kvsim.workload import AllAtOnce, Workload
@@ -21,13 +21,13 @@ SLOW = {"fig13", "shared-prefix", "block-size", "watermark"}
 
 @pytest.mark.slow
 @pytest.mark.parametrize("row", [row for row in REPRODUCTIONS if row.name not in SLOW], ids=lambda row: row.name)
-def test_our_figure_is_inside_the_band(row: Row) -> None:
+def test_our_figure_is_inside_the_band(row: PublishedRow) -> None:
     outcome = reproduce(row)
     assert outcome.passed, outcome.as_dict()
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_every_row_says_where_it_is_from_and_what_would_be_wrong(row: Row) -> None:
+def test_every_row_says_where_it_is_from_and_what_would_be_wrong(row: PublishedRow) -> None:
     assert row.title
     assert row.source
     assert row.band

@@ -13,7 +13,7 @@ import numpy as np
 
 from kvsim.metrics import summarize
 from kvsim.recording import Recording
-from kvsim.recording.tables import Table
+from kvsim.recording.tables import ColumnTable
 
 Change = Callable[[np.random.Generator, Recording], Recording | None]
 _TABLES = ("requests", "steps", "schedule", "memory", "copies")
@@ -27,7 +27,7 @@ def with_columns(recording: Recording, table: str, **columns: Any) -> Recording:
     return replace(recording, **{table: replace(getattr(recording, table), **columns)})
 
 
-def numbers_of(table: Table) -> list[str]:
+def numbers_of(table: ColumnTable) -> list[str]:
     """The columns of numbers that `table` has."""
     return [name for name, spec in table.columns()
             if spec.dtype not in ("str", "list<int64>") and getattr(table, name) is not None]  # fmt: skip

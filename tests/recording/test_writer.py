@@ -33,7 +33,7 @@ from kvsim.recording import (
     writer,
 )  # fmt: skip
 from kvsim.recording.parquet import TableFile
-from kvsim.recording.tables import Memory, Requests, Schedule, Steps, Table
+from kvsim.recording.tables import ColumnTable, Memory, Requests, Schedule, Steps
 from kvsim.simulation import run
 from kvsim.workload import Poisson, Ragged, SharedPrefixes, Uniform, Workload, generate
 
@@ -80,7 +80,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
-def tables_of(recording: Recording) -> tuple[Table, ...]:
+def tables_of(recording: Recording) -> tuple[ColumnTable, ...]:
     return (recording.requests, recording.steps, recording.schedule, recording.memory)
 
 
@@ -109,7 +109,7 @@ def test_as_it_goes_and_at_once_give_the_same_bytes(
         builder = RecordingBuilder(writer)
         append = writer.append
 
-        def count(table: Table) -> None:
+        def count(table: ColumnTable) -> None:
             portions.setdefault(table.name, []).append(len(table))
             append(table)
 
@@ -227,7 +227,7 @@ def close_step(builder: RecordingBuilder, num_scheduled: int = 1, free_units: in
 
 def test_memory_does_not_grow_with_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     class Nowhere:
-        def append(self, table: Table) -> None:
+        def append(self, table: ColumnTable) -> None:
             pass
 
     def take_and_lose(num_steps: int) -> None:
@@ -273,7 +273,7 @@ def test_what_breaks_off_leaves_nothing(
     method, nth = {"first rows": ("append", 1), "later rows": ("append", 30), "the end": ("close", 3)}[moment]
     whole, calls = getattr(TableFile, method), []
 
-    def break_off(file: TableFile, *rows: Table) -> None:
+    def break_off(file: TableFile, *rows: ColumnTable) -> None:
         calls.append(1)
         if len(calls) == nth:
             raise error

@@ -18,7 +18,7 @@ from kvsim.hardware import find_gpu
 from kvsim.models import find_model
 from kvsim.policies import Paged
 from kvsim.policies.settings import ContinuousSettings
-from kvsim.simulation.server import Server
+from kvsim.simulation.server import ServerProcess
 from kvsim.simulation.sources import ClosedLoop, KnownInAdvance, OneServersUsers, OpenLoop, Route, Users, route_of
 
 from ..engine.by_hand import demand_of
@@ -31,7 +31,9 @@ REQUESTS = st.lists(
 )  # fmt: skip
 
 
-def serve(requests: list[tuple[int, int, float]], source: Any, num_servers: int, *, answers: bool) -> list[Server]:
+def serve(
+    requests: list[tuple[int, int, float]], source: Any, num_servers: int, *, answers: bool
+) -> list[ServerProcess]:
     """Serve requests (prompt, output, gap to the one before) from `source` on servers with little memory."""
     environment = simpy.Environment()
     servers = []
@@ -40,13 +42,13 @@ def serve(requests: list[tuple[int, int, float]], source: Any, num_servers: int,
         demand.arrival_s[:] = np.cumsum([gap_s for _, _, gap_s in requests])
         refused = np.zeros(len(requests), np.bool_)
         plan = EnginePlan(demand, POLICY, 8, STEP_TIME, refused=refused, answers=answers, checking=True)
-        servers.append(Server(environment, Driver(plan.build()), horizon=source.horizon_s))
+        servers.append(ServerProcess(environment, Driver(plan.build()), horizon=source.horizon_s))
     source.start(environment, servers)
     environment.run()
     return servers
 
 
-def finished_s(server: Server) -> np.ndarray[Any, Any]:
+def finished_s(server: ServerProcess) -> np.ndarray[Any, Any]:
     return column(server.driver.engine.times, "finished_s")[1:]
 
 
@@ -59,7 +61,7 @@ def test_each_request_is_answered_once(
     arrival_s = np.cumsum([gap_s for _, _, gap_s in requests])
     most_at_once, in_flight = 0, 0
 
-    def counting(servers: Any) -> Server:
+    def counting(servers: Any) -> ServerProcess:
         nonlocal most_at_once, in_flight
         in_flight = sum(server.num_requests for server in servers) + 1
         most_at_once = max(most_at_once, in_flight)

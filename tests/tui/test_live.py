@@ -10,7 +10,7 @@ import pytest
 import kvsim_tui as tui
 from kvsim.capture.publish import Publisher
 from kvsim.errors import DefectError, RecordingError
-from kvsim.live.feed import LiveFeed
+from kvsim.live.event_feed import LiveFeed
 from kvsim.recording import eventlog
 from kvsim_tui.app import KvsimApp
 from kvsim_tui.live import screen as live

@@ -12,7 +12,7 @@ import pytest
 from textual.pilot import Pilot
 
 from kvsim.files.eventline import line
-from kvsim.live.follower import Follower
+from kvsim.live.event_follower import EventFollower
 from kvsim.live.mirror import Mirror
 from kvsim_tui.app import KvsimApp
 from kvsim_tui.live.past import Past
@@ -33,7 +33,7 @@ class Fed:
     quiet_s = 0.0
 
     def __init__(self, file: Path, tail_steps: int) -> None:
-        self._follower = Follower(self.name, tail_steps=tail_steps)
+        self._follower = EventFollower(self.name, tail_steps=tail_steps)
         first, *self._rest = file.read_bytes().splitlines(keepends=True)
         mirror = Mirror()
         mirror.apply(json.loads(first))

@@ -34,7 +34,7 @@ from .request_figures import layer_figures, request_figures
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from kvsim.experiments.ladder import Climbed
+    from kvsim.experiments.rungs import Climbed
 
     from ..facts.step_cost import StepCost
     from ..playback.session import RowsNow, Session

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvsim import profiles
 from kvsim.errors import KvsimError
-from kvsim.experiments.ladder import climb, rungs
+from kvsim.experiments.rungs import climb, rungs
 from kvsim.machines import card_of, from_card, host_link
 from kvsim.policies import Paged, Static
 from kvsim.simulation import Machine, simulate
@@ -25,7 +25,7 @@ from .toml_table import LessonError
 from .training_rows import TrainingRows
 
 if TYPE_CHECKING:
-    from kvsim.experiments.ladder import Climbed
+    from kvsim.experiments.rungs import Climbed
     from kvsim.policies import Policy
     from kvsim.recording.model import Recording
 

@@ -14,7 +14,7 @@ _POLL_S = 0.2
 
 
 class Feed(Protocol):
-    """A followed server, such as `kvsim.live.feed.LiveFeed`."""
+    """A followed server, such as `kvsim.live.event_feed.LiveFeed`."""
 
     name: str
     ended: str | None

@@ -18,7 +18,7 @@ from textual.widget import Widget
 
 from kvsim.display.text import file_stem, message, printable
 from kvsim.errors import UsageError
-from kvsim.live.load import load_of
+from kvsim.live.server_load import load_of
 
 from ..export.picture_file import save_new, svg_of
 from ..look.states import ASCII, COLOR, GLYPHS

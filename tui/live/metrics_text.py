@@ -15,8 +15,8 @@ from ..look.words import milliseconds, plural
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kvsim.live.load import Load
     from kvsim.live.metrics import Histogram, ServerMetrics
+    from kvsim.live.server_load import ServerLoad
 
 _LABEL_WIDTH: Final = 13
 _PLAIN_EIGHTHS: Final = " .:-=+*#@"
@@ -25,7 +25,7 @@ _TIMES: Final = {"ttft": "first token", "inter_token": "between two", "queue": "
 _QUANTILES: Final = (0.5, 0.9, 0.99)
 
 
-def cache_lines(load: Load, width: int, *, plain: bool) -> list[Text]:
+def cache_lines(load: ServerLoad, width: int, *, plain: bool) -> list[Text]:
     """Return the usage of the pool: in words, and as a bar."""
     now = load.now
     parts = [f"{100 * now.usage:.1f}% in use"]
@@ -42,7 +42,7 @@ def cache_lines(load: Load, width: int, *, plain: bool) -> list[Text]:
     return [Text(_fitting(parts, width, plain=plain), "strong"), Text(bar.ljust(width, "." if plain else "░"), "bar")]
 
 
-def forecast(load: Load) -> str:
+def forecast(load: ServerLoad) -> str:
     """Return when the pool will be full, in a few words; empty if unknown."""
     if load.is_full:
         return "full"
@@ -51,7 +51,7 @@ def forecast(load: Load) -> str:
     return f"full in about {_about(load.full_in_s)}"
 
 
-def request_lines(load: Load, width: int) -> list[Text]:
+def request_lines(load: ServerLoad, width: int) -> list[Text]:
     """Return counts of requests, preemptions and tokens as lines."""
     now = load.now
     held = f", {now.deferred:,} held back, but not by a want of room" if now.deferred else ""
@@ -67,7 +67,7 @@ def request_lines(load: Load, width: int) -> list[Text]:
     return [_labelled(label, value, width) for label, value in lines]
 
 
-def time_lines(load: Load, width: int, *, plain: bool) -> list[Text]:
+def time_lines(load: ServerLoad, width: int, *, plain: bool) -> list[Text]:
     """Return a table of times in the last minute: means, and quantiles as ranges between bucket bounds."""
     head = _LABEL_WIDTH * " " + "".join(
         title.rjust(column)

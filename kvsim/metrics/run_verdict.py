@@ -30,7 +30,7 @@ class Limit(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class RunVerdict:
     """Judgement of a run."""
 
     is_good: bool
@@ -45,11 +45,11 @@ class Verdict:
                 "sentence": self.sentence}  # fmt: skip
 
 
-def verdict_of(summary: Summary) -> Verdict:
+def verdict_of(summary: Summary) -> RunVerdict:
     """Evaluate one run."""
     limit = limit_of(summary)
     num_lost = summary.num_refused + summary.num_aborted + summary.num_unfinished
-    return Verdict(
+    return RunVerdict(
         is_good=limit is None and not num_lost, limit=limit, sentence=f"{_cause(summary, limit)} {_served(summary)}"
     )
 

@@ -24,7 +24,7 @@ _FULL = 0.995
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class ServerLoad:
     """Current load of a server. Rates are None after the first look."""
 
     now: ServerMetrics
@@ -48,13 +48,13 @@ class Load:
         return self.now.fullest_usage >= _FULL
 
 
-def load_of(looks: Sequence[ServerMetrics]) -> Load:
+def load_of(looks: Sequence[ServerMetrics]) -> ServerLoad:
     """Return the load at the last of `looks`, at least one in order of time."""
     now = looks[-1]
     before, recent = _first_since(looks, _MINUTE_S), _first_since(looks, _RATE_S)
     minutes, seconds = (now.time_s - before.time_s) / 60, now.time_s - recent.time_s
     queried = now.queried_tokens - before.queried_tokens
-    return Load(
+    return ServerLoad(
         now=now,
         prompt_tokens_per_s=_rate(now.prompt_tokens - recent.prompt_tokens, seconds),
         output_tokens_per_s=_rate(now.generation_tokens - recent.generation_tokens, seconds),

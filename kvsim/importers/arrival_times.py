@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from kvsim.importers.source import Row
+    from kvsim.importers.source import SourceRow
 
 
 class _Unit(NamedTuple):
@@ -106,7 +106,7 @@ class Clock:
     """Whether times decrease, with marks read as decimal marks and as separators of thousands."""
     _last: tuple[float, float] = field(default=(0.0, 0.0), init=False)
 
-    def read(self, row: Row, value: Any) -> float | int:
+    def read(self, row: SourceRow, value: Any) -> float | int:
         """Return the time in `value` of `row`: nanoseconds for a date, or the number itself."""
         if isinstance(value, str):
             return self._text(row, value.strip())
@@ -135,7 +135,7 @@ class Clock:
             self._last = (times[-1], times[-1])
         return times
 
-    def _text(self, row: Row, text: str) -> float | int:
+    def _text(self, row: SourceRow, text: str) -> float | int:
         found = _NUMBER.fullmatch(text)
         if found is None:
             return self._date(row, text)
@@ -155,7 +155,7 @@ class Clock:
         self._look_for_groups(row, text, mark, number)
         return self._number(row, number, text)
 
-    def _look_for_groups(self, row: Row, text: str, mark: str, number: float) -> None:
+    def _look_for_groups(self, row: SourceRow, text: str, mark: str, number: float) -> None:
         """Record whether the mark of a number may separate thousands, or is certainly a decimal mark."""
         if self._decimal:
             return
@@ -167,13 +167,13 @@ class Clock:
         self._falls = [fell or now < last for fell, now, last in zip(self._falls, both, self._last, strict=True)]
         self._last = both
 
-    def _number(self, row: Row, number: float, value: Any) -> float | int:
+    def _number(self, row: SourceRow, number: float, value: Any) -> float | int:
         if not 0 <= number < _MOST:
             raise row.error(f"{self.column} should be a finite number of at least 0, not {shortened(value)}")
         self._be(row, _NUMBERS, value)
         return number
 
-    def _date(self, row: Row, text: str) -> int:
+    def _date(self, row: SourceRow, text: str) -> int:
         if text == _UNKNOWN:
             self._be(row, _LENGTHS, text)
             return 0
@@ -193,7 +193,7 @@ class Clock:
         self._be(row, _ZONED if zone else _LOCAL, text)
         return (since.days * 86_400 + since.seconds) * _NS + int((match[2] or "0").ljust(9, "0"))
 
-    def _be(self, row: Row, kind: str, value: Any) -> None:
+    def _be(self, row: SourceRow, kind: str, value: Any) -> None:
         if self.kind is None:
             self.kind = kind
         elif self.kind != kind:

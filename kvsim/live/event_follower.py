@@ -38,7 +38,7 @@ MAX_UNITS = 1 << 22
 """Maximum units of a pool that is shown live."""
 
 
-class Follower:
+class EventFollower:
     """Receiver of events. After an error it accepts no more events; earlier ones stay."""
 
     def __init__(self, source: str, *, tail_steps: int = TAIL_STEPS) -> None:

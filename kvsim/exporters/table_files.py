@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from kvsim.recording import Recording
-    from kvsim.recording.tables import Table
+    from kvsim.recording.tables import ColumnTable
 
 
 def write_tables(recording: Recording, path: str | os.PathLike[str], *, form: Literal["csv", "parquet"]) -> Path:
@@ -44,7 +44,7 @@ def write_tables(recording: Recording, path: str | os.PathLike[str], *, form: Li
     return Path(path)
 
 
-def _columns(table: Table) -> dict[str, Any]:
+def _columns(table: ColumnTable) -> dict[str, Any]:
     columns = {}
     for name, spec in table.columns():
         value = getattr(table, name)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from kvsim.errors import RecordingError
 from kvsim.live.address import parse_address
+from kvsim.live.event_follower import TAIL_STEPS, EventFollower
 from kvsim.live.events import MAX_LINE_BYTES
-from kvsim.live.follower import TAIL_STEPS, Follower
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,7 +30,7 @@ class LiveFeed:
         self.ended: str | None = None
         """Reason for the end of the feed, as a sentence; None while it is open."""
         self._ended_by_itself = False
-        self._follower = Follower(address, tail_steps=tail_steps)
+        self._follower = EventFollower(address, tail_steps=tail_steps)
         self._lock = threading.Lock()
         self._heard_s = time.monotonic()
         self._shown: Excerpt | None = None
