@@ -63,7 +63,7 @@ class StalledError(KvsimError):
 
 
 class PolicyError(KvsimError):
-    """A policy that a user wrote did what no policy may: named a request that is not there, handed out a unit twice."""
+    """A custom policy broke a rule: it named an unknown request, or allocated a unit twice."""
 
 
 class IntegrityError(KvsimError):

@@ -41,8 +41,8 @@ Observe Open Order
 Pack Paint Parse Partition Pass Pause Pin Place Play Plot Poll Pop Predict Preempt Prepare Press Print Process
 Protect Publish Pull Push Put
 Query Queue Quote
-Raise Rank Read Rebuild Receive Record Reduce Refer Refresh Refuse Register Reject Release Remember Remove
-Rename Render Renumber Repeat Replace Replay Report Request Require Reserve Reset Resize Resolve Restore
+Raise Rank Read Rebuild Receive Record Redraw Reduce Refer Refresh Refuse Register Reject Release Remember
+Remove Rename Render Renumber Repeat Replace Replay Report Request Require Reserve Reset Resize Resolve Restore
 Restrict Resume Retract Retry Return Reuse Rewind Round Run
 Sample Save Scale Scan Schedule Scroll Search Seek Select Send Serialize Serve Set Shift Shorten Show Shrink
 Shuffle Signal Simplify Simulate Skip Sleep Slide Solve Sort Split Stack Start Step Stop Store Strip Submit

@@ -101,7 +101,7 @@ def screenshot(
     ascii: bool = False,  # noqa: A002 - the flag's name
     ample: Callable[[], Sequence[float]] | None = None,
 ) -> None:
-    """Write what a terminal of `size` (columns, lines) would show to `file`: SVG, or PNG where its name ends so.
+    """Draw a terminal of `size` (columns, lines) into `file`: SVG, or PNG if its name ends so.
 
     The same recording, moment and size give the same bytes. The file appears whole or not at all.
 

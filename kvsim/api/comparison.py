@@ -46,7 +46,7 @@ class Comparison(Mapping[str, Run]):
         return draw(kind, tuple(self._runs.values()), file=file, overwrite=overwrite, purpose=purpose)
 
     def play(self, *, at_s: float | None = None) -> None:
-        """Open the interface on all runs on one clock; raises what `Run.play` does."""
+        """Open the interface on all runs on one clock, with the errors of `Run.play`."""
         play(list(self._runs.values()), at_s=at_s)
 
     def __repr__(self) -> str:

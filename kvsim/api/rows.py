@@ -24,7 +24,7 @@ _SHOWN = {
     "mean_occupancy": "occupancy",
     "error": "error",
 }
-"""The columns that a person is shown, and what they are called there; `to_arrow` has all."""
+"""Displayed columns with their headings; `to_arrow` has all columns."""
 
 
 class Rows(Sequence[Mapping[str, Any]]):

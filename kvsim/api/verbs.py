@@ -55,7 +55,7 @@ def simulate(
     machine: MachineLike | None = None,
     **options: Unpack[Options],
 ) -> Run:
-    """Serve all requests of `workload` under `policy` on `machine`, and return what happened.
+    """Serve all requests of `workload` under `policy` on `machine`, and return the run.
 
     Args:
         workload: a `Workload`, a recording whose requests are served again, or the name of one or of a trace file.
@@ -178,7 +178,7 @@ def validate(
     times: str | os.PathLike[str] | StepTimeModel | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Validation:
-    """Simulate the requests of a recorded run from scratch and set the result beside what was measured.
+    """Simulate the requests of a recorded run from scratch and compare the result with the measurements.
 
     Args:
         recording: a recording of a real engine.

@@ -1,4 +1,4 @@
-"""Fit what distinguishes machines with the same GPU: the speed of their hosts, and of this particular GPU.
+"""Fit the differences of machines with the same GPU: the speed of their hosts, and of their particular GPU.
 
 Hosts differ by a third, and two starts of the same engine by one or two percent. If recordings of several machines were
 fitted as one, coefficients would explain differences between machines. So each machine has two factors, fitted together

@@ -65,7 +65,7 @@ class Pump:
             self._ready.set()
 
     def close(self) -> bool:
-        """Deliver what is queued; return False if that takes longer than two seconds."""
+        """Deliver the queued messages; return False if that takes longer than two seconds."""
         self._closing.set()
         self._ready.set()
         self._thread.join(_CLOSE_S)

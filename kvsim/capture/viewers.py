@@ -34,7 +34,7 @@ ACCEPT_PERIOD_S = 0.01
 _EXHAUSTED_S = 1.0
 """Seconds to wait if the process has no descriptor left."""
 _FAREWELL_S = 1.0
-"""Seconds that viewers have to read what is queued when the engine ends."""
+"""Seconds that viewers have to read queued messages when the engine ends."""
 _READ_BYTES = 1 << 16
 _NICENESS = 5
 

@@ -108,7 +108,7 @@ def _check_words(arguments: list[str]) -> None:
 
 
 def _check_streams() -> None:
-    """Open what a shell has closed: the next file would take its number, and what is printed would go there.
+    """Open streams that a shell has closed: otherwise the next file would get their number, and the output.
 
     Nothing is computed that could not be printed.
     """
@@ -122,7 +122,7 @@ def _check_streams() -> None:
 
 
 def _terminate(signal_number: int, _: object) -> None:
-    """Leave like after an error, so that what was half written is taken away."""
+    """Leave as after an error, so that incomplete files are removed."""
     sys.exit(128 + signal_number)
 
 

@@ -31,7 +31,7 @@ def print_answer(
     band: Band | None = None,
     notes: Sequence[str] = (),
 ) -> None:
-    """Print the verdict on each of `runs`, what they ran on and with, and their figures.
+    """Print the verdict on each of `runs`, its setup and its figures.
 
     Args:
         runs: one for each server.
@@ -110,7 +110,7 @@ def _host_rows(policy: Mapping[str, Any]) -> list[Row]:
 
 
 def times_rows(label: Any) -> list[Row]:
-    """Return the source of the step times, their measured error, and what they leave out."""
+    """Return the source of the step times, their measured error, and the effects that they leave out."""
     text = str(label or "unknown")
     kind = class_in(text)
     rows = [

@@ -1,4 +1,4 @@
-"""`kvsim tui --attach`: watch a live server, and write down what was seen."""
+"""`kvsim tui --attach`: watch a live server, and record it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def attach(tui: Any, address: str, output: Path | None, *, overwrite: bool, ascii_only: bool) -> None:
-    """Watch the server at `address` until the person quits, and write what was seen to `output`.
+    """Watch the server at `address` until the person quits, and write the recording to `output`.
 
     A web server is asked for its metrics; any other is listened to for events.
 
@@ -95,7 +95,7 @@ def _watch_events(tui: Any, address: str, output: Path | None, *, overwrite: boo
 
 @contextmanager
 def _kept(output: Path | None, write_it: Callable[[Path], None]) -> Iterator[Callable[[], None]]:
-    """Write what was seen, once: when the block ends in whatever way, or when what this gives is called."""
+    """Write the recording once: when the block ends, or when the yielded function is called."""
     lock, done = Lock(), Event()
 
     def keep() -> None:

@@ -42,7 +42,7 @@ def command() -> None:
 @click.option("--enforce-eager", is_flag=True, help="Capture no graphs.")
 @overwrite_option
 def vllm(*, model: str, output: Path, users: int | None, overwrite: bool, **flags: Any) -> None:
-    """Start vLLM here, put a workload through it, and record what it does."""
+    """Start vLLM here, run a workload, and record it."""
     from kvsim.capture.drive import DrivenEngine
     from kvsim.files.overwriting import may_replace, replacing_folder
 
@@ -90,7 +90,7 @@ def hf(
     overwrite: bool,
     **flags: Any,
 ) -> None:
-    """Put a workload through Hugging Face's generate() in padded batches, and record what it does."""
+    """Run a workload through Hugging Face's generate() in padded batches, and record it."""
     from kvsim.capture.hf import GenerateRecorder, find_device, generate_workload, load_model
     from kvsim.capture.random_weights import model_folder
     from kvsim.errors import UsageError

@@ -1,4 +1,4 @@
-"""`kvsim diagnose`: what happened to a server, why, and what would have helped."""
+"""`kvsim diagnose`: causes of waiting and preemptions of a server, and remedies."""
 
 from __future__ import annotations
 

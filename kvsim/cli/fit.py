@@ -1,4 +1,4 @@
-"""`kvsim fit`: does a load fit a server, what limits it, and what would make it fit."""
+"""`kvsim fit`: whether a load fits a server, its limit, and remedies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kvsim info`: what a recording is and what it amounts to."""
+"""`kvsim info`: metadata and results of a recording."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The flags that say who sends requests: users in a closed loop, as many as there are, or more of what was recorded."""
+"""Flags of the senders of requests: users in a closed loop, or a multiple of a recorded load."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def caches_prefixes(flags: Mapping[str, Any], model: Model) -> bool:
 
 
 def memory_of(flags: Mapping[str, Any], gpu: Gpu, model: Model, *, max_model_len: int | None = None) -> Budget:
-    """Return the pool that the flags describe: as stated, or what the GPU leaves.
+    """Return the pool that the flags describe: of a given size, or of the memory that the GPU has left.
 
     `max_model_len` is the longest sequence that is planned for; None for the model's.
 

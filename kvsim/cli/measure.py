@@ -1,4 +1,4 @@
-"""`kvsim measure`: what this machine does, as a machine card."""
+"""`kvsim measure`: the speed of this machine, as a machine card."""
 
 from __future__ import annotations
 

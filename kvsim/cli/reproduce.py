@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @overwrite_option
 @json_option
 def command(*, rows: tuple[str, ...], list_only: bool, plot: Path | None, overwrite: bool, as_json: bool) -> None:
-    """Run what papers, posts and logs report, and compare the figures.
+    """Repeat the runs of papers, posts and logs, and compare the figures.
 
     ROW is one or more of those that --list names; without any, all are run, which takes some seconds. The exit code
     is 1 if any figure is outside its band. A row whose assumptions the source's own GPU refutes is shown and marked,

@@ -76,7 +76,7 @@ def command(
     as_json: bool,
     **flags: Any,
 ) -> None:
-    """Simulate one policy and summarise what happened.
+    """Simulate one policy and summarise the run.
 
     Only what goes into the summary is kept, however long the run, unless a recording is asked for.
     Without flags, it serves the requests of a recorded ShareGPT run again, on the same machine with the same memory.

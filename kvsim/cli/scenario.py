@@ -181,7 +181,7 @@ def paged_settings(flags: dict[str, Any], gpu: Gpu, model: Model, block_size: in
 
 
 Requests: TypeAlias = "tuple[Workload, Recording | RecordedRequests | None]"
-"""Requests, and what they were recorded with, if they were."""
+"""Requests, and their recording, if any."""
 
 
 def build_scenario(

@@ -35,7 +35,7 @@ MAX_MESSAGE_BYTES = 1 << 16
 _STOP_S = 5.0
 """Seconds that an interface may take to end after its browser has gone."""
 _ASK_S = 10.0
-"""Seconds that a connection may take to say what it wants."""
+"""Seconds that a connection may take to send its request."""
 _IDLE_S = 75.0
 """Seconds that a connection may take to ask for more."""
 _HEADERS = {
@@ -59,7 +59,7 @@ class LocalServer(Server):
         self._hosts = frozenset(names)
         self._origins = frozenset(f"http://{name}" for name in names)
         self._asked = WeakSet[asyncio.BaseTransport]()
-        """Connections that have said what they want."""
+        """Connections that have sent their request."""
         self.num_browsers = 0
         """Interfaces that run now."""
 
@@ -110,7 +110,7 @@ class LocalServer(Server):
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Refuse what a page of ours would not ask."""
+        """Refuse requests that our own pages would not send."""
         if request.transport is not None:
             self._asked.add(request.transport)
         origin = request.headers.get("Origin")
@@ -155,7 +155,7 @@ class LocalServer(Server):
         return websocket
 
     async def _process_messages(self, websocket: web.WebSocketResponse, app_service: AppService) -> None:
-        """Pass on what the browser says, until it leaves or says something that a page of ours does not."""
+        """Pass on the browser's messages, until it leaves or sends one that our own pages do not."""
         async for message in websocket:
             if message.type != WSMsgType.TEXT or not await _pass_on(message.data, websocket, app_service):
                 await websocket.close(code=1008, message=b"not understood")

@@ -23,12 +23,12 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON f
 
 
 def echo(text: object, *, err: bool = False) -> None:
-    """Print `text`, which may quote what stands in a file, on standard output or standard error."""
+    """Print `text`, which may quote a file, on standard output or standard error."""
     click.echo(printable_lines(str(text)), err=err)
 
 
 def print_json(document: Mapping[str, Any]) -> None:
-    """Print `document` so that equal results are equal bytes; what is no number, like the mean of nothing, is null."""
+    """Print `document` so that equal results are equal bytes; NaN becomes null."""
     click.echo(json.dumps(_finite(document), indent=2, allow_nan=False))
 
 

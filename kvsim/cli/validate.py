@@ -1,4 +1,4 @@
-"""`kvsim validate`: simulate a recording's own requests and set the result beside what was measured."""
+"""`kvsim validate`: simulate a recording's own requests and compare the result with the measurements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kvsim verify`: the paged policy against what a real engine did, block for block."""
+"""`kvsim verify`: the paged policy against the decisions of a real engine, block for block."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kvsim versions`: the releases of vLLM whose rules are known, and what changed in which."""
+"""`kvsim versions`: the releases of vLLM with known rules, and their changes."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def verify_answer(workload_file: Path, answer_file: Path, *, compiled: bool = False) -> Verdict:
-    """Run a workload in lockstep with what vLLM's or SGLang's scheduler said of it; its first record says which.
+    """Run a workload in lockstep with the decisions of vLLM's or SGLang's scheduler; the first record names which.
 
     Raises:
         RecordingError: the answer is missing, damaged, or of a release that is not known.

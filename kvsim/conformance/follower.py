@@ -1,4 +1,4 @@
-"""Lead an engine through the moments of a recording and report what it did."""
+"""Lead an engine through the moments of a recording and report its decisions."""
 
 from __future__ import annotations
 

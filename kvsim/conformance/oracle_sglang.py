@@ -178,7 +178,7 @@ class SGLangRun:
         return come
 
     def _abort(self, number: int) -> list[str]:
-        """Abort what is due; an abort hits every request whose name begins with the one it names."""
+        """Process due aborts; an abort hits every request whose name begins with its own."""
         gone = []
         while self._aborts and self._aborts[0][0] <= number:
             name = self._aborts.popleft()[1]
@@ -203,7 +203,7 @@ class SGLangRun:
         }
 
     def _step(self) -> dict[str, Any]:
-        """Return what a step record says of the batch."""
+        """Return the batch of a step record."""
         driver, radix = self._driver, self._radix
         mode = int(radix.state.last_mode)
         scheduled, shared = [], {}
@@ -223,7 +223,7 @@ class SGLangRun:
         )
 
     def _update(self, batch: list[int]) -> dict[str, Any]:
-        """Return what an update record says of those of a batch that had not ended."""
+        """Return the unfinished requests of a batch in an update record."""
         return {
             "outputs": {self._name(number): self._num_outputs(number) for number in batch},
             "finished": {self._name(number): self._reason(number) for number in batch if not self._is_live(number)},

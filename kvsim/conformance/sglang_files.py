@@ -1,4 +1,4 @@
-"""Read the two files of a run of SGLang's own scheduler: the workload and what the scheduler said.
+"""Read the two files of a run of SGLang's own scheduler: the workload and the scheduler's decisions.
 
 Every error names the file, and the request if it is about one. Tokens of prompts and answers are made up as the driver
 of that scheduler makes them up; only which are equal matters.
@@ -118,7 +118,7 @@ def parse_sglang_workload(document: Any, where: str) -> SGLangWorkload:
 
 
 def _refuse_unknown(given: Mapping[str, Any], where: str) -> None:
-    """Refuse what kvsim does not follow yet."""
+    """Refuse settings that kvsim does not follow yet."""
     known = (*_WORKLOAD_DEFAULTS, *_IGNORED)
     unknown = [name for name in given if name not in known]
     unknown += [name for name in given.get("environment", {}) if name not in _ENVIRONMENT]
@@ -131,7 +131,7 @@ def _refuse_unknown(given: Mapping[str, Any], where: str) -> None:
 
 
 def expanded(records: Iterable[tuple[int, Mapping[str, Any]]]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Put back what records leave out because it did not change."""
+    """Restore the unchanged values that records leave out."""
     last: dict[str, Any] = {}
     for line, record in records:
         whole = dict(record)

@@ -67,7 +67,7 @@ def timeline_of(recording: Recording, depth: int, *, has_every_step: bool) -> Mo
     inserted += looks
     np.add.at(inserted, leaving_before, np.int32(1))
     place = np.cumsum(inserted, dtype=np.int32)
-    """Index of each moment, counting what is inserted before it."""
+    """Index of each moment, including the moments inserted before it."""
     place += np.arange(len(kind), dtype=np.int32)
     kinds, rows = _spread(kind, inserted, place), _spread(row, inserted, place)
     kinds[place[catches_up] - inserted[catches_up]] = NOTHING

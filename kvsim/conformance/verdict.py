@@ -40,7 +40,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """Result of a comparison: the first difference, and counts of what was equal."""
+    """Result of a comparison: the first difference, and counts of equal items."""
 
     num_steps: int = 0
     """Calls of the scheduler that were compared and are equal."""

@@ -28,7 +28,7 @@ class Diagnosis:
 
     recording: Recording
     summary: Summary
-    """The summary of what was measured."""
+    """Summary of the measured run."""
     spells: tuple[Spell, ...]
     """Spells of preemptions, in order of time."""
     server: Server

@@ -28,9 +28,9 @@ class Glance:
     verdict: str
     facts: tuple[str, ...]
     unknown: tuple[str, ...]
-    """Sentences about what metrics cannot tell."""
+    """Sentences about the limits of metrics."""
     to_record: str
-    """The command that records what is missing."""
+    """Command that records the missing data."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the diagnosis as a dictionary for JSON."""

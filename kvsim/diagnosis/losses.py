@@ -1,4 +1,4 @@
-"""Every preemption of a recording: when, whose, what it cost, and whose admission had taken the last blocks."""
+"""Every preemption of a recording: its time, its request, its cost, and the admission that took the last blocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rule, once: who computes what, and where its memory comes from, in plain functions over records.
+"""The rules of scheduling and memory, stated once, in plain functions over records.
 
 numba compiles the functions unchanged, or they run interpreted. From the ground up:
 

@@ -27,7 +27,7 @@ functions as they are."""
 
 
 def layout_of(engine: Any) -> Layout:
-    """Return what `engine`, a named tuple, consists of."""
+    """Return the layout of `engine`, a named tuple."""
     return tuple((name, _part_of(getattr(engine, name))) for name in engine._fields)
 
 

@@ -252,7 +252,7 @@ def write_down(engine: Engine) -> StepShape:
 
 @part
 def write_step(engine: Engine, shape: StepShape, padding: int) -> None:
-    """Append a row to the steps: what is computed, and the totals of the slots."""
+    """Append a row to the steps: the computed tokens, and the totals of the slots."""
     state = engine.state
     step = engine.steps[state.num_steps - state.first_step]
     step.seq, step.start_s = state.seq, state.host_s

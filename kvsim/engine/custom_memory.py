@@ -25,7 +25,7 @@ class Rules(Protocol):
         """Return the request as the policy sees it."""
 
     def refuse(self, what: str) -> NoReturn:
-        """End the run, as the policy did what it must not."""
+        """End the run with an error: the policy broke a rule."""
 
 
 def admit(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -> bool:

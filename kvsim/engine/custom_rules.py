@@ -131,7 +131,7 @@ class CustomRules:
         return self._served[number]
 
     def fill_step(self, engine: Engine) -> int:
-        """Let the policy make the step; return what is left of its tokens."""
+        """Let the policy make the step; return the rest of its tokens."""
         self._engine, state = engine, engine.state
         self._has_declined = False
         self.policy.schedule(self)
@@ -210,7 +210,7 @@ class CustomRules:
             self._cached.free(block, engine.state.host_s)
 
     def refuse(self, what: str) -> NoReturn:
-        """End the run, as the policy did what it must not."""
+        """End the run with an error: the policy broke a rule."""
         raise PolicyError(f"the policy {self.policy.name!r} {what}.")
 
     @property

@@ -1,4 +1,4 @@
-"""A run that goes on: in a compiled engine, or with more room for what is written down."""
+"""Continuation of a run: in a compiled engine, or with more room for its records."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def settings_of_groups(layout: KVCacheLayout, policy: EnginePolicy) -> dict[str,
 
 
 def flight_is_counted(layout: KVCacheLayout, policy: Paged) -> bool:
-    """Tell whether what a group lets go waits for the steps in flight."""
+    """Tell whether blocks that a group frees wait for the steps in flight."""
     waits = rules_of(policy.scheduler.vllm).windows_wait
     return waits and any(_KINDS[group.kind] != FULL for group in layout.groups)
 

@@ -1,4 +1,4 @@
-"""Swapping to host memory as vLLM did before its version 1: what is preempted is copied out and copied back.
+"""Swapping to host memory as in vLLM before its version 1: preempted sequences are copied out and back.
 
 A victim's blocks are copied to the host if there is room for all; otherwise its tokens are recomputed. When it is
 admitted again it gets new blocks, and the link carries only those that the prefix cache no longer holds. Host
@@ -14,7 +14,7 @@ from kvsim.engine.state import PREEMPTED, Engine
 
 @part
 def send_out(engine: Engine, sequence: Sequence) -> None:
-    """Keep what a preempted sequence has computed on the host, before its tables are freed."""
+    """Copy the computed blocks of a preempted sequence to the host, before its tables are freed."""
     state = engine.state
     num_blocks = _num_blocks(engine, sequence.computed)
     if sequence.status == PREEMPTED and 0 < num_blocks <= state.num_free_host_blocks:
@@ -25,7 +25,7 @@ def send_out(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def bring_back(engine: Engine, sequence: Sequence, hit_tokens: int) -> None:
-    """Copy what the host holds of an admitted sequence beyond its hits, and forget it there."""
+    """Copy the host blocks of an admitted sequence beyond its hits to the GPU, and free them on the host."""
     if sequence.parked_tokens > hit_tokens:
         num_hits = hit_tokens // engine.settings.unit_tokens
         engine.state.num_swapped_in += _num_blocks(engine, sequence.parked_tokens) - num_hits
@@ -34,7 +34,7 @@ def bring_back(engine: Engine, sequence: Sequence, hit_tokens: int) -> None:
 
 @part
 def forget(engine: Engine, sequence: Sequence) -> None:
-    """Free what the host holds of a sequence."""
+    """Free the host blocks of a sequence."""
     engine.state.num_free_host_blocks += _num_blocks(engine, sequence.parked_tokens)
     sequence.parked_tokens = 0
 

@@ -182,7 +182,7 @@ class Asked:
     num_told: Small = 0
     """Entries of its table that were handed out in earlier steps."""
     is_prefilling: bool = False
-    """A sequence that loads or was admitted without its whole prompt: what it still needs is reserved for it."""
+    """Whether a sequence loads or was admitted with a part of its prompt: blocks for the rest are reserved."""
     last_step: int = 0
     """The last step that computes something for it."""
     free_after: int = 0

@@ -49,9 +49,9 @@ if TYPE_CHECKING:
     from kvsim.engine.custom_rules import CustomRules
 
 STEPS_PER_SLICE = 1 << 14
-"""Steps after which what was recorded is taken away, and progress reported."""
+"""Steps after which records are drained, and progress reported."""
 FIRST_ROWS = 1 << 16
-"""Rows of a recording that there is room for at first."""
+"""Initial capacity for rows of a recording."""
 FITS = {"first": FIRST_FIT, "best": BEST_FIT, "next": NEXT_FIT, "buddy": BUDDY}
 _MOST_ENTRIES = 1 << 28
 _MOST_BLOCKS = 1 << 22
@@ -96,7 +96,7 @@ class EnginePlan:
     copies_are_timed: bool = True
     """The clock says when a copy between GPU and host has ended; otherwise the caller does."""
     checking: bool = False
-    """The engine stops at every step, so that its account can be checked."""
+    """Whether the engine stops at every step, so that its account can be checked."""
     reports: bool = False
     """SGLang's cache writes down evictions, duplicates and retractions."""
     num_moments: int = 1
@@ -241,7 +241,7 @@ class _Room:
     """Entries of the longest table of each group."""
     num_holes: int
     rows_of_loads: int
-    """Changes of ownership in one step, beside those of what runs."""
+    """Changes of ownership in one step, in addition to those of running sequences."""
     memory_rows: int
 
     @property
@@ -362,7 +362,7 @@ def _extents(cache: ContiguousSettings) -> dict[str, Any]:
 
 
 def _loop(policy: EnginePolicy, pipeline: Pipeline) -> dict[str, Any]:
-    """Return how far the engine schedules ahead, and what it notes for that."""
+    """Return the number of steps that are scheduled ahead, and the notes that these need."""
     if isinstance(policy, Static):
         return {"most_in_flight": 1}
     if isinstance(policy, Radix):
@@ -379,7 +379,7 @@ def _loop(policy: EnginePolicy, pipeline: Pipeline) -> dict[str, Any]:
 
 
 def _check_pipeline(policy: EnginePolicy, pipeline: Pipeline, rules: CustomRules | None) -> None:
-    """Refuse what is a model of an engine with one stage alone."""
+    """Refuse settings that are modelled for a single stage alone."""
     if pipeline.pipeline_parallel_size == 1 or isinstance(policy, Static | Radix):
         return
     cache = policy.cache if isinstance(policy, Paged) else PagedSettings()
@@ -397,7 +397,7 @@ def _check_pipeline(policy: EnginePolicy, pipeline: Pipeline, rules: CustomRules
 
 
 def _check_modelled(cache: PagedSettings) -> None:
-    """Refuse what is a model of one group of full attention alone."""
+    """Refuse settings that are modelled for one group of full attention alone."""
     for name, flag, value in (
         ("swapping to host memory", "--swap-gib", cache.swap_gib),
         ("speculative decoding", "--speculative-tokens", cache.num_speculative_tokens),

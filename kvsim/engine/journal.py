@@ -108,7 +108,7 @@ def scheduled(engine: Engine, sequence: Sequence, computed_before: int, tokens: 
 
 @part
 def list_batch(engine: Engine) -> None:
-    """Record what every sequence of the step computes, one row each, in order of scheduling."""
+    """Record the tokens of every sequence of the step, one row each, in order of scheduling."""
     state = engine.state
     for index in range(state.num_listed):
         sequence, tokens = engine.sequences[engine.batch[index]], engine.batch_tokens[index]

@@ -21,9 +21,9 @@ class Demand:
 
     prompt: Column
     output: Column
-    """Outputs after which it stops by itself, or because the longest sequence ends."""
+    """Number of outputs after which it stops by itself, or at the longest sequence."""
     limit: Column
-    """Outputs after which it is stopped: what the scheduler knows beforehand."""
+    """Number of outputs after which it is stopped, which the scheduler knows beforehand."""
     priority: Column
     arrival_s: npt.NDArray[np.float64]
     keys: Ragged[np.int64]

@@ -113,7 +113,7 @@ class Memory:
     free: Callable[[Engine, Sequence], None] = _ignore
     """Free all units of a sequence, whose status says whether it will be back."""
     expect_return: Callable[[Engine, Sequence], None] = _ignore
-    """Prepare for a sequence that is preempted and will ask for what it has computed."""
+    """Prepare for the resumption of a sequence that is being preempted."""
 
     # What the account asks of it.
     unusable_units: Callable[[Engine, Sequence], int] = _no_units
@@ -129,7 +129,7 @@ class Memory:
     after_schedule: Callable[[Engine], None] = _do_nothing
     """Begin the transfers of a step that was scheduled."""
     before_update: Callable[[Engine, int], None] = _wait_for_no_step
-    """Free what waited for the step in a place of the ring of steps in flight: the GPU has done it."""
+    """Free the blocks that waited for a step in flight, which the GPU has completed."""
     after_update: Callable[[Engine], None] = _do_nothing
     """End the transfers that are reported with the output that was processed."""
     start_transfers: Callable[[Engine], None] = _do_nothing

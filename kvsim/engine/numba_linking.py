@@ -40,7 +40,7 @@ def is_known(release: str = numba.__version__) -> bool:
 
 
 class PartLibrary(JITCodeLibrary):
-    """The code of one part, and what it calls; to be linked and never run by itself."""
+    """Code of one part, and the parts that it calls; it is linked and never run by itself."""
 
     def __init__(self, codegen: Any, name: str) -> None:
         CodeLibrary.__init__(self, codegen, name)
@@ -69,7 +69,7 @@ class PartLibrary(JITCodeLibrary):
 
 
 class EntryLibrary(PartLibrary):
-    """The code of what is called from Python, with that of all parts."""
+    """Code of the function that Python calls, with the code of all parts."""
 
     def finalize(self) -> None:
         """Put the parts together and optimise them, but leave it to others to have machine code made."""
@@ -89,7 +89,7 @@ class EntryLibrary(PartLibrary):
 
 
 class PartLower(Lower):
-    """numba's own translation, without what parts have no need of."""
+    """numba's own translation, without features that parts do not use."""
 
     def lower_binop(self, resty: Any, expr: Any, op: Any) -> Any:
         """Lower an operation by the signature that was inferred with the types: no operand is constant."""
@@ -160,7 +160,7 @@ class PartCompiler(CompilerBase):
 
 
 class EntryCompiler(PartCompiler):
-    """The passes for what is called from Python."""
+    """Passes for the function that Python calls."""
 
     library = EntryLibrary
 

@@ -67,7 +67,7 @@ class RecordsType(types.Type):
 
 
 class FunctionsType(types.Type):
-    """A record of functions: no value, but what is called by each name."""
+    """A record of functions, which has no value at run time."""
 
     def __init__(self, functions: Any) -> None:
         self.functions = functions

@@ -33,7 +33,7 @@ def find(engine: Engine, sequence: Sequence, hit_tokens: int) -> int:
 
 @part
 def begin_load(engine: Engine, sequence: Sequence, hit_tokens: int, load_tokens: int) -> bool:
-    """Allocate blocks for what a waiting sequence loads, if others leave enough; return whether they do."""
+    """Allocate blocks for the load of a waiting sequence, if others leave enough; return whether they do."""
     settings, state, host = engine.settings, engine.state, engine.host
     asked = host.asked[sequence.number]
     loaded = hit_tokens + load_tokens
@@ -95,7 +95,7 @@ def end_step(engine: Engine) -> None:
 
 @part
 def end_job(engine: Engine, job: int) -> None:
-    """End a reported copy: what it wrote can be read, what it read can be evicted."""
+    """End a reported copy: its target becomes readable, its source evictable."""
     host, record = engine.host, engine.host.jobs[job]
     if record.is_load:
         sequence = engine.sequences[record.sequence]

@@ -21,7 +21,7 @@ _RESERVED = 1
 
 @part
 def begin(engine: Engine) -> None:
-    """Begin a pass: what is left of its budgets, and what running requests are expected to need."""
+    """Begin a pass: its remaining budgets, and the expected needs of running requests."""
     settings, state, radix = engine.radix.settings, engine.state, engine.radix.state
     num_mixed = state.num_running if settings.mixes else 0
     radix.input_left = settings.max_prefill_tokens - num_mixed
@@ -49,13 +49,13 @@ def num_outputs(sequence: Sequence) -> int:
 
 @part
 def rem_total_tokens(engine: Engine) -> float:
-    """Return the slots left for what admitted requests will need."""
+    """Return the slots left for all future needs of admitted requests."""
     return _num_reachable(engine) - engine.radix.state.total_offset
 
 
 @part
 def _cur_rem_tokens(engine: Engine) -> float:
-    """Return the slots left for what admitted requests need now."""
+    """Return the slots left for the current needs of admitted requests."""
     return _num_reachable(engine) - engine.radix.state.current_offset
 
 
@@ -67,7 +67,7 @@ def _num_reachable(engine: Engine) -> int:
 
 @part
 def budget_state(engine: Engine) -> int:
-    """Return the verdict on what is left."""
+    """Return the verdict on the remaining budget."""
     radix = engine.radix.state
     if rem_total_tokens(engine) <= 0 or _cur_rem_tokens(engine) <= 0:
         return NO_TOKEN
@@ -93,7 +93,7 @@ def add_chunked_req(engine: Engine, sequence: Sequence, most: int) -> bool:
 
 @part
 def add_one_req(engine: Engine, sequence: Sequence, has_chunked: bool) -> int:
-    """Admit a waiting request, if it fits; return the verdict on it, or on what is left behind it."""
+    """Admit a waiting request, if it fits; return the verdict on it or on the budget after it."""
     settings, holding = engine.radix.settings, engine.radix.holdings[sequence.number]
     if 0 < settings.prefill_max_requests <= engine.state.num_listed:
         return OTHER
@@ -184,7 +184,7 @@ def _add_one_req_ignore_eos(engine: Engine, sequence: Sequence) -> int:
 
 @part
 def _note_needs(engine: Engine, sequence: Sequence) -> None:
-    """Note what a candidate will need; the first time in a pass, what those that run and were admitted will, too."""
+    """Note the future needs of a candidate, and at first in a pass those of running and admitted requests."""
     radix, state = engine.radix.state, engine.state
     if radix.num_needs >= 0:
         _note_need_of_later(engine, sequence)
@@ -205,7 +205,7 @@ def _tokens_left(engine: Engine, sequence: Sequence) -> float:
 
 @part
 def _note_need(engine: Engine, sequence: Sequence) -> None:
-    """Note what a request will need, behind those that need as much."""
+    """Note the future needs of a request, after those with equal needs."""
     left, index = _tokens_left(engine, sequence), engine.radix.state.num_needs
     if left > 0:
         while index > 0 and engine.radix.needs[index - 1].left > left:
@@ -215,7 +215,7 @@ def _note_need(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def _note_need_of_later(engine: Engine, sequence: Sequence) -> None:
-    """Note what a later candidate will need, before those that need as much, and before the last in any case."""
+    """Note the future needs of a later candidate, before those with equal needs, and before the last in any case."""
     left, index = _tokens_left(engine, sequence), 0
     last = engine.radix.state.num_needs - 1
     if left > 0:

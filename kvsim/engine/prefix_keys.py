@@ -58,7 +58,7 @@ class PrefixKeys:
 
 
 def knows_prefixes(workload: Workload) -> bool:
-    """Tell whether anything is known of what prompts share."""
+    """Tell whether the shared prefixes of prompts are known."""
     known = workload.prompt_token_ids is not None or len(workload.prompt_hashes.values) > 0
     return known or bool((workload.prefix_group >= 0).any())
 

@@ -257,7 +257,7 @@ class Radix(NamedTuple):
     settings: RadixSettings
     state: RadixState
     pages: Numbers
-    """The page behind each page: in the free list, in a node of the tree, or in what is being freed."""
+    """Successor of each page: in the free list, in a node of the tree, or among the pages being freed."""
     nodes: Records[Node]
     leaves: Numbers
     """A heap of the nodes that can be evicted, the next one first."""

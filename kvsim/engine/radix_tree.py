@@ -1,4 +1,4 @@
-"""SGLang's radix tree: runs of pages whose tokens are known, found by what came before them.
+"""SGLang's radix tree: runs of pages with known tokens, found by the tokens before them.
 
 A node holds a run of pages. The keys of pages are those of prefixes (`prefix_keys`): equal exactly where all tokens up
 to the end of the page are. So the child of a node is found by the key of its first page alone, and how far a run agrees
@@ -179,7 +179,7 @@ def end_of(engine: Engine, node: int) -> int:
 
 @part
 def find_child(engine: Engine, sequence: Sequence, depth: int) -> int:
-    """Return the node that goes on at page `depth` with what the request has there; the root for none."""
+    """Return the child that matches the request's page at `depth`; the root for none."""
     key = key_of(engine, sequence.number, depth)
     node = engine.buckets[bucket_of(engine, key)].first
     while node != ROOT and engine.radix.nodes[node].key != key:

@@ -1,4 +1,4 @@
-"""The records of the engine: what it keeps of requests, blocks, tables and steps, as numbers.
+"""Records of the engine: requests, blocks, tables and steps, as numbers.
 
 Small records are many: their numbers are kept in 32 bits.
 """
@@ -63,7 +63,7 @@ class Settings:
     lone_prompt_is_limited: bool = False
     """`long_prefill_token_threshold` binds a sequence that is alone, too."""
     counts_flight: bool = False
-    """Tokens in flight are counted for each sequence: what it may free, or its turn, waits for them."""
+    """Whether tokens in flight are counted for each sequence, because its blocks or its turn wait for them."""
     unit_tokens: int = 0
     num_units: int = 0
     """Units that can be handed out."""
@@ -101,7 +101,7 @@ class Settings:
     spares_last_token: bool = False
     """Whether the last boundary of a prompt is before its last token."""
     cuts_every_full_kind: bool = False
-    """Hits of every kind of full attention are cut to what all groups hold, not those of the first alone."""
+    """Whether hits of every kind of full attention are cut to the common hits, not those of the first kind alone."""
     boundary_tokens: int = 0
     """Mamba alignment: tokens of which a prompt's steps end at multiples, to keep recurrent state; 0 for none."""
     first_leader: int = 0
@@ -247,7 +247,7 @@ class State:
     useful: int = 0
     """Slots asked for that will be written before their sequence ends."""
     rounding: int = 0
-    """Slots given beyond what was asked for."""
+    """Slots beyond those requested."""
     num_unsure: int = 0
     """Sequences that gave back slots of tokens that may never be computed, since the last step."""
     num_memory_rows: int = 0
@@ -268,7 +268,7 @@ class Sequence(Bucketed):
     end_tokens: Small = 0
     """All tokens that it will have, the last output included."""
     limit_tokens: Small = 0
-    """The prompt and as many outputs as are allowed: what the scheduler knows beforehand."""
+    """Tokens of the prompt and of the largest allowed output."""
     full_tokens: Small = 0
     """Tokens that are computed for it in the end, at most."""
     num_unsure: Small = 0
@@ -278,7 +278,7 @@ class Sequence(Bucketed):
     """The sequence waits before the queue: it could not be admitted yet."""
     priority: Small = 0
     reservation: Small = 0
-    """Slots that it asks for when it is admitted, where these do not depend on what it has computed."""
+    """Slots requested at admission, if they do not depend on the computed tokens."""
     status: Small = 0
     num_tokens: Small = 0
     """Tokens whose values are known."""
@@ -326,7 +326,7 @@ class Sequence(Bucketed):
 
 @dataclass(slots=True, eq=False, repr=False)
 class Times:
-    """Times of what happened to a request, in seconds; NaN where it did not."""
+    """Times of the events of a request, in seconds; NaN for none."""
 
     arrival_s: float = 0.0
     arrival_seq: int = 0
@@ -456,7 +456,7 @@ class Stage:
     """A GPU, or several that share every layer: all of a model, or a run of its layers."""
 
     free_s: float = 0.0
-    """Time at which it has computed what it was given, in seconds."""
+    """Time at which it has computed its tokens, in seconds."""
     throttle: float = 0.0
     """Share by which its clock had given way to sustained arithmetic."""
     throttled_at_s: float = 0.0
@@ -465,7 +465,7 @@ class Stage:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Block(Bucketed):
-    """One block, in 32 bytes: the records of a large pool are most of what a processor's cache has to hold.
+    """One block, in 32 bytes: the records of a large pool take most of a processor's cache.
 
     Free ones stand in a list in the order in which they will be taken.
     """
@@ -537,7 +537,7 @@ class Rectangle:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Step:
-    """A step as it was scheduled. What it computes is described in `StepShape`, where the slots are in `totals`."""
+    """One scheduled step. Its shape is in `StepShape`, its slots in `totals`."""
 
     seq: int = 0
     start_s: float = 0.0

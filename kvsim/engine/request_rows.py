@@ -14,7 +14,7 @@ NO_ROW = -1
 
 @part
 def evict_from_tree_cache(engine: Engine, num_tokens: int) -> None:
-    """Evict from the tree what `num_tokens` free slots lack."""
+    """Evict from the tree until `num_tokens` slots are free."""
     shortfall = num_tokens - token_slots.num_free_tokens(engine)
     if shortfall > 0 and engine.radix.settings.has_tree:
         radix_tree.evict(engine, shortfall)
@@ -70,7 +70,7 @@ def _write_prefix(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def alloc_for_extend(engine: Engine, num_seqs: int) -> bool:
-    """Allocate what the first `num_seqs` requests of the batch compute; return False where slots do not suffice."""
+    """Allocate slots for the first `num_seqs` requests of the batch; return False if there are too few."""
     unit, num_tokens, num_pages = engine.settings.unit_tokens, 0, 0
     for index in range(num_seqs):
         sequence, tokens = engine.sequences[engine.batch[index]], engine.batch_tokens[index]
@@ -135,7 +135,7 @@ def checkpoint(engine: Engine, sequence: Sequence, up_to: int) -> None:
 
 @part
 def checkpoint_prefill(engine: Engine, sequence: Sequence) -> None:
-    """Put into the tree what a request has computed of its prompt; its next prefill begins there."""
+    """Put the computed part of a prompt into the tree; the request's next prefill begins there."""
     holding = engine.radix.holdings[sequence.number]
     checkpoint(engine, sequence, holding.extend_end)
     holding.prefix_tokens = holding.extend_end

@@ -189,7 +189,7 @@ def _settle(engine: Engine, sequence: Sequence, address: int, length: int, reque
 
 @part
 def _vacate(engine: Engine, sequence: Sequence) -> None:
-    """Take a sequence out of its extent; it keeps what it has computed."""
+    """Take a sequence out of its extent; its computed tokens stay counted."""
     journal.release_extent(engine, sequence, sequence.num_units)
     totals.remove_slots(engine, sequence, sequence.requested)
     engine.state.rounding -= sequence.num_units - sequence.requested

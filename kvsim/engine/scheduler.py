@@ -137,7 +137,7 @@ def end(engine: Engine, sequence: Sequence, status: int, now_s: float) -> None:
 
 @part
 def _fill_step(engine: Engine) -> int:
-    """Give the step its tokens: first those that run, then those that wait. Return what is left of its budget."""
+    """Give the step its tokens: first running, then waiting sequences. Return the rest of its budget."""
     budget = serve_running(engine, engine.settings.max_num_batched_tokens)
     if engine.state.num_preempted == 0:
         budget = admit_waiting(engine, budget)
@@ -146,7 +146,7 @@ def _fill_step(engine: Engine) -> int:
 
 @part
 def serve_running(engine: Engine, budget: int) -> int:
-    """Give every running sequence its next tokens; return what is left of `budget`."""
+    """Give every running sequence its next tokens; return the rest of `budget`."""
     settings, state, index = engine.settings, engine.state, 0
     while index < state.num_running and budget > 0:
         num_passed = fast_forward.pass_over(engine, index, budget)
@@ -182,7 +182,7 @@ def serve_running(engine: Engine, budget: int) -> int:
 
 @part
 def admit_waiting(engine: Engine, budget: int) -> int:
-    """Admit waiting sequences until one does not fit; return what is left of `budget`."""
+    """Admit waiting sequences until one does not fit; return the rest of `budget`."""
     settings, state, memory = engine.settings, engine.state, engine.memory
     waiting_queue.begin_pass(engine)
     while budget > 0 and state.num_running < settings.max_num_seqs and waiting_queue.has_next(engine):
@@ -256,7 +256,7 @@ def has_room(sequence: Sequence, num_tokens: int) -> bool:
 
 @part
 def preempt(engine: Engine, sequence: Sequence) -> None:
-    """Free all that a sequence holds, which was taken out of the running ones; it computes its tokens again."""
+    """Free the memory of a sequence that was taken out of the running ones; its tokens are recomputed."""
     state = engine.state
     sequence.status = PREEMPTED
     engine.memory.expect_return(engine, sequence)
@@ -284,7 +284,7 @@ def remove_running(engine: Engine, chosen: int) -> Sequence:
 
 @part
 def take_out_of_batch(engine: Engine, sequence: Sequence) -> int:
-    """Undo what the step being scheduled gave to a sequence; return its tokens, -1 if it was not in it."""
+    """Undo the share of a sequence in the step being scheduled; return its tokens, -1 if it had none."""
     state = engine.state
     for index in range(state.num_listed):
         if engine.batch[index] == sequence.number:
@@ -342,7 +342,7 @@ def _put_into_batch(engine: Engine, sequence: Sequence, num_tokens: int) -> None
 
 @part
 def describe(engine: Engine) -> None:
-    """Describe the step that was selected: tokens of prompts, and what it attends to."""
+    """Describe the selected step: prompt tokens, and context tokens."""
     state = engine.state
     num_prefill_tokens = attention_pairs = 0
     context_tokens = state.quiet_tokens + state.num_quiet * state.num_scheduled
@@ -388,7 +388,7 @@ def _commit(engine: Engine) -> None:
 
 @part
 def _append_output(engine: Engine, sequence: Sequence, now_s: float) -> None:
-    """Append what a step yields for a sequence to its known tokens, at `now_s`."""
+    """Append the output of a step to the known tokens of a sequence, at `now_s`."""
     settings = engine.settings
     if sequence.num_tokens == sequence.prompt_tokens:
         engine.times[sequence.number].first_token_s = now_s

@@ -105,7 +105,7 @@ def _rest(engine: Engine) -> None:
 
 @part
 def _run_batch(engine: Engine, mode: int) -> None:
-    """Launch the batch: what it computes counts from now on."""
+    """Launch the batch: its tokens count as computed from now on."""
     state, radix = engine.state, engine.radix.state
     describe(engine)
     radix.num_launched += 1
@@ -149,7 +149,7 @@ def get_next_batch_to_run(engine: Engine) -> int:
 
 @part
 def _process_pending_chunked_abort(engine: Engine) -> None:
-    """Drop a request amid its prompt that was aborted; what it has in the tree stays there."""
+    """Drop a request that was aborted amid its prompt; its tokens in the tree stay there."""
     radix = engine.radix.state
     sequence = engine.sequences[radix.chunked]
     if radix.chunked != NOT_CHUNKED and engine.radix.holdings[radix.chunked].is_aborted:
@@ -230,7 +230,7 @@ def _defers_prefill(engine: Engine) -> bool:
 
 @part
 def get_new_batch_prefill(engine: Engine) -> int:
-    """Put together a prefill, with what decodes beside it, and allocate its slots; return the kind of batch."""
+    """Form a prefill with decodes, and allocate its slots; return the kind of batch."""
     settings, state, radix = engine.radix.settings, engine.state, engine.radix.state
     if settings.preempts or state.num_running == 0:
         radix.is_full = False
@@ -328,7 +328,7 @@ def _leave_queue(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def _prepare_for_extend(engine: Engine) -> int:
-    """Allocate rows and slots of the prefill that was chosen, and what decodes beside it; return the kind of batch."""
+    """Allocate rows and slots of the chosen prefill with its decodes; return the kind of batch."""
     state, radix = engine.state, engine.radix.state
     num_prefills = state.num_listed
     request_rows.alloc_req_slots(engine, num_prefills)
@@ -391,7 +391,7 @@ def _list_running(engine: Engine) -> None:
 
 @part
 def check_decode_mem(engine: Engine, num_running: int) -> bool:
-    """Tell whether the first `num_running` running requests can decode one token each, evicting what is in the way."""
+    """Tell whether the first `num_running` running requests can decode one token each; evict for that."""
     needed = 0
     for index in range(num_running):
         needed += request_rows.num_tokens_required_next_decode(engine, engine.sequences[engine.running[index]])
@@ -447,7 +447,7 @@ def release_req(engine: Engine, sequence: Sequence, num_others: int) -> None:
 
 @part
 def process_batch_result(engine: Engine) -> None:
-    """Process the outputs of the oldest step in flight; what it frees is freed at once in the end."""
+    """Process the outputs of the oldest step in flight; free its slots together at the end."""
     state = engine.state
     place = in_flight.oldest(engine)
     launch, first = engine.radix.launches[place], place * engine.settings.max_num_seqs

@@ -37,7 +37,7 @@ from kvsim.engine.scheduling import Scheduler
 WAITING, RUNNING, PREEMPTED, FINISHED, ABORTED, LOADING = range(6)
 """States of a sequence; one that loads waits, and has blocks."""
 FULL, SLIDING_WINDOW, CHUNKED_LOCAL, MAMBA = range(4)
-"""Kinds of groups, by what their layers keep: every token, the last ones, those of a chunk, or one state."""
+"""Kinds of groups, by the tokens that their layers keep: all, a window, a chunk, or one state."""
 LIVE_STATE, EVERY_STATE, ALIGNED = range(3)
 """States that a recurrent group keeps: the live one, that of every block, or that of every step's end."""
 FIRST_FIT, BEST_FIT, NEXT_FIT, BUDDY = range(4)
@@ -47,10 +47,10 @@ NO_KEY = -(1 << 63)
 
 
 class Rules(Protocol):
-    """The decisions that a custom policy may take in vLLM's place, and what it has to know; see `custom_rules`."""
+    """Decisions that a custom policy may take instead of vLLM's rule, and its inputs; see `custom_rules`."""
 
     def fill_step(self, engine: Engine, /) -> int:
-        """Select the tokens of a step; return what is left of its budget."""
+        """Select the tokens of a step; return the rest of its budget."""
 
     def choose_victim(self, engine: Engine, needs: Sequence, /) -> int:
         """Return the index, among the running sequences, of the one to preempt for a sequence that needs room."""

@@ -215,7 +215,7 @@ def _count_slots(engine: Engine) -> None:
 
 @part
 def _write_down(engine: Engine) -> None:
-    """Record what every row gets and computes: whole rows at first, then a token each for all later steps."""
+    """Record the slots and tokens of every row: whole rows at first, then a token each for all later steps."""
     settings, state, batch = engine.settings, engine.state, engine.rectangle
     step, width, stride = batch.step, batch.prompt_width, width_at(engine, batch.num_steps - 1)
     repeat = 1 if step == 0 else batch.num_steps - 1

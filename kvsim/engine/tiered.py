@@ -1,4 +1,4 @@
-"""Blocks with a second tier on the host: what is loaded before it is admitted, what is free when, what is reported.
+"""Blocks with a second tier on the host: loads before admission, delayed frees, and reported copies.
 
 A sequence that loads is skipped, and others overtake it. Where steps are scheduled ahead, blocks are free only when the
 output of every step scheduled before is processed: a victim frees nothing for the step that preempts it.
@@ -18,7 +18,7 @@ from kvsim.engine.state import LOADING, PREEMPTED, WAITING, Engine, table_of
 
 @part
 def find_prefix(engine: Engine, sequence: Sequence) -> int:
-    """Find the leading tokens of a waiting sequence that the pool holds; load what the host holds behind them.
+    """Find the prefix hits of a waiting sequence in the pool; load the following hits from the host.
 
     Return `SKIP` while it loads, and `STOP` where the pool has no room for what would be loaded.
     """
@@ -78,7 +78,7 @@ def awaits_transfers(engine: Engine) -> bool:
 
 @part
 def after_schedule(engine: Engine) -> None:
-    """Store what the step that was scheduled fills, and note which sequences compute the last piece of a prompt."""
+    """Store the blocks that the scheduled step fills, and note the sequences that complete their prompts."""
     state, host = engine.state, engine.host
     launched = engine.launched[state.next_launched]
     launched.computes = state.num_in_batch > 0

@@ -63,7 +63,7 @@ def free(engine: Engine, first: int, last: int, num_pages: int) -> None:
 
 @part
 def begin_free_group(engine: Engine) -> None:
-    """Collect what is freed from now on."""
+    """Collect freed slots from now on."""
     radix = engine.radix.state
     assert not radix.is_collecting
     radix.is_collecting, radix.num_collected = True, 0
@@ -71,7 +71,7 @@ def begin_free_group(engine: Engine) -> None:
 
 @part
 def end_free_group(engine: Engine) -> None:
-    """Free what was collected, in one call."""
+    """Free the collected slots, in one call."""
     radix = engine.radix.state
     radix.is_collecting = False
     free(engine, radix.first_collected, radix.last_collected, radix.num_collected)

@@ -37,7 +37,7 @@ def add_slots(engine: Engine, sequence: Sequence, before: int, more: int) -> Non
 
 @part
 def remove_slots(engine: Engine, sequence: Sequence, slots: int) -> None:
-    """Remove the requested slots of a sequence; what it has computed stays counted."""
+    """Remove the requested slots of a sequence; its computed tokens stay counted."""
     state = engine.state
     state.requested -= slots
     state.useful -= min(slots, sequence.full_tokens)
@@ -109,7 +109,7 @@ def block_slots(engine: Engine, group: int) -> int:
 
 @part
 def lose_tokens(engine: Engine, sequence: Sequence) -> None:
-    """Remove what a sequence has computed."""
+    """Remove the computed tokens of a sequence."""
     state = engine.state
     state.written -= (sequence.computed + sequence.rejected) * engine.settings.token_slots
     note_computed(engine, sequence)

@@ -165,7 +165,7 @@ def _unlink(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def _sift_up(engine: Engine, number: int, index: int) -> None:
-    """Put a sequence at `index` of the heap, or above as long as it goes before those there."""
+    """Move a sequence at `index` of the heap up to its place."""
     heap = engine.lines
     while index > 0 and _goes_before(engine, number, heap[(index - 1) // 2].heap):
         heap[index].heap = heap[(index - 1) // 2].heap

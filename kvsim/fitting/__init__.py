@@ -1,4 +1,4 @@
-"""Find by simulation whether a load fits a server, what limits it, and what would make it fit.
+"""Find by simulation whether a load fits a server, its limit, and the changes that help.
 
 `Server` and `Load` describe the question, `Goal` the targets, `changes` the possible changes; `Search` tries them. This
 room prints nothing, and knows no command-line flags except those of vLLM.

@@ -1,4 +1,4 @@
-"""Select the requests of a workload and set their arrival times: what studies state below their figures."""
+"""Select the requests of a workload and set their arrival times, as studies describe below their figures."""
 
 from __future__ import annotations
 

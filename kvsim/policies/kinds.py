@@ -1,4 +1,4 @@
-"""The three worlds that kvsim compares: what is scheduled how, over which kind of memory."""
+"""The three built-in policies that kvsim compares: scheduling rules with their kinds of memory."""
 
 from __future__ import annotations
 

@@ -54,9 +54,9 @@ class Reserve(Enum):
     paper).
     """
     ORACLE = "oracle"
-    """Exactly what the sequence will need: a bound that no real system reaches."""
+    """Exactly the future length of the sequence: a bound that no real system reaches."""
     DOUBLING = "doubling"
-    """The next power of two above what the sequence has, and twice as much whenever that is full; see `Growth`."""
+    """The next power of two above the current length, doubled whenever it is full; see `Growth`."""
 
 
 class Growth(Enum):

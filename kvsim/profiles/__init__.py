@@ -1,4 +1,4 @@
-"""Fitted step-time models: what they say, on disk and by name, and whether a run left what they were fitted to.
+"""Fitted step-time models, on disk and by name, and the check whether a run left their fitted range.
 
 profile       the times of one engine with one model on one GPU, and their transfer to another GPU
 file          a profile as TOML

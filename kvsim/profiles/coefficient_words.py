@@ -46,4 +46,4 @@ EXPLANATIONS = {
     "handed_over_token_s": "link, per token of such a step",
     "of_size_s": "GPU, what the kernels picked for a size take besides: up to 4 tokens, then 8, 16 to 512, and above",
 }
-"""One line for every coefficient: what it is, and of which clock; all in seconds where not said otherwise."""
+"""One line for every coefficient: its meaning, and its clock; in seconds if no other unit is given."""

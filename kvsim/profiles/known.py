@@ -1,4 +1,4 @@
-"""The profiles that come with kvsim, by name and by what they are of."""
+"""Profiles that come with kvsim, by name and by GPU, model and engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The step times of one engine with one model on one GPU, with what they were fitted to and how well they fit."""
+"""Step times of one engine with one model on one GPU, with the recordings and the quality of the fit."""
 
 from __future__ import annotations
 

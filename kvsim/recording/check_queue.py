@@ -28,7 +28,7 @@ class Stays(NamedTuple):
 
     @classmethod
     def of(cls, recording: Recording) -> Stays:
-        """Find when requests hold memory. What moves gives its memory back when it takes another, and stays."""
+        """Find when requests hold memory. Moved memory frees its old units and continues."""
         memory = recording.memory
         if recording.meta.pool.groups:
             births = tables_of_groups(memory, len(recording.requests))[0].residencies.birth_row

@@ -78,7 +78,7 @@ class BlockAccount:
         return driver.engine.blocks is self._blocks
 
     def follow(self, driver: Driver) -> None:
-        """Take over what has changed since the last time.
+        """Read the changes since the last call.
 
         Raises:
             IntegrityError: with what is wrong now.

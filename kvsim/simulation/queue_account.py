@@ -1,4 +1,4 @@
-"""The free queue of the block pool, mirrored: kept from step to step, by what was written to."""
+"""Mirror of the free queue of the block pool, updated at every step from the written blocks."""
 
 from __future__ import annotations
 

@@ -206,7 +206,7 @@ class Options(TypedDict, total=False):
 
 
 def simulate(workload: Workload, policy: AnyPolicy, machine: Machine, **options: Unpack[Options]) -> Recording:
-    """Run `workload` to its end and return what happened.
+    """Run `workload` to its end and return the results.
 
     Args:
         workload: the requests; their `output_tokens` is known to the simulation, not to the policy (but see `Reserve`).
@@ -417,7 +417,7 @@ class Run:
 
 
 class Replica(NamedTuple):
-    """One server of a run, and what listens to it."""
+    """One server of a run, and its listener."""
 
     server: ServerProcess
     totals: Totals

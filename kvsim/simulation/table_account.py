@@ -138,7 +138,7 @@ class TableAccount:
         return blocks
 
     def _count(self, block: int, sign: int) -> None:
-        """Add what is in a block, if it is held, or take it away."""
+        """Add the content of a block, if it is held, or remove it."""
         if contents := self._holders.get(block):
             written, expired, left = of_liveliest(*contents.values())
             self._slots[SlotState.TOKEN] += sign * (written - expired)

@@ -54,7 +54,7 @@ class AttentionCost(NamedTuple):
 
     step_s: float
     sequence_s: float
-    """Cost per sequence, without what it reads."""
+    """Cost per sequence, without its reads."""
     byte_s: float
     """Cost per byte of the cache, if it is read for many sequences."""
     lone_share: float

@@ -41,7 +41,7 @@ FP8_READ_SHARE = 1.53
 """Ratio of the reading time of an fp8 cache's byte to one of bf16. All figures of fp8 caches are of FlashAttention 3,
 called as in vLLM's engine, for three kinds of heads of 128 elements on an H200."""
 FP8_SEQUENCE_SHARE = 1.7
-"""Ratio of the time per sequence, without what it reads: 1.7 to 2.0."""
+"""Ratio of the time per sequence, without its reads: 1.7 to 2.0."""
 FP8_PAIR_SHARE = 1.07
 """Ratio of the time per query of a prompt and key: 1.04 to 1.10."""
 FP8_MIXED_SHARE = 0.28
@@ -286,7 +286,7 @@ def _read_s(reading: Reading, cost: AttentionCost) -> float:
 
 
 def _sequence_s(reading: Reading, cost: AttentionCost) -> float:
-    """Return the time per sequence in all layers of a kind, without what it reads."""
+    """Return the time per sequence in all layers of a kind, without its reads."""
     return reading.num_layers * cost.sequence_s * (FP8_SEQUENCE_SHARE if reading.is_fp8 else 1.0)
 
 

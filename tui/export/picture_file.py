@@ -35,7 +35,7 @@ async def drawn(pilot: Pilot[None]) -> None:
 
 
 def svg_of(screen: Screen[Any], symbols: Symbols) -> str:
-    """Return what `screen` shows now as SVG, on the background of `symbols`."""
+    """Return `screen` as SVG, on the background of `symbols`."""
     return svg_of_lines(screen._compositor.render_strips(), symbols.palette.void)
 
 

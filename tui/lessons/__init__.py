@@ -1,4 +1,4 @@
-"""Lessons: short scenarios that pause where something happens and say what there is to see. Nothing here draws."""
+"""Lessons: short scenarios that pause and explain. Nothing here draws."""
 
 from __future__ import annotations
 

@@ -53,7 +53,9 @@ class Figures:
     def __init__(
         self, session: Session, others: Mapping[str, Session], cost: StepCost, ladder: Callable[[], Sequence[Climbed]]
     ) -> None:
-        """Args: the run, all runs by label, what a step costs, and what climbs the ladder when a caption asks."""
+        """`others` are all runs by label; `cost` is that of a step, `ladder` simulates the rungs when a caption asks
+        for them.
+        """
         self._session = session
         self._others = others
         self._cost = cost

@@ -1,4 +1,4 @@
-"""Lesson files: what one may say, checked to the last key.
+"""Lesson files: their format, checked to the last key.
 
 A lesson is a small scenario with captions, in TOML, so that a teacher can write another one::
 

@@ -131,7 +131,7 @@ class MetricsApp(Careful, App[None]):
         return f"metrics-{file_stem(self._feed.name)}"
 
     def action_save(self) -> None:
-        """Save what is on the screen as SVG in the current folder."""
+        """Save the screen as SVG in the current folder."""
         try:
             target = save_new(svg_of(self.screen, self.symbols), self.file_name(), "svg")
         except UsageError as error:

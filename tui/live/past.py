@@ -26,7 +26,7 @@ class Past:
     """
 
     def __init__(self, latest: Session | None = None) -> None:
-        """Args: what was opened before, if anything was."""
+        """`latest` is the session that was opened before, if any."""
         self._latest = latest
 
     def open(self, excerpt: Excerpt) -> Session:

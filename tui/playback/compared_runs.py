@@ -47,7 +47,7 @@ class ComparedRuns:
     def __init__(
         self, recordings: Sequence[Recording], labels: Sequence[str] = (), *, at_s: float | None = None
     ) -> None:
-        """Args: the runs, what they are called if not by their policies, and when to begin.
+        """`labels` name the runs, by default with their policies; playback begins at `at_s`.
 
         Raises:
             RecordingError: a recording has no steps.

@@ -70,7 +70,7 @@ class Events:
     request: IntArray
     """`NO_OWNER` for an eviction."""
     count: IntArray
-    """Number of units evicted in that frame; 1 for what happens to a request."""
+    """Number of units evicted in that frame; 1 for an event of a request."""
 
     def __len__(self) -> int:
         return len(self.frame)

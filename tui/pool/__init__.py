@@ -1,1 +1,1 @@
-"""The pool as a picture: whose memory each block is, what it does, what has just changed. Textual is not known here."""
+"""The pool as a picture: owner, state and recent changes of each block. Textual is not known here."""

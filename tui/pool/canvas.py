@@ -1,4 +1,4 @@
-"""The pool as lines of keys: what is drawn where, for any level of detail, cursor and followed request.
+"""The pool as lines of keys, for any level of detail, cursor and followed request.
 
 A canvas draws the lines that are in view and nothing else, so its cost does not grow with the pool.
 """

@@ -28,7 +28,7 @@ OVERWRITTEN: Final = int(UnitChange.EVICTED)
 
 LEGEND: Final = (((GOING,), "going there"), ((COMING,), "coming back"), ((OVERWRITTEN,), "gave way"),
                  (tuple(range(KEPT, KEPT + 2)), "kept, by owner"))  # fmt: skip
-"""Paints, and what they mean."""
+"""Paints, and their meanings."""
 
 
 def title_of(host: HostMemory, frame: int) -> str:

@@ -26,7 +26,7 @@ class Host(App[None]):
     symbols: Symbols
     """Symbols and colours to draw with."""
     flash_s: float
-    """Wall seconds for which what has changed is lit up."""
+    """Wall seconds for which changes are lit."""
     _busy = False
 
     def plays(self, screen: Screen[Any]) -> bool:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Transport(Screen[None]):
-    """Moves `player`, and has what it plays drawn."""
+    """Moves `player`, and draws its frames."""
 
     def __init__(self, player: Player) -> None:
         super().__init__()

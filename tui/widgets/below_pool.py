@@ -1,4 +1,4 @@
-"""The lines below the pool: what its colours mean, and what the last step changed."""
+"""Lines below the pool: the meaning of its colours, and the changes of the last step."""
 
 from __future__ import annotations
 

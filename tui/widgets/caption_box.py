@@ -1,4 +1,4 @@
-"""The caption of a lesson, above what it is about."""
+"""Caption of a lesson, above the pictures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The first line: what a person is looking at."""
+"""The first line: the name of the recording and its setup."""
 
 from __future__ import annotations
 

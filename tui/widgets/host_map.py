@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class HostMap(Panel):
-    """The slots of host memory in order, and below them, where there is room, what the colours mean."""
+    """Slots of host memory in order, with a legend below if there is room."""
 
     def __init__(self, session: Session, symbols: Symbols, *, id: str = "host") -> None:  # noqa: A002 - Textual's name
         super().__init__(session, symbols, id=id)

@@ -41,7 +41,7 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Keys that belong together, and one word for what they do: `[] Event`."""
+    """Keys that belong together, with one word for their action: `[] Event`."""
 
     keys: tuple[Key, ...]
     word: str

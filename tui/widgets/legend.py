@@ -38,7 +38,7 @@ class Legend(Widget):
         self.color_by = color_by
 
     def show_frame(self) -> None:
-        """Follow the pools: what they look like depends on their size and their level of detail."""
+        """Redraw: the meanings depend on the pools' size and level of detail."""
         self.refresh()
 
     def render_line(self, y: int) -> Strip:

@@ -124,7 +124,7 @@ class PoolPicture(ScrollView, inherit_bindings=False):
         self._strips.clear()
 
     def show_frame(self) -> None:
-        """Follow the replay to its current frame, and light up what has changed on the way."""
+        """Follow the replay to its current frame, and light up the changes."""
         before, self._frame = self._frame, self._replay.frame
         self._canvas.update()
         self._show_title()
@@ -148,7 +148,7 @@ class PoolPicture(ScrollView, inherit_bindings=False):
         self._repaint()
 
     def follow(self, request: int | None) -> None:
-        """Put everything into shade except what `request` holds; None lights everything."""
+        """Put all units in shade except those of `request`; None lights all."""
         self._canvas.followed = request
         self._repaint()
 
