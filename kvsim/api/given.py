@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -12,7 +11,7 @@ from kvsim.importers import read_workload, workload_of
 from kvsim.kv_groups.specs import check_block_size
 from kvsim.policies import POLICY_NAMES, AnyPolicy, Contiguous, CustomPolicy, Paged, Static
 from kvsim.policies.custom import check_hooks
-from kvsim.policies.settings import ContinuousSettings, EngineDefaults, PagedSettings, StaticSettings
+from kvsim.policies.settings import ContinuousSettings, StaticSettings
 from kvsim.recording import Recording, find, shipped_names
 from kvsim.recording import read as read_recording
 from kvsim.simulation import Machine
@@ -99,19 +98,14 @@ def policy_of(given: PolicyLike, machine: Machine, max_model_len: int | None = N
     if not isinstance(given, str):
         if isinstance(given, Paged):
             check_block_size(machine.model, given.cache.block_size)
-        if not isinstance(given, Static):
-            given.scheduler.check_starts()
+        if not isinstance(limits := machine.limited(given), Static):
+            limits.scheduler.check_starts()
         return given
     longest = max_model_len or machine.model.max_position_embeddings
     if given == Static.name:
         return Static(scheduler=StaticSettings(max_model_len=longest))
-    gpu = machine.gpu
-    defaults = EngineDefaults.of("llm", gpu.memory_bytes, is_a100=gpu.name.startswith("A100"))
-    num_seqs, num_tokens = defaults.limits(None, None, longest, chunked=True)
-    scheduler = ContinuousSettings(max_num_seqs=num_seqs, max_num_batched_tokens=num_tokens, max_model_len=longest)
-    if given == Contiguous.name:
-        return Contiguous(scheduler=scheduler)
-    return replace(Paged(scheduler=scheduler), cache=PagedSettings())
+    scheduler = ContinuousSettings(max_model_len=longest)
+    return Contiguous(scheduler=scheduler) if given == Contiguous.name else Paged(scheduler=scheduler)
 
 
 def _kind(given: object) -> str:

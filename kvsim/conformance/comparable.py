@@ -21,6 +21,8 @@ _VLLM_NAMES = {"order": "policy", "reserve_full_prompt": "scheduler_reserve_full
 """Settings with another name in vLLM."""
 _UNSTATED = "0.25.1"
 """The release of recordings that do not say theirs: they are older than the field."""
+_LIKE_A_LIMIT = 16384
+"""Example of a limit whose default depends on the machine."""
 _DEPEND_ON_THE_GPU = ("max_num_seqs", "max_num_batched_tokens", "max_model_len")
 
 
@@ -113,7 +115,7 @@ def settings_of(kind: type[Settings], recording: Recording, **known: Any) -> Set
             values[field.name] = recorded[name]
         elif field.name in _DEPEND_ON_THE_GPU or field.default is MISSING:
             raise RecordingError(f"{file} does not say engine.{name}, and vLLM's default depends on the GPU.")
-        default = getattr(kind(), field.name) if field.default is None else field.default  # follows from other limits
+        default = _LIKE_A_LIMIT if field.default is None else field.default
         if field.name in values and type(values[field.name]) not in _types(default):
             example = default.value if isinstance(default, Enum) else default
             raise RecordingError(f"{file}: {name} should be like {example!r}, not {values[field.name]!r}.")

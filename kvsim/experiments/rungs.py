@@ -172,6 +172,7 @@ def rung_recordings(
 
 def with_ample_memory(machine: Machine, policy: AnyPolicy, workload: Workload) -> Machine:
     """Return `machine` with memory for every sequence that `policy` may run at a time, at its longest."""
+    policy = machine.limited(policy)
     num_seqs = policy.scheduler.batch_size if isinstance(policy, Static) else policy.scheduler.max_num_seqs
     num_seqs = min(num_seqs, len(workload))
     layout = machine.layout(policy)

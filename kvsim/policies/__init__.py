@@ -19,6 +19,7 @@ from kvsim.policies.kinds import (
     Static,
     base_of,
     describe,
+    limited,
 )
 from kvsim.policies.pipeline import Pipeline
 from kvsim.policies.settings import (
@@ -56,4 +57,5 @@ __all__ = [
     "StaticSettings",
     "base_of",
     "describe",
+    "limited",
 ]

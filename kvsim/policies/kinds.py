@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from typing import Any, ClassVar, TypeAlias
 
 from kvsim.policies.custom import CustomPolicy
-from kvsim.policies.settings import ContiguousSettings, ContinuousSettings, PagedSettings, StaticSettings
+from kvsim.policies.settings import (
+    ContiguousSettings,
+    ContinuousSettings,
+    EngineDefaults,
+    PagedSettings,
+    StaticSettings,
+)
 from kvsim.policies.sglang import Radix
 
 
@@ -93,14 +99,25 @@ def base_of(policy: AnyPolicy) -> Policy:
     return Paged(scheduler=policy.scheduler, cache=units)
 
 
-def describe(policy: AnyPolicy) -> Mapping[str, Any]:
+def limited(policy: AnyPolicy, max_model_len: int, defaults: EngineDefaults) -> Policy:
+    """Return the built-in policy that `policy` is or is based on, with the limits that it leaves out.
+
+    `max_model_len` is the model's longest sequence, and `defaults` are vLLM's limits on the GPU.
+    """
+    base: Any = base_of(policy)
+    found: Policy = replace(base, scheduler=base.scheduler.limited(max_model_len, defaults))
+    return found
+
+
+def describe(policy: AnyPolicy, base: Policy | None = None) -> Mapping[str, Any]:
     """Return the policy and all its settings, flat, as in the `meta.json` of a recording.
 
-    A custom policy is described as the policy that it departs from, with its own name as `rules`.
+    A custom policy is described as the policy that it departs from, with its own name as `rules`. `base` is that policy
+    with all of its limits, where they are known.
     """
-    base = base_of(policy)
+    base = base or base_of(policy)
     flat = {key: value for part in asdict(base).values() for key, value in part.items()}
     described = {"name": base.name} | {
         key: value.value if isinstance(value, Enum) else value for key, value in flat.items()
     }
-    return described if base is policy else described | {"rules": policy.name}
+    return described if isinstance(policy, Paged | Contiguous | Static) else described | {"rules": policy.name}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from kvsim.errors import UsageError
 from kvsim.policies.releases import DEFAULT, rules_of
@@ -24,7 +24,7 @@ _DURATION: Final = {"at_least": 0, "below": 1_000}
 
 def _max_model_len() -> Any:
     return setting(
-        8192,
+        None,
         "Longest sequence in tokens, prompt and output together; auto: the longest that fits.",
         "--max-model-len",
         unit="TOKENS",
@@ -79,7 +79,7 @@ class Eviction(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContinuousSettings:
-    """Iteration-level scheduling; the defaults are those of vLLM 0.25.1's `LLM` class on a GPU of 70 GiB or more."""
+    """Iteration-level scheduling; limits that are left out follow from the machine, as in vLLM (see `limited`)."""
 
     max_num_seqs: int = setting(
         None, "Sequences in one step.", "--max-num-seqs", shown="vLLM's, by the GPU", at_least=1, at_most=1 << 20
@@ -113,11 +113,15 @@ class ContinuousSettings:
     vllm: str = setting(DEFAULT, "Release of vLLM whose rules are followed; an unknown one follows the nearest.")
 
     def __post_init__(self) -> None:
-        given = {name: getattr(self, name) for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len")}
         check_settings(self)
-        limits = EngineDefaults.LLM_LARGE.limits(*given.values(), chunked=self.enable_chunked_prefill)
-        for name, value in zip(given, limits, strict=False):
-            object.__setattr__(self, name, value)
+
+    def limited(self, max_model_len: int, defaults: EngineDefaults) -> Self:
+        """Return these settings with the limits that they leave out: the model's length, and vLLM's sizes of a step."""
+        longest = self.max_model_len or max_model_len
+        num_seqs, num_tokens = defaults.limits(
+            self.max_num_seqs, self.max_num_batched_tokens, longest, chunked=self.enable_chunked_prefill
+        )
+        return replace(self, max_num_seqs=num_seqs, max_num_batched_tokens=num_tokens, max_model_len=longest)
 
     def check_starts(self) -> None:
         """Check that vLLM starts with these limits, as the validator of its `SchedulerConfig` does.
@@ -330,6 +334,10 @@ class StaticSettings:
 
     def __post_init__(self) -> None:
         check_settings(self)
+
+    def limited(self, max_model_len: int, _defaults: EngineDefaults) -> Self:
+        """Return these settings with the model's longest sequence if they leave it out."""
+        return replace(self, max_model_len=self.max_model_len or max_model_len)
 
 
 class EngineDefaults(Enum):

@@ -43,7 +43,9 @@ def _four_sequences(progress: ProgressCallback) -> list[float]:  # noqa: ARG001 
     machine = Machine(
         gpu=gpu, model=model, kv_bytes=4 * longest * model.kv_bytes_per_token, step_time=step_times(gpu, model, "vllm")
     )
-    policy = Contiguous(scheduler=ContinuousSettings(max_model_len=longest))
+    policy = Contiguous(
+        scheduler=ContinuousSettings(max_num_seqs=1024, max_num_batched_tokens=16384, max_model_len=longest)
+    )
     first = simulate(workload, policy, machine).steps
     return [int(first.running[0]), 100 * (1 - int(first.prefill_tokens[0]) / (4 * longest))]
 

@@ -93,7 +93,7 @@ def _mistral(progress: ProgressCallback) -> list[float]:
     """Return the answers per second, with 100 prompt tokens and 500 output tokens each."""
     gpu, model = find_gpu("A100-80G"), find_model("mistralai/Mistral-7B-Instruct-v0.3")
     quantized = model.served(quantization=find_quantization("awq"))
-    paged = Paged(scheduler=ContinuousSettings(max_num_seqs=256, max_model_len=4096))
+    paged = Paged(scheduler=ContinuousSettings(max_num_seqs=256, max_num_batched_tokens=16384, max_model_len=4096))
     runs: list[tuple[Model, Policy, int]] = [
         (model, _batches_of(1), 4),
         (model, _batches_of(16), 64),

@@ -27,8 +27,9 @@ from kvsim.hardware import GIB, Gpu
 from kvsim.kv_groups import CacheSettings, KVCacheLayout, bytes_per_block, cache_layout
 from kvsim.metrics import Limits
 from kvsim.models import Model
-from kvsim.policies import AnyPolicy, Paged, Pipeline, Policy, Static, base_of, describe
+from kvsim.policies import AnyPolicy, Paged, Pipeline, Policy, Static, base_of, describe, limited
 from kvsim.policies.custom import CustomPolicy
+from kvsim.policies.settings import EngineDefaults
 from kvsim.profiles.extrapolation import Watched, provenance
 from kvsim.recording import Meta, Pool, Recording, RecordingBuilder, RecordingWriter, write
 from kvsim.recording.model import MAX_UNITS
@@ -73,13 +74,18 @@ class Machine:
             f"times: {self.step_time.label.partition(';')[0]}>"
         )
 
+    def limited(self, policy: AnyPolicy) -> Policy:
+        """Return the built-in policy that `policy` is or is based on, with the limits that it has on this machine."""
+        defaults = EngineDefaults.of("llm", self.gpu.memory_bytes, is_a100=self.gpu.name.startswith("A100"))
+        return limited(policy, self.model.max_position_embeddings, defaults)
+
     def layout(self, policy: AnyPolicy) -> KVCacheLayout | None:
         """Return the KV-cache groups of the model in the blocks of `policy`; None if its memory has no blocks.
 
         Raises:
             UsageError: vLLM could not serve the model with such blocks.
         """
-        base = base_of(policy)
+        base = self.limited(policy)
         if not isinstance(base, Paged):
             return None
         settings = CacheSettings(
@@ -303,7 +309,7 @@ class Run:
         for name in options.keys() - Options.__annotations__.keys():
             raise UnknownNameError("option of a simulation", name, Options.__annotations__)
         self.workload, self.policy, self.machine, self.options = workload, policy, machine, options
-        self._base, self._pipeline = base_of(policy), Pipeline.of(machine.model)
+        self._base, self._pipeline = machine.limited(policy), Pipeline.of(machine.model)
         _check_stages(machine, self._base)
         self.pool, self._layout = machine.pool(policy), machine.layout(policy)
         self.name = f"{policy.name}-{workload.name}"
@@ -334,7 +340,7 @@ class Run:
             | ({"hash_block_size": hash_tokens(self.workload, self._base, self._layout)} if self.pool.groups else {}),
             gpu=machine.gpu.name,
             model=model | {"kv_bytes_per_token": machine.model.kv_bytes_per_token},
-            policy=describe(self.policy),
+            policy=describe(self.policy, self._base),
             pool=self.pool,
             command=self.options.get("command", ""),
             notes=self.workload.description,
@@ -393,7 +399,7 @@ class Run:
             return plan.build(compiled=True) if may_compile(size, machine.step_time, choice) else None
 
         driver = Driver(plan.build(compiled=compiled), compiled=compiled, compile_later=compile_later)
-        totals = Totals(self.pool, Limits.of(describe(self.policy)))
+        totals = Totals(self.pool, Limits.of(describe(self.policy, self._base)))
         tables = None if builder is None else FinalRows(builder)
         listeners = (totals.take, self._watch) if tables is None else (totals.take, tables.take, self._watch)
         kernels = KernelsSeen(machine.gpu, machine.model, options.get("earlier", ()))

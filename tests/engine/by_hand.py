@@ -10,6 +10,8 @@ from kvsim.engine.coefficients import no_times
 from kvsim.engine.driver import Driver
 from kvsim.engine.initialization import EnginePlan
 from kvsim.engine.known_requests import Demand
+from kvsim.policies import Radix, limited
+from kvsim.policies.settings import EngineDefaults
 from kvsim.workload import Ragged
 
 if TYPE_CHECKING:
@@ -39,6 +41,8 @@ def driver_of(policy: EnginePolicy, num_units: int, *requests: tuple[int, ...], 
     compiled = options.pop("compiled", False)
     refused = np.zeros(len(requests), np.bool_)
     demand = demand_of(*requests, **known)
+    if not isinstance(policy, Radix):
+        policy = limited(policy, 8192, EngineDefaults.LLM_LARGE)
     plan = EnginePlan(demand, policy, num_units, no_times(), refused=refused, records_memory=True, **options)
     return Driver(plan.build(compiled=compiled), compiled=compiled)
 

@@ -210,7 +210,8 @@ def test_a_table_for_every_sequence_has_to_fit_into_memory() -> None:
     from kvsim.errors import BudgetError
 
     requests = [(1 << 20, 1)] * 600
-    policy = Paged(scheduler=ContinuousSettings(max_model_len=1 << 21), cache=PagedSettings(block_size=1))
+    scheduler = ContinuousSettings(max_num_seqs=1024, max_num_batched_tokens=16384, max_model_len=1 << 21)
+    policy = Paged(scheduler=scheduler, cache=PagedSettings(block_size=1))
     import numpy as np
 
     with pytest.raises(BudgetError, match="600 sequences of up to 1,048,577 tokens in blocks of 1 need tables of"):

@@ -6,7 +6,7 @@ import pytest
 
 from kvsim.errors import UsageError
 from kvsim.hardware import find_gpu
-from kvsim.policies import POLICY_NAMES, Allocator, Contiguous, CustomPolicy, Paged, Policy, Static, describe
+from kvsim.policies import POLICY_NAMES, Allocator, Contiguous, CustomPolicy, Paged, Policy, Static, describe, limited
 from kvsim.policies.custom import ServedRequest, StepInMaking, check_hooks
 from kvsim.policies.settings import (
     ContiguousSettings,
@@ -80,7 +80,9 @@ def test_vllms_own_defaults(entry_point: str, gpu: str, max_num_seqs: int, max_n
 def test_a_policy_describes_every_setting_in_plain_values(policy: Policy) -> None:
     described = describe(policy)
     assert described["name"] == policy.name in POLICY_NAMES
-    assert described["max_model_len"] == policy.max_model_len == 8192
+    assert described["max_model_len"] == described.get("max_num_seqs") is None
+    described = describe(policy, limited(policy, 8192, EngineDefaults.LLM_LARGE))
+    assert described["max_model_len"] == 8192
     assert all(isinstance(value, (str, int, float, bool)) for value in described.values())
 
 
@@ -89,7 +91,6 @@ def test_what_a_policy_says_of_itself() -> None:
     assert describe(contiguous).items() >= {"reserve": "pow2", "fit": "buddy", "order": "fcfs"}.items()
     assert contiguous.unit_tokens == Static().unit_tokens == 1
     assert Paged(cache=PagedSettings(block_size=32)).unit_tokens == 32
-    assert Static(scheduler=StaticSettings(preallocated=True)).max_model_len == 8192
 
 
 @pytest.mark.parametrize(
@@ -105,7 +106,7 @@ def test_what_a_policy_says_of_itself() -> None:
 def test_limits_that_are_left_out_are_adjusted_as_vllm_does(
     given: dict[str, int], num_seqs: int, num_tokens: int
 ) -> None:
-    limits = ContinuousSettings(**given)  # type: ignore[arg-type]
+    limits = ContinuousSettings(**given).limited(8192, EngineDefaults.LLM_LARGE)  # type: ignore[arg-type]
     assert (limits.max_num_seqs, limits.max_num_batched_tokens) == (num_seqs, num_tokens)
     limits.check_starts()
 
@@ -113,7 +114,9 @@ def test_limits_that_are_left_out_are_adjusted_as_vllm_does(
 def test_limits_with_which_vllm_does_not_start_are_refused_with_its_reason() -> None:
     with pytest.raises(UsageError, match=r"max_num_batched_tokens \(10\) below max_num_seqs \(16\)"):
         ContinuousSettings(max_num_batched_tokens=10, max_num_seqs=16).check_starts()
-    whole = ContinuousSettings(max_num_batched_tokens=4096, max_model_len=8192, enable_chunked_prefill=False)
+    whole = ContinuousSettings(
+        max_num_seqs=256, max_num_batched_tokens=4096, max_model_len=8192, enable_chunked_prefill=False
+    )
     with pytest.raises(UsageError, match=r"below max_model_len \(8,192\) where prompts are not chunked"):
         whole.check_starts()
 

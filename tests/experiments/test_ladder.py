@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from kvsim.simulation import Machine
 
-LIMITS = ContinuousSettings(max_model_len=256, max_num_seqs=32)
+LIMITS = ContinuousSettings(max_model_len=256, max_num_seqs=32, max_num_batched_tokens=8192)
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ from kvsim.simulation.sources import ClosedLoop, KnownInAdvance, OneServersUsers
 from ..engine.by_hand import demand_of
 
 STEP_TIME = vllm_prior(find_gpu("H200"), find_model("Meta-Llama-3-8B"))
-POLICY = Paged(scheduler=ContinuousSettings(max_num_seqs=4, max_model_len=256))
+POLICY = Paged(scheduler=ContinuousSettings(max_num_seqs=4, max_num_batched_tokens=1024, max_model_len=256))
 REQUESTS = st.lists(
     st.tuples(st.integers(1, 40), st.integers(1, 20), st.sampled_from([0.0, 0.0, 0.004, 0.05])),
     min_size=1, max_size=25,
