@@ -54,8 +54,8 @@ def _check_output(page: str | None, output: Path, *, overwrite: bool) -> None:
 
 
 def _watch_metrics(tui: Any, address: str, output: Path | None, *, overwrite: bool, ascii_only: bool) -> None:
+    from kvsim.live.metrics import as_csv
     from kvsim.live.metrics_feed import MetricsFeed
-    from kvsim.live.metrics_table import as_csv
 
     feed = MetricsFeed(address)
 

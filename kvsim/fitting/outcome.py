@@ -122,7 +122,7 @@ def evaluate(server: Server, load: Load, *, engine: EngineName = "auto", pace: f
                 runs = measure_replicas(longer.workload, policy, machine, server.replicas, "shortest", **options)
             runs = [run for run in runs if len(run.requests)]
             outcome = outcome_of(longer, runs, machine)
-            longer = longer.longer(_least_steady(runs)) if not _is_hopeless(outcome) else None
+            longer = longer.longer(_least_steady(runs)) if outcome.overload <= _HOPELESS else None
         pool = machine.pool(policy)
     except KvsimError as error:
         return Outcome(error=str(error))
@@ -133,11 +133,6 @@ def _least_steady(runs: Sequence[Measured]) -> SteadyPart:
     """Return the steady part of the replica whose rate settles last."""
     parts = [steady_part(run.requests) for run in runs]
     return max(parts, key=lambda part: (part.steadiness is Steadiness.SHORT, part.running_s))
-
-
-def _is_hopeless(outcome: Outcome) -> bool:
-    """Tell whether a longer load would only make the queue longer."""
-    return outcome.overload > _HOPELESS
 
 
 def price_words(before: Outcome, after: Outcome) -> str:

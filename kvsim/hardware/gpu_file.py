@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import tomllib
 from pathlib import Path
 from typing import Any
 
 from kvsim.errors import UsageError, shortened
-from kvsim.files.contents import TOML_BYTES, content_of
+from kvsim.files.values import is_number, read_toml
 from kvsim.hardware.gpu import GIB, GIGA, TERA, Gpu
 
 _KEYS = {
@@ -34,12 +33,7 @@ def read_gpu(file: Path) -> Gpu:
     Raises:
         UsageError: the file cannot be read, or a key is missing, unknown or out of range. All errors are listed.
     """
-    try:
-        document = tomllib.loads(content_of(file, TOML_BYTES).decode())
-    except OSError as error:
-        raise UsageError(f"the GPU {file} cannot be read: {error.strerror}.") from error
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"the GPU {file} is not TOML: {error}.") from error
+    document = read_toml(file, "the GPU")
     if wrong := _wrong(document):
         raise UsageError(f"the GPU {file} says what cannot be used: {'; '.join(wrong)}.")
     return _gpu(document, (str(file),))
@@ -68,8 +62,7 @@ def _wrong(document: dict[str, Any]) -> list[str]:
     found = []
     for key, (lowest, highest, meaning) in _KEYS.items():
         value = document.get(key)
-        number = value if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
-        if not lowest <= number <= highest or (key == "num_processors" and number % 1):
+        if not is_number(value, lowest, highest) or (key == "num_processors" and value % 1):
             found += _problem(document, key, f"a number from {lowest:g} to {highest:,} ({meaning})")
     for key, meaning in _TEXTS.items():
         value = document.get(key)

@@ -199,29 +199,7 @@ def _read(source: TextSource, names: _Names, published: str | None) -> Workload:
             if prompt is not None and output is not None and requests.add_plain(texts, prompt, output):
                 continue
         for row in block.rows():
-            output_tokens = row.whole(names.output)
-            arrival = None if names.arrival is None else row.fields[names.arrival]
-            if not names.optional:
-                requests.add(row, arrival, row.whole(names.prompt), output_tokens)
-                continue
-            ours = row._replace(
-                fields=dict(row.fields) | {our: row.fields[their] for our, their in names.optional.items()}
-            )
-            limit = ours.whole("max_tokens", minimum=output_tokens) if _given(ours, "max_tokens") else None
-            priority = ours.whole("priority", minimum=-_INT32) if _given(ours, "priority") else 0
-            name = ours.fields.get("id")
-            if name is not None and lines_by_id.setdefault(name, row.line) != row.line:
-                raise row.error(f"line {lines_by_id[name]} has the id {name!r} already; give another")
-            requests.add(
-                row,
-                arrival,
-                row.whole(names.prompt),
-                output_tokens,
-                max_tokens=limit,
-                priority=priority,
-                prefix=_prefix(ours, names.prompt),
-                request_id=name,
-            )
+            _add(requests, row, names, lines_by_id)
     if names.arrival is not None:
         return requests.workload()
     known = {*names.required, *names.optional.values()}
@@ -229,12 +207,31 @@ def _read(source: TextSource, names: _Names, published: str | None) -> Workload:
     return requests.workload(NO_ARRIVALS + (f"; not read: {', '.join(ignored)}" if ignored else ""))
 
 
-def _prefix(row: SourceRow, prompt: str) -> tuple[str, int] | None:
+def _add(requests: RequestCollector, row: SourceRow, names: _Names, lines_by_id: dict[str, int]) -> None:
+    """Add the request of one row."""
+    output_tokens = row.whole(names.output)
+    arrival = None if names.arrival is None else row.fields[names.arrival]
+    if not names.optional:
+        requests.add(row, arrival, row.whole(names.prompt), output_tokens)
+        return
+    ours = row._replace(fields=dict(row.fields) | {our: row.fields[their] for our, their in names.optional.items()})
+    limit = ours.whole("max_tokens", minimum=output_tokens) if _given(ours, "max_tokens") else None
+    priority = ours.whole("priority", minimum=-_INT32) if _given(ours, "priority") else 0
+    name = ours.fields.get("id")
+    if name is not None and lines_by_id.setdefault(name, row.line) != row.line:
+        raise row.error(f"line {lines_by_id[name]} has the id {name!r} already; give another")
+    prompt_tokens = row.whole(names.prompt)
+    prefix = _prefix(ours, prompt_tokens)
+    requests.add(
+        row, arrival, prompt_tokens, output_tokens, max_tokens=limit, priority=priority, prefix=prefix, request_id=name
+    )
+
+
+def _prefix(row: SourceRow, prompt_tokens: int) -> tuple[str, int] | None:
     if _given(row, "prefix_group") != _given(row, "prefix_tokens"):
         raise row.error("prefix_group and prefix_tokens go together; give both or neither")
     if not _given(row, "prefix_group"):
         return None
-    prompt_tokens = row.whole(prompt)
     return row.fields["prefix_group"].strip(), row.whole("prefix_tokens", minimum=1, maximum=prompt_tokens)
 
 

@@ -6,6 +6,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from kvsim.errors import UsageError
+from kvsim.files.values import is_integer
 from kvsim.importers.arrival_times import NO_ARRIVALS
 from kvsim.importers.collect import RequestCollector
 from kvsim.importers.json_list import entries
@@ -59,6 +60,6 @@ def _tokens(row: SourceRow, turn: dict[str, Any], chars_per_token: float) -> int
     tokens, text = turn.get("tokens"), turn.get("value", "")
     if tokens is None and isinstance(text, str):
         return int(-(-len(text) // chars_per_token))
-    if isinstance(tokens, int) and not isinstance(tokens, bool) and 0 <= tokens < 2**31:
+    if is_integer(tokens, 0, 2**31 - 1):
         return tokens
     raise row.error("a turn should have a text as its value, or a whole number of tokens")

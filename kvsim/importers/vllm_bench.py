@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kvsim.errors import WorkloadError, shortened
+from kvsim.files.values import is_integer, is_number
 from kvsim.importers.arrival_times import Clock
 from kvsim.importers.collect import RequestCollector
 from kvsim.importers.source import SourceRow
@@ -50,9 +51,7 @@ def _lengths(source: TextSource, document: dict[str, Any], name: str) -> list[in
     values = document.get(name)
     if not isinstance(values, list) or not values:
         raise WorkloadError(f"{source.path} has no list of {name}; {_DETAILED}.")
-    wrong = [
-        value for value in values if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**31
-    ]
+    wrong = [value for value in values if not is_integer(value, 0, 2**31 - 1)]
     if wrong:
         raise WorkloadError(f"{source.path}: {name} should be whole numbers of tokens, not {shortened(wrong[0])}.")
     return values
@@ -69,7 +68,7 @@ def _starts_s(source: TextSource, document: dict[str, Any], num_requests: int) -
     rate = document.get("request_rate", "inf")
     if rate == "inf":
         return [0.0] * num_requests, "; the file has no start_times, so all arrive at once"
-    if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0 < rate < 1e300:
+    if not is_number(rate, 0, 1e300) or rate == 0:
         raise WorkloadError(f"{source.path}: request_rate should be a number above 0 or inf, not {shortened(rate)}.")
     spaced = [number / rate for number in range(num_requests)]
     return spaced, f"; the file has no start_times, so they are spaced evenly at {rate:g} per second"

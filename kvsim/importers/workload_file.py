@@ -12,6 +12,7 @@ from kvsim.errors import WorkloadError
 from kvsim.files.arrow_table import read_parquet
 from kvsim.files.atomic import whole_file
 from kvsim.files.json_text import parse
+from kvsim.files.values import is_integer
 from kvsim.workload import Numbered, Ragged, Workload
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ def _about(metadata: dict[bytes, bytes], path: str | os.PathLike[str]) -> dict[s
     unit, names = about.get("hash_unit_tokens"), about.get("prefix_names")
     texts = isinstance(about.get("name"), str) and isinstance(about.get("description"), str)
     named = isinstance(names, list) and all(isinstance(name, str) for name in names)
-    whole = isinstance(unit, int) and not isinstance(unit, bool) and 1 <= unit < 1 << 31
+    whole = is_integer(unit, 1, (1 << 31) - 1)
     for name, holds in (("name and description", texts), ("prefix_names", named), ("hash_unit_tokens", whole)):
         if not holds:
             raise WorkloadError(f"{path} is damaged: its {name} are missing or of another type.")

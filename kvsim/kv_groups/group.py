@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvsim.errors import RecordingError
+from kvsim.files.values import is_integer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -233,7 +234,7 @@ def _blocks(num_tokens: int, block_size: int) -> int:
 
 def _count(entry: Mapping[str, Any], key: str, where: str, least: int = 1) -> int:
     value = entry.get(key)
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+    if not is_integer(value, least):
         raise RecordingError(f"{where} says {key} = {value!r}; it must be a whole number of at least {least}.")
     return value
 

@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from kvsim.errors import BudgetError, UsageError
-from kvsim.kv_groups.grouping import Grouping, group_layers, pipeline_stages
+from kvsim.kv_groups.grouping import group_layers, pipeline_stages
 from kvsim.kv_groups.specs import CacheSettings, as_full, layer_specs
 
 if TYPE_CHECKING:
@@ -72,8 +72,7 @@ def cache_layout(model: Model, settings: CacheSettings) -> KVCacheLayout:
     Raises:
         UsageError: a setting is invalid, or vLLM could not serve the model with it.
     """
-    grouping, stages = _grouped(model, settings)
-    return _layout(model, settings, grouping, stages)
+    return _grouped(model, settings)[0]
 
 
 def bytes_per_block(model: Model, settings: CacheSettings) -> tuple[int, ...]:
@@ -82,8 +81,7 @@ def bytes_per_block(model: Model, settings: CacheSettings) -> tuple[int, ...]:
     Raises:
         UsageError: a setting is invalid, or vLLM could not serve the model with it.
     """
-    grouping, stages = _grouped(model, settings)
-    return tuple(grouping.bytes_per_block(stage) for stage in stages)
+    return _grouped(model, settings)[1]
 
 
 def plan_cache(
@@ -109,9 +107,7 @@ def plan_cache(
         BudgetError: one sequence of `max_model_len` tokens does not fit; the message names the longest that does.
         UsageError: a setting is invalid, or vLLM could not serve the model with it.
     """
-    grouping, stages = _grouped(model, settings)
-    layout = _layout(model, settings, grouping, stages)
-    sizes = tuple(grouping.bytes_per_block(stage) for stage in stages)
+    layout, sizes = _grouped(model, settings)
     if num_blocks is not None:
         if num_blocks < 1:
             raise UsageError(f"--num-blocks should be at least 1, not {num_blocks}.")
@@ -127,8 +123,8 @@ def plan_cache(
 
 
 @lru_cache(maxsize=256)
-def _grouped(model: Model, settings: CacheSettings) -> tuple[Grouping, tuple[range, ...]]:
-    """Return the groups, and the indices of the specs in every stage."""
+def _grouped(model: Model, settings: CacheSettings) -> tuple[KVCacheLayout, tuple[int, ...]]:
+    """Return the layout of the groups, and the bytes of one block id in every stage."""
     by_layer = layer_specs(model, settings)
     if settings.uniform and model.recurrent_layers:
         raise UsageError(
@@ -139,20 +135,15 @@ def _grouped(model: Model, settings: CacheSettings) -> tuple[Grouping, tuple[ran
     starts = [0]
     for caches in by_layer:
         starts.append(starts[-1] + len(caches))
-    stages = pipeline_stages(len(by_layer), model.pipeline_parallel_size)
-    grouping = group_layers(specs, hybrid_manager=settings.hybrid_manager and not _is_chunked(specs))
-    return grouping, tuple(range(starts[stage.start], starts[stage.stop]) for stage in stages)
-
-
-def _is_chunked(specs: Sequence[LayerSpec]) -> bool:
-    # vLLM disables the hybrid manager for these models, unless an environment variable enables it.
-    return any(spec.kind == "chunked_local" for spec in specs)
-
-
-def _layout(model: Model, settings: CacheSettings, grouping: Grouping, stages: Sequence[range]) -> KVCacheLayout:
-    return grouping.layout(
+    ends = pipeline_stages(len(by_layer), model.pipeline_parallel_size)
+    stages = tuple(range(starts[stage.start], starts[stage.stop]) for stage in ends)
+    # vLLM disables the hybrid manager for chunked models, unless an environment variable enables it.
+    is_chunked = any(spec.kind == "chunked_local" for spec in specs)
+    grouping = group_layers(specs, hybrid_manager=settings.hybrid_manager and not is_chunked)
+    layout = grouping.layout(
         hash_block_size=settings.hash_block_size, caches_prefixes=settings.caches_prefixes(model), stages=stages
     )
+    return layout, tuple(grouping.bytes_per_block(stage) for stage in stages)
 
 
 def _too_long(plan: CachePlan, longest: int) -> str:

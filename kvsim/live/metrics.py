@@ -5,6 +5,8 @@ The metrics have the usage of the pool and the numbers of running and waiting re
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -143,7 +145,6 @@ def parse_metrics(page: str, time_s: float = 0.0) -> ServerMetrics:
     blocks = [_whole(sample.labels.get("num_gpu_blocks", "")) for sample in about]
     sizes = {_whole(sample.labels.get("block_size", "")) for sample in about}
     models = {sample.labels.get("model_name", "") for sample in found["vllm:kv_cache_usage_perc"]}
-    deferred = found.get("vllm:num_requests_waiting_by_reason", [])
     values("vllm:num_requests_waiting_by_reason", _MAX_COUNT)
     return ServerMetrics(
         time_s=time_s,
@@ -155,7 +156,7 @@ def parse_metrics(page: str, time_s: float = 0.0) -> ServerMetrics:
         block_size=sizes.pop() if len(sizes) == 1 else None,
         running=total("vllm:num_requests_running"),
         waiting=total("vllm:num_requests_waiting"),
-        deferred=_deferred(deferred, total("vllm:num_requests_waiting")),
+        deferred=_deferred(found.get("vllm:num_requests_waiting_by_reason", []), total("vllm:num_requests_waiting")),
         preemptions=total("vllm:num_preemptions_total"),
         finished=total("vllm:request_success_total"),
         prompt_tokens=total("vllm:prompt_tokens_total"),
@@ -257,3 +258,25 @@ def _check_buckets(
 def _whole(text: str) -> int | None:
     """Return the number in a label; None if it is invalid or larger than any pool."""
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 10 and int(text) > 0 else None
+
+
+_CSV_COLUMNS = (
+    "usage", "fullest_usage", "num_blocks", "block_size", "running", "waiting", "deferred", "preemptions", "finished",
+    "prompt_tokens", "generation_tokens", "queried_tokens", "hit_tokens",
+)  # fmt: skip
+
+
+def as_csv(looks: Sequence[ServerMetrics]) -> str:
+    """Return a CSV with one row per look.
+
+    The columns are `time_s` since the first look, the gauges and counters of `ServerMetrics`, and the number and sum in
+    seconds of each distribution.
+    """
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    rows.writerow(["time_s", *_CSV_COLUMNS, *(f"{key}_{what}" for key in HISTOGRAMS for what in ("count", "sum_s"))])
+    for look in looks:
+        times = [look.histograms[key] for key in HISTOGRAMS]
+        row = [round(look.time_s - looks[0].time_s, 3), *(getattr(look, name) for name in _CSV_COLUMNS)]
+        rows.writerow([*row, *(value for time in times for value in (time.count, time.sum_s))])
+    return text.getvalue()

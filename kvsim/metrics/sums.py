@@ -122,6 +122,7 @@ class Sums:
         integrals[_STATES + SlotState.INTERNAL] += useless_slot_s
         mean = integrals / time_s if time_s else np.full(len(integrals), np.nan)
         mean[np.abs(mean) < _ROUNDING * self._capacity * (np.arange(len(mean)) >= _STATES)] = 0.0
+        memory, batch, tokens = mean[_FOR_MEMORY : _FOR_TOKENS + 1].tolist()
         status = np.bincount(requests.status, minlength=len(RequestStatus))
         num_finished, output_tokens = int(status[RequestStatus.FINISHED]), int(requests.output_tokens.sum())
         times, hits = latencies_of(requests), prefix_hits(meta, requests)
@@ -153,16 +154,9 @@ class Sums:
             computed_tokens=self._computed_tokens,
             vain_tokens=_vain_tokens(self._computed_tokens, requests),
             mean_waiting=float(mean[_WAITING]),
-            waiting_for=UNKNOWN
-            if self._limits is None
-            else WaitingFor(
-                memory=float(mean[_FOR_MEMORY]), batch=float(mean[_FOR_BATCH]), tokens=float(mean[_FOR_TOKENS])
-            ),
+            waiting_for=UNKNOWN if self._limits is None else WaitingFor(memory=memory, batch=batch, tokens=tokens),
             limits=self._limits,
-            wait_s=Distribution.of(times.wait_s),
-            ttft_s=Distribution.of(times.ttft_s),
-            tpot_s=Distribution.of(times.tpot_s),
-            e2e_s=Distribution.of(times.e2e_s),
+            **{name: Distribution.of(getattr(times, name)) for name in ("wait_s", "ttft_s", "tpot_s", "e2e_s")},
             waste=shares_of(mean[_STATES:], self._capacity) if time_s else UNKNOWN_SHARES,
         )
 

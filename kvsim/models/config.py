@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvsim.errors import UsageError, shortened
+from kvsim.files.values import is_integer, is_number
 
 LARGEST = 1 << 27
 """Largest count in any configuration."""
@@ -47,7 +48,7 @@ class Config:
         stated = [name for name in names if self.states(name)]
         for name in stated:
             value = self.fields[name]
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            if not is_integer(value, least):
                 raise self.wrong(name, right)
             if value > most:
                 raise self.wrong(name, f"at most {most:,}")
@@ -62,7 +63,7 @@ class Config:
     def positive(self, name: str, *, default: float | None = None) -> float:
         """Return the number in a field, above 0 and at most a million, or `default`."""
         value = self.fields.get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1e6:
+        if not is_number(value, 0, 1e6) or value == 0:
             raise self.wrong(name, "a number above 0 and at most 1,000,000")
         return value
 

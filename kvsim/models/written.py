@@ -6,6 +6,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any, cast, get_args
 
 from kvsim.errors import RecordingError
+from kvsim.files.values import is_integer
 from kvsim.models.dtypes import DTYPE_BYTES, KV_CACHE_DTYPES
 from kvsim.models.layers import LAYER_CLASSES, Layer, Mla
 from kvsim.models.weights import Quantization
@@ -75,9 +76,9 @@ def _gated_decoder_parameters(shape: Mapping[str, Any]) -> int:
 def _latent(shape: Mapping[str, Any]) -> Mla:
     rank: Any = shape.get("kv_lora_rank")
     rope: Any = shape.get("qk_rope_head_dim", 0)
-    if not _is_count(rank, 1):
+    if not is_integer(rank, 1):
         raise RecordingError(_wrong(shape, "kv_lora_rank", "a whole number of at least 1"))
-    if not _is_count(rope, 0):
+    if not is_integer(rope, 0):
         raise RecordingError(_wrong(shape, "qk_rope_head_dim", "a whole number of at least 0"))
     return Mla(kv_lora_rank=rank, rope_dim=rope)
 
@@ -94,7 +95,7 @@ def _layer(shape: Mapping[str, Any], entry: Any) -> Layer:
             value = entry[item.name]
             numeric = item.type in ("int", int)
             right = (
-                _is_count(value, 0)
+                is_integer(value, 0)
                 if numeric
                 else isinstance(value, bool) or (isinstance(value, str) and value in DTYPE_BYTES)
             )
@@ -114,7 +115,7 @@ def _layer_caches(shape: Mapping[str, Any], known: Mapping[str, Any]) -> tuple[t
     caches = known.get("layer_caches", ())
     kinds = range(len(known["layer_kinds"]))
     fine = len(caches) == known["num_layers"] and all(
-        isinstance(layer, list | tuple) and all(_is_count(index, 0) and index in kinds for index in layer)
+        isinstance(layer, list | tuple) and all(is_integer(index, 0) and index in kinds for index in layer)
         for layer in caches
     )
     if not fine:
@@ -138,10 +139,6 @@ def _quantization(shape: Mapping[str, Any]) -> Quantization:
     )
 
 
-def _is_count(value: object, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
-
-
 def _what_would_be_right(key: str, value: object) -> str:
     """Return the expected value of a field; an empty string if the value is right."""
     if key in ("dtype", "kv_cache_dtype"):
@@ -160,7 +157,7 @@ def _what_would_be_right(key: str, value: object) -> str:
     else:
         least = 0 if key in _MAY_BE_ZERO else 1
         right = f"a whole number of at least {least}"
-        fine = _is_count(value, least)
+        fine = is_integer(value, least)
     return "" if fine else right
 
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from kvsim.errors import UsageError, shortened
 from kvsim.files.atomic import whole_file
-from kvsim.files.contents import TOML_BYTES, content_of
 from kvsim.files.marks import HASH_COMMENT
+from kvsim.files.values import read_toml
 from kvsim.profiles.coefficient_words import EXPLANATIONS
 from kvsim.profiles.profile import Profile, Residual
 from kvsim.steptime import ALL_ALIKE, COEFFICIENTS, NUM_LISTED, NUM_SIZES, Roofline, StepShape
@@ -38,13 +37,7 @@ def load(path: str | os.PathLike[str]) -> Profile:
         UsageError: the file is missing, or not a profile; the message says what is wrong.
     """
     file = Path(path)
-    try:
-        document = tomllib.loads(content_of(file, TOML_BYTES).decode())
-    except OSError as error:
-        raise UsageError(f"the profile {file} cannot be read: {error.strerror}.") from error
-    except (ValueError, RecursionError) as error:
-        reason = str(error).splitlines()[0].rstrip(".")
-        raise UsageError(f"the profile {file} is not TOML: {reason}.") from error
+    document = read_toml(file, "the profile")
     try:
         return Profile(
             gpu=_text("gpu", document["gpu"]),

@@ -15,6 +15,7 @@ from kvsim.errors import RecordingError, RecordingVersionError, shortened
 from kvsim.files.contents import META_BYTES, content_of
 from kvsim.files.identity import META
 from kvsim.files.json_text import parse
+from kvsim.files.values import is_integer
 from kvsim.recording import unit_runs
 from kvsim.recording.check_groups import with_groups
 from kvsim.recording.check_meta import check_meta
@@ -170,7 +171,7 @@ def _mapping(document: Mapping[str, Any], key: str, file: Path) -> Mapping[str, 
 def _pool(value: Mapping[str, Any], groups: object, file: Path) -> Pool:
     def integer(key: str, default: int | None, minimum: int) -> int:
         number = value.get(key, default)
-        if not isinstance(number, int) or isinstance(number, bool) or number < minimum:
+        if not is_integer(number, minimum):
             shown = shortened(number)
             raise RecordingError(f"{file}: pool.{key} should be an integer of at least {minimum}, not {shown}.")
         if number > _LARGEST[key]:

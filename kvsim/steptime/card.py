@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,8 +15,8 @@ from typing import Any
 
 from kvsim.errors import UsageError, shortened
 from kvsim.files.atomic import whole_file
-from kvsim.files.contents import TOML_BYTES, content_of
 from kvsim.files.marks import HASH_COMMENT
+from kvsim.files.values import is_integer, is_number, read_toml
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,12 +86,7 @@ class Card:
 def load_card(path: str | os.PathLike[str]) -> Card:
     """Read a card."""
     file = Path(path)
-    try:
-        document = tomllib.loads(content_of(file, TOML_BYTES).decode())
-    except OSError as error:
-        raise UsageError(f"the machine card {file} cannot be read: {error.strerror}.") from error
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"the machine card {file} is not TOML: {error}.") from error
+    document = read_toml(file, "the machine card")
     if "coefficients" in document:
         raise UsageError(f"{file} is a profile, not a machine card; calibrate one with --card auto, or measure one.")
     try:
@@ -103,7 +97,8 @@ def load_card(path: str | os.PathLike[str]) -> Card:
 
 
 def _card(document: Mapping[str, Any]) -> Card:
-    rates, filled = _table(document, "rates"), {"all_reduce": [], "factors": {}, "fitted_to": {}, **document}
+    rates, products = _table(document, "rates"), _table(document, "products")
+    filled = {"all_reduce": [], "factors": {}, "fitted_to": {}, **document}
     return Card(
         gpu=_text(document, "gpu"),
         num_gpus=_whole(document, "num_gpus"),
@@ -116,7 +111,7 @@ def _card(document: Mapping[str, Any]) -> Card:
                 shapes=tuple((_whole(row, "n"), _whole(row, "k")) for row in _rows(table, "weights")),
                 seconds=tuple(_microseconds(row, len(table["sizes"])) for row in _rows(table, "weights")),
             )
-            for dtype, table in _tables(document, "products").items()
+            for dtype, table in ((key, _table(products, key)) for key in products)
         },
         attention=tuple(
             Attention(**{name: int(row[name]) for name in _ATTENTION}, seconds=_positive(row, "us") / 1e6)
@@ -149,10 +144,6 @@ def _table(table: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     if not isinstance(table[name], dict):
         raise TypeError(f"{name} should be a table, not {shortened(table[name])}")
     return table[name]  # type: ignore[no-any-return]
-
-
-def _tables(table: Mapping[str, Any], name: str) -> dict[str, Mapping[str, Any]]:
-    return {key: _table(_table(table, name), key) for key in _table(table, name)}
 
 
 def _rows(table: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
@@ -189,7 +180,7 @@ def _text(table: Mapping[str, Any], name: str) -> str:
 
 def _whole(table: Mapping[str, Any], name: str) -> int:
     value = table[name]
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 1 << 40:
+    if not is_integer(value, 1, (1 << 40) - 1):
         raise ValueError(f"{name} should be a whole number from 1 on, not {value!r}")
     return value
 
@@ -197,7 +188,7 @@ def _whole(table: Mapping[str, Any], name: str) -> int:
 def _positive(table: Mapping[str, Any], name: str) -> float:
     value = table[name]
     least, most = _BOUNDS.get(name, _FACTOR)
-    if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= most:
+    if not is_number(value, least, most):
         raise ValueError(f"{name} should be a number from {least:g} to {most:g}, not {shortened(value)}")
     return float(value)
 

@@ -123,7 +123,7 @@ def _stand_in() -> None:
     vars(import_module("kvsim.measure"))["measure"] = lambda *_, **__: card
     vars(import_module("kvsim.live.event_feed"))["LiveFeed"] = _Feed
     vars(import_module("kvsim.live.metrics_feed"))["MetricsFeed"] = _Feed
-    vars(import_module("kvsim.live.metrics_table"))["as_csv"] = lambda _: "time_s\n" * 10_000
+    vars(import_module("kvsim.live.metrics"))["as_csv"] = lambda _: "time_s\n" * 10_000
     vars(import_module("kvsim_tui")).update(
         attach=lambda *_, **__: read(Path("paged")), watch_metrics=lambda *_, **__: 0
     )

@@ -16,9 +16,8 @@ import pytest
 
 from kvsim.errors import RecordingError
 from kvsim.live import metrics_feed
-from kvsim.live.metrics import Histogram, ServerMetrics, parse_metrics
+from kvsim.live.metrics import Histogram, ServerMetrics, as_csv, parse_metrics
 from kvsim.live.metrics_feed import MetricsFeed
-from kvsim.live.metrics_table import as_csv
 from kvsim.live.server_load import load_of
 from tests.waiting import until
 

@@ -1,0 +1,33 @@
+"""Read TOML documents, and check values of documents, in which true and false are not numbers."""
+
+from __future__ import annotations
+
+import tomllib
+from math import inf
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+from kvsim.errors import UsageError
+from kvsim.files.contents import TOML_BYTES, content_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def read_toml(file: Path, what: str) -> dict[str, Any]:
+    """Read a TOML file; errors call it `what`, such as "the profile"."""
+    try:
+        return tomllib.loads(content_of(file, TOML_BYTES).decode())
+    except OSError as error:
+        raise UsageError(f"{what} {file} cannot be read: {error.strerror}.") from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{what} {file} is not TOML: {str(error).splitlines()[0].rstrip('.')}.") from error
+
+
+def is_integer(value: object, low: float = -inf, high: float = inf) -> TypeGuard[int]:
+    """Tell whether `value` is an integer from `low` to `high`."""
+    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+
+
+def is_number(value: object, low: float = -inf, high: float = inf) -> TypeGuard[float]:
+    """Tell whether `value` is a number from `low` to `high`; NaN is in no range."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
