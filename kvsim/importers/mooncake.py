@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kvsim.files.values import is_integer
 from kvsim.importers.arrival_times import Clock
 from kvsim.importers.collect import RequestCollector
 
@@ -47,7 +46,8 @@ def read(source: TextSource) -> Workload:
 
 def _hashes(row: SourceRow, prompt_tokens: int) -> list[int]:
     hashes: Any = row.fields.get("hash_ids", [])
-    if not isinstance(hashes, list) or not all(is_integer(value, -(2**63), 2**63 - 1) for value in hashes):
+    are_integers = isinstance(hashes, list) and set(map(type, hashes)) <= {int}
+    if not are_integers or min(hashes, default=0) < -(2**63) or max(hashes, default=0) >= 2**63:
         raise row.error("hash_ids should be a list of whole numbers")
     if len(hashes) not in (0, -(-prompt_tokens // HASH_TOKENS)):
         raise row.error(
