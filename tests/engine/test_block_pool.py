@@ -128,7 +128,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
         # A table begins with the null block where its first tokens are not needed any more.
         for index, block in enumerate([block_pool.NULL_BLOCK, *table]):
             self.engine.entries[index] = block
-        block_pool.free(self.engine, 0, len(table) + 1)
+        block_pool.free(self.engine, 0, len(table) + 1, reuses_first=True)
         self.model.give(table)
 
     @invariant()
