@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvsim.on_demand import names_of
+from kvsim.on_demand import by_name, names_of
 
 if TYPE_CHECKING:
     from kvsim.api.answers import diagnose, fit, server
@@ -63,66 +63,34 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOME = {
-    "Allocator": "kvsim.policies.custom",
-    "AllAtOnce": "kvsim.workload",
-    "Budget": "kvsim.sizing.budget",
-    "Comparison": "kvsim.api.comparison",
-    "Constant": "kvsim.workload",
-    "Contiguous": "kvsim.policies",
-    "ContiguousSettings": "kvsim.policies.settings",
-    "ContinuousSettings": "kvsim.policies.settings",
-    "Empirical": "kvsim.workload",
-    "Fixed": "kvsim.workload",
-    "Gamma": "kvsim.workload",
-    "Gpu": "kvsim.hardware",
-    "Growth": "kvsim.policies.settings",
-    "KvsimError": "kvsim.errors",
-    "LogNormal": "kvsim.workload",
-    "Machine": "kvsim.simulation",
-    "Model": "kvsim.models",
-    "CustomPolicy": "kvsim.policies.custom",
-    "Order": "kvsim.policies.settings",
-    "Paged": "kvsim.policies",
-    "PagedSettings": "kvsim.policies.settings",
-    "Poisson": "kvsim.workload",
-    "Recording": "kvsim.recording",
-    "Replay": "kvsim.replay",
-    "Request": "kvsim.workload",
-    "Reserve": "kvsim.policies.settings",
-    "Roofline": "kvsim.steptime",
-    "Rows": "kvsim.api.rows",
-    "Run": "kvsim.api.run",
-    "Server": "kvsim.fitting",
-    "SharedPrefixes": "kvsim.workload",
-    "Static": "kvsim.policies",
-    "StaticSettings": "kvsim.policies.settings",
-    "StepTimeModel": "kvsim.steptime",
-    "Summary": "kvsim.metrics",
-    "Uniform": "kvsim.workload",
-    "Workload": "kvsim.workload",
-    "all_models": "kvsim.models",
-    "calibrate": "kvsim.api.verbs",
-    "compare": "kvsim.api.verbs",
-    "diagnose": "kvsim.api.answers",
-    "find_gpu": "kvsim.hardware",
-    "find_model": "kvsim.models",
-    "fit": "kvsim.api.answers",
-    "generate": "kvsim.workload",
-    "machine": "kvsim.api.machine",
-    "plan_budget": "kvsim.sizing.budget",
-    "read": "kvsim.api.verbs",
-    "read_workload": "kvsim.importers",
-    "server": "kvsim.api.answers",
-    "shipped_names": "kvsim.recording",
-    "simulate": "kvsim.api.verbs",
-    "summarize": "kvsim.metrics",
-    "sweep": "kvsim.api.verbs",
-    "validate": "kvsim.api.verbs",
-    "verify": "kvsim.api.verbs",
-    "workload_of": "kvsim.importers",
-    "write": "kvsim.recording",
-}
+_HOME = by_name({
+    "kvsim.api.answers": "diagnose fit server",
+    "kvsim.api.comparison": "Comparison",
+    "kvsim.api.machine": "machine",
+    "kvsim.api.rows": "Rows",
+    "kvsim.api.run": "Run",
+    "kvsim.api.verbs": "calibrate compare read simulate sweep validate verify",
+    "kvsim.errors": "KvsimError",
+    "kvsim.fitting": "Server",
+    "kvsim.hardware": "Gpu find_gpu",
+    "kvsim.importers": "read_workload workload_of",
+    "kvsim.metrics": "Summary summarize",
+    "kvsim.models": "Model all_models find_model",
+    "kvsim.policies": "Contiguous Paged Static",
+    "kvsim.policies.custom": "Allocator CustomPolicy",
+    "kvsim.policies.settings": (
+        "ContiguousSettings ContinuousSettings Growth Order PagedSettings Reserve StaticSettings"
+    ),
+    "kvsim.recording": "Recording shipped_names write",
+    "kvsim.replay": "Replay",
+    "kvsim.simulation": "Machine",
+    "kvsim.sizing.budget": "Budget plan_budget",
+    "kvsim.steptime": "Roofline StepTimeModel",
+    "kvsim.workload": (
+        "AllAtOnce Constant Empirical Fixed Gamma LogNormal Poisson Request SharedPrefixes Uniform Workload "
+        "generate"
+    ),
+})  # fmt: skip
 """The module that each public name lives in."""
 
 __all__ = [

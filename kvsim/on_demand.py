@@ -8,6 +8,11 @@ from importlib import import_module
 from typing import Any
 
 
+def by_name(names: Mapping[str, str]) -> dict[str, str]:
+    """Return the module of each name, from the names of each module."""
+    return {name: module for module, listed in names.items() for name in listed.split()}
+
+
 def names_of(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
     """Return the `__getattr__` of `package`.
 

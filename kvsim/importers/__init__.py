@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvsim.on_demand import names_of
+from kvsim.on_demand import by_name, names_of
 
 if TYPE_CHECKING:
     from kvsim.importers.formats import FORMATS, detect, read_workload
@@ -17,19 +17,14 @@ if TYPE_CHECKING:
     from kvsim.importers.source import TextSource
     from kvsim.importers.workload_file import write_workload
 
-_HOME = {
-    "FORMATS": "kvsim.importers.formats",
-    "LengthLimits": "kvsim.importers.select",
-    "TextSource": "kvsim.importers.source",
-    "arriving": "kvsim.importers.select",
-    "detect": "kvsim.importers.formats",
-    "first": "kvsim.importers.select",
-    "read_profile": "kvsim.importers.rate_profile",
-    "read_workload": "kvsim.importers.formats",
-    "within": "kvsim.importers.select",
-    "workload_of": "kvsim.importers.recordings",
-    "write_workload": "kvsim.importers.workload_file",
-}
+_HOME = by_name({
+    "kvsim.importers.formats": "FORMATS detect read_workload",
+    "kvsim.importers.rate_profile": "read_profile",
+    "kvsim.importers.recordings": "workload_of",
+    "kvsim.importers.select": "LengthLimits arriving first within",
+    "kvsim.importers.source": "TextSource",
+    "kvsim.importers.workload_file": "write_workload",
+})  # fmt: skip
 """The module that each name lives in."""
 
 __all__ = [

@@ -54,4 +54,4 @@ def _hashes(row: SourceRow, prompt_tokens: int) -> list[int]:
             f"there are {len(hashes)} hash_ids for an input_length of {prompt_tokens}; "
             f"there should be {-(-prompt_tokens // HASH_TOKENS)}, one per {HASH_TOKENS} tokens, or none"
         )
-    return hashes[: prompt_tokens // HASH_TOKENS]
+    return list(hashes[: prompt_tokens // HASH_TOKENS])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvsim.on_demand import names_of
+from kvsim.on_demand import by_name, names_of
 
 if TYPE_CHECKING:
     from kvsim.kv_groups.group import CacheKind, KVCacheGroup, KVCacheLayout, MambaMode, groups_from_meta
@@ -15,19 +15,12 @@ if TYPE_CHECKING:
     from kvsim.kv_groups.plan import CachePlan, bytes_per_block, cache_layout, plan_cache
     from kvsim.kv_groups.specs import CacheSettings
 
-_HOME = {
-    "CacheKind": "kvsim.kv_groups.group",
-    "CachePlan": "kvsim.kv_groups.plan",
-    "CacheSettings": "kvsim.kv_groups.specs",
-    "KVCacheGroup": "kvsim.kv_groups.group",
-    "KVCacheLayout": "kvsim.kv_groups.group",
-    "MambaMode": "kvsim.kv_groups.group",
-    "bytes_per_block": "kvsim.kv_groups.plan",
-    "cache_layout": "kvsim.kv_groups.plan",
-    "groups_from_meta": "kvsim.kv_groups.group",
-    "pipeline_stages": "kvsim.kv_groups.grouping",
-    "plan_cache": "kvsim.kv_groups.plan",
-}
+_HOME = by_name({
+    "kvsim.kv_groups.group": "CacheKind KVCacheGroup KVCacheLayout MambaMode groups_from_meta",
+    "kvsim.kv_groups.grouping": "pipeline_stages",
+    "kvsim.kv_groups.plan": "CachePlan bytes_per_block cache_layout plan_cache",
+    "kvsim.kv_groups.specs": "CacheSettings",
+})  # fmt: skip
 """The module that each name lives in."""
 
 __all__ = [

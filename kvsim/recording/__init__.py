@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvsim.on_demand import names_of
+from kvsim.on_demand import by_name, names_of
 
 if TYPE_CHECKING:
     from kvsim.recording.allocator import AllocatorHistory, read_allocator, write_allocator
@@ -22,28 +22,15 @@ if TYPE_CHECKING:
     from kvsim.recording.tables import Memory, MemoryKind, Requests, RequestStatus, Schedule, Steps
     from kvsim.recording.writer import RecordingWriter
 
-_HOME = {
-    "AllocatorHistory": "kvsim.recording.allocator",
-    "Memory": "kvsim.recording.tables",
-    "MemoryKind": "kvsim.recording.tables",
-    "Meta": "kvsim.recording.model",
-    "Pool": "kvsim.recording.model",
-    "RecordedRequests": "kvsim.recording.files",
-    "Recording": "kvsim.recording.model",
-    "RecordingBuilder": "kvsim.recording.builder",
-    "RecordingWriter": "kvsim.recording.writer",
-    "RequestStatus": "kvsim.recording.tables",
-    "Requests": "kvsim.recording.tables",
-    "Schedule": "kvsim.recording.tables",
-    "Steps": "kvsim.recording.tables",
-    "find": "kvsim.recording.shipped",
-    "read": "kvsim.recording.files",
-    "read_allocator": "kvsim.recording.allocator",
-    "read_requests": "kvsim.recording.files",
-    "shipped_names": "kvsim.recording.shipped",
-    "write": "kvsim.recording.files",
-    "write_allocator": "kvsim.recording.allocator",
-}
+_HOME = by_name({
+    "kvsim.recording.allocator": "AllocatorHistory read_allocator write_allocator",
+    "kvsim.recording.builder": "RecordingBuilder",
+    "kvsim.recording.files": "RecordedRequests read read_requests write",
+    "kvsim.recording.model": "Meta Pool Recording",
+    "kvsim.recording.shipped": "find shipped_names",
+    "kvsim.recording.tables": "Memory MemoryKind RequestStatus Requests Schedule Steps",
+    "kvsim.recording.writer": "RecordingWriter",
+})  # fmt: skip
 """The module that each name lives in."""
 
 __all__ = [

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvsim.on_demand import names_of
+from kvsim.on_demand import by_name, names_of
 
 if TYPE_CHECKING:
     from kvsim.workload.arrivals import AllAtOnce, Arrivals, Constant, Gamma, Poisson
@@ -21,30 +21,15 @@ if TYPE_CHECKING:
     from kvsim.workload.table import Workload, WorkloadSummary, check_fits
     from kvsim.workload.varying import Varying
 
-_HOME = {
-    "AllAtOnce": "kvsim.workload.arrivals",
-    "Arrivals": "kvsim.workload.arrivals",
-    "Constant": "kvsim.workload.arrivals",
-    "Empirical": "kvsim.workload.lengths",
-    "Fixed": "kvsim.workload.lengths",
-    "Gamma": "kvsim.workload.arrivals",
-    "LONGEST_S": "kvsim.workload.columns",
-    "Lengths": "kvsim.workload.lengths",
-    "LogNormal": "kvsim.workload.lengths",
-    "MAX_TOKENS": "kvsim.workload.columns",
-    "Numbered": "kvsim.workload.columns",
-    "Poisson": "kvsim.workload.arrivals",
-    "Ragged": "kvsim.workload.columns",
-    "Request": "kvsim.workload.request",
-    "SharedPrefix": "kvsim.workload.request",
-    "SharedPrefixes": "kvsim.workload.synthetic",
-    "Uniform": "kvsim.workload.lengths",
-    "Varying": "kvsim.workload.varying",
-    "Workload": "kvsim.workload.table",
-    "WorkloadSummary": "kvsim.workload.table",
-    "check_fits": "kvsim.workload.table",
-    "generate": "kvsim.workload.synthetic",
-}
+_HOME = by_name({
+    "kvsim.workload.arrivals": "AllAtOnce Arrivals Constant Gamma Poisson",
+    "kvsim.workload.columns": "LONGEST_S MAX_TOKENS Numbered Ragged",
+    "kvsim.workload.lengths": "Empirical Fixed Lengths LogNormal Uniform",
+    "kvsim.workload.request": "Request SharedPrefix",
+    "kvsim.workload.synthetic": "SharedPrefixes generate",
+    "kvsim.workload.table": "Workload WorkloadSummary check_fits",
+    "kvsim.workload.varying": "Varying",
+})  # fmt: skip
 """The module that each name lives in."""
 
 __all__ = [

@@ -16,7 +16,7 @@ ROW = PublishedRow(
     title="Two figures",
     source="nobody",
     band="one either way",
-    figures=(Figure.within("first", 10, 1, "s"), Figure.within("second", 20, 1, "s")),
+    figures=tuple(Figure.of(label, at, {"within": 1, "unit": "s"}) for label, at in (("first", 10), ("second", 20))),
     reproduce=lambda progress: [10.5, 22.0],  # noqa: ARG005
 )
 
