@@ -1,4 +1,4 @@
-"""Records that are alike: of each bucket a list in the order in which they came, beside the list of `linked_list`."""
+"""Buckets of equal records: a list of each bucket in order of insertion, beside the list of `linked_list`."""
 
 from __future__ import annotations
 

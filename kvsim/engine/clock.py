@@ -71,7 +71,7 @@ def _advance(engine: Engine, until_s: float) -> int:  # noqa: PLR0911  one for e
 
 @part
 def ask_again(engine: Engine, num_users: int) -> None:
-    """Send the next requests of the workload for `num_users` users who have their answers, after a pause to think."""
+    """Send the next requests of the workload for `num_users` users who have their answers, after their think time."""
     state = engine.state
     for _ in range(min(num_users, len(engine.lines) - state.num_submitted)):
         engine.times[engine.lines[state.num_submitted].arrived].arrival_s = state.host_s + engine.settings.think_s
@@ -198,7 +198,7 @@ def finish_oldest(engine: Engine) -> None:
 
 
 def step_time(model: steptime.StepTimeModel, shape: StepShape) -> StepTime:
-    """Return the time of a step by any model; compiled code knows the one whose coefficients it is given."""
+    """Return the time of a step by any model; compiled code knows the roofline model alone."""
     return model.step_time(shape)
 
 

@@ -37,7 +37,7 @@ def step_times(step_time: StepTimeModel, *, compiled: bool) -> Records[Any]:
 
 
 def no_times() -> Roofline:
-    """Return step times that take next to nothing, for runs in which only the order counts."""
+    """Return step times near zero, for runs in which only the order counts."""
     zeros: dict[str, Any] = {field.name: 0.0 for field in fields(Roofline) if field.default is MISSING}
     hardly_any = {"weights_s": 1e-9, "active_weights_s": 1e-9, "full_seqs": 1.0}
     return Roofline(**zeros | hardly_any | {"label": "no time", "max_captured_tokens": 0})

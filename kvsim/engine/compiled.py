@@ -150,7 +150,7 @@ def entry_options() -> dict[str, Any]:
 
 
 def _hand_over() -> None:
-    """Tell numba of every part, once."""
+    """Register every part with numba, once."""
     from numba.extending import overload  # noqa: PLC0415  as above
 
     meanings = [(function, without_asserts(function)) for function in _parts] + _other_meanings
@@ -180,7 +180,7 @@ def _always(meaning: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _compile(function: EntryPoint, layout: Layout) -> ObjectCode:
-    """Compile `function`; tell a person who waits for it.
+    """Compile `function`, with a message for a person who waits.
 
     Raises:
         UsageError: numba is not there; machine code that was at hand is of another layout.
@@ -217,6 +217,6 @@ def _tell(sentence: str) -> None:
 
 
 def _fingerprint(sources: Sequence[Path]) -> str:
-    """Return a text that changes with the source of anything that is compiled."""
+    """Return a text that changes with the source of any compiled function."""
     files = [file for folder in sources for file in sorted(folder.glob("**/*.py"))]
     return sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]

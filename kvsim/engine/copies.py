@@ -61,7 +61,7 @@ def poll(engine: Engine) -> None:
 
 @part
 def pass_time(engine: Engine, until_s: float) -> None:
-    """Advance the clock to the end of the next copy, to the next arrival or to `until_s`: nothing is decided before."""
+    """Advance the clock to the end of the next copy, to the next arrival or to `until_s`; no decision falls before."""
     state, host = engine.state, engine.host
     if host.state.num_settled_calls < _SETTLED_CALLS:
         return

@@ -113,7 +113,7 @@ class CustomRules:
         self._served: dict[int, Served] = {}
         self._engine: Engine | None = None
         self._num_empty = 0
-        """Steps in a row in which nothing was computed although there are requests."""
+        """Number of consecutive steps without computed tokens although there are requests."""
         self._has_declined = False
         """Whether the policy has named no request to admit in this step."""
         self._tokens_in_vain = self._most_in_vain = 0

@@ -83,7 +83,7 @@ class Driver:
         state.num_submitted = min(num_users, state.num_submitted)
 
     def advance(self, until_s: float = math.inf) -> int:
-        """Run a slice, or go on with one that a check or a new batch interrupted; see `clock` for the outcomes."""
+        """Run a slice, or continue one that a check or a new batch interrupted; see `clock` for the outcomes."""
         if self._is_long and not self._has_asked:
             self._has_asked = True
             if (target := self._compile_later()) is not None:
@@ -105,7 +105,7 @@ class Driver:
         return bool(self.engine.scheduler.has_work(self.engine))
 
     def play(self, kinds: npt.NDArray[Any] | list[int], numbers: npt.NDArray[Any] | list[int]) -> int:
-        """Play ordered events (see `moments`), whatever the clock says; return how many were played.
+        """Play ordered events (see `moments`), without regard to the clock; return the number of played events.
 
         `kinds` and the sequences that they are about are of the same length, at most that of `Engine.moments`.
         """

@@ -165,7 +165,7 @@ def is_kept_for_hits(engine: Engine, sequence: Sequence, group: int, index: int)
 
 @part
 def expired_slots(engine: Engine) -> int:
-    """Count the slots of held blocks whose tokens no later step reads: a window has left them.
+    """Count the slots of held blocks whose tokens have left a window.
 
     Of a recurrent group these are the states before the newest. In a block that several sequences hold, a token has
     expired when it has for each of these sequences.

@@ -25,7 +25,7 @@ from kvsim.policies.settings import Eviction, Order
 _GIB, _GIGA = 1 << 30, 1e9
 _FIRST_COPY_ROWS = 1 << 14
 _LOADS_PER_STEP = 1024
-"""The most loads that begin in one step whose changes of ownership are written down."""
+"""Largest number of loads that begin in one step and can be recorded."""
 
 
 def check_offload(policy: Paged, num_groups: int) -> None:

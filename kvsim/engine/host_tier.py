@@ -27,7 +27,7 @@ class HostSettings:
     """Settings of the second tier; they do not change during a run."""
 
     num_slots: int = 0
-    """Host blocks that there is room for."""
+    """Capacity in host blocks."""
     blocks_per_slot: int = 0
     """GPU blocks in a host block."""
     slot_tokens: int = 0
@@ -35,7 +35,7 @@ class HostSettings:
     adaptive: bool = False
     """Blocks are evicted as ARC does, instead of the least recently used first."""
     prompt_only: bool = False
-    """Blocks of generated tokens stay where they are."""
+    """Whether blocks of generated tokens are not offloaded."""
     store_block_s: float = 0.0
     """Seconds in which one GPU block crosses the link to the host."""
     load_block_s: float = 0.0
@@ -51,7 +51,7 @@ class HostSettings:
     sequence_s: float = 0.0
     """Host time that one more sequence adds to a step."""
     deferred_block_s: float = 0.0
-    """Host time for each block whose freeing is put off."""
+    """Host time for each block whose release is deferred, in seconds."""
     is_timed: bool = False
     """The clock says when a copy has ended; otherwise the caller does."""
     most_copy_rows: int = 0
@@ -86,20 +86,20 @@ class HostState:
     num_updates: int = 0
     """Steps whose output was processed, empty ones included."""
     num_steps_begun: int = 0
-    """Steps that were scheduled and compute something."""
+    """Number of scheduled steps with computed tokens."""
     num_steps_processed: int = 0
-    """Steps that computed something and whose output was processed."""
+    """Number of processed steps with computed tokens."""
     num_deferred: int = 0
     """Sequences whose tables are gone and whose blocks are not free yet."""
     num_settled_calls: int = 0
-    """Calls of the scheduler in a row that decided nothing."""
+    """Number of consecutive calls of the scheduler without effect."""
     store_free_s: float = 0.0
     """Time at which the link to the host has done all copies that were given to it, in seconds."""
     load_free_s: float = 0.0
     """Time at which the link from the host has done all copies that were given to it, in seconds."""
     num_copy_rows: int = 0
     is_crowded: bool = False
-    """A load could not be written down: more began in one step than there is room for."""
+    """Whether more loads began in one step than can be recorded."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -184,7 +184,7 @@ class Asked:
     is_prefilling: bool = False
     """Whether a sequence loads or was admitted with a part of its prompt: blocks for the rest are reserved."""
     last_step: int = 0
-    """The last step that computes something for it."""
+    """Last step with computed tokens of it."""
     free_after: int = 0
     """The step whose output must be processed before its blocks are free."""
     dead_tokens: Small = 0

@@ -236,7 +236,7 @@ class _Room:
     batch: int
     """Sequences that run at once, at most."""
     places: int
-    """Tables that there are at once in each group, at most; 0 where memory has no blocks."""
+    """Largest number of tables at once in each group; 0 if memory has no blocks."""
     widths: list[int]
     """Entries of the longest table of each group."""
     num_holes: int

@@ -78,7 +78,7 @@ def release_extent(engine: Engine, sequence: Sequence, num_units: int) -> None:
 
 @part
 def release_block(engine: Engine, sequence: Sequence, group: int, position: int, block: int) -> None:
-    """Record that a sequence freed one block of a table and goes on."""
+    """Record that a running sequence freed one block of a table."""
     if engine.settings.records_memory:
         keeps_prefix = engine.blocks[block].key != NO_KEY
         _row(engine, _RELEASE, group, sequence.number - 1, position, block, 1, 1, 1 if keeps_prefix else 0, 1)

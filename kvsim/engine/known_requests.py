@@ -27,7 +27,7 @@ class Demand:
     priority: Column
     arrival_s: npt.NDArray[np.float64]
     keys: Ragged[np.int64]
-    """One key per full block of every prompt, equal where the prefixes are; empty where nothing is known."""
+    """One key per full block of every prompt, equal for equal prefixes; empty if contents are unknown."""
 
     @property
     def stops_late(self) -> npt.NDArray[np.bool_]:

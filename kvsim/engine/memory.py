@@ -111,7 +111,7 @@ class Memory:
     cache: Callable[[Engine, Sequence, int], None] = _keep_nothing
     """Let other sequences hit the first `num_tokens` tokens of a running sequence, whose values are known."""
     free: Callable[[Engine, Sequence], None] = _ignore
-    """Free all units of a sequence, whose status says whether it will be back."""
+    """Free all units of a sequence, whose status tells whether it will resume."""
     expect_return: Callable[[Engine, Sequence], None] = _ignore
     """Prepare for the resumption of a sequence that is being preempted."""
 
@@ -125,7 +125,7 @@ class Memory:
 
     # Transfers between GPU and host.
     awaits_transfers: Callable[[Engine], bool] = _never
-    """Tell whether the engine goes on for transfers alone, although no sequence computes."""
+    """Tell whether the engine continues for transfers alone, although no sequence computes."""
     after_schedule: Callable[[Engine], None] = _do_nothing
     """Begin the transfers of a step that was scheduled."""
     before_update: Callable[[Engine, int], None] = _wait_for_no_step
@@ -137,7 +137,7 @@ class Memory:
     poll_transfers: Callable[[Engine], None] = _do_nothing
     """Report the transfers that have ended when the kernels of a step are launched."""
     wait_for_transfers: Callable[[Engine, float], None] = _wait_for_nothing
-    """Let time pass, until `until_s` at most, while nothing but transfers goes on."""
+    """Advance the clock, to `until_s` at most, while only transfers are in progress."""
     has_room_for_rows: Callable[[Engine], bool] = _always
     """Tell whether the transfers that the next step reports can be written down."""
     is_crowded: Callable[[Engine], bool] = _never

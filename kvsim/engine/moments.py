@@ -60,7 +60,7 @@ def _forget_last(engine: Engine) -> None:
 
 @part
 def _leaves_untold(engine: Engine, sequence: Sequence) -> bool:
-    """Tell whether no release shows when a sequence leaves: it holds nothing, or frees it when copies have ended."""
+    """Tell whether no release shows when a sequence leaves: it holds no memory, or frees it after copies."""
     status = sequence.status
     if status in (WAITING, PREEMPTED):
         return True

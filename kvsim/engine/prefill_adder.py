@@ -77,7 +77,7 @@ def budget_state(engine: Engine) -> int:
 
 @part
 def add_chunked_req(engine: Engine, sequence: Sequence, most: int) -> bool:
-    """Let the request in the middle of its prompt go on, by `most` tokens at most; tell whether it stays there."""
+    """Continue the request in the middle of its prompt by `most` tokens at most; tell whether it stays chunked."""
     radix, holding = engine.radix.state, engine.radix.holdings[sequence.number]
     holding.laid_out_tokens = sequence.num_tokens
     available = min(radix.chunk_left, int(rem_total_tokens(engine)))

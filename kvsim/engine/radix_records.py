@@ -68,7 +68,7 @@ class RadixSettings:
     ratio_decay: float = 0.0
     """Loss of the share with each decode step."""
     retract_steps: int = 0
-    """Slots that a retraction makes free for each request that goes on."""
+    """Slots that a retraction frees for each remaining request."""
     most_new_tokens: int = 0
     """Tokens of an answer that admission looks at, at most."""
     reports: bool = False
@@ -89,7 +89,7 @@ class RadixState:
     num_nodes: int = 0
     """Records of nodes that were ever taken."""
     first_spare: int = 0
-    """The first record of a node that was given back; `parent` leads to the next."""
+    """First unused record of a node; `parent` leads to the next."""
     num_leaves: int = 0
     """Nodes that can be evicted now."""
     clock: int = 0
@@ -212,7 +212,7 @@ class Holding:
     entered_at: int = 0
     """Tokens prefilled by the engine before."""
     rank: Small = 0
-    """The place of its name among all, which decides where nothing else does."""
+    """Place of its name in the order of all names, as a tie-breaker."""
     priority: int = 0
     is_put_back: bool = False
     """A request before it in the queue has the same prefix: it waits until that is computed."""
@@ -240,7 +240,7 @@ class Event:
     length: Small = 0
     """Pages, or outputs of the request."""
     others: Small = 0
-    """Requests that go on."""
+    """Requests that continue."""
 
 
 @dataclass(slots=True, eq=False, repr=False)

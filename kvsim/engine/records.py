@@ -147,7 +147,7 @@ class Settings:
     checking: bool = False
     """The account is checked at every step."""
     most_steps: int = 0
-    """Rows of steps and outputs that there is room for in one slice of the run."""
+    """Capacity for steps and outputs in one slice of the run."""
     most_memory_rows: int = 0
     """Rows of memory that may be there when a step begins."""
     most_schedule_rows: int = 0
@@ -596,7 +596,7 @@ class MemoryRow:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Moment:
-    """Something that the caller orders; see `moments`."""
+    """One ordered event; see `moments`."""
 
     kind: Small = 0
     sequence: Small = 0

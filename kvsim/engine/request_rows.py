@@ -1,4 +1,4 @@
-"""The rows of SGLang's requests: which slot holds each token; how rows grow, go into the tree and are given back."""
+"""Rows of SGLang's requests, with the slot of each token: growth, insertion into the tree, release."""
 
 from __future__ import annotations
 

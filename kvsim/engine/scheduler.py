@@ -117,7 +117,7 @@ def abort(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def is_stalled(engine: Engine) -> bool:
-    """Tell whether the engine would wait for ever: nothing runs, and the head of the queue is not admitted."""
+    """Tell whether the engine would wait for ever: no sequence runs, and the head of the queue is not admitted."""
     state = engine.state
     if state.num_running > 0 or state.num_waiting == 0 or engine.memory.awaits_transfers(engine):
         return False
@@ -249,7 +249,7 @@ def _most_prompt_tokens(engine: Engine) -> int:
 
 @part
 def has_room(sequence: Sequence, num_tokens: int) -> bool:
-    """Tell whether a running sequence can go on by `num_tokens` with its table as it is, caching no block."""
+    """Tell whether a running sequence can compute `num_tokens` with its present table, without caching a block."""
     total = sequence.computed + num_tokens
     return total <= sequence.room_tokens and min(total, sequence.num_tokens) < sequence.cache_at
 

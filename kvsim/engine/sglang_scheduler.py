@@ -96,7 +96,7 @@ def is_stalled(engine: Engine) -> bool:
 
 @part
 def _rest(engine: Engine) -> None:
-    """Keep house in a pass without a batch, if nothing is under way: the estimate of answers is forgotten."""
+    """Reset the estimate of answers in a pass without a batch, if none is in flight."""
     state, radix = engine.state, engine.radix.state
     if state.num_in_flight == 0 and state.num_running == 0 and state.num_waiting == 0:
         radix.ratio = engine.radix.settings.first_ratio
@@ -160,7 +160,7 @@ def _process_pending_chunked_abort(engine: Engine) -> None:
 
 @part
 def _merge_last_batch(engine: Engine) -> None:
-    """Let those of the last prefill whose prompt is computed run, behind those that do."""
+    """Move requests of the last prefill whose prompt is computed to the end of the running batch."""
     state, radix = engine.state, engine.radix.state
     if radix.last_mode not in (EXTEND, MIXED):
         return
@@ -287,7 +287,7 @@ def _admit_waiting(engine: Engine, has_chunked: bool) -> None:
 
 @part
 def _preempt_to_schedule(engine: Engine, sequence: Sequence) -> bool:
-    """Let less important running requests give way to a waiting one; tell whether any did."""
+    """Preempt less important running requests for a waiting one; tell whether there were any."""
     state, radix = engine.state, engine.radix.state
     num_victims = prefill_adder.preempt_to_schedule(engine, sequence)
     if num_victims == 0:
@@ -401,7 +401,7 @@ def check_decode_mem(engine: Engine, num_running: int) -> bool:
 
 @part
 def _retract_decode(engine: Engine) -> None:
-    """Let running requests give way, those with the fewest outputs first, until the rest can decode.
+    """Retract running requests, those with the fewest outputs first, until the rest can decode.
 
     At least one request gives way. The last one goes on, or is aborted if it does not fit alone.
     """

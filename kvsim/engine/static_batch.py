@@ -70,7 +70,7 @@ def width_at(engine: Engine, step: int) -> int:
 
 @part
 def _form_batch(engine: Engine) -> bool:
-    """Form a batch of waiting sequences, the oldest among them; return whether it is due and anything fits."""
+    """Form a batch of waiting sequences, the oldest among them; return whether it is due and not empty."""
     settings, state, batch = engine.settings, engine.state, engine.rectangle
     if state.num_waiting == 0 or (state.num_waiting < settings.batch_size and state.host_s < _due_s(engine)):
         return False

@@ -72,7 +72,7 @@ def free(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def awaits_transfers(engine: Engine) -> bool:
-    """Tell whether copies have to be reported: then the engine goes on although it has nothing to compute."""
+    """Tell whether copies have to be reported: then the engine continues without computing."""
     return engine.host.state.num_jobs > 0
 
 

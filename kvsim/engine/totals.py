@@ -64,7 +64,7 @@ def add_blocks(engine: Engine, sequence: Sequence, group: int, before: int, num_
 
 @part
 def drop_blocks(engine: Engine, sequence: Sequence, group: int, num_blocks: int) -> None:
-    """Remove `num_blocks` full blocks that are not read any more; the table goes on."""
+    """Remove `num_blocks` full blocks that are no longer read from a table that continues."""
     state = engine.state
     table = table_of(engine, sequence, group)
     table.num_held -= num_blocks
@@ -124,7 +124,7 @@ def lose_tokens(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def note_computed(engine: Engine, sequence: Sequence) -> None:
-    """Note how far a sequence has come, before a part of that is taken from it."""
+    """Note the computed tokens of a sequence, before a part is taken from it."""
     first, sure = _first_unsure(engine, sequence), sequence.full_tokens - sequence.num_unsure
     for index in range(min(sequence.computed + sequence.rejected - sure, sequence.num_unsure)):
         engine.unsure[first + index].slot_s = -math.inf

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class Guided:
-    """The runs of `lesson` and its captions, in the order in which their moments come.
+    """The runs of `lesson` and its captions, in order of their moments.
 
     Raises:
         LessonError: a run fails, a moment does not come, two captions fall on one, or a figure is not there.

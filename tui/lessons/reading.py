@@ -60,7 +60,7 @@ def as_markdown(guided: Guided) -> tuple[str, Mapping[str, str]]:
 
 
 def _machine(guided: Guided) -> str:
-    """Describe the machine, and where the step times come from."""
+    """Describe the machine, and the source of the step times."""
     lesson, meta = guided.lesson, guided.sessions[0].recording.meta
     if guided.sessions[0].rows is not None:
         return f"Model {lesson.model.name}."

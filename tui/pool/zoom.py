@@ -49,7 +49,7 @@ class Zoom:
 
     @property
     def ready(self) -> bool:
-        """Whether there has been room to measure anything."""
+        """Whether the size of the picture is known."""
         return bool(self._levels)
 
     @property

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class Compare(PlaybackScreen):
-    """The pools above each other or, where there is room, beside each other."""
+    """Pools beside each other if there is room, or else above each other."""
 
     compares = True
     PANELS = "HostMap, LaneFigures, ScheduleChart, Legend, Race"

@@ -1,4 +1,4 @@
-"""A screen that plays something on one clock: its headline, its panels, and the captions of a lesson."""
+"""Base of the playing screens: headline, panels, clock, and the captions of a lesson."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The screen over one session: the pool, where its memory is, the run on its axis, and who is in it."""
+"""Screen over one session: the pool, its memory by state, the time axis, and the requests."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class Watch(PlaybackScreen):
-    """Plays one session; the style sheet decides which panels there is room for, unless the caller does."""
+    """Plays one session; the style sheet selects the panels that fit, unless the user does."""
 
     BINDINGS: ClassVar[list[BindingType]] = [*PANEL_BINDINGS]
     PANELS = "BelowPool, WasteBar, TimelineChart, Panel, EventList"
@@ -126,7 +126,7 @@ class Watch(PlaybackScreen):
         self.show_panels()
 
     def action_toggle_panel(self, name: str) -> None:
-        """Show or hide a panel, whatever the size of the terminal says."""
+        """Show or hide a panel, regardless of the terminal's size."""
         panel = self.query_one(f"#{name}")
         shown = bool(panel.size.area)
         panel.set_class(shown, "-off").set_class(not shown, "-on")

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key that does something now."""
+    """One active key."""
 
     name: str
     """Textual's name of it."""

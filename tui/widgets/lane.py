@@ -27,7 +27,7 @@ _SHORT_LINE = 9
 
 
 class LaneFigures(Widget):
-    """The tokens served so far, the waste bar, and who runs and waits; or that everything is done."""
+    """Tokens served so far, the bar of states, and the running and waiting requests; or that the run has ended."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"lane--text", "lane--label", "lane--strong", "lane--served", "lane--left"}
 

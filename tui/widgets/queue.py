@@ -56,7 +56,7 @@ class Queue(Panel, can_focus=True, inherit_bindings=False):
         self.show_frame()
 
     def action_move(self, lines: int) -> None:
-        """Move the cursor along those who wait, and then those who run."""
+        """Move the cursor along the waiting requests, and then the running ones."""
         waiting, running = self._everybody()
         order = [*waiting, *running]
         if order:

@@ -23,7 +23,7 @@ GUTTER = 15
 
 
 class Scrubber(Widget):
-    """Something drawn along the time of `player`, to the right of a gutter."""
+    """Widget along the time axis of `player`, to the right of a gutter."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {
         "timeline--text",
