@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvsim.fitting.fit_answer import bands, command_dict, remedy_dict
+from kvsim.fitting.load_answer import bands, command_dict, remedy_dict
 from kvsim.fitting.search import figures_of
 from kvsim.metrics.run_verdict import Limit, limit_of, verdict_of, wasted_percent
 

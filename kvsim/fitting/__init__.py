@@ -5,8 +5,8 @@ room prints nothing, and knows no command-line flags except those of vLLM.
 """
 
 from kvsim.fitting.changes import Kind, ServerChange, changes
-from kvsim.fitting.fit_answer import Answer, answer
 from kvsim.fitting.goal import Goal
+from kvsim.fitting.load_answer import Answer, answer
 from kvsim.fitting.offered_load import Load, repeated, requests_for
 from kvsim.fitting.outcome import Outcome, evaluate
 from kvsim.fitting.search import Remedy, Search, engine_for, ranked
