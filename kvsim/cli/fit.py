@@ -122,6 +122,7 @@ def server_of(flags: dict[str, Any], replicas: int = 1, meta: Meta | None = None
     from kvsim.cli.scenario import paged_settings
     from kvsim.fitting import Server
     from kvsim.kv_groups.specs import check_block_size, check_length
+    from kvsim.policies.releases import defaults_of
     from kvsim.policies.settings import ContinuousSettings
     from kvsim.settings import values_of
 
@@ -142,11 +143,12 @@ def server_of(flags: dict[str, Any], replicas: int = 1, meta: Meta | None = None
     longest = length or model.max_position_embeddings
     num_seqs, num_tokens = engine_limits(flags, gpu, longest)
     limits = {"max_num_seqs": num_seqs, "max_num_batched_tokens": num_tokens, "max_model_len": longest}
+    scheduler = settings_from(ContinuousSettings, flags, **limits)
     cache = paged_settings(flags, gpu, model, flags["block_size"] or 16)
     return Server(
         gpu=gpu,
         model=model,
-        gpu_memory_utilization=0.92 if share is None else share,
+        gpu_memory_utilization=defaults_of(scheduler.vllm).gpu_memory_utilization if share is None else share,
         block_size=flags["block_size"],
         enable_prefix_caching=cache.enable_prefix_caching,
         watermark=cache.watermark,
@@ -156,5 +158,5 @@ def server_of(flags: dict[str, Any], replicas: int = 1, meta: Meta | None = None
         name=flags["model"] or "",
         replicas=replicas,
         times=flags["times"],
-        **values_of(settings_from(ContinuousSettings, flags, **limits)),
+        **values_of(scheduler),
     )

@@ -75,8 +75,10 @@ def engine_limits(flags: Mapping[str, Any], gpu: Gpu, max_model_len: int) -> tup
 
 def adjusted_words(flags: Mapping[str, Any], gpu: Gpu, max_model_len: int) -> list[str]:
     """Describe the defaults that vLLM adjusts to the other settings, a sentence each."""
+    from kvsim.policies.releases import DEFAULT, nearest_words
+
     names, defaults = ("max_num_seqs", "max_num_batched_tokens"), _defaults(flags, gpu).value
-    return [
+    return nearest_words(flags["vllm"] or DEFAULT) + [
         f"{name} is {value:,}: vLLM adjusts its default of {default:,} to the other limits"
         for name, default, value in zip(names, defaults, engine_limits(flags, gpu, max_model_len), strict=True)
         if flags[name] is None and value != default
@@ -84,9 +86,12 @@ def adjusted_words(flags: Mapping[str, Any], gpu: Gpu, max_model_len: int) -> li
 
 
 def _defaults(flags: Mapping[str, Any], gpu: Gpu) -> EngineDefaults:
+    from kvsim.policies.releases import DEFAULT
     from kvsim.policies.settings import EngineDefaults
 
-    return EngineDefaults.of(flags["defaults"] or "llm", gpu.memory_bytes, is_a100=gpu.name.startswith("A100"))
+    release = flags["vllm"] or DEFAULT
+    is_a100 = gpu.name.startswith("A100")
+    return EngineDefaults.of(flags["defaults"] or "llm", gpu.memory_bytes, is_a100=is_a100, release=release)
 
 
 def caches_prefixes(flags: Mapping[str, Any], model: Model) -> bool:
@@ -104,6 +109,8 @@ def memory_of(flags: Mapping[str, Any], gpu: Gpu, model: Model, *, max_model_len
         UsageError: two flags contradict each other, or one cannot be right.
         BudgetError: the model and its cache do not fit.
     """
+    from kvsim.policies import ContinuousSettings, Pipeline
+    from kvsim.policies.releases import DEFAULT, defaults_of
     from kvsim.sizing.budget import plan_budget
 
     told = [name for name in ("kv_gib", "num_blocks", "gpu_memory_utilization") if flags[name] is not None]
@@ -115,14 +122,24 @@ def memory_of(flags: Mapping[str, Any], gpu: Gpu, model: Model, *, max_model_len
     finds = flags["max_model_len"] == FIND
     longest = model.max_position_embeddings if finds else flags["max_model_len"] or model.max_position_embeddings
     num_seqs, num_tokens = engine_limits(flags, gpu, longest)
+    release = flags["vllm"] or DEFAULT
+    defaults = defaults_of(release)
+    ahead = flags.get("async_scheduling")
+    scheduler = ContinuousSettings(
+        max_num_batched_tokens=num_tokens,
+        async_scheduling=defaults.async_scheduling if ahead is None else ahead,
+        vllm=release,
+    )
     return plan_budget(
         gpu,
         model,
-        gpu_memory_utilization=0.92 if share is None else share,
+        gpu_memory_utilization=defaults.gpu_memory_utilization if share is None else share,
         block_size=flags["block_size"],
         kv_memory_bytes=None if kv_gib is None else int(kv_gib * GIB),
         num_blocks=flags["num_blocks"],
         max_num_batched_tokens=num_tokens,
+        max_in_flight_tokens=Pipeline.of(model, release).max_in_flight_tokens(scheduler),
+        estimates_graphs=defaults.estimates_graphs,
         max_num_seqs=num_seqs,
         oversize=flags["oversize"],
         enable_prefix_caching=caches_prefixes(flags, model),

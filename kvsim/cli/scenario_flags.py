@@ -46,6 +46,7 @@ _OF_SIZE = (
         "hybrid_manager",
         "max_num_seqs",
         "max_num_batched_tokens",
+        "vllm",
     ),
 )
 """Settings that decide how many blocks there are."""

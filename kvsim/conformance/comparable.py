@@ -11,7 +11,7 @@ import numpy as np
 from kvsim.engine.block_pool import NULL_BLOCK
 from kvsim.errors import RecordingError, UsageError
 from kvsim.policies.pipeline import Pipeline
-from kvsim.policies.releases import known_rules_of
+from kvsim.policies.releases import check_known, defaults_of
 from kvsim.policies.settings import ContinuousSettings, Eviction, Order, PagedSettings
 from kvsim.recording import MemoryKind, Meta, Recording, RequestStatus
 
@@ -87,16 +87,33 @@ def release_of(recording: Recording) -> str:
     """Return the release of vLLM whose rules the recorded engine followed.
 
     Raises:
-        RecordingError: it is not known.
+        RecordingError: they are not known for such an engine.
     """
-    meta = recording.meta
-    stated = meta.engine.get("version") if meta.source == "vllm" else meta.policy.get("vllm")
-    release = _UNSTATED if stated is None else str(stated)
+    meta, stages = recording.meta, recording.meta.engine.get("pipeline_parallel_size")
+    release = _stated_release(meta)
     try:
-        known_rules_of(release)
+        check_known(
+            release,
+            has_groups=meta.pool.layout is not None,
+            num_stages=stages if isinstance(stages, int) else 1,
+            offloads=bool(meta.policy.get("kv_offloading_size") or meta.policy.get("host_blocks")),
+        )
     except UsageError as error:
         raise RecordingError(f"recording {recording.name!r} cannot be compared: {error}") from error
     return release
+
+
+def retention_of(recording: Recording, release: str) -> int | None:
+    """Return the tokens between the boundaries at which windows and states were kept; None for all boundaries."""
+    usual = defaults_of(release).retention_tokens
+    stated = recording.meta.engine.get("prefix_cache_retention_interval", usual)
+    return None if stated is None else int(stated)
+
+
+def _stated_release(meta: Meta) -> str:
+    """Return the release that a recording states: of a simulation, the one that was followed."""
+    stated = meta.engine.get("version") if meta.source == "vllm" else meta.policy.get("vllm")
+    return _UNSTATED if stated is None else str(stated)
 
 
 def settings_of(kind: type[Settings], recording: Recording, **known: Any) -> Settings:
@@ -105,7 +122,8 @@ def settings_of(kind: type[Settings], recording: Recording, **known: Any) -> Set
     Raises:
         RecordingError: one is missing that has no common default, or cannot be right.
     """
-    recorded, values = _recorded_settings(recording.meta), dict(known)
+    recorded = _recorded_settings(recording.meta)
+    values = ({"vllm": _stated_release(recording.meta)} if kind is ContinuousSettings else {}) | known
     file = f"meta.json of recording {recording.name!r}"
     for field in fields(kind):
         name = field.name if field.name in recorded else _VLLM_NAMES.get(field.name, field.name)

@@ -264,7 +264,7 @@ class OracleRun:
         return {
             "running": [self._name(number) for number in driver.running()],
             "waiting": [self._name(number) for number in driver.waiting()],
-            "skipped": [],
+            "skipped": [self._name(number) for number in driver.skipped()],
             "free": num_free,
             "usage": 1.0 - num_free / (self._workload.num_blocks - 1),
             "cached_keys": len(np.unique(keys[keys != NO_KEY])) + len(self._second_keys),

@@ -49,6 +49,14 @@ _RECORDS_BYTES = 1 << 29
 _BY_GROUP = {"groups", "ncached", "crc"}
 _LEFT_OUT = ("block_size", "reserve_full_isl", "blocks", "prev_outputs")
 """Fields that an oracle with several groups writes in another form: as a list by group, or as a checksum."""
+_NOT_KNOWN: Mapping[str, Any] = {
+    "max_num_active_seqs": None,
+    "long_prefill_token_threshold_adaptive": False,
+    "prefill_schedule_interval": 1,
+    "prefix_match_unit": None,
+    "enable_mamba_shared_prefix_checkpoint": False,
+}
+"""Settings that newer releases have, and the value with which they change nothing."""
 _LONGEST_MODEL = 131_072
 OFFLOAD_BLOCK_BYTES = 1 << 20
 """Bytes of a block on the host: a power of two, so that sizes in GiB are exact."""
@@ -101,9 +109,15 @@ class OracleWorkload:
             RecordingError: the release is not known.
         """
         try:
-            rules = releases.known_rules_of(release)
+            releases.check_known(
+                release,
+                has_groups=self.layout is not None,
+                num_stages=self.pipeline.pipeline_parallel_size,
+                offloads=self.cache.kv_offloading_size > 0,
+            )
         except UsageError as error:
             raise RecordingError(f"the oracle's answer cannot be compared: {error}") from error
+        rules = releases.rules_of(release)
         groups = () if self.layout is None else self.layout.groups
         has_v2_runner = rules.has_v2_runner and (
             rules.every_state_has_v2_runner or all(group.mamba_mode is not MambaMode.ALL for group in groups)
@@ -154,6 +168,9 @@ def parse_workload(document: Any, where: str) -> OracleWorkload:
     if not isinstance(document, dict) or not isinstance(document.get("requests"), list):
         raise WorkloadError(f"{where}: an oracle workload is an object with num_blocks and a list of requests.")
     fields = _Fields(document, where)
+    for name, known in _NOT_KNOWN.items():
+        if document.get(name, known) not in (known, None):
+            raise WorkloadError(f"{where}: kvsim does not know {name}; it should be {json.dumps(known)}.")
     num_blocks = fields.integer("num_blocks", None, minimum=2)
     block_size = fields.integer("block_size", 16, minimum=1)
     longest = min((num_blocks - 1) * block_size, _LONGEST_MODEL)

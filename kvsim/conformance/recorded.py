@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvsim.conformance.account import WHOLE_TABLE, Account, Rows, between, block_by_block, stacked, without_evictions
-from kvsim.conformance.comparable import check_comparable, check_prompts, host_blocks_of, release_of, settings_of
+from kvsim.conformance.comparable import (
+    check_comparable,
+    check_prompts,
+    host_blocks_of,
+    release_of,
+    retention_of,
+    settings_of,
+)
 from kvsim.conformance.oracle_files import OFFLOAD_BLOCK_BYTES
 from kvsim.conformance.timeline import timeline_of
 from kvsim.engine.moments import SCHEDULE
@@ -33,7 +40,10 @@ class Recorded:
         check_comparable(recording)
         self.recording, meta = recording, recording.meta
         assert meta.pool.num_units is not None
-        self.scheduler = settings_of(ContinuousSettings, recording, vllm=release_of(recording))
+        release = release_of(recording)
+        self.scheduler = settings_of(ContinuousSettings, recording)
+        self.retention_tokens = retention_of(recording, release)
+        """Tokens between the boundaries at which windows and states were kept; None for all boundaries."""
         block_size = meta.hash_block_size
         host_bytes = host_blocks_of(meta) * OFFLOAD_BLOCK_BYTES
         host_bytes *= int(meta.policy.get("kv_offloading_block_size") or block_size) // block_size

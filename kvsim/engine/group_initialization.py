@@ -18,8 +18,9 @@ from kvsim.engine.state import (
     MAMBA,
     SLIDING_WINDOW,
 )
+from kvsim.errors import UsageError
 from kvsim.kv_groups import CacheKind, KVCacheGroup, KVCacheLayout, MambaMode
-from kvsim.policies import EnginePolicy, Paged
+from kvsim.policies import EnginePolicy, Paged, Pipeline
 from kvsim.policies.releases import AlignedSplit, Junction, LeftOut, ReusedFirst, Rules, rules_of
 
 _KINDS = {
@@ -77,6 +78,21 @@ def settings_of_groups(layout: KVCacheLayout, policy: EnginePolicy) -> dict[str,
     }
 
 
+def check_states(layout: KVCacheLayout, policy: Paged) -> None:
+    """Check that the release of vLLM caches prefixes of such a model.
+
+    Raises:
+        UsageError: it does not start.
+    """
+    release = policy.scheduler.vllm
+    keeps_every_state = any(group.mamba_mode is MambaMode.ALL for group in layout.groups)
+    if keeps_every_state and policy.cache.enable_prefix_caching and not rules_of(release).caches_every_state:
+        raise UsageError(
+            f"vLLM {release} does not cache prefixes of a model that keeps the recurrent state of every block; take "
+            "--no-prefix-caching, or an older release."
+        )
+
+
 def flight_is_counted(layout: KVCacheLayout, policy: Paged) -> bool:
     """Tell whether blocks that a group frees wait for the steps in flight."""
     waits = rules_of(policy.scheduler.vllm).windows_wait
@@ -114,7 +130,7 @@ def records_of_groups(
     widths: list[int],
     policy: EnginePolicy,
     retention_tokens: int | None,
-    most_in_flight: int,
+    pipeline: Pipeline,
     *,
     compiled: bool,
 ) -> Records[records.Group]:
@@ -124,11 +140,9 @@ def records_of_groups(
     tokens, states = _slots_of_groups(layout)
     rules, most = Rules(reused_first=ReusedFirst.ALL), 1
     if isinstance(policy, Paged):
-        rules, most = rules_of(policy.scheduler.vllm), policy.scheduler.max_num_batched_tokens
+        rules, most = rules_of(policy.scheduler.vllm), pipeline.max_in_flight_tokens(policy.scheduler)
         if rules.reused_first is ReusedFirst.WITH_CACHING and not policy.cache.enable_prefix_caching:
             rules = replace(rules, reused_first=ReusedFirst.NONE)
-        if rules.windows_wait:
-            most *= most_in_flight
     for index, group in enumerate(layout.groups):
         record = made[index]
         record.kind, record.block_size, record.window = _KINDS[group.kind], group.block_size, group.window or 0
@@ -141,7 +155,7 @@ def records_of_groups(
             tokens[other] + states[other] for other in range(len(specs)) if specs[other] == specs[index]
         )
         record.keeps_all = _keeps_all(layout, group, rules, retention_tokens)
-        record.keeps_some = retention_tokens is not None or layout.keeps_some(group)
+        record.keeps_some = not record.keeps_all and (retention_tokens is not None or layout.keeps_some(group))
         record.reuses_left_first = rules.reused_first is not ReusedFirst.NONE
         record.reuses_first = record.reuses_left_first and (
             rules.reused_first is not ReusedFirst.WINDOWS or group.kind is CacheKind.SLIDING_WINDOW

@@ -20,6 +20,7 @@ from kvsim.engine.host_tier import (
 )
 from kvsim.errors import BudgetError, UsageError
 from kvsim.policies import EnginePolicy, Paged
+from kvsim.policies.releases import check_offload as check_offload_of
 from kvsim.policies.settings import Eviction, Order
 
 _GIB, _GIGA = 1 << 30, 1e9
@@ -37,6 +38,7 @@ def check_offload(policy: Paged, num_groups: int) -> None:
     cache = policy.cache
     if not cache.kv_offloading_size:
         return
+    check_offload_of(policy.scheduler.vllm)
     if cache.swap_gib:
         raise UsageError(
             "host memory is used either as vLLM 0.25.1 does (--kv-offloading-size) or as vLLM 0.x did (--swap-gib); "

@@ -25,7 +25,13 @@ from kvsim.engine import (
 )
 from kvsim.engine.arrays import Numbers, Records, fill, make, make_growing, make_one, numbers
 from kvsim.engine.coefficients import step_times
-from kvsim.engine.group_initialization import flight_is_counted, one_group, records_of_groups, settings_of_groups
+from kvsim.engine.group_initialization import (
+    check_states,
+    flight_is_counted,
+    one_group,
+    records_of_groups,
+    settings_of_groups,
+)
 from kvsim.engine.host_tier import HostTier
 from kvsim.engine.known_requests import Demand
 from kvsim.engine.memory import Memory
@@ -113,6 +119,8 @@ class EnginePlan:
         """
         _check_pipeline(self.policy, self.pipeline, self.rules)
         groups = self.layout or one_group(self.policy)
+        if isinstance(self.policy, Paged):
+            check_states(groups, self.policy)
         room = _Room.of(self, groups)
         engine = self._empty_engine(groups, room, compiled=compiled)
         engine.state.seq, engine.state.num_free = -1, self.num_units
@@ -148,7 +156,7 @@ class EnginePlan:
             lines=records_of(records.Line, size),
             running=zeros(batch),
             quiet_until=zeros(batch),
-            skipped=zeros(size if settings.offloads else 0),
+            skipped=zeros(size if settings.offloads or settings.counts_flight else 0),
             batch=zeros(batch),
             batch_tokens=zeros(batch),
             emitting=zeros(settings.most_in_flight * batch),
@@ -157,7 +165,7 @@ class EnginePlan:
             lists=records_of(records.Lists, max(2 * batch, room.places)),
             launched=records_of(records.Launched, settings.most_in_flight),
             groups=records_of_groups(
-                layout, room.widths, policy, self.retention_tokens, settings.most_in_flight, compiled=compiled
+                layout, room.widths, policy, self.retention_tokens, self.pipeline, compiled=compiled
             ),
             tables=_tables(room, compiled=compiled),
             entries=zeros((room.places + 1) * room.width),
@@ -327,6 +335,7 @@ def _settings_of(policy: EnginePolicy, num_units: int) -> dict[str, Any]:
         "chunked_prefill": chosen.enable_chunked_prefill,
         "reserve_full_prompt": chosen.reserve_full_prompt and rules.knows_reserve,
         "late_outputs_block": rules.late_outputs_block,
+        "skipped_keep_places": rules.skipped_keep_places,
         "keeps_turns": rules.keeps_turns,
         "preempted_self_stops": rules.preempted_self_stops,
         "lone_prompt_is_limited": rules.lone_prompt_is_limited,

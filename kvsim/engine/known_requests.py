@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvsim.kv_groups import KVCacheLayout
-from kvsim.policies import Contiguous, Policy, Static
+from kvsim.policies import Contiguous, Pipeline, Policy, Static
 from kvsim.policies.settings import Reserve
 from kvsim.workload import Ragged
 
@@ -67,7 +67,7 @@ class Demand:
                 fits = -(-last // policy.unit_tokens) <= num_units
             else:
                 lengths, row = np.unique(last, return_inverse=True)
-                most = policy.scheduler.max_num_batched_tokens
+                most = Pipeline().max_in_flight_tokens(policy.scheduler)
                 fits = np.array([layout.blocks_for(int(length), most) <= num_units for length in lengths])[row]
         return np.asarray(~fits)
 

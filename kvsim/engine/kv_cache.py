@@ -213,7 +213,7 @@ def attach_hits(engine: Engine, sequence: Sequence, group: int, hit_tokens: int)
     table.owns_state = False
     num_held = 0
     for index in range(num_hits):
-        block = engine.entries[groups.first_hit(engine, group) + index]
+        block = engine.entries[groups.first_hit(engine, group) + index] if index >= skipped else NULL_BLOCK
         engine.entries[begin + index] = block
         if block != NULL_BLOCK:
             num_held += 1

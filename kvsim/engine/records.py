@@ -56,6 +56,8 @@ class Settings:
     """A step is scheduled ahead also behind one that is empty, and although the oldest is computed already."""
     late_outputs_block: bool = False
     """A sequence that was preempted awaits no output, and waits until those under way have come."""
+    skipped_keep_places: bool = False
+    """A sequence that is passed over stays in the queue; otherwise it waits before the queue."""
     keeps_turns: bool = False
     """No sequence misses its turn when one before it is preempted that had computed nothing in the step."""
     preempted_self_stops: bool = False

@@ -78,9 +78,12 @@ def has_next(engine: Engine) -> bool:
 def next_in_pass(engine: Engine) -> Sequence:
     """Return the sequence that the pass looks at next; there is one, and it stays."""
     state = engine.state
-    if state.num_looked_at < state.num_skipped:
-        return engine.sequences[engine.skipped[state.num_looked_at]]
-    return peek(engine)
+    if state.num_looked_at == state.num_skipped:
+        return peek(engine)
+    skipped = engine.skipped[state.num_looked_at]
+    if engine.settings.by_priority and state.num_queued > 0 and _goes_before(engine, engine.lines[0].heap, skipped):
+        return peek(engine)
+    return engine.sequences[skipped]
 
 
 @part
@@ -102,8 +105,16 @@ def skip(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def end_pass(engine: Engine) -> None:
-    """Keep the sequences that were skipped, in front of those skipped earlier that were not looked at."""
+    """Keep the sequences that were skipped: in the queue, or in front of those skipped earlier and not looked at."""
     state = engine.state
+    if engine.settings.skipped_keep_places:
+        for index in range(state.num_skipped_again - 1, -1, -1):
+            sequence = engine.sequences[engine.skipped[index]]
+            sequence.is_skipped = False
+            state.num_waiting -= 1
+            push_preempted(engine, sequence)
+        state.num_skipped_again = 0
+        return
     for index in range(state.num_looked_at, state.num_skipped):
         engine.skipped[state.num_skipped_again] = engine.skipped[index]
         state.num_skipped_again += 1
@@ -138,7 +149,7 @@ def in_order(engine: Engine) -> list[int]:
 @part
 def _leave_pass(engine: Engine, sequence: Sequence) -> None:
     """Take out the sequence that the pass looks at, of the skipped ones or of the queue."""
-    if engine.state.num_looked_at < engine.state.num_skipped:
+    if sequence.is_skipped:
         engine.state.num_looked_at += 1
         sequence.is_skipped = False
     else:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from kvsim.metrics.names import STATIC_BATCHES
-from kvsim.policies import AnyPolicy, Contiguous, Paged, Policy, Static
+from kvsim.policies import AnyPolicy, Contiguous, Paged, Pipeline, Policy, Static
 from kvsim.policies.settings import ContiguousSettings, ContinuousSettings, PagedSettings, StaticSettings
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ def with_ample_memory(machine: Machine, policy: AnyPolicy, workload: Workload) -
     num_seqs = min(num_seqs, len(workload))
     layout = machine.layout(policy)
     if isinstance(policy, Paged) and layout is not None:
-        most = policy.scheduler.max_num_batched_tokens
+        most = Pipeline().max_in_flight_tokens(policy.scheduler)
         enough = ((num_seqs + 1) * layout.blocks_for(policy.max_model_len, most) + 2) * layout.bytes_per_block
     else:
         enough = (num_seqs + 1) * (policy.max_model_len + 1) * machine.model.kv_bytes_per_token

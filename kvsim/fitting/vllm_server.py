@@ -20,7 +20,8 @@ from kvsim.kv_groups import CacheSettings, cache_layout
 from kvsim.kv_groups.specs import smallest_block
 from kvsim.machines import step_times
 from kvsim.models import Model
-from kvsim.policies import Paged
+from kvsim.policies import Paged, Pipeline
+from kvsim.policies.releases import defaults_of
 from kvsim.policies.settings import ContinuousSettings, PagedSettings
 from kvsim.profiles.extrapolation import Watched
 from kvsim.settings import values_of
@@ -234,6 +235,8 @@ def _planned(server: Server, *, find_max_model_len: bool = False) -> Budget:
         server.model,
         gpu_memory_utilization=server.gpu_memory_utilization,
         max_num_batched_tokens=server.max_num_batched_tokens,
+        max_in_flight_tokens=Pipeline.of(server.model, server.vllm).max_in_flight_tokens(server),
+        estimates_graphs=defaults_of(server.vllm).estimates_graphs,
         max_num_seqs=server.max_num_seqs,
         max_model_len=server.max_model_len,
         find_max_model_len=find_max_model_len,

@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvsim.errors import UsageError
+from kvsim.policies.releases import DEFAULT, rules_of
 
 if TYPE_CHECKING:
     from kvsim.models import Model
+    from kvsim.policies.settings import ContinuousSettings
 
 _V2_EXPERTS = ("DeepseekV2ForCausalLM", "Qwen2MoeForCausalLM", "GraniteMoeForCausalLM")
 """Architectures with experts that vLLM serves with runner V2."""
@@ -34,12 +36,12 @@ class Pipeline:
             raise UsageError(f"pipeline_parallel_size should be at least 1, not {self.pipeline_parallel_size}.")
 
     @classmethod
-    def of(cls, model: Model) -> Pipeline:
+    def of(cls, model: Model, release: str = DEFAULT) -> Pipeline:
         """Return vLLM's pipeline for `model`, as it is served, without environment variables."""
         has_experts = model.num_experts > 0 and model.architecture not in _V2_EXPERTS
         return cls(
             pipeline_parallel_size=model.pipeline_parallel_size,
-            v2_model_runner=not (has_experts or model.recurrent_layers),
+            v2_model_runner=rules_of(release).has_v2_runner and not (has_experts or model.recurrent_layers),
         )
 
     def most_in_flight(self, *, async_scheduling: bool) -> int:
@@ -48,6 +50,12 @@ class Pipeline:
         if async_scheduling and (self.v2_model_runner or size == 1):
             return size + 1
         return size
+
+    def max_in_flight_tokens(self, scheduler: ContinuousSettings) -> int:
+        """Tokens that a window must have room for beside its own: of a step or, by release, of all steps in flight."""
+        waits = rules_of(scheduler.vllm).windows_wait
+        steps = self.most_in_flight(async_scheduling=scheduler.async_scheduling) if waits else 1
+        return steps * scheduler.max_num_batched_tokens
 
     def decode_interval(self, *, async_scheduling: bool) -> int:
         """Return the distance between two steps in which a sequence may decode, including empty ones."""

@@ -7,11 +7,12 @@ known; `CHANGES` lists, release by release, what became different. Nothing below
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import cache
 from typing import Any
 
-from kvsim.errors import UsageError
+from kvsim.errors import UsageError, shortened
 
 
 class ReusedFirst(Enum):
@@ -78,6 +79,8 @@ class Rules:
     knows_watermark: bool = False
     late_outputs_block: bool = False
     """A preempted request awaits no output, and is not admitted again before those under way have come."""
+    skipped_keep_places: bool = False
+    """A waiting request that is passed over stays in the queue, not in one of its own before it."""
     keeps_turns: bool = False
     """No running request misses its turn when one before it is preempted that had computed nothing in the step."""
     preempted_self_stops: bool = True
@@ -115,20 +118,52 @@ class Rules:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Defaults:
+    """Settings that are not given, where these differ between releases."""
+
+    gpu_memory_utilization: float = 0.9
+    async_scheduling: bool = False
+    estimates_graphs: bool = False
+    """What CUDA graphs will need is taken from the pool beforehand."""
+    has_huge_cards: bool = False
+    """A server takes 16,384 tokens a step on a GPU of 160 GiB or more."""
+    retention_tokens: int | None = None
+    """Tokens between the boundaries at which windows and states are kept for hits: None for all boundaries, 0 for the
+    last of each prompt alone.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One rule that became different in a release."""
+    """One rule or default that became different in a release."""
 
     since: str
     says: str
     """The new rule, in a sentence."""
-    rules: dict[str, Any]
+    rules: dict[str, Any] = field(default_factory=dict)
+    defaults: dict[str, Any] = field(default_factory=dict)
 
 
 CHANGES = (
     Change(
+        since="0.14.0",
+        says="Steps are scheduled ahead where that is possible (async_scheduling).",
+        defaults={"async_scheduling": True},
+    ),
+    Change(
         since="0.19.0",
         says="A request is admitted only when its whole prompt fits (scheduler_reserve_full_isl).",
         rules={"knows_reserve": True},
+    ),
+    Change(
+        since="0.20.0",
+        says="A server may use 0.92 of the GPU's memory instead of 0.9 (gpu_memory_utilization).",
+        defaults={"gpu_memory_utilization": 0.92},
+    ),
+    Change(
+        since="0.20.2",
+        says="What CUDA graphs will need is taken from the pool.",
+        defaults={"estimates_graphs": True},
     ),
     Change(
         since="0.22.0",
@@ -236,9 +271,19 @@ CHANGES = (
         rules={"keeps_turns": True},
     ),
     Change(
+        since="0.28.0",
+        says="A server takes 16,384 tokens a step on a GPU of 160 GiB or more.",
+        defaults={"has_huge_cards": True},
+    ),
+    Change(
         since="0.29.0",
         says="Hits of every kind of full attention are cut to what all groups hold.",
         rules={"cuts_every_full_kind": True},
+    ),
+    Change(
+        since="0.30.0",
+        says="Windows and states are kept for hits at the last boundary of each prompt alone.",
+        defaults={"retention_tokens": 0},
     ),
     Change(
         since="0.30.0",
@@ -249,6 +294,11 @@ CHANGES = (
         since="0.30.0",
         says="Models that keep the state of every block are served by model runner V1.",
         rules={"every_state_has_v2_runner": False},
+    ),
+    Change(
+        since="0.31.0",
+        says="A waiting request that is passed over keeps its place: there is no queue of those any more.",
+        rules={"skipped_keep_places": True},
     ),
     Change(
         since="0.31.0",
@@ -284,6 +334,10 @@ CHANGES = (
 """New rules, in order of the releases."""
 
 OLDEST, NEWEST = "0.12.0", "0.33.0"
+OLDEST_WITH_GROUPS, OLDEST_WITH_STAGES = "0.18.0", "0.23.0"
+"""Before these, layers of several kinds and pipelines were scheduled by rules that are not known."""
+OFFLOAD = (0, 25)
+"""Major and minor of the release whose native offload is known."""
 DEFAULT = "0.25.1"
 """The release that is followed where none is named."""
 _NUMBER = re.compile(r"v?(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))?")
@@ -297,20 +351,41 @@ def number_of(release: str) -> tuple[int, int, int]:
     """
     found = _NUMBER.match(release)
     if not found:
-        raise UsageError(f"vllm should be a release such as {NEWEST}, not {release!r}.")
+        raise UsageError(f"vllm should be a release such as {NEWEST}, not {shortened(release)}.")
     major, minor, patch = found.groups(default="0")
     return int(major), int(minor), int(patch)
 
 
-def known_rules_of(release: str) -> Rules:
-    """Return the rules of a release that is known.
+def is_known(release: str) -> bool:
+    """Tell whether a release lies between the oldest and the newest that are known."""
+    return number_of(OLDEST) <= number_of(release) and number_of(release)[:2] <= number_of(NEWEST)[:2]
+
+
+def nearest_words(release: str) -> list[str]:
+    """Say which release is followed instead of one that is not known; nothing where it is known."""
+    if is_known(release):
+        return []
+    nearest = OLDEST if number_of(release) < number_of(OLDEST) else NEWEST
+    return [f"the rules of vLLM {release} are not known: those of {nearest}, the nearest that is, are followed"]
+
+
+def check_known(release: str, *, has_groups: bool = False, num_stages: int = 1, offloads: bool = False) -> None:
+    """Check that the rules of a release are known for such an engine, decision by decision.
 
     Raises:
-        UsageError: it is older than the oldest that is known, or newer than the newest.
+        UsageError: they are not.
     """
-    if not number_of(OLDEST) <= number_of(release) or number_of(release)[:2] > number_of(NEWEST)[:2]:
+    if not is_known(release):
         raise UsageError(f"the rules of vLLM {release} are not known; those of {OLDEST} to {NEWEST} are.")
-    return rules_of(release)
+    for is_there, what, oldest in (
+        (has_groups, "layers of several kinds", OLDEST_WITH_GROUPS),
+        (num_stages > 1, "pipelines", OLDEST_WITH_STAGES),
+    ):
+        if is_there and number_of(release) < number_of(oldest):
+            known = f"those of {oldest} to {NEWEST} are"
+            raise UsageError(f"the rules of vLLM {release} for {what} are not known; {known}.")
+    if offloads:
+        check_offload(release)
 
 
 def changes_between(old: str, new: str) -> tuple[Change, ...]:
@@ -319,21 +394,47 @@ def changes_between(old: str, new: str) -> tuple[Change, ...]:
     Raises:
         UsageError: one is not known, or `new` is the older one.
     """
-    known_rules_of(old)
-    known_rules_of(new)
+    check_known(old)
+    check_known(new)
     if number_of(new) < number_of(old):
         raise UsageError(f"vLLM {new} is older than {old}; name the older release first.")
     return tuple(change for change in CHANGES if number_of(old) < number_of(change.since) <= number_of(new))
 
 
+def check_offload(release: str) -> None:
+    """Check that the native offload of a release is known.
+
+    Raises:
+        UsageError: it is not.
+    """
+    if number_of(release)[:2] != OFFLOAD:
+        major, minor = OFFLOAD
+        raise UsageError(
+            f"kvsim knows the native offload of vLLM {major}.{minor}, not that of {release}; leave "
+            f"--kv-offloading-size out, or take vllm {major}.{minor}."
+        )
+
+
+@cache
 def rules_of(release: str) -> Rules:
     """Return the rules of a release; of one that is not known, those of the nearest.
 
     Raises:
         UsageError: it is no release of vLLM.
     """
-    rules, number = Rules(), number_of(release)
-    for change in CHANGES:
-        if number_of(change.since) <= number:
-            rules = replace(rules, **change.rules)
-    return rules
+    return replace(Rules(), **{name: value for change in _until(release) for name, value in change.rules.items()})
+
+
+@cache
+def defaults_of(release: str) -> Defaults:
+    """Return the defaults of a release; of one that is not known, those of the nearest.
+
+    Raises:
+        UsageError: it is no release of vLLM.
+    """
+    return replace(Defaults(), **{name: value for change in _until(release) for name, value in change.defaults.items()})
+
+
+def _until(release: str) -> list[Change]:
+    """Return the changes up to a release."""
+    return [change for change in CHANGES if number_of(change.since) <= number_of(release)]

@@ -7,7 +7,7 @@ from enum import Enum
 from typing import Any, Final, Self
 
 from kvsim.errors import UsageError
-from kvsim.policies.releases import DEFAULT, rules_of
+from kvsim.policies.releases import DEFAULT, NEWEST, OLDEST, defaults_of, rules_of
 from kvsim.settings import check_settings, setting
 
 MACHINE: Final = "Machine and memory"
@@ -89,9 +89,10 @@ class ContinuousSettings:
     )
     max_model_len: int = _max_model_len()
     async_scheduling: bool = setting(
-        True,
+        None,
         "Schedule one step ahead of the step whose output is known.",
         "--async-scheduling/--no-async-scheduling",
+        shown="on from vLLM 0.14 on",
     )
     order: Order = setting(Order.FCFS, "Order of the queue.", "--order")
     enable_chunked_prefill: bool = setting(
@@ -110,10 +111,17 @@ class ContinuousSettings:
     reserve_full_prompt: bool = setting(
         True, "Admit a request only if its whole prompt fits now (vLLM's `scheduler_reserve_full_isl`)."
     )
-    vllm: str = setting(DEFAULT, "Release of vLLM whose rules are followed; an unknown one follows the nearest.")
+    vllm: str = setting(
+        DEFAULT,
+        f"Release of vLLM whose rules and defaults are followed, {OLDEST} to {NEWEST}; of others, the nearest.",
+        "--vllm",
+        unit="VERSION",
+    )
 
     def __post_init__(self) -> None:
         check_settings(self)
+        if self.async_scheduling is None:
+            object.__setattr__(self, "async_scheduling", defaults_of(self.vllm).async_scheduling)
 
     def limited(self, max_model_len: int, defaults: EngineDefaults) -> Self:
         """Return these settings with the limits that they leave out: the model's length, and vLLM's sizes of a step."""
@@ -341,7 +349,7 @@ class StaticSettings:
 
 
 class EngineDefaults(Enum):
-    """vLLM 0.25.1's own defaults (`max_num_seqs`, `max_num_batched_tokens`) by entry point and class of GPU.
+    """vLLM's own defaults (`max_num_seqs`, `max_num_batched_tokens`) by entry point and class of GPU.
 
     "Large" is a GPU of at least 70 GiB that is not an A100.
     """
@@ -377,8 +385,10 @@ class EngineDefaults(Enum):
         return min(self.max_num_seqs, num_tokens) if num_seqs is None else num_seqs, num_tokens
 
     @classmethod
-    def of(cls, entry_point: str, gpu_memory_bytes: int, *, is_a100: bool) -> EngineDefaults:
-        """Return the defaults of `entry_point` (`llm` or `server`) on a GPU with that memory."""
+    def of(cls, entry_point: str, gpu_memory_bytes: int, *, is_a100: bool, release: str = DEFAULT) -> EngineDefaults:
+        """Return the defaults of `entry_point` (`llm` or `server`) of a release on a GPU with that memory."""
+        if gpu_memory_bytes >= 160 << 30 and defaults_of(release).has_huge_cards:
+            return cls.LLM_LARGE
         large = gpu_memory_bytes >= 70 << 30 and not is_a100
         if entry_point == "llm":
             return cls.LLM_LARGE if large else cls.LLM

@@ -29,6 +29,7 @@ from kvsim.metrics import Limits
 from kvsim.models import Model
 from kvsim.policies import AnyPolicy, Paged, Pipeline, Policy, Static, base_of, describe, limited
 from kvsim.policies.custom import CustomPolicy
+from kvsim.policies.releases import DEFAULT, defaults_of
 from kvsim.policies.settings import EngineDefaults
 from kvsim.profiles.extrapolation import Watched, provenance
 from kvsim.recording import Meta, Pool, Recording, RecordingBuilder, RecordingWriter, write
@@ -162,6 +163,11 @@ def _check_tokens(model: Model, policy: AnyPolicy) -> None:
         )
 
 
+def _release_of(policy: Policy) -> str:
+    """Return the release whose rules a policy follows; static batches follow none of them."""
+    return DEFAULT if isinstance(policy, Static) else policy.scheduler.vllm
+
+
 def _check_stages(machine: Machine, policy: Policy) -> None:
     """Refuse step times of a whole model for an engine that has its stages at work on several steps."""
     size, num_known = machine.model.pipeline_parallel_size, len(coefficients_of(machine.step_time)) or 1
@@ -171,7 +177,7 @@ def _check_stages(machine: Machine, policy: Policy) -> None:
             "machine card for both."
         )
     ahead = not isinstance(policy, Static) and policy.scheduler.async_scheduling
-    if Pipeline.of(machine.model).tokens_ahead(async_scheduling=ahead) > 1:
+    if Pipeline.of(machine.model, _release_of(policy)).tokens_ahead(async_scheduling=ahead) > 1:
         raise UsageError(
             f"vLLM serves {machine.model.name} with its model runner V1, which in a pipeline of more than two stages "
             "schedules sequences past their last token, and the account of memory does not follow that; take two "
@@ -309,7 +315,9 @@ class Run:
         for name in options.keys() - Options.__annotations__.keys():
             raise UnknownNameError("option of a simulation", name, Options.__annotations__)
         self.workload, self.policy, self.machine, self.options = workload, policy, machine, options
-        self._base, self._pipeline = machine.limited(policy), Pipeline.of(machine.model)
+        self._base = machine.limited(policy)
+        self._release = _release_of(self._base)
+        self._pipeline = Pipeline.of(machine.model, self._release)
         _check_stages(machine, self._base)
         self.pool, self._layout = machine.pool(policy), machine.layout(policy)
         self.name = f"{policy.name}-{workload.name}"
@@ -348,7 +356,7 @@ class Run:
         )
 
     def _num_failures(self) -> int:
-        """Count the failures that would have ended vLLM 0.25.1, over all servers."""
+        """Count the failures that would have ended vLLM, over all servers."""
         return sum(int(replica.server.driver.engine.state.num_failures) for replica in self._replicas)
 
     def _find_refused(self) -> npt.NDArray[np.bool_]:
@@ -384,6 +392,7 @@ class Run:
             refused=self._refused,
             layout=self._layout,
             pipeline=self._pipeline,
+            retention_tokens=defaults_of(self._release).retention_tokens,
             unit_bytes=self.pool.bytes_per_unit,
             num_gpus=machine.model.tensor_parallel_size,
             num_layers=machine.model.num_kv_layers,

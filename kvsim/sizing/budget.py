@@ -142,6 +142,7 @@ def plan_budget(
     *,
     gpu_memory_utilization: float = 0.92,
     max_num_batched_tokens: int = 16384,
+    max_in_flight_tokens: int | None = None,
     max_num_seqs: int = 1024,
     max_model_len: int | None = None,
     find_max_model_len: bool = False,
@@ -151,6 +152,7 @@ def plan_budget(
     kv_memory_bytes: int | None = None,
     num_blocks: int | None = None,
     oversize: bool = False,
+    estimates_graphs: bool = True,
 ) -> Budget:
     """Return the KV pool that vLLM would create on `gpu` for `model`; defaults as in its `LLM` class on a large GPU.
 
@@ -159,6 +161,7 @@ def plan_budget(
         model: Served model; `Model.served` sets its types and number of GPUs.
         gpu_memory_utilization: Share of the GPU's memory that may be used, in (0, 1].
         max_num_batched_tokens: Tokens of the largest step; they determine the activations and the window blocks.
+        max_in_flight_tokens: Tokens of all steps in flight, which windows hold too; None for those of one step.
         max_num_seqs: Sequences of the largest step; they determine the size of the logits.
         max_model_len: Longest sequence in tokens; None for the model's, which need not fit.
         find_max_model_len: Whether to reduce `max_model_len` to the longest sequence that fits.
@@ -168,6 +171,7 @@ def plan_budget(
         kv_memory_bytes: Bytes of the pool before rounding; replaces the terms above.
         num_blocks: Exact number of blocks; replaces the terms above.
         oversize: Whether to create the pool even if it exceeds the GPU together with the weights.
+        estimates_graphs: Whether the memory of CUDA graphs is taken from the pool.
     """
     if not 0 < gpu_memory_utilization <= 1:
         raise UsageError(f"gpu_memory_utilization is {gpu_memory_utilization}; it must be above 0 and at most 1.")
@@ -175,7 +179,7 @@ def plan_budget(
     _check_count("max_num_batched_tokens", max_num_batched_tokens)
     settings = CacheSettings(
         max_model_len=model.max_position_embeddings if max_model_len is None else max_model_len,
-        max_num_batched_tokens=max_num_batched_tokens,
+        max_num_batched_tokens=max_in_flight_tokens or max_num_batched_tokens,
         block_size=block_size,
         enable_prefix_caching=enable_prefix_caching,
         hybrid_manager=hybrid_manager,
@@ -192,7 +196,7 @@ def plan_budget(
         allowance = _allowance(gpu, gpu_memory_utilization)
         steps = (max_num_batched_tokens, max_num_seqs)
         accounts = [
-            (*allowance, *terms, *_overheads(model, *steps, is_last=stage is stages[-1]))
+            (*allowance, *terms, *_overheads(model, *steps, is_last=stage is stages[-1], graphs=estimates_graphs))
             for terms, stage in zip(weights, stages, strict=True)
         ]
         rooms = [sum(term.size_bytes for term in allowance)] * len(stages)
@@ -259,11 +263,11 @@ def _weights(model: Model, stage: range) -> tuple[BudgetTerm, ...]:
     return (*terms, BudgetTerm("tower for images", -tower, "estimate: width and depth of its layers"))
 
 
-def _overheads(model: Model, num_tokens: int, num_seqs: int, *, is_last: bool) -> tuple[BudgetTerm, ...]:
+def _overheads(model: Model, num_tokens: int, num_seqs: int, *, is_last: bool, graphs: bool) -> tuple[BudgetTerm, ...]:
     estimates = (
         ("activations", peak_activations(model, num_tokens, num_seqs, samples=is_last)),
         ("outside PyTorch", outside_pytorch(model)),
-        ("captured graphs", captured_graphs(model)),
+        *([("captured graphs", captured_graphs(model))] if graphs else []),
     )
     return tuple(BudgetTerm(label, -size, f"estimate: {why}") for label, (size, why) in estimates)
 

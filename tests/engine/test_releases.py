@@ -1,0 +1,137 @@
+"""Rules and defaults of vLLM's releases: what one table says of each, and what is refused because it is not known."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+import kvsim
+from kvsim.conformance import verify_recording
+from kvsim.errors import RecordingError, UsageError
+from kvsim.policies import ContinuousSettings, Paged, PagedSettings
+from kvsim.policies.releases import (
+    CHANGES,
+    NEWEST,
+    OLDEST,
+    Junction,
+    ReusedFirst,
+    check_known,
+    defaults_of,
+    nearest_words,
+    number_of,
+    rules_of,
+)
+from kvsim.workload import Request, Workload
+
+
+def paged(release: str, **cache: object) -> Paged:
+    return Paged(
+        scheduler=ContinuousSettings(vllm=release, max_num_seqs=8, max_num_batched_tokens=256, max_model_len=2048),
+        cache=PagedSettings(**cache),
+    )
+
+
+def requests(number: int) -> Workload:
+    return Workload.from_requests(
+        Request(id=f"r{row}", arrival_s=row / 100, prompt_tokens=90 + 7 * row, output_tokens=60, max_tokens=60)
+        for row in range(number)
+    )
+
+
+def serve(release: str, *, num_blocks: int = 60) -> kvsim.Run:
+    return kvsim.simulate(
+        requests(24), paged(release), kvsim.machine("H200/Llama-3-8B", num_blocks=num_blocks), refuse_misfits=True
+    )
+
+
+def test_changes_are_listed_release_by_release_and_each_changes_something() -> None:
+    numbers = [number_of(change.since) for change in CHANGES]
+    assert numbers == sorted(numbers)
+    assert number_of(OLDEST) <= numbers[0]
+    assert numbers[-1] <= number_of(NEWEST)
+    for change in CHANGES:
+        assert change.rules or change.defaults, change
+        assert change.says.endswith("."), change
+
+
+@pytest.mark.parametrize(
+    ("release", "reused", "junction"),
+    [
+        ("0.20.2", ReusedFirst.NONE, Junction.UNUSED),
+        ("0.21.0", ReusedFirst.NONE, Junction.UNUSED),
+        ("0.23", ReusedFirst.WINDOWS, Junction.UNUSED),
+        ("0.25.1+cu129", ReusedFirst.ALL, Junction.FIRST_CHUNK),
+        ("v0.27.1", ReusedFirst.WITH_CACHING, Junction.KEPT),
+        ("0.28.0", ReusedFirst.ALL, Junction.KEPT),
+        ("0.33.4", ReusedFirst.ALL, Junction.KEPT),
+    ],
+)
+def test_a_release_follows_the_nearest_known_below(release: str, reused: ReusedFirst, junction: Junction) -> None:
+    rules = rules_of(release)
+    assert (rules.reused_first, rules.junction) == (reused, junction)
+
+
+def test_a_release_that_is_not_known_is_followed_as_the_nearest_in_a_sentence_that_says_so() -> None:
+    assert rules_of("0.40.0") == rules_of(NEWEST)
+    assert rules_of("0.9.2") == rules_of(OLDEST)
+    [newer], [older] = nearest_words("0.40.0"), nearest_words("0.9.2")
+    assert "0.40.0" in newer
+    assert NEWEST in newer
+    assert OLDEST in older
+    assert nearest_words("0.33.4") == nearest_words("0.21.0") == []
+    with pytest.raises(UsageError, match=r"a release such as 0\.33\.0, not 'newest'"):
+        rules_of("newest")
+
+
+def test_defaults_follow_the_release() -> None:
+    assert [ContinuousSettings(vllm=release).async_scheduling for release in ("0.13.0", "0.14.0")] == [False, True]
+    assert ContinuousSettings(vllm="0.33.0", async_scheduling=False).async_scheduling is False
+    assert [defaults_of(release).gpu_memory_utilization for release in ("0.19.1", "0.20.2")] == [0.9, 0.92]
+    assert [defaults_of(release).retention_tokens for release in ("0.29.0", "0.30.0")] == [None, 0]
+
+
+@pytest.mark.parametrize(
+    ("release", "engine", "words"),
+    [
+        ("0.11.2", {}, "those of 0.12.0 to 0.33.0 are"),
+        ("0.34.0", {}, "those of 0.12.0 to 0.33.0 are"),
+        ("0.16.0", {"has_groups": True}, "layers of several kinds"),
+        ("0.22.1", {"num_stages": 2}, "pipelines"),
+        ("0.33.0", {"offloads": True}, "native offload"),
+    ],
+)
+def test_what_is_not_known_of_a_release_is_refused(release: str, engine: dict[str, object], words: str) -> None:
+    usual = {"has_groups": False, "num_stages": 1, "offloads": False}
+    check_known("0.25.1", **usual | engine)
+    with pytest.raises(UsageError, match=re.escape(words)):
+        check_known(release, **usual | engine)
+
+
+def test_a_threshold_above_the_longest_sequence_is_refused_where_vllm_does() -> None:
+    settings = ContinuousSettings(max_model_len=100, long_prefill_token_threshold=200)
+    settings.check_starts()
+    with pytest.raises(UsageError, match="does not start with long_prefill_token_threshold"):
+        replace(settings, vllm="0.27.0").check_starts()
+
+
+def test_a_simulation_states_its_release_and_is_verified_by_it() -> None:
+    runs = {release: serve(release) for release in ("0.22.1", "0.33.0")}
+    blocks = [run.memory.address.tolist() for run in runs.values()]
+    assert blocks[0] != blocks[1], "the order of freed blocks differs"
+    for release, run in runs.items():
+        assert run.meta.policy["vllm"] == release
+        assert verify_recording(run).equal
+        other = replace(run, meta=replace(run.meta, policy={**run.meta.policy, "vllm": "0.25.1"}))
+        assert verify_recording(other).equal == (release == "0.33.0")
+    unknown = replace(run, meta=replace(run.meta, policy={**run.meta.policy, "vllm": "0.40.0"}))
+    with pytest.raises(RecordingError, match=r"0\.40\.0 are not known"):
+        verify_recording(unknown)
+
+
+def test_a_model_that_keeps_every_state_caches_no_prefix_in_the_newest_release() -> None:
+    machine = kvsim.machine("H200/granite-4.0-h-350m", num_blocks=60)
+    kvsim.simulate(requests(4), paged("0.32.0"), machine, refuse_misfits=True)
+    with pytest.raises(UsageError, match="does not cache prefixes of a model that keeps the recurrent state"):
+        kvsim.simulate(requests(4), paged("0.33.0"), machine, refuse_misfits=True)
