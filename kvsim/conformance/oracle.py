@@ -212,7 +212,7 @@ class OracleRun:
 
     def _count_changes(self) -> None:
         changes = list(self._driver.changes())
-        self._second_keys.forget(changes)
+        self._second_keys.follow(changes)
         for row in changes:
             self._num_units[int(row.kind)] += int(row.length)
 

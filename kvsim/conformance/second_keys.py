@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from kvsim.engine.ownership import MemoryKind
+from kvsim.engine.records import NEVER
 from kvsim.engine.state import FULL, table_of
 from kvsim.policies.releases import SecondKey, rules_of
 
@@ -28,16 +29,23 @@ class SecondKeys:
             index for index in range(num_groups) if groups[index].kind == FULL and groups[index].hashes_per_block > 1
         ]
         self._of_block: dict[int, set[tuple[int, int]]] = {}
+        self._next: dict[tuple[int, int], tuple[int, int, int]] = {}
+        """Index in the table, block and key of the next second key, by sequence and group."""
 
     def __len__(self) -> int:
         return len(set().union(*self._of_block.values()))
 
-    def forget(self, changes: Iterable[Any]) -> None:
-        """Drop the keys of blocks that were evicted."""
+    def follow(self, changes: Iterable[Any]) -> None:
+        """Add the keys of tables that were freed, and drop those of blocks that were evicted, in order."""
         for row in changes:
             if int(row.kind) == MemoryKind.EVICT:
                 for block in range(int(row.address), int(row.address + row.length)):
                     self._of_block.pop(block, None)
+            elif int(row.kind) == MemoryKind.RELEASE:
+                group = int(row.group)
+                index, block, key = self._next.pop((int(row.request) + 1, group), (NEVER, 0, 0))
+                if index < row.cached:
+                    self._of_block.setdefault(block, set()).add((group, key))
 
     def note(self, numbers: Iterable[int]) -> None:
         """Add the keys of sequences that have tables."""
@@ -51,10 +59,12 @@ class SecondKeys:
                 num_hashes = tokens // hash_tokens
                 index = num_hashes // record.hashes_per_block
                 table = table_of(engine, sequence, group)
-                if num_hashes % record.hashes_per_block == 0 or index >= table.num_cached:
+                if num_hashes % record.hashes_per_block == 0 or index >= table.num_blocks:
                     continue
                 key = -number << 32 | num_hashes
                 if num_hashes <= sequence.num_keys:
                     key = int(engine.prompt_keys[sequence.first_key + num_hashes - 1])
                 block = int(engine.entries[table.begin + index])
-                self._of_block.setdefault(block, set()).add((group, key))
+                self._next[number, group] = index, block, key
+                if index < table.num_cached:
+                    self._of_block.setdefault(block, set()).add((group, key))

@@ -9,12 +9,15 @@ import numpy.typing as npt
 
 from kvsim.errors import UsageError
 from kvsim.kv_groups.group import CacheKind, KVCacheGroup
-from kvsim.policies.releases import DEFAULT, LeftOut, Rules, rules_of
+from kvsim.policies.releases import DEFAULT, LeftOut, Rules, defaults_of, number_of, rules_of
 from kvsim.recording import Recording
 from kvsim.recording.by_request import TokenSteps
 from kvsim.recording.rules import require
 from kvsim.recording.tables import WHOLE_TABLE, IntArray, MemoryKind
 from kvsim.replay import Replay
+
+_SPARSE = (CacheKind.SLIDING_WINDOW, CacheKind.MAMBA)
+"""Kinds whose blocks may be kept for hits at some boundaries alone."""
 
 
 def check_kept_prefixes(replay: Replay, file: Path) -> None:
@@ -27,7 +30,8 @@ def check_kept_prefixes(replay: Replay, file: Path) -> None:
     meta, pool = recording.meta, recording.meta.pool
     if memory.cached is None or meta.begins_in_the_middle or not meta.prefix_caching:
         return
-    rows, rules = np.flatnonzero(memory.kind == MemoryKind.RELEASE), _rules_of(recording)
+    rows, release = np.flatnonzero(memory.kind == MemoryKind.RELEASE), _release_of(recording)
+    rules, is_sparse = rules_of(release), defaults_of(release).retention_tokens is not None
     group, aligned = memory.groups[rows], pool.unit_tokens
     size = np.array([each.block_size for each in pool.groups] or [aligned])[group]
     run = np.array([_blocks_behind_hits(each, aligned) for each in pool.groups] or [1])[group]
@@ -44,18 +48,21 @@ def check_kept_prefixes(replay: Replay, file: Path) -> None:
     least, most = map(kept, _cached_tokens(replay, rows))
     if meta.source != "simulation":  # a server may be set to keep windows and states at some boundaries alone
         least = np.where(is_whole, least, 0)
+    if is_sparse:  # and newer releases do so by default
+        least[np.isin(group, [index for index, each in enumerate(pool.groups) if each.kind in _SPARSE])] = 0
     rule = "cached should be the units that are full of what schedule.parquet computed"
     require((memory.cached[rows] >= least) & (memory.cached[rows] <= most), file, rule, rows)
 
 
-def _rules_of(recording: Recording) -> Rules:
-    """Return the rules of the release that the engine followed; where it says none, those that kvsim follows."""
+def _release_of(recording: Recording) -> str:
+    """Return the release that the engine followed; where it says none, the one that kvsim follows."""
     meta = recording.meta
-    release = meta.engine.get("version") if meta.source == "vllm" else meta.policy.get("vllm")
+    release = str(meta.engine.get("version") if meta.source == "vllm" else meta.policy.get("vllm"))
     try:
-        return rules_of(str(release))
+        number_of(release)
     except UsageError:
-        return rules_of(DEFAULT)
+        return DEFAULT
+    return release
 
 
 def _keeps_all(size: IntArray, aligned: int, rules: Rules) -> npt.NDArray[np.bool_]:

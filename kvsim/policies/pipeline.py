@@ -52,7 +52,7 @@ class Pipeline:
         return size
 
     def max_in_flight_tokens(self, scheduler: ContinuousSettings) -> int:
-        """Tokens that a window must have room for beside its own: of a step or, by release, of all steps in flight."""
+        """Return the tokens that a window holds beside its own: of one step or, by release, of all steps in flight."""
         waits = rules_of(scheduler.vllm).windows_wait
         steps = self.most_in_flight(async_scheduling=scheduler.async_scheduling) if waits else 1
         return steps * scheduler.max_num_batched_tokens

@@ -124,7 +124,7 @@ class Defaults:
     gpu_memory_utilization: float = 0.9
     async_scheduling: bool = False
     estimates_graphs: bool = False
-    """What CUDA graphs will need is taken from the pool beforehand."""
+    """The estimated memory of CUDA graphs is taken from the pool."""
     has_huge_cards: bool = False
     """A server takes 16,384 tokens a step on a GPU of 160 GiB or more."""
     retention_tokens: int | None = None
@@ -162,7 +162,7 @@ CHANGES = (
     ),
     Change(
         since="0.20.2",
-        says="What CUDA graphs will need is taken from the pool.",
+        says="The estimated memory of CUDA graphs is taken from the pool.",
         defaults={"estimates_graphs": True},
     ),
     Change(
@@ -335,7 +335,7 @@ CHANGES = (
 
 OLDEST, NEWEST = "0.12.0", "0.33.0"
 OLDEST_WITH_GROUPS, OLDEST_WITH_STAGES = "0.18.0", "0.23.0"
-"""Before these, layers of several kinds and pipelines were scheduled by rules that are not known."""
+"""Oldest releases with known rules for layers of several kinds, and for pipelines."""
 OFFLOAD = (0, 25)
 """Major and minor of the release whose native offload is known."""
 DEFAULT = "0.25.1"
@@ -362,7 +362,7 @@ def is_known(release: str) -> bool:
 
 
 def nearest_words(release: str) -> list[str]:
-    """Say which release is followed instead of one that is not known; nothing where it is known."""
+    """Return a sentence that names the release followed instead of an unknown one; empty if it is known."""
     if is_known(release):
         return []
     nearest = OLDEST if number_of(release) < number_of(OLDEST) else NEWEST

@@ -164,7 +164,7 @@ def _check_tokens(model: Model, policy: AnyPolicy) -> None:
 
 
 def _release_of(policy: Policy) -> str:
-    """Return the release whose rules a policy follows; static batches follow none of them."""
+    """Return the release whose rules a policy follows; for other schedulers, the default."""
     return DEFAULT if isinstance(policy, Static) else policy.scheduler.vllm
 
 
