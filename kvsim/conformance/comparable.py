@@ -133,7 +133,9 @@ def settings_of(kind: type[Settings], recording: Recording, **known: Any) -> Set
             values[field.name] = recorded[name]
         elif field.name in _DEPEND_ON_THE_GPU or field.default is MISSING:
             raise RecordingError(f"{file} does not say engine.{name}, and vLLM's default depends on the GPU.")
-        default = _LIKE_A_LIMIT if field.default is None else field.default
+        default = field.default
+        if default is None:
+            default = True if field.name == "async_scheduling" else _LIKE_A_LIMIT
         if field.name in values and type(values[field.name]) not in _types(default):
             example = default.value if isinstance(default, Enum) else default
             raise RecordingError(f"{file}: {name} should be like {example!r}, not {values[field.name]!r}.")

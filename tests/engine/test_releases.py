@@ -110,7 +110,9 @@ def test_what_is_not_known_of_a_release_is_refused(release: str, engine: dict[st
 
 
 def test_a_threshold_above_the_longest_sequence_is_refused_where_vllm_does() -> None:
-    settings = ContinuousSettings(max_model_len=100, long_prefill_token_threshold=200)
+    settings = ContinuousSettings(
+        max_num_seqs=4, max_num_batched_tokens=64, max_model_len=100, long_prefill_token_threshold=200
+    )
     settings.check_starts()
     with pytest.raises(UsageError, match="does not start with long_prefill_token_threshold"):
         replace(settings, vllm="0.27.0").check_starts()
