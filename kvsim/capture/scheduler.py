@@ -18,10 +18,13 @@ from kvsim.capture.groups import layout_of
 from kvsim.capture.offload import OffloadWatch, has_offload
 from kvsim.capture.releases import check_features, num_waiting, retention_interval, warn_if_untried
 from kvsim.capture.sinks import LogSink
+from kvsim.kv_groups import CacheKind
 from kvsim.recording import eventlog
 
 log = logging.getLogger("kvsim")
 
+_RETAINED = (CacheKind.SLIDING_WINDOW, CacheKind.MAMBA)
+"""Groups of which a retention interval keeps some prefixes."""
 _KEEP_ALL = ("FullAttentionManager",)
 """Managers of groups that keep every block until the request ends; MLA uses the same one."""
 
@@ -65,8 +68,11 @@ class SchedulerRecorder:
         """
         self._layout = layout_of(self._scheduler.kv_cache_config, self._manager.block_pool.hash_block_size)
         check_features(self._scheduler, self._layout, offloads=self._offload is not None)
-        keeps_all = self._layout.is_uniform or retention_interval(self._scheduler) is None
-        self._keeps_some = [not keeps_all or self._layout.keeps_some(group) for group in self._layout.groups]
+        keeps_all = retention_interval(self._scheduler) is None
+        self._keeps_some = [
+            self._layout.keeps_some(group) or (group.kind in _RETAINED and not keeps_all)
+            for group in self._layout.groups
+        ]
 
     def start(self, sink: LogSink, meta: dict[str, Any]) -> None:
         """Begin a recording. Requests that the engine already has are not part of it.

@@ -16,7 +16,7 @@ from kvsim.errors import RecordingError, shortened
 from kvsim.live.exposition import Sample, kinds, samples
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 _PREFIX = "vllm:"
 _MAX_COUNT = 1e15
@@ -34,6 +34,8 @@ _COUNTERS = (
     "vllm:prefix_cache_queries", "vllm:prefix_cache_hits",
 )  # fmt: skip
 """Names of counters; samples end in `_total`."""
+_BY_SOURCE = "vllm:prompt_tokens_by_source_total"
+"""Prompt tokens, each counted once; before vLLM 0.27, `prefix_cache_*` counts every attempt to admit a request."""
 _OTHERS = {"sglang:": "SGLang", "tgi_": "Text Generation Inference", "trtllm_": "TensorRT-LLM", "nv_": "Triton"}
 """Prefixes of the names of other servers' metrics."""
 _OLDER_NAMES = {"inter_token": "vllm:time_per_output_token_seconds"}
@@ -146,6 +148,8 @@ def parse_metrics(page: str, time_s: float = 0.0) -> ServerMetrics:
     sizes = {_whole(sample.labels.get("block_size", "")) for sample in about}
     models = {sample.labels.get("model_name", "") for sample in found["vllm:kv_cache_usage_perc"]}
     values("vllm:num_requests_waiting_by_reason", _MAX_COUNT)
+    values(_BY_SOURCE, _MAX_COUNT)
+    queried, hits = _prefix_tokens(found, total)
     return ServerMetrics(
         time_s=time_s,
         model=" and ".join(sorted(filter(None, models))),
@@ -161,8 +165,8 @@ def parse_metrics(page: str, time_s: float = 0.0) -> ServerMetrics:
         finished=total("vllm:request_success_total"),
         prompt_tokens=total("vllm:prompt_tokens_total"),
         generation_tokens=total("vllm:generation_tokens_total"),
-        queried_tokens=(queried := total("vllm:prefix_cache_queries_total")),
-        hit_tokens=_hits(total("vllm:prefix_cache_hits_total"), queried),
+        queried_tokens=queried,
+        hit_tokens=hits,
         histograms={key: _histogram(found, name, key) for key, name in HISTOGRAMS.items()},
     )
 
@@ -196,12 +200,18 @@ def _deferred(by_reason: list[Sample], waiting: int) -> int:
     return found
 
 
-def _hits(hit_tokens: int, queried_tokens: int) -> int:
-    if hit_tokens > queried_tokens:
-        raise RecordingError(
-            f"the metrics say that the prefix cache held {hit_tokens:,} tokens, of {queried_tokens:,} looked up."
-        )
-    return hit_tokens
+def _prefix_tokens(found: dict[str, list[Sample]], total: Callable[[str], int]) -> tuple[int, int]:
+    """Return the prompt tokens looked up and found in the prefix cache, each counted once if the metrics tell."""
+    counts = [(total("vllm:prefix_cache_queries_total"), total("vllm:prefix_cache_hits_total"))]
+    once = [sample.value for sample in found.get(_BY_SOURCE, []) if sample.labels.get("source") == "local_cache_hit"]
+    if counts[0][0] and once:
+        counts.append((total("vllm:prompt_tokens_total"), int(sum(once))))
+    for queried, hits in counts:
+        if hits > queried:
+            raise RecordingError(
+                f"the metrics say that the prefix cache held {hits:,} tokens, of {queried:,} looked up."
+            )
+    return counts[-1]
 
 
 def _histogram(found: dict[str, list[Sample]], name: str, key: str) -> Histogram:

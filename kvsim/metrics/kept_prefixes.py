@@ -47,7 +47,7 @@ def check_kept_prefixes(replay: Replay, file: Path) -> None:
 
     least, most = map(kept, _cached_tokens(replay, rows))
     if meta.source != "simulation":  # a server may be set to keep windows and states at some boundaries alone
-        least = np.where(is_whole, least, 0)
+        least = np.where(is_whole & (memory.length[rows] > 0), least, 0)
     if is_sparse:  # and newer releases do so by default
         least[np.isin(group, [index for index, each in enumerate(pool.groups) if each.kind in _SPARSE])] = 0
     rule = "cached should be the units that are full of what schedule.parquet computed"

@@ -76,12 +76,13 @@ class Ends(NamedTuple):
             return cls(rows, last_steps(recording)[rows])
         behind, unsure = _tokens_behind_outputs(recording)
         step = np.full(len(requests), -1)
-        released = _step_of_last_release(recording) if unsure.any() else step
-        for fewer in range(int(unsure.max(initial=0)), -1, -1):  # memory is freed with one of these outputs
-            wanted = np.where(finished & (unsure >= fewer), behind - fewer, 0)
-            there = TokenSteps.of(recording.schedule, wanted)
-            is_open = (step[there.request] < 0) | (step[there.request] != released[there.request])
-            step[there.request[is_open]] = there.step[is_open]
+        there = TokenSteps.of(recording.schedule, np.where(finished, behind, 0))
+        step[there.request] = there.step
+        rows = np.flatnonzero(finished & (unsure > 0))
+        released = _step_of_last_release(recording)[rows] if len(rows) else rows
+        computed = [_computed_by(recording, row, at) for row, at in zip(rows.tolist(), released.tolist(), strict=True)]
+        is_end = (behind[rows] - unsure[rows] <= computed) & (computed <= behind[rows])
+        step[rows[is_end]] = released[is_end]  # memory is freed with one of these outputs
         rows = np.flatnonzero(step >= 0)
         return cls(rows, step[rows])
 
@@ -146,6 +147,17 @@ def begun_before(recording: Recording) -> npt.NDArray[np.bool_]:
     if (computed := recording.meta.initial_computed) is not None:
         begun[: len(computed)] |= computed > 0  # some in the very step that was under way then
     return begun
+
+
+def _computed_by(recording: Recording, request: int, step: int) -> int:
+    """Return the tokens of a request that are computed when `step` is; -1 if it is not in that step."""
+    schedule = recording.schedule
+    rows = np.flatnonzero(schedule.request == request)
+    rows = rows[(schedule.step[rows] <= step) & (step < schedule.step[rows] + schedule.repeats[rows].astype(np.int64))]
+    if not len(rows):
+        return -1
+    row = rows[-1]
+    return int(schedule.computed_before[row] + schedule.tokens[row] * (step - int(schedule.step[row]) + 1))
 
 
 def _step_of_last_release(recording: Recording) -> npt.NDArray[np.int64]:

@@ -9,13 +9,12 @@ import pytest
 
 from kvsim.conformance import parse_workload, read_records, verify_oracle
 
-from ..vllm_engine.install import MAIN
-from ..vllm_engine.recordings import GENERATED, Live
+from ..vllm_engine.recordings import GENERATED, Live, in_main
 from .shrink import shrink
 from .workloads import small
 
 
-@pytest.mark.parametrize("live", [MAIN], indirect=True)
+@in_main
 @pytest.mark.parametrize("name", GENERATED)
 def test_generated_workloads_are_decided_as_vllm_does(name: str, live: Live) -> None:
     verdict = verify_oracle(parse_workload(GENERATED[name], name), read_records(live.told(name)))

@@ -24,8 +24,7 @@ from kvsim.simulation import simulate
 from kvsim.workload import Workload
 
 from ..conftest import MakeMachine
-from ..vllm_engine.install import MAIN
-from ..vllm_engine.recordings import OFFLOADED, Live
+from ..vllm_engine.recordings import OFFLOADED, Live, in_main
 
 LOG = Path(__file__).with_name("recorded_offload") / "off02.jsonl.gz"
 
@@ -36,7 +35,7 @@ def _read(folder: Path) -> Recording:
     return read(folder)
 
 
-@pytest.mark.parametrize("live", [MAIN], indirect=True)
+@in_main
 @pytest.mark.parametrize("workload", OFFLOADED, ids=lambda file: file.stem)
 def test_a_recorded_vllm_with_an_offload_is_followed_in_every_decision(
     workload: Path, live: Live, tmp_path: Path

@@ -55,6 +55,23 @@ def test_the_metrics_are_read() -> None:
     assert look.histograms["queue"].count == 0
 
 
+def test_hits_are_those_of_prompts_counted_once_where_the_metrics_tell() -> None:
+    attempts = PAGE.replace('queries_total{engine="0",model_name="tiny"} 640', 'queries_total{engine="0"} 6400')
+    once = "\n".join(
+        f'vllm:prompt_tokens_by_source_total{{engine="0",source="{source}"}} {tokens}'
+        for source, tokens in (("local_compute", 480), ("local_cache_hit", 160), ("external_kv_transfer", 0))
+    )
+    before, since = parse_metrics(attempts), parse_metrics(f"{attempts}{once}\n")
+    assert (before.queried_tokens, before.hit_tokens) == (6400, 64)
+    assert (since.queried_tokens, since.hit_tokens) == (640, 160)
+    off = attempts.replace("} 6400", "} 0").replace(
+        'hits_total{engine="0",model_name="tiny"} 64', 'hits_total{engine="0"} 0'
+    )
+    assert parse_metrics(f"{off}{once}\n").queried_tokens == 0, "prefix caching is off"
+    with pytest.raises(RecordingError, match="held 9,999 tokens, of 640 looked up"):
+        parse_metrics(f"{attempts}{once}\n".replace("} 160", "} 9999"))
+
+
 def test_several_engines_are_added_up() -> None:
     look = parse_metrics(PAGE + PAGE.replace('engine="0"', 'engine="1"').replace("0.25", "0.75"))
     assert (look.num_engines, look.usage, look.fullest_usage, look.running, look.waiting) == (2, 0.5, 0.75, 6, 22)

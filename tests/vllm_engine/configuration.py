@@ -20,6 +20,7 @@ import vllm.envs
 from vllm.config import (
     CacheConfig,
     DeviceConfig,
+    KVEventsConfig,
     KVTransferConfig,
     ModelConfig,
     ParallelConfig,
@@ -124,6 +125,8 @@ def configure(workload: Workload, folder: Path, scheduler_cls: str) -> VllmConfi
             target_model_config=config.model_config,
             target_parallel_config=config.parallel_config,
         )
+    if "watched_in" in workload:
+        config.kv_events_config = KVEventsConfig(enable_kv_cache_events=True, publisher="null")
     if "offload" in workload:
         config.kv_transfer_config = _offload(workload, config)
     return config

@@ -1,9 +1,10 @@
 """vLLM's own engine and scheduler on a CPU, with a fake model: one workload after the other, recorded or told.
 
 Run with vLLM's files and kvsim on the path. Every line of its input is a JSON object: `workload`, in the format of the
-golden ones, and if it says `broken_at`, the free queue is turned before that call; `environment`, what a server's
-environment would say, such as KVSIM_RECORD; and `tell`, whether to answer with the records of an oracle. A closing line
-ends each answer: `{"kind": "done"}`, or `{"kind": "failed", "error": ...}`.
+golden ones; `environment`, what a server's environment would say, such as KVSIM_RECORD; and `tell`, whether to answer
+with the records of an oracle. A workload may say `broken_at`: the free queue is turned before that call; it may say
+`watched_in` and `watched_until`: a folder for metrics and events, and the call behind which they are written. A closing
+line ends each answer: `{"kind": "done"}`, or `{"kind": "failed", "error": ...}`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .watching import Watcher
 
 MOST_CALLS = 4_000
 """A workload that needs more is one whose requests wait for ever; the steps up to there still count."""
@@ -98,15 +102,22 @@ def serve(
         if scheduler.connector is not None:
             in_order_of_keys(scheduler.connector.connector_scheduler.manager)
     by_clock = "KVSIM_RECORD" in environment
+    watcher = None
+    if "watched_in" in workload:
+        from .watching import Watcher
+
+        watcher = Watcher(engine, config, Path(workload["watched_in"]))
     try:
-        closing = _run(engine, workload, (lambda _: time.time()) if by_clock else float)
+        closing = _run(engine, workload, (lambda _: time.time()) if by_clock else float, watcher)
     finally:
         scheduler.kvsim.stop()
     if emit is not None:
         emit({"kind": "end"} | closing)
 
 
-def _run(engine: Any, workload: dict[str, Any], dated: Callable[[int], float]) -> dict[str, Any]:
+def _run(
+    engine: Any, workload: dict[str, Any], dated: Callable[[int], float], watcher: Watcher | None
+) -> dict[str, Any]:
     """Let requests arrive and be aborted at the engine calls that the workload says, until all have ended.
 
     Returns what a closing record says.
@@ -122,14 +133,21 @@ def _run(engine: Any, workload: dict[str, Any], dated: Callable[[int], float]) -
             call = max(call, due[0][1].get("arrival_step", 0))
         while due and due[0][1].get("arrival_step", 0) <= call:
             row, request = due.popleft()
-            engine.add_request(*engine.preprocess_add_request(_request(row, request, dated(row))))
+            asked = _request(row, request, dated(row))
+            if watcher is not None:
+                watcher.asked(asked)
+            engine.add_request(*engine.preprocess_add_request(asked))
         while aborts and aborts[0][0] <= call:
             engine.abort_requests([aborts.popleft()[1]])
         if call == workload.get("broken_at"):
             queue = scheduler.kv_cache_manager.block_pool.free_block_queue
             queue.append(queue.popleft())
         before = _progress(scheduler)
-        engine.step_fn()
+        answers, _ = engine.step_fn()
+        if watcher is not None:
+            watcher.stepped(answers)
+            if call == workload["watched_until"]:
+                watcher.look()
         engine.post_step(True)
         call += 1
         calls_without_change = calls_without_change + 1 if _progress(scheduler) == before else 0
@@ -157,6 +175,7 @@ def _request(row: int, request: dict[str, Any], arrival_time: float) -> Any:
 
     return EngineCoreRequest(
         request_id=request["id"],
+        external_req_id=request["id"],
         prompt_token_ids=request.get("prompt_token_ids") or _made_up_prompt(row, request),
         mm_features=None,
         sampling_params=SamplingParams(max_tokens=request["output_len"], ignore_eos=True, stop_token_ids=[STOP_TOKEN]),

@@ -40,6 +40,11 @@ GROUPED = tuple(GOLDEN / "golden_groups" / f"{name}.json" for name in ("s00", "s
 """Workloads with windows, recurrent states in two modes, latents, chunks, and blocks of several sizes."""
 OFFLOADED = tuple(GOLDEN / "golden_offload" / f"{name}.json" for name in ("off02", "off10", "off12", "off14"))
 """Workloads with blocks on the host."""
+RETAINING = "retaining"
+"""A recording with windows of which only the last prefix is kept, as vLLM 0.30 and later do by default."""
+WATCHED = ("001", "009")
+"""Golden workloads, one with preemptions and one with prefix hits, whose engine is also watched from outside."""
+_WATCHED_UNTIL = 60
 BROKEN = "broken"
 """A recording of a scheduler that is broken: before one call the block that is free first goes to the queue's end."""
 _BROKEN_AT = 50
@@ -83,6 +88,10 @@ class Live(NamedTuple):
         self._skip_if_refused(workload)
         return self.folder / f"{Path(workload).stem}.jsonl"
 
+    def watched(self, name: str) -> Path:
+        """The folder with what the engine told from outside: `vllm_engine.watching` names its files."""
+        return self.folder / "watched" / name
+
     def refusals(self) -> dict[str, str]:
         """Workloads that this release refuses, and what it says of them."""
         return dict(json.loads((self.folder / "refusals.json").read_text()))
@@ -119,6 +128,10 @@ def live(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     if reason := missing(request.param):
         pytest.skip(reason)
     return _make(_folder(tmp_path_factory), request.param)
+
+
+in_main = pytest.mark.parametrize("live", [MAIN], indirect=True)
+"""Run a test, which is not about the engine, with the recordings of one release."""
 
 
 def _needs_them(item: pytest.Item) -> bool:
@@ -162,6 +175,14 @@ def _serve_all(live: Live) -> None:
         for workload in OFFLOADED if live.release == MAIN else ():
             # What is told of these is in an order that vLLM's own scheduler does not have.
             engine.serve(json.loads(workload.read_text()), KVSIM_RECORD=recorded(workload.stem))
+        tell(
+            RETAINING,
+            json.loads(GROUPED[0].read_text()) | {"retention_interval": 0},
+            KVSIM_RECORD=recorded(RETAINING),
+        )
+        for name in WATCHED:
+            document = json.loads((GOLDEN / "golden" / f"{name}.json").read_text())
+            engine.serve(document | {"watched_in": str(live.watched(name)), "watched_until": _WATCHED_UNTIL})
         broken = json.loads(GROUPED[0].read_text()) | {"broken_at": _BROKEN_AT}
         engine.serve(broken, KVSIM_RECORD=recorded(BROKEN))
         with_drafts = json.loads(PLAIN[0].read_text()) | {"num_speculative_tokens": 2, "async_scheduling": False}
