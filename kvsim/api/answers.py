@@ -17,7 +17,6 @@ from kvsim.hardware import find_gpu
 from kvsim.kv_groups.specs import check_block_size, check_length
 from kvsim.models import find_model
 from kvsim.policies.releases import DEFAULT, defaults_of
-from kvsim.policies.settings import EngineDefaults
 from kvsim.simulation import EngineName
 
 Progress = Callable[[int, int], None]
@@ -50,21 +49,9 @@ def server(named: str, **settings: Any) -> Server:
     of_model = {name: settings.pop(name) for name in _OF_A_MODEL if name in settings}
     model = find_model(match[3]).served(tensor_parallel_size=int(match[1] or 1), **of_model)
     release = settings.get("vllm", DEFAULT)
-    is_a100 = gpu.name.startswith("A100")
-    defaults = EngineDefaults.of("server", gpu.memory_bytes, is_a100=is_a100, release=release)
-    longest = settings.get("max_model_len", model.max_position_embeddings)
-    check_length(model, longest)
+    check_length(model, settings.get("max_model_len"))
     check_block_size(model, settings.get("block_size"))
-    num_seqs, num_tokens = defaults.limits(
-        settings.get("max_num_seqs"),
-        settings.get("max_num_batched_tokens"),
-        longest,
-        chunked=settings.get("enable_chunked_prefill", True),
-    )
     usual: dict[str, Any] = {
-        "max_num_seqs": num_seqs,
-        "max_num_batched_tokens": num_tokens,
-        "max_model_len": longest,
         "enable_prefix_caching": not model.recurrent_layers,
         "gpu_memory_utilization": defaults_of(release).gpu_memory_utilization,
         "name": match[3],

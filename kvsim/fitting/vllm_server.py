@@ -22,7 +22,7 @@ from kvsim.machines import step_times
 from kvsim.models import Model
 from kvsim.policies import Paged, Pipeline
 from kvsim.policies.releases import defaults_of
-from kvsim.policies.settings import ContinuousSettings, PagedSettings
+from kvsim.policies.settings import ContinuousSettings, EngineDefaults, PagedSettings
 from kvsim.profiles.extrapolation import Watched
 from kvsim.settings import values_of
 from kvsim.simulation import Machine
@@ -39,7 +39,7 @@ _MANY_SEQS = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server(ContinuousSettings):
-    """Kind of server, and the number of replicas behind one queue."""
+    """Kind of server, and the number of replicas behind one queue; limits that are left out are vLLM's defaults."""
 
     gpu: Gpu
     model: Model
@@ -66,6 +66,18 @@ class Server(ContinuousSettings):
     """Profile or machine card, by file or name; None for the best shipped one."""
     pace: Pace = TYPICAL
     """Factors of host and GPU times, measured in a recording of this machine."""
+
+    def __post_init__(self) -> None:
+        ContinuousSettings.__post_init__(self)
+        is_a100 = self.gpu.name.startswith("A100")
+        defaults = EngineDefaults.of("server", self.gpu.memory_bytes, is_a100=is_a100, release=self.vllm)
+        longest = self.max_model_len or self.model.max_position_embeddings
+        num_seqs, num_tokens = defaults.limits(
+            self.max_num_seqs, self.max_num_batched_tokens, longest, chunked=self.enable_chunked_prefill
+        )
+        limits = {"max_num_seqs": num_seqs, "max_num_batched_tokens": num_tokens, "max_model_len": longest}
+        for name, limit in limits.items():
+            object.__setattr__(self, name, limit)
 
     def __repr__(self) -> str:
         several = f"{self.replicas} of " if self.replicas > 1 else ""

@@ -48,11 +48,11 @@ class StoredBlock:
 
 
 class CachedBlocks:
-    """The blocks that a server has in its prefix cache, as its KV events tell.
+    """Blocks in a server's prefix cache, followed by its KV events.
 
-    A hash is told each time that a block gets it, and each time that one loses it. A request may also ask to be told of
-    the blocks that it reuses (`kv_cache_report_mode`), in the same words. So a hash counts once, and not at all after
-    the first of several blocks has lost it.
+    An event reports each hash that a block gets or loses. A request can also ask for an event of each block that it
+    reuses (`kv_cache_report_mode`), which has the same form. A hash is therefore counted once, and no longer counted
+    when the first of several blocks has lost it.
     """
 
     def __init__(self) -> None:

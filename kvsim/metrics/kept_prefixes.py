@@ -35,7 +35,7 @@ def check_kept_prefixes(replay: Replay, file: Path) -> None:
     group, aligned = memory.groups[rows], pool.unit_tokens
     size = np.array([each.block_size for each in pool.groups] or [aligned])[group]
     run = np.array([_blocks_behind_hits(each, aligned) for each in pool.groups] or [1])[group]
-    is_whole, is_part_told = memory.address[rows] == WHOLE_TABLE, run < aligned // size
+    is_whole, misses_part = memory.address[rows] == WHOLE_TABLE, run < aligned // size
     position, per = memory.position[rows], aligned // size
     is_hit = (position % per >= per - run) | _keeps_all(size, aligned, rules)
     together = aligned if rules.caches_to_boundaries else int(np.gcd.reduce(np.unique(size), initial=0))
@@ -43,7 +43,7 @@ def check_kept_prefixes(replay: Replay, file: Path) -> None:
     def kept(tokens: IntArray) -> IntArray:
         """Return the `cached` of tables of which these tokens were put into the prefix cache."""
         num_full = tokens // together * together // size
-        return np.where(is_whole, np.where(is_part_told, 0, num_full), is_hit & (position < num_full))
+        return np.where(is_whole, np.where(misses_part, 0, num_full), is_hit & (position < num_full))
 
     least, most = map(kept, _cached_tokens(replay, rows))
     if meta.source != "simulation":  # a server may be set to keep windows and states at some boundaries alone

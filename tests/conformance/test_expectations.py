@@ -17,7 +17,7 @@ from kvsim.engine.ownership import MemoryKind
 from kvsim.engine.prefix_keys import PrefixKeys
 from kvsim.engine.state import NO_KEY, PREEMPTED, RUNNING
 from kvsim.policies import Paged
-from kvsim.policies.settings import ContinuousSettings, Order, PagedSettings
+from kvsim.policies.settings import ContinuousSettings, EngineDefaults, Order, PagedSettings
 from kvsim.workload import Ragged
 
 from .modes import in_every_way
@@ -55,7 +55,7 @@ def driver_of(
             keys=Ragged.from_rows(keys or [[]] * size, np.int64),
         ),
         Paged(
-            scheduler=ContinuousSettings(**chosen),  # type: ignore[arg-type]
+            scheduler=ContinuousSettings(**chosen).limited(8192, EngineDefaults.LLM_LARGE),  # type: ignore[arg-type]
             cache=PagedSettings(block_size=block_size, enable_prefix_caching=caching, watermark=watermark),
         ),
         num_blocks - 1,
@@ -256,7 +256,7 @@ def give(engine: Engine, table: Row[int]) -> None:
     """Give a table back, the last block first."""
     for index, block in enumerate(table):
         engine.entries[index] = block
-    block_pool.free(engine, 0, len(table))
+    block_pool.free(engine, 0, len(table), reuses_first=True)
 
 
 def test_equal_blocks_are_both_kept_and_the_first_is_found() -> None:
