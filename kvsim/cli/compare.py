@@ -116,14 +116,12 @@ def command(
 
 def _policies(scenario: Scenario, *, uniform_cache: bool) -> tuple[Mapping[str, Policy], list[str]]:
     """Return the compared policies, and the notes about the choice."""
-    from kvsim.cli.groups import most_sequences
-
     if uniform_cache:
         paged = scenario.policy(Paged.name)
         assert isinstance(paged, Paged)
         uniform = replace(paged, cache=replace(paged.cache, uniform_cache=True))
         found: dict[str, Policy] = {Paged.name: paged, _UNIFORM: uniform}
-        return found, [most_sequences(scenario, paged, uniform)]
+        return found, [_most_sequences(scenario, paged, uniform)]
     if scenario.model.recurrent_layers:
         left_out = (
             f"contiguous and static are left out: {scenario.model.name} keeps recurrent states, and they hand out "
@@ -131,6 +129,25 @@ def _policies(scenario: Scenario, *, uniform_cache: bool) -> tuple[Mapping[str, 
         )
         return {Paged.name: scenario.policy(Paged.name)}, [left_out]
     return {name: scenario.policy(name) for name in POLICY_NAMES}, []
+
+
+def _most_sequences(scenario: Scenario, grouped: Paged, uniform: Paged) -> str:
+    """Return the number of sequences of the workload's mean length that decode at once with groups, and without."""
+    workload = scenario.workload
+    tokens = round(float((workload.prompt_tokens + workload.output_tokens).mean()))
+    counts = []
+    for policy in (grouped, uniform):
+        machine = scenario.machine(policy)
+        layout, num_units = machine.layout(policy), machine.pool(policy).num_units
+        assert layout is not None
+        assert num_units is not None  # a paged pool has both
+        counts.append(num_units // layout.held_blocks(tokens))
+    with_groups, without = counts
+    ratio = f", {with_groups / without:.1f} times as many" if without else ""
+    return (
+        f"sequences of {tokens:,} tokens, the mean of the workload, that decode at once: {with_groups:,} with the "
+        f"model's KV-cache groups, {without:,} with every layer keeping every token{ratio}"
+    )
 
 
 def with_memory_for_everything(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kvsim.cli.effort import engine_option, jobs_option
+from kvsim.cli.options import engine_option, jobs_option
 from kvsim.cli.show import echo, json_option, print_json, print_table, progress
 from kvsim.display.text import message
 

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvsim.cli.effort import engine_option, jobs_option
 from kvsim.cli.load import check_load, load_options
-from kvsim.cli.options import SectionedCommand, check_policy_flags, section, settings_from
+from kvsim.cli.options import SectionedCommand, check_policy_flags, engine_option, jobs_option, section, settings_from
 from kvsim.cli.scenario_flags import scenario_options
 from kvsim.cli.show import json_option, overwrite_option, print_json, progress
 from kvsim.cli.workload import cut_at

@@ -18,6 +18,22 @@ _LIKE = {"defaults": "max_num_seqs", "kv_offloading_gb_per_s": "load_gb_per_s"}
 """Flags that are no setting, and a setting of the same policies."""
 
 
+jobs_option = click.option(
+    "--jobs",
+    type=click.IntRange(-1, 1000),
+    default=-1,
+    show_default=True,
+    help="Runs at a time; -1: one for each core.",
+)
+engine_option = click.option(
+    "--engine",
+    type=click.Choice(["auto", "compiled", "interpreted"]),
+    default="auto",
+    show_default=True,
+    help="The engine as machine code, or as it stands in Python. auto: by how much there is to simulate.",
+)
+
+
 class SectionedOption(click.Option):
     """A flag below a heading of the help."""
 

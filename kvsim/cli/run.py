@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kvsim.cli.load import check_senders, check_users, users_of, users_options
-from kvsim.cli.options import SectionedCommand, check_policy_flags
+from kvsim.cli.options import SectionedCommand, check_policy_flags, engine_option
 from kvsim.cli.scenario import build_scenario
 from kvsim.cli.scenario_flags import scenario_options
 from kvsim.cli.show import json_option, overwrite_option, print_json, progress
@@ -30,13 +30,7 @@ if TYPE_CHECKING:
 @click.option("--policy", type=click.Choice(POLICY_NAMES), default="paged", show_default=True)
 @scenario_options
 @users_options
-@click.option(
-    "--engine",
-    type=click.Choice(["auto", "compiled", "interpreted"]),
-    default="auto",
-    show_default=True,
-    help="The engine as machine code, or as it stands in Python: the same result. auto: compiled for long runs.",
-)
+@engine_option
 @click.option(
     "--replicas", type=click.IntRange(1, 1_000), default=1, show_default=True, help="Servers behind one queue."
 )

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvsim.cli.effort import jobs_option
-from kvsim.cli.options import SectionedCommand, check_policy_flags
+from kvsim.cli.options import SectionedCommand, check_policy_flags, jobs_option
 from kvsim.cli.scenario import Requests, build_scenario
 from kvsim.cli.scenario_flags import scenario_options
 from kvsim.cli.show import echo, json_option, overwrite_option, print_json, print_table, progress, seconds

@@ -36,6 +36,14 @@ def test_the_machine_is_that_of_the_recording_unless_another_is_named() -> None:
     assert run.meta.policy["max_model_len"] == recording.meta.engine["max_model_len"]
 
 
+def test_a_policy_without_limits_has_those_of_the_machine(few: kvsim.Workload) -> None:
+    """`Paged()` is "paged": the model's longest sequence, and vLLM's limits on that GPU."""
+    machine = kvsim.machine("A100-80G/Llama-3.1-8B-Instruct", kv_gib=4)
+    named, given = (kvsim.simulate(few, policy, machine).meta.policy for policy in ("paged", kvsim.Paged()))
+    assert named == given
+    assert (given["max_model_len"], given["max_num_seqs"], given["max_num_batched_tokens"]) == (131_072, 256, 8192)
+
+
 def test_requests_come_from_a_file_too(few: kvsim.Workload, tmp_path: Path) -> None:
     file = tmp_path / "requests.csv"
     rows = [f"{few.arrival_s[row]},{few.prompt_tokens[row]},{few.output_tokens[row]}" for row in range(len(few))]

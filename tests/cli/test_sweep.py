@@ -41,6 +41,14 @@ def test_a_grid_is_one_table_and_a_figure(kvsim: Kvsim, tmp_path: Path) -> None:
     assert said[-1] == f"{table}: 0 done, 8 kept, 0 failed, 0 lost"
 
 
+def test_a_column_has_the_name_of_its_setting(kvsim: Kvsim, tmp_path: Path) -> None:
+    table = tmp_path / "t.parquet"
+    axes = ("--vary", "no-async-scheduling=true,false", "--vary", "enable-chunked-prefill=true")
+    assert kvsim("sweep", *map(str, FLAGS), *axes, "-o", table).returncode == 0
+    rows = pq.read_table(table).to_pylist()
+    assert [(row["async_scheduling"], row["enable_chunked_prefill"]) for row in rows] == [(False, True), (True, True)]
+
+
 class Asked(dict[str, Any]):
     """Flags that remember which of them were asked for."""
 
