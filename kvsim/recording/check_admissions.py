@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import lcm
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from kvsim.kv_groups.group import CacheKind
 from kvsim.recording.by_request import RowsByRequest
 from kvsim.recording.check_queue import Stays
 from kvsim.recording.model import Recording
-from kvsim.recording.order import units_of_runs
+from kvsim.recording.order import is_new, units_of_runs
 from kvsim.recording.rules import agree, require
 from kvsim.recording.tables import Copies, CopyKind, IntArray, MemoryKind
 
@@ -38,13 +39,32 @@ def check_admissions(recording: Recording, stays: Stays, folder: Path) -> None:
         return
     if copies is not None:  # of a prompt that was loaded as a whole, the last token is computed
         hits -= (schedule.step[rows] > step) & (schedule.tokens[rows] == 1) & (before == hits - 1)
-    kinds = {group.kind for group in recording.meta.pool.groups}
-    if CacheKind.CHUNKED_LOCAL in kinds and not kinds & {CacheKind.FULL, CacheKind.MLA}:
-        # What lies before the chunk of the next token is never read. Without a group that reads all, it is a hit
-        # with or without units in the pool.
-        unread = (before > hits) & (before % recording.meta.pool.unit_tokens == 0)
-        before, hits, rows = before[~unread], hits[~unread], rows[~unread]
+    groups = recording.meta.pool.groups
+    if groups and all(group.kind is CacheKind.CHUNKED_LOCAL for group in groups):
+        is_first = is_new(stays.birth_request)[found]
+        hits = np.where(_is_unread(recording, schedule.request[rows], before, is_first), np.maximum(hits, before), hits)
     agree(before, hits, file, "computed_before", "memory.parquet", rows)
+
+
+def _is_unread(
+    recording: Recording, request: IntArray, before: IntArray, is_first: npt.NDArray[np.bool_]
+) -> npt.NDArray[np.bool_]:
+    """Tell where `before` ends with the last chunks before the newest known token: no later step reads these.
+
+    Without a group that reads all tokens, they are a hit with or without units in the pool. At first, the prompt is
+    known; after a preemption, some outputs are. A group alone begins with the whole unit before its chunk, several at a
+    boundary of all.
+    """
+    if not recording.meta.prefix_caching:
+        return np.zeros(len(before), np.bool_)
+    requests, groups = recording.requests, recording.meta.pool.groups
+    chunk, unit = groups[0].window or 1, groups[0].block_size
+    if len(groups) > 1:
+        chunk, unit = lcm(*(group.window or 1 for group in groups), *(group.block_size for group in groups)), 1
+    least = requests.prompt_tokens[request].astype(np.int64) - 1
+    most = least + np.where(is_first, 0, requests.output_tokens[request])
+    first, last = -(-before // chunk) * chunk, (before + unit - 1) // chunk * chunk
+    return (first <= np.minimum(last, most)) & (last >= least // chunk * chunk)
 
 
 def _first_rows(recording: Recording, request: IntArray, step: IntArray) -> IntArray:

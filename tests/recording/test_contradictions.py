@@ -23,10 +23,13 @@ from kvsim.errors import KvsimError, RecordingError
 from kvsim.hardware import find_gpu
 from kvsim.metrics.contradictions import refuse_contradictions
 from kvsim.models import find_model
+from kvsim.models.layers import ChunkedLocal
 from kvsim.policies import Contiguous, Paged, Policy, Static
 from kvsim.policies.settings import ContiguousSettings, ContinuousSettings, PagedSettings, Reserve, StaticSettings
 from kvsim.recording import Recording, find, read, write
-from kvsim.recording.check import check
+from kvsim.recording.check import check, check_events
+from kvsim.recording.check_admissions import check_admissions
+from kvsim.recording.check_queue import Stays
 from kvsim.recording.tables import MemoryKind
 from kvsim.simulation import Machine, simulate
 from kvsim.workload import Poisson, SharedPrefixes, Uniform, Workload, generate
@@ -293,3 +296,42 @@ def test_reservations_that_ask_for_less_than_they_are_long(good: dict[str, Recor
         changed = requested - (np.arange(len(requested)) == first)
         with pytest.raises(RecordingError, match=r"requested"):
             refuse(with_columns(good[name], "memory", requested=changed.astype(requested.dtype)), Path("rec"))
+
+
+CHUNK = 40
+"""Not a multiple of the block: a hit ends with the whole block before the chunk."""
+
+
+def _in_chunks(*, caching: bool) -> Recording:
+    """Make a recording of a model of which every layer reads the tokens since the beginning of a chunk."""
+    kind = ChunkedLocal(num_kv_heads=2, head_dim=64, value_head_dim=64, window=CHUNK)
+    gpu, model = find_gpu("H200"), find_model("granite-4.0-350m")
+    model = replace(model, layer_kinds=(kind,), layer_caches=((0,),) * model.num_layers)
+    policy = Paged(
+        scheduler=ContinuousSettings(max_num_seqs=4, max_num_batched_tokens=64, max_model_len=512),
+        cache=PagedSettings(enable_prefix_caching=caching),
+    )
+    machine = Machine(gpu=gpu, model=model, kv_bytes=1, step_time=vllm_prior(gpu, model))
+    layout = machine.layout(policy)
+    assert layout is not None
+    workload = Workload(
+        arrival_s=np.arange(6) * 0.01, prompt_tokens=[30, 90, 121, 200, 250, 330], output_tokens=[50] * 6,
+        max_tokens=[50] * 6,
+    )  # fmt: skip
+    return simulate(workload, policy, replace(machine, kv_bytes=31 * layout.bytes_per_block), engine="interpreted")
+
+
+def test_what_lies_before_a_chunk_is_a_hit_without_blocks(tmp_path: Path) -> None:
+    recording = _in_chunks(caching=True)
+    first = np.unique(recording.schedule.request, return_index=True)[1]
+    assert recording.schedule.computed_before[first].tolist() == [0, 80, 112, 160, 240, 320]
+    check_events(recording, tmp_path)
+
+
+@pytest.mark.parametrize(("caching", "before"), [(True, 80), (True, 144), (True, 200), (True, 240), (False, 160)])
+def test_no_other_tokens_are_a_hit_without_blocks(tmp_path: Path, caching: bool, before: int) -> None:
+    recording = _in_chunks(caching=caching)
+    column = recording.schedule.computed_before.copy()
+    column[np.flatnonzero(recording.schedule.request == 3)[0]] = before
+    with pytest.raises(RecordingError, match=f"computed_before says {before}"):
+        check_admissions(with_columns(recording, "schedule", computed_before=column), Stays.of(recording), tmp_path)
