@@ -12,7 +12,7 @@ from kvsim.cli.ladder import climb_ladder
 from kvsim.cli.options import SectionedCommand
 from kvsim.cli.scenario import build_scenario
 from kvsim.cli.scenario_flags import scenario_options
-from kvsim.cli.show import json_option, overwrite_option, print_json, progress
+from kvsim.cli.show import echo, json_option, overwrite_option, print_json, progress
 from kvsim.errors import UsageError
 from kvsim.policies import POLICY_NAMES, Paged, Policy
 
@@ -73,6 +73,7 @@ def command(
     from kvsim.cli.summary import print_summaries, summary_document
     from kvsim.files.overwriting import may_replace, replacing_folder
     from kvsim.metrics import summarize
+    from kvsim.metrics.run_verdict import verdict_of
 
     if output is not None:
         may_replace(output, "compare", overwrite=overwrite, is_folder=True)
@@ -100,6 +101,8 @@ def command(
         }
         print_json(documents)
     else:
+        for summary in summaries:
+            echo(f"{summary.policy}: {verdict_of(summary).sentence}")
         if flags["clock"] == "one":
             click.echo("every policy with the step times of one engine, vLLM's; --times own gives each its own")
         each = ", ".join(f"{name} {tokens_per_s:,.0f}" for name, tokens_per_s in zip(policies, roomy, strict=True))
@@ -160,6 +163,6 @@ def with_memory_for_everything(
     found = []
     for number, policy in enumerate(policies.values()):
         report(number, len(policies))
-        machine = with_ample_memory(scenario.machine(policy), policy, scenario.workload)
-        found.append(measure(scenario.workload, policy, machine, refuse_misfits=True).summary.output_tokens_per_s)
+        machine, short = with_ample_memory(scenario.machine(policy), policy, scenario.workload)
+        found.append(measure(scenario.workload, short, machine, refuse_misfits=True).summary.output_tokens_per_s)
     return found

@@ -132,10 +132,11 @@ def _print_points(outcome: SweepResult, names: Sequence[str], labels: Sequence[s
 
     best = outcome.best
     if best is not None:
-        echo(f"Most output: {of(best)}, {best['output_tokens_per_s']:,.0f} tokens/s.")
+        held = f"; held back by {best['limit']}" if "limit" in best else ""  # a point of an older table has none
+        echo(f"Most output: {of(best)}, {best['output_tokens_per_s']:,.0f} tokens/s{held}.")
     rows = [(*(str(row[name]) for name in names), *_cells(row)) for row in outcome.rows]
     columns = [*(name.replace("_", "-") for name in names), "output tokens/s", "TTFT p99", "TPOT p99", "preemptions",
-               "prefix hits", "pool held at most"]  # fmt: skip
+               "prefix hits", "pool held at most", "held back by"]  # fmt: skip
     notes = [f"times: {plain_words(label)}" for label in labels]
     notes += [f"not in the times: {words}" for label in labels if (words := untimed_in(label))]
     notes += [f"no prefix hits: {why}" for row in outcome.rows if (why := row.get("prefix_no_hits"))]
@@ -144,7 +145,7 @@ def _print_points(outcome: SweepResult, names: Sequence[str], labels: Sequence[s
 
 def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     if row["error"]:
-        return (row["error"], "", "", "", "", "")
+        return (row["error"], "", "", "", "", "", "")
     tokens_per_s, peak = row["output_tokens_per_s"], row["peak_occupancy"]
     return (
         "–" if tokens_per_s is None else f"{tokens_per_s:,.0f}",
@@ -152,6 +153,7 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
         f"{row['num_preemptions']:,}",
         "–" if row.get("prefix_hit_rate") is None else f"{100 * row['prefix_hit_rate']:.1f} %",
         "–" if peak is None else f"{100 * peak:.0f} %",
+        row.get("limit") or "–",
     )
 
 

@@ -130,9 +130,8 @@ def climb(
             progress(number, len(ladder))
         on = replace(machine, step_time=times(rung))
         summary = measure(workload, rung.policy, on, refuse_misfits=True).summary
-        ample = measure(
-            workload, rung.policy, with_ample_memory(on, rung.policy, workload), refuse_misfits=True
-        ).summary
+        roomy, short = with_ample_memory(on, rung.policy, workload)
+        ample = measure(workload, short, roomy, refuse_misfits=True).summary
         here, unbounded = summary.output_tokens_per_s, max(ample.output_tokens_per_s, summary.output_tokens_per_s)
         below = climbed[-1] if climbed else None
         climbed.append(
@@ -170,15 +169,24 @@ def rung_recordings(
     return recordings
 
 
-def with_ample_memory(machine: Machine, policy: AnyPolicy, workload: Workload) -> Machine:
-    """Return `machine` with memory for every sequence that `policy` may run at a time, at its longest."""
-    policy = machine.limited(policy)
-    num_seqs = policy.scheduler.batch_size if isinstance(policy, Static) else policy.scheduler.max_num_seqs
+def with_ample_memory(machine: Machine, policy: AnyPolicy, workload: Workload) -> tuple[Machine, Policy]:
+    """Return `machine` with memory for every sequence that `policy` may run at a time, at its longest, and `policy`.
+
+    A sequence is then no longer than the workload needs: a policy that reserves the longest would ask for more memory
+    than a pool may have.
+    """
+    limited: Any = machine.limited(policy)
+    needed = int((workload.prompt_tokens.astype(np.int64) + workload.max_tokens).max()) + 1
+    if not isinstance(limited, Static):  # vLLM refuses a threshold above the longest sequence
+        needed = max(needed, limited.scheduler.long_prefill_token_threshold)
+    longest = min(limited.max_model_len, needed)
+    short: Policy = replace(limited, scheduler=replace(limited.scheduler, max_model_len=longest))
+    num_seqs = short.scheduler.batch_size if isinstance(short, Static) else short.scheduler.max_num_seqs
     num_seqs = min(num_seqs, len(workload))
-    layout = machine.layout(policy)
-    if isinstance(policy, Paged) and layout is not None:
-        most = Pipeline().max_in_flight_tokens(policy.scheduler)
-        enough = ((num_seqs + 1) * layout.blocks_for(policy.max_model_len, most) + 2) * layout.bytes_per_block
+    layout = machine.layout(short)
+    if isinstance(short, Paged) and layout is not None:
+        most = Pipeline().max_in_flight_tokens(short.scheduler)
+        enough = ((num_seqs + 1) * layout.blocks_for(short.max_model_len, most) + 2) * layout.bytes_per_block
     else:
-        enough = (num_seqs + 1) * (policy.max_model_len + 1) * machine.model.kv_bytes_per_token
-    return replace(machine, kv_bytes=max(machine.kv_bytes, enough))
+        enough = (num_seqs + 1) * (short.max_model_len + 1) * machine.model.kv_bytes_per_token
+    return replace(machine, kv_bytes=max(machine.kv_bytes, enough)), short

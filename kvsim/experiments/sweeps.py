@@ -29,6 +29,7 @@ from kvsim.files.atomic import unwritable, whole_file
 from kvsim.files.marks import maker_of
 from kvsim.files.scratch import alone_in
 from kvsim.memory.waste import SlotState
+from kvsim.metrics.run_verdict import limit_of, limit_words
 from kvsim.policies import AnyPolicy, describe
 from kvsim.policies.custom import CustomPolicy
 from kvsim.simulation import Machine, Measured, measure
@@ -236,6 +237,7 @@ def _figures(measured: Measured) -> Row:
     figures = {
         "unused_percent": float(summary.waste.pool_percent[list(_USELESS)].sum()),
         "hit_percent": 100 * summary.prefix_hit_rate,
+        "limit": limit_words(limit_of(summary)),
     }
     return summary.as_row() | figures
 

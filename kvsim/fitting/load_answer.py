@@ -53,7 +53,19 @@ class Answer:
     @property
     def verdict(self) -> str:
         """Whether the load fits, in one or two sentences."""
-        return _verdict(self)
+        doubts = ", and ".join(f"{name} lies between {low} and {high}" for name, (low, high) in self.doubts.items())
+        return f"{_verdict(self)} Not certain: with the known error, {doubts}." if doubts else _verdict(self)
+
+    @property
+    def doubts(self) -> dict[str, tuple[str, str]]:
+        """Intervals, in words, of the latencies that decide the verdict and may lie on either side of their target."""
+        targets = {"TTFT p99": ("ttft_p99_s", self.goal.ttft_p99_s), "TPOT p99": ("tpot_p99_s", self.goal.tpot_p99_s)}
+        misses, found = set(self.goal.misses(self.outcome)), {}
+        for name, (figure, target) in targets.items():
+            low, high = self.band.get(figure, (math.nan, math.nan))
+            if target is not None and low <= target < high:
+                found[name] = (_milliseconds(low), _milliseconds(high))
+        return found if misses <= set(found) else {}
 
     @property
     def without_gain(self) -> list[Remedy]:
@@ -71,6 +83,7 @@ class Answer:
             "verdict": self.verdict,
             "fits": self.fits,
             "misses": self.goal.misses(self.outcome),
+            "doubts": list(self.doubts),
             "limit": self.limit,
             "largest": self.largest,
             "largest_in": "users" if self.load.users is not None else "times the arrivals",

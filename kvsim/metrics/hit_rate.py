@@ -47,7 +47,7 @@ def _why_none(meta: Meta, requests: Requests, begun: npt.NDArray[np.intp], *, lo
     num_blocks = hashes.lengths[begun] // per_block
     has_block = requests.prompt_tokens[begun] >= meta.pool.unit_tokens
     if not (num_blocks > 0).any():
-        return "prompts' hashes are not known" if has_block.any() else "no prompt fills a block"
+        return "no two prompts are known to share a prefix" if has_block.any() else "no prompt fills a block"
     known = "" if (num_blocks[has_block] > 0).all() else " whose hashes are known"
     # Hashes are chained: prompts that share a full block share their first.
     begun = begun[num_blocks > 0]

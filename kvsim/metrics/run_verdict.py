@@ -64,6 +64,11 @@ def limit_of(summary: Summary) -> Limit | None:
     return most if by_limit[most] >= _SOME else None
 
 
+def limit_words(limit: Limit | None) -> str:
+    """Name the limit that held requests back, in a word for a table."""
+    return "nothing" if limit is None else limit.value
+
+
 def _cause(summary: Summary, limit: Limit | None) -> str:
     waits = summary.waiting_for
     if limit is Limit.MEMORY:

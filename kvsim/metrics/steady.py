@@ -107,7 +107,7 @@ def steady_part(requests: Requests) -> SteadyPart:
     facts = {"arriving_s": arriving_s, "running_s": running_s}
     if len(arrival_s) < _FEWEST:
         return SteadyPart(steadiness=Steadiness.SHORT, **facts)
-    if _varies(arrival_s, quarters):
+    if _varies(arrival_s):
         return SteadyPart(steadiness=Steadiness.VARYING, **facts)
     is_loop = max(there[1:]) - min(there[1:]) <= _CONSTANT * max(there[1:])
     # The number of requests that come and go at random fluctuates by about its square root.
@@ -136,14 +136,16 @@ def _mean_between(begin_s: Column, end_s: Column, low_s: float, high_s: float) -
     return float((np.clip(end_s, low_s, high_s) - np.clip(begin_s, low_s, high_s)).sum()) / (high_s - low_s)
 
 
-def _varies(arrival_s: Column, quarters: list[tuple[float, float]]) -> bool:
-    """Tell whether arrivals are faster in one half of the time than in the other, beyond chance."""
-    middle_s = quarters[2][0]
-    early = int(np.count_nonzero(arrival_s < middle_s))
+def _varies(arrival_s: Column) -> bool:
+    """Tell whether arrivals are faster in one half, or in one eighth, of the time than in another, beyond chance."""
     gaps_s = np.diff(np.sort(arrival_s))
     variation = max(float(gaps_s.std() / gaps_s.mean()), 1.0)
-    apart = abs(2 * early - len(arrival_s))
-    return bool(apart > max(0.2 * len(arrival_s), 2 * _SIGMAS * variation * np.sqrt(len(arrival_s))))
+    for num_parts, alike in ((2, 0.2), (8, 0.4)):
+        mean = len(arrival_s) / num_parts
+        apart = np.abs(np.histogram(arrival_s, num_parts)[0] - mean).max()
+        if apart > max(alike * mean, 2 * _SIGMAS * variation * np.sqrt(mean * (1 - 1 / num_parts))):
+            return True
+    return False
 
 
 def _tokens_between(first_s: Column, last_s: Column, tokens: npt.NDArray[Any], low_s: float, high_s: float) -> float:

@@ -145,6 +145,7 @@ def test_compare(kvsim: Kvsim, tmp_path: Path) -> None:
         assert sum(summary["waste"]["pool_percent"].values()) == pytest.approx(100)
         assert summary["num_finished"] + summary["num_refused"] == 12
         assert read(tmp_path / "all" / policy).meta.policy_name == policy
+        assert f"{policy}: {summary['verdict']['sentence']}\n" in text
     assert len({summary["output_tokens"] for summary in document.values()}) == 1, "the same requests under each"
 
 

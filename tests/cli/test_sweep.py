@@ -36,7 +36,7 @@ def test_a_grid_is_one_table_and_a_figure(kvsim: Kvsim, tmp_path: Path) -> None:
     again = kvsim("sweep", *map(str, FLAGS), *grid, "-o", table)
     said = again.stdout.splitlines()
     assert said[0].startswith("Most output: num-blocks ")
-    assert f"{best['output_tokens_per_s']:,.0f} tokens/s" in said[0]
+    assert f"{best['output_tokens_per_s']:,.0f} tokens/s; held back by {best['limit']}." in said[0]
     assert len([line for line in said if line.split()[:1] in (["200"], ["400"])]) == 8, "a row for each point"
     assert said[-1] == f"{table}: 0 done, 8 kept, 0 failed, 0 lost"
 

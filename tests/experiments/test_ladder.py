@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 from kvsim.errors import RecordingError
-from kvsim.experiments.rungs import KEY, Climbed, at_once, climb, rung_recordings, rungs
+from kvsim.experiments.rungs import KEY, Climbed, at_once, climb, rung_recordings, rungs, with_ample_memory
 from kvsim.plots.ladder import ladder
-from kvsim.policies.settings import ContinuousSettings
+from kvsim.policies import Contiguous
+from kvsim.policies.settings import ContiguousSettings, ContinuousSettings
+from kvsim.simulation import measure
 from kvsim.workload import Workload
 
 if TYPE_CHECKING:
@@ -52,6 +54,17 @@ def test_each_rung_changes_one_thing() -> None:
         if before["kind"] == after["kind"]:
             assert sum(before[key] != after[key] for key in before) == 1
     assert [rung.captured for rung in found] == [False] * 6 + [True] * 2
+
+
+def test_memory_for_everything_is_what_the_workload_needs(
+    workload: Workload, make_machine: Callable[[int], Machine]
+) -> None:
+    """Forty reservations of the longest sequence would be more slots than a pool may have."""
+    scheduler = ContinuousSettings(max_model_len=1 << 20, max_num_seqs=64, long_prefill_token_threshold=512)
+    policy = Contiguous(scheduler=scheduler, cache=ContiguousSettings())
+    machine, short = with_ample_memory(make_machine(400), policy, workload)
+    assert short.max_model_len == 512
+    assert measure(at_once(workload), short, machine, engine="interpreted").summary.peak_batch == 40
 
 
 def test_gains_multiply_and_split_into_memory_and_time(

@@ -71,6 +71,7 @@ def test_every_point_is_a_row_with_the_figures_of_its_run(points: list[Point], t
         assert row["num_preemptions"] == summary.num_preemptions
         assert row["ttft_s.p99"] == summary.ttft_s.p99
         assert row["error"] == ""
+        assert row["limit"] == ("memory" if summary.num_preemptions else "nothing")
     assert [file.name for file in tmp_path.iterdir()] == ["t.parquet"], "nothing stands beside a finished table"
 
 

@@ -284,6 +284,22 @@ def test_what_never_settles_is_too_short_to_tell() -> None:
     assert replace(found, outcome=outcome).verdict.startswith("Too short to tell: after 20,000 requests the server has")
 
 
+def test_a_target_inside_the_margin_leaves_the_verdict_open() -> None:
+    outcome = run(server(200), users(4))
+    tpot = outcome.tpot_s.p99
+    found = answer(server(200), users(4), Goal(tpot_p99_s=1.05 * tpot), INTERPRETED, most=0, find_largest=False)
+    band = {"tpot_p99_s": (0.9 * tpot, 1.1 * tpot)}
+    for goal, word in ((1.05, "Yes: "), (0.95, "No: ")):
+        of = replace(found, goal=Goal(tpot_p99_s=goal * tpot), band=band)
+        assert of.verdict.startswith(word)
+        assert " Not certain: with the known error, TPOT p99 lies between " in of.verdict
+        assert of.as_dict()["doubts"] == ["TPOT p99"]
+    for goal in (0.8, 1.2):
+        assert "Not certain" not in replace(found, goal=Goal(tpot_p99_s=goal * tpot), band=band).verdict
+    both = Goal(tpot_p99_s=0.95 * tpot, ttft_p99_s=1e-6)
+    assert not replace(found, goal=both, band=band).doubts, "the other target is missed in any case"
+
+
 def test_caching_comes_before_types_and_gpus_where_it_makes_a_load_fit() -> None:
     prefixes = SharedPrefixes(num_groups=1, tokens=160)
     work = generate(48, arrivals=AllAtOnce(), prompt=8, output=Fixed(tokens=30), prefixes=prefixes, seed=1)

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from kvsim.cli import cli
 
-OFF, UNKNOWN = "prefix caching is off", "prompts' hashes are not known"
+OFF, UNKNOWN = "prefix caching is off", "no two prompts are known to share a prefix"
 Prompts = list[tuple[int, str, int]]
 """Tokens of each prompt, the name of its prefix, and how long that is."""
 

@@ -67,3 +67,5 @@ def test_a_batch_and_a_day_have_no_steady_rate() -> None:
     part = steady_part(requests(rising, rising, rising + 1))
     assert part.steadiness is Steadiness.VARYING
     assert part.sentence == "No steady rate: arrivals come faster and slower."
+    twice_a_day = np.concatenate([rising, 100 + rising])
+    assert steady_part(requests(twice_a_day, twice_a_day, twice_a_day + 1)).steadiness is Steadiness.VARYING
