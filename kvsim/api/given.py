@@ -9,7 +9,7 @@ from typing import TypeAlias
 from kvsim.errors import UnknownNameError, UsageError, shortened
 from kvsim.importers import read_workload, workload_of
 from kvsim.kv_groups.specs import check_block_size
-from kvsim.policies import POLICY_NAMES, AnyPolicy, Contiguous, CustomPolicy, Paged, Static
+from kvsim.policies import EVERY_POLICY, AnyPolicy, Contiguous, CustomPolicy, Paged, Radix, SGLangSettings, Static
 from kvsim.policies.custom import check_hooks
 from kvsim.policies.settings import ContinuousSettings, StaticSettings
 from kvsim.recording import Recording, find, shipped_names
@@ -76,9 +76,9 @@ def checked(policy: PolicyLike) -> PolicyLike:
     if isinstance(policy, type):
         raise UsageError(f"{policy.__name__} is a class; give one of its objects, such as {policy.__name__}().")
     if isinstance(policy, str):
-        if policy not in POLICY_NAMES:
-            raise UnknownNameError("policy", policy, POLICY_NAMES)
-    elif isinstance(policy, Paged | Contiguous | Static):
+        if policy not in EVERY_POLICY:
+            raise UnknownNameError("policy", policy, EVERY_POLICY)
+    elif isinstance(policy, Paged | Contiguous | Static | Radix):
         return policy
     elif not isinstance(policy, CustomPolicy):
         raise UsageError(f"a policy is a name or an object such as Paged(), not {_kind(policy)}.")
@@ -98,12 +98,15 @@ def policy_of(given: PolicyLike, machine: Machine, max_model_len: int | None = N
     if not isinstance(given, str):
         if isinstance(given, Paged):
             check_block_size(machine.model, given.cache.block_size)
-        if not isinstance(limits := machine.limited(given), Static):
+        limits = machine.limited(given)
+        if isinstance(limits, Paged | Contiguous):
             limits.scheduler.check_starts()
         return given
     longest = max_model_len or machine.model.max_position_embeddings
     if given == Static.name:
         return Static(scheduler=StaticSettings(max_model_len=longest))
+    if given == Radix.name:
+        return Radix(scheduler=SGLangSettings(context_length=longest))
     scheduler = ContinuousSettings(max_model_len=longest)
     return Contiguous(scheduler=scheduler) if given == Contiguous.name else Paged(scheduler=scheduler)
 

@@ -17,7 +17,7 @@ from kvsim.cli.options import SectionedCommand, check_policy_flags, engine_optio
 from kvsim.cli.scenario import build_scenario
 from kvsim.cli.scenario_flags import scenario_options
 from kvsim.cli.show import json_option, overwrite_option, print_json, progress
-from kvsim.policies import POLICY_NAMES
+from kvsim.policies import EVERY_POLICY, Radix
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @click.command("run", cls=SectionedCommand)
-@click.option("--policy", type=click.Choice(POLICY_NAMES), default="paged", show_default=True)
+@click.option("--policy", type=click.Choice(EVERY_POLICY), default="paged", show_default=True)
 @scenario_options
 @users_options
 @engine_option
@@ -122,7 +122,9 @@ def command(
             options["progress"] = report
             band = band_of(workload, settings, machine, summaries[0], **options)
     notes = band_notes(band) if wants_band else []
-    notes += (scenario.notes if policy != "static" else []) + failure_notes(runs[0].meta)
+    notes += (scenario.notes if policy in ("paged", "contiguous") else []) + failure_notes(runs[0].meta)
+    if policy == Radix.name:
+        notes.append("Steps take the time of vLLM's host and kernels; the pace of SGLang's host is not measured.")
     if front_end == "http":
         server = http(scenario.gpu, card_named(flags["times"]))
         summaries, note = behind(server, summaries, float(workload.prompt_tokens.mean()))

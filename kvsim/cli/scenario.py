@@ -51,11 +51,14 @@ class Scenario:
     def policy(self, name: str) -> Policy:
         """Return the policy called `name` with the settings of the flags."""
         from kvsim.kv_groups.specs import check_block_size
-        from kvsim.policies import Contiguous, Paged, Static
+        from kvsim.policies import Contiguous, Paged, Radix, RadixSettings, SGLangSettings, Static
         from kvsim.policies.settings import ContiguousSettings, StaticSettings
 
         if name == Static.name:
             return Static(scheduler=settings_from(StaticSettings, self.flags, max_model_len=self.max_model_len))
+        if name == Radix.name:
+            scheduling = settings_from(SGLangSettings, self.flags, context_length=self.max_model_len)
+            return Radix(scheduler=scheduling, cache=settings_from(RadixSettings, self.flags))
         scheduler = self._scheduler()
         if name == Contiguous.name:
             return Contiguous(scheduler=scheduler, cache=settings_from(ContiguousSettings, self.flags))
@@ -84,7 +87,7 @@ class Scenario:
             UsageError: the profile or card is of another model or machine.
         """
         from kvsim.machines import is_card, step_times
-        from kvsim.policies import Static
+        from kvsim.policies import Radix, Static
         from kvsim.profiles import find
 
         own = isinstance(policy, Static) and self.flags.get("clock", "own") == "own"
@@ -92,7 +95,7 @@ class Scenario:
         source = self.flags["times"]
         if source not in (None, "none") and not is_card(source) and find(source).engine != engine:
             source = None
-        num_seqs = None if isinstance(policy, Static) else policy.scheduler.max_num_seqs
+        num_seqs = None if isinstance(policy, Static | Radix) else policy.scheduler.max_num_seqs
         return step_times(self.gpu, self.model, engine, source=source, captured=captured, max_num_seqs=num_seqs)
 
     def simulate(

@@ -12,9 +12,10 @@ from kvsim.cli.options import Command, flags_of, section
 from kvsim.cli.workload import workload_options
 from kvsim.errors import UsageError
 from kvsim.policies.settings import MACHINE, ContiguousSettings, ContinuousSettings, PagedSettings, StaticSettings
+from kvsim.policies.sglang import RadixSettings, SGLangSettings
 from kvsim.sizing.settings import MachineSettings
 
-_PAGED, _SCHEDULING = "Paged cache", "Scheduling"
+_PAGED, _SCHEDULING, _RADIX = "Paged cache", "Scheduling", "SGLang: radix cache"
 
 
 def _refuse_swap_space(_context: click.Context, _option: click.Parameter, value: str | None) -> None:
@@ -32,6 +33,8 @@ _SETTINGS = {
         (PagedSettings, _PAGED),
         (ContiguousSettings, "Contiguous reservations"),
         (StaticSettings, "Static batches"),
+        (RadixSettings, _RADIX),
+        (SGLangSettings, _RADIX),
         (ContinuousSettings, _SCHEDULING),
     )
     for name, option in flags_of(settings, heading, {"max_model_len": tokens_or_auto}).items()

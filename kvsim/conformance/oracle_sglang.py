@@ -248,7 +248,7 @@ class SGLangRun:
         state = self._radix.state
         return {
             "free": int(self._engine.state.num_free) * self._unit,
-            "evictable": int(state.evictable_pages) * self._unit,
+            "evictable": int(self._engine.state.num_cached) * self._unit,
             "locked": int(state.locked_pages) * self._unit,
         }
 

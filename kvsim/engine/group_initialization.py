@@ -20,7 +20,7 @@ from kvsim.engine.state import (
 )
 from kvsim.errors import UsageError
 from kvsim.kv_groups import CacheKind, KVCacheGroup, KVCacheLayout, MambaMode
-from kvsim.policies import EnginePolicy, Paged, Pipeline
+from kvsim.policies import Paged, Pipeline, Policy
 from kvsim.policies.releases import AlignedSplit, Junction, LeftOut, ReusedFirst, Rules, rules_of
 
 _KINDS = {
@@ -35,7 +35,7 @@ _KINDS = {
 _MODES = {MambaMode.NONE: LIVE_STATE, MambaMode.ALL: EVERY_STATE, MambaMode.ALIGN: ALIGNED}
 
 
-def one_group(policy: EnginePolicy) -> KVCacheLayout:
+def one_group(policy: Policy) -> KVCacheLayout:
     """Return the layout of full attention in all layers, as in most models."""
     group = KVCacheGroup(kind=CacheKind.FULL, block_size=policy.unit_tokens, num_layers=1, page_bytes=1)
     return KVCacheLayout(
@@ -46,7 +46,7 @@ def one_group(policy: EnginePolicy) -> KVCacheLayout:
     )
 
 
-def settings_of_groups(layout: KVCacheLayout, policy: EnginePolicy) -> dict[str, Any]:
+def settings_of_groups(layout: KVCacheLayout, policy: Policy) -> dict[str, Any]:
     """Return the settings that follow from the groups."""
     tokens, _ = _slots_of_groups(layout)
     caching = isinstance(policy, Paged) and policy.cache.enable_prefix_caching
@@ -128,7 +128,7 @@ def _leaders(layout: KVCacheLayout) -> list[int]:
 def records_of_groups(
     layout: KVCacheLayout,
     widths: list[int],
-    policy: EnginePolicy,
+    policy: Policy,
     retention_tokens: int | None,
     pipeline: Pipeline,
     *,

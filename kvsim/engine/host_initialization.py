@@ -19,7 +19,7 @@ from kvsim.engine.host_tier import (
     Job,
 )
 from kvsim.errors import BudgetError, UsageError
-from kvsim.policies import EnginePolicy, Paged
+from kvsim.policies import Paged, Policy
 from kvsim.policies.releases import check_offload as check_offload_of
 from kvsim.policies.settings import Eviction, Order
 
@@ -93,7 +93,7 @@ def num_places(policy: Paged, num_units: int, size: int) -> int:
     return min(size, 5 * batch + most_loading(policy, num_units, size))
 
 
-def rows_of_loads(policy: EnginePolicy, num_units: int, size: int, width: int) -> int:
+def rows_of_loads(policy: Policy, num_units: int, size: int, width: int) -> int:
     """Return the changes of ownership by loads in one step, at most."""
     if not _has_offload(policy):
         return 0
@@ -106,7 +106,7 @@ def rows_of_table(width: int) -> int:
 
 
 def host_tier(
-    policy: EnginePolicy,
+    policy: Policy,
     num_units: int,
     size: int,
     block_bytes: int,
@@ -158,5 +158,5 @@ def host_tier(
     )
 
 
-def _has_offload(policy: EnginePolicy) -> TypeGuard[Paged]:
+def _has_offload(policy: Policy) -> TypeGuard[Paged]:
     return isinstance(policy, Paged) and policy.cache.kv_offloading_size > 0

@@ -46,7 +46,8 @@ from kvsim.engine.state import (
 )  # fmt: skip
 from kvsim.errors import BudgetError, UnknownNameError, UsageError
 from kvsim.kv_groups import KVCacheLayout
-from kvsim.policies import Contiguous, EnginePolicy, Paged, Pipeline, Radix, Static
+from kvsim.policies import Contiguous, Paged, Pipeline, Policy, Radix, Static
+from kvsim.policies.kinds import most_running
 from kvsim.policies.releases import rules_of
 from kvsim.policies.settings import ContiguousSettings, Growth, Order, PagedSettings, Reserve
 from kvsim.steptime import StepTimeModel
@@ -76,7 +77,7 @@ class EnginePlan:
     """All that an engine is made from."""
 
     demand: Demand
-    policy: EnginePolicy
+    policy: Policy
     num_units: int
     step_time: StepTimeModel
     _: KW_ONLY
@@ -271,7 +272,7 @@ class _Room:
             UsageError: an offload and another setting do not go together.
         """
         policy, size, num_units = plan.policy, len(plan.demand.prompt), plan.num_units
-        batch = min(_most_running(policy), size)
+        batch = min(most_running(policy), size)
         places, widths = 0, [1]
         if isinstance(policy, Paged):
             if not layout.is_uniform:
@@ -292,14 +293,7 @@ class _Room:
         )
 
 
-def _most_running(policy: EnginePolicy) -> int:
-    """Return the number of sequences that may run at once."""
-    if isinstance(policy, Static):
-        return policy.scheduler.batch_size
-    return policy.scheduler.max_running_requests if isinstance(policy, Radix) else policy.scheduler.max_num_seqs
-
-
-def memory_of(policy: EnginePolicy) -> Memory:
+def memory_of(policy: Policy) -> Memory:
     """Return the kind of memory of a policy."""
     if isinstance(policy, Radix):
         return request_rows.RADIX
@@ -310,7 +304,7 @@ def memory_of(policy: EnginePolicy) -> Memory:
     return tiered.TIERED if policy.cache.kv_offloading_size else kv_cache.PAGED
 
 
-def _settings_of(policy: EnginePolicy, num_units: int) -> dict[str, Any]:
+def _settings_of(policy: Policy, num_units: int) -> dict[str, Any]:
     """Return the settings that follow from the policy."""
     settings: dict[str, Any] = {
         "max_model_len": policy.max_model_len,
@@ -370,7 +364,7 @@ def _extents(cache: ContiguousSettings) -> dict[str, Any]:
     }
 
 
-def _loop(policy: EnginePolicy, pipeline: Pipeline) -> dict[str, Any]:
+def _loop(policy: Policy, pipeline: Pipeline) -> dict[str, Any]:
     """Return the number of steps that are scheduled ahead, and the notes that these need."""
     if isinstance(policy, Static):
         return {"most_in_flight": 1}
@@ -387,13 +381,14 @@ def _loop(policy: EnginePolicy, pipeline: Pipeline) -> dict[str, Any]:
     }
 
 
-def _check_pipeline(policy: EnginePolicy, pipeline: Pipeline, rules: CustomRules | None) -> None:
+def _check_pipeline(policy: Policy, pipeline: Pipeline, rules: CustomRules | None) -> None:
     """Refuse settings that are modelled for a single stage alone."""
-    if pipeline.pipeline_parallel_size == 1 or isinstance(policy, Static | Radix):
+    if pipeline.pipeline_parallel_size == 1 or isinstance(policy, Static):
         return
     cache = policy.cache if isinstance(policy, Paged) else PagedSettings()
     for what, flag, is_asked in (
         ("a policy of your own", "another --policy", rules is not None),
+        ("SGLang's scheduler", "another --policy", isinstance(policy, Radix)),
         ("native offload", "--kv-offloading-size 0", cache.kv_offloading_size > 0),
         ("swapping to host memory", "--swap-gib 0", cache.swap_gib > 0),
         ("speculative decoding", "--speculative-tokens 0", cache.num_speculative_tokens > 0),
@@ -451,7 +446,7 @@ def _table_widths(
     return widths
 
 
-def _most_holes(policy: EnginePolicy, batch: int, num_units: int) -> int:
+def _most_holes(policy: Policy, batch: int, num_units: int) -> int:
     """Return the number of holes that there can be, with one more while they are changed."""
     if not isinstance(policy, Contiguous):
         return 0
@@ -478,7 +473,7 @@ def _leaves_alone(settings: records.Settings) -> bool:
     return not concerns
 
 
-def _memory_margin(policy: EnginePolicy, batch: int, width: int) -> int:
+def _memory_margin(policy: Policy, batch: int, width: int) -> int:
     """Return the number of changes of ownership in one step, at most."""
     if isinstance(policy, Paged):
         return batch * host_initialization.rows_of_table(width)
@@ -490,7 +485,7 @@ def _memory_margin(policy: EnginePolicy, batch: int, width: int) -> int:
     return 4 * batch * (batch + 1) if policy.cache.compaction else 4 * batch
 
 
-def _num_buckets(demand: Demand, policy: EnginePolicy, num_units: int) -> int:
+def _num_buckets(demand: Demand, policy: Policy, num_units: int) -> int:
     if isinstance(policy, Radix):
         return 1 << min(num_units.bit_length(), _MOST_BUCKET_BITS)
     if isinstance(policy, Paged) and policy.cache.enable_prefix_caching:
@@ -511,12 +506,12 @@ def _tables(room: _Room, *, compiled: bool) -> Records[records.Table]:
     return tables
 
 
-def _first_uses(demand: Demand, policy: EnginePolicy, *, compiled: bool) -> Any:
+def _first_uses(demand: Demand, policy: Policy, *, compiled: bool) -> Any:
     made: Any = np.zeros(2 * int(demand.output.max(initial=1)) if isinstance(policy, Static) else 0)
     return made if compiled else made.tolist()
 
 
-def _right_drafts(policy: EnginePolicy, *, compiled: bool) -> Numbers:
+def _right_drafts(policy: Policy, *, compiled: bool) -> Numbers:
     drafts = np.zeros(0, np.int64)
     if isinstance(policy, Paged) and policy.cache.num_speculative_tokens:
         drafts = speculation.right_drafts(policy.cache.acceptance_rate, policy.cache.acceptance_seed)
@@ -524,10 +519,13 @@ def _right_drafts(policy: EnginePolicy, *, compiled: bool) -> Numbers:
 
 
 def _sequences(
-    demand: Demand, policy: EnginePolicy, refused: npt.NDArray[np.bool_], *, compiled: bool
+    demand: Demand, policy: Policy, refused: npt.NDArray[np.bool_], *, compiled: bool
 ) -> Records[records.Sequence]:
     sequences = make(records.Sequence, len(demand.prompt) + 1, compiled=compiled)
-    ahead = isinstance(policy, Paged | Contiguous) and policy.scheduler.async_scheduling
+    if isinstance(policy, Radix):
+        ahead = not policy.scheduler.disable_overlap_schedule
+    else:
+        ahead = not isinstance(policy, Static) and policy.scheduler.async_scheduling
     drafts = policy.cache.num_speculative_tokens if isinstance(policy, Paged) else 0
     unsure = demand.stops_late.astype(np.int32) if ahead else np.full(len(refused), drafts, np.int32)
     fill(

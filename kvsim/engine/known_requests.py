@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvsim.kv_groups import KVCacheLayout
-from kvsim.policies import Contiguous, Pipeline, Policy, Static
+from kvsim.policies import Contiguous, Pipeline, Policy, Radix, Static
 from kvsim.policies.settings import Reserve
 from kvsim.workload import Ragged
 
@@ -59,6 +59,8 @@ class Demand:
                 last = _power_of_two_from(self.prompt + self.output + 1)
                 longest = np.minimum(last, policy.max_model_len)
             fits = longest <= (1 << num_units.bit_length() - 1 if policy.cache.fit == "buddy" else num_units)
+        elif isinstance(policy, Radix):
+            fits = self.prompt < policy.most_prompt_tokens(num_units * policy.unit_tokens)
         else:
             # Its last step may verify as many drafted tokens as it leaves room for after them.
             last = self.prompt + self.output - 1 + self.stops_late + 2 * policy.cache.num_speculative_tokens

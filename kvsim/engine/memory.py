@@ -61,6 +61,12 @@ def _wait_for_no_step(engine: Engine, launched: int) -> None:
 
 
 @part
+def _free_units(engine: Engine) -> int:
+    num_free: int = engine.state.num_free
+    return num_free
+
+
+@part
 def _do_nothing(engine: Engine) -> None:
     pass
 
@@ -116,6 +122,8 @@ class Memory:
     """Prepare for the resumption of a sequence that is being preempted."""
 
     # What the account asks of it.
+    free_units: Callable[[Engine], int] = _free_units
+    """Count the units that no table lists, those with a cached prefix included."""
     unusable_units: Callable[[Engine, Sequence], int] = _no_units
     """Count the free units in pieces too small for the head of the queue, though their sum would do."""
     expired_slots: Callable[[Engine], int] = _no_slots

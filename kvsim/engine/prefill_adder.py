@@ -62,7 +62,7 @@ def _cur_rem_tokens(engine: Engine) -> float:
 @part
 def _num_reachable(engine: Engine) -> int:
     """Return the slots that are free or can be evicted."""
-    return (engine.state.num_free + engine.radix.state.evictable_pages) * engine.settings.unit_tokens
+    return (engine.state.num_free + engine.state.num_cached) * engine.settings.unit_tokens
 
 
 @part

@@ -94,7 +94,6 @@ class RadixState:
     """Nodes that can be evicted now."""
     clock: int = 0
     """Counter of accesses to the tree."""
-    evictable_pages: int = 0
     locked_pages: int = 0
     num_free_rows: int = 0
     chunked: int = NOT_CHUNKED

@@ -130,9 +130,11 @@ def inc_lock_ref(engine: Engine, node: int) -> None:
         record = nodes[node]
         record.locks += 1
         if record.locks == 1:
-            radix.evictable_pages -= record.num_pages
+            engine.state.num_cached -= record.num_pages
             radix.locked_pages += record.num_pages
             evictable_leaves.update(engine, node)
+        else:
+            engine.groups[0].num_shared += record.num_pages
         node = record.parent
 
 
@@ -145,9 +147,11 @@ def dec_lock_ref(engine: Engine, node: int) -> None:
         assert record.locks > 0
         record.locks -= 1
         if record.locks == 0:
-            radix.evictable_pages += record.num_pages
+            engine.state.num_cached += record.num_pages
             radix.locked_pages -= record.num_pages
             evictable_leaves.update(engine, node)
+        else:
+            engine.groups[0].num_shared -= record.num_pages
         node = record.parent
 
 
@@ -164,7 +168,7 @@ def evict(engine: Engine, num_tokens: int) -> None:
         evictable_leaves.remove(engine, node)
         bucket.remove(nodes, engine.buckets[bucket_of(engine, record.key)], node)
         token_slots.free(engine, record.first_page, record.last_page, record.num_pages)
-        radix.evictable_pages -= record.num_pages
+        engine.state.num_cached -= record.num_pages
         parent = record.parent
         nodes[parent].num_children -= 1
         evictable_leaves.update(engine, parent)
@@ -239,7 +243,7 @@ def _add_leaf(engine: Engine, sequence: Sequence, parent: int, num_pages: int, i
     record.hits = int(num_pages > inserted)
     record.priority, record.created, record.attached = priority, record.accessed, record.accessed
     nodes[parent].num_children += 1
-    engine.radix.state.evictable_pages += record.num_pages
+    engine.state.num_cached += record.num_pages
     bucket.push_back(nodes, engine.buckets[bucket_of(engine, record.key)], node)
     evictable_leaves.update(engine, parent)
     evictable_leaves.update(engine, node)

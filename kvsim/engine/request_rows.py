@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvsim.engine import radix_tree, token_slots
+from kvsim.engine import radix_tree, token_slots, totals
 from kvsim.engine.compiled import part
 from kvsim.engine.memory import Memory
 from kvsim.engine.radix_records import ROOT
@@ -53,6 +53,8 @@ def alloc_req_slots(engine: Engine, num_seqs: int) -> None:
             sequence.place = radix.free_rows[row]
             row += 1
             _write_prefix(engine, sequence)
+            totals.add_slots(engine, sequence, 0, sequence.computed)
+            engine.state.written += sequence.computed
 
 
 @part
@@ -102,9 +104,14 @@ def alloc_for_decode(engine: Engine, first: int, num_seqs: int) -> None:
 def extend(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
     """Let the row of a request list free pages for `num_tokens` tokens behind those that it has."""
     begin = token_slots.ceil_pages(engine, sequence.computed)
-    row = sequence.place * engine.radix.settings.row_pages
-    for index in range(begin, begin + _num_new_pages(engine, sequence.computed, num_tokens)):
+    row, num_pages = (
+        sequence.place * engine.radix.settings.row_pages,
+        _num_new_pages(engine, sequence.computed, num_tokens),
+    )
+    for index in range(begin, begin + num_pages):
         engine.radix.rows[row + index] = token_slots.alloc(engine)
+    unit = engine.settings.unit_tokens
+    totals.add_slots(engine, sequence, begin * unit, num_pages * unit)
 
 
 @part
@@ -149,6 +156,8 @@ def release_kv_cache(engine: Engine, sequence: Sequence, keeps: bool) -> None:
     if keeps:
         holding.laid_out_tokens = sequence.num_tokens
         checkpoint(engine, sequence, owned)
+    totals.lose_tokens(engine, sequence)
+    totals.remove_slots(engine, sequence, token_slots.ceil_tokens(engine, owned))
     row = sequence.place * radix.settings.row_pages
     begin = row + holding.protected_tokens // engine.settings.unit_tokens
     end = row + token_slots.ceil_pages(engine, owned)
@@ -162,5 +171,11 @@ def release_kv_cache(engine: Engine, sequence: Sequence, keeps: bool) -> None:
     sequence.place = NO_ROW
 
 
-RADIX = Memory(name="radix")
-"""SGLang's scheduler allocates rows itself; the clock and the account see nothing yet."""
+@part
+def free_units(engine: Engine) -> int:
+    """Count the pages that no request holds: the free ones, and those that can be evicted from the tree."""
+    return engine.state.num_free + engine.state.num_cached
+
+
+RADIX = Memory(name="radix", free_units=free_units)
+"""SGLang's scheduler allocates rows itself."""

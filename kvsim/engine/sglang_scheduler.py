@@ -86,8 +86,14 @@ def abort(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def is_stalled(engine: Engine) -> bool:
-    """Tell whether the head of the queue would wait for ever: nothing runs or is in flight, and it was not admitted."""
+    """Tell whether the head of the queue would wait for ever: nothing runs, and it was not admitted.
+
+    A batch that was admitted without enough slots ends SGLang, too.
+    """
     state = engine.state
+    if engine.radix.state.has_failed:
+        state.subject = engine.batch[0]
+        return True
     if state.num_running > 0 or state.num_waiting == 0 or state.num_in_flight > 0:
         return False
     state.subject = waiting_queue.peek(engine).number
@@ -117,6 +123,7 @@ def _run_batch(engine: Engine, mode: int) -> None:
         state.num_tokens_in_batch += engine.batch_tokens[index]
         engine.radix.holdings[sequence.number].launched_in = radix.num_launched
         engine.emitting[first + index] = sequence.number
+    state.written += state.num_tokens_in_batch
     if mode != DECODE:
         radix.last_prefill_tokens = state.num_tokens_in_batch
     radix.num_prefilled += radix.running_prefill_tokens if mode == DECODE else state.num_tokens_in_batch

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from kvsim.metrics.names import STATIC_BATCHES
-from kvsim.policies import AnyPolicy, Contiguous, Paged, Pipeline, Policy, Static
+from kvsim.policies import AnyPolicy, Contiguous, Paged, Pipeline, Policy, Radix, Static
+from kvsim.policies.kinds import most_running
 from kvsim.policies.settings import ContiguousSettings, ContinuousSettings, PagedSettings, StaticSettings
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 KEY: Final = "ladder"
 """Key of the rung in the provenance of a recording."""
+_MORE_THAN_PROMPT = 8
+"""Tokens beyond prompt and answer below which SGLang's longest sequence refuses or cuts them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,11 +180,13 @@ def with_ample_memory(machine: Machine, policy: AnyPolicy, workload: Workload) -
     """
     limited: Any = machine.limited(policy)
     needed = int((workload.prompt_tokens.astype(np.int64) + workload.max_tokens).max()) + 1
-    if not isinstance(limited, Static):  # vLLM refuses a threshold above the longest sequence
+    if isinstance(limited, Paged | Contiguous):  # vLLM refuses a threshold above the longest sequence
         needed = max(needed, limited.scheduler.long_prefill_token_threshold)
+    needed += _MORE_THAN_PROMPT if isinstance(limited, Radix) else 0
     longest = min(limited.max_model_len, needed)
-    short: Policy = replace(limited, scheduler=replace(limited.scheduler, max_model_len=longest))
-    num_seqs = short.scheduler.batch_size if isinstance(short, Static) else short.scheduler.max_num_seqs
+    name = "context_length" if isinstance(limited, Radix) else "max_model_len"
+    short: Policy = replace(limited, scheduler=replace(limited.scheduler, **{name: longest}))
+    num_seqs = most_running(short)
     num_seqs = min(num_seqs, len(workload))
     layout = machine.layout(short)
     if isinstance(short, Paged) and layout is not None:

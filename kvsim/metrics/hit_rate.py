@@ -40,7 +40,7 @@ def prefix_hits(meta: Meta, requests: Requests) -> PrefixHits:
 
 def _why_none(meta: Meta, requests: Requests, begun: npt.NDArray[np.intp], *, looks_up: bool) -> str:
     if not looks_up:
-        return "prefix caching is off" if meta.policy_name == "paged" else "this policy has no prefix cache"
+        return "prefix caching is off" if meta.policy_name in ("paged", "radix") else "this policy has no prefix cache"
     if not len(begun):
         return "no request was scheduled"
     hashes, per_block = requests.prompt_hashes, meta.pool.unit_tokens // meta.hash_block_size

@@ -9,11 +9,11 @@ custom    the Protocols of a custom policy
 
 from kvsim.policies.custom import Allocator, CustomPolicy
 from kvsim.policies.kinds import (
+    EVERY_POLICY,
     KINDS,
     POLICY_NAMES,
     AnyPolicy,
     Contiguous,
-    EnginePolicy,
     Paged,
     Policy,
     Static,
@@ -34,6 +34,7 @@ from kvsim.policies.settings import (
 from kvsim.policies.sglang import Radix, RadixSettings, SGLangSettings
 
 __all__ = [
+    "EVERY_POLICY",
     "KINDS",
     "POLICY_NAMES",
     "Allocator",
@@ -42,7 +43,6 @@ __all__ = [
     "ContiguousSettings",
     "ContinuousSettings",
     "CustomPolicy",
-    "EnginePolicy",
     "Growth",
     "Order",
     "Paged",

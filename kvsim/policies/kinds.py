@@ -1,4 +1,4 @@
-"""The three built-in policies that kvsim compares: scheduling rules with their kinds of memory."""
+"""The built-in policies: scheduling rules with their kinds of memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kvsim.policies.settings import (
     PagedSettings,
     StaticSettings,
 )
-from kvsim.policies.sglang import Radix
+from kvsim.policies.sglang import Radix, RadixSettings, SGLangSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,29 +74,37 @@ class Static:
         return 1
 
 
-Policy: TypeAlias = Paged | Contiguous | Static
+Policy: TypeAlias = Paged | Contiguous | Static | Radix
 """A policy that comes with kvsim, and is compiled."""
-EnginePolicy: TypeAlias = Policy | Radix
-"""A policy that the engine follows; no command asks for SGLang's yet."""
 AnyPolicy: TypeAlias = Policy | CustomPolicy
 """A policy that comes with kvsim, or a custom one in Python."""
 KINDS: Mapping[str, tuple[type, ...]] = {
     Paged.name: (ContinuousSettings, PagedSettings),
     Contiguous.name: (ContinuousSettings, ContiguousSettings),
     Static.name: (StaticSettings,),
+    Radix.name: (SGLangSettings, RadixSettings),
 }
 """Policies that come with kvsim, and the classes of their settings."""
-POLICY_NAMES = tuple(KINDS)
+EVERY_POLICY = tuple(KINDS)
+POLICY_NAMES = (Paged.name, Contiguous.name, Static.name)
+"""Policies that are compared with each other."""
 
 
 def base_of(policy: AnyPolicy) -> Policy:
     """Return the built-in policy that `policy` is or is based on; a custom policy is based on vLLM's."""
-    if isinstance(policy, Paged | Contiguous | Static):
+    if isinstance(policy, Paged | Contiguous | Static | Radix):
         return policy
     if policy.allocator is None:
         return Paged(scheduler=policy.scheduler, cache=policy.cache)
     units = PagedSettings(block_size=policy.unit_tokens, enable_prefix_caching=False)
     return Paged(scheduler=policy.scheduler, cache=units)
+
+
+def most_running(policy: AnyPolicy) -> int:
+    """Return the number of sequences that may run at once."""
+    if isinstance(policy, Static):
+        return policy.scheduler.batch_size
+    return policy.scheduler.max_running_requests if isinstance(policy, Radix) else policy.scheduler.max_num_seqs
 
 
 def limited(policy: AnyPolicy, max_model_len: int, defaults: EngineDefaults) -> Policy:
@@ -105,6 +113,8 @@ def limited(policy: AnyPolicy, max_model_len: int, defaults: EngineDefaults) -> 
     `max_model_len` is the model's longest sequence, and `defaults` are vLLM's limits on the GPU.
     """
     base: Any = base_of(policy)
+    if isinstance(base, Radix):
+        return base
     found: Policy = replace(base, scheduler=base.scheduler.limited(max_model_len, defaults))
     return found
 

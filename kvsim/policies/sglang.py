@@ -5,54 +5,84 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from kvsim.errors import UnknownNameError, UsageError
+import numpy as np
+import numpy.typing as npt
 
-SCHEDULE_POLICIES = ("fcfs", "lpm", "dfs-weight", "lof", "hrrn", "shortest-prefill-first")
-EVICTION_POLICIES = ("lru", "lfu", "fifo", "filo", "mru", "priority", "slru")
-RETRACTION_POLICIES = ("length", "priority")
+from kvsim.errors import UnknownNameError, UsageError
+from kvsim.settings import check_settings, setting
+
+
+def _words(*words: str) -> dict[str, str]:
+    return {word: word for word in words}
+
+
+SCHEDULE_POLICIES = _words("fcfs", "lpm", "dfs-weight", "lof", "hrrn", "shortest-prefill-first")
+EVICTION_POLICIES = _words("lru", "lfu", "fifo", "filo", "mru", "priority", "slru")
+RETRACTION_POLICIES = _words("length", "priority")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SGLangSettings:
     """Scheduling; the defaults are SGLang's on a GPU of 60 GiB or more, but for those that depend on the pool."""
 
-    max_running_requests: int = 2048
-    context_length: int = 8192
-    """Longest sequence in tokens, prompt and answer together."""
-    chunked_prefill_size: int = 8192
-    """Tokens of prompts in one batch; -1 where prompts are not cut."""
-    max_prefill_tokens: int = 16384
-    disable_overlap_schedule: bool = False
-    enable_mixed_chunk: bool = False
-    schedule_policy: str = "fcfs"
-    schedule_conservativeness: float = 1.0
-    init_new_token_ratio: float = 0.7
-    """`SGLANG_INIT_NEW_TOKEN_RATIO`; other fields that are no flags are variables of that kind, too."""
-    min_new_token_ratio_factor: float = 0.14
-    new_token_ratio_decay_steps: int = 600
-    retract_decode_steps: int = 20
-    clip_max_new_tokens_estimation: int = 4096
-    disable_consecutive_prefill_overlap: bool = False
-    prefill_max_requests: int = 0
-    """Requests in one prefill; 0 for no limit."""
-    prefill_decode_interval: int = 0
-    prefill_decode_interval_min_bs: int = 1
-    enable_priority_scheduling: bool = False
-    disable_priority_preemption: bool = False
-    priority_scheduling_preemption_threshold: int = 10
-    schedule_low_priority_values_first: bool = False
-    retraction_policy: str = "length"
+    max_running_requests: int = setting(
+        2048, "Requests that run at once; at most half of the pool's slots.", "--max-running-requests", at_least=1
+    )
+    context_length: int = setting(8192, "Longest sequence in tokens, prompt and output together.", at_least=8)
+    chunked_prefill_size: int = setting(
+        8192, "Tokens of prompts in one step; -1: prompts are not cut.", "--chunked-prefill-size", at_least=-1
+    )
+    max_prefill_tokens: int = setting(
+        16384, "Tokens of prompts that are admitted in one step.", "--max-prefill-tokens", at_least=1
+    )
+    disable_overlap_schedule: bool = setting(
+        False, "Process each step's output before the next step is scheduled.", "--disable-overlap-schedule"
+    )
+    enable_mixed_chunk: bool = setting(
+        False, "Let running requests decode in the step of a prefill.", "--enable-mixed-chunk"
+    )
+    schedule_policy: str = setting("fcfs", "Order of the queue.", "--schedule-policy", choices=SCHEDULE_POLICIES)
+    schedule_conservativeness: float = setting(
+        1.0,
+        "Factor on the share of answers that admission expects: more admits less, and retracts less.",
+        "--schedule-conservativeness",
+        at_least=0,
+    )
+    init_new_token_ratio: float = setting(0.7, "Share of answers that is expected at first.", at_least=0)
+    min_new_token_ratio_factor: float = setting(0.14, "Part of that share that is always expected.", at_least=0)
+    new_token_ratio_decay_steps: int = setting(600, "Decode steps in which the share falls to that part.", at_least=1)
+    retract_decode_steps: int = setting(
+        20, "Slots that a retraction makes free for each request that goes on.", at_least=0
+    )
+    clip_max_new_tokens_estimation: int = setting(
+        4096, "Tokens of an answer that admission looks at, at most.", at_least=0
+    )
+    disable_consecutive_prefill_overlap: bool = setting(
+        False, "Let a prefill that follows another wait for its output."
+    )
+    prefill_max_requests: int = setting(
+        0, "Requests in one prefill; 0: no limit.", "--prefill-max-requests", at_least=0
+    )
+    prefill_decode_interval: int = setting(
+        0, "Passes after a prefill without another.", "--prefill-decode-interval", at_least=0
+    )
+    prefill_decode_interval_min_bs: int = setting(1, "Running requests below which the interval ends.", at_least=0)
+    enable_priority_scheduling: bool = setting(
+        False, "Serve requests with a larger priority first.", "--enable-priority-scheduling"
+    )
+    disable_priority_preemption: bool = setting(False, "Let running requests keep their rows whatever waits.")
+    priority_scheduling_preemption_threshold: int = setting(10, "Lead in priority beyond which a request gives way.")
+    schedule_low_priority_values_first: bool = setting(False, "Serve requests with a smaller priority first.")
+    retraction_policy: str = setting(
+        "length", "Order in which running requests are retracted.", choices=RETRACTION_POLICIES
+    )
 
     def __post_init__(self) -> None:
-        _one_of("schedule_policy", self.schedule_policy, SCHEDULE_POLICIES)
-        _one_of("retraction_policy", self.retraction_policy, RETRACTION_POLICIES)
-        for name in ("max_running_requests", "context_length", "max_prefill_tokens", "new_token_ratio_decay_steps"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name} should be at least 1, not {getattr(self, name)}.")
-        if self.chunked_prefill_size < 1 and self.chunked_prefill_size != -1:
-            raise UsageError(
-                f"chunked_prefill_size should be at least 1, or -1 for no chunks, not {self.chunked_prefill_size}."
-            )
+        check_settings(self)
+        _check_choice("schedule_policy", self.schedule_policy, SCHEDULE_POLICIES)
+        _check_choice("retraction_policy", self.retraction_policy, RETRACTION_POLICIES)
+        if self.chunked_prefill_size == 0:
+            raise UsageError("chunked_prefill_size should be at least 1, or -1 where prompts are not cut, not 0.")
 
     @property
     def first_ratio(self) -> float:
@@ -69,15 +99,15 @@ class SGLangSettings:
 class RadixSettings:
     """The radix cache."""
 
-    page_size: int = 1
-    """Slots that are handed out together."""
-    radix_eviction_policy: str = "lru"
-    disable_radix_cache: bool = False
+    page_size: int = setting(1, "Slots that are allocated together.", "--page-size", at_least=1, at_most=1024)
+    radix_eviction_policy: str = setting(
+        "lru", "Leaf of the tree that is evicted first.", "--radix-eviction-policy", choices=EVICTION_POLICIES
+    )
+    disable_radix_cache: bool = setting(False, "Keep no prefix.", "--disable-radix-cache")
 
     def __post_init__(self) -> None:
-        _one_of("radix_eviction_policy", self.radix_eviction_policy, EVICTION_POLICIES)
-        if self.page_size < 1:
-            raise UsageError(f"page_size should be at least 1, not {self.page_size}.")
+        check_settings(self)
+        _check_choice("radix_eviction_policy", self.radix_eviction_policy, EVICTION_POLICIES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +128,26 @@ class Radix:
         """Slots per unit of the pool."""
         return self.cache.page_size
 
+    def longest_tokens(self, num_slots: int) -> int:
+        """Return the tokens of the longest sequence in a pool of `num_slots`."""
+        return min(self.scheduler.context_length, num_slots) - 1
 
-def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
+    def most_new_tokens(self, prompt_tokens: npt.NDArray[np.int64], num_slots: int) -> npt.NDArray[np.int64]:
+        """Return the limits of the answers to such prompts in a pool of `num_slots`; one with 0 has one output."""
+        pages = -(-prompt_tokens // self.unit_tokens)
+        of_pool = num_slots - pages * self.unit_tokens - self.unit_tokens - 1
+        of_model = self.longest_tokens(num_slots) - prompt_tokens - 1
+        return np.maximum(np.minimum(of_pool, of_model), 0)
+
+    def most_prompt_tokens(self, num_slots: int) -> int:
+        """Return the length from which on prompts are refused."""
+        return self.longest_tokens(num_slots) - _KEPT_FOR_ANSWER
+
+
+_KEPT_FOR_ANSWER = 5
+"""Tokens of the longest sequence that no prompt has."""
+
+
+def _check_choice(name: str, value: str, known: dict[str, str]) -> None:
     if value not in known:
         raise UnknownNameError(name, value, known)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kvsim.errors import RecordingError, shortened
-from kvsim.policies import POLICY_NAMES
+from kvsim.policies import EVERY_POLICY
 from kvsim.recording.model import HASH_TOKENS
 
 _LARGEST = 1 << 53
@@ -47,7 +47,7 @@ def check_meta(document: Mapping[str, Any], file: Path) -> None:
     for name in ("gpu", "command", "created", "notes", "identity"):
         _require(document.get(name) is None or isinstance(document[name], str), file, name, "a text", document)
     policy = document.get("policy", {})
-    _require(policy.get("name", "paged") in POLICY_NAMES, file, "policy.name", f"one of {', '.join(POLICY_NAMES)}",
+    _require(policy.get("name", "paged") in EVERY_POLICY, file, "policy.name", f"one of {', '.join(EVERY_POLICY)}",
              document)  # fmt: skip
     _require(policy.get("rules") is None or isinstance(policy["rules"], str), file, "policy.rules", "a text", document)
     for part, names in _COUNTS.items():

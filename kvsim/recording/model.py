@@ -12,6 +12,7 @@ import numpy as np
 from kvsim.errors import RecordingError
 from kvsim.files import identity
 from kvsim.kv_groups.group import KVCacheGroup, KVCacheLayout
+from kvsim.policies import Radix
 from kvsim.recording.tables import Copies, IntArray, Memory, Requests, Schedule, Steps
 
 FORMAT = identity.FORMAT
@@ -118,6 +119,8 @@ class Meta:
     @property
     def prefix_caching(self) -> bool:
         """Whether released units may keep a prefix that later requests can hit."""
+        if self.policy_name == Radix.name:
+            return not self.policy.get("disable_radix_cache", False)
         return bool(self.policy.get("enable_prefix_caching", self.engine.get("enable_prefix_caching", False)))
 
     @property

@@ -12,12 +12,14 @@ from kvsim.engine.block_pool import NULL_BLOCK
 from kvsim.engine.custom_memory import CUSTOM
 from kvsim.engine.extents import rounded
 from kvsim.engine.kv_cache import PAGED
+from kvsim.engine.request_rows import RADIX
 from kvsim.engine.state import NO_KEY, Engine
 from kvsim.engine.static_batch import RECTANGLE
 from kvsim.engine.tiered import TIERED
 from kvsim.engine.totals import shared_slots
 from kvsim.errors import IntegrityError
 from kvsim.memory.waste import NUM_STATES, Breakdown, SlotState, SlotTotals, split_extent
+from kvsim.simulation import check_radix
 from kvsim.simulation.table_account import Content, content, held, of_liveliest
 
 if TYPE_CHECKING:
@@ -42,6 +44,8 @@ def check(driver: Driver) -> None:
         return
     if memory in _OF_BLOCKS:
         _check_blocks(driver)
+    elif memory is RADIX:
+        check_radix.check_pages(driver)
     elif memory is CUSTOM:
         _check_own_units(driver)
     else:
@@ -51,6 +55,8 @@ def check(driver: Driver) -> None:
 
 def breakdown(driver: Driver) -> Breakdown:
     """Return the slots by state, counted block by block or extent by extent."""
+    if driver.engine.memory is RADIX:
+        return breakdown_of(driver, check_radix.held_slots(driver))
     of_blocks = driver.engine.memory in _OF_BLOCKS
     return breakdown_of(driver, _held_in_blocks(driver) if of_blocks else _held_by_sequence(driver))
 
@@ -60,7 +66,7 @@ def breakdown_of(driver: Driver, held_slots: npt.NDArray[np.int64]) -> Breakdown
     settings, state = driver.engine.settings, driver.engine.state
     slots = held_slots.copy()
     slots[SlotState.CACHED] = state.num_cached * settings.unit_slots
-    slots[SlotState.FREE] = (state.num_free - state.num_cached) * settings.unit_slots
+    slots[SlotState.FREE] = (driver.engine.memory.free_units(driver.engine) - state.num_cached) * settings.unit_slots
     return Breakdown(slots=slots)
 
 
@@ -170,7 +176,7 @@ def check_totals(driver: Driver, counted: Breakdown) -> None:
     capacity = settings.num_units * unit_slots
     counted.check(capacity)
     totals = SlotTotals(
-        free=state.num_free * unit_slots,
+        free=engine.memory.free_units(engine) * unit_slots,
         cached=state.num_cached * unit_slots,
         unusable=0,
         requested=state.requested,

@@ -9,23 +9,32 @@ from kvsim.engine.known_requests import Demand
 from kvsim.engine.prefix_keys import all_prompt_keys, knows_prefixes, prompt_keys
 from kvsim.errors import BudgetError, WorkloadError
 from kvsim.kv_groups import KVCacheLayout
-from kvsim.policies import Paged, Policy
+from kvsim.policies import Paged, Policy, Radix
 from kvsim.recording.model import HASH_TOKENS
 from kvsim.workload import Ragged, Workload
 
 
-def demand_of(workload: Workload, policy: Policy, layout: KVCacheLayout | None, *, recording: bool) -> Demand:
-    """Return the demand of `workload`. Prompts have keys if a cache looks them up or a recording lists them."""
+def demand_of(
+    workload: Workload, policy: Policy, layout: KVCacheLayout | None, num_slots: int, *, recording: bool
+) -> Demand:
+    """Return the demand of `workload` on a pool of `num_slots`.
+
+    Prompts have keys if a cache looks them up or a recording lists them.
+    """
     prompt = workload.prompt_tokens.astype(np.int64)
     # An answer that would run past the longest sequence is cut there, and so is the limit on it.
     longest = np.maximum(policy.max_model_len - prompt, 1)
-    caching = isinstance(policy, Paged) and (policy.cache.enable_prefix_caching or policy.cache.kv_offloading_size > 0)
+    caching = False
+    if isinstance(policy, Radix):
+        longest, caching = policy.most_new_tokens(prompt, num_slots), not policy.cache.disable_radix_cache
+    elif isinstance(policy, Paged):
+        caching = policy.cache.enable_prefix_caching or policy.cache.kv_offloading_size > 0
     keys = Ragged.empty(len(workload), np.int64)
     if (caching or recording) and knows_prefixes(workload):
         keys = prompt_keys(workload, hash_tokens(workload, policy, layout))
     return Demand(
         prompt=prompt,
-        output=np.minimum(workload.output_tokens, longest),
+        output=np.maximum(np.minimum(workload.output_tokens, longest), 1),
         limit=np.minimum(workload.max_tokens, longest),
         priority=workload.priority.astype(np.int64),
         arrival_s=workload.arrival_s,
@@ -71,6 +80,8 @@ def hash_tokens(workload: Workload, policy: Policy, layout: KVCacheLayout | None
 
     Where memory is handed out slot by slot, no prefix is ever looked up: it is only passed on, as it was given.
     """
+    if isinstance(policy, Radix):
+        return policy.unit_tokens
     if not isinstance(policy, Paged):
         return workload.hash_unit_tokens
     if layout is None or layout.is_uniform or not policy.cache.enable_prefix_caching:
@@ -88,5 +99,5 @@ def recorded_hashes(
 def provenance_of_hashes(workload: Workload, policy: Policy) -> dict[str, int]:
     """Return a recording's metadata of its prompt hashes; empty if its engine or its pool has them."""
     tokens = workload.hash_unit_tokens
-    is_told = isinstance(policy, Paged) or tokens == policy.unit_tokens
+    is_told = isinstance(policy, Paged | Radix) or tokens == policy.unit_tokens
     return {} if is_told or not knows_prefixes(workload) else {HASH_TOKENS: tokens}

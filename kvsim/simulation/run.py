@@ -27,7 +27,7 @@ from kvsim.hardware import GIB, Gpu
 from kvsim.kv_groups import CacheSettings, KVCacheLayout, bytes_per_block, cache_layout
 from kvsim.metrics import Limits
 from kvsim.models import Model
-from kvsim.policies import AnyPolicy, Paged, Pipeline, Policy, Static, base_of, describe, limited
+from kvsim.policies import AnyPolicy, Contiguous, Paged, Pipeline, Policy, Radix, Static, base_of, describe, limited
 from kvsim.policies.custom import CustomPolicy
 from kvsim.policies.releases import DEFAULT, defaults_of
 from kvsim.policies.settings import EngineDefaults
@@ -125,6 +125,8 @@ class Machine:
         first_unit = 0
         if isinstance(base_of(policy), Paged):  # block 0 exists and is never handed out
             num_units, first_unit = num_units - 1, 1
+        elif isinstance(policy, Radix):  # page 0 comes on top
+            first_unit = 1
         if num_units < 1:
             raise BudgetError(
                 f"{self.kv_bytes} bytes of KV memory hold no usable unit of {unit_tokens} tokens of "
@@ -161,11 +163,16 @@ def _check_tokens(model: Model, policy: AnyPolicy) -> None:
             f"{model.name} has {len(model.recurrent_layers)} recurrent layers, whose states are no tokens, and the "
             f"{policy.name} policy hands out memory by tokens; take the paged one."
         )
+    if isinstance(policy, Radix) and not cache_layout(model, CacheSettings(max_model_len=8)).is_uniform:
+        raise UsageError(
+            f"{model.name} has layers with windows, for which SGLang has a second pool, and the radix policy is "
+            "simulated with one; take --policy paged, or another --model."
+        )
 
 
 def _release_of(policy: Policy) -> str:
     """Return the release whose rules a policy follows; for other schedulers, the default."""
-    return DEFAULT if isinstance(policy, Static) else policy.scheduler.vllm
+    return DEFAULT if isinstance(policy, Static | Radix) else policy.scheduler.vllm
 
 
 def _check_stages(machine: Machine, policy: Policy) -> None:
@@ -176,7 +183,7 @@ def _check_stages(machine: Machine, policy: Policy) -> None:
             f"the machine has {size} pipeline stages, and its step times are those of {num_known}; take the times of a "
             "machine card for both."
         )
-    ahead = not isinstance(policy, Static) and policy.scheduler.async_scheduling
+    ahead = isinstance(policy, Paged | Contiguous) and policy.scheduler.async_scheduling
     if Pipeline.of(machine.model, _release_of(policy)).tokens_ahead(async_scheduling=ahead) > 1:
         raise UsageError(
             f"vLLM serves {machine.model.name} with its model runner V1, which in a pipeline of more than two stages "
@@ -314,15 +321,21 @@ class Run:
         """Get ready; what there is to record of server `n` goes to `builders[n]`, if there are any."""
         for name in options.keys() - Options.__annotations__.keys():
             raise UnknownNameError("option of a simulation", name, Options.__annotations__)
+        if builders and isinstance(policy, Radix):
+            raise UsageError(
+                "a run of the radix policy is summarised, not recorded yet; take kvsim run --policy radix without -o."
+            )
         self.workload, self.policy, self.machine, self.options = workload, policy, machine, options
         self._base = machine.limited(policy)
         self._release = _release_of(self._base)
         self._pipeline = Pipeline.of(machine.model, self._release)
         _check_stages(machine, self._base)
         self.pool, self._layout = machine.pool(policy), machine.layout(policy)
+        assert self.pool.num_units is not None
+        self._num_slots = self.pool.num_units * self.pool.unit_tokens
         self.name = f"{policy.name}-{workload.name}"
         self._environment = simpy.Environment()
-        self._demand = demand_of(workload, self._base, self._layout, recording=bool(builders))
+        self._demand = demand_of(workload, self._base, self._layout, self._num_slots, recording=bool(builders))
         self._refused = self._find_refused()
         source = self._source(num_replicas, route)
         self._replicas = [

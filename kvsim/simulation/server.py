@@ -11,6 +11,7 @@ import simpy
 
 from kvsim.engine.clock import ANSWERED, BATCHED, CHECK, CROWDED, FULL, IDLE, STALLED
 from kvsim.engine.driver import Driver
+from kvsim.engine.request_rows import RADIX
 from kvsim.engine.state import Engine
 from kvsim.errors import BudgetError, StalledError
 from kvsim.simulation.checks import Checks
@@ -147,7 +148,9 @@ def stalled(engine: Engine, node: int) -> StalledError:
     """Return the error for a sequence at the head of the queue that waits for ever."""
     settings, num_tokens = engine.settings, engine.sequences[node].num_tokens
     most = settings.max_num_batched_tokens
-    if num_tokens > most and not settings.chunked_prefill:
+    if engine.memory is RADIX:
+        why = "its prompt and its whole answer need more than the pool; raise --kv-gib, or lower --page-size."
+    elif num_tokens > most and not settings.chunked_prefill:
         why = f"a step computes at most {most}; raise --max-num-batched-tokens, or leave out --no-chunked-prefill."
     else:
         why = "its memory never suffices; raise --num-blocks, --kv-gib or --gpu-memory-utilization."

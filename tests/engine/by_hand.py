@@ -17,7 +17,7 @@ from kvsim.workload import Ragged
 if TYPE_CHECKING:
     from collections.abc import Sequence as Row
 
-    from kvsim.policies import EnginePolicy
+    from kvsim.policies import Policy
 
 
 def demand_of(*requests: tuple[int, ...], keys: Row[Row[int]] = (), priorities: Row[int] = ()) -> Demand:
@@ -35,7 +35,7 @@ def demand_of(*requests: tuple[int, ...], keys: Row[Row[int]] = (), priorities: 
     )
 
 
-def driver_of(policy: EnginePolicy, num_units: int, *requests: tuple[int, ...], **options: Any) -> Driver:
+def driver_of(policy: Policy, num_units: int, *requests: tuple[int, ...], **options: Any) -> Driver:
     """An engine that knows such requests, the first of which is number 1, and has `num_units` units for them."""
     known = {name: options.pop(name) for name in ("keys", "priorities") if name in options}
     compiled = options.pop("compiled", False)
@@ -47,7 +47,7 @@ def driver_of(policy: EnginePolicy, num_units: int, *requests: tuple[int, ...], 
     return Driver(plan.build(compiled=compiled), compiled=compiled)
 
 
-def arrived(policy: EnginePolicy, num_units: int, *requests: tuple[int, ...], **options: Any) -> Driver:
+def arrived(policy: Policy, num_units: int, *requests: tuple[int, ...], **options: Any) -> Driver:
     """Such an engine, whose requests wait."""
     driver = driver_of(policy, num_units, *requests, **options)
     for node in range(1, len(requests) + 1):

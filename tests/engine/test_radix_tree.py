@@ -239,7 +239,7 @@ def compare(engine: Any, model: Model) -> None:
     sizes = [len(node.pages) for node in plain]
     state = engine.radix.state
     assert state.locked_pages == sum(size for size, locked in zip(sizes, is_locked, strict=True) if locked)
-    assert state.evictable_pages == sum(sizes) - state.locked_pages
+    assert engine.state.num_cached == sum(sizes) - state.locked_pages
     assert state.num_leaves == sum(not node.children and not node.locks for node in plain)
     assert engine.state.num_free + sum(sizes) == PAGES
     every = [engine.radix.nodes[index] for index in range(1, state.num_nodes + 1)]

@@ -1,0 +1,99 @@
+"""The account of SGLang's cache, checked: pages in one place each, locks of requests, slots in one state each."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvsim.engine.radix_records import NO_PAGE, ROOT
+from kvsim.engine.request_rows import NO_ROW
+from kvsim.errors import IntegrityError
+from kvsim.memory.waste import NUM_STATES, SlotState
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from kvsim.engine.driver import Driver
+    from kvsim.engine.state import Engine
+
+
+def check_pages(driver: Driver) -> None:
+    """Check that every page is free, in the tree or of one request alone, and that locks are those of requests.
+
+    Raises:
+        IntegrityError: with the figures that do not agree.
+    """
+    engine = driver.engine
+    radix, unit = engine.radix, engine.settings.unit_tokens
+    places: Counter[int] = Counter()
+    locks: Counter[int] = Counter()
+    page = radix.state.first_free
+    while page != NO_PAGE and places[page] == 0:
+        places[page] += 1
+        page = radix.pages[page]
+    if len(places) != engine.state.num_free:
+        raise IntegrityError(f"{len(places)} pages stand in the free list, {engine.state.num_free} are counted.")
+    for number in holders(engine):
+        holding, row = radix.holdings[number], _row(engine, number)
+        places.update(row[holding.protected_tokens // unit :])
+        node = holding.lock
+        while node != ROOT:
+            locks[node] += 1
+            node = radix.nodes[node].parent
+    for node, num_pages in _pages_of_nodes(engine).items():
+        places.update(num_pages)
+        if radix.nodes[node].locks != locks[node]:
+            raise IntegrityError(f"node {node} has {radix.nodes[node].locks} locks, and {locks[node]} requests on it.")
+    if len(places) != engine.settings.num_units or max(places.values()) > 1:
+        raise IntegrityError(f"{len(places)} of {engine.settings.num_units} pages are in a place, or one is in two.")
+
+
+def held_slots(driver: Driver) -> npt.NDArray[np.int64]:
+    """Count the slots of all pages that requests hold by state; a page counts once, however many rows list it."""
+    engine = driver.engine
+    unit = engine.settings.unit_tokens
+    written: dict[int, int] = {}
+    useful: dict[int, int] = {}
+    for number in holders(engine):
+        sequence = engine.sequences[number]
+        for index, page in enumerate(_row(engine, number)):
+            begin = index * unit
+            written[page] = max(written.get(page, 0), min(max(sequence.computed - begin, 0), unit))
+            full = max(sequence.full_tokens, sequence.computed)
+            useful[page] = max(useful.get(page, 0), min(max(full - begin, 0), unit))
+    slots = np.zeros(NUM_STATES, np.int64)
+    slots[SlotState.TOKEN] = sum(written.values())
+    slots[SlotState.RESERVED] = sum(useful.values()) - sum(written.values())
+    slots[SlotState.INTERNAL] = len(written) * unit - sum(useful.values())
+    return slots
+
+
+def holders(engine: Engine) -> list[int]:
+    """Return the requests that have a row."""
+    return [number for number in range(1, len(engine.sequences)) if engine.sequences[number].place != NO_ROW]
+
+
+def _row(engine: Engine, number: int) -> list[int]:
+    """Return the pages of a request's row, in order."""
+    sequence, size = engine.sequences[number], engine.radix.settings.row_pages
+    end = -(-sequence.computed // engine.settings.unit_tokens)
+    return [engine.radix.rows[sequence.place * size + index] for index in range(end)]
+
+
+def _pages_of_nodes(engine: Engine) -> dict[int, list[int]]:
+    """Return the pages of every node that is in the tree."""
+    radix, found, spare = engine.radix, {}, set()
+    node = radix.state.first_spare
+    while node != ROOT:
+        spare.add(node)
+        node = radix.nodes[node].parent
+    for node in range(1, radix.state.num_nodes + 1):
+        if node not in spare:
+            page, pages = radix.nodes[node].first_page, []
+            for _ in range(radix.nodes[node].num_pages):
+                pages.append(page)
+                page = radix.pages[page]
+            found[node] = pages
+    return found
