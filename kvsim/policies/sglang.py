@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, ClassVar
 
 from kvsim.errors import UnknownNameError, UsageError
 from kvsim.settings import check_settings, setting
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 
 def _words(*words: str) -> dict[str, str]:
@@ -137,7 +138,7 @@ class Radix:
         pages = -(-prompt_tokens // self.unit_tokens)
         of_pool = num_slots - pages * self.unit_tokens - self.unit_tokens - 1
         of_model = self.longest_tokens(num_slots) - prompt_tokens - 1
-        return np.maximum(np.minimum(of_pool, of_model), 0)
+        return of_pool.clip(max=of_model).clip(min=0)
 
     def most_prompt_tokens(self, num_slots: int) -> int:
         """Return the length from which on prompts are refused."""

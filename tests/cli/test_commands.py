@@ -163,7 +163,7 @@ def test_info(kvsim: Kvsim, pressure: Recording) -> None:
 
 def test_the_help_of_a_simulation_has_its_flags_below_headings(kvsim: Kvsim) -> None:
     headings = ["Options", "Requests", "Machine and memory", "Paged cache", "Contiguous reservations"]
-    headings += ["Static batches", "Scheduling"]
+    headings += ["Static batches", "SGLang: radix cache", "Scheduling"]
     text = succeed(kvsim("run", "--help"))
     assert re.findall(r"(?m)^(\S.*):$", text) == headings
     parts = re.split(r"(?m)^\S.*:$", text)[1:]
