@@ -185,7 +185,7 @@ ACTIONS = st.lists(
 
 
 @settings(max_examples=300)
-@given(actions=ACTIONS, unit=st.sampled_from(UNITS), eviction=st.sampled_from(EVICTION_POLICIES))
+@given(actions=ACTIONS, unit=st.sampled_from(UNITS), eviction=st.sampled_from(list(EVICTION_POLICIES)))
 def test_the_tree_and_the_free_list_are_those_of_the_model(actions: list[Any], unit: int, eviction: str) -> None:
     engine, model = engine_of(unit, eviction), Model(unit, eviction)
     locked: dict[int, tuple[int, Plain]] = {}
