@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from kvsim.api.machine import machine
     from kvsim.api.rows import Rows
     from kvsim.api.run import Run
-    from kvsim.api.verbs import calibrate, compare, read, simulate, sweep, validate, verify
+    from kvsim.api.verbs import calibrate, compare, compare_releases, read, simulate, sweep, validate, verify
     from kvsim.errors import KvsimError
     from kvsim.fitting import Server
     from kvsim.hardware import Gpu, find_gpu
@@ -69,7 +69,7 @@ _HOME = by_name({
     "kvsim.api.machine": "machine",
     "kvsim.api.rows": "Rows",
     "kvsim.api.run": "Run",
-    "kvsim.api.verbs": "calibrate compare read simulate sweep validate verify",
+    "kvsim.api.verbs": "calibrate compare compare_releases read simulate sweep validate verify",
     "kvsim.errors": "KvsimError",
     "kvsim.fitting": "Server",
     "kvsim.hardware": "Gpu find_gpu",
@@ -135,6 +135,7 @@ __all__ = [
     "all_models",
     "calibrate",
     "compare",
+    "compare_releases",
     "diagnose",
     "find_gpu",
     "find_model",

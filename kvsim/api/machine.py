@@ -9,8 +9,9 @@ from kvsim.errors import UsageError, shortened
 from kvsim.hardware import GIB, Gpu, find_gpu, find_gpus
 from kvsim.machines import is_card, served_model, step_times
 from kvsim.models import Model, find_model, find_quantization
-from kvsim.policies import Static
-from kvsim.policies.settings import EngineDefaults
+from kvsim.policies import Pipeline, Static
+from kvsim.policies.releases import DEFAULT, defaults_of
+from kvsim.policies.settings import ContinuousSettings, EngineDefaults
 from kvsim.recording import Recording
 from kvsim.simulation import Machine
 from kvsim.sizing.budget import plan_budget
@@ -33,6 +34,7 @@ def machine(
     engine: str = "vllm",
     max_num_seqs: int | None = None,
     max_num_batched_tokens: int | None = None,
+    vllm: str = DEFAULT,
     **settings: Any,
 ) -> Machine:
     """Return a GPU that serves a model: its memory for keys and values, and its step times.
@@ -47,6 +49,7 @@ def machine(
         engine: engine of the step times: "vllm", "hf-dynamic" or "hf-static".
         max_num_seqs: sequences of the largest step, which takes memory from the cache; vLLM's default on the GPU.
         max_num_batched_tokens: tokens of the largest step, which also takes memory; vLLM's default on the GPU.
+        vllm: release of vLLM whose defaults and sizing are followed.
         settings: those of `kvsim.sizing.settings.MachineSettings`, such as `kv_gib`, `num_blocks`,
             `tensor_parallel_size` or `times`, which may also be a `kvsim.StepTimeModel` of your own.
 
@@ -84,17 +87,21 @@ def machine(
     served = (model if isinstance(model, Model) else find_model(os.fspath(model))).served(**how)
     if stated.kv_gib is not None and stated.num_blocks is not None:
         raise UsageError("kv_gib and num_blocks set the same value; give only one.")
-    defaults = EngineDefaults.of("llm", gpu.memory_bytes, is_a100=gpu.name.startswith("A100"))
+    defaults = EngineDefaults.of("llm", gpu.memory_bytes, is_a100=gpu.name.startswith("A100"), release=vllm)
+    max_num_batched_tokens = max_num_batched_tokens or defaults.max_num_batched_tokens
+    scheduler = ContinuousSettings(max_num_batched_tokens=max_num_batched_tokens, vllm=vllm)
     kv_bytes = int(stated.kv_gib * GIB) if stated.kv_gib is not None else None
     budget = plan_budget(
         gpu,
         served,
-        gpu_memory_utilization=stated.gpu_memory_utilization or 0.92,
+        gpu_memory_utilization=stated.gpu_memory_utilization or defaults_of(vllm).gpu_memory_utilization,
         kv_memory_bytes=kv_bytes,
         num_blocks=stated.num_blocks,
         oversize=stated.oversize,
         max_num_seqs=max_num_seqs or defaults.max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens or defaults.max_num_batched_tokens,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_in_flight_tokens=Pipeline.of(served, vllm).max_in_flight_tokens(scheduler),
+        estimates_graphs=defaults_of(vllm).estimates_graphs,
     )
     return Machine(
         gpu=gpu,
@@ -105,7 +112,9 @@ def machine(
     )
 
 
-def machine_for(given: MachineLike | None, source: Recording | None, policy: AnyPolicy | str) -> Machine:
+def machine_for(
+    given: MachineLike | None, source: Recording | None, policy: AnyPolicy | str, vllm: str = DEFAULT
+) -> Machine:
     """Return the machine that is given or named, with the step times of the engine that `policy` belongs to.
 
     Where none was given, it is that of the recording which the requests are from, or `DEFAULT_MACHINE`.
@@ -113,7 +122,8 @@ def machine_for(given: MachineLike | None, source: Recording | None, policy: Any
     if isinstance(given, Machine):
         return given
     name = policy if isinstance(policy, str) else policy.name
-    return machine(given or source or DEFAULT_MACHINE, engine="hf-dynamic" if name == Static.name else "vllm")
+    engine = "hf-dynamic" if name == Static.name else "vllm"
+    return machine(given or source or DEFAULT_MACHINE, engine=engine, vllm=vllm)
 
 
 def _gpus(text: str, stated: int | None) -> tuple[Gpu, int | None]:

@@ -19,8 +19,9 @@ from kvsim.api.rows import Rows
 from kvsim.api.run import Run
 from kvsim.errors import UsageError
 from kvsim.experiments import sweeps, validation
+from kvsim.experiments.upgrades import Upgrade, explain_upgrade
 from kvsim.hardware import GIB
-from kvsim.policies import POLICY_NAMES, AnyPolicy
+from kvsim.policies import POLICY_NAMES, AnyPolicy, ContinuousSettings, Paged
 from kvsim.policies.custom import CustomPolicy
 from kvsim.profiles import Profile
 from kvsim.settings import settings_in
@@ -108,6 +109,42 @@ def compare(
     return Comparison(
         {name: _simulate(requests, policy_of(each, on, longest), on, options) for name, each in policies.items()}
     )
+
+
+def compare_releases(
+    workload: WorkloadLike,
+    old: str,
+    new: str,
+    machine: MachineLike | None = None,
+    policy: Paged | None = None,
+    **options: Unpack[Options],
+) -> Upgrade:
+    """Serve the same requests with the rules of two releases of vLLM; tell what differs, from which step, and why.
+
+    Every rule of the newer release is switched on over the older one: alone, and with those before it.
+
+    Args:
+        workload: as in `simulate`.
+        old: the older release, such as "0.22.1".
+        new: the newer release, such as "0.33.0".
+        machine: as in `simulate`; one that is named gets the memory and the limits of each release.
+        policy: the paged policy with settings of your own; left out, vLLM's defaults in each release.
+        options: as in `simulate`.
+
+    Raises:
+        UsageError: a release is not known, or `new` is the older one. And whatever `simulate` raises.
+    """
+    requests, source = requests_of(workload)
+    longest = _longest(machine, source)
+
+    def setup(release: str) -> tuple[Paged, Machine]:
+        on = machine_for(machine, source, "paged", release)
+        if policy is not None:
+            return replace(policy, scheduler=replace(policy.scheduler, vllm=release)), on
+        limits = ContinuousSettings(vllm=release, max_model_len=longest or on.model.max_position_embeddings)
+        return Paged(scheduler=limits), on
+
+    return explain_upgrade(old, new, requests, setup, **options)
 
 
 def sweep(

@@ -35,6 +35,7 @@ times_option = click.option(
 
 
 @click.command("compare", cls=SectionedCommand)
+@click.argument("newer", metavar="[RELEASE]", required=False)
 @scenario_options
 @click.option(
     "-o",
@@ -58,14 +59,26 @@ times_option = click.option(
 @overwrite_option
 @json_option
 def command(
-    *, output: Path | None, ladder: bool, uniform_cache: bool, overwrite: bool, as_json: bool, **flags: Any
+    *,
+    newer: str | None,
+    output: Path | None,
+    ladder: bool,
+    uniform_cache: bool,
+    overwrite: bool,
+    as_json: bool,
+    **flags: Any,
 ) -> None:
     """Put the same requests through all three policies.
 
     Shows for each where the memory went, how many sequences ran at once, and who waited. The shares add up to 100%.
+    With two releases, --vllm OLD NEW: the paged policy with the rules of both, the first decision that differs, and
+    the rules that make the difference.
     """
     if ladder and uniform_cache:
         raise UsageError("--ladder and --uniform-cache compare different things; give only one.")
+    if newer is not None:
+        _compare_releases(newer, output, flags, is_other=ladder or uniform_cache, as_json=as_json)
+        return
     if ladder:
         climb_ladder(output, flags, overwrite=overwrite, as_json=as_json)
         return
@@ -115,6 +128,20 @@ def command(
             summaries,
             note="\n".join(notes),
         )
+
+
+def _compare_releases(newer: str, output: Path | None, flags: dict[str, Any], *, is_other: bool, as_json: bool) -> None:
+    from kvsim.cli.upgrade import compare_releases
+
+    if flags["vllm"] is None:
+        raise UsageError(f"{newer} is no flag; two releases are compared with --vllm OLD {newer}.")
+    if is_other:
+        raise UsageError("--vllm with two releases, --ladder and --uniform-cache compare different things; give one.")
+    if output is not None:
+        raise UsageError(
+            "--vllm with two releases writes no recordings; kvsim run --vllm RELEASE -o FOLDER writes one."
+        )
+    compare_releases(flags["vllm"], newer, flags, as_json=as_json)
 
 
 def _policies(scenario: Scenario, *, uniform_cache: bool) -> tuple[Mapping[str, Policy], list[str]]:

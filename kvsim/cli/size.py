@@ -13,6 +13,7 @@ from kvsim.cli.show import json_option, print_json, print_table, size
 from kvsim.errors import UsageError
 from kvsim.kv_groups.specs import check_block_size, check_length
 from kvsim.policies import POLICY_NAMES
+from kvsim.policies.releases import DEFAULT, rules_of
 
 if TYPE_CHECKING:
     from kvsim.kv_groups import CachePlan, KVCacheGroup
@@ -77,15 +78,16 @@ def command(
         model,
         max_model_len=None if flags["max_model_len"] == FIND else flags["max_model_len"],
     )
+    logs_longest = rules_of(flags["vllm"] or DEFAULT).logs_longest
     num_sequences, fits_as = _num_sequences(budget, policy, tokens)
     if as_json:
-        print_json(_document(budget, policy, tokens, num_sequences))
+        print_json(_document(budget, policy, tokens, num_sequences, logs_longest=logs_longest))
         return
     on_one = "on each GPU" if _num_gpus(budget) > 1 else ""
     rows = [(term.label, size(term.size_bytes), on_one, term.why) for term in budget.terms]
     rows.append(("KV cache", size(budget.kv_bytes), on_one, "what is left, in whole blocks"))
     rows += [(f"  {row[0]}", *row[1:]) for row in _block_rows(budget, on_one)]
-    rows += _in_all(budget)
+    rows += _in_all(budget, logs_longest=logs_longest)
     rows += [
         (
             "sequences" if policy != "static" else "rows",
@@ -149,13 +151,14 @@ def _shared(budget: Budget) -> str:
     return f"{longest} pages of {size(groups[0].page_bytes)}, of whichever of {len(groups)} tables holds it"
 
 
-def _in_all(budget: Budget) -> list[tuple[str, str, str, str]]:
+def _in_all(budget: Budget, *, logs_longest: bool) -> list[tuple[str, str, str, str]]:
     plan = budget.plan
     length = plan.settings.max_model_len
     in_all = "in all" if _num_gpus(budget) > 1 else ""
+    logged = (plan.num_tokens, "the next line by the length") if logs_longest else _divided(plan)
     return [
         ("blocks", f"{budget.num_blocks:,}", in_all, "vLLM's number; block 0 is never handed out"),
-        ("GPU KV cache size", f"{plan.num_tokens:,}", in_all, "tokens, as vLLM logs it: the next line by the length"),
+        ("GPU KV cache size", f"{logged[0]:,}", in_all, f"tokens, as vLLM logs it: {logged[1]}"),
         (
             "maximum concurrency",
             f"{plan.concurrency:.2f}x",
@@ -163,6 +166,12 @@ def _in_all(budget: Budget) -> list[tuple[str, str, str, str]]:
             f"sequences of {length:,} tokens, as vLLM logs it: {plan.blocks_for(length):,} blocks each",
         ),
     ]
+
+
+def _divided(plan: CachePlan) -> tuple[int, str]:
+    """Return the tokens that older releases log, and the reason for them."""
+    number = len(plan.layout.groups)
+    return plan.divided_tokens, f"the blocks shared evenly by {number} tables" if number > 1 else "all blocks"
 
 
 def _otherwise(budget: Budget, policy: str) -> dict[str, tuple[CachePlan, str]]:
@@ -199,7 +208,7 @@ def _note(budget: Budget) -> str:
     )
 
 
-def _document(budget: Budget, policy: str, tokens: int, num_sequences: int) -> dict[str, Any]:
+def _document(budget: Budget, policy: str, tokens: int, num_sequences: int, *, logs_longest: bool) -> dict[str, Any]:
     plan = budget.plan
     return {
         "gpu": budget.gpu.name,
@@ -213,7 +222,7 @@ def _document(budget: Budget, policy: str, tokens: int, num_sequences: int) -> d
         "kv_bytes": budget.kv_bytes,
         "num_blocks": budget.num_blocks,
         "capacity_tokens": budget.capacity_tokens,
-        "gpu_kv_cache_size_tokens": plan.num_tokens,
+        "gpu_kv_cache_size_tokens": plan.num_tokens if logs_longest else plan.divided_tokens,
         "max_concurrency": plan.concurrency,
         "max_model_len": plan.settings.max_model_len,
         "kv_cache_groups": [group.as_meta() for group in plan.layout.groups],

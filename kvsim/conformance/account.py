@@ -41,7 +41,7 @@ class Account:
     def first_difference(self, other: Account) -> int | None:
         """Return the first moment at which the two accounts differ, or None."""
         pairs = ((getattr(self, name), getattr(other, name)) for name in Account.__slots__)
-        return min((moment for pair in pairs if (moment := _first_difference(*pair)) is not None), default=None)
+        return min((moment for pair in pairs if (moment := first_moment(*pair)) is not None), default=None)
 
     def has_step(self, moment: int) -> bool:
         """Tell whether a step was scheduled at `moment`."""
@@ -122,7 +122,8 @@ def without_evictions(changes: Rows) -> tuple[Rows, Rows]:
     return changes[~evicted], changes[evicted][:, [0, 4]]
 
 
-def _first_difference(ours: Rows, theirs: Rows) -> int | None:
+def first_moment(ours: Rows, theirs: Rows) -> int | None:
+    """Return the first moment at which two tables of an account differ, or None."""
     if np.array_equal(ours, theirs):
         return None
     both = min(len(ours), len(theirs))

@@ -37,8 +37,14 @@ class CachePlan:
 
     @property
     def num_tokens(self) -> int:
-        """Concurrency in tokens: vLLM's "GPU KV cache size"."""
+        """Concurrency in tokens: vLLM's "GPU KV cache size" today."""
         return int(self.concurrency * self.settings.max_model_len)
+
+    @property
+    def divided_tokens(self) -> int:
+        """Tokens if the groups shared the blocks evenly: "GPU KV cache size" of older releases."""
+        groups = self.layout.groups
+        return self.num_blocks // len(groups) * min(group.block_size for group in groups)
 
     def blocks_for(self, num_tokens: int) -> int:
         """Return the blocks required to admit a sequence of `num_tokens` tokens."""

@@ -7,12 +7,13 @@ known; `CHANGES` lists, release by release, what became different. Nothing below
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from functools import cache
 from typing import Any
 
-from kvsim.errors import UsageError, shortened
+from kvsim.errors import UnknownNameError, UsageError, shortened
 
 
 class ReusedFirst(Enum):
@@ -115,6 +116,8 @@ class Rules:
     """Models that keep the state of every block may cache prefixes."""
     cuts_every_full_kind: bool = False
     """Hits of every kind of full attention are cut to what all groups hold, not those of the first kind alone."""
+    logs_longest: bool = False
+    """vLLM's "GPU KV cache size" counts sequences of `max_model_len`; before, the blocks divided among the groups."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,18 +169,23 @@ CHANGES = (
         defaults={"estimates_graphs": True},
     ),
     Change(
+        since="0.20.2",
+        says='"GPU KV cache size" is what sequences of max_model_len can hold, not blocks divided among the groups.',
+        rules={"logs_longest": True},
+    ),
+    Change(
         since="0.22.0",
         says="With several groups, blocks are cached up to a boundary that all groups share.",
         rules={"caches_to_boundaries": True},
     ),
     Change(
         since="0.22.0",
-        says="Blocks of windows that no hit can need are left out of the cache.",
+        says="Blocks of windows that no hit can need are left out of the cache if they are smaller than the hit unit.",
         rules={"left_out": LeftOut.SMALLER},
     ),
     Change(
         since="0.23.0",
-        says="This also holds if their blocks equal the common hit unit: a window of one token caches nothing.",
+        says="Blocks of windows that no hit can need are left out of the cache: a window of one token caches nothing.",
         rules={"left_out": LeftOut.ALL},
     ),
     Change(
@@ -212,7 +220,7 @@ CHANGES = (
     ),
     Change(
         since="0.24.0",
-        says="Recurrent states may be kept for hits at some boundaries alone, too.",
+        says="Recurrent states may be kept for hits at some boundaries alone (VLLM_PREFIX_CACHE_RETENTION_INTERVAL).",
         rules={"retains_states": True},
     ),
     Change(
@@ -222,12 +230,12 @@ CHANGES = (
     ),
     Change(
         since="0.26.0",
-        says="Every step of a request ends there, and the blocks before are kept for hits.",
+        says="Steps end where some groups hold a prefix and recurrent layers do not, and the blocks before are kept.",
         rules={"junction": Junction.KEPT},
     ),
     Change(
         since="0.26.0",
-        says="Windows and recurrent layers let blocks go when the steps in flight that read them are processed.",
+        says="Windows and recurrent layers hold blocks until the steps in flight are processed, and need more room.",
         rules={"windows_wait": True},
     ),
     Change(
@@ -262,7 +270,7 @@ CHANGES = (
     ),
     Change(
         since="0.28.0",
-        says="Without prefix caching, freed blocks are reused first again.",
+        says="Freed blocks that hold no prefix are reused first, with prefix caching and without.",
         rules={"reused_first": ReusedFirst.ALL},
     ),
     Change(
@@ -297,7 +305,7 @@ CHANGES = (
     ),
     Change(
         since="0.31.0",
-        says="A waiting request that is passed over keeps its place: there is no queue of those any more.",
+        says="A waiting request that is passed over keeps its place in the queue.",
         rules={"skipped_keep_places": True},
     ),
     Change(
@@ -317,7 +325,7 @@ CHANGES = (
     ),
     Change(
         since="0.33.0",
-        says="A state that was written long ago can be hit at once again.",
+        says="The last state of a prompt can be hit at once if it was written in an earlier step.",
         rules={"marks_prompt_end": False},
     ),
     Change(
@@ -417,22 +425,78 @@ def check_offload(release: str) -> None:
 
 @cache
 def rules_of(release: str) -> Rules:
-    """Return the rules of a release; of one that is not known, those of the nearest.
+    """Return the rules of a release, or of a `varied` one; of one that is not known, those of the nearest.
 
     Raises:
         UsageError: it is no release of vLLM.
     """
-    return replace(Rules(), **{name: value for change in _until(release) for name, value in change.rules.items()})
+    changed = {name: value for change in _until(release) for name, value in change.rules.items()}
+    return replace(Rules(), **changed | _variations(release, Rules))
 
 
 @cache
 def defaults_of(release: str) -> Defaults:
-    """Return the defaults of a release; of one that is not known, those of the nearest.
+    """Return the defaults of a release, or of a `varied` one; of one that is not known, those of the nearest.
 
     Raises:
         UsageError: it is no release of vLLM.
     """
-    return replace(Defaults(), **{name: value for change in _until(release) for name, value in change.defaults.items()})
+    changed = {name: value for change in _until(release) for name, value in change.defaults.items()}
+    return replace(Defaults(), **changed | _variations(release, Defaults))
+
+
+def varied(release: str, values: Mapping[str, Any]) -> str:
+    """Return a name for a release that has other rules or defaults, such as "0.25.1+windows_wait=yes"."""
+    texts = {name: {value: text for text, value in _values(name).items()}[value] for name, value in values.items()}
+    return "+".join([release, *(f"{name}={text}" for name, text in texts.items())])
+
+
+def net_changes(old: str, new: str) -> tuple[Change, ...]:
+    """Return the changes from one release to another that are still there, each with the rules that it left so.
+
+    Raises:
+        UsageError: one is not known, or `new` is the older one.
+    """
+    changes, found = changes_between(old, new), []
+    before = {**_by_name(rules_of(old)), **_by_name(defaults_of(old))}
+    after = {**_by_name(rules_of(new)), **_by_name(defaults_of(new))}
+    left = {name for name in after if after[name] != before[name]}
+    for change in changes:
+        kept = {
+            name: value
+            for name, value in (change.rules | change.defaults).items()
+            if name in left and after[name] == value
+        }
+        left -= set(kept)
+        if kept:
+            rules = {name: value for name, value in kept.items() if name in change.rules}
+            defaults = {name: value for name, value in kept.items() if name in change.defaults}
+            found.append(replace(change, rules=rules, defaults=defaults))
+    return tuple(found)
+
+
+def _variations(release: str, kind: type) -> dict[str, Any]:
+    """Return the fields of a class that the name of a varied release states."""
+    stated = dict(part.split("=", 1) for part in release.split("+") if "=" in part)
+    names = {each.name for each in fields(kind)}
+    for name in names & stated.keys():
+        if stated[name] not in _values(name):
+            raise UnknownNameError(f"value of {name}", stated[name], _values(name))
+    return {name: _values(name)[text] for name, text in stated.items() if name in names}
+
+
+def _values(name: str) -> dict[str, Any]:
+    """Return the values that a rule or a default may have, by a word without spaces."""
+    start = {**_by_name(Rules()), **_by_name(Defaults())}[name]
+    if isinstance(start, bool):
+        return {"no": False, "yes": True}
+    if isinstance(start, Enum):
+        return {each.name: each for each in type(start)}
+    return {str(value): value for value in (start, *(each.defaults[name] for each in CHANGES if name in each.defaults))}
+
+
+def _by_name(values: Rules | Defaults) -> dict[str, Any]:
+    return {each.name: getattr(values, each.name) for each in fields(values)}
 
 
 def _until(release: str) -> list[Change]:

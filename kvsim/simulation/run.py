@@ -77,7 +77,8 @@ class Machine:
 
     def limited(self, policy: AnyPolicy) -> Policy:
         """Return the built-in policy that `policy` is or is based on, with the limits that it has on this machine."""
-        defaults = EngineDefaults.of("llm", self.gpu.memory_bytes, is_a100=self.gpu.name.startswith("A100"))
+        is_a100, release = self.gpu.name.startswith("A100"), _release_of(base_of(policy))
+        defaults = EngineDefaults.of("llm", self.gpu.memory_bytes, is_a100=is_a100, release=release)
         return limited(policy, self.model.max_position_embeddings, defaults)
 
     def layout(self, policy: AnyPolicy) -> KVCacheLayout | None:

@@ -22,7 +22,16 @@ pytestmark = pytest.mark.slow
 DOCS = REPOSITORY / "docs"
 PAGES = [
     "../README.md",
-    *("index.md", "answers.md", "figures.md", "hf-memory.md", "how-to.md", "sizing.md", "reference/recordings.md"),
+    *(
+        "index.md",
+        "answers.md",
+        "figures.md",
+        "hf-memory.md",
+        "how-to.md",
+        "sizing.md",
+        "upgrades.md",
+        "reference/recordings.md",
+    ),
     *(f"tutorials/{name}.md" for name in ("learner", "writer", "engineer", "researcher")),
 ]
 _BLOCK = re.compile(r"```(sh|python)\n(.*?)```", re.DOTALL)

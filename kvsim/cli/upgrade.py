@@ -1,0 +1,142 @@
+"""`kvsim compare --vllm OLD NEW`: the same requests with two releases of vLLM, and the rules behind what differs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kvsim.cli.show import echo, print_json, print_table, progress, seconds, size
+from kvsim.cli.workload import workload_and_source
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from kvsim.experiments.upgrades import Effect, Upgrade
+    from kvsim.policies import Paged
+    from kvsim.simulation import Machine, Options
+
+_LABELS: dict[str, tuple[str, Callable[[float], str]]] = {
+    "num_blocks": ("blocks", "{:,.0f}".format),
+    "gpu_kv_cache_size_tokens": ("GPU KV cache size, tokens, as vLLM logs it", "{:,.0f}".format),
+    "max_concurrency": ("maximum concurrency", "{:,.2f}x".format),
+    "longest_sequence_bytes": ("a sequence of max_model_len takes", size),
+    "output_tokens_per_s": ("output tokens per second", "{:,.0f}".format),
+    "duration_s": ("duration", seconds),
+    "ttft_mean_s": ("TTFT, mean", seconds),
+    "ttft_p99_s": ("TTFT, p99", seconds),
+    "tpot_mean_s": ("TPOT, mean", seconds),
+    "num_preemptions": ("preemptions", "{:,.0f}".format),
+    "prefix_hit_rate": ("prefix hits, of the prompt tokens", "{:.1%}".format),
+    "vain_tokens": ("tokens computed in vain", "{:,.0f}".format),
+}
+_SHORT = {
+    "output_tokens_per_s": "tokens/s",
+    "ttft_mean_s": "TTFT",
+    "num_preemptions": "preemptions",
+    "prefix_hit_rate": "hits",
+    "vain_tokens": "in vain",
+    "longest_sequence_bytes": "longest takes",
+    "gpu_kv_cache_size_tokens": "logged tokens",
+}
+"""Figures that are shown for each rule, if it changes one."""
+
+
+def compare_releases(old: str, new: str, flags: dict[str, Any], *, as_json: bool) -> None:
+    """Serve the requests with two releases, and print what differs."""
+    from kvsim.cli.scenario import build_scenario
+    from kvsim.experiments.upgrades import explain_upgrade
+    from kvsim.policies import Paged
+
+    requests = workload_and_source(flags)
+
+    def setup(release: str) -> tuple[Paged, Machine]:
+        scenario = build_scenario(lambda _flags: requests, **flags | {"vllm": release})
+        policy = scenario.policy(Paged.name)
+        assert isinstance(policy, Paged)
+        return policy, scenario.machine(policy)
+
+    with progress(f"{old} to {new}") as report:
+        options: Options = {"refuse_misfits": flags["refuse_misfits"], "check": flags["check"], "progress": report}
+        upgrade = explain_upgrade(old, new, requests[0], setup, **options)
+    if as_json:
+        print_json(upgrade.as_dict())
+        return
+    _print(upgrade, requests[0].description)
+
+
+def _print(upgrade: Upgrade, load: str) -> None:
+    rows = [
+        (label, *(form(figures[name]) for figures in (upgrade.before, upgrade.after)), _change(upgrade, name))
+        for name, (label, form) in _LABELS.items()
+    ]
+    print_table(load, ["", f"vLLM {upgrade.old}", f"vLLM {upgrade.new}", "change"], rows, figures=(1, 2, 3))
+    if upgrade.first is None:
+        echo("Every decision is the same.")
+    else:
+        _print_first(upgrade)
+    effects = [each for each in upgrade.effects if each.matters]
+    if effects:
+        _print_rules(upgrade, effects)
+
+
+def _print_first(upgrade: Upgrade) -> None:
+    first = upgrade.first
+    assert first is not None
+    named = [each.change.says for each in upgrade.effects if each.names_first]
+    lines = [(line.label, line.recorded, line.simulated) for line in first.decisions.lines if line.differs]
+    title = f"The first decision that differs: {first.decisions.moment}, at {seconds(first.at_s)}"
+    kinds = ", ".join(f"{kind} from step {step:,}" for kind, step in upgrade.differs_from.items())
+    other = upgrade.num_other
+    served = (
+        f"\nrequests that are preempted more or less often: {other['preemptions']:,}; with other prefix hits: "
+        f"{other['cached_tokens']:,}; with a TTFT more than 1 % away: {other['ttft_s']:,}"
+        if other
+        else ""
+    )
+    because = f"because of: {' '.join(named)}\n" if named else ""
+    print_table(title, ["", upgrade.old, upgrade.new], lines, note=f"{because}what differs: {kinds}{served}")
+
+
+def _print_rules(upgrade: Upgrade, effects: list[Effect]) -> None:
+    shown = [
+        name
+        for name in _SHORT
+        if any(figures and _differ(upgrade.before, figures, name) for each in effects for figures in _both(each))
+    ]
+    columns = ["since", "rule", "from step", *(_SHORT[name] for name in shown)]
+    figures = range(2, len(columns))
+    title = f"One rule of {upgrade.new} at a time over {upgrade.old}"
+    without = len(upgrade.effects) - len(effects)
+    note = f"without effect on this load: {without} more that changed (kvsim versions {upgrade.old} {upgrade.new})"
+    rows = [_row(each, each.alone, shown) for each in effects]
+    print_table(title, columns, rows, figures=figures, note=note if without else "")
+    if len(effects) > 1:
+        title = f"The same rules over {upgrade.old}, each with those above it"
+        del columns[2]
+        rows = [row[:2] + row[3:] for row in (_row(each, each.together, shown) for each in effects)]
+        print_table(title, columns, rows, figures=range(2, len(columns)))
+
+
+def _both(effect: Effect) -> tuple[Mapping[str, float], Mapping[str, float]]:
+    return effect.alone, effect.together
+
+
+def _row(effect: Effect, figures: Mapping[str, float], shown: list[str]) -> tuple[str, ...]:
+    if not figures:
+        return effect.change.since, f"{effect.change.says} {effect.problem}", "", *("" for _ in shown)
+    step = "" if effect.first_step is None else f"{effect.first_step:,}"
+    return effect.change.since, effect.change.says, step, *(_LABELS[name][1](figures[name]) for name in shown)
+
+
+def _differ(before: Mapping[str, float], after: Mapping[str, float], name: str) -> bool:
+    form = _LABELS[name][1]
+    return form(before[name]) != form(after[name])
+
+
+def _change(upgrade: Upgrade, name: str) -> str:
+    """Return the change of a figure in percent, or in points of a share."""
+    before, after = upgrade.before[name], upgrade.after[name]
+    if not _differ(upgrade.before, upgrade.after, name):
+        return ""
+    if name == "prefix_hit_rate":
+        return f"{100 * (after - before):+.1f} points"
+    return f"{100 * (after / before - 1):+.1f} %" if before else f"{after - before:+,.0f}"

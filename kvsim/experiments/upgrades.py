@@ -1,0 +1,307 @@
+"""Explain what another release of vLLM does to a load: the decisions that differ, and the rules behind them.
+
+Every rule of the newer release is switched on over the older one: alone, and together with those before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Unpack
+
+import numpy as np
+
+from kvsim.conformance.account import changes_in_words, first_moment
+from kvsim.conformance.recorded import Recorded
+from kvsim.conformance.verdict import Difference, difference
+from kvsim.engine.moments import SCHEDULE
+from kvsim.errors import KvsimError
+from kvsim.kv_groups import CachePlan, CacheSettings
+from kvsim.metrics import summarize
+from kvsim.policies import Paged, Pipeline
+from kvsim.policies.releases import Change, net_changes, rules_of, varied
+from kvsim.recording import MemoryKind
+from kvsim.simulation import simulate
+
+if TYPE_CHECKING:
+    from kvsim.recording import Recording
+    from kvsim.simulation import Machine, Options
+    from kvsim.workload import Workload
+
+Setup = Callable[[str], tuple[Paged, "Machine"]]
+"""Policy and machine of a release."""
+Figures = Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstDifference:
+    """First decision in which two runs differ."""
+
+    step: int
+    """Step that was scheduled, or whose output was processed."""
+    at_s: float
+    decisions: Difference
+    """Both sides; the older release is called the recorded one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effect:
+    """One change between two releases, and its effect on the load."""
+
+    change: Change
+    names_first: bool
+    """Whether the first decision differs because of it."""
+    first_step: int | None
+    """First step that differs if the older release has this change alone; None if no decision differs."""
+    alone: Figures
+    """Figures of the older release with this change alone; empty if it cannot run."""
+    together: Figures
+    """Figures of the older release with this change and those before; empty if it cannot run."""
+    changes_together: bool
+    """Whether it makes a difference after those before it."""
+    problem: str
+    """Reason why vLLM does not serve the load with this change; empty if it does."""
+
+    @property
+    def matters(self) -> bool:
+        """Tell whether the change has any effect on the load."""
+        return bool(self.problem) or self.first_step is not None or self.changes_together or self.names_first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Upgrade:
+    """Result of serving a load with two releases."""
+
+    old: str
+    new: str
+    before: Figures
+    after: Figures
+    first: FirstDifference | None
+    """First decision that differs; None if there is none."""
+    differs_from: Mapping[str, int]
+    """First step that differs, by kind of decision; from the first difference on, steps are paired by number alone."""
+    num_other: Mapping[str, int]
+    """Requests with another number of preemptions, tokens hit, and time to the first token."""
+    effects: tuple[Effect, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything for JSON."""
+        effects = [
+            {
+                "since": each.change.since,
+                "rule": each.change.says,
+                "switches": sorted({**each.change.rules, **each.change.defaults}),
+            }
+            | {name: getattr(each, name) for name in Effect.__slots__ if name != "change"}
+            for each in self.effects
+        ]
+        return {
+            "old": self.old,
+            "new": self.new,
+            "figures": {self.old: self.before, self.new: self.after},
+            "first_difference": None if self.first is None else asdict(self.first),
+            "differs_from_step": self.differs_from,
+            "requests_that_differ": self.num_other,
+            "rules": effects,
+        }
+
+    def __repr__(self) -> str:
+        if self.first is None:
+            return f"<Upgrade from {self.old} to {self.new}: every decision is the same>"
+        named = "; ".join(each.change.says for each in self.effects if each.names_first)
+        return f"<Upgrade from {self.old} to {self.new}: differs from step {self.first.step:,} on: {named}>"
+
+
+def explain_upgrade(
+    old: str,
+    new: str,
+    workload: Workload,
+    setup: Setup,
+    **options: Unpack[Options],
+) -> Upgrade:
+    """Serve `workload` with two releases, and with every rule of the newer one over the older; compare the decisions.
+
+    `progress` among the options is called with the number of rules that were tried, and of all.
+
+    Raises:
+        UsageError: a release is not known, or `new` is the older one; and what `simulate` raises.
+    """
+    changes, progress = net_changes(old, new), options.pop("progress", None)
+
+    def play(release: str) -> _Played:
+        policy, machine = setup(release)
+        return _Played(simulate(workload, policy, machine, **options), policy, machine)
+
+    before, after = play(old), play(new)
+    moment = before.first_moment(after)
+    effects: list[Effect] = []
+    last, together = before, dict[str, Any]()
+    is_named = False
+    for number, change in enumerate(changes if before.differs(after) else ()):
+        if progress is not None:
+            progress(number, len(changes))
+        own = change.rules | change.defaults
+        together |= own
+        alone, problem = _tried(play, varied(old, own))
+        joint, _ = _tried(play, varied(old, together))
+        first = None if alone is None else before.first_moment(alone)
+        names_first = moment is not None and first == moment
+        if joint is not None and not is_named and moment is not None and not names_first:
+            names_first = before.first_moment(joint) == moment != before.first_moment(last)
+        is_named = is_named or names_first
+        effects.append(
+            Effect(
+                change=change,
+                names_first=names_first,
+                first_step=None if alone is None or first is None else before.step_at(first, alone),
+                alone={} if alone is None else alone.figures,
+                together={} if joint is None else joint.figures,
+                changes_together=joint is not None and last.differs(joint),
+                problem=problem,
+            )
+        )
+        last = joint or last
+    return Upgrade(
+        old=old,
+        new=new,
+        before=before.figures,
+        after=after.figures,
+        first=None if moment is None else before.difference(after, moment),
+        differs_from=before.steps_that_differ(after),
+        num_other=_num_other(before.recording, after.recording),
+        effects=tuple(effects),
+    )
+
+
+def _tried(play: Callable[[str], _Played], release: str) -> tuple[_Played | None, str]:
+    """Return a run, or the reason why there is none."""
+    try:
+        return play(release), ""
+    except KvsimError as error:
+        return None, str(error)
+
+
+class _Played:
+    """One run: its decisions as columns, and its figures."""
+
+    def __init__(self, recording: Recording, policy: Paged, machine: Machine) -> None:
+        self.recording = recording
+        recorded = Recorded(recording)
+        self._timeline = recorded.timeline
+        account = recorded.account(0, len(self._timeline))
+        self._account = replace(account, steps=account.steps[:, :4])  # free blocks follow from the decisions
+        self.figures = _sizes(policy, machine) | _figures(recording)
+
+    def differs(self, other: _Played) -> bool:
+        """Tell whether a decision or a figure differs."""
+        return self.first_moment(other) is not None or repr(self.figures) != repr(other.figures)
+
+    def first_moment(self, other: _Played) -> int | None:
+        """Return the first moment at which two runs differ."""
+        return self._account.first_difference(other._account)
+
+    def step_at(self, moment: int, other: _Played) -> int:
+        """Return the step of a moment, in whichever run goes on so far."""
+        timeline = self._timeline if moment < len(self._timeline) else other._timeline
+        steps = np.flatnonzero(timeline.kind[: moment + 1] == SCHEDULE)
+        return int(timeline.row[steps[-1]]) if len(steps) else 0
+
+    def steps_that_differ(self, other: _Played) -> dict[str, int]:
+        """Return the first step that differs, by kind of decision, in order of the steps."""
+        found = {}
+        for name, ours in self._kinds().items():
+            theirs = other._kinds()[name]
+            moment = first_moment(ours, theirs)
+            if moment is not None:
+                found[name] = self.step_at(moment, other)
+        return dict(sorted(found.items(), key=lambda pair: pair[1]))
+
+    def _kinds(self) -> dict[str, Any]:
+        account = self._account
+        kind = account.changes[:, 1]
+        return {
+            "requests and tokens of a step": account.batch,
+            "preemptions": account.steps[account.steps[:, 3] > 0][:, [0, 3]],
+            "prefix hits": account.changes[kind == MemoryKind.SHARE],
+            "blocks handed out": account.changes[kind == MemoryKind.APPEND],
+            "blocks given back": account.changes[kind == MemoryKind.RELEASE],
+            "prefixes that lose their blocks": account.evicted,
+        }
+
+    def difference(self, other: _Played, moment: int) -> FirstDifference:
+        """Describe both runs at the first moment at which they differ."""
+        step = self.step_at(moment, other)
+        longer = self if step < len(self.recording.steps) else other
+        is_schedule = moment < len(longer._timeline) and longer._timeline.kind[moment] == SCHEDULE
+        return FirstDifference(
+            step=step,
+            at_s=float(longer.recording.steps.start_s[step]),
+            decisions=difference(
+                f"step {step:,}" if is_schedule else f"after step {step:,} was scheduled",
+                self._in_words(moment),
+                other._in_words(moment),
+            ),
+        )
+
+    def _in_words(self, moment: int) -> dict[str, Any]:
+        names, account = self.recording.requests.id.tolist(), self._account
+        batch, steps = (rows[rows[:, 0] == moment] for rows in (account.batch, account.steps))
+        return {
+            "is scheduled": bool(len(steps)),
+            "preempted": int(steps[:, 3].sum()),
+            "scheduled": [f"{names[row]}: {tokens} after {done}" for _, row, tokens, done in batch.tolist()],
+            "memory": changes_in_words(account.changes_at(moment), names),
+            "evicted": account.evicted_at(moment),
+            "running": int(steps[:, 1].sum()),
+            "waiting": int(steps[:, 2].sum()),
+        }
+
+
+def _sizes(policy: Paged, machine: Machine) -> dict[str, float]:
+    """Return the size of the pool, and what vLLM logs of it when it starts."""
+    limits, release = machine.limited(policy).scheduler, policy.scheduler.vllm
+    pool, layout = machine.pool(policy), machine.layout(policy)
+    assert isinstance(limits, type(policy.scheduler))
+    assert layout is not None
+    assert pool.num_units is not None  # a paged pool has both
+    in_flight = Pipeline.of(machine.model, release).max_in_flight_tokens(limits)
+    settings = CacheSettings(max_model_len=limits.max_model_len, max_num_batched_tokens=in_flight)
+    num_blocks, size = pool.num_units + pool.first_unit, pool.bytes_per_unit
+    plan = CachePlan(layout=layout, num_blocks=num_blocks, bytes_per_block=(size,), settings=settings)
+    return {
+        "num_blocks": num_blocks,
+        "gpu_kv_cache_size_tokens": plan.num_tokens if rules_of(release).logs_longest else plan.divided_tokens,
+        "max_concurrency": plan.concurrency,
+        "longest_sequence_bytes": plan.blocks_for(limits.max_model_len) * size,
+    }
+
+
+def _figures(recording: Recording) -> dict[str, float]:
+    """Return the figures of a run that tell what a change does."""
+    summary = summarize(recording)
+    return {
+        "num_preemptions": summary.num_preemptions,
+        "prefix_hit_rate": summary.prefix_hit_rate,
+        "vain_tokens": summary.vain_tokens,
+        "output_tokens_per_s": summary.output_tokens_per_s,
+        "duration_s": summary.duration_s,
+        "ttft_mean_s": summary.ttft_s.mean,
+        "ttft_p99_s": summary.ttft_s.p99,
+        "tpot_mean_s": summary.tpot_s.mean,
+    }
+
+
+def _num_other(before: Recording, after: Recording) -> dict[str, int]:
+    """Count the requests that were served otherwise."""
+    old, new = before.requests, after.requests
+    if len(old) != len(new):
+        return {}
+    order, other = (np.argsort(requests.id, kind="stable") for requests in (old, new))
+    was, became = (
+        requests.first_token_s[rows] - requests.arrival_s[rows] for requests, rows in ((old, order), (new, other))
+    )
+    return {
+        "preemptions": int((old.preemptions[order] != new.preemptions[other]).sum()),
+        "cached_tokens": int((old.cached_tokens[order] != new.cached_tokens[other]).sum()),
+        "ttft_s": int((~np.isclose(was, became, rtol=0.01, atol=1e-6, equal_nan=True)).sum()),
+    }
