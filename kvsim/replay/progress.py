@@ -23,6 +23,13 @@ class Progress:
         self._repeats = schedule.repeats[order].astype(np.int64)
         request = schedule.request[order].astype(np.int64)
         self._key = request * self._num_steps + self._step
+        # Drafts that were wrong: where the next step of the same request begins before the end of the last.
+        ends = self._before + self._tokens * self._repeats
+        self._rejected = np.zeros(len(ends), np.int64)
+        if recording.meta.policy.get("num_speculative_tokens"):
+            goes_on = (request[1:] == request[:-1]) & (self._before[1:] > self._before[:-1])
+            goes_on &= self._before[:-1] >= recording.requests.prompt_tokens[request[:-1]]
+            self._rejected[:-1] = np.where(goes_on, np.maximum(ends[:-1] - self._before[1:], 0), 0)
 
         num_requests = len(recording.requests)
         self._first_row = np.searchsorted(request, np.arange(num_requests + 1))
@@ -58,6 +65,7 @@ class Progress:
         self._step = np.insert(self._step, place, self.waiting[1])
         self._before = np.insert(self._before, place, self.waiting[2])
         self._tokens, self._repeats = np.insert(self._tokens, place, 0), np.insert(self._repeats, place, 0)
+        self._rejected = np.insert(self._rejected, place, 0)
         self._first_row += np.searchsorted(request, np.arange(len(self._first_row)))
 
     def computed(self, requests: IntArray, steps: IntArray | int) -> npt.NDArray[np.int64]:
@@ -107,11 +115,13 @@ class Progress:
     def most(self, request: int, step: int) -> int:
         """Return the most computed tokens of `request` at any time until `step` was scheduled.
 
-        Tokens that a preemption discarded count: their values are known, but their KV must be computed again.
+        Tokens that a preemption discarded count: their values are known, but their KV must be computed again. Drafts
+        that were rejected do not.
         """
         rows = slice(*self._first_row[request : request + 2])
         times = np.minimum(step - self._step[rows] + 1, self._repeats[rows])
         reached = self._before[rows] + self._tokens[rows] * times
+        reached -= np.where(times == self._repeats[rows], self._rejected[rows], 0)
         return int(reached.max(where=times > 0, initial=self.initial[request]))
 
     def begins_at(self, request: int, step: int) -> int | None:

@@ -8,6 +8,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from kvsim.policies import Paged
+from kvsim.policies.settings import ContinuousSettings, PagedSettings
+from kvsim.simulation import simulate
+from kvsim.workload import Workload
 from kvsim_tui.dialogs.find_dialog import look_up
 from kvsim_tui.facts.headlines import headline, selection
 from kvsim_tui.facts.preemption import last_preemption
@@ -22,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kvsim.recording import Recording
+    from kvsim.simulation import Machine
 
 
 @pytest.mark.parametrize(
@@ -49,6 +54,25 @@ def test_the_figures_of_a_request(tiny: Recording) -> None:
     assert lines["output"] == "2 of 3"
     assert lines["holds"] == "2 blocks"
     assert lines["will finish"].startswith("3.0")
+
+
+def test_drafts_that_were_wrong_are_neither_outputs_nor_computed_again(
+    make_machine: Callable[[int], Machine],
+) -> None:
+    scheduler = ContinuousSettings(max_model_len=128, async_scheduling=False)
+    policy = Paged(scheduler=scheduler, cache=PagedSettings(num_speculative_tokens=3, acceptance_rate=0.5))
+    workload = Workload(arrival_s=[0.0], prompt_tokens=[20], output_tokens=[30], max_tokens=[30])
+    recording = simulate(workload, policy, make_machine(400), engine="interpreted")
+    session, outputs = Session(recording), []
+    for frame in range(session.replay.num_frames - 1):
+        session.player.go_to_frame(frame)
+        session.show()
+        facts = request_facts(session, 0)
+        outputs.append(facts.generated_tokens)
+        assert facts.state == "running: generating"
+    begins = recording.schedule.computed_before[1:]
+    assert np.diff(begins).min() == 1 < np.diff(begins).max(), "some drafts were wrong, and some were right"
+    assert outputs == [*(begins - 20 + 1).tolist(), 30]
 
 
 def test_a_preemption_takes_memory_and_no_outputs(shipped: Callable[[str], Recording]) -> None:
