@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kvsim.cli.ladder import climb_ladder
-from kvsim.cli.options import SectionedCommand
 from kvsim.cli.scenario import build_scenario
 from kvsim.cli.scenario_flags import scenario_options
+from kvsim.cli.server_lines import ServedCommand
 from kvsim.cli.show import echo, json_option, overwrite_option, print_json, progress
 from kvsim.errors import UsageError
 from kvsim.policies import POLICY_NAMES, Paged, Policy
@@ -34,7 +34,7 @@ times_option = click.option(
 )
 
 
-@click.command("compare", cls=SectionedCommand)
+@click.command("compare", cls=ServedCommand)
 @click.argument("newer", metavar="[RELEASE]", required=False)
 @scenario_options
 @click.option(

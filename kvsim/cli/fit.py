@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kvsim.cli.load import check_load, load_options
-from kvsim.cli.options import SectionedCommand, check_policy_flags, engine_option, jobs_option, section, settings_from
+from kvsim.cli.options import check_policy_flags, engine_option, jobs_option, section, settings_from
 from kvsim.cli.scenario_flags import scenario_options
+from kvsim.cli.server_lines import ServedCommand
 from kvsim.cli.show import json_option, overwrite_option, print_json, progress
 from kvsim.cli.workload import cut_at
 from kvsim.errors import UsageError
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 _goal = section("Targets")
 
 
-@click.command("fit", cls=SectionedCommand)
+@click.command("fit", cls=ServedCommand)
 @scenario_options
 @load_options
 @_goal("--ttft-p99", type=float, metavar="SECONDS", help="The load fits if TTFT p99 is at most this.")

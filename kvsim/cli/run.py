@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kvsim.cli.load import check_senders, check_users, users_of, users_options
-from kvsim.cli.options import SectionedCommand, check_policy_flags, engine_option
+from kvsim.cli.options import check_policy_flags, engine_option
 from kvsim.cli.scenario import build_scenario
 from kvsim.cli.scenario_flags import scenario_options
+from kvsim.cli.server_lines import ServedCommand
 from kvsim.cli.show import json_option, overwrite_option, print_json, progress
 from kvsim.policies import EVERY_POLICY, Radix
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from kvsim.workload import Workload
 
 
-@click.command("run", cls=SectionedCommand)
+@click.command("run", cls=ServedCommand)
 @click.option("--policy", type=click.Choice(EVERY_POLICY), default="paged", show_default=True)
 @scenario_options
 @users_options

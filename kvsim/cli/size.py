@@ -9,6 +9,7 @@ import click
 from kvsim.cli.machine import FIND, machine_of, memory_of
 from kvsim.cli.options import bounded
 from kvsim.cli.scenario_flags import machine_options
+from kvsim.cli.server_lines import ServedCommand
 from kvsim.cli.show import json_option, print_json, print_table, size
 from kvsim.errors import UsageError
 from kvsim.kv_groups.specs import check_block_size, check_length
@@ -33,7 +34,7 @@ def _list(*, as_json: bool) -> None:
         click.echo("\n".join([heading, *(f"  {name}" for name in listed)]))
 
 
-@click.command("size")
+@click.command("size", cls=ServedCommand)
 @click.option("--list", "list_only", is_flag=True, help="Name all GPUs and models.")
 @machine_options
 @click.option(

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvsim.cli.options import SectionedCommand, check_policy_flags, jobs_option
+from kvsim.cli.options import check_policy_flags, jobs_option
 from kvsim.cli.scenario import Requests, build_scenario
 from kvsim.cli.scenario_flags import scenario_options
+from kvsim.cli.server_lines import ServedCommand
 from kvsim.cli.show import echo, json_option, overwrite_option, print_json, print_table, progress, seconds
 from kvsim.cli.workload import workload_and_source
 from kvsim.errors import UsageError
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from kvsim.experiments.sweeps import Point, SweepResult
 
 
-@click.command("sweep", cls=SectionedCommand)
+@click.command("sweep", cls=ServedCommand)
 @click.option("--policy", type=click.Choice(POLICY_NAMES), default="paged", show_default=True)
 @scenario_options
 @click.option(

@@ -16,9 +16,10 @@ import click
 
 from kvsim.cli import attach as live
 from kvsim.cli.compare import times_option, with_memory_for_everything
-from kvsim.cli.options import SectionedCommand, check_policy_flags, is_given
+from kvsim.cli.options import check_policy_flags, is_given
 from kvsim.cli.scenario import build_scenario
 from kvsim.cli.scenario_flags import scenario_options
+from kvsim.cli.server_lines import ServedCommand
 from kvsim.cli.show import overwrite_option, progress
 from kvsim.errors import UsageError
 from kvsim.files.overwriting import may_replace
@@ -38,7 +39,7 @@ _FEW_REQUESTS = 1_000
 """The largest number of requests that is simulated, interpreted, before a person gets impatient."""
 
 
-@click.command("tui", cls=SectionedCommand)
+@click.command("tui", cls=ServedCommand)
 @click.argument("recording_name", metavar="[RECORDING]", required=False)
 @click.option(
     "--policy", type=click.Choice(POLICY_NAMES), help="Simulate this policy instead of replaying a recording."

@@ -49,9 +49,16 @@ def find_gpu(name: str) -> Gpu:
     matches = [
         gpu for gpu in GPUS if _goes_by(words, _words(f"{gpu.name} {gpu.memory_gb}gb"), _words(gpu.architecture))
     ]
+    matches = matches or [gpu for gpu in GPUS if _joined(gpu.name) == _joined(name)]
     if len(matches) == 1:
         return matches[0]
     raise UnknownNameError("GPU", name, [gpu.name for gpu in matches or GPUS], listed_by="kvsim size --list")
+
+
+def _joined(name: str) -> str:
+    """Return the letters and digits of a name, without its vendor: "RTX 4090" and "rtx4090" are one."""
+    words = re.findall(r"[a-z0-9]+", name.casefold())
+    return "".join(word for word in words if word not in _VENDORS)
 
 
 def _goes_by(words: frozenset[str], own: frozenset[str], architecture: frozenset[str]) -> bool:

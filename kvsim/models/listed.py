@@ -20,7 +20,13 @@ _VARIANTS = frozenset(("instruct", "it", "pt", "chat", "hf", "base", "bf16", "me
 """Words for variants of one shape, or for their maker."""
 _TOKEN = re.compile(r"v\d+(?:\.\d+)*|a?\d+(?:\.\d+)?[bmke](?![a-z])|\d+x\d+b|[a-z]+|\d+(?:\.\d+)*")
 _SIZE = re.compile(r"(?:\d+x)?\d+(?:\.\d+)?[bm]")
-_QUANTIZED = {"-fp8": "fp8", "-awq": "awq", "-gptq-int4": "gptq", "-gptq": "gptq"}
+_QUANTIZED = (
+    (re.compile(r"[-_.](?:quantized[.])?(?:fp8(?:-(?:dynamic|kv|block|static|static-per-tensor))?)$"), "fp8"),
+    (re.compile(r"[-_.](?:quantized[.])?(?:gptq-int8|w8a8|w8a16|int8)$"), "int8"),
+    (re.compile(r"[-_.](?:awq(?:[-_](?:int4|4bit|marlin))?|quantized[.]w4a16|w4a16)$"), "awq"),
+    (re.compile(r"[-_.]gptq(?:[-_](?:int4|4bit|marlin))?$"), "gptq"),
+    (re.compile(r"[-_.](?:nv)?fp4$"), "nvfp4"),
+)
 """Endings of variants with quantized weights, and the method."""
 _BEGIN = "\n[[model]]\n"
 
@@ -78,7 +84,8 @@ def find_model(name: str, longest: int | None = None) -> Model:
     "meta-llama/Meta-Llama-3-8B", "Meta-Llama-3-8B-Instruct" and "llama-3-8b" are one model. A name with a size may
     leave out words at its ends if one model matches; a name without a size may not, since "mistral" is ambiguous. A
     path to a `config.json`, to its folder, or to a model folder in Hugging Face's cache gives the model described
-    there. An ending such as "-AWQ" gives the quantization. `longest` is the longest sequence in tokens, for a
+    there. An ending such as "-AWQ" gives the quantization. The last part of a name is enough where its owner or folder
+    is not known here: "unsloth/Llama-3.2-1B", "/models/Qwen3-8B". `longest` is the longest sequence in tokens, for a
     configuration without one.
 
     Raises:
@@ -87,13 +94,13 @@ def find_model(name: str, longest: int | None = None) -> Model:
     """
     if _names_a_path(name) and (file := _config_of(name)) is not None:
         return read_config(file, longest)
-    matches = _matches(name)
-    if len(matches) == 1:
-        return _sibling(name, _model(matches[0]))
     bare, quantization = _quantized(name)
-    of_bare = _matches(bare) if quantization else []
-    if len(of_bare) == 1:
-        return _sibling(bare, _model(of_bare[0])).served(quantization=find_quantization(quantization))
+    matches = _matches(name)
+    for asked, method in ((name, ""), (bare, quantization), (_last(name), ""), (_last(bare), quantization)):
+        found = _matches(asked)
+        if len(found) == 1:
+            model = _sibling(asked, _model(found[0]))
+            return model.served(quantization=find_quantization(method)) if method else model
     if (file := _config_of(name)) is not None:  # a folder whose name is not a listed model
         return read_config(file, longest)
     if _names_a_path(name) and Path(name).expanduser().is_dir():
@@ -106,10 +113,12 @@ def taken_for(name: str, model: Model) -> str:
     if _names_a_path(name) and _config_of(name) is not None:
         return ""
     bare, quantization = _quantized(name)
-    if name.casefold() in (model.name.casefold(), _title(model.name)) or model.name not in _tables():
+    is_listed = model.name in _tables() or any(model.name.casefold() in names for names in _siblings().values())
+    if name.casefold() in (model.name.casefold(), _title(model.name)) or not is_listed:
         return ""
     asked, found = (frozenset(_words(_title(text))) - {"meta", "nvidia"} for text in (bare, model.name))
-    if asked == found and not quantization:
+    owner = bare.casefold().rpartition("/")[0]
+    if asked == found and not quantization and owner in ("", model.name.casefold().rpartition("/")[0]):
         return ""
     weights = f" with {quantization} weights" if quantization else ""
     return (
@@ -128,6 +137,8 @@ def _sibling(name: str, model: Model) -> Model:
 def _matches(name: str) -> list[str]:
     """Return the listed models that match the name."""
     owner, _, title = name.strip().casefold().rpartition("/")
+    if of_sibling := [full for full, names in _siblings().items() if name.strip().casefold() in names]:
+        return of_sibling
     listed = [full for full in _tables() if not owner or full.casefold().startswith(f"{owner}/")]
     if exact := [full for full in listed if _title(full) == title]:
         return exact
@@ -137,7 +148,29 @@ def _matches(name: str) -> list[str]:
     same = [full for full in listed if _identity(_title(full)) == asked]
     if same or not any(_SIZE.fullmatch(word) for word in asked):
         return same
-    return [full for full in listed if f" {' '.join(asked)} " in f" {' '.join(_identity(_title(full)))} "]
+    return _newest([full for full in listed if f" {' '.join(asked)} " in f" {' '.join(_identity(_title(full)))} "])
+
+
+def _newest(names: list[str]) -> list[str]:
+    """Return the newest of several models that differ in a version alone, such as v0.2 and v0.3; else all models."""
+    unversioned = {tuple(word for word in _identity(_title(name)) if word[0] != "v") for name in names}
+    return [max(names)] if len(unversioned) == 1 and len(names) > 1 else names
+
+
+@cache
+def _siblings() -> dict[str, frozenset[str]]:
+    """Return the names of the siblings of each model that has some, with and without owners."""
+    found = {}
+    for full, table in _tables().items():
+        names = re.findall(r'^"(.+)" = \d+$', table.partition("[model.siblings]")[2], re.MULTILINE)
+        if names:
+            found[full] = frozenset(text for each in names for text in (each.casefold(), _title(each)))
+    return found
+
+
+def _last(name: str) -> str:
+    """Return the last part of a name or path."""
+    return name.strip().rstrip("/").rpartition("/")[2]
 
 
 def _nearest(name: str) -> list[str]:
@@ -150,9 +183,10 @@ def _nearest(name: str) -> list[str]:
 
 def _quantized(name: str) -> tuple[str, str]:
     """Return the name without the ending for its quantization, and the quantization."""
-    for ending, quantization in _QUANTIZED.items():
-        if name.casefold().endswith(ending):
-            return name[: -len(ending)], quantization
+    name = name.strip().rstrip("/")
+    for ending, quantization in _QUANTIZED:
+        if match := ending.search(name.casefold()):
+            return name[: match.start()], quantization
     return name, ""
 
 

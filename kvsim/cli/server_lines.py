@@ -1,0 +1,316 @@
+"""Take the command line of a vLLM or SGLang server as flags of a kvsim command.
+
+The line ends kvsim's own (`kvsim run vllm serve …`), or `--from` names it: a quoted line, a shell
+script, a Docker command, the YAML of Compose or Kubernetes, or a configuration file of vLLM. The flags that kvsim has
+too are its own, in vLLM's spelling; `server_lines.toml` says the same of flags that are spelled otherwise, and which
+others change memory or time.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import tomllib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kvsim.cli.options import SectionedCommand
+from kvsim.cli.show import echo
+from kvsim.errors import UsageError, shortened
+
+_MODULES = {
+    "vllm.entrypoints.openai.api_server": "vllm",
+    "vllm.entrypoints.api_server": "vllm",
+    "sglang.launch_server": "sglang",
+}
+_PROGRAMS: Mapping[tuple[str, ...], str] = {("vllm", "serve"): "vllm", ("sglang", "serve"): "sglang"}
+_IMAGES = {"vllm-openai": "vllm"}
+"""Docker images whose arguments are flags of a server."""
+_RELEASE = re.compile(r"v?(\d+\.\d+\.\d+)")
+_SWITCH = re.compile(
+    r"--(no-|enable-|disable-|skip-|use-|trust-remote-code|enforce-eager|async-scheduling|language-model-only|headless"
+    r"|calculate-kv-scales|fully-sharded-loras|log-requests|show-time-cost|is-embedding|numa-bind$).*"
+)
+_NUMBER = re.compile(r"(\d+(?:\.\d+)?)([kmgtKMGT])")
+_NUMBERS = ("--max-model-len", "--max-num-batched-tokens", "--kv-cache-memory-bytes")
+"""Flags whose numbers vLLM reads as 32k (thousands) or 32K (of 1,024)."""
+_ENDS = frozenset((";", "&&", "||", "|", "&", ">", ">>", "2>&1"))
+_MOST_BYTES = 1 << 20
+_OWN = frozenset(("--config", "--host", "--load-format", "--port", "--seed", "--size"))
+"""Flags of servers that have another meaning in kvsim."""
+
+
+@dataclass(slots=True)
+class ServerLine:
+    """A server's command line: which server, its model and flags, and the release of its image."""
+
+    server: str
+    words: Sequence[str]
+    release: str = ""
+
+
+@dataclass(slots=True)
+class Translation:
+    """Arguments of a kvsim command, and what became of the other flags."""
+
+    arguments: list[str] = field(default_factory=list)
+    passed: list[str] = field(default_factory=list)
+    """Flags without a meaning for memory or time in this command."""
+    unfollowed: dict[str, str] = field(default_factory=dict)
+    """Flags that change memory or time in a way that kvsim does not follow, and the reason."""
+    dropped: dict[str, str] = field(default_factory=dict)
+    """Flags that vLLM no longer has, and the release that dropped them, where it is known."""
+
+
+class ServedCommand(SectionedCommand):
+    """A command that takes a server's command line: after `--from`, or as its last arguments."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.params.append(
+            click.Option(
+                ["--from", "_from"],
+                metavar="LINE|FILE",
+                expose_value=False,
+                help="Take the flags of a server: a quoted vllm serve or sglang.launch_server line, a script, or the "
+                "YAML of Compose or Kubernetes. The line may also end this command, without quotes.",
+            )
+        )
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Put the flags of a server before those that are given here, which win."""
+        given, line = _split(args)
+        if line is not None:
+            translation = translate(line, {name: option for option in self.params for name in _spellings(option)})
+            _report(line, translation)
+            given = [*translation.arguments, *given]
+        return super().parse_args(ctx, given)
+
+
+def _split(args: Sequence[str]) -> tuple[list[str], ServerLine | None]:
+    """Return the arguments of kvsim, and the server's line that follows them or that `--from` names."""
+    given = list(args)
+    for index, word in enumerate(given):
+        if word == "--from" or word.startswith("--from="):
+            _, is_joined, value = word.partition("=")
+            if not is_joined and index + 1 == len(given):
+                raise UsageError("--from requires a server's command line in quotes, or a file with one.")
+            rest = given[index + 1 :] if is_joined else given[index + 2 :]
+            return given[:index] + rest, line_of(value if is_joined else given[index + 1])
+        if (found := _begin(given, index)) is not None:
+            return given[:index], found
+    return given, None
+
+
+def line_of(text: str) -> ServerLine:
+    """Return the server's line in `text`, which is the line itself or a file that holds one.
+
+    Raises:
+        UsageError: there is none, or more than one.
+    """
+    file = Path(text).expanduser()
+    is_file = len(text) < 1000 and "\n" not in text and file.is_file()
+    where = shortened(text)
+    if is_file:
+        if file.stat().st_size > _MOST_BYTES:
+            raise UsageError(f"--from {where} has more than a mebibyte, which no command line has.")
+        text = file.read_text(encoding="utf-8", errors="replace")
+    is_yaml = is_file and file.suffix in (".yaml", ".yml")
+    lines = list(_lines_in_yaml(text, where) if is_yaml else _lines_in_words(_words(text, where)))
+    if len(lines) != 1:
+        count = f"{len(lines)} command lines of servers" if lines else "no command line of a server"
+        raise UsageError(
+            f"--from {where} has {count}; it should be one that begins with vllm serve or python -m "
+            "sglang.launch_server."
+        )
+    return lines[0]
+
+
+def _words(text: str, where: str) -> list[str]:
+    lexer = shlex.shlex(text.replace("\\\n", " "), posix=True, punctuation_chars=";&|")
+    lexer.whitespace_split = True
+    try:
+        return list(lexer)
+    except ValueError:
+        raise UsageError(f"--from {where} has a quotation mark without its end.") from None
+
+
+def _lines_in_words(words: Sequence[str]) -> Iterator[ServerLine]:
+    index = 0
+    while index < len(words):
+        line = _begin(words, index)
+        if line is not None:
+            yield line
+            index += len(line.words)
+        elif words[index - 1] in ("-c", "-lc") and index and " " in words[index]:
+            yield from _lines_in_words(_words(words[index], shortened(words[index])))
+        index += 1
+
+
+def _begin(words: Sequence[str], index: int) -> ServerLine | None:
+    """Return the server's line that begins at a word; None if none does."""
+    server, release, begin = _PROGRAMS.get(tuple(words[index : index + 2])), "", index + 2
+    if server is None and words[index] == "-m" and index + 1 < len(words):
+        server = _MODULES.get(words[index + 1])
+    image, _, tag = words[index].rpartition("/")[2].partition(":")
+    if server is None and image in _IMAGES:
+        server, begin = _IMAGES[image], index + 1
+        release = found[1] if (found := _RELEASE.fullmatch(tag)) else ""
+    if server is None and words[index].startswith("python") and tuple(words[index + 1 : index + 2]) == ("-m",):
+        return _begin(words, index + 1)
+    if server is None:
+        return None
+    end = next((at for at in range(begin, len(words)) if words[at] in _ENDS), len(words))
+    return ServerLine(server, words[begin:end], release)
+
+
+def _lines_in_yaml(text: str, where: str) -> Iterator[ServerLine]:
+    import yaml
+
+    try:
+        documents = list(yaml.safe_load_all(text))
+    except yaml.YAMLError as error:
+        raise UsageError(f"--from {where} is no YAML: {str(error).splitlines()[0]}.") from None
+    seen: set[int] = set()
+    for document in documents:
+        if isinstance(document, dict) and ("model" in document or "model_tag" in document):
+            yield ServerLine("vllm", list(_flat(document)))
+        else:
+            yield from _lines_in_tree(document, where, seen)
+
+
+def _flat(settings: Mapping[Any, Any]) -> Iterator[str]:
+    """Yield the words of a configuration file of vLLM, whose keys are flags."""
+    for key, value in settings.items():
+        flag = f"--{str(key).replace('_', '-')}"
+        if key == "model_tag":
+            flag = "--model"
+        if isinstance(value, bool):
+            yield flag if value else flag.replace("--", "--no-", 1)
+        elif not isinstance(value, dict | list) and value is not None:
+            yield from (flag, str(value))
+        else:
+            yield flag
+
+
+def _lines_in_tree(tree: Any, where: str, seen: set[int]) -> Iterator[ServerLine]:
+    """Yield the lines of the containers below a value of a YAML document; an alias is read once."""
+    if id(tree) in seen or not isinstance(tree, dict | list):
+        return
+    seen.add(id(tree))
+    if isinstance(tree, dict) and ("image" in tree or "command" in tree or "args" in tree):
+        words = [str(tree.get("image") or "")]
+        for key in ("entrypoint", "command", "args"):
+            part = tree.get(key) or []
+            words += [str(word) for word in part] if isinstance(part, list) else _words(str(part), where)
+        lines = list(_lines_in_words(words))
+        if len(lines) == 1 and (nested := list(_lines_in_words(lines[0].words))):
+            lines = [ServerLine(nested[0].server, nested[0].words, lines[0].release)]
+        yield from lines
+    for value in tree.values() if isinstance(tree, dict) else tree:
+        yield from _lines_in_tree(value, where, seen)
+
+
+@cache
+def _tables() -> dict[str, dict[str, dict[str, str]]]:
+    return tomllib.loads(Path(__file__).with_name("server_lines.toml").read_text(encoding="utf-8"))
+
+
+def translate(line: ServerLine, known: Mapping[str, click.Parameter]) -> Translation:
+    """Return the arguments of a command whose flags are `known`."""
+    found, table = Translation(), _tables()[line.server]
+    if "--defaults" in known:
+        found.arguments += ["--defaults", "server"]
+    if line.release and "--vllm" in known:
+        found.arguments += ["--vllm", line.release]
+    if line.server == "sglang" and "radix" in getattr(getattr(known.get("--policy"), "type", None), "choices", ()):
+        found.arguments += ["--policy", "radix"]
+    for flag, values in _flags(line.words, known, table["same"]):
+        name = table["same"].get(flag, flag)
+        if flag in table["dropped"]:
+            found.dropped[flag] = table["dropped"][flag]
+        elif name == "--kv-cache-memory-bytes" and values and "--kv-gib" in known:
+            found.arguments += ["--kv-gib", f"{_whole(flag, values[0]) / (1 << 30):.9g}"]
+        elif flag == "--dtype" and values and values[0] in ("float32", "float"):
+            found.unfollowed[flag] = "weights of four bytes are not modelled"
+        elif name in known and flag not in _OWN:
+            found.arguments += _own(flag, name, values, known[name])
+        elif flag in table["matters"]:
+            found.unfollowed[flag] = table["matters"][flag]
+        else:
+            found.passed.append(flag)
+    return found
+
+
+def _flags(
+    words: Sequence[str], known: Mapping[str, click.Parameter], same: Mapping[str, str]
+) -> Iterator[tuple[str, list[str]]]:
+    """Yield each flag and its values; the model, which has no flag, is that of `--model`."""
+    index = 0
+    while index < len(words):
+        word, index = words[index], index + 1
+        if not _is_flag(word):
+            yield "--model", [word]
+            continue
+        flag, is_joined, value = word.partition("=")
+        flag = flag.replace("_", "-").partition(".")[0]
+        own = known.get(same.get(flag, flag))
+        is_switch = _SWITCH.fullmatch(flag) is not None if own is None else getattr(own, "is_flag", False)
+        values = [value] if is_joined else []
+        while not is_joined and index < len(words) and not _is_flag(words[index]):
+            if is_switch and words[index].casefold() not in ("true", "false"):
+                break
+            values.append(words[index])
+            index += 1
+        yield flag, values
+
+
+def _is_flag(word: str) -> bool:
+    return word.startswith("-") and not re.fullmatch(r"-\d+(?:\.\d+)?", word)
+
+
+def _own(flag: str, name: str, values: Sequence[str], option: click.Parameter) -> list[str]:
+    """Return the arguments of kvsim for a flag that it has as `name`."""
+    if getattr(option, "is_flag", False):
+        if values and values[0].casefold() == "false":
+            off = name.replace("--", "--no-", 1)
+            return [off] if off in option.secondary_opts else []
+        return [name]
+    if not values:
+        raise UsageError(f"{flag} in the server's command line has no value.")
+    value = str(_whole(flag, values[0])) if name in _NUMBERS and _NUMBER.fullmatch(values[0]) else values[0]
+    return [name, value]
+
+
+def _whole(flag: str, text: str) -> int:
+    """Return a number as vLLM reads it: 32k is 32,000, and 32K is 32,768."""
+    match = _NUMBER.fullmatch(text)
+    if match is None and text.isdecimal():
+        return int(text)
+    if match is None:
+        raise UsageError(f"{flag} in the server's command line should be a whole number, not {shortened(text)}.")
+    power = "kmgt".index(match[2].casefold()) + 1
+    return int(float(match[1]) * (1000 if match[2].islower() else 1024) ** power)
+
+
+def _spellings(option: click.Parameter) -> Collection[str]:
+    return [*option.opts, *option.secondary_opts] if isinstance(option, click.Option) else ()
+
+
+def _report(line: ServerLine, translation: Translation) -> None:
+    """Name the flags that were taken, and all others by the reason, on standard error."""
+    taken = shlex.join(translation.arguments)
+    echo(f"Taken from the server's command line: {taken or 'nothing'}.", err=True)
+    for flag, why in translation.unfollowed.items():
+        echo(f"Not followed: {flag}; {why}.", err=True)
+    for flag, release in translation.dropped.items():
+        when = f"since {release}" if release else "in the releases that kvsim follows"
+        echo(f"Passed over: {flag}, which vLLM does not have {when}.", err=True)
+    if translation.passed:
+        where = "for memory or time" if line.server else ""
+        echo(f"Passed over, without a meaning here {where}: {' '.join(dict.fromkeys(translation.passed))}.", err=True)
