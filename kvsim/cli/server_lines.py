@@ -224,7 +224,7 @@ def _tables() -> dict[str, dict[str, dict[str, str]]]:
 def translate(line: ServerLine, known: Mapping[str, click.Parameter]) -> Translation:
     """Return the arguments of a command whose flags are `known`."""
     found, table = Translation(), _tables()[line.server]
-    if "--defaults" in known:
+    if line.server == "vllm" and "--defaults" in known:
         found.arguments += ["--defaults", "server"]
     if line.release and "--vllm" in known:
         found.arguments += ["--vllm", line.release]

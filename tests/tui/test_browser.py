@@ -86,7 +86,7 @@ def running(command: list[str], folder: Path, log: Path) -> Iterator[subprocess.
             yield process
         finally:
             os.killpg(process.pid, signal.SIGTERM)
-            process.wait(10)
+            process.wait(PATIENCE_S)
 
 
 async def until(condition: Any) -> Any:
