@@ -64,13 +64,12 @@ def test_a_line_needs_no_quotes_and_own_flags_win(size: Run) -> None:
 
 
 def test_a_line_of_sglang_runs_the_radix_policy(type_command: Run) -> None:
-    line = "python -m sglang.launch_server --model-path Qwen/Qwen3-8B --tp 1 --schedule-policy lpm --max-running-requests 8"
+    flags = "--tp 1 --schedule-policy lpm --max-running-requests 8"
+    line = f"python -m sglang.launch_server --model-path Qwen/Qwen3-8B {flags}"
     code, _, errors = type_command("run", "--num-requests", "5", "--engine", "interpreted", "--no-band", "--from", line)
     assert code == 0, errors
-    flags = (
-        "--policy radix --model Qwen/Qwen3-8B --tensor-parallel-size 1 --schedule-policy lpm --max-running-requests 8"
-    )
-    assert taken(errors) == flags
+    own = "--tensor-parallel-size 1 --schedule-policy lpm --max-running-requests 8"
+    assert taken(errors) == f"--policy radix --model Qwen/Qwen3-8B {own}"
 
 
 def test_flags_that_are_not_taken_are_named(size: Run) -> None:
