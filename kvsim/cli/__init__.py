@@ -28,6 +28,7 @@ _COMMANDS = {
     "run": "Simulate one policy and summarise what happened.",
     "fit": "Say whether a load fits a server, what limits it, and what would help.",
     "diagnose": "Say what happened to a server, why, and what would have helped.",
+    "doctor": "Explain the lines about memory in a server's start-up log.",
     "compare": "Put the same requests through all three policies.",
     "sweep": "Run a grid of settings and write one table.",
     "tui": "Watch the memory pool of a recording or a fresh simulation.",

@@ -1,0 +1,213 @@
+"""`kvsim doctor`: every line about memory in a server's start-up log, beside kvsim's own account."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kvsim.cli.machine import machine_of, memory_of
+from kvsim.cli.options import SectionedCommand
+from kvsim.cli.scenario_flags import machine_options
+from kvsim.cli.show import echo, json_option, print_json, print_table, size
+from kvsim.errors import BudgetError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kvsim.diagnosis.startup_log import StartupLog
+    from kvsim.sizing.budget import Budget
+
+_MOST_BYTES = 64 << 20
+_WORDS = {
+    "device": ("GPU memory", "what the driver reports"),
+    "initial_free": ("free before the start", "less than the GPU's memory by what other processes hold"),
+    "requested": ("requested", "GPU memory times gpu_memory_utilization; all that follows must fit into it"),
+    "weights": ("weights", "parameters in their stored type, on each GPU"),
+    "activations": ("activations", "peak of one step of max_num_batched_tokens; grows with it and with max_num_seqs"),
+    "outside_pytorch": ("outside PyTorch", "kernels, and buffers for the exchange between GPUs"),
+    "graphs_estimated": ("captured graphs, estimated", "set aside before the cache; 0 with --enforce-eager"),
+    "graphs": ("captured graphs", "taken after the cache was sized, from what the share leaves to others"),
+    "images": ("images", "set aside for decoding images in the front end"),
+    "available": ("available for the cache", "what the lines above leave of the requested memory"),
+    "needed": ("needed for one sequence", "cache of one sequence of max_model_len tokens, which must fit"),
+    "pool": ("KV cache", "bytes of the slots of all tokens"),
+    "blocks": ("blocks", "whole blocks in the available memory, the null block included"),
+    "blocks_override": ("blocks, stated", "num_gpu_blocks_override replaces the computed number"),
+    "tokens": ("tokens", "tokens that the cache holds, as the server counts them"),
+    "concurrency": ("maximum concurrency", "sequences of max_model_len tokens that fit at once"),
+    "block_size": ("attention block", "raised until a page of attention has the bytes of a recurrent state's page"),
+    "longest_that_fits": ("longest sequence", "tokens of the longest sequence that fits"),
+    "padding_layers": ("padding layers", "added so that groups of layers have pages of one size; their memory is lost"),
+    "encoder_tokens": ("encoder cache", "tokens of images that are kept beside the cache"),
+}
+_COUNTS = frozenset(("blocks", "blocks_override", "tokens", "block_size", "longest_that_fits", "padding_layers"))
+_FAILURES = {
+    "no_blocks": "The start failed: weights and activations leave nothing of the requested memory for the cache. Raise "
+    "--gpu-memory-utilization, spread the model over more GPUs (--tensor-parallel-size), take a quantized model, or "
+    "lower --max-num-batched-tokens.",
+    "too_long": "The start failed: one sequence of max_model_len tokens does not fit into the cache. Lower "
+    "--max-model-len, or make room as for any larger cache.",
+    "others_hold_it": "The start failed: other processes hold memory of this GPU, so that the requested share is not "
+    "free. Stop them (nvidia-smi names them), or lower --gpu-memory-utilization.",
+    "not_enough": "The start failed: mem_fraction_static times the memory that was free before the weights were loaded "
+    "is less than the weights. Raise --mem-fraction-static.",
+    "out_of_memory": "The start failed: an allocation exceeded the GPU's memory. Captured graphs and workspaces take "
+    "what the requested share leaves to others: lower --gpu-memory-utilization.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    name: str
+    line: int
+    logged: float
+    own: float | None
+
+
+@click.command("doctor", cls=SectionedCommand)
+@click.argument("log_file", metavar="LOG", type=click.Path(path_type=Path))
+@machine_options
+@json_option
+def command(*, log_file: Path, as_json: bool, **flags: Any) -> None:
+    """Explain each line about memory in LOG, a server's start-up log, beside kvsim's own account.
+
+    Settings are those of the log; flags replace them, and say what it does not, such as --gpu.
+    """
+    from kvsim.diagnosis.startup_log import read_startup_log
+
+    log = read_startup_log(_text(log_file))
+    if not log.figures and not log.failures:
+        raise UsageError(
+            f"{log_file} has no line about memory; kvsim doctor reads the start-up log of vLLM or SGLang, from its "
+            "first line to the one that says that the server runs."
+        )
+    budget, why_not = _account(log, flags)
+    own = _own_figures(budget, log) if budget else {}
+    rows = [
+        _Row(name, log.figures[name].line, log.figures[name].value, own.get(name))
+        for name in _WORDS
+        if name in log.figures
+    ]
+    if as_json:
+        print_json(_document(log, rows, why_not))
+        return
+    for name, line in log.failures.items():
+        echo(f"Line {line}: {_FAILURES[name]}")
+    if worst := _worst(rows):
+        echo(worst)
+    print_table(
+        _title(log, budget),
+        ["", "log", "kvsim", "difference", "line", "meaning"],
+        [_cells(row) for row in rows],
+        figures=(1, 2, 3, 4),
+        note=why_not,
+    )
+
+
+def _text(file: Path) -> str:
+    try:
+        if file.stat().st_size > _MOST_BYTES:
+            raise UsageError(f"{file} has more than 64 MiB; cut it after the lines of the start.")
+        return file.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise UsageError(f"{file} cannot be read: {error.strerror or error}.") from None
+
+
+def _account(log: StartupLog, flags: dict[str, Any]) -> tuple[Budget | None, str]:
+    """Return kvsim's account of the server in a log, or the reason why there is none."""
+    if log.server != "vllm":
+        return None, "kvsim's own account is of vLLM; see kvsim size for SGLang's."
+    merged = flags | {name: _value(name, text) for name, text in log.settings.items() if flags.get(name) is None}
+    merged["vllm"] = flags["vllm"] or log.release or None
+    merged["defaults"] = flags["defaults"] or "server"
+    if merged["num_blocks"] is not None or merged["kv_gib"] is not None:
+        merged["gpu_memory_utilization"] = None
+    missing = [f"--{name}" for name in ("model", "gpu") if merged[name] is None]
+    if missing:
+        return None, f"The log does not name all that an own account needs; give {' and '.join(missing)}."
+    gpu, model = machine_of(merged)
+    try:
+        return memory_of(merged, gpu, model, max_model_len=merged["max_model_len"]), ""
+    except BudgetError as error:
+        return None, f"By kvsim's account this server does not start: {error}"
+
+
+def _value(name: str, text: str) -> Any:
+    if text in ("True", "False"):
+        return text == "True"
+    return float(text) if name == "gpu_memory_utilization" else int(text) if text.isdecimal() else text
+
+
+def _own_figures(budget: Budget, log: StartupLog) -> Mapping[str, float]:
+    """Return the figures of the log as kvsim computes them."""
+    from kvsim.policies.releases import DEFAULT, rules_of
+
+    terms = {term.label: term.size_bytes for term in budget.terms}
+    plan, longest = budget.plan, rules_of(log.release or DEFAULT).logs_longest
+    own = {
+        "device": terms.get("GPU memory"),
+        "requested": terms.get("GPU memory", 0) + terms.get("left to others", 0) or None,
+        "weights": -terms["weights"] - terms.get("tower for images", 0) if "weights" in terms else None,
+        "activations": -terms["activations"] if "activations" in terms else None,
+        "outside_pytorch": -terms["outside PyTorch"] if "outside PyTorch" in terms else None,
+        "graphs_estimated": -terms["captured graphs"] if "captured graphs" in terms else None,
+        "available": budget.kv_bytes - terms.get("rounding", 0),
+        "blocks": budget.num_blocks,
+        "tokens": plan.num_tokens if longest else plan.divided_tokens,
+        "concurrency": plan.concurrency,
+        "block_size": budget.block_size,
+    }
+    return {name: value for name, value in own.items() if value is not None}
+
+
+def _cells(row: _Row) -> tuple[str, ...]:
+    label, meaning = _WORDS[row.name]
+    own = "" if row.own is None else _figure(row.name, row.own)
+    return label, _figure(row.name, row.logged), own, _difference(row), f"{row.line}", meaning
+
+
+def _figure(name: str, value: float) -> str:
+    if name == "concurrency":
+        return f"{value:.2f}x"
+    return f"{value:,.0f}" if name in _COUNTS or name == "encoder_tokens" else size(int(value))
+
+
+def _difference(row: _Row) -> str:
+    return "" if row.own is None or not row.logged else f"{100 * (row.own - row.logged) / row.logged:+.1f}%"
+
+
+def _worst(rows: list[_Row]) -> str:
+    """Name the term that explains most of the difference between the log's cache and the own account."""
+    parts = [row for row in rows if row.name in ("weights", "activations", "outside_pytorch", "graphs_estimated")]
+    differing = [row for row in parts if row.own is not None]
+    total = next((row for row in rows if row.name == "available" and row.own is not None), None)
+    if total is None:
+        return ""
+    missed = (total.own or 0) - total.logged
+    verdict = f"The cache has {size(int(total.logged))}; kvsim computes {size(int(total.own or 0))}"
+    if abs(missed) <= 0.01 * total.logged or not differing:
+        return f"{verdict}, {_difference(total)}."
+    most = max(differing, key=lambda row: abs((row.own or 0) - row.logged))
+    return f"{verdict}, {_difference(total)}; most of the difference is in {_WORDS[most.name][0]}."
+
+
+def _title(log: StartupLog, budget: Budget | None) -> str:
+    server = {"vllm": "vLLM", "sglang": "SGLang"}[log.server] + (f" {log.release}" if log.release else "")
+    return f"{server}: {budget.model.name} on {budget.gpu.name}" if budget else server
+
+
+def _document(log: StartupLog, rows: list[_Row], why_not: str) -> dict[str, Any]:
+    return {
+        "server": log.server,
+        "release": log.release or None,
+        "settings": log.settings,
+        "failures": {name: _FAILURES[name] for name in log.failures},
+        "figures": {
+            row.name: {"log": row.logged, "kvsim": row.own, "line": row.line, "meaning": _WORDS[row.name][1]}
+            for row in rows
+        },
+        "no_account": why_not or None,
+    }

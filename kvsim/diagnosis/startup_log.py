@@ -1,0 +1,139 @@
+"""Read the memory figures and the settings that a server writes to its log when it starts.
+
+The forms are those of vLLM 0.8 to 0.33 and SGLang 0.4 to 0.5. Times, processes and colours before a line are skipped.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from kvsim.hardware import GIB
+
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_NUMBER = r"([\d,]+(?:\.\d+)?)"
+_SIZE = rf"{_NUMBER} ?(?:GiB|GB)"
+"""Both servers divide by 2**30, whichever of the two words a release writes."""
+_BYTES: tuple[tuple[str, str], ...] = (
+    ("requested", rf"gpu_memory_utilization \([\d.]+\) = {_SIZE}"),
+    ("requested", rf"Requested memory: [\d.]+ \(util\), {_SIZE}"),
+    ("device", rf"total_gpu_memory \({_SIZE}\)"),
+    ("device", rf"Free memory on device(?: cuda:\d+)? \([\d.]+/{_SIZE}\)"),
+    ("initial_free", rf"Initial free memory: {_SIZE}"),
+    ("initial_free", rf"Free memory on device(?: cuda:\d+)? \({_NUMBER}/"),
+    ("initial_free", rf"Load weight begin\. avail mem={_SIZE}"),
+    ("weights", rf"Model loading took {_SIZE}"),
+    ("weights", rf"model weights take {_SIZE}"),
+    ("weights", rf"Load weight end\..* mem usage={_SIZE}"),
+    ("activations", rf"PyTorch activation peak memory takes {_SIZE}"),
+    ("outside_pytorch", rf"non_torch_memory takes {_SIZE}"),
+    ("available", rf"reserved for KV Cache is {_SIZE}"),
+    ("available", rf"Available KV cache memory: {_SIZE}"),
+    ("available", rf"larger than the available KV cache memory \({_SIZE}\)"),
+    ("needed", rf"\({_SIZE} KV cache is needed"),
+    ("graphs_estimated", rf"Estimated CUDA graph memory: {_SIZE}"),
+    ("graphs", rf"Graph capturing finished in .* took {_SIZE}"),
+    ("graphs", rf"[Cc]apture .*graph.* end\..* mem usage={_SIZE}"),
+    ("images", rf"Reserving {_SIZE} of GPU memory for frontend multimodal decoding"),
+    ("pool", rf"KV Cache is allocated.* KV size: {_SIZE}"),
+)
+"""Figures of memory, and how a line says them."""
+_COUNTS: tuple[tuple[str, str], ...] = (
+    ("tokens", rf"KV cache size: {_NUMBER} tokens"),
+    ("tokens", rf"max_total_num_tokens={_NUMBER}"),
+    ("tokens", rf"KV Cache is allocated.* #tokens: {_NUMBER}"),
+    ("blocks", rf"# (?:GPU|cuda) blocks: {_NUMBER}"),
+    ("blocks", rf"num_gpu_blocks is: {_NUMBER}"),
+    ("blocks_override", rf"num_gpu_blocks_override={_NUMBER}"),
+    ("concurrency", rf"Maximum concurrency for [\d,]+ tokens per request: {_NUMBER}x"),
+    ("block_size", rf"Setting attention block size to {_NUMBER} tokens"),
+    ("longest_that_fits", rf"the estimated maximum model length is {_NUMBER}"),
+    ("longest_that_fits", rf"Auto-fit max_model_len: reduced from \d+ to {_NUMBER}"),
+    ("padding_layers", rf"Add {_NUMBER} padding layers"),
+    ("encoder_tokens", rf"Encoder cache will be initialized with a budget of {_NUMBER} tokens"),
+)
+"""Figures that are counts, and how a line says them."""
+_COMPILED = [(name, re.compile(pattern), GIB) for name, pattern in _BYTES] + [
+    (name, re.compile(pattern), 1) for name, pattern in _COUNTS
+]
+_FAILURES = {
+    "no_blocks": re.compile(r"No available memory for the cache blocks"),
+    "too_long": re.compile(r"To serve at least one request with the model(?:'s|s's) max seq len"),
+    "others_hold_it": re.compile(r"on startup is less than desired GPU memory utilization"),
+    "not_enough": re.compile(r"Not enough memory\. Please try to increase --mem-fraction-static"),
+    "out_of_memory": re.compile(r"CUDA out of memory|OutOfMemoryError"),
+}
+"""Lines with which a start ends."""
+_RELEASE = re.compile(r"(?:LLM engine \(v|version )(\d+\.\d+\.\d+)")
+_SETTINGS = {
+    name: re.compile(pattern)
+    for name, pattern in (
+        ("model", r"(?:\bmodel|model_path)=['\"]([^'\"]+)['\"]|['\"]model(?:_tag)?['\"]: ['\"]([^'\"]+)['\"]"),
+        ("tensor_parallel_size", r"(?:tensor_parallel_size|tp_size)['\"]?[=:] ?(\d+)"),
+        ("pipeline_parallel_size", r"(?:pipeline_parallel_size|pp_size)['\"]?[=:] ?(\d+)"),
+        ("max_model_len", r"(?:max_seq_len=|max_model_len['\"]?[=:] ?|context_length=)(\d+)"),
+        ("quantization", r"\bquantization['\"]?[=:] ?['\"]?([a-z0-9_-]+)"),
+        ("kv_cache_dtype", r"kv_cache_dtype['\"]?[=:] ?['\"]?([a-z0-9_]+)"),
+        ("gpu_memory_utilization", r"gpu_memory_utilization(?:['\"]: | \(|=)([\d.]+)"),
+        ("gpu_memory_utilization", r"Requested memory: ([\d.]+) \(util\)"),
+        ("max_num_batched_tokens", r"max_num_batched_tokens['\"]?(?:=|: )(\d+)"),
+        ("max_num_seqs", r"max_num_seqs['\"]?(?:=|: )(\d+)"),
+        ("block_size", r"\bblock_size['\"]?(?:=|: )(\d+)"),
+        ("enforce_eager", r"enforce_eager['\"]?(?:=|: )(True)"),
+        ("enable_prefix_caching", r"enable_prefix_caching['\"]?(?:=|: )(True|False)"),
+        ("mem_fraction_static", r"mem_fraction_static=([\d.]+)"),
+    )
+}
+"""Settings, by the name of kvsim's flag, and how the lines with all arguments say them."""
+_ARGUMENTS = re.compile(r"non-default args|LLM engine \(v|server_args=|Chunked prefill is enabled|Requested memory")
+_NONE = frozenset(("none", "None", "auto"))
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedFigure:
+    """A figure of a log: bytes, or a count."""
+
+    value: float
+    line: int
+    """Number of the line, from 1."""
+
+
+@dataclass(slots=True)
+class StartupLog:
+    """A server's start as its log tells it; of several processes, the first that says a figure."""
+
+    server: str = "vllm"
+    release: str = ""
+    settings: dict[str, str] = field(default_factory=dict)
+    """Text of each setting, by the name of kvsim's flag."""
+    figures: dict[str, LoggedFigure] = field(default_factory=dict)
+    failures: dict[str, int] = field(default_factory=dict)
+    """Reasons for which the start failed, and the lines that say them."""
+
+    @property
+    def values(self) -> Mapping[str, float]:
+        """The figures without their lines."""
+        return {name: figure.value for name, figure in self.figures.items()}
+
+
+def read_startup_log(text: str) -> StartupLog:
+    """Read what a log says of memory and settings; lines about anything else are skipped."""
+    log = StartupLog(server="sglang" if "server_args=" in text or "mem_fraction_static" in text else "vllm")
+    for number, coloured in enumerate(text.splitlines(), 1):
+        line = _COLOUR.sub("", coloured)
+        for name, pattern, unit in _COMPILED:
+            if name not in log.figures and (match := pattern.search(line)):
+                log.figures[name] = LoggedFigure(float(match[1].replace(",", "")) * unit, number)
+        for name, pattern in _FAILURES.items():
+            if pattern.search(line):
+                log.failures.setdefault(name, number)
+        if not log.release and (match := _RELEASE.search(line)):
+            log.release = match[1]
+        if _ARGUMENTS.search(line):
+            for name, pattern in _SETTINGS.items():
+                match = pattern.search(line)
+                value = next((each for each in match.groups() if each), "") if match else ""
+                if value and value not in _NONE:
+                    log.settings.setdefault(name, value)
+    return log
