@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from kvsim.cli.machine import machine_of, memory_of
 from kvsim.cli.options import SectionedCommand
 from kvsim.cli.scenario_flags import machine_options
 from kvsim.cli.show import echo, json_option, print_json, print_table, size
-from kvsim.errors import BudgetError, UsageError
+from kvsim.errors import BudgetError, UnknownNameError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -43,6 +43,8 @@ _WORDS = {
     "padding_layers": ("padding layers", "added so that groups of layers have pages of one size; their memory is lost"),
     "encoder_tokens": ("encoder cache", "tokens of images that are kept beside the cache"),
 }
+_DECISIVE = ("gpu_memory_utilization", "max_model_len", "max_num_seqs", "max_num_batched_tokens")
+"""Settings that decide the size of the cache."""
 _COUNTS = frozenset(("blocks", "blocks_override", "tokens", "block_size", "longest_that_fits", "padding_layers"))
 _FAILURES = {
     "no_blocks": "The start failed: weights and activations leave nothing of the requested memory for the cache. Raise "
@@ -128,11 +130,17 @@ def _account(log: StartupLog, flags: dict[str, Any]) -> tuple[Budget | None, str
     missing = [f"--{name}" for name in ("model", "gpu") if merged[name] is None]
     if missing:
         return None, f"The log does not name all that an own account needs; give {' and '.join(missing)}."
-    gpu, model = machine_of(merged)
     try:
-        return memory_of(merged, gpu, model, max_model_len=merged["max_model_len"]), ""
+        gpu, model = machine_of(merged)
+    except UnknownNameError as error:
+        return None, f"kvsim has no account of this server: {error} --model also takes a config.json."
+    try:
+        budget = memory_of(merged, gpu, model, max_model_len=merged["max_model_len"])
     except BudgetError as error:
         return None, f"By kvsim's account this server does not start: {error}"
+    assumed = [name for name in _DECISIVE if merged[name] is None]
+    flags_of_them = ", ".join(f"--{name.replace('_', '-')}" for name in assumed)
+    return budget, f"The log does not say {flags_of_them}; vLLM's defaults are assumed." if assumed else ""
 
 
 def _value(name: str, text: str) -> Any:
@@ -147,6 +155,8 @@ def _own_figures(budget: Budget, log: StartupLog) -> Mapping[str, float]:
 
     terms = {term.label: term.size_bytes for term in budget.terms}
     plan, longest = budget.plan, rules_of(log.release or DEFAULT).logs_longest
+    if "blocks_override" in log.figures:
+        plan = replace(plan, num_blocks=int(log.figures["blocks_override"].value))
     own = {
         "device": terms.get("GPU memory"),
         "requested": terms.get("GPU memory", 0) + terms.get("left to others", 0) or None,
@@ -155,7 +165,7 @@ def _own_figures(budget: Budget, log: StartupLog) -> Mapping[str, float]:
         "outside_pytorch": -terms["outside PyTorch"] if "outside PyTorch" in terms else None,
         "graphs_estimated": -terms["captured graphs"] if "captured graphs" in terms else None,
         "available": budget.kv_bytes - terms.get("rounding", 0),
-        "blocks": budget.num_blocks,
+        "blocks": plan.num_blocks,
         "tokens": plan.num_tokens if longest else plan.divided_tokens,
         "concurrency": plan.concurrency,
         "block_size": budget.block_size,

@@ -75,8 +75,10 @@ _SETTINGS = {
         ("max_model_len", r"(?:max_seq_len=|max_model_len['\"]?[=:] ?|context_length=)(\d+)"),
         ("quantization", r"\bquantization['\"]?[=:] ?['\"]?([a-z0-9_-]+)"),
         ("kv_cache_dtype", r"kv_cache_dtype['\"]?[=:] ?['\"]?([a-z0-9_]+)"),
-        ("gpu_memory_utilization", r"gpu_memory_utilization(?:['\"]: | \(|=)([\d.]+)"),
-        ("gpu_memory_utilization", r"Requested memory: ([\d.]+) \(util\)"),
+        (
+            "gpu_memory_utilization",
+            r"(?:gpu_memory_utilization(?:['\"]: | \(|=)|gpu-memory-utilization=|Requested memory: )(\d\.\d+)",
+        ),
         ("max_num_batched_tokens", r"max_num_batched_tokens['\"]?(?:=|: )(\d+)"),
         ("max_num_seqs", r"max_num_seqs['\"]?(?:=|: )(\d+)"),
         ("block_size", r"\bblock_size['\"]?(?:=|: )(\d+)"),
@@ -86,7 +88,9 @@ _SETTINGS = {
     )
 }
 """Settings, by the name of kvsim's flag, and how the lines with all arguments say them."""
-_ARGUMENTS = re.compile(r"non-default args|LLM engine \(v|server_args=|Chunked prefill is enabled|Requested memory")
+_ARGUMENTS = re.compile(
+    r"non-default args|LLM engine \(v|server_args=|Chunked prefill is enabled|Requested memory|graph memory profiling"
+)
 _NONE = frozenset(("none", "None", "auto"))
 
 

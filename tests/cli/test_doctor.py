@@ -74,6 +74,26 @@ def test_a_flag_replaces_the_logs_setting(doctor: Run) -> None:
     assert own[1]["figures"]["concurrency"]["kvsim"] == pytest.approx(2 * own[0]["figures"]["concurrency"]["kvsim"])
 
 
+def test_a_stated_number_of_blocks_and_a_share_in_a_hint_are_used(doctor: Run) -> None:
+    hint = "CUDA graph memory profiling is enabled. The current --gpu-memory-utilization=0.5000 is equivalent to"
+    stated = "Overriding num_gpu_blocks=23000 with num_gpu_blocks_override=4000"
+    found = json.loads(doctor(f"{ARGUMENTS}\n{hint}\n{stated}\n{VLLM}", "--gpu", "H100", "--json")[1])
+    assert found["settings"]["gpu_memory_utilization"] == "0.5000"
+    assert found["figures"]["tokens"]["kvsim"] == 16 * 4000
+
+
+def test_an_unknown_model_is_no_reason_to_explain_nothing(doctor: Run) -> None:
+    code, output, _ = doctor(VLLM.replace("Qwen/Qwen3-8B", "someone/secret"), "--gpu", "H100")
+    assert code == 0
+    assert "there is no model 'someone/secret'" in output
+    assert "364,080" in output
+
+
+def test_settings_that_the_log_lacks_are_named(doctor: Run) -> None:
+    _, output, _ = doctor(VLLM, "--gpu", "H100")
+    assert "The log does not say --max-num-seqs, --max-num-batched-tokens; vLLM's defaults are assumed." in output
+
+
 def test_without_a_gpu_the_log_is_explained_and_nothing_is_guessed(doctor: Run) -> None:
     code, output, _ = doctor(VLLM)
     assert code == 0
