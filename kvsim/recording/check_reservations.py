@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import heapq
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from kvsim.recording.check_queue import Stays
 from kvsim.recording.model import Recording
@@ -16,6 +16,8 @@ from kvsim.recording.tables import IntArray, MemoryKind, RequestStatus
 
 _MOST_SEQS = 1 << 40
 """A number of events that no recording has."""
+_POOL = -1
+"""A request that no recording has: the whole pool, of which both ends bound holes."""
 
 
 def check_reservations(recording: Recording, stays: Stays, folder: Path) -> None:
@@ -109,30 +111,35 @@ def _longest_holes(recording: Recording, steps: IntArray, *, buddies: bool) -> I
     """Return the length of the longest hole in each of the steps; of buddies, the longest that one can be handed."""
     memory, pool = recording.memory, recording.meta.pool
     assert pool.num_units is not None
-    found, extents, row = np.zeros(len(steps), np.int64), dict[int, list[int]](), 0
-    behind = np.searchsorted(memory.seq, recording.steps.schedule_seq[steps], side="right")
-    for nth, upto in enumerate(behind.tolist()):
-        while row < upto:
-            request, address = int(memory.request[row]), int(memory.address[row]) - pool.first_unit
-            if memory.kind[row] == MemoryKind.RELEASE:
-                del extents[request]
-            elif memory.position[row]:
-                extents[request][1] += int(memory.length[row])
+    request, position, length = memory.request.tolist(), memory.position.tolist(), memory.length.tolist()
+    address, is_release = (memory.address - pool.first_unit).tolist(), (memory.kind == MemoryKind.RELEASE).tolist()
+    behind = np.searchsorted(memory.seq, recording.steps.schedule_seq[steps], side="right").tolist()
+    found, done = np.zeros(len(steps), np.int64), 0
+    begins, ends = {_POOL: pool.num_units}, {_POOL: 0}
+    for nth, upto in enumerate(behind):
+        if nth and done == upto:
+            found[nth] = found[nth - 1]
+            continue
+        for row in range(done, upto):
+            if is_release[row]:
+                del begins[request[row]], ends[request[row]]
+            elif position[row]:
+                ends[request[row]] += length[row]
             else:
-                extents[request] = [address, address + int(memory.length[row])]
-            row += 1
-        ends = [[0, 0], *sorted(extents.values()), [pool.num_units] * 2]
-        holes = [(one[1], other[0]) for one, other in pairwise(ends)]
-        found[nth] = max(_longest_buddy(*hole) if buddies else hole[1] - hole[0] for hole in holes)
+                begins[request[row]], ends[request[row]] = address[row], address[row] + length[row]
+        done = upto
+        # Extents do not overlap, so each hole lies between the n-th end and the n-th begin.
+        hole_begins, hole_ends = (np.sort(np.fromiter(each.values(), np.int64)) for each in (ends, begins))
+        found[nth] = (_longest_buddies(hole_begins, hole_ends) if buddies else hole_ends - hole_begins).max()
     return found
 
 
-def _longest_buddy(begin: int, end: int) -> int:
-    """Return the length of the longest power of two that begins at a multiple of itself, between two units."""
-    length = 1 << max(end - begin, 1).bit_length() - 1
-    while -(-begin // length) * length + length > end and length > 1:
-        length //= 2
-    return length if end > begin else 0
+def _longest_buddies(begin: IntArray, end: IntArray) -> npt.NDArray[np.int64]:
+    """Return the length of the longest power of two that begins at a multiple of itself, in each of the holes."""
+    length = np.asarray(1 << (np.frexp(np.maximum(end - begin, 1))[1].astype(np.int64) - 1))
+    while (too_long := (-(-begin // length) * length + length > end) & (length > 1)).any():
+        length[too_long] //= 2
+    return np.where(end > begin, length, 0)
 
 
 def _power_of_two_from(values: IntArray) -> IntArray:
