@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import kvsim
+import kvsim_tui
 from kvsim.recording.tables import Copies, Memory, Requests, Schedule, Steps
 
 ROOT = Path(__file__).parents[2]
@@ -27,7 +28,7 @@ def test_every_promise_names_tests_that_there_are() -> None:
 def test_nothing_in_a_file_is_run() -> None:
     """The one exception is a policy of a user's own, which is a module that the user names."""
     unpickling = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve"}
-    for file in Path(kvsim.__file__).parent.rglob("*.py"):
+    for file in (file for package in (kvsim, kvsim_tui) for file in Path(str(package.__file__)).parent.rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Import | ast.ImportFrom):
                 names = [alias.name for alias in node.names] + [getattr(node, "module", None) or ""]

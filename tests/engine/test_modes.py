@@ -188,6 +188,23 @@ def test_machine_code_is_made_once_and_found_again(monkeypatch: pytest.MonkeyPat
     assert not compiled.is_at_hand(Memory(name="other"), [])
 
 
+@pytest.mark.parametrize("stated", [True, False], ids=["XDG_CACHE_HOME", "home"])
+def test_machine_code_is_kept_in_the_users_cache_where_the_sources_are_read_only(
+    stated: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("llvmlite")
+    (tmp_path / "sources").write_text("a file, in which nobody can make a folder")
+    monkeypatch.setattr(compiled, "__file__", str(tmp_path / "sources" / "compiled.py"))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches") if stated else "")
+    times: list[int] = []
+    for _ in range(2):
+        assert draw_from(monkeypatch, times)(engine_of([1, 2]), 42, 0.0) == 42
+    assert len(times) == 1
+    [file] = (tmp_path / ("caches" if stated else "home/.cache") / "kvsim").iterdir()
+    assert file.name.startswith("draw-")
+
+
 @pytest.mark.parametrize("damage", [b"", b"{}\n", b"not json\n1234", None], ids=["empty", "no header", "text", "cut"])
 def test_damaged_machine_code_is_made_again(
     damage: bytes | None, folder: Path, monkeypatch: pytest.MonkeyPatch
