@@ -47,6 +47,7 @@ _COMMANDS = {
     "import": "Turn a published trace into a workload to simulate.",
     "export": "Write a recording for Perfetto, a spreadsheet, or another simulator.",
     "verify": "Check that kvsim and a recorded vLLM make the same decisions, block for block.",
+    "conform": "Compare the decisions of an installed vLLM with those that kvsim knows.",
     "versions": "List what changed in vLLM's scheduler and cache from release to release.",
 }
 """Each command and its one-line help, which is shown without importing it."""

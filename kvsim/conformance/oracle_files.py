@@ -194,6 +194,7 @@ def parse_workload(document: Any, where: str) -> OracleWorkload:
         )
     except (UsageError, ValueError) as error:
         raise WorkloadError(f"{where}: {str(error).rstrip('.')}.") from error
+    layout = layout_of(document, where, scheduler, cache) if "groups" in document else None
     return OracleWorkload(
         num_blocks=num_blocks,
         scheduler=scheduler,
@@ -203,15 +204,21 @@ def parse_workload(document: Any, where: str) -> OracleWorkload:
             v2_model_runner=fields.flag("v2_model_runner", default=True),
         ),
         requests=_requests(document["requests"], where, scheduler.max_model_len),
-        layout=layout_of(document, where, scheduler, cache) if "groups" in document else None,
-        retention_tokens=(
-            fields.integer("retention_interval", None, minimum=0)
-            if document.get("retention_interval") is not None
-            else None
-        ),
+        layout=layout,
+        retention_tokens=None if document.get("retention_interval") is None else _retention_tokens(fields, layout),
         load_steps=offload.integer("load_delay", 1, minimum=1),
         store_steps=offload.integer("store_delay", 1, minimum=1),
     )
+
+
+def _retention_tokens(fields: _Fields, layout: KVCacheLayout | None) -> int:
+    tokens = fields.integer("retention_interval", None, minimum=0)
+    if layout is not None and tokens % layout.scheduler_block_size:
+        raise WorkloadError(
+            f"{fields.where}: retention_interval should be a multiple of the {layout.scheduler_block_size} tokens that "
+            f"are hit together, not {tokens}."
+        )
+    return tokens
 
 
 def _object(value: Any, where: str) -> Mapping[str, Any]:

@@ -451,6 +451,20 @@ def varied(release: str, values: Mapping[str, Any]) -> str:
     return "+".join([release, *(f"{name}={text}" for name, text in texts.items())])
 
 
+def other_values(name: str, release: str) -> list[Any]:
+    """Return the values of a rule that a release does not have."""
+    return [value for value in _values(name).values() if value != getattr(rules_of(release), name)]
+
+
+def words_of(name: str, value: Any) -> str:
+    """Return a sentence that says since when a rule has a value, or until when it had it."""
+    changes = [change for change in CHANGES if name in change.rules]
+    since = next((change for change in changes if change.rules[name] == value), None)
+    if since is None:
+        return f"as before vLLM {changes[0].since}, since when: {changes[0].says}"
+    return f"as since vLLM {since.since}: {since.says}"
+
+
 def net_changes(old: str, new: str) -> tuple[Change, ...]:
     """Return the changes from one release to another that are still there, each with the rules that it left so.
 

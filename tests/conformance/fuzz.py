@@ -17,16 +17,18 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from kvsim.conformance import Verdict, parse_workload, verify_oracle
+from kvsim.conformance.driven import EngineFailedError
+from kvsim.conformance.shrink import shrink
 from kvsim.errors import WorkloadError
 
 from ..vllm_engine.install import MAIN, missing
-from ..vllm_engine.process import EngineFailedError, EngineProcess
+from ..vllm_engine.process import EngineProcess
 from ..vllm_engine.recordings import KINDS
-from .group_workloads import Document
-from .shrink import shrink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from kvsim.conformance.generated import Document
 
 GOLDEN = Path(__file__).with_name("golden")
 GOLDEN_GROUPS = Path(__file__).with_name("golden_groups")

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from kvsim.conformance import parse_workload, read_records, verify_oracle
+from kvsim.conformance.generated import small
+from kvsim.conformance.shrink import shrink
 
 from ..vllm_engine.recordings import GENERATED, Live, in_main
-from .shrink import shrink
-from .workloads import small
 
 
 @in_main

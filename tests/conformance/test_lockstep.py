@@ -21,6 +21,7 @@ from kvsim.conformance import (
     verify_oracle,
     verify_recording,
 )
+from kvsim.conformance.generated import realistic, small
 from kvsim.errors import RecordingError, WorkloadError
 from kvsim.policies import Contiguous, Paged
 from kvsim.policies.settings import ContinuousSettings, Order, PagedSettings
@@ -30,7 +31,6 @@ from kvsim.workload import Fixed, LogNormal, Poisson, Ragged, generate
 
 from .modes import in_every_way
 from .recorder import Watch
-from .workloads import realistic, small
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -17,10 +17,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from ..conformance.group_workloads import grouped, staged_groups
-from ..conformance.workloads import offloaded, realistic, small, staged
+from kvsim.conformance.driven import EngineFailedError
+from kvsim.conformance.generated import realistic, small, staged
+from kvsim.conformance.generated_groups import grouped, staged_groups
+
+from ..conformance.offloaded_workloads import offloaded
 from .install import MAIN, RELEASES, missing
-from .process import ROOT, EngineFailedError, EngineProcess
+from .process import ROOT, EngineProcess
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -161,7 +164,7 @@ def _serve_all(live: Live) -> None:
     def tell(name: str, document: dict[str, Any], **environment: str) -> None:
         with (live.folder / f"{name}.jsonl").open("w") as file:
             try:
-                for _, record in engine.records(document, **environment):
+                for _, record in engine.records(document, environment=environment):
                     file.write(json.dumps(record) + "\n")
             except EngineFailedError as error:
                 refusals[name] = str(error)

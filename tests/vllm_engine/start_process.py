@@ -13,12 +13,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from .engine_process import StandIns
-
 
 def main() -> None:
     answers, sys.stdout = sys.stdout, sys.stderr
-    sys.meta_path.insert(0, StandIns())
+    from kvsim.conformance import vllm_driver  # first of all that imports vLLM
+
+    # isort: split
     import vllm.platforms
     from vllm.platforms.cpu import CpuPlatform
 
@@ -26,9 +26,7 @@ def main() -> None:
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    from .decoder import stand_in_for
-
-    stand_in_for("LlamaForCausalLM")
+    vllm_driver.register_decoders()
     parser = FlexibleArgumentParser(exit_on_error=False)
     parser.add_argument("model_tag")
     AsyncEngineArgs.add_cli_args(parser)

@@ -1,4 +1,4 @@
-"""Workloads for the oracle, made at random: small and nasty ones, and ones of realistic size."""
+"""Generate workloads of an oracle with one group of full attention: small and nasty, or of realistic size."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Document = dict[str, Any]
 
 
 def small(random: Random) -> Document:
-    """A handful of requests in a pool that is too small for them, with any setting that the engine has."""
+    """Generate a handful of requests in a pool that is too small for them, with any setting of the engine."""
     block_size = random.choice([1, 1, 2, 2, 3, 4, 4, 5, 8, 16])
     num_blocks = random.randint(4, 14) if random.random() < 0.5 else random.randint(8, 60)
     capacity = (num_blocks - 1) * block_size
@@ -31,8 +31,8 @@ def small(random: Random) -> Document:
         output = random.randint(1, outputs)
         if prompt + output > capacity and random.random() < 0.98:
             output = max(1, capacity - prompt)
-        requests.append(_request(random, row, prompt, output, span=random.choice([1, 5, 40])))
-    document = _settings(random, chunked=chunked) | {
+        requests.append(random_request(random, row, prompt, output, span=random.choice([1, 5, 40])))
+    document = random_settings(random, chunked=chunked) | {
         "num_blocks": num_blocks,
         "block_size": block_size,
         "max_num_seqs": max_num_seqs,
@@ -47,12 +47,12 @@ def small(random: Random) -> Document:
 
 
 def staged(random: Random) -> Document:
-    """As `small`, on a pipeline."""
+    """Generate as `small` does, on a pipeline."""
     return with_stages(random, small(random))
 
 
 def with_stages(random: Random, document: Document) -> Document:
-    """`document`, on a pipeline of two to six stages.
+    """Put `document` on a pipeline of two to six stages.
 
     A synchronous scheduler of more than two may resume a sequence while a token of it is under way, and vLLM then
     answers that token twice. Early stops and prompts that go on from an answer are left out there: they say which token
@@ -67,7 +67,7 @@ def with_stages(random: Random, document: Document) -> Document:
 
 
 def realistic(random: Random) -> Document:
-    """Requests as long as people's, blocks of 16 (or 32), a pool of some hundred blocks that comes under pressure."""
+    """Generate requests as long as people's, in some hundred blocks of 16 or 32 that come under pressure."""
     max_model_len = random.choice([2048, 4096, 8192])
     num_blocks = random.randint(150, 900)
     block_size = random.choice([16, 16, 16, 32])
@@ -82,14 +82,14 @@ def realistic(random: Random) -> Document:
         # Medians near ShareGPT's, with its long tails.
         prompt = min(int(random.lognormvariate(4.6, 1.1)) + 1, max_model_len - 64, capacity // 2)
         output = min(int(random.lognormvariate(5.2, 0.9)) + 1, 700, max_model_len - prompt, capacity - prompt - 16)
-        request = _request(random, row, prompt, max(1, output), span=random.choice([1, 100, 600]))
+        request = random_request(random, row, prompt, max(1, output), span=random.choice([1, 100, 600]))
         if request["prefix_group"] is not None:
             request["prefix_group"] = row % num_groups
             request["prefix_len"] = min(prefix_tokens[row % num_groups], capacity // 3, max_model_len // 3)
             request["prompt_len"] = prompt = min(prompt + request["prefix_len"], max_model_len - 64, capacity - 64)
             request["output_len"] = max(1, min(output, max_model_len - prompt, capacity - prompt - 16))
         requests.append(request)
-    return _settings(random, chunked=random.random() < 0.95 or budget < max_model_len) | {
+    return random_settings(random, chunked=random.random() < 0.95 or budget < max_model_len) | {
         "num_blocks": num_blocks,
         "block_size": block_size,
         "max_num_seqs": random.choice([16, 64, 128, 256]),
@@ -101,47 +101,8 @@ def realistic(random: Random) -> Document:
     }
 
 
-def offloaded(random: Random) -> Document:
-    """A handful of requests that come again, in a pool that is too small for them, with blocks on the host."""
-    block_size = random.choice([2, 2, 3, 4, 8])
-    factor = random.choice([1, 1, 2, 3])
-    num_blocks = random.randint(8, 40)
-    capacity = (num_blocks - 1) * block_size
-    max_model_len = random.randint(6, max(6, capacity))
-    longest = min(max_model_len - 1, capacity - 1)
-    requests = []
-    for row in range(random.randint(4, 18)):
-        prompt = random.randint(2, max(2, longest // random.choice([1, 1, 2])))
-        output = max(1, min(random.randint(1, max(2, longest // 3)), capacity - prompt))
-        request = _request(random, row, prompt, output, span=1)
-        request["arrival_step"] = random.choice([0, 0, 5, 10, 30, 31, 60, 61])
-        request["priority"] = 0
-        requests.append(request)
-    settings = _settings(random, chunked=random.random() < 0.9)
-    budget = random.choice([8, 16, 33, 64, 1024]) if settings["enable_chunked_prefill"] else max_model_len
-    settings["policy"] = "fcfs"
-    return settings | {
-        "groups": [{"type": "full", "num_layers": 2}],
-        "num_blocks": num_blocks,
-        "block_size": block_size,
-        "max_num_seqs": random.choice([2, 4, 8]),
-        "max_num_batched_tokens": budget,
-        "max_model_len": max_model_len,
-        "long_prefill_token_threshold": random.choice([0, 0, 0, 2, max_model_len // 3]),
-        "watermark": random.choice([0.0, 0.0, 0.05, 0.1]),
-        "requests": requests,
-        "offload": {
-            "host_blocks": random.choice([1, 3, 8, 20, 60]),
-            "policy": random.choice(["lru", "arc"]),
-            "factor": factor,
-            "prompt_only": random.random() < 0.5,
-            "load_delay": random.choice([1, 1, 2, 3, 6]),
-            "store_delay": random.choice([1, 1, 2, 4, 9]),
-        },
-    }
-
-
-def _settings(random: Random, *, chunked: bool) -> Document:
+def random_settings(random: Random, *, chunked: bool) -> Document:
+    """Draw the switches of an engine."""
     return {
         "enable_prefix_caching": random.random() < 0.75,
         "async_scheduling": random.random() < 0.6,
@@ -152,7 +113,8 @@ def _settings(random: Random, *, chunked: bool) -> Document:
     }
 
 
-def _request(random: Random, row: int, prompt: int, output: int, *, span: int) -> Document:
+def random_request(random: Random, row: int, prompt: int, output: int, *, span: int) -> Document:
+    """Draw a request that arrives within `span` engine calls."""
     grouped = random.random() < 0.7
     return {
         "id": f"r{row:02}",
@@ -168,7 +130,7 @@ def _request(random: Random, row: int, prompt: int, output: int, *, span: int) -
 
 
 def _spell_out_prompts(random: Random, requests: list[Document]) -> None:
-    """Give prompts as token ids from a tiny vocabulary, so that any two may begin alike; some go on from an answer."""
+    """Write prompts as token ids from a tiny vocabulary: any two may begin alike, and some go on from an answer."""
     for row, request in enumerate(requests):
         tokens = [random.randrange(100, 102) for _ in range(request["prompt_len"])]
         if row and random.random() < 0.4:

@@ -30,7 +30,7 @@ _PLAIN_REQUEST = {
 
 
 def shrink(document: Document, still_shows: Callable[[Document], bool]) -> Document:
-    """The smallest workload found by dropping, simplifying and shortening parts of `document` one at a time."""
+    """Return the smallest workload found by dropping, simplifying and shortening parts of `document` one at a time."""
     smaller = True
     while smaller:
         smaller = False
@@ -42,7 +42,7 @@ def shrink(document: Document, still_shows: Callable[[Document], bool]) -> Docum
 
 
 def _candidates(document: Document) -> Iterator[Document]:
-    """Simpler workloads than `document`, the boldest cuts first."""
+    """Yield simpler workloads than `document`, the boldest cuts first."""
     requests = document["requests"]
     size = len(requests) // 2
     while size:
@@ -51,8 +51,9 @@ def _candidates(document: Document) -> Iterator[Document]:
             if kept:
                 yield document | {"requests": kept}
         size //= 2
+    keeps_states = document.get("mamba_cache_mode", "none") != "none"
     for name, plain in _PLAIN_SETTINGS.items():
-        if document.get(name, plain) != plain:
+        if document.get(name, plain) != plain and not (name == "enable_prefix_caching" and keeps_states):
             yield document | {name: plain}
     for row, request in enumerate(requests):
         for name, plain in _PLAIN_REQUEST.items():

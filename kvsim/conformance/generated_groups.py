@@ -1,25 +1,23 @@
-"""Workloads for the oracle with several KV-cache groups: small and nasty ones, with layers of every kind together."""
+"""Generate workloads of an oracle with several KV-cache groups: layers of every kind together."""
 
 from __future__ import annotations
 
 from math import lcm
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from .workloads import small, with_stages
+from kvsim.conformance.generated import Document, small, with_stages
 
 if TYPE_CHECKING:
     from random import Random
 
-Document = dict[str, Any]
-
 
 def staged_groups(random: Random) -> Document:
-    """As `grouped`, on a pipeline."""
+    """Generate as `grouped` does, on a pipeline."""
     return with_stages(random, grouped(random))
 
 
 def grouped(random: Random) -> Document:
-    """A small workload over layers of several kinds."""
+    """Generate a small workload over layers of several kinds."""
     document = small(random)
     block_size = document["block_size"] = random.choice([1, 2, 2, 3, 4, 4, 8, 16])
     layers, changes = random.choice(_FAMILIES)(random, block_size)
@@ -38,12 +36,12 @@ def _window(random: Random, block_size: int, num_layers: int = 1) -> Document:
     return {"type": "sliding_window", "window": max(window, 1), "block_size": block_size, "num_layers": num_layers}
 
 
-def _full(block_size: int, num_layers: int = 1, **more: Any) -> Document:
+def _full(block_size: int, num_layers: int = 1, **more: int) -> Document:
     return {"type": "full", "block_size": block_size, "num_layers": num_layers, **more}
 
 
 def _gemma(random: Random, block_size: int) -> tuple[list[Document], Document]:
-    """Five windows to one full layer, the windows first, or half of each, or windows in the minority."""
+    """Draw five windows to one full layer, the windows first, or half of each, or windows in the minority."""
     windows, full = random.choice([(5, 1), (10, 2), (11, 2), (1, 1), (2, 3), (1, 4)])
     layers = [_window(random, block_size, windows), _full(block_size, full)]
     return layers if random.random() < 0.7 else layers[::-1], {"disable_hybrid": random.random() < 0.1}
@@ -55,7 +53,7 @@ def _two_windows(random: Random, block_size: int) -> tuple[list[Document], Docum
 
 
 def _block_sizes(random: Random, block_size: int) -> tuple[list[Document], Document]:
-    """More heads in one kind of layers: the blocks of the other hold more tokens, so that pages are equal."""
+    """Draw more heads in one kind of layers: the blocks of the other hold more tokens, so that pages are equal."""
     more, fewer = random.choice([2, 4, 6]), 2
     heads = (fewer, more) if random.random() < 0.6 else (more, fewer)
     window = _window(random, block_size, random.randint(1, 4)) | {"num_kv_heads": heads[0]}
@@ -63,7 +61,7 @@ def _block_sizes(random: Random, block_size: int) -> tuple[list[Document], Docum
 
 
 def _two_kinds_of_full(random: Random, block_size: int) -> tuple[list[Document], Document]:
-    """Beside windows, full layers with many and with few heads: one of them may hit more than what counts."""
+    """Draw windows, and full layers with many and with few heads: one kind may hit more than what counts."""
     layers = [
         _window(random, block_size, random.choice([1, 2])),
         _full(block_size, random.choice([1, 2])),
@@ -79,7 +77,7 @@ def _padded(random: Random, block_size: int) -> tuple[list[Document], Document]:
 
 
 def _alike(random: Random, block_size: int) -> tuple[list[Document], Document]:
-    """One kind alone: windows, latents, chunks or states, or full layers of several sizes."""
+    """Draw one kind alone: windows, latents, chunks or states, or full layers of several sizes."""
     chunk = {"type": "chunked_local", "window": random.choice([2, 4, 8]) * block_size, "block_size": block_size}
     kinds: list[list[Document]] = [
         [_window(random, block_size)],
@@ -96,7 +94,7 @@ def _chunked(random: Random, block_size: int) -> tuple[list[Document], Document]
 
 
 def _recurrent(random: Random, block_size: int) -> tuple[list[Document], Document]:
-    """States, alone or beside full layers, windows or both."""
+    """Draw states, alone or beside full layers, windows or both."""
     states = {"type": "mamba", "block_size": block_size, "num_layers": random.choice([1, 2, 3, 4])}
     others = [
         [_full(block_size)],
@@ -110,7 +108,7 @@ def _recurrent(random: Random, block_size: int) -> tuple[list[Document], Documen
 
 
 def _recurrent_sizes(random: Random, block_size: int) -> tuple[list[Document], Document]:
-    """States beside layers with blocks of several sizes: a boundary of one group is none of another."""
+    """Draw states beside layers with blocks of several sizes: a boundary of one group is none of another."""
     heads = [2, random.choice([2, 4])]
     random.shuffle(heads)
     layers = [
@@ -129,7 +127,7 @@ _FAMILIES = (
 
 
 def _fit(random: Random, document: Document, longest: int) -> None:
-    """Requests that the pool has room for, but for some."""
+    """Shorten requests so that the pool has room for all but some."""
     for request in document["requests"]:
         total = request["prompt_len"] + request["output_len"]
         if total > longest:
@@ -142,7 +140,7 @@ def _fit(random: Random, document: Document, longest: int) -> None:
 
 
 def _settings(random: Random, document: Document, block_size: int) -> None:
-    """What layers of these kinds ask of the engine."""
+    """Set what layers of these kinds ask of the engine."""
     longest = document["max_model_len"]
     mode = document.get("mamba_cache_mode")
     if mode is not None:

@@ -1,0 +1,129 @@
+"""Compare the vLLM that an environment has with the rules that kvsim knows, on golden and generated workloads."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from random import Random
+from typing import TYPE_CHECKING
+
+from kvsim.conformance.driven import VllmMissingError
+from kvsim.conformance.explained import Finding, explain
+from kvsim.conformance.generated import realistic, small, staged
+from kvsim.conformance.generated_groups import grouped, staged_groups
+from kvsim.conformance.golden import golden_workloads
+from kvsim.conformance.told import compare, tell
+from kvsim.policies.releases import NEWEST, check_known, is_known, nearest_words, number_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from kvsim.conformance.driven import DrivenVllm
+    from kvsim.conformance.generated import Document
+    from kvsim.conformance.told import Told
+
+GROUPS = ("one", "several", "both")
+_KINDS: dict[str, tuple[tuple[Callable[[Random], Document], int], ...]] = {
+    "one": ((small, 16), (staged, 3), (realistic, 1)),
+    "several": ((grouped, 17), (staged_groups, 3)),
+}
+"""Generators of workloads with one KV-cache group and with several, and their weights."""
+_TOTALS = ("num_steps", "num_allocations", "num_preemptions", "num_hits", "num_evictions", "num_aborts")
+_MOST_EQUAL = 120
+"""Equal workloads that a variant may not change."""
+_LONGEST = 150
+"""Records of such a workload, at most."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Conformity:
+    """Result of a comparison of a vLLM with kvsim."""
+
+    installed: str
+    """Version of the vLLM that was driven."""
+    release: str
+    """The release whose rules were followed."""
+    notes: list[str] = field(default_factory=list)
+    num_workloads: int = 0
+    num_refused: int = 0
+    """Workloads that neither side serves."""
+    totals: Counter[str] = field(default_factory=Counter)
+    """Steps, allocations and others that were equal."""
+    differing: list[str] = field(default_factory=list)
+    """Names of the workloads that differ."""
+    findings: list[Finding] = field(default_factory=list)
+    """The rules that differ."""
+
+    @property
+    def equal(self) -> bool:
+        """Tell whether nothing differs."""
+        return not self.differing
+
+
+def workloads(*, count: int, seed: int, groups: str) -> Iterator[tuple[str, Document]]:
+    """Yield golden workloads, then `count` generated ones, each with its name, from which it can be made again."""
+    for name, document in golden_workloads():
+        if groups == "both" or ("groups" in document) == (groups == "several"):
+            yield name, document
+    for number in range(count):
+        kind = groups if groups != "both" else GROUPS[number % 2]
+        yield generated(f"{kind}-{seed}-{number}")
+
+
+def generated(name: str) -> tuple[str, Document]:
+    """Generate the workload of a name such as `several-0-17`: groups, seed and number."""
+    makers, weights = zip(*_KINDS[name.partition("-")[0]], strict=True)
+    random = Random(name)
+    return name, random.choices(makers, weights)[0](random)
+
+
+def conform(
+    engine: DrivenVllm,
+    *,
+    count: int,
+    seed: int = 0,
+    groups: str = "both",
+    release: str | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,  # noqa: ARG005
+) -> Conformity:
+    """Drive a vLLM on golden and `count` generated workloads and compare each decision with the rules of `release`.
+
+    Args:
+        engine: the process with vLLM.
+        count: generated workloads.
+        seed: of the generated workloads.
+        groups: `one` KV-cache group, `several`, or `both`.
+        release: whose rules are followed; by default that of the engine, or the newest that is known.
+        progress: hears of workloads that are compared, and of how many there are.
+
+    Raises:
+        UsageError: the release is older than any that is known, or no release.
+        VllmMissingError: the engine serves no workload at all.
+    """
+    installed = engine.release
+    result = Conformity(installed=installed, release=release or installed)
+    if release is None and not is_known(installed) and number_of(installed) > number_of(NEWEST):
+        result.release, result.notes = NEWEST, nearest_words(installed)
+    check_known(result.release, has_groups=groups != "one")
+    differing: list[Told] = []
+    equal: list[Told] = []
+    failures: list[str] = []
+    named = list(workloads(count=count, seed=seed, groups=groups))
+    for number, (name, document) in enumerate(named):
+        progress(number, len(named))
+        told = tell(engine, name, document)
+        outcome = compare(told, result.release)
+        result.num_workloads += 1
+        result.num_refused += outcome.is_refused
+        result.totals.update({name: getattr(outcome.verdict, name) for name in _TOTALS})
+        if told.failure and not told.records:
+            failures.append(told.failure)
+        if not outcome.equal:
+            result.differing.append(name)
+            differing.append(told)
+        elif told.records and len(told.records) <= _LONGEST and len(equal) < _MOST_EQUAL:
+            equal.append(told)
+    if len(failures) == result.num_workloads:
+        raise VllmMissingError(f"vLLM {installed} cannot be driven: {failures[0]}.")
+    result.findings = explain(differing, equal, result.release)
+    return result

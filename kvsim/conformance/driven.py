@@ -1,0 +1,127 @@
+"""The process in which vLLM's own engine runs, from the side of kvsim."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from kvsim.errors import KvsimError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from types import TracebackType
+
+DRIVER = Path(__file__).with_name("vllm_driver.py")
+_MOST_LETTERS = 300
+
+
+class VllmMissingError(KvsimError):
+    """There is no vLLM that can be driven."""
+
+
+class EngineFailedError(KvsimError):
+    """vLLM refused a workload, or failed on it."""
+
+
+class DrivenVllm:
+    """One process that serves workloads with vLLM's own engine; it takes seconds to start and milliseconds to serve.
+
+    `release` is the version that the environment of its interpreter has.
+    """
+
+    def __init__(
+        self,
+        python: str = sys.executable,
+        script: Sequence[str] = (str(DRIVER),),
+        log: Path | None = None,
+        **environment: str,
+    ) -> None:
+        """Start it with an interpreter; what it says goes into `log`.
+
+        Raises:
+            VllmMissingError: there is no such interpreter, or it has no vLLM that can be driven.
+        """
+        self._python = python
+        self._log = tempfile.TemporaryFile() if log is None else log.open("w+b")  # noqa: SIM115
+        try:
+            self._process = subprocess.Popen(
+                [python, *script],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._log,
+                text=True,
+                env=os.environ | environment,
+            )
+        except OSError as error:
+            self._log.close()
+            raise VllmMissingError(f"{python} cannot be run: {error.strerror}; give an interpreter.") from error
+        self.release = str(self._ready().get("vllm"))
+
+    def _ready(self) -> Mapping[str, Any]:
+        """Return the first line.
+
+        Raises:
+            VllmMissingError: there is none.
+        """
+        assert self._process.stdout is not None
+        try:
+            first: Mapping[str, Any] = json.loads(self._process.stdout.readline())
+        except ValueError:
+            self.close()
+            raise VllmMissingError(
+                f"{self._python} has no vLLM that can be driven ({self._last_words()}); install vLLM there, or give "
+                "the interpreter of an environment that has it (--python)."
+            ) from None
+        return first
+
+    def _last_words(self) -> str:
+        """Return the last line that the process wrote on its standard error."""
+        self._log.seek(0)
+        lines = self._log.read().decode(errors="replace").strip().splitlines() or ["it ended without a word"]
+        return lines[-1].strip().rstrip(".")[:_MOST_LETTERS]
+
+    def close(self) -> None:
+        """End the process."""
+        with self._process:
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:  # the rest of its answer is not read
+            self._process.kill()
+        self.close()
+        self._log.close()
+
+    def records(self, workload: Mapping[str, Any], **order: Any) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yield the decisions of the scheduler for `workload`, as the records of an oracle, numbered from 1.
+
+        Raises:
+            EngineFailedError: after the records that there are, if vLLM did not reach the end.
+        """
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            self._process.stdin.write(json.dumps({"workload": workload} | order) + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            raise EngineFailedError(f"the process of vLLM ended: {self._last_words()}.") from None
+        for number, line in enumerate(self._process.stdout, 1):
+            answer = json.loads(line)
+            match answer["kind"]:
+                case "done":
+                    return
+                case "failed":
+                    raise EngineFailedError(" ".join(answer["error"].split())[:_MOST_LETTERS])
+                case _:
+                    yield number, answer
+        raise EngineFailedError(f"the process of vLLM ended: {self._last_words()}.")

@@ -1,0 +1,16 @@
+"""Golden workloads that come with kvsim: each is small and shows one rule that releases decide in different ways."""
+
+from __future__ import annotations
+
+import json
+from importlib.resources import files
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kvsim.conformance.generated import Document
+
+
+def golden_workloads() -> list[tuple[str, Document]]:
+    """Return all golden workloads, each with its name."""
+    text = files(__package__).joinpath("golden.json").read_text(encoding="utf-8")
+    return list(json.loads(text).items())
