@@ -169,6 +169,16 @@ def test_a_token_reaches_few_experts_and_many_reach_all() -> None:
     assert many - few > 0.8 * all_s
 
 
+EXPERT_MS = {1: 4.29, 9: 12.1, 16: 12.6, 32: 16.1, 64: 18.1, 128: 19.1}
+"""Milliseconds of a decode step of Qwen3-30B-A3B by its sequences, recorded on an H200 with random weights."""
+
+
+@pytest.mark.parametrize("seqs", EXPERT_MS)
+def test_decodes_of_experts_take_what_an_engine_took(seqs: int) -> None:
+    times = reduce(CARD, find_model("Qwen3-30B-A3B"))
+    assert 1e3 * times.step_time(decode(seqs, 300)).gpu_s == pytest.approx(EXPERT_MS[seqs], rel=0.1)
+
+
 def test_a_slower_host_shows_in_launches_alone() -> None:
     slow = reduce(replace(CARD, launch_s=1.2 * CARD.launch_s), LLAMA)
     usual = TIMES["Meta-Llama-3-8B"]
