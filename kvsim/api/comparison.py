@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 class Comparison(Mapping[str, Run]):
-    """Result of `kvsim.compare`: a run for each policy, by the policy's name."""
+    """Result of `kvsim.compare`: a run for each policy, by the policy's name or its place."""
 
     def __init__(self, runs: Mapping[str, Run]) -> None:
         """Collect `runs` by name."""
         self._runs = dict(runs)
 
-    def __getitem__(self, name: str) -> Run:
-        return self._runs[name]
+    def __getitem__(self, name: str | int) -> Run:
+        return list(self._runs.values())[name] if isinstance(name, int) else self._runs[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._runs)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvsim.display.text import html_text
 from kvsim.errors import KvsimError, UsageError
-from kvsim.metrics import Summary, summarize
+from kvsim.metrics import Summary, Waste, summarize, waste
 from kvsim.recording import Recording, write
 
 if TYPE_CHECKING:
@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 class Run(Recording):
     """Result of one server: `kvsim.simulate` makes it, `kvsim.read` reads it, whichever engine ran.
 
-    The tables `requests`, `steps`, `schedule` and `memory` hold one NumPy array per column; `to_arrow()` and
-    `to_pandas()` turn one into a table of another library. Times are seconds from the first event.
+    The tables `requests`, `steps`, `schedule` and `memory` hold one NumPy array per column, `run.requests.arrival_s` or
+    `run.requests["ttft_s"]`; `to_arrow()` and `to_pandas()` turn one into a table of another library. Times are seconds
+    from the first event.
     """
 
     @classmethod
@@ -37,6 +38,11 @@ class Run(Recording):
         units.
         """
         return summarize(self)
+
+    @property
+    def waste_over_time(self) -> Waste:
+        """Slots in each of the eight states after every step; `to_arrow()` and `to_pandas()` give a table."""
+        return waste(self)
 
     def plot(
         self,

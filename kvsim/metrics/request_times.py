@@ -56,14 +56,10 @@ def latencies(recording: Recording) -> Latencies:
 def latencies_of(requests: Requests) -> Latencies:
     """Return the latencies of the finished requests in a table."""
     rows = np.flatnonzero(requests.status == RequestStatus.FINISHED)
-    arrival_s, first_token_s = requests.arrival_s[rows], requests.first_token_s[rows]
-    finished_s, later_tokens = requests.finished_s[rows], requests.output_tokens[rows] - 1
-    tpot_s = np.full(len(rows), np.nan)
-    np.divide(finished_s - first_token_s, later_tokens, out=tpot_s, where=later_tokens > 0)
     return Latencies(
         request=rows,
-        ttft_s=first_token_s - arrival_s,
-        tpot_s=tpot_s,
-        e2e_s=finished_s - arrival_s,
-        wait_s=requests.first_scheduled_s[rows] - arrival_s,
+        ttft_s=requests.ttft_s[rows],
+        tpot_s=requests.tpot_s[rows],
+        e2e_s=requests.e2e_s[rows],
+        wait_s=requests.wait_s[rows],
     )

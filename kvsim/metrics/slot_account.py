@@ -8,7 +8,7 @@ row of the schedule adds its computed tokens. A decoding row of many steps is a 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,8 +17,11 @@ from kvsim.errors import RecordingError
 from kvsim.memory.waste import SlotState, SlotTotals
 from kvsim.metrics.ramps import Ramps, frames_of, ramp, running_sum
 from kvsim.recording import Recording
+from kvsim.recording.tables import as_pandas
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from kvsim.recording.tables import FloatArray, IntArray
     from kvsim.replay import Replay
     from kvsim.replay.by_unit import Successions
@@ -48,6 +51,21 @@ class Waste:
     def occupancy(self) -> FloatArray:
         """Held share of the pool, 0 to 1: float64[num_frames]."""
         return self.held / self.capacity
+
+    def to_arrow(self) -> pa.Table:
+        """Return a row per frame: `time_s`, the slots in each state by the state's name, and `held`."""
+        import pyarrow as pa  # noqa: PLC0415  slow to import, and few callers need it
+
+        states = {state.name.lower(): self.slots[:, state] for state in SlotState}
+        return pa.table({"time_s": self.time_s, **states, "held": self.held})
+
+    def to_pandas(self) -> Any:
+        """Return the columns of `to_arrow` as a `pandas.DataFrame`.
+
+        Raises:
+            MissingExtraError: pandas is not installed.
+        """
+        return as_pandas(self.to_arrow())
 
     def mean_slots(self) -> FloatArray:
         """Return the slots in each state, averaged over time: float64[8]."""

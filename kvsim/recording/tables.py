@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvsim.engine.ownership import MemoryKind as MemoryKind  # noqa: PLC0414  this is where readers look for it
-from kvsim.errors import MissingExtraError, RecordingError
+from kvsim.errors import MissingExtraError, RecordingError, UnknownNameError
 from kvsim.workload import Ragged
 
 if TYPE_CHECKING:
@@ -85,6 +85,8 @@ class ColumnTable:
 
     __slots__ = ()
     name: ClassVar[str]
+    derived: ClassVar[tuple[str, ...]] = ()
+    """Properties that are computed from columns."""
 
     @classmethod
     def columns(cls) -> Iterator[tuple[str, Column]]:
@@ -95,6 +97,17 @@ class ColumnTable:
     def __len__(self) -> int:
         first, _ = next(self.columns())
         return len(getattr(self, first))
+
+    def __getitem__(self, name: str) -> Any:
+        """Return a column, or a property that is computed from columns.
+
+        Raises:
+            UnknownNameError: the table has no such column.
+        """
+        known = [each for each, _ in self.columns()] + list(self.derived)
+        if name not in known:
+            raise UnknownNameError("column", name, known)
+        return getattr(self, name)
 
     def __repr__(self) -> str:
         present = [name for name, _ in self.columns() if getattr(self, name) is not None]
@@ -144,6 +157,7 @@ class Requests(ColumnTable):
     """One row per request; times are seconds from the first event, NaN for events that did not happen."""
 
     name: ClassVar[str] = "requests"
+    derived: ClassVar[tuple[str, ...]] = ("wait_s", "ttft_s", "tpot_s", "e2e_s")
 
     request: IntArray = column("int32", counts=True)
     id: npt.NDArray[np.str_] = column("str")
@@ -160,6 +174,29 @@ class Requests(ColumnTable):
     status: IntArray = column("uint8", names=RequestStatus)
     preemptions: IntArray = column("int32")
     cached_tokens: IntArray = column("int32")
+
+    @property
+    def wait_s(self) -> FloatArray:
+        """Seconds in the queue, from arrival to the first schedule."""
+        return self.first_scheduled_s - self.arrival_s
+
+    @property
+    def ttft_s(self) -> FloatArray:
+        """Time to first token in seconds, from arrival to the first output."""
+        return self.first_token_s - self.arrival_s
+
+    @property
+    def tpot_s(self) -> FloatArray:
+        """Time per output token after the first, in seconds; NaN for a single token."""
+        later_tokens = self.output_tokens - 1
+        tpot_s = np.full(len(self), np.nan)
+        np.divide(self.finished_s - self.first_token_s, later_tokens, out=tpot_s, where=later_tokens > 0)
+        return tpot_s
+
+    @property
+    def e2e_s(self) -> FloatArray:
+        """End-to-end time in seconds, from arrival to the last output."""
+        return self.finished_s - self.arrival_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)

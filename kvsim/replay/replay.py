@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from threading import Lock
 
 import numpy as np
 import numpy.typing as npt
@@ -65,13 +66,18 @@ class Replay:
 
         self._growth = GrowingRuns(self.ledger.tables, self.frame_seq)
         self.frame = 0
+        self._contents: UnitStates | None = None
+        # A seek while another thread creates the contents must move them, too.
+        self._moving = Lock()
 
-    @cached_property
+    @property
     def _states(self) -> UnitStates:
         """Contents of each unit, created on first use, because totals over the pool do not need them."""
-        states = UnitStates.of(self.ledger, self.num_units, self.first_unit)
-        self._show(states)
-        return states
+        with self._moving:
+            if self._contents is None:
+                self._contents = UnitStates.of(self.ledger, self.num_units, self.first_unit)
+                self._show(self._contents)
+            return self._contents
 
     @property
     def owner(self) -> npt.NDArray[np.int32]:
@@ -121,9 +127,10 @@ class Replay:
 
     def seek(self, frame: int) -> None:
         """Make `frame` the current frame, clamped to the recording."""
-        self.frame = min(max(frame, 0), self.num_frames - 1)
-        if "_states" in vars(self):
-            self._show(self._states)
+        with self._moving:
+            self.frame = min(max(frame, 0), self.num_frames - 1)
+            if self._contents is not None:
+                self._show(self._contents)
 
     def _show(self, states: UnitStates) -> None:
         afresh = states.go_to(self.num_ops(self.frame), int(self.frame_seq[self.frame]))

@@ -13,6 +13,8 @@ import pytest
 
 import kvsim
 from kvsim.errors import MissingExtraError, UnknownNameError, UsageError
+from kvsim.memory.waste import SlotState
+from kvsim.metrics import latencies
 from kvsim.recording import Recording
 
 from ..conftest import PRESSURE
@@ -50,6 +52,27 @@ def test_a_table_is_an_arrow_table(run: kvsim.Run, name: str) -> None:
     for column in arrow.column_names:
         if isinstance(value := getattr(table, column), np.ndarray) and column not in ("kind", "status"):
             assert np.array_equal(arrow[column].to_numpy(), value, equal_nan=value.dtype.kind == "f")
+
+
+def test_a_column_or_a_latency_is_taken_by_its_name(run: kvsim.Run) -> None:
+    requests, times = run.requests, latencies(run)
+    assert requests["arrival_s"] is requests.arrival_s
+    for name in ("wait_s", "ttft_s", "tpot_s", "e2e_s"):
+        assert np.array_equal(requests[name][times.request], getattr(times, name), equal_nan=True)
+    assert requests["ttft_s"][7] == requests.first_token_s[7] - requests.arrival_s[7]
+    for name in ("ttft", "columns", "to_arrow", "_read"):
+        with pytest.raises(UnknownNameError, match=f"no column '{name}'|column '{name}'"):
+            requests[name]
+
+
+def test_waste_over_time_is_a_table_that_accounts_for_every_slot(run: kvsim.Run) -> None:
+    table = run.waste_over_time.to_arrow()
+    assert table.column_names[0] == "time_s"
+    states = [table[state.name.lower()].to_numpy() for state in SlotState]
+    pool = run.meta.pool
+    assert pool.num_units is not None
+    assert set(np.sum(states, axis=0).tolist()) == {pool.num_units * pool.unit_tokens}
+    assert table.num_rows == len(run.steps) + 1
 
 
 def test_a_table_is_a_pandas_table_where_pandas_is_there(run: kvsim.Run, monkeypatch: pytest.MonkeyPatch) -> None:

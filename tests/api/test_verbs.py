@@ -70,6 +70,7 @@ def test_policies_are_compared(few: kvsim.Workload, tmp_path: Path) -> None:
         few, ["paged", "contiguous"], kvsim.machine("H200/Llama-3-8B", kv_gib=3), engine="interpreted"
     )
     assert list(found) == ["paged", "contiguous"]
+    assert (found[0], found[-1]) == (found["paged"], found["contiguous"])
     rows = found.summary()
     assert [row["policy"] for row in rows] == ["paged", "contiguous"]
     assert rows.to_arrow()["num_finished"].to_pylist() == [40, 40]

@@ -67,7 +67,7 @@ def test_shell_completion(kvsim: Kvsim) -> None:
         assert script.returncode == 0
         assert "_KVSIM_COMPLETE" in script.stdout
     words = kvsim(_KVSIM_COMPLETE="bash_complete", COMP_WORDS="kvsim co", COMP_CWORD="1")
-    assert words.stdout.split() == ["plain,compare"]
+    assert words.stdout.split() == ["plain,compare", "plain,conform"]
     words = kvsim(_KVSIM_COMPLETE="bash_complete", COMP_WORDS="kvsim run --poli", COMP_CWORD="2")
     assert words.stdout.split() == ["plain,--policy"]
 

@@ -75,6 +75,21 @@ def _log(rng: random.Random, seeds: Seeds, folder: Path) -> Arguments:
     return _reading(rng, "rec")
 
 
+def _server_log(rng: random.Random, seeds: Seeds, folder: Path) -> Arguments:
+    file = Path(shutil.copy(rng.choice(seeds.server_logs), folder / "server.log"))
+    for _ in range(rng.choice((1, 1, 2))):
+        rng.choice((mutate_text, mutate_text, mutate_bytes))(file, rng)
+    return ["doctor", "server.log", "--gpu", "H100", "--json"]
+
+
+def _server_line(rng: random.Random, seeds: Seeds, folder: Path) -> Arguments:
+    file = Path(shutil.copy(rng.choice(seeds.server_lines), folder))
+    for _ in range(rng.choice((1, 1, 2))):
+        rng.choice((mutate_text, mutate_text, mutate_bytes))(file, rng)
+    command = rng.choice((["size"], ["run", "--num-requests", "4"]))
+    return [*command, "--gpu", "H100", "--json", "--from", file.name]
+
+
 def _workload(rng: random.Random, seeds: Seeds, folder: Path) -> Arguments:
     seed = rng.choice(seeds.workloads)
     if seed.parent.name == "ragpulse":
@@ -138,6 +153,8 @@ def _flags(rng: random.Random, seeds: Seeds, folder: Path) -> Arguments:
 _KINDS: dict[str, tuple[int, Callable[[random.Random, Seeds, Path], Arguments]]] = {
     "recording": (40, _recording),
     "log": (14, _log),
+    "server log": (3, _server_log),
+    "server line": (3, _server_line),
     "workload": (22, _workload),
     "profile": (5, _profile),
     "lesson": (2, _lesson),

@@ -36,6 +36,7 @@ class Call(NamedTuple):
 
 LEFT_OUT = {
     "capture vllm": "starts an engine, which keeps what it compiles in the user's home",
+    "conform": "imports vLLM for each value, which takes seconds; tests/conformance/test_conform.py is about it",
     "tui --serve": "serves until it is stopped; tests/cli/test_serve.py is about it",
     "sweep --backend": "starts a cluster",
 }
@@ -113,6 +114,7 @@ def _usual(name: str, seeds: Seeds) -> list[tuple[Words, Words]]:
         "run": [((), (*_RUN, *policy)) for policy in policies],
         "fit": [((), (*_FIT, "--json")), ((), ("--users", "2", *_FIT[2:], "--json"))],
         "diagnose": [((recording,), ("--points", "1", "--json"))],
+        "doctor": [((str(seeds.server_logs[0]),), ("--gpu", "H200", "--json"))],
         "compare": [((), _RUN)],
         "sweep": [((), (*_RUN, "--jobs", "1", "-o", "s.parquet"))],
         "tui": [((recording,), _SHOT), ((), (*_RUN[:2], *policies[0], *_SHOT)), ((), ())],

@@ -20,11 +20,27 @@ from kvsim.recording import Recording, find, read, write
 from kvsim.recording.eventlog import line
 from kvsim.simulation import Machine, simulate
 from kvsim.workload import Poisson, SharedPrefixes, Uniform, Workload, generate
+from tests.cli.test_doctor import SGLANG, VLLM
 
 _INDEX = "seeds.pickle"
 ROOT = Path(__file__).parents[2]
 RECORDINGS = ("paged", "plain", "contiguous", "pow2", "static", "preallocated", "generate")
 SHIPPED_GENERATE = "hf-h200-granite-350m-batch64-static"
+
+_SERVER_LINES = {
+    "serve.sh": "vllm serve Qwen/Qwen3-8B --max-model-len 4096 \\\n  --gpu-memory-utilization 0.85 --max-num-seqs 64\n",
+    "compose.yaml": """services:
+  vllm:
+    image: vllm/vllm-openai:v0.25.1
+    command: --model Qwen/Qwen3-8B --max-model-len 4096 --enable-prefix-caching
+""",
+    "pod.yaml": """spec:
+  containers:
+    - image: lmsysorg/sglang:v0.5.3
+      command: [python3, -m, sglang.launch_server]
+      args: [--model-path, Qwen/Qwen3-8B, --mem-fraction-static, "0.85"]
+""",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +49,8 @@ class Seeds:
 
     recordings: tuple[Path, ...]
     logs: tuple[Path, ...]
+    server_logs: tuple[Path, ...]
+    server_lines: tuple[Path, ...]
     workloads: tuple[Path, ...]
     profiles: tuple[Path, ...]
     lessons: tuple[Path, ...]
@@ -60,6 +78,8 @@ def make_seeds(folder: Path) -> Seeds:
     return Seeds(
         recordings=tuple(recordings),
         logs=(_log(folder / "log"), *(_log_of(read(path), folder / f"log-{path.name}") for path in recordings[:1])),
+        server_logs=(_text_file(folder / "vllm.log", VLLM), _text_file(folder / "sglang.log", SGLANG)),
+        server_lines=tuple(_text_file(folder / name, text) for name, text in _SERVER_LINES.items()),
         workloads=_workloads(folder, workload),
         profiles=(_copied(ROOT / "kvsim" / "profiles" / "calibrated" / "vllm-h200-llama-3-8b.toml", folder),),
         lessons=(_copied(ROOT / "tui" / "lessons" / "1-reserved-and-empty.toml", folder),
@@ -98,6 +118,11 @@ def _policies() -> dict[str, Policy]:
         "static": Static(scheduler=StaticSettings(batch_size=3, max_model_len=64)),
         "preallocated": Static(scheduler=StaticSettings(batch_size=2, max_model_len=64, preallocated=True)),
     }
+
+
+def _text_file(file: Path, text: str) -> Path:
+    file.write_text(text, encoding="utf-8")
+    return file
 
 
 def _copied(file: Path, folder: Path) -> Path:

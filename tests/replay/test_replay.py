@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -373,6 +374,31 @@ def test_seeking_while_another_thread_makes_the_keyframes(monkeypatch: pytest.Mo
         stepping.seek(frame)
         for now, seen in zip(picture(stepping), then, strict=True):
             np.testing.assert_array_equal(now, seen)
+
+
+def test_a_seek_moves_contents_that_another_thread_is_creating(monkeypatch: pytest.MonkeyPatch) -> None:
+    recording = read(find("vllm-h200-llama-3-8b-pressure-prefixes"))
+    replay, creating, sought = Replay(recording), threading.Event(), threading.Event()
+    show = unit_states.SingleUnits.go_to
+
+    def show_slowly(pool: unit_states.SingleUnits, op: int, seq: int) -> bool:
+        begins_afresh = show(pool, op, seq)
+        creating.set()
+        sought.wait(0.2)
+        return begins_afresh
+
+    with ThreadPoolExecutor() as threads:
+        with monkeypatch.context() as patch:
+            patch.setattr(unit_states.SingleUnits, "go_to", show_slowly)
+            created = threads.submit(replay.warm_up)
+            assert creating.wait(60)
+            replay.seek(50)
+            sought.set()
+        created.result()
+    alone = Replay(recording)
+    alone.seek(50)
+    for now, expected in zip(picture(replay), picture(alone), strict=True):
+        np.testing.assert_array_equal(now, expected)
 
 
 @st.composite
