@@ -241,8 +241,8 @@ def test_ids_that_together_would_fill_the_memory(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("place", "value", "sentence"),
     [
-        ("policy.name", {"a": 1}, "policy.name should be one of paged, contiguous, static, not {'a': 1}."),
-        ("policy.name", "orca", "policy.name should be one of paged, contiguous, static, not 'orca'."),
+        ("policy.name", {"a": 1}, "policy.name should be one of paged, contiguous, static, radix, not {'a': 1}."),
+        ("policy.name", "orca", "policy.name should be one of paged, contiguous, static, radix, not 'orca'."),
         ("policy.block_size", "16", "policy.block_size should be a whole number above 0, not '16'."),
         ("policy.max_model_len", 2**70, "policy.max_model_len should be a whole number above 0, not"),
         ("policy.enable_prefix_caching", 3, "policy.enable_prefix_caching should be true or false, not 3."),
