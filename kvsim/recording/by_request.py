@@ -69,3 +69,12 @@ class RowsByRequest(NamedTuple):
     def newest(self, request: IntArray, step: IntArray) -> npt.NDArray[np.int32]:
         """Return the newest row of each of `request` before `step`; there is one."""
         return self.row[np.searchsorted(self.key, self.key_of(request, step)) - 1]
+
+    def computed_before(self, schedule: Schedule, request: IntArray, step: IntArray) -> npt.NDArray[np.int64]:
+        """Return the tokens that each of `request` has computed before `step`, of steps in flight too."""
+        row = self.newest(request, step)
+        num_steps = np.minimum(schedule.repeats[row], step - schedule.step[row])
+        computed: npt.NDArray[np.int64] = (
+            schedule.computed_before[row] + schedule.tokens[row].astype(np.int64) * num_steps
+        )
+        return computed

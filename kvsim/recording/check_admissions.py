@@ -11,6 +11,7 @@ import numpy.typing as npt
 from kvsim.kv_groups.group import CacheKind
 from kvsim.recording.by_request import RowsByRequest
 from kvsim.recording.check_queue import Stays
+from kvsim.recording.check_swaps import Admissions, check_swaps
 from kvsim.recording.model import Recording
 from kvsim.recording.order import is_new, units_of_runs
 from kvsim.recording.rules import agree, require
@@ -35,7 +36,8 @@ def check_admissions(recording: Recording, stays: Stays, folder: Path) -> None:
     before = schedule.computed_before[rows].astype(np.int64)
     if recording.meta.policy.get("swap_gib"):
         require(before >= hits, file, "computed_before should be no less than the request shares", rows)
-        _check_swaps(recording, step, before, hits, folder / "steps.parquet")
+        admitted = Admissions(stays.birth_request[found], step, before, hits)
+        check_swaps(recording, stays, admitted, folder / "steps.parquet")
         return
     if copies is not None:  # of a prompt that was loaded as a whole, the last token is computed
         hits -= (schedule.step[rows] > step) & (schedule.tokens[rows] == 1) & (before == hits - 1)
@@ -105,25 +107,6 @@ def _hits(recording: Recording, stays: Stays) -> npt.NDArray[np.int64]:
     wanted = stays.birth_request.astype(np.int64) * num_seqs + stays.birth_seq
     at = np.searchsorted(moment, wanted)
     return np.where(np.append(moment, -1)[at] == wanted, most[at], 0)
-
-
-def _check_swaps(recording: Recording, step: IntArray, before: IntArray, hits: IntArray, file: Path) -> None:
-    """Check that a request begins with its hits and the tokens that were swapped in, which left at its preemption."""
-    steps, unit_tokens = recording.steps, recording.meta.pool.unit_tokens
-    if steps.swapped_in_units is None or steps.swapped_out_units is None:
-        return
-    back = np.where(before > hits, -(-before // unit_tokens) - hits // unit_tokens, 0)
-    came = np.bincount(step, weights=back, minlength=len(steps)).astype(np.int64)
-    agree(steps.swapped_in_units, came, file, "swapped_in_units", "schedule.parquet")
-    memory = recording.memory
-    ends = memory.ends
-    gone = np.searchsorted(steps.schedule_seq, memory.seq[ends])
-    most = np.bincount(gone, weights=memory.length[ends], minlength=len(steps) + 1)[:-1]
-    require(steps.swapped_out_units <= most, file, "swapped_out_units should be no more than memory.parquet gives back")
-    require(
-        np.cumsum(steps.swapped_out_units, dtype=np.int64) >= np.cumsum(came), file,
-        "swapped_in_units should be no more than went out before",
-    )  # fmt: skip
 
 
 def _check_copies(recording: Recording, copies: Copies, folder: Path) -> None:

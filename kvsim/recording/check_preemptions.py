@@ -160,9 +160,7 @@ def _check_shortage(recording: Recording, file: Path) -> None:
 def _most_to_grow(recording: Recording, request: IntArray, step: IntArray) -> npt.NDArray[np.int64]:
     """Count the units that each of `request`, which run, may ask for in `step` at most."""
     schedule, requests, meta = recording.schedule, recording.requests, recording.meta
-    row = RowsByRequest.of(recording).newest(request, step)
-    num_steps = np.minimum(schedule.repeats[row], step - schedule.step[row])
-    computed = schedule.computed_before[row] + schedule.tokens[row].astype(np.int64) * num_steps
+    computed = RowsByRequest.of(recording).computed_before(schedule, request, step)
     left = requests.prompt_tokens[request].astype(np.int64) + requests.output_tokens[request] - computed
     decodes = (computed >= requests.prompt_tokens[request]) & (requests.preemptions[request] <= 1)
     most = {**meta.engine, **meta.policy}.get("max_num_batched_tokens") or _NO_LIMIT

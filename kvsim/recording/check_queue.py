@@ -22,6 +22,7 @@ class Stays(NamedTuple):
     birth_row: IntArray
     birth_request: IntArray
     birth_seq: IntArray
+    end_row: IntArray
     end_request: IntArray
     end_seq: IntArray
     end_step: IntArray
@@ -42,7 +43,7 @@ class Stays(NamedTuple):
         more -= np.bincount(number[num_births:], minlength=len(moments))
         begins, leaves = rows[first[more > 0]], rows[first[more < 0]]
         return cls(
-            begins, memory.request[begins], memory.seq[begins], memory.request[leaves], memory.seq[leaves],
+            begins, memory.request[begins], memory.seq[begins], leaves, memory.request[leaves], memory.seq[leaves],
             memory.step[leaves],
         )  # fmt: skip
 
