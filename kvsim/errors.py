@@ -57,6 +57,11 @@ class WorkloadError(KvsimError):
 class BudgetError(KvsimError):
     """The memory does not add up: nothing is left for the KV cache, or less than one request needs."""
 
+    def __init__(self, sentence: str, account: Iterable[tuple[str, int, str]] = ()) -> None:
+        """`account` has a label, the bytes on one GPU and the reason of each term, where the memory was divided."""
+        super().__init__(sentence)
+        self.account = tuple(account)
+
 
 class StalledError(KvsimError):
     """Requests are waiting and none can ever be scheduled."""

@@ -163,6 +163,7 @@ def _print(found: Diagnosis) -> None:
         ("server", f"{server.flags()}  # {server.num_gpus} x {server.gpu.name}"),
         ("KV cache", pool_words(found.recording.meta)),
         ("wasted", f"{lost} by preemptions and late stops; {wasted_percent(summary):.1f} % of the pool by rounding"),
+        ("prefix hits", found.hits),
         *times_rows(found.simulated.label),
     ]
     print_table("", ["", ""], rows)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kvsim.cli.machine import machine_of, memory_of
+from kvsim.cli.no_start import change_words, changes
 from kvsim.cli.options import SectionedCommand
 from kvsim.cli.scenario_flags import machine_options
 from kvsim.cli.show import echo, json_option, print_json, print_table, size
@@ -137,7 +138,8 @@ def _account(log: StartupLog, flags: dict[str, Any]) -> tuple[Budget | None, str
     try:
         budget = memory_of(merged, gpu, model, max_model_len=merged["max_model_len"])
     except BudgetError as error:
-        return None, f"By kvsim's account this server does not start: {error}"
+        advice = change_words(changes(merged, gpu, model))
+        return None, f"By kvsim's account this server does not start: {error}\n{advice}"
     assumed = [name for name in _DECISIVE if merged[name] is None]
     flags_of_them = ", ".join(f"--{name.replace('_', '-')}" for name in assumed)
     return budget, f"The log does not say {flags_of_them}; vLLM's defaults are assumed." if assumed else ""

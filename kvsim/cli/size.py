@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from kvsim.cli.machine import FIND, machine_of, memory_of
+from kvsim.cli.no_start import change_words, changes, print_no_start
 from kvsim.cli.options import bounded
 from kvsim.cli.scenario_flags import machine_options
 from kvsim.cli.server_lines import ServedCommand
-from kvsim.cli.show import json_option, print_json, print_table, size
-from kvsim.errors import UsageError
+from kvsim.cli.show import echo, json_option, print_json, print_table, size
+from kvsim.errors import BudgetError, UsageError
+from kvsim.kv_groups.reasons import caching_words, why_so_large
 from kvsim.kv_groups.specs import check_block_size, check_length
 from kvsim.policies import POLICY_NAMES
 from kvsim.policies.releases import DEFAULT, rules_of
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kvsim.hardware import Gpu
     from kvsim.kv_groups import CachePlan, KVCacheGroup
+    from kvsim.models import Model
     from kvsim.sizing.budget import Budget
 
 
@@ -73,12 +80,14 @@ def command(
         check_length(model, flags["max_model_len"])
     if policy == "paged":
         check_block_size(model, flags["block_size"])
-    budget = memory_of(
-        flags,
-        gpu,
-        model,
-        max_model_len=None if flags["max_model_len"] == FIND else flags["max_model_len"],
-    )
+    longest = None if flags["max_model_len"] == FIND else flags["max_model_len"]
+    try:
+        budget = memory_of(flags, gpu, model, max_model_len=longest)
+    except BudgetError as error:
+        if as_json or len(error.account) < 2:  # a pool of a stated size has no account
+            raise
+        print_no_start(error, _title(gpu, model), changes(flags, gpu, model))
+        sys.exit(error.exit_code)
     logs_longest = rules_of(flags["vllm"] or DEFAULT).logs_longest
     num_sequences, fits_as = _num_sequences(budget, policy, tokens)
     if as_json:
@@ -97,16 +106,17 @@ def command(
             f"of {tokens:,} tokens {fits_as}",
         ),
         *_otherwise_rows(budget, policy, tokens),
+        *_caching_rows(budget, policy),
     ]
-    print_table(_title(budget), ["", "", "", "why"], rows, figures=(1,), note=_note(budget))
+    echo(_verdict(budget, policy, tokens, num_sequences))
+    print_table(_title(gpu, model), ["", "", "", "why"], rows, figures=(1,), note=_note(flags, budget))
 
 
-def _title(budget: Budget) -> str:
-    model = budget.model
+def _title(gpu: Gpu, model: Model) -> str:
     served = [f"{model.quantization.method} weights"] if model.quantization else []
     served += [f"{model.kv_cache_dtype} KV cache"] if model.kv_cache_dtype != "auto" else []
-    number = _num_gpus(budget)
-    gpus = f"{number} x {budget.gpu.name}" if number > 1 else budget.gpu.name
+    number = model.tensor_parallel_size * model.pipeline_parallel_size
+    gpus = f"{number} x {gpu.name}" if number > 1 else gpu.name
     return f"{model.name} on {gpus}" + (f" ({', '.join(served)})" if served else "")
 
 
@@ -198,15 +208,31 @@ def _otherwise_rows(budget: Budget, policy: str, tokens: int) -> list[tuple[str,
     ]  # fmt: skip
 
 
-def _note(budget: Budget) -> str:
+def _verdict(budget: Budget, policy: str, tokens: int, num_sequences: int) -> str:
+    """Return the answer in a sentence, and the reason for a large block in another."""
     plan = budget.plan
-    if plan.concurrency >= 1:
-        return ""
-    longest = plan.longest_sequence()
-    return (
-        f"vLLM refuses to start: one sequence of {plan.settings.max_model_len:,} tokens does not fit; "
-        f"--max-model-len {longest} does."
-    )
+    if plan.concurrency < 1:
+        longest = plan.longest_sequence()
+        said = (
+            f"vLLM refuses to start: one sequence of {plan.settings.max_model_len:,} tokens does not fit; "
+            f"--max-model-len {longest} does."
+        )
+    else:
+        what = "sequences" if policy != "static" else "rows"
+        said = f"{num_sequences:,} {what} of {tokens:,} tokens fit at once, in {budget.num_blocks:,} blocks."
+    return f"{said} {why_so_large(plan)}".rstrip()
+
+
+def _note(flags: Mapping[str, Any], budget: Budget) -> str:
+    return "" if budget.plan.concurrency >= 1 else change_words(changes(flags, budget.gpu, budget.model))
+
+
+def _caching_rows(budget: Budget, policy: str) -> list[tuple[str, str, str, str]]:
+    """Return whether prefixes are cached, and what a hit needs."""
+    if policy != "paged":
+        return []
+    is_on, why = caching_words(budget.model, budget.plan)
+    return [("prefix caching", "on" if is_on else "off", "", why)]
 
 
 def _document(budget: Budget, policy: str, tokens: int, num_sequences: int, *, logs_longest: bool) -> dict[str, Any]:

@@ -10,7 +10,9 @@ import numpy as np
 
 from kvsim.fitting.load_answer import bands, command_dict, remedy_dict
 from kvsim.fitting.search import figures_of
+from kvsim.metrics.hit_rate import repeated_tokens
 from kvsim.metrics.run_verdict import Limit, limit_of, verdict_of, wasted_percent
+from kvsim.metrics.summary import hit_words
 
 if TYPE_CHECKING:
     from kvsim.diagnosis.losses import Spell
@@ -61,6 +63,17 @@ class Diagnosis:
         return _moments(self)
 
     @property
+    def hits(self) -> str:
+        """Share of prompt tokens found in the prefix cache, beside the share that an earlier prompt had too."""
+        requests = self.recording.requests
+        repeated, whole = (
+            repeated_tokens(self.recording.meta, requests),
+            int(requests.prompt_tokens.sum(dtype=np.int64)),
+        )
+        endless = f"; an endless cache would find {100 * repeated / whole:.1f} %" if repeated else ""
+        return hit_words(self.summary) + endless
+
+    @property
     def sureness(self) -> str:
         """Error of the simulation of the recording's own requests, in a sentence."""
         return _sureness(self)
@@ -73,6 +86,7 @@ class Diagnosis:
             "cause": self.cause,
             "moments": self.moments,
             "sureness": self.sureness,
+            "prefix_hits": self.hits,
             **command_dict(self.server),
             "measured": self.summary.as_dict(),
             "wasted": {

@@ -66,7 +66,7 @@ def glance(looks: Sequence[ServerMetrics]) -> Glance:
         )
         facts.append(f"{each}; {lengths} of output a request on average, preempted prompts counted again")
     if load.hit_share is not None:
-        facts.append(f"{100 * load.hit_share:.0f} % of prompt tokens were found in the prefix cache")
+        facts.append(_hits(load.hit_share, now.block_size))
     return Glance(
         load=load,
         verdict=_verdict(looks, load),
@@ -81,6 +81,16 @@ def glance(looks: Sequence[ServerMetrics]) -> Glance:
             f"KVSIM_RECORD=runs/mine vllm serve {now.model or 'MODEL'} "
             "--scheduler-cls kvsim.capture.vllm.RecordingScheduler; then kvsim diagnose runs/mine"
         ),
+    )
+
+
+def _hits(share: float, block_size: int | None) -> str:
+    found = f"{100 * share:.0f} % of prompt tokens were found in the prefix cache"
+    if share:
+        return found
+    block = f" of {block_size:,} tokens" if block_size else ""
+    return (
+        f"{found}: no prompt begins with the same full block{block} as an earlier one, or that block was evicted before"
     )
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from kvsim.hardware import GIB
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-_NUMBER = r"([\d,]+(?:\.\d+)?)"
+_NUMBER = r"(-?[\d,]+(?:\.\d+)?)"
 _SIZE = rf"{_NUMBER} ?(?:GiB|GB)"
 """Both servers divide by 2**30, whichever of the two words a release writes."""
 _BYTES: tuple[tuple[str, str], ...] = (

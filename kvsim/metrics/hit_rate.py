@@ -38,6 +38,17 @@ def prefix_hits(meta: Meta, requests: Requests) -> PrefixHits:
     return PrefixHits(queried, hits, "" if hits else _why_none(meta, requests, begun, looks_up=looks_up))
 
 
+def repeated_tokens(meta: Meta, requests: Requests) -> int:
+    """Count the prompt tokens in full blocks that an earlier prompt had too: the hits of an endless cache.
+
+    Hashes are chained, so that equal hashes are equal prompts up to there.
+    """
+    hashes, per_block = requests.prompt_hashes, max(1, meta.pool.unit_tokens // max(1, meta.hash_block_size))
+    within = np.arange(len(hashes.values)) - np.repeat(hashes.offsets[:-1], hashes.lengths)
+    of_blocks = hashes.values[within % per_block == per_block - 1]
+    return int(len(of_blocks) - len(np.unique(of_blocks))) * meta.pool.unit_tokens
+
+
 def _why_none(meta: Meta, requests: Requests, begun: npt.NDArray[np.intp], *, looks_up: bool) -> str:
     if not looks_up:
         return "prefix caching is off" if meta.policy_name in ("paged", "radix") else "this policy has no prefix cache"
@@ -47,7 +58,8 @@ def _why_none(meta: Meta, requests: Requests, begun: npt.NDArray[np.intp], *, lo
     num_blocks = hashes.lengths[begun] // per_block
     has_block = requests.prompt_tokens[begun] >= meta.pool.unit_tokens
     if not (num_blocks > 0).any():
-        return "no two prompts are known to share a prefix" if has_block.any() else "no prompt fills a block"
+        block = f"a block of {meta.pool.unit_tokens:,} tokens"
+        return f"no two prompts are known to share {block}" if has_block.any() else f"no prompt fills {block}"
     known = "" if (num_blocks[has_block] > 0).all() else " whose hashes are known"
     # Hashes are chained: prompts that share a full block share their first.
     begun = begun[num_blocks > 0]
@@ -55,7 +67,7 @@ def _why_none(meta: Meta, requests: Requests, begun: npt.NDArray[np.intp], *, lo
     _, which, count = np.unique(first, return_inverse=True, return_counts=True)
     shares = count[which] > 1
     if not shares.any():
-        return f"no two prompts{known} share a full block"
+        return f"no two prompts{known} share a full block of {meta.pool.unit_tokens:,} tokens"
     # The last token of a prompt is always computed.
     if not (requests.prompt_tokens[begun[shares]] > meta.pool.unit_tokens).any():
         return "prompts share a block that ends with them, and the last token is always computed"

@@ -202,19 +202,17 @@ def plan_budget(
         rooms = [sum(term.size_bytes for term in allowance)] * len(stages)
         setting = "gpu_memory_utilization"
     if not oversize:
-        for terms, room in zip(weights, rooms, strict=True):
-            _check_weights_fit(gpu, model, terms, room, setting)
+        for terms, room, account in zip(weights, rooms, accounts, strict=True):
+            _check_weights_fit(gpu, model, terms, room, setting, account)
     available = [max(0, sum(term.size_bytes for term in account)) for account in accounts]
     stage = min(range(len(stages)), key=lambda index: available[index] // sizes[index])
     if available[stage] < 2 * sizes[stage]:
-        raise BudgetError(_nothing_left(gpu, model, accounts[stage], sizes[stage]))
-    plan = plan_cache(
-        model,
-        settings,
-        available,
-        find_max_model_len=find_max_model_len,
-        insist=max_model_len is None or oversize,
-    )
+        raise BudgetError(_nothing_left(gpu, model, accounts[stage], sizes[stage]), _lines(accounts[stage]))
+    insist = max_model_len is None or oversize
+    try:
+        plan = plan_cache(model, settings, available, find_max_model_len=find_max_model_len, insist=insist)
+    except BudgetError as error:
+        raise BudgetError(str(error), _lines(accounts[stage])) from None
     pool = plan.num_blocks * sizes[stage]
     rounding = BudgetTerm("rounding", pool - available[stage], f"whole blocks of {_size(sizes[stage])}")
     return Budget(gpu=gpu, model=model, plan=plan, terms=(*accounts[stage], rounding), stage=stage)
@@ -272,13 +270,25 @@ def _overheads(model: Model, num_tokens: int, num_seqs: int, *, is_last: bool, g
     return tuple(BudgetTerm(label, -size, f"estimate: {why}") for label, (size, why) in estimates)
 
 
-def _check_weights_fit(gpu: Gpu, model: Model, weights: Sequence[BudgetTerm], room_bytes: int, setting: str) -> None:
+def _lines(account: Sequence[BudgetTerm]) -> list[tuple[str, int, str]]:
+    return [(term.label, term.size_bytes, term.why) for term in account]
+
+
+def _check_weights_fit(
+    gpu: Gpu,
+    model: Model,
+    weights: Sequence[BudgetTerm],
+    room_bytes: int,
+    setting: str,
+    account: Sequence[BudgetTerm],
+) -> None:
     size = -sum(term.size_bytes for term in weights)
     if size > room_bytes:
         raise BudgetError(
             f"the weights of {model.name} take {_size(size)} on each {gpu.name}, and {setting} leaves "
             f"{_size(max(0, room_bytes))} of its {_size(gpu.memory_bytes)} for them; a larger GPU, a higher "
-            f"--tensor-parallel-size, a --quantization or a smaller model would help, and --oversize insists."
+            f"--tensor-parallel-size, a --quantization or a smaller model would help, and --oversize insists.",
+            _lines(account),
         )
 
 

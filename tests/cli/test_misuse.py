@@ -251,7 +251,11 @@ class TestRecordings:
         (("size", *MACHINE, "--tokens", "0"), 2, "--tokens should be at least 1, not 0."),
         (("size", *MACHINE, "--tensor-parallel-size", "0"), 2, "tensor_parallel_size is 0"),
         (("size", *MACHINE, "--gpu-memory-utilization", "nan"), 2, "gpu_memory_utilization is nan"),
-        (("size", "--model", "Meta-Llama-3-8B", "--gpu", "T4"), 1, "the weights of meta-llama/Meta-Llama-3-8B take"),
+        (
+            ("size", "--model", "Meta-Llama-3-8B", "--gpu", "T4", "--json"),
+            1,
+            "the weights of meta-llama/Meta-Llama-3-8B take",
+        ),
         (
             ("tui", "rec", "--policy", "paged", "--screenshot", "x.svg"),
             2,

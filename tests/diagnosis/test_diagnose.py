@@ -209,6 +209,20 @@ def test_only_who_waits_at_every_look_is_held_back(waiting: tuple[int, ...], def
     assert glance(looks).verdict.startswith(verdict)
 
 
+def test_metrics_without_a_hit_name_the_block_that_prompts_should_share() -> None:
+    page = PAGE.format(usage=0.4, waiting=0, preemptions=0, finished=9)
+    counts = "vllm:prefix_cache_queries_total{{engine='0'}} {}\nvllm:prefix_cache_hits_total{{engine='0'}} {}\n"
+    looks = [
+        [parse_metrics(page + counts.replace("'", '"').format(queried, hits), time_s) for time_s, queried, hits in each]
+        for each in (((0.0, 100, 0), (6.0, 900, 0)), ((0.0, 100, 0), (6.0, 900, 80)))
+    ]
+    assert glance(looks[0]).facts[-1] == (
+        "0 % of prompt tokens were found in the prefix cache: no prompt begins with the same full block of 16 tokens "
+        "as an earlier one, or that block was evicted before"
+    )
+    assert glance(looks[1]).facts[-1] == "10 % of prompt tokens were found in the prefix cache"
+
+
 def test_a_single_look_knows_no_rate() -> None:
     seen = glance([parse_metrics(PAGE.format(usage=0.2, waiting=0, preemptions=50, finished=0), 0.0)])
     assert "since the server started. Look for longer." in seen.verdict

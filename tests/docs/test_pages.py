@@ -33,6 +33,7 @@ PAGES = [
         "reference/recordings.md",
     ),
     *(f"tutorials/{name}.md" for name in ("learner", "writer", "engineer", "researcher")),
+    *sorted(f"questions/{file.name}" for file in (DOCS / "questions").glob("*.md") if file.name != "README.md"),
 ]
 _BLOCK = re.compile(r"```(sh|python)\n(.*?)```", re.DOTALL)
 _SHELL = ("printf ",)
@@ -52,12 +53,13 @@ def blocks(page: str) -> list[tuple[str, str]]:
 
 
 def run_line(line: str) -> None:
-    for part in line.partition("  #")[0].strip().split(" && "):
+    command, _, comment = line.partition("  #")
+    for part in command.strip().split(" && "):
         if part and not part.startswith(_INSTALLS):
-            run_shell(part)
+            run_shell(part, int(comment.partition("exit status ")[2] or 0))
 
 
-def run_shell(line: str) -> None:
+def run_shell(line: str, code: int) -> None:
     if line.startswith(_SHELL):
         subprocess.run(["bash", "-c", line], check=True)
         return
@@ -76,7 +78,7 @@ def run_shell(line: str) -> None:
     if command == "run" and "--no-band" not in arguments:
         arguments.append("--no-band")
     result = CliRunner().invoke(cli, [command, *arguments])
-    assert result.exit_code == 0, f"{line}\n{result.output}\n{result.exception!r}"
+    assert result.exit_code == code, f"{line}\n{result.output}\n{result.exception!r}"
 
 
 def put_files_of_a_reader() -> None:

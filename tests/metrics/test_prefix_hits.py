@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from kvsim.cli import cli
 
-OFF, UNKNOWN = "prefix caching is off", "no two prompts are known to share a prefix"
+OFF, UNKNOWN = "prefix caching is off", "no two prompts are known to share a block of 16 tokens"
 Prompts = list[tuple[int, str, int]]
 """Tokens of each prompt, the name of its prefix, and how long that is."""
 
@@ -44,9 +44,13 @@ def test_hits_by_hand(tmp_path: Path) -> None:
         ([(80, "a", 64), (80, "a", 64)], ["--no-prefix-caching"], OFF),
         ([(80, "a", 64), (80, "a", 64)], ["--policy", "static"], "this policy has no prefix cache"),
         ([(80, "", 0), (80, "", 0)], [], UNKNOWN),
-        ([(80, "a", 64), (80, "b", 64)], [], "no two prompts share a full block"),
-        ([(80, "a", 64), (80, "b", 64), (80, "", 0)], [], "no two prompts whose hashes are known share a full block"),
-        ([(12, "a", 12), (12, "a", 12)], [], "no prompt fills a block"),
+        ([(80, "a", 64), (80, "b", 64)], [], "no two prompts share a full block of 16 tokens"),
+        (
+            [(80, "a", 64), (80, "b", 64), (80, "", 0)],
+            [],
+            "no two prompts whose hashes are known share a full block of 16 tokens",
+        ),
+        ([(12, "a", 12), (12, "a", 12)], [], "no prompt fills a block of 16 tokens"),
         ([(16, "a", 16), (16, "a", 16)], [], "the last token is always computed"),
         ([(80, "a", 64), (316, "b", 316), (80, "a", 64)], [], "none was in the cache when it came again"),
     ],
@@ -55,3 +59,15 @@ def test_no_hit_has_its_reason(tmp_path: Path, prompts: Prompts, flags: list[str
     found = run(tmp_path, prompts, *flags)
     assert (found["prefix_hit_rate"], found["prefix_hit_tokens"]) == (0.0, 0)
     assert found["prefix_no_hits"].endswith(why)
+
+
+def test_a_diagnosis_says_what_an_endless_cache_would_find(tmp_path: Path) -> None:
+    run(tmp_path, [(80, "a", 64), (316, "b", 316), (80, "a", 64)])
+    flags = ["--points", "0", "--jobs", "1", "--engine", "interpreted", "--json"]
+    result = CliRunner().invoke(cli, ["diagnose", str(tmp_path / "run"), *flags])
+    assert result.exit_code == 0, result.exception
+    share = 100 * 64 / (80 + 316 + 80)
+    assert json.loads(result.stdout)["prefix_hits"] == (
+        f"0 %: prompts share full blocks, and none was in the cache when it came again; an endless cache would find "
+        f"{share:.1f} %"
+    )

@@ -1,0 +1,82 @@
+"""Say why a server does not start: the sentence, the account of its memory, and the changes with which it does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from kvsim.cli.machine import FIND, engine_limits, memory_of
+from kvsim.cli.show import echo, print_table, size
+from kvsim.errors import BudgetError
+
+if TYPE_CHECKING:
+    from kvsim.hardware import Gpu
+    from kvsim.models import Model
+    from kvsim.sizing.budget import Budget
+    from kvsim.sizing.starts import Change
+
+_SERVED = ("kv_cache_dtype", "quantization", "tensor_parallel_size")
+"""Settings of a start that belong to the served model."""
+
+
+def changes(flags: Mapping[str, Any], gpu: Gpu, model: Model) -> list[Change]:
+    """Return the changes of single flags with which the server starts."""
+    from kvsim.models import find_quantization
+    from kvsim.sizing.starts import changes_that_start
+
+    longest = model.max_position_embeddings if flags["max_model_len"] in (None, FIND) else flags["max_model_len"]
+
+    def plan(settings: Mapping[str, Any]) -> Budget:
+        changed = {name: settings[name] for name in _SERVED if name in settings}
+        if "quantization" in changed:
+            changed["quantization"] = find_quantization(changed["quantization"])
+        served = model.served(**changed)
+        merged = {**flags, **settings, "max_model_len": FIND if settings.get("find_max_model_len") else longest}
+        return memory_of(merged, gpu, served, max_model_len=None if merged["max_model_len"] == FIND else longest)
+
+    return changes_that_start(plan, _present(flags, gpu, model, longest))
+
+
+def _present(flags: Mapping[str, Any], gpu: Gpu, model: Model, longest: int) -> dict[str, Any]:
+    from kvsim.policies.releases import DEFAULT, defaults_of
+
+    num_seqs, num_tokens = engine_limits(flags, gpu, longest)
+    share, quantization = flags["gpu_memory_utilization"], model.quantization
+    default = defaults_of(flags["vllm"] or DEFAULT).gpu_memory_utilization
+    sixteen_bits = None if gpu.fp8_dense_flops else model.dtype  # what the GPU cannot multiply is not advised
+    return {
+        "gpu_memory_utilization": default if share is None else share,
+        "max_num_batched_tokens": num_tokens,
+        "max_num_seqs": num_seqs,
+        "kv_cache_dtype": sixteen_bits if model.kv_cache_dtype == "auto" else model.kv_cache_dtype,
+        "quantization": sixteen_bits if quantization is None else quantization.method,
+        "tensor_parallel_size": model.tensor_parallel_size,
+    }
+
+
+def print_no_start(error: BudgetError, title: str, found: list[Change]) -> None:
+    """Print why there is no start, the account of the memory, and what would start."""
+    echo(f"kvsim: {error}", err=True)
+    on_one = "on each GPU" if " x " in title else ""
+    rows = [(label, size(num_bytes), on_one, why) for label, num_bytes, why in error.account]
+    left = sum(num_bytes for _, num_bytes, _ in error.account)
+    rows.append(("left for the cache", size(left), on_one, f'vLLM\'s log then says: "{_logged(error)}"'))
+    print_table(title, ["", "", "", "why"], rows, figures=(1,), note=change_words(found))
+
+
+def _logged(error: BudgetError) -> str:
+    """Return the beginning of the message with which vLLM ends."""
+    sizes = {label: num_bytes for label, num_bytes, _ in error.account}
+    if -sizes.get("weights", 0) > sizes.get("GPU memory", sum(map(abs, sizes.values()))):
+        return "CUDA out of memory"
+    if sum(sizes.values()) <= 0:
+        return "No available memory for the cache blocks"
+    return "To serve at least one request with the model's max seq len"
+
+
+def change_words(found: list[Change]) -> str:
+    """Name the changes that start, with the tokens that the cache then holds; a line each."""
+    if not found:
+        return "No change of a single setting makes it start."
+    lines = [f"  {change.flags}: room for {change.budget.plan.num_tokens:,} tokens" for change in found]
+    return "\n".join(["It starts with one of:", *lines])

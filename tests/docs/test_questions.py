@@ -1,0 +1,46 @@
+"""Pages of questions: what they quote below a command is what it prints."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from kvsim.cli import cli
+
+from ..conftest import REPOSITORY
+
+PAGES = sorted(page for page in (REPOSITORY / "docs/questions").glob("*.md") if page.name != "README.md")
+_QUOTE = re.compile(
+    r"```sh\n(?P<commands>(?:[^`])*?)```\n\n(?:`(?P<quoted>[^`]+)`|[^\n]*\n[^`]*?```text\n(?P<shown>.*?)```)", re.S
+)
+
+
+def printed(command: str) -> str:
+    """What a command prints on both streams, in one line; one that only reads its flags."""
+    words = shlex.split(command.partition("  #")[0])
+    result = CliRunner().invoke(cli, words[1:])
+    said = f"kvsim: {result.exception}" if result.exit_code and not result.output else ""
+    return " ".join(f"{result.output} {said}".split())
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_quotation_below_a_command_is_what_it_prints(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for match in _QUOTE.finditer(page.read_text(encoding="utf-8")):
+        commands = [line for line in match["commands"].splitlines() if line.startswith("kvsim size")]
+        if not commands:
+            continue
+        output = " ".join(map(printed, commands))
+        quoted = match["quoted"] or match["shown"]
+        for piece in re.split(r"…|\n…\n", quoted):
+            assert " ".join(piece.split()) in output, piece
+
+
+def test_the_pages_quote_something() -> None:
+    assert sum(len(_QUOTE.findall(page.read_text(encoding="utf-8"))) for page in PAGES) >= 4
