@@ -33,6 +33,7 @@ def run(
     *,
     at_s: float | None = None,
     ascii: bool = False,  # noqa: A002 - the flag's name
+    calm: bool = False,
     runs: Callable[[], Sequence[Recording]] | None = None,
     ample: Callable[[], Sequence[float]] | None = None,
 ) -> None:
@@ -43,6 +44,7 @@ def run(
             of these, which is called in a thread once the terminal shows how far it has come.
         at_s: seconds from the first event at which to begin; shortly before the most telling moment if None.
         ascii: draw with plain ASCII. Without it, the `NO_COLOR` variable alone selects glyphs instead of colours.
+        calm: draw one frame a second, for slow links.
         runs: what serves the requests of `shown` under every policy, for a comparison.
         ample: how many tokens per second each of the compared runs would put out with memory for everything, in their
             order; called in a thread while they play.
@@ -59,14 +61,21 @@ def run(
         report.begin("opening")
         return _opened(made, at_s, live=True)
 
-    app = KvsimApp(open_it, ascii=ascii, runs=runs, ample=ample)
+    app = KvsimApp(open_it, ascii=ascii, calm=calm, runs=runs, ample=ample)
     play(app)
     if app.failure is not None:
         raise app.failure
 
 
-def attach(feed: Feed, *, keep: Callable[[], None], ascii: bool = False) -> None:  # noqa: A002 - the flag's name
-    """Watch a recording that is still growing, until the person quits; a signal that ends this has `keep` called.
+def attach(
+    feed: Feed,
+    *,
+    keep: Callable[[], None],
+    ascii: bool = False,  # noqa: A002 - the flag's name
+    calm: bool = False,
+) -> None:
+    """Watch a recording that is still growing, until the person quits; a signal that ends this has `keep` called. A
+    `calm` screen draws one frame a second.
 
     Raises:
         RecordingError: the feed ended before its first step.
@@ -77,7 +86,7 @@ def attach(feed: Feed, *, keep: Callable[[], None], ascii: bool = False) -> None
     from .live.past import Past  # noqa: PLC0415
     from .screens.defects import play  # noqa: PLC0415
 
-    play(KvsimApp(Past().open(first_excerpt(feed)), ascii=ascii, feed=feed), keep)
+    play(KvsimApp(Past().open(first_excerpt(feed)), ascii=ascii, calm=calm, feed=feed), keep)
 
 
 def watch_metrics(feed: MetricsFeed, *, keep: Callable[[], None], ascii: bool = False) -> None:  # noqa: A002

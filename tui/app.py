@@ -9,6 +9,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
+from textual._compositor import CompositorUpdate
 from textual.binding import Binding
 from textual.events import InputEvent
 
@@ -23,6 +24,7 @@ from .pool.flash import FLASH_S
 from .screens.defects import Careful
 from .screens.keys import ASCII_KEYS
 from .screens.opening import Opening, OpeningJob, Report
+from .terminal import Link, Shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from .live.feed import Feed
 
 FRAMES_PER_S = 30
+CALM_FRAMES_PER_S = 1
 _SETTLE_S = 0.5
 """Wall seconds until the first picture is drawn and garbage may be collected."""
 
@@ -78,16 +81,20 @@ class KvsimApp(Careful, Playbacks):
         ample: Callable[[], Sequence[float]] | None = None,
         feed: Feed | None = None,
         flash_s: float = FLASH_S,
+        calm: bool = False,
     ) -> None:
         """Show `opening`, or the result of calling it in a thread. `runs` makes the runs of a comparison, `ample`
         computes their throughput with ample memory, and `feed` supplies new steps. Changes are lit for `flash_s` wall
-        seconds; tests pass their own `clock`.
+        seconds; tests pass their own `clock`. A `calm` interface draws one frame a second and lights nothing up.
         """
         super().__init__(runs=runs, ample=ample, feed=feed)
         self._opening = opening
+        self._link = Link()
+        self._shown = Shown(self._link)
         self.failure: KvsimError | None = None
         """Error that prevented the opening."""
-        self.flash_s = flash_s
+        self.flash_s = 0.0 if calm else flash_s
+        self._frames_per_s = CALM_FRAMES_PER_S if calm else FRAMES_PER_S
         # Without colours, states are read from glyphs, one per cell.
         self.symbols = replace(ASCII if ascii else GLYPHS if "NO_COLOR" in os.environ else COLOR)
         self.animation_level = "none"
@@ -125,7 +132,7 @@ class KvsimApp(Careful, Playbacks):
     def on_mount(self) -> None:
         """Create the clock, paused, and start loading if necessary."""
         self.theme_changed_signal.subscribe(self, self._take_colors)
-        self._timer = self.set_interval(1 / FRAMES_PER_S, self.tick, pause=True)
+        self._timer = self.set_interval(1 / self._frames_per_s, self.tick, pause=True)
         if callable(self._opening):
             job = self._opening
             self.call_after_refresh(lambda: self.run_worker(self._make_opening(job)))
@@ -159,8 +166,15 @@ class KvsimApp(Careful, Playbacks):
         if not (self._leaving and isinstance(event, InputEvent)):
             await super().on_event(event)
 
+    def _display(self, screen: Screen[object], renderable: RenderableType | None) -> None:
+        """Send what the terminal does not show already."""
+        update = self._shown.update(renderable) if isinstance(renderable, CompositorUpdate) else renderable
+        super()._display(screen, update)
+
     def tick(self) -> None:
-        """Advance the playback by the wall time since the last tick."""
+        """Advance the playback by the wall time since the last tick, once the terminal has room for a frame."""
+        if not self._link.is_free(time.monotonic()):
+            return
         now_s = self._clock()
         elapsed_s, self._ticked_s = now_s - self._ticked_s, now_s
         if self.num_playbacks:  # the clock may still tick while the program ends

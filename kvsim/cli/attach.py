@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def attach(tui: Any, address: str, output: Path | None, *, overwrite: bool, ascii_only: bool) -> None:
+def attach(tui: Any, address: str, output: Path | None, *, overwrite: bool, ascii_only: bool, calm: bool) -> None:
     """Watch the server at `address` until the person quits, and write the recording to `output`.
 
     A web server is asked for its metrics; any other is listened to for events.
@@ -37,7 +37,7 @@ def attach(tui: Any, address: str, output: Path | None, *, overwrite: bool, asci
     if page is not None:
         _watch_metrics(tui, page, output, overwrite=overwrite, ascii_only=ascii_only)
     else:
-        _watch_events(tui, address, output, overwrite=overwrite, ascii_only=ascii_only)
+        _watch_events(tui, address, output, overwrite=overwrite, ascii_only=ascii_only, calm=calm)
     if output is not None:
         click.echo(output)
 
@@ -72,7 +72,9 @@ def _watch_metrics(tui: Any, address: str, output: Path | None, *, overwrite: bo
     _say_end(feed.ended)
 
 
-def _watch_events(tui: Any, address: str, output: Path | None, *, overwrite: bool, ascii_only: bool) -> None:
+def _watch_events(
+    tui: Any, address: str, output: Path | None, *, overwrite: bool, ascii_only: bool, calm: bool
+) -> None:
     from kvsim.live.event_feed import LiveFeed
     from kvsim.recording import write
 
@@ -87,7 +89,7 @@ def _watch_events(tui: Any, address: str, output: Path | None, *, overwrite: boo
 
     with _kept(output, write_it) as keep:
         try:
-            tui.attach(feed, keep=keep, ascii=ascii_only)
+            tui.attach(feed, keep=keep, ascii=ascii_only, calm=calm)
         finally:
             feed.close()
     _say_end(feed.ended_before_close)

@@ -66,6 +66,7 @@ _FEW_REQUESTS = 1_000
 @overwrite_option
 @click.option("--size", default="120x40", show_default=True, metavar="COLUMNSxROWS", help="Size of the screenshot.")
 @click.option("--ascii", "ascii_only", is_flag=True, help="Draw with plain characters.")
+@click.option("--calm", is_flag=True, help="Draw one frame a second, for slow links.")
 @click.pass_context
 def command(
     context: click.Context,
@@ -84,6 +85,7 @@ def command(
     size: str,
     overwrite: bool,
     ascii_only: bool,
+    calm: bool,
     **flags: Any,
 ) -> None:
     """Watch the memory pool of RECORDING, of a simulation with --policy, or of all policies with --compare.
@@ -112,7 +114,7 @@ def command(
     ascii_only = ascii_only or os.environ.get("TERM") == "dumb"
     tui = import_module("kvsim_tui")
     if attach is not None:
-        live.attach(tui, attach, output, overwrite=overwrite, ascii_only=ascii_only)
+        live.attach(tui, attach, output, overwrite=overwrite, ascii_only=ascii_only, calm=calm)
         return
     make: Callable[[Any], Any]
     runs = ample = None
@@ -127,7 +129,7 @@ def command(
         others = flags | {"workload": recording_name or flags["workload"]}
         runs, ample = partial(_all_policies, others, _quiet), partial(_ample_tokens_per_s, others)
     if screenshot is None:
-        tui.run(make, at_s=at_s, ascii=ascii_only, runs=runs, ample=ample)
+        tui.run(make, at_s=at_s, ascii=ascii_only, calm=calm, runs=runs, ample=ample)
     else:
         tui.screenshot(make(None), screenshot, at_s=at_s, size=columns_rows, ascii=ascii_only, ample=ample)
         click.echo(screenshot)

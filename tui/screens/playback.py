@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from ..playback.session import Story
     from .app_interface import Host
 
-_TICKS_PER_PANEL_UPDATE = 8
-"""Ticks between two updates of a panel during playback: text that changes thirty times a second cannot be read. The
-panels take turns, so that no tick has to draw all of the panels.
+_PANEL_UPDATE_S = 8 / 30
+"""Wall seconds between two updates of a panel during playback: text that changes thirty times a second cannot be read.
+The panels take turns, so that no tick has to draw all of the panels.
 """
 
 
@@ -172,9 +172,10 @@ class PlaybackScreen(Transport):
             return
         self.show_frame(moved=moved)
         self._num_ticks += 1
-        turn = self._num_ticks % _TICKS_PER_PANEL_UPDATE
+        num_turns = max(round(_PANEL_UPDATE_S / max(wall_s, 1 / 30)), 1)
+        turn = self._num_ticks % num_turns
         if self._ready:
-            for panel in self._panels[turn::_TICKS_PER_PANEL_UPDATE]:
+            for panel in self._panels[turn::num_turns]:
                 panel.show_frame()
             if not turn:
                 self._show_words()

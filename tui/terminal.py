@@ -1,0 +1,217 @@
+"""Send an update of the screen as the characters that the terminal does not show already.
+
+Textual sends every changed region whole, with all attributes of each piece of text: too much for a slow link.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from rich.cells import cell_len
+from rich.color import ColorSystem
+from rich.style import Style
+from textual._compositor import ChopsUpdate, CompositorUpdate, LayoutUpdate
+from textual.strip import Strip
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rich.console import Console
+    from textual.strip import Segment
+
+BYTES_PER_S: Final = 48_000
+"""Bytes a second that playing may send; frames that would exceed it are left out."""
+_CREDIT_S: Final = 0.25
+"""Seconds of silence that can be made up for."""
+_SHORTEST_MOVE: Final = 4
+"""Bytes of the shortest movement of the cursor: a gap of fewer unchanged characters is sent again."""
+_SEEN_ON_BLANKS: Final = frozenset("4579")
+"""Attributes that show on a space: underlined, blinking, reversed, struck out."""
+
+
+class Ink(NamedTuple):
+    """Codes of a style: attributes, colour, and background."""
+
+    attributes: str
+    color: str
+    ground: str
+
+
+_PLAIN: Final = Ink("", "39", "49")
+
+
+class Link:
+    """Counts what is sent to the terminal, so that playing stays below a rate."""
+
+    def __init__(self, bytes_per_s: float = BYTES_PER_S) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._credit, self._counted_s = 0.0, time.monotonic()
+
+    def send(self, number: int) -> None:
+        """Count a number of bytes."""
+        self._credit -= number
+
+    def is_free(self, now_s: float) -> bool:
+        """Tell whether what was sent until `now_s` is below the rate."""
+        earned = (now_s - self._counted_s) * self._bytes_per_s
+        self._credit, self._counted_s = min(self._credit + earned, self._bytes_per_s * _CREDIT_S), now_s
+        return self._credit >= 0
+
+
+class Shown:
+    """Characters and styles that the terminal shows, by line."""
+
+    def __init__(self, link: Link) -> None:
+        self._lines: list[list[tuple[str, Ink]]] = []
+        self._link = link
+
+    def update(self, update: CompositorUpdate) -> CompositorUpdate:
+        """Return what makes the terminal show `update`."""
+        return Difference(update, self) if isinstance(update, ChopsUpdate | LayoutUpdate) else update
+
+    def codes(self, update: ChopsUpdate | LayoutUpdate, console: Console) -> str:
+        """Return what to send. A full update is sent whole: something else may have written on the screen."""
+        system = console._color_system or ColorSystem.TRUECOLOR
+        pen = Pen()
+        if isinstance(update, LayoutUpdate):
+            self._lines = [[] for _ in update.strips]
+            for y, line in enumerate(update.strips):
+                self._draw(pen, 0, y, (segment for strip in line for segment in strip), system)
+        else:
+            for x, y, segments in _pieces(update):
+                self._draw(pen, x, y, segments, system)
+        codes = pen.end()
+        self._link.send(len(codes.encode()))
+        return codes
+
+    def _draw(self, pen: Pen, x: int, y: int, segments: Iterator[Segment], system: ColorSystem) -> None:
+        if y >= len(self._lines):
+            self._lines += [[] for _ in range(y + 1 - len(self._lines))]
+        line = self._lines[y]
+        for text, style, _ in segments:
+            ink = _ink_of(style or Style.null(), system)
+            for character in text:
+                cell = _simplest(character, ink)
+                if x >= len(line):
+                    line += [("", _PLAIN)] * (x + 1 - len(line))
+                if line[x] != cell:
+                    pen.write(x, y, cell, line)
+                    line[x] = cell
+                if character.isascii():
+                    x += 1
+                    continue
+                width = cell_len(character)
+                for covered in range(x + 1, x + width):  # the right half of a wide character
+                    line[covered : covered + 1] = [("", ink)]
+                x += width
+
+
+class Pen:
+    """Writes characters with as few codes as their places and styles need."""
+
+    def __init__(self) -> None:
+        self._parts: list[str] = []
+        self._x, self._y = -1, -1
+        self._ink = _PLAIN
+
+    def write(self, x: int, y: int, cell: tuple[str, Ink], line: list[tuple[str, Ink]]) -> None:
+        """Write one character of `line`, which shows the characters before it."""
+        if y != self._y or x < self._x:
+            self._parts.append(f"\x1b[{y + 1};{x + 1}H" if x else f"\x1b[{y + 1}H")
+        elif x > self._x:
+            gap = line[self._x : x]
+            if len(gap) < _SHORTEST_MOVE and all(len(text) == 1 and self._has(ink) for text, ink in gap):
+                self._parts.extend(text for text, _ in gap)
+            else:
+                self._parts.append(f"\x1b[{x - self._x}C" if x > self._x + 1 else "\x1b[C")
+        character, ink = cell
+        self._take(ink)
+        self._parts.append(character)
+        self._x, self._y = x + (1 if character.isascii() else cell_len(character)), y
+
+    def end(self) -> str:
+        """Return what was written, with plain text after it."""
+        self._take(_PLAIN)
+        return "".join(self._parts)
+
+    def _has(self, ink: Ink) -> bool:
+        return ink == self._ink or (not ink.color and self._on_blank(ink) == self._ink)
+
+    def _on_blank(self, ink: Ink) -> Ink:
+        """Return the nearest style that looks like `ink` on a space."""
+        attributes, color, _ = self._ink
+        return Ink(attributes, color, ink.ground) if _unseen_on_blanks(attributes) else Ink("", color, ink.ground)
+
+    def _take(self, ink: Ink) -> None:
+        ink = ink if ink.color else self._on_blank(ink)
+        if ink == self._ink:
+            return
+        attributes, color, ground = self._ink
+        codes = []
+        if ink.attributes != attributes:
+            codes = ["0", ink.attributes]
+            color, ground = _PLAIN.color, _PLAIN.ground
+        codes += [code for code, before in ((ink.color, color), (ink.ground, ground)) if code != before]
+        self._parts.append(f"\x1b[{';'.join(filter(None, codes))}m")
+        self._ink = ink
+
+
+class Difference(CompositorUpdate):
+    """An update without what the terminal shows already."""
+
+    def __init__(self, update: ChopsUpdate | LayoutUpdate, shown: Shown) -> None:
+        self._update, self._shown = update, shown
+
+    def __rich_console__(self, console: Console, options: Any) -> Any:
+        """Yield the whole update: for a console that is no terminal."""
+        return self._update.__rich_console__(console, options)
+
+    def render_segments(self, console: Console) -> str:
+        """Return the codes to send."""
+        return self._shown.codes(self._update, console)
+
+
+def _pieces(update: ChopsUpdate) -> Iterator[tuple[int, int, Iterator[Segment]]]:
+    """Yield the column and line of each changed stretch, and its text."""
+    for y, begin, end in update.spans:
+        for stop, (x, strip) in zip(update.chop_ends[y], update.chops[y].items(), strict=False):
+            if strip is None or x >= end or stop <= begin:
+                continue
+            left, right = max(begin, x), min(end, stop)
+            yield left, y, iter(strip if (left, right) == (x, stop) else strip.crop(left - x, right - x))
+
+
+@lru_cache(maxsize=4096)
+def _ink_of(style: Style, system: ColorSystem) -> Ink:
+    attributes = Strip.render_ansi(style.without_color, system)
+    color, ground = style.color, style.bgcolor
+    return Ink(
+        attributes,
+        _PLAIN.color if color is None else ";".join(color.downgrade(system).get_ansi_codes()),
+        _PLAIN.ground if ground is None else ";".join(ground.downgrade(system).get_ansi_codes(foreground=False)),
+    )
+
+
+@lru_cache(maxsize=1 << 14)
+def _simplest(character: str, ink: Ink) -> tuple[str, Ink]:
+    """Return the character with the fewest codes that looks the same: a space has no colour of its own."""
+    if not _unseen_on_blanks(ink.attributes):
+        return character, ink
+    if character == "█" and ink.color != _PLAIN.color:
+        return " ", Ink("", "", _as_ground(ink.color))
+    if character == " " or (_as_ground(ink.color) == ink.ground != _PLAIN.ground and cell_len(character) == 1):
+        return " ", Ink("", "", ink.ground)
+    return character, ink
+
+
+@lru_cache
+def _unseen_on_blanks(attributes: str) -> bool:
+    return _SEEN_ON_BLANKS.isdisjoint(attributes.split(";"))
+
+
+def _as_ground(color: str) -> str:
+    """Return the code of a colour for the background."""
+    first, _, rest = color.partition(";")
+    return f"{int(first) + 10};{rest}" if rest else str(int(first) + 10)
