@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rich.console import Console
-    from textual.strip import Segment
+    from rich.segment import Segment
 
 BYTES_PER_S: Final = 48_000
 """Bytes a second that playing may send; frames that would exceed it are left out."""
