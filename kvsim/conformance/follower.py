@@ -14,7 +14,7 @@ from kvsim.engine.driver import Driver
 from kvsim.engine.initialization import EnginePlan
 from kvsim.engine.known_requests import Demand
 from kvsim.engine.moments import ADD, LEAVE, LOOK
-from kvsim.engine.prefix_keys import PrefixKeys
+from kvsim.engine.prefix_keys import PrefixKeys, with_answers
 from kvsim.recording import RequestStatus
 from kvsim.workload import Ragged
 
@@ -114,17 +114,18 @@ def _demand(recorded: Recorded) -> Demand:
     # An unfinished request has not stopped by itself: it may go on to its limit.
     output = np.where(requests.status == RequestStatus.FINISHED, requests.output_tokens, limit)
     keys = PrefixKeys(block_size)
+    prompts = Ragged.from_rows(
+        [
+            keys.from_hashes(requests.prompt_hashes[row].tolist(), block_size, int(prompt[row]))
+            for row in range(len(requests))
+        ],
+        np.int64,
+    )
     return Demand(
         prompt=prompt,
         output=np.minimum(np.minimum(output, limit), np.maximum(longest - prompt, 1)).astype(np.int64),
         limit=limit,
         priority=requests.priority.astype(np.int64),
         arrival_s=np.array(recorded.arrival_ranks()),
-        keys=Ragged.from_rows(
-            [
-                keys.from_hashes(requests.prompt_hashes[row].tolist(), block_size, int(prompt[row]))
-                for row in range(len(requests))
-            ],
-            np.int64,
-        ),
+        keys=with_answers(requests.turns, prompts, block_size),
     )

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvsim.errors import WorkloadError
-from kvsim.workload import Ragged, Workload
+from kvsim.workload import Ragged, Turns, Workload
 
 Column = npt.NDArray[np.int64]
 
@@ -60,6 +60,7 @@ class PrefixKeys:
 def knows_prefixes(workload: Workload) -> bool:
     """Tell whether the shared prefixes of prompts are known."""
     known = workload.prompt_token_ids is not None or len(workload.prompt_hashes.values) > 0
+    known |= workload.turns is not None
     return known or bool((workload.prefix_group >= 0).any())
 
 
@@ -90,6 +91,32 @@ def prompt_keys(workload: Workload, block_size: int) -> Ragged[np.int64]:
         all_codes[np.repeat(rows, num_blocks)] = codes
     offsets = np.concatenate(([0], np.cumsum(num_blocks)))
     return Ragged(_by_first_appearance(all_codes, num_codes), offsets, np.int64)
+
+
+def with_answers(turns: Turns | None, prompts: Ragged[np.int64], block_size: int) -> Ragged[np.int64]:
+    """Return the keys of `prompts`, and of all that a later turn repeats: full blocks of histories and answers.
+
+    What a prompt says of an answer before it holds; else the answer is the session's own.
+    """
+    if turns is None:
+        return prompts
+    known, heard = prompts.lengths, turns.history_tokens.astype(np.int64) // block_size
+    said, rows = np.maximum(known, heard), np.flatnonzero(turns.after >= 0)
+    lengths = said.copy()
+    np.maximum.at(lengths, turns.after[rows], heard[rows])
+    offsets = np.concatenate(([0], np.cumsum(lengths)))
+    keys = np.arange(offsets[-1]) + prompts.values.max(initial=-1) + 1
+    block, row_of_block = _places(lengths)
+    keys[block < known[row_of_block]] = prompts.values
+    begins = offsets.tolist()
+    waiting = [(begins[row], begins[after], row, after) for row, after in zip(rows, turns.after[rows], strict=True)]
+    for to, source, row, after in reversed(waiting):  # the first of several branches says what the answer was
+        first, end = said[after], min(known[row], heard[row])
+        keys[source + first : source + max(first, end)] = keys[to + first : to + max(first, end)]
+    for to, source, row, _ in waiting:  # each behind the turn that it waits for
+        first, end = known[row], max(known[row], heard[row])
+        keys[to + first : to + end] = keys[source + first : source + end]
+    return Ragged(keys, offsets, np.int64)
 
 
 def _codes_of_tokens(workload: Workload, block_size: int) -> tuple[Column, Column, int]:
@@ -163,5 +190,6 @@ def all_prompt_keys(known: Ragged[np.int64], num_blocks: npt.NDArray[np.integer[
     block, row = _places(lengths)
     keys = -1 - (row << 32 | block)
     is_known = block < known.lengths[row]
-    keys[is_known] = known.values
+    known_block, known_row = _places(known.lengths)
+    keys[is_known] = known.values[known_block < lengths[known_row]]  # others are of answers, which later prompts repeat
     return Ragged(keys, np.concatenate(([0], np.cumsum(lengths))), np.int64)

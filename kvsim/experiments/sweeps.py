@@ -72,6 +72,9 @@ class Point:
         if workload.prompt_token_ids is not None:
             digest.update(workload.prompt_token_ids.offsets.tobytes())
             digest.update(workload.prompt_token_ids.values.tobytes())
+        if workload.turns is not None:
+            for column in (workload.turns.after, workload.turns.pause_s, workload.turns.history_tokens):
+                digest.update(np.ascontiguousarray(column).tobytes())
         return digest.hexdigest()[:16]
 
 

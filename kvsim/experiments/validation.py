@@ -250,7 +250,7 @@ def as_sent(recording: Recording) -> Workload:
     spread over that time. With the recorded times, half of the requests would be just too late for their step in a
     slightly faster simulation. A simulated recording has the exact sending times.
     """
-    workload, requests = workload_of(recording), recording.requests
+    workload, requests = workload_of(recording, waiting=False), recording.requests
     rows = np.flatnonzero(requests.output_tokens > 0)
     if recording.meta.source == "simulation":
         return replace(workload, arrival_s=requests.arrival_s[rows] - requests.arrival_s[rows].min())

@@ -7,14 +7,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvsim.errors import WorkloadError
-from kvsim.workload import Workload
+from kvsim.workload import Turns, Workload
 
 if TYPE_CHECKING:
     from kvsim.recording import RecordedRequests, Recording
 
 
-def workload_of(recording: Recording | RecordedRequests) -> Workload:
+def workload_of(recording: Recording | RecordedRequests, *, waiting: bool = True) -> Workload:
     """Return the requests of `recording`, with their measured lengths and arrival times.
+
+    Turns of sessions wait for answers again: a slower server gets them later. If not `waiting`, they arrive when they
+    did, as far as the answers before them are there.
 
     Raises:
         WorkloadError: no request of the recording has any output.
@@ -28,6 +31,11 @@ def workload_of(recording: Recording | RecordedRequests) -> Workload:
     arrival_s = requests.arrival_s[rows]
     num_silent = len(requests) - len(rows)
     without = f", without {num_silent} that put out nothing" if num_silent else ""
+    turns = None if requests.turns is None else requests.turns.take(rows)
+    if turns is not None and waiting:
+        arrival_s = np.where(turns.after < 0, arrival_s, arrival_s.min())
+    elif turns is not None:
+        turns = Turns(after=turns.after, history_tokens=turns.history_tokens)
     return Workload(
         arrival_s=arrival_s - arrival_s.min(),
         prompt_tokens=requests.prompt_tokens[rows],
@@ -36,6 +44,7 @@ def workload_of(recording: Recording | RecordedRequests) -> Workload:
         priority=requests.priority[rows],
         prompt_hashes=requests.prompt_hashes.take(rows),
         hash_unit_tokens=recording.meta.hash_block_size,
+        turns=turns,
         ids=[str(name) for name in requests.id[rows]],
         name=recording.name,
         description=f"the {len(rows)} requests of the recording {recording.name}{without}",

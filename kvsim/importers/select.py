@@ -46,7 +46,7 @@ def within(workload: Workload, limits: LengthLimits) -> Workload:
         kept &= prompt <= limits.max_prompt_tokens
     if limits.max_total_tokens is not None:
         kept &= prompt + output <= limits.max_total_tokens
-    rows = np.flatnonzero(kept)
+    rows = np.flatnonzero(kept if workload.turns is None else workload.turns.closed(kept))
     if not len(rows):
         raise WorkloadError(f"no request of {workload.name!r} keeps these limits: {limits}.")
     if len(rows) == len(workload):
@@ -58,6 +58,7 @@ def within(workload: Workload, limits: LengthLimits) -> Workload:
         prompt_hashes=workload.prompt_hashes.take(rows),
         hash_unit_tokens=workload.hash_unit_tokens,
         prompt_token_ids=None if prompts is None else prompts.take(rows),
+        turns=None if workload.turns is None else workload.turns.take(rows),
         ids=[workload.ids[row] for row in rows.tolist()],
         name=workload.name,
         description=f"{workload.description}, without {len(workload) - len(rows):,} outside these limits ({limits})",

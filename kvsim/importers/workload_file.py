@@ -13,7 +13,7 @@ from kvsim.files.arrow_table import read_parquet
 from kvsim.files.atomic import whole_file
 from kvsim.files.json_text import parse
 from kvsim.files.values import is_integer
-from kvsim.workload import Numbered, Ragged, Workload
+from kvsim.workload import Numbered, Ragged, Turns, Workload
 
 if TYPE_CHECKING:
     import os
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 FORMAT, VERSION = "kvsim-workload", 1
+_TURNS = (("after", "int32"), ("pause_s", "float64"), ("history_tokens", "int32"))
 _SCALARS = ("prompt_tokens", "output_tokens", "max_tokens", "priority", "prefix_group", "prefix_tokens")
 
 
@@ -40,6 +41,8 @@ def write_workload(workload: Workload, path: str | os.PathLike[str]) -> Path:
     columns["prompt_hashes"] = _lists(workload.prompt_hashes, pa.int64())
     if workload.prompt_token_ids is not None:
         columns["prompt_token_ids"] = _lists(workload.prompt_token_ids, pa.int32())
+    if workload.turns is not None:
+        columns |= {name: from_numpy(getattr(workload.turns, name), pa.type_for_alias(kind)) for name, kind in _TURNS}
     if not (isinstance(workload.ids, Numbered) and repr(workload.ids) == repr(Numbered("r", range(len(workload))))):
         columns["id"] = from_texts(list(workload.ids))
     about = {
@@ -67,6 +70,7 @@ def read(path: str | os.PathLike[str]) -> Workload:
         raise WorkloadError(f"{path} is no file.")
     wanted = {"arrival_s": pa.float64(), **dict.fromkeys(_SCALARS, pa.int32()), "prompt_hashes": pa.list_(pa.int64())}
     optional = {"prompt_token_ids": pa.list_(pa.int32()), "id": pa.string()}
+    optional |= {name: pa.type_for_alias(kind) for name, kind in _TURNS}
     try:
         table = read_parquet(file, wanted | optional)
     except ValueError as error:
@@ -76,7 +80,9 @@ def read(path: str | os.PathLike[str]) -> Workload:
         there = table.column_names.count(name) == 1 and table.schema.field(name).type == kind
         if not there or table[name].null_count or (pa.types.is_list(kind) and _flat(table[name]).null_count):
             raise WorkloadError(f"{path}: the column {name} should be there, be {kind} and have no empty field.")
-    tokens = "prompt_token_ids" in table.column_names
+    tokens, waiting = "prompt_token_ids" in table.column_names, [name in table.column_names for name, _ in _TURNS]
+    if any(waiting) and not all(waiting):
+        raise WorkloadError(f"{path}: the columns {', '.join(name for name, _ in _TURNS)} go together.")
     try:
         ids = table["id"].to_pylist() if "id" in table.column_names else None
     except UnicodeDecodeError as error:
@@ -86,6 +92,7 @@ def read(path: str | os.PathLike[str]) -> Workload:
         **{name: to_numpy(table[name]) for name in _SCALARS},
         prompt_hashes=_ragged(table["prompt_hashes"], np.int64),
         prompt_token_ids=_ragged(table["prompt_token_ids"], np.int32) if tokens else None,
+        turns=Turns(**{name: to_numpy(table[name]) for name, _ in _TURNS}) if all(waiting) else None,
         ids=ids,
         prefix_names=tuple(about["prefix_names"]),
         hash_unit_tokens=about["hash_unit_tokens"],

@@ -35,6 +35,7 @@ def check_requests(recording: Recording, file: Path) -> None:
     require(rises(requests.arrival_seq), file, "arrival_seq should not decrease")
     require(rises(requests.arrival_s), file, "arrival_s should not decrease")
     _check_status(requests, file)
+    _check_turns(requests, file)
     if not recording.meta.begins_in_the_middle:
         cached = (requests.cached_tokens >= 0) & (requests.cached_tokens <= requests.prompt_tokens)
         require(cached, file, "cached_tokens should lie between 0 and prompt_tokens")
@@ -72,3 +73,19 @@ def _check_status(requests: Requests, file: Path) -> None:
     require((status != RequestStatus.UNFINISHED) | ~ended, file, "an unfinished request should have no finished_s")
     never = np.isnan(requests.first_scheduled_s) & (requests.output_tokens == 0) & ~ended
     require(~refused | never, file, "a refused request should have no output, and no times but its arrival")
+
+
+def _check_turns(requests: Requests, file: Path) -> None:
+    """Check that a turn arrived when the one that it waits for had ended and its pause was over."""
+    given = [column is not None for column in (requests.after, requests.pause_s, requests.history_tokens)]
+    if requests.after is None or requests.pause_s is None or requests.history_tokens is None:
+        if any(given):
+            raise RecordingError(f"{file}, row 0: after, pause_s and history_tokens should all be there, or none.")
+        return
+    row, after, pause_s = np.arange(len(requests)), requests.after, requests.pause_s
+    require((after >= -1) & (after < row), file, "after should be an earlier request, or -1")
+    require(is_time(pause_s) & (pause_s >= 0), file, "pause_s should be a finite time")
+    history, waits = requests.history_tokens, after >= 0
+    require((history >= 0) & (history <= requests.prompt_tokens), file, "history_tokens should be part of the prompt")
+    ended_s = np.where(waits, requests.finished_s[after], -np.inf) + pause_s
+    require(in_order(ended_s, requests.arrival_s), file, "a turn should arrive after the one that it waits for")

@@ -103,14 +103,15 @@ class GrowingRequests(GrowingTable):
         return len(self._hashes)
 
     def add(self, name: str, prompt_hashes: Iterable[int], **columns: float) -> int:
-        """Add a request and return its row; missing columns are 0."""
+        """Add a request and return its row; missing columns are 0, and optional ones absent."""
         row = len(self._ids)
         self._ids.append(name)
         self._hashes.extend(prompt_hashes)
         self._offsets.append(len(self._hashes))
         columns["request"] = row
         for column, values in self.columns.items():
-            values.append(columns.get(column, 0))
+            if not self._specs[column].optional:
+                values.append(columns.get(column, 0))
         return row
 
     def extend(self, table: ColumnTable) -> None:

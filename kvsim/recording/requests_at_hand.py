@@ -35,12 +35,16 @@ def requests_at_hand(folder: Path) -> Requests | None:
             return None
     except (OSError, ValueError, KeyError):  # missing or damaged
         return None
-    return Requests(**{name: _column(document[name], spec.dtype) for name, spec in Requests.columns()})
+    return Requests(
+        **{name: _column(document[name], spec.dtype) for name, spec in Requests.columns() if name in document}
+    )
 
 
 def as_text(requests: Requests, folder: Path) -> str:
     """Return the JSON text for the recording in `folder`."""
-    columns = {name: _plain(getattr(requests, name)) for name, _ in Requests.columns()}
+    columns = {
+        name: _plain(column) for name, _ in Requests.columns() if (column := getattr(requests, name)) is not None
+    }
     lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in {_DIGEST: _digest(folder), **columns}.items()]
     return "{\n" + ",\n".join(lines) + "\n}\n"
 

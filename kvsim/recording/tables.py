@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from kvsim.engine.ownership import MemoryKind as MemoryKind  # noqa: PLC0414  this is where readers look for it
 from kvsim.errors import MissingExtraError, RecordingError, UnknownNameError
-from kvsim.workload import Ragged
+from kvsim.workload import Ragged, Turns
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -174,6 +174,19 @@ class Requests(ColumnTable):
     status: IntArray = column("uint8", names=RequestStatus)
     preemptions: IntArray = column("int32")
     cached_tokens: IntArray = column("int32")
+    after: IntArray | None = optional_column("int32")
+    """Request whose end this turn of a session waited for; -1 for a first turn. Absent where nothing waits."""
+    pause_s: FloatArray | None = optional_column("float64")
+    """Seconds between that end and the arrival."""
+    history_tokens: IntArray | None = optional_column("int32")
+    """Leading tokens of the prompt that are that request's: its prompt, then its answer."""
+
+    @property
+    def turns(self) -> Turns | None:
+        """Which request waited for which; None where none did."""
+        if self.after is None:
+            return None
+        return Turns(after=self.after, pause_s=self.pause_s, history_tokens=self.history_tokens)
 
     @property
     def wait_s(self) -> FloatArray:

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvsim.engine.known_requests import Demand
-from kvsim.engine.prefix_keys import all_prompt_keys, knows_prefixes, prompt_keys
+from kvsim.engine.prefix_keys import all_prompt_keys, knows_prefixes, prompt_keys, with_answers
 from kvsim.errors import BudgetError, WorkloadError
 from kvsim.kv_groups import KVCacheLayout
 from kvsim.policies import Paged, Policy, Radix
@@ -31,7 +31,8 @@ def demand_of(
         caching = policy.cache.enable_prefix_caching or policy.cache.kv_offloading_size > 0
     keys = Ragged.empty(len(workload), np.int64)
     if (caching or recording) and knows_prefixes(workload):
-        keys = prompt_keys(workload, hash_tokens(workload, policy, layout))
+        unit = hash_tokens(workload, policy, layout)
+        keys = with_answers(workload.turns, prompt_keys(workload, unit), unit)
     return Demand(
         prompt=prompt,
         output=np.maximum(np.minimum(workload.output_tokens, longest), 1),

@@ -294,6 +294,10 @@ def requests_of(engine: Engine, workload: Workload, rows: npt.NDArray[np.int64],
     for number, meaning in _STATUS.items():
         status[of("status") == number] = meaning
     status[of("is_refused")] = RequestStatus.REFUSED
+    turns = None if workload.turns is None else workload.turns.take(rows)
+    waiting: dict[str, npt.NDArray[Any]] = {}
+    if turns is not None:
+        waiting = {name: getattr(turns, name) for name in ("after", "pause_s", "history_tokens")}
     return Requests(
         request=np.arange(len(rows), dtype=np.int32),
         id=np.asarray(workload.ids, np.str_)[rows],
@@ -310,6 +314,7 @@ def requests_of(engine: Engine, workload: Workload, rows: npt.NDArray[np.int64],
         status=status,
         preemptions=of("preemptions"),
         cached_tokens=of("cached_tokens"),
+        **waiting,
     )
 
 

@@ -41,6 +41,7 @@ from kvsim.simulation.results import FinalRows, Totals, largest_shape, requests_
 from kvsim.simulation.server import ServerProcess
 from kvsim.simulation.sources import (
     ClosedLoop,
+    Conversations,
     KnownInAdvance,
     OneServersUsers,
     OpenLoop,
@@ -200,7 +201,7 @@ class Options(TypedDict, total=False):
     """Refuse requests that could never be served, and count them, instead of raising."""
     users: int | None
     """Number of users; each waits for an answer before sending the next request, regardless of arrival times (closed
-    loop). None for an open loop."""
+    loop), or has one session of turns after the other. None for an open loop."""
     max_concurrency: int | None
     """Largest number of requests that clients have sent and not seen answered; others wait. None for no limit."""
     think_s: float
@@ -379,7 +380,11 @@ class Run:
         return refused(self.workload, self._demand, self._base, self._layout, num_units, refuse_misfits=refuse)
 
     def _source(self, num_replicas: int, route: RouteName) -> Source:
-        users, most = _users(self.options), _most_at_once(self.options)
+        users, most, turns = _users(self.options), _most_at_once(self.options), self.workload.turns
+        if turns is not None and most is not None:
+            raise UsageError("turns of sessions wait for answers, so they take no max_concurrency; give users instead.")
+        if turns is not None:
+            return Conversations(turns, self.workload.arrival_s, route_of(route), users)
         if most is not None and self.workload.arrival_s.any():
             return ClosedLoop(len(self.workload), Users(number=most), route_of(route), self.workload.arrival_s)
         users = Users(number=most) if most is not None else users  # all arrive at once
@@ -410,7 +415,7 @@ class Run:
             unit_bytes=self.pool.bytes_per_unit,
             num_gpus=machine.model.tensor_parallel_size,
             num_layers=machine.model.num_kv_layers,
-            answers=isinstance(source, ClosedLoop),
+            answers=source.awaits_answers,
             stamp_at_entry=options.get("stamp_at_entry", False),
             records_memory=builder is not None,
             records_schedule=builder is not None,

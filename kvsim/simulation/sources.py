@@ -1,4 +1,4 @@
-"""Sources of requests: a known workload, a stream in front of several servers, users in a closed loop.
+"""Sources of requests: a known workload, a stream in front of several servers, users in a closed loop, conversations.
 
 Sources are SimPy processes. What they send is a row of the workload; which server it goes to is decided by a `Route`.
 """
@@ -10,13 +10,14 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
+import numpy as np
 import simpy
 
 if TYPE_CHECKING:
-    import numpy as np
     import numpy.typing as npt
 
     from kvsim.simulation.server import ServerProcess
+    from kvsim.workload import Turns
 
 RouteName: TypeAlias = Literal["round-robin", "shortest"]
 
@@ -53,6 +54,10 @@ def route_of(name: RouteName) -> Route:
 class Source(Protocol):
     """Sends the requests of a workload."""
 
+    @property
+    def awaits_answers(self) -> bool:
+        """Whether what is sent depends on answers."""
+
     def start(self, environment: simpy.Environment, servers: Sequence[ServerProcess]) -> None:
         """Begin to send to `servers`."""
 
@@ -62,6 +67,8 @@ class Source(Protocol):
 
 class KnownInAdvance:
     """All requests go to one server, and all arrival times are known: the server need not be asked again."""
+
+    awaits_answers = False
 
     def start(self, environment: simpy.Environment, servers: Sequence[ServerProcess]) -> None:  # noqa: ARG002
         """Send everything."""
@@ -91,6 +98,8 @@ class Users:
 class OneServersUsers:
     """Users who all begin at once and ask one server, which knows what each sends next and need not be asked again."""
 
+    awaits_answers = False
+
     def __init__(self, users: Users) -> None:
         self._users = users
 
@@ -106,6 +115,8 @@ class OneServersUsers:
 
 class OpenLoop:
     """Requests arrive when the workload says, whatever the servers do."""
+
+    awaits_answers = False
 
     def __init__(self, arrival_s: npt.NDArray[np.float64], route: Route) -> None:
         self._arrival_s: list[float] = arrival_s.tolist()
@@ -136,6 +147,8 @@ class ClosedLoop:
     With `arrival_s`, no request is sent before it arrives: this models clients with a limit of concurrent
     requests.
     """
+
+    awaits_answers = True
 
     def __init__(
         self, num_requests: int, users: Users, route: Route, arrival_s: npt.NDArray[np.float64] | None = None
@@ -169,3 +182,67 @@ class ClosedLoop:
             at_s = answered_s + self._users.think_s
             if self._users.think_s:
                 yield environment.timeout(max(at_s - environment.now, 0.0))
+
+
+class Conversations:
+    """Sessions of turns, each of which is sent when the turn that it waits for has ended and its pause is over.
+
+    First turns arrive at their times. With `users`, each user has one session after the other instead, regardless of
+    arrival times, and thinks in between.
+    """
+
+    awaits_answers = True
+
+    def __init__(
+        self, turns: Turns, arrival_s: npt.NDArray[np.float64], route: Route, users: Users | None = None
+    ) -> None:
+        self._arrival_s: list[float] = (np.zeros_like(arrival_s) if users else arrival_s).tolist()
+        self._pause_s: list[float] = turns.pause_s.tolist()
+        self._followers = turns.followers()
+        self._session: list[int] = turns.session.tolist()
+        self._first_turns = np.flatnonzero(turns.after < 0).tolist()
+        self._next_session = iter(self._first_turns)
+        self._num_open = [1] * len(self._first_turns)
+        """Turns of each session that have not ended and whose moment is known."""
+        self._route = route
+        self._users = users
+
+    def start(self, environment: simpy.Environment, servers: Sequence[ServerProcess]) -> None:
+        """Let the sessions, or the users, begin."""
+        self._environment, self._servers = environment, servers
+        if self._users is None:
+            environment.process(self._arrive())
+            return
+        for number in range(min(self._users.number, len(self._first_turns))):
+            self._begin(self._users.begin_s(number))
+
+    def horizon_s(self) -> float:
+        """Time of the next event elsewhere: a session may begin or go on, or another server may have answered."""
+        return float(self._environment.peek())
+
+    def _arrive(self) -> Generator[simpy.Event, None, None]:
+        """Begin every session when it arrives."""
+        for row in self._first_turns:
+            arrival_s = self._arrival_s[row]
+            if arrival_s > self._environment.now:
+                yield self._environment.timeout(arrival_s - self._environment.now)
+            self._begin(arrival_s)
+
+    def _begin(self, at_s: float) -> None:
+        """Begin the next session at `at_s`, if there is one."""
+        row = next(self._next_session, None)
+        if row is not None:
+            self._environment.process(self._turn(row, at_s))
+
+    def _turn(self, row: int, at_s: float) -> Generator[simpy.Event, float, None]:
+        """Send a turn at `at_s`, and go on with those that wait for it when it has ended."""
+        if at_s > self._environment.now:
+            yield self._environment.timeout(at_s - self._environment.now)
+        ended_s = yield self._route(self._servers).send(row, at_s)
+        followers, session = self._followers[row], self._session[row]
+        self._num_open[session] += len(followers) - 1
+        for later in followers:
+            later_s = max(ended_s + self._pause_s[later], self._arrival_s[later])
+            self._environment.process(self._turn(later, later_s))
+        if self._users is not None and not self._num_open[session]:
+            self._begin(ended_s + self._users.think_s)

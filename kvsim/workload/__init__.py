@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from kvsim.workload.request import Request, SharedPrefix
     from kvsim.workload.synthetic import SharedPrefixes, generate
     from kvsim.workload.table import Workload, WorkloadSummary, check_fits
+    from kvsim.workload.turns import Turns
     from kvsim.workload.varying import Varying
 
 _HOME = by_name({
@@ -28,6 +29,7 @@ _HOME = by_name({
     "kvsim.workload.request": "Request SharedPrefix",
     "kvsim.workload.synthetic": "SharedPrefixes generate",
     "kvsim.workload.table": "Workload WorkloadSummary check_fits",
+    "kvsim.workload.turns": "Turns",
     "kvsim.workload.varying": "Varying",
 })  # fmt: skip
 """The module that each name lives in."""
@@ -49,6 +51,7 @@ __all__ = [
     "Request",
     "SharedPrefix",
     "SharedPrefixes",
+    "Turns",
     "Uniform",
     "Varying",
     "Workload",

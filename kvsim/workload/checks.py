@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from kvsim.workload.columns import FloatArray, Int32Array, Ragged
+    from kvsim.workload.turns import Turns
 
 SCALAR_COLUMNS = (
     "arrival_s",
@@ -53,6 +54,8 @@ class _Rows(Protocol):
     @property
     def prompt_token_ids(self) -> Ragged[np.int32] | None: ...
     @property
+    def turns(self) -> Turns | None: ...
+    @property
     def ids(self) -> Sequence[str]: ...
     @property
     def name(self) -> str: ...
@@ -76,7 +79,7 @@ def _check_shape(workload: _Rows) -> None:
         raise UsageError(f"hash_unit_tokens is {workload.hash_unit_tokens}; a hash covers at least 1 token.")
     if workload.hash_unit_tokens > MAX_TOKENS:
         raise UsageError(f"hash_unit_tokens is {workload.hash_unit_tokens:,}; a hash covers at most {MAX_TOKENS:,}.")
-    for column in ("prompt_hashes", "prompt_token_ids", "ids"):
+    for column in ("prompt_hashes", "prompt_token_ids", "turns", "ids"):
         rows = getattr(workload, column)
         if rows is not None and len(rows) != num_rows:
             raise UsageError(f"{column} has {len(rows)} rows; it must have {num_rows}, as the other columns do.")

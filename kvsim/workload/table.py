@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
     from kvsim.workload.columns import FloatArray, Int32Array, Int64Array
+    from kvsim.workload.turns import Turns
 
 
 _NO_TIME_S = 1e-12
@@ -34,7 +35,7 @@ class WorkloadSummary:
 
     num_requests: int
     duration_s: float
-    """Seconds from the first arrival to the last."""
+    """Seconds from the first arrival to the last; of sessions, as all figures here, the arrivals of first turns."""
     rate_per_s: float | None
     """Arrivals per second of the duration; None if all arrive at once."""
     gap_cv: float | None
@@ -51,7 +52,10 @@ class Workload:
     """Requests in order of arrival; the order of equal arrivals is the order given. Never empty.
 
     The constructor copies its columns, checks every row and sorts them. Columns left out mean: `max_tokens` equal to
-    `output_tokens`, priority 0, no shared prefix, no hashes, no token ids, and ids `r0`, `r1`, ... by row.
+    `output_tokens`, priority 0, no shared prefix, no hashes, no token ids, no turns, and ids `r0`, `r1`, ... by row.
+
+    A turn that waits for another arrives when that one has ended and its pause is over; its `arrival_s` is the earliest
+    second, no earlier than that of the turn it waits for.
 
     Raises:
         UsageError: a column has the wrong shape or type.
@@ -75,6 +79,8 @@ class Workload:
     hash_unit_tokens: int
     prompt_token_ids: Ragged[np.int32] | None
     """Each prompt's token ids, or an empty row where they are not known."""
+    turns: Turns | None
+    """Which request waits for which, with rows in the order of this table; None where none waits."""
     ids: Sequence[str]
     name: str
     description: str
@@ -94,6 +100,7 @@ class Workload:
         prompt_hashes: Ragged[np.int64] | None = None,
         hash_unit_tokens: int = 16,
         prompt_token_ids: Ragged[np.int32] | None = None,
+        turns: Turns | None = None,
         ids: Sequence[str] | None = None,
         name: str = "workload",
         description: str = "",
@@ -117,14 +124,18 @@ class Workload:
                 "prompt_hashes": Ragged.empty(n, np.int64) if prompt_hashes is None else prompt_hashes,
                 "hash_unit_tokens": hash_unit_tokens,
                 "prompt_token_ids": prompt_token_ids,
+                "turns": turns,
                 "ids": names if isinstance(names, Numbered) else tuple(names),
                 "name": name,
                 "description": description,
             }
         )
         check_rows(self)
-        if np.any(np.diff(arrivals) < 0):
-            self._set(self._rows(np.argsort(arrivals, kind="stable")))
+        if turns is not None:
+            self._set({"turns": turns.checked(self), "arrival_s": turns.earliest_s(arrivals)})
+        order = _in_order(self.arrival_s, turns)
+        if order is not None:
+            self._set(self._rows(order))
 
     @classmethod
     def from_requests(
@@ -200,6 +211,8 @@ class Workload:
         """Return the requests with answers `factor` times as long, rounded to whole tokens, and at least one."""
         if not (math.isfinite(factor) and factor > 0):
             raise UsageError(f"answers were to be scaled by {factor}; it must be a finite number above 0.")
+        if self.turns is not None:
+            raise UsageError("answers are part of the prompts of later turns, so those of sessions keep their lengths.")
         output = np.clip(np.rint(self.output_tokens * factor), 1, MAX_TOKENS).astype(np.int64)
         limit = np.maximum(np.clip(np.rint(self.max_tokens * factor), 1, MAX_TOKENS).astype(np.int64), output)
         return Workload(
@@ -222,6 +235,8 @@ class Workload:
         """
         if max_model_len < 2:
             raise UsageError(f"max_model_len is {max_model_len}; a prompt and its answer need at least 2 tokens.")
+        if self.turns is not None:
+            return self._ended_at(max_model_len)
         prompt, total = self.prompt_tokens, self.prompt_tokens.astype(np.int64) + self.output_tokens
         num_prompts, num_cut = int((prompt >= max_model_len).sum()), int((total > max_model_len).sum())
         if not num_cut or num_prompts == len(self):
@@ -238,10 +253,21 @@ class Workload:
             description=f"{self.description}{whole}",
         )
 
+    def _ended_at(self, max_model_len: int) -> Workload:
+        """Return the sessions, each ended before its first turn with a prompt that leaves no room for an answer."""
+        assert self.turns is not None
+        kept = self.turns.closed(self.prompt_tokens < max_model_len)
+        if kept.all() or not kept.any():
+            return self
+        changes: dict[str, Any] = self._rows(np.flatnonzero(kept))
+        whole = f"; sessions end at {max_model_len:,} tokens: without {int((~kept).sum()):,} turns"
+        return replace(self, **changes, description=f"{self.description}{whole}")
+
     def summary(self) -> WorkloadSummary:
         """Return lengths and rate in a few numbers."""
-        duration_s = float(self.arrival_s[-1] - self.arrival_s[0])
-        gaps_s = np.diff(self.arrival_s)
+        begins_s = self.arrival_s if self.turns is None else self.arrival_s[self.turns.after < 0]
+        duration_s = float(begins_s[-1] - begins_s[0])
+        gaps_s = np.diff(begins_s)
         passes = duration_s > _NO_TIME_S
         return WorkloadSummary(
             num_requests=len(self),
@@ -262,12 +288,20 @@ class Workload:
             **{column: frozen(getattr(self, column)[rows]) for column in SCALAR_COLUMNS},
             "prompt_hashes": self.prompt_hashes.take(rows),
             "prompt_token_ids": prompts.take(rows) if prompts is not None else None,
+            "turns": None if self.turns is None else self.turns.take(rows),
             "ids": self.ids[: len(rows)] if isinstance(self.ids, Numbered) else tuple(self.ids[row] for row in rows),
         }
 
     def _set(self, fields: Mapping[str, object]) -> None:
         for field, value in fields.items():
             object.__setattr__(self, field, value)
+
+
+def _in_order(arrival_s: FloatArray, turns: Turns | None) -> Int64Array | None:
+    """Return the rows in order of arrival, each behind the turn that it waits for; None if they are."""
+    if turns is not None and (turns.after >= np.arange(len(turns))).any():
+        return np.lexsort((turns.turn, arrival_s))
+    return np.argsort(arrival_s, kind="stable") if np.any(np.diff(arrival_s) < 0) else None
 
 
 def check_fits(workload: Workload, max_model_len: int) -> None:

@@ -162,7 +162,11 @@ def batch(tiny: Recording, make_meta: Callable[..., Meta]) -> Recording:
     """A static batch without addresses: rows of 3 and 5 prompt tokens that put out 1 and 3, in 3 steps of a second."""
     requests = replace(
         tiny.requests,
-        **{name: getattr(tiny.requests, name)[:2] for name, _ in Requests.columns() if name != "prompt_hashes"}
+        **{
+            name: getattr(tiny.requests, name)[:2]
+            for name, spec in Requests.columns()
+            if name != "prompt_hashes" and not spec.optional
+        }
         | {
             "prompt_hashes": Ragged.empty(2, np.int64),
             "prompt_tokens": np.array([3, 5], np.int32),

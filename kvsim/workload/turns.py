@@ -1,0 +1,183 @@
+"""Turns of conversations and agents: requests that wait for the answer to another.
+
+A turn arrives when the turn that it waits for has ended and its pause is over: a person has read, a tool has run. Its
+prompt begins with what that turn left behind. Turns that wait for the same one are branches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from kvsim.errors import WorkloadError, shortened
+from kvsim.workload.columns import LONGEST_S, float_column, frozen, int_column
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import ArrayLike, NDArray
+
+    from kvsim.workload.columns import FloatArray, Int32Array, Int64Array
+
+NONE = -1
+"""Row that a first turn waits for."""
+WHOLE = -1
+"""Stands for the whole history: the prompt of the turn before and its answer."""
+
+
+class _Lengths(Protocol):
+    """The columns of a `Workload` that its turns depend on."""
+
+    @property
+    def prompt_tokens(self) -> Int32Array: ...
+    @property
+    def output_tokens(self) -> Int32Array: ...
+    @property
+    def ids(self) -> Sequence[str]: ...
+
+
+@dataclass(frozen=True, slots=True, init=False, repr=False, eq=False)
+class Turns:
+    """Which request each request of a workload waits for, and what its prompt repeats of it.
+
+    Raises:
+        UsageError: a column has the wrong shape or type.
+    """
+
+    after: Int32Array
+    """Row of the turn that a request waits for, -1 where it waits for none: int32[n]."""
+    pause_s: FloatArray
+    """Seconds between the end of that turn and the arrival: float64[n]."""
+    history_tokens: Int32Array
+    """Leading tokens of the prompt that are that turn's, its prompt and then its answer: int32[n].
+
+    Where -1 is given, all of them, as far as the prompt reaches.
+    """
+
+    def __init__(
+        self, *, after: ArrayLike, pause_s: ArrayLike | None = None, history_tokens: ArrayLike | None = None
+    ) -> None:
+        rows = int_column("after", after, np.int32)
+        n = rows.size
+        history = np.broadcast_to(WHOLE, n) if history_tokens is None else history_tokens
+        object.__setattr__(self, "after", rows)
+        object.__setattr__(self, "pause_s", float_column("pause_s", np.zeros(n) if pause_s is None else pause_s, n))
+        object.__setattr__(self, "history_tokens", int_column("history_tokens", history, np.int32, n))
+
+    def __len__(self) -> int:
+        return self.after.size
+
+    def __repr__(self) -> str:
+        return f"<Turns: {len(self):,} turns of {int((self.after < 0).sum()):,} sessions>"
+
+    @property
+    def turn(self) -> Int32Array:
+        """Number of each turn in its session, the first 0: int32[n]; -1 where turns wait for each other in a circle."""
+        turn = np.full(len(self), -1, np.int32)
+        for number, rows in enumerate(self._levels()):
+            turn[rows] = number
+        return frozen(turn)
+
+    @property
+    def session(self) -> Int32Array:
+        """Number of the session of each turn, in order of their first turns: int32[n]."""
+        session = np.cumsum(self.after < 0, dtype=np.int32) - 1
+        for rows in self._levels()[1:]:
+            session[rows] = session[self.after[rows]]
+        return frozen(session)
+
+    def followers(self) -> list[list[int]]:
+        """Return, for each row, the rows that wait for it."""
+        followers: list[list[int]] = [[] for _ in range(len(self))]
+        for row, after in enumerate(self.after.tolist()):
+            if after >= 0:
+                followers[after].append(row)
+        return followers
+
+    def checked(self, workload: _Lengths) -> Turns:
+        """Return the turns with every history as a number of tokens.
+
+        Raises:
+            WorkloadError: a turn cannot be right; the sentence names the first such row.
+        """
+        self._check_rows(workload)
+        prompt, history = workload.prompt_tokens, self.history_tokens
+        most = np.where(self.after < 0, 0, (prompt.astype(np.int64) + workload.output_tokens)[self.after])
+        long = (
+            "its history_tokens is {history_tokens}; it must be at most its prompt_tokens, {prompt}, and at most "
+            "{most}, the prompt and the answer of the turn that it waits for"
+        )
+        for sentence, bad in (
+            ("its pause_s is {pause_s:g}; it must be a number of seconds, 0 to {longest:g}", self._bad_pauses()),
+            (long, (history > np.minimum(prompt, most)) | (history < WHOLE)),
+        ):
+            if bad.any():
+                row = int(bad.argmax())
+                values = {"pause_s": self.pause_s[row], "history_tokens": history[row], "longest": LONGEST_S}
+                said = sentence.format(**values, prompt=prompt[row], most=most[row])
+                raise WorkloadError(f"request {shortened(workload.ids[row])} (row {row}): {said}.")
+        return Turns(
+            after=self.after,
+            pause_s=self.pause_s,
+            history_tokens=np.where(history < 0, np.minimum(prompt, most), history),
+        )
+
+    def earliest_s(self, arrival_s: FloatArray) -> FloatArray:
+        """Return the earliest arrivals: no turn is there before the one that it waits for."""
+        earliest = arrival_s.copy()
+        for rows in self._levels()[1:]:
+            earliest[rows] = np.maximum(earliest[rows], earliest[self.after[rows]])
+        return frozen(earliest)
+
+    def take(self, rows: Int64Array) -> Turns:
+        """Return the turns in `rows`, in this order; what waits for one that is left out is a first turn."""
+        place = np.full(len(self) + 1, NONE, np.int64)
+        place[rows] = np.arange(len(rows))
+        place[NONE] = NONE
+        after = place[self.after[rows]]
+        return Turns(
+            after=after, pause_s=self.pause_s[rows], history_tokens=np.where(after < 0, 0, self.history_tokens[rows])
+        )
+
+    def closed(self, kept: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Return which turns are left where those not `kept`, and all that wait for one of them, are dropped."""
+        kept = kept.copy()
+        for rows in self._levels()[1:]:
+            kept[rows] &= kept[self.after[rows]]
+        return kept
+
+    def _levels(self) -> list[Int64Array]:
+        """Return the rows of first turns, of those that wait for them, and so on; without circles, that is all."""
+        order = np.argsort(self.after, kind="stable")
+        begin = np.searchsorted(self.after[order], np.arange(len(self) + 1))
+        levels = [order[: begin[0]]]
+        while levels[-1].size:
+            rows = levels[-1]
+            sizes = begin[rows + 1] - begin[rows]
+            within = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+            levels.append(np.sort(order[np.repeat(begin[rows], sizes) + within]))
+        return levels[:-1]
+
+    def _bad_pauses(self) -> NDArray[np.bool_]:
+        return np.asarray(~((self.pause_s >= 0) & (self.pause_s <= LONGEST_S)))
+
+    def _check_rows(self, workload: _Lengths) -> None:
+        """Raise `WorkloadError` for a turn that waits for none of the rows, or in a circle."""
+        n = len(self)
+        bad = (self.after < NONE) | (self.after >= n)
+        if bad.any():
+            row = int(bad.argmax())
+            raise WorkloadError(
+                f"request {shortened(workload.ids[row])} (row {row}): it waits for row {self.after[row]}, and the "
+                f"rows are 0 to {n - 1}; give -1 where a request waits for none."
+            )
+        circular = self.turn < 0
+        if circular.any():
+            row = int(circular.argmax())
+            raise WorkloadError(
+                f"request {shortened(workload.ids[row])} (row {row}): it waits for "
+                f"{shortened(workload.ids[int(self.after[row])])}, and these turns wait for each other in a circle; "
+                "a session begins with a turn that waits for none."
+            )
