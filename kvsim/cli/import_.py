@@ -16,7 +16,10 @@ from kvsim.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_FORMAT_NAMES = ("azure", "burstgpt", "csv", "mooncake", "ragpulse", "sharegpt", "vidur", "vllm-bench")
+_FORMAT_NAMES = (
+    "azure", "burstgpt", "conversations", "csv", "mooncake", "ragpulse", "sharegpt", "sharegpt-turns", "vidur",
+    "vllm-bench",
+)  # fmt: skip
 """Written out, so that help is shown without loading the readers; a test compares them."""
 
 
@@ -100,6 +103,7 @@ def command(
     hashed = len(workload.prompt_hashes.values) * workload.hash_unit_tokens / workload.prompt_tokens.sum(dtype=float)
     rows = [
         ("requests", f"{summary.num_requests:,}"),
+        *([] if workload.turns is None else [("sessions", f"{int((workload.turns.after < 0).sum()):,}")]),
         ("arrivals", f"{rate}, over {summary.duration_s:,.1f} s"),
         *([] if summary.gap_cv is None else [("variation of the gaps", f"{summary.gap_cv:.3g} (Poisson: 1)")]),
         ("prompt, mean", f"{summary.mean_prompt_tokens:,.1f} tokens"),

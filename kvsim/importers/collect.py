@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from kvsim.importers.arrival_times import Clock
     from kvsim.importers.source import SourceRow, TextSource
+    from kvsim.importers.turn_lines import TurnLines
 
 
 @dataclass(slots=True, kw_only=True)
@@ -28,6 +29,8 @@ class RequestCollector:
     clock: Clock | None = None
     """Reader of arrival times; None if the file has none."""
     hash_unit_tokens: int = 16
+    turns: TurnLines | None = None
+    """Turns of sessions, added by the format; None if the file has none."""
     num_silent: int = 0
     arrivals: list[float] = field(default_factory=list)
     """Times as the clock returns them."""
@@ -51,12 +54,12 @@ class RequestCollector:
         prefix: tuple[str, int] | None = None,
         hashes: Sequence[int] = (),
         request_id: str | None = None,
-    ) -> None:
-        """Add the request of `row`. A failed request, without a prompt or an output, is only counted."""
+    ) -> bool:
+        """Add the request of `row`. A failed request, without a prompt or an output, is only counted; return False."""
         time = 0.0 if self.clock is None else self.clock.read(row, arrival)
         if not (prompt_tokens and output_tokens):
             self.num_silent += 1
-            return
+            return False
         self.arrivals.append(time)
         self.prompt_tokens.append(prompt_tokens)
         self.output_tokens.append(output_tokens)
@@ -66,6 +69,7 @@ class RequestCollector:
         self.hashes.append(hashes)
         if request_id is not None:
             self.ids.append(request_id)
+        return True
 
     def add_plain(
         self, arrivals: Sequence[str] | None, prompt_tokens: Sequence[int], output_tokens: Sequence[int]
@@ -106,6 +110,7 @@ class RequestCollector:
             prefix_names=tuple(names),
             prompt_hashes=Ragged.from_rows(self.hashes, np.int64) if any(map(len, self.hashes)) else None,
             hash_unit_tokens=self.hash_unit_tokens,
+            turns=None if self.turns is None else self.turns.turns(),
             ids=self.ids or None,
             name=self.source.name,
             description=(

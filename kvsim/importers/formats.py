@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from kvsim.errors import UnknownNameError, UsageError, WorkloadError
 from kvsim.files.arrow_table import is_parquet
-from kvsim.importers import column_names, mooncake, plain, ragpulse, sharegpt, vllm_bench, workload_file
+from kvsim.importers import column_names, conversations, mooncake, plain, ragpulse, sharegpt, vllm_bench, workload_file
 from kvsim.importers.recordings import workload_of
 from kvsim.importers.source import TextSource
 
@@ -35,9 +35,15 @@ def _csv(trace: plain.Published) -> TextFormat:
 FORMATS = {
     "azure": _csv(plain.AZURE),
     "burstgpt": _csv(plain.BURSTGPT),
+    "conversations": TextFormat(
+        what="conversations and agents, JSON Lines", looks_like=conversations.looks_like, read=conversations.read
+    ),
     "mooncake": TextFormat(what="Mooncake trace, JSON Lines", looks_like=mooncake.looks_like, read=mooncake.read),
     "ragpulse": TextFormat(what="RAGPulse trace, JSON Lines", looks_like=ragpulse.looks_like, read=ragpulse.read),
     "sharegpt": TextFormat(what="ShareGPT conversations, JSON", looks_like=sharegpt.looks_like, read=sharegpt.read),
+    "sharegpt-turns": TextFormat(
+        what="ShareGPT conversations with all their turns, JSON", looks_like=lambda _: False, read=sharegpt.read_turns
+    ),
     "vidur": _csv(plain.VIDUR),
     "vllm-bench": TextFormat(
         what="result of vllm bench serve --save-detailed, JSON", looks_like=vllm_bench.looks_like, read=vllm_bench.read

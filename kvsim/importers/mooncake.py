@@ -1,5 +1,8 @@
 """Read traces of Mooncake (kvcache-ai/Mooncake, FAST'25): lengths, milliseconds, one chained hash per 512 prompt
 tokens.
+
+Dynamo's sessions in this format wait: a line with the `session_id` of an earlier one, or with `wait_for`, is sent when
+that request has ended and its `delay` is over.
 """
 
 from __future__ import annotations
@@ -8,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from kvsim.importers.arrival_times import Clock
 from kvsim.importers.collect import RequestCollector
+from kvsim.importers.turn_lines import TurnLines
+from kvsim.workload.turns import NONE
 
 if TYPE_CHECKING:
     from kvsim.importers.source import SourceRow, TextSource
@@ -15,6 +20,8 @@ if TYPE_CHECKING:
 
 HASH_TOKENS = 512
 """Tokens of one hash; the last hash of a prompt covers the rest."""
+_MOST_MS = 1e15
+"""Longest pause, in milliseconds."""
 
 
 def looks_like(source: TextSource) -> bool:
@@ -30,18 +37,77 @@ def read(source: TextSource) -> Workload:
 
     The hash of a partial last unit is left out: a prefix cache holds full blocks only.
     """
-    clock = Clock(path=source.path, column="timestamp", unit="ms", from_first=False)
-    requests = RequestCollector(source=source, what="Mooncake trace", clock=clock, hash_unit_tokens=HASH_TOKENS)
+    lines = _Lines(source)
     for row in source.json_rows():
-        prompt_tokens = row.whole("input_length")
-        requests.add(
-            row,
-            row.value("timestamp"),
-            prompt_tokens,
-            row.whole("output_length"),
-            hashes=_hashes(row, prompt_tokens),
+        lines.add(row)
+    return lines.workload()
+
+
+class _Lines:
+    """Requests of one file and their turns."""
+
+    def __init__(self, source: TextSource) -> None:
+        clock = Clock(path=source.path, column="timestamp", unit="ms", from_first=False)
+        self._turns = TurnLines()
+        self._requests = RequestCollector(
+            source=source, what="Mooncake trace", clock=clock, hash_unit_tokens=HASH_TOKENS, turns=self._turns
         )
-    return requests.workload()
+        self._stamp_ms: list[float | None] = []
+        """Time of each request in the file; None where there is none."""
+        self._num_joins = 0
+        self._has_names = "request_id" in source.first_object()
+
+    def add(self, row: SourceRow) -> None:
+        """Add the request of one line."""
+        requests, turns = self._requests, self._turns
+        session, name, names = (row.fields.get(key) for key in ("session_id", "request_id", "wait_for"))
+        texts = (session, name, *names) if isinstance(names, list) else (session, name, names)
+        if not all(text is None or isinstance(text, str) for text in texts) or isinstance(names, str):
+            raise row.error("session_id and request_id should be texts, and wait_for a list of texts")
+        after = turns.before(row, session, names or [])
+        stamp = None if after != NONE and "timestamp" not in row.fields else row.value("timestamp")
+        prompt_tokens = row.whole("input_length")
+        hashes = _hashes(row, prompt_tokens)
+        first = stamp if after == NONE else requests.arrivals[after]
+        if not requests.add(
+            row, first, prompt_tokens, row.whole("output_length"), hashes=hashes, request_id=self._name(row, name)
+        ):
+            return
+        self._num_joins += len(names or []) > 1
+        self._stamp_ms.append(stamp if isinstance(stamp, int | float) else None)
+        pause_s = 0.0 if after == NONE else self._pause_s(row, after, stated=bool(names))
+        turns.add(after, pause_s, self._history(after), name=name, session=session)
+
+    def _name(self, row: SourceRow, name: str | None) -> str | None:
+        return (name or f"line-{row.line}") if self._has_names else None
+
+    def workload(self) -> Workload:
+        """Return the requests."""
+        joins = self._num_joins
+        return self._requests.workload(
+            f"; {joins:,} wait for several requests, of which the last in the file counts" if joins else ""
+        )
+
+    def _pause_s(self, row: SourceRow, after: int, *, stated: bool) -> float:
+        """Return the seconds that are stated, or else those between the times of the two lines."""
+        given = (row.fields.get(name) for name in ("delay", "delay_ms", "tool_wait_ms"))
+        pauses = [pause for pause in given if pause is not None]
+        if not all(isinstance(ms, int | float) and not isinstance(ms, bool) and 0 <= ms < _MOST_MS for ms in pauses):
+            raise row.error("delay, delay_ms and tool_wait_ms should be numbers of milliseconds, 0 or more")
+        stamp, before = self._stamp_ms[-1], self._stamp_ms[after]
+        if pauses or stated or stamp is None or before is None:
+            return sum(pauses) / 1e3
+        return max(stamp - before, 0) / 1e3
+
+    def _history(self, after: int) -> int:
+        """Return the leading tokens that the last prompt has in common with the request before it and its answer."""
+        if after == NONE:
+            return 0
+        requests = self._requests
+        for nth, (one, other) in enumerate(zip(requests.hashes[after], requests.hashes[-1], strict=False)):
+            if one != other:
+                return nth * HASH_TOKENS
+        return min(requests.prompt_tokens[-1], requests.prompt_tokens[after] + requests.output_tokens[after])
 
 
 def _hashes(row: SourceRow, prompt_tokens: int) -> list[int]:

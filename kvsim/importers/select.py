@@ -80,12 +80,16 @@ def first(workload: Workload, num_requests: int) -> Workload:
 def arriving(workload: Workload, arrivals: Arrivals, seed: int) -> Workload:
     """Return the requests of `workload` in order, with arrival times drawn from `arrivals`; a seed fixes the draw.
 
+    Of sessions, those of first turns are drawn.
+
     Raises:
         UsageError: the seed is negative.
     """
     if seed < 0:
         raise UsageError(f"the seed is {seed}; it must be 0 or more.")
-    arrival_s = arrivals.sample(len(workload), np.random.default_rng(seed))
+    first = np.ones(len(workload), np.bool_) if workload.turns is None else workload.turns.after < 0
+    arrival_s = np.zeros(len(workload))
+    arrival_s[first] = arrivals.sample(int(first.sum()), np.random.default_rng(seed))
     return replace(
         workload, arrival_s=arrival_s, description=f"{workload.description}, arriving as {arrivals} with seed {seed}"
     )

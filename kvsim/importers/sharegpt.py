@@ -10,6 +10,8 @@ from kvsim.files.values import is_integer
 from kvsim.importers.arrival_times import NO_ARRIVALS
 from kvsim.importers.collect import RequestCollector
 from kvsim.importers.json_list import entries
+from kvsim.importers.turn_lines import TurnLines
+from kvsim.workload.turns import NONE
 
 if TYPE_CHECKING:
     from kvsim.importers.source import SourceRow, TextSource
@@ -46,11 +48,37 @@ def read(source: TextSource, *, chars_per_token: float = CHARS_PER_TOKEN) -> Wor
     return requests.workload(note + NO_ARRIVALS)
 
 
-def _first_exchange(row: SourceRow) -> tuple[dict[str, Any], dict[str, Any]]:
+def read_turns(source: TextSource, *, chars_per_token: float = CHARS_PER_TOKEN) -> Workload:
+    """Return every answer of each conversation as a turn, whose prompt is all that was said before; without pauses.
+
+    Lengths are as in `read`; conversations without an answer are counted and left out.
+    """
+    turns, guessed = TurnLines(), 0
+    requests = RequestCollector(source=source, what="ShareGPT, all turns", turns=turns)
+    for row in source.json_rows() if source.lines[0].lstrip().startswith("{") else entries(source):
+        said, before = 0, NONE
+        for turn in _messages(row):
+            tokens = _tokens(row, turn, chars_per_token)
+            guessed += "tokens" not in turn
+            if turn.get("from") in _ANSWERS and said and requests.add(row, None, said, tokens):
+                turns.add(before, 0.0, name=None, session=None)
+                before = len(requests.prompt_tokens) - 1
+            said += tokens
+        requests.num_silent += before == NONE
+    note = f"; lengths of {guessed:,} messages guessed at {chars_per_token:g} characters per token" if guessed else ""
+    return requests.workload(note + NO_ARRIVALS)
+
+
+def _messages(row: SourceRow) -> list[dict[str, Any]]:
+    """Return the messages of a conversation."""
     turns = row.fields.get("conversations")
     if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
         raise row.error("there should be an object with a list of conversations")
-    for question, answer in pairwise(turns):
+    return turns
+
+
+def _first_exchange(row: SourceRow) -> tuple[dict[str, Any], dict[str, Any]]:
+    for question, answer in pairwise(_messages(row)):
         if question.get("from") in _ASKS and answer.get("from") in _ANSWERS:
             return question, answer
     return {}, {}

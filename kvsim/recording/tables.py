@@ -183,7 +183,7 @@ class Requests(ColumnTable):
 
     @property
     def turns(self) -> Turns | None:
-        """Which request waited for which; None where none did."""
+        """Requests that waited for others; None where all came by themselves."""
         if self.after is None:
             return None
         return Turns(after=self.after, pause_s=self.pause_s, history_tokens=self.history_tokens)

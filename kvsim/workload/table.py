@@ -80,7 +80,7 @@ class Workload:
     prompt_token_ids: Ragged[np.int32] | None
     """Each prompt's token ids, or an empty row where they are not known."""
     turns: Turns | None
-    """Which request waits for which, with rows in the order of this table; None where none waits."""
+    """Requests that wait for others, by rows of this table; None where all come by themselves."""
     ids: Sequence[str]
     name: str
     description: str

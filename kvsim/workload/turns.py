@@ -40,7 +40,7 @@ class _Lengths(Protocol):
 
 @dataclass(frozen=True, slots=True, init=False, repr=False, eq=False)
 class Turns:
-    """Which request each request of a workload waits for, and what its prompt repeats of it.
+    """Columns of the waiting: for each request the one that it waits for, the pause, and what its prompt repeats of it.
 
     Raises:
         UsageError: a column has the wrong shape or type.
@@ -53,7 +53,7 @@ class Turns:
     history_tokens: Int32Array
     """Leading tokens of the prompt that are that turn's, its prompt and then its answer: int32[n].
 
-    Where -1 is given, all of them, as far as the prompt reaches.
+    Where -1 is given, the whole, as far as the prompt reaches.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class Turns:
         )
 
     def closed(self, kept: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Return which turns are left where those not `kept`, and all that wait for one of them, are dropped."""
+        """Return the turns that are left where those not `kept`, and all that wait for a dropped one, are dropped."""
         kept = kept.copy()
         for rows in self._levels()[1:]:
             kept[rows] &= kept[self.after[rows]]

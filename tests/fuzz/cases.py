@@ -104,7 +104,8 @@ def _workload(rng: random.Random, seeds: Seeds, folder: Path) -> Arguments:
             rng.choice((mutate_text, mutate_text, mutate_bytes))(file, rng)
         else:
             rng.choice((mutate_json_file, mutate_json_file, mutate_text, mutate_bytes))(file, rng)
-    forms = ("azure", "burstgpt", "csv", "mooncake", "ragpulse", "sharegpt", "vidur", "vllm-bench")
+    forms = ("azure", "burstgpt", "conversations", "csv", "mooncake", "ragpulse", "sharegpt", "sharegpt-turns", "vidur",
+             "vllm-bench")  # fmt: skip
     form = ["--as", rng.choice(forms)] if rng.random() < 0.1 else []
     return ["import", seed.name, "--json", *form, *(["-o", "out.parquet"] if rng.random() < 0.5 else [])]
 

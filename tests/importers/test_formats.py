@@ -310,7 +310,10 @@ def test_a_format_is_found_from_the_content_compressed_or_not(put: Put, form: st
 
 def test_ragpulse_is_found_too(ragpulse: Path) -> None:
     assert detect(TextSource.open(ragpulse)) == "ragpulse"
-    assert set(FORMATS) == {"azure", "burstgpt", "csv", "mooncake", "ragpulse", "sharegpt", "vidur", "vllm-bench"}
+    assert set(FORMATS) == {
+        "azure", "burstgpt", "conversations", "csv", "mooncake", "ragpulse", "sharegpt", "sharegpt-turns", "vidur",
+        "vllm-bench",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -129,7 +129,11 @@ def looks_at(lines: list[bytes], every: int, **settings: Any) -> Iterator[tuple[
 
 def facts_of(requests: Requests) -> dict[str, list[object]]:
     """What is known of each request, by its name, but for the numbers that it has in one recording."""
-    names = [name for name, _ in Requests.columns() if name not in ("request", "id", "arrival_seq", "prompt_hashes")]
+    names = [
+        name
+        for name, spec in Requests.columns()
+        if name not in ("request", "id", "arrival_seq", "prompt_hashes") and not spec.optional
+    ]
     columns = (np.nan_to_num(getattr(requests, name), nan=-1.0).tolist() for name in names)
     facts = zip(requests.prompt_hashes.lengths.tolist(), *columns, strict=True)
     return dict(zip(requests.id.tolist(), map(list, facts), strict=True))

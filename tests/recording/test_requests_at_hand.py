@@ -30,6 +30,9 @@ def test_every_column_comes_back() -> None:
     assert kept is not None
     for name, _ in Requests.columns():
         ours, theirs = getattr(kept, name), getattr(read_from_parquet, name)
+        if theirs is None:
+            assert ours is None
+            continue
         if name == "prompt_hashes":
             ours, theirs = np.append(ours.values, ours.offsets), np.append(theirs.values, theirs.offsets)
         assert ours.dtype == theirs.dtype

@@ -1,0 +1,108 @@
+"""Read conversations and agents as JSON Lines: one turn per line, behind the turn that it waits for.
+
+A line has `output_tokens`, and `prompt_tokens` (the whole prompt) or `new_tokens` (what follows the history). Lines of
+one `session` follow each other; `after` names another turn by its `id` instead, so that sessions branch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kvsim.errors import shortened
+from kvsim.importers.arrival_times import NO_ARRIVALS, Clock
+from kvsim.importers.collect import RequestCollector
+from kvsim.importers.turn_lines import TurnLines
+from kvsim.workload.turns import NONE, WHOLE
+
+if TYPE_CHECKING:
+    from kvsim.importers.source import SourceRow, TextSource
+    from kvsim.workload import Workload
+
+_KNOWN = (
+    "id", "session", "after", "arrival_s", "pause_s", "prompt_tokens", "new_tokens", "history_tokens", "output_tokens",
+    "max_tokens", "priority", "prefix_group", "prefix_tokens",
+)  # fmt: skip
+_MOST = 2**31 - 1
+
+
+def looks_like(source: TextSource) -> bool:
+    """Tell whether the first line is an object with the length of an answer, and with that of a prompt or its end."""
+    first = source.first_object().keys()
+    return "output_tokens" in first and bool(first & {"prompt_tokens", "new_tokens"})
+
+
+def read(source: TextSource) -> Workload:
+    """Return the requests; a turn that waits for another arrives when that one has ended and its `pause_s` is over."""
+    clock = Clock(path=source.path, column="arrival_s", unit="s", from_first=False)
+    timed = "arrival_s" in source.first_object()
+    requests = RequestCollector(source=source, what="conversations", clock=clock if timed else None, turns=TurnLines())
+    for row in source.json_rows():
+        _add(requests, row)
+    return requests.workload("" if timed else NO_ARRIVALS)
+
+
+def _add(requests: RequestCollector, row: SourceRow) -> None:
+    """Add the turn of one line."""
+    unknown = [name for name in row.fields if name not in _KNOWN]
+    if unknown:
+        raise row.error(f"there is no field {shortened(unknown[0])}; the fields are {', '.join(_KNOWN)}")
+    turns = requests.turns
+    assert turns is not None
+    name, session, after_name = _text(row, "id"), _text(row, "session"), _text(row, "after")
+    if name is not None and not requests.ids and requests.prompt_tokens:
+        raise row.error("it has an id, and the first line has none; give one to the first line, too")
+    after = turns.before(row, session, [] if after_name is None else [after_name])
+    there = 0 if after == NONE else requests.prompt_tokens[after] + requests.output_tokens[after]
+    if after == NONE and (given := [name for name in ("pause_s", "history_tokens") if name in row.fields]):
+        raise row.error(f"{given[0]} is of a turn that waits for another; name that one in after, or give a session")
+    history = row.whole("history_tokens", maximum=there) if "history_tokens" in row.fields else WHOLE
+    if ("new_tokens" in row.fields) == ("prompt_tokens" in row.fields):
+        raise row.error("it has prompt_tokens, the whole prompt, or new_tokens, what follows the history; give one")
+    if "new_tokens" in row.fields:
+        prompt = row.whole("new_tokens", maximum=_MOST) + (there if history == WHOLE else history)
+    else:
+        prompt = row.whole("prompt_tokens", maximum=_MOST)
+    output = row.whole("output_tokens")
+    added = requests.add(
+        row,
+        _arrival(row, requests, after),
+        prompt,
+        output,
+        max_tokens=row.whole("max_tokens", minimum=output) if "max_tokens" in row.fields else None,
+        priority=row.whole("priority", minimum=-_MOST) if "priority" in row.fields else 0,
+        prefix=_prefix(row, prompt),
+        request_id=name or (f"line-{row.line}" if requests.ids else None),
+    )
+    if added:
+        pause_s = _seconds(row, "pause_s") if "pause_s" in row.fields else 0.0
+        turns.add(after, pause_s, history, name=name, session=session)
+
+
+def _arrival(row: SourceRow, requests: RequestCollector, after: int) -> Any:
+    """Return the arrival: of a turn that waits for another, the earliest."""
+    if requests.clock is None and "arrival_s" in row.fields:
+        raise row.error("arrival_s is here and not in the first line; give it to every first turn of a session")
+    if requests.clock is None:
+        return None
+    return row.fields.get("arrival_s", requests.arrivals[after]) if after != NONE else row.value("arrival_s")
+
+
+def _text(row: SourceRow, name: str) -> str | None:
+    value = row.fields.get(name)
+    if value is not None and not (isinstance(value, str | int) and not isinstance(value, bool)):
+        raise row.error(f"{name} should be a text or a whole number, not {shortened(value)}")
+    return None if value is None else str(value)
+
+
+def _seconds(row: SourceRow, name: str) -> float:
+    value = row.value(name)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < float("inf"):
+        raise row.error(f"{name} should be a number of seconds, 0 or more, not {shortened(value)}")
+    return float(value)
+
+
+def _prefix(row: SourceRow, prompt_tokens: int) -> tuple[str, int] | None:
+    group = _text(row, "prefix_group")
+    if (group is None) != ("prefix_tokens" not in row.fields):
+        raise row.error("prefix_group and prefix_tokens go together; give both or neither")
+    return None if group is None else (group, row.whole("prefix_tokens", minimum=1, maximum=prompt_tokens))

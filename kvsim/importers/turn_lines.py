@@ -1,0 +1,60 @@
+"""Collect which line of a file waits for which: by session, where lines follow each other, or by name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from kvsim.errors import shortened
+from kvsim.workload.turns import NONE, WHOLE, Turns
+
+if TYPE_CHECKING:
+    from kvsim.importers.source import SourceRow
+
+
+@dataclass(slots=True)
+class TurnLines:
+    """Turns of one file, in its order. A line that gives no request has no turn."""
+
+    after: list[int] = field(default_factory=list)
+    pause_s: list[float] = field(default_factory=list)
+    history_tokens: list[int] = field(default_factory=list)
+    _row_of: dict[str, int] = field(default_factory=dict)
+    """Row of each named request."""
+    _last_of: dict[str, int] = field(default_factory=dict)
+    """Row of the last turn of each session so far."""
+
+    def before(self, row: SourceRow, session: str | None, names: list[str]) -> int:
+        """Return the row that the request in `row` waits for: the last of those named, or of its session; -1 for none.
+
+        Raises:
+            WorkloadError: no earlier line has one of the names.
+        """
+        unknown = [name for name in names if name not in self._row_of]
+        if unknown:
+            raise row.error(
+                f"it waits for {shortened(unknown[0])}, and no line before it has this name; put a turn behind the one "
+                "that it waits for"
+            )
+        if names:
+            return max(self._row_of[name] for name in names)
+        return NONE if session is None else self._last_of.get(session, NONE)
+
+    def add(
+        self, after: int, pause_s: float, history_tokens: int = WHOLE, *, name: str | None, session: str | None
+    ) -> None:
+        """Add the turn of the next request."""
+        row = len(self.after)
+        self.after.append(after)
+        self.pause_s.append(pause_s)
+        self.history_tokens.append(0 if after == NONE else history_tokens)
+        if name is not None:
+            self._row_of[name] = row
+        if session is not None:
+            self._last_of[session] = row
+
+    def turns(self) -> Turns | None:
+        """Return the turns; None if no request waits for another."""
+        if not any(after >= 0 for after in self.after):
+            return None
+        return Turns(after=self.after, pause_s=self.pause_s, history_tokens=self.history_tokens)
