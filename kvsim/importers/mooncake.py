@@ -96,7 +96,7 @@ class _Lines:
             raise row.error("delay, delay_ms and tool_wait_ms should be numbers of milliseconds, 0 or more")
         stamp, before = self._stamp_ms[-1], self._stamp_ms[after]
         if pauses or stated or stamp is None or before is None:
-            return sum(pauses) / 1e3
+            return float(sum(pauses)) / 1e3
         return max(stamp - before, 0) / 1e3
 
     def _history(self, after: int) -> int:
