@@ -168,11 +168,15 @@ def is_given(context: click.Context, name: str) -> bool:
     return context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
 
 
+_OF_SGLANG = {"max_model_len": "context_length"}
+"""Flags that set what SGLang calls otherwise."""
+
+
 def policies_with(name: str) -> set[str]:
     """Return the policies that a flag is for; empty if it is none of a policy, or says how much memory there is."""
     if name == "block_size":
         return set()
-    name = _LIKE.get(name, name)
+    names = {_LIKE.get(name, name), _OF_SGLANG.get(name, name)}
     return {
-        policy for policy, kinds in KINDS.items() for kind in kinds for each in settings_in(kind) if each.name == name
+        policy for policy, kinds in KINDS.items() for kind in kinds for each in settings_in(kind) if each.name in names
     }

@@ -12,7 +12,7 @@ numba compiles the functions unchanged, or they run interpreted. From the ground
     clock          host and GPU             in_flight      steps under way
     scheduling     vLLM's or SGLang's       sglang_scheduler  its passes          prefill_adder  who joins a prefill
     radix_tree     runs of tokens           token_slots    its free list          request_rows   token -> slot
-    journal        what a recording says    totals         where slots go
+    journal        what a recording says    radix_journal  the same of slots      totals         where slots go
 
     numba_types    records as numba sees them                   numba_linking  parts become one piece of machine code
 

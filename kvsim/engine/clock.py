@@ -264,7 +264,8 @@ def write_step(engine: Engine, shape: StepShape, padding: int) -> None:
     step.context_tokens, step.attention_pairs = shape.context_tokens, shape.attention_pairs
     step.new_shape, step.new_kernels = shape.new_shape, shape.new_kernels
     step.shared_tokens, step.num_new_seqs = shape.shared_tokens, shape.num_new_seqs
-    step.running, step.waiting, step.preempted = state.num_running, state.num_waiting, state.num_preempted
+    step.running = engine.scheduler.num_running(engine)
+    step.waiting, step.preempted = state.num_waiting, state.num_preempted
     step.free_units, step.cached_units = engine.memory.free_units(engine), state.num_cached
     step.unusable_units = 0
     if state.num_queued > 0:

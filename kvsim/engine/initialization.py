@@ -175,7 +175,7 @@ class EnginePlan:
             readers=records_of(records.Readers, self.num_units + 1 if settings.has_windows else 0),
             buckets=records_of(records.Bucket, _num_buckets(demand, policy, self.num_units)),
             host=self._host_tier(room, compiled=compiled),
-            radix=self._radix(settings.most_in_flight, compiled=compiled),
+            radix=self._radix(settings.most_in_flight, room.memory_rows, compiled=compiled),
             holes=records_of(records.Hole, room.num_holes),
             rectangle=make_one(records.Rectangle, compiled=compiled),
             first_uses=_first_uses(demand, policy, compiled=compiled),
@@ -215,13 +215,14 @@ class EnginePlan:
         settings.leaves_alone = not self.rules and _leaves_alone(settings)
         return settings
 
-    def _radix(self, most_in_flight: int, *, compiled: bool) -> Any:
+    def _radix(self, most_in_flight: int, most_memory_rows: int, *, compiled: bool) -> Any:
         """Return SGLang's cache and scheduler, empty where another server is simulated."""
         if not isinstance(self.policy, Radix):
             return ()
         return radix_initialization.radix(
-            self.policy, self.demand, self.num_units, most_in_flight, reports=self.reports, compiled=compiled
-        )
+            self.policy, self.demand, self.num_units, most_in_flight, most_memory_rows, reports=self.reports,
+            compiled=compiled,
+        )  # fmt: skip
 
     def _host_tier(self, room: _Room, *, compiled: bool) -> HostTier:
         """Return the second tier, empty where nothing is offloaded."""
@@ -282,7 +283,7 @@ class _Room:
             ahead = plan.pipeline.tokens_ahead(async_scheduling=policy.scheduler.async_scheduling)
             widths = _table_widths(plan.demand, policy, layout, num_units, places, ahead)
         rows_of_loads = host_initialization.rows_of_loads(policy, num_units, size, sum(widths))
-        margin = _memory_margin(policy, batch, sum(widths) + len(layout.groups)) + rows_of_loads
+        margin = _memory_margin(policy, batch, sum(widths) + len(layout.groups), num_units) + rows_of_loads
         return cls(
             batch=batch,
             places=places,
@@ -473,14 +474,14 @@ def _leaves_alone(settings: records.Settings) -> bool:
     return not concerns
 
 
-def _memory_margin(policy: Policy, batch: int, width: int) -> int:
+def _memory_margin(policy: Policy, batch: int, width: int, num_units: int) -> int:
     """Return the number of changes of ownership in one step, at most."""
     if isinstance(policy, Paged):
         return batch * host_initialization.rows_of_table(width)
     if isinstance(policy, Static):
         return 3 * batch
     if isinstance(policy, Radix):
-        return 0
+        return radix_initialization.MOST_ROWS_OF_PAGE * num_units + radix_initialization.ROWS_OF_HITS
     # every sequence is released and admitted, each of which may move all others
     return 4 * batch * (batch + 1) if policy.cache.compaction else 4 * batch
 

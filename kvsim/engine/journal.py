@@ -38,14 +38,14 @@ def evict(engine: Engine, begin: int, end: int) -> None:
 def append_extent(engine: Engine, sequence: Sequence, position: int, address: int, length: int, requested: int) -> None:
     """Record that a sequence asked for `requested` slots and got `length`, from `address` on."""
     if engine.settings.records_memory:
-        _row(engine, _APPEND, 0, sequence.number - 1, position, address, length, requested, 0, 1)
+        write(engine, _APPEND, 0, sequence.number - 1, position, address, length, requested, 0, 1)
 
 
 @part
 def grow_extent(engine: Engine, sequence: Sequence, position: int, address: int, length: int, repeat: int) -> None:
     """Record that a sequence gets `length` slots from `address` on, and as many behind them in each later step."""
     if engine.settings.records_memory:
-        _row(engine, _APPEND, 0, sequence.number - 1, position, address, length, length, 0, repeat)
+        write(engine, _APPEND, 0, sequence.number - 1, position, address, length, length, 0, repeat)
 
 
 @part
@@ -66,14 +66,14 @@ def release(engine: Engine, sequence: Sequence, group: int, begin: int, end: int
         for entry in range(begin, end):
             num_held += engine.entries[entry] != NULL_BLOCK
     if end > begin:
-        _row(engine, _RELEASE, group, sequence.number - 1, 0, _WHOLE_TABLE, num_held, num_held, num_cached, 1)
+        write(engine, _RELEASE, group, sequence.number - 1, 0, _WHOLE_TABLE, num_held, num_held, num_cached, 1)
 
 
 @part
 def release_extent(engine: Engine, sequence: Sequence, num_units: int) -> None:
     """Record that a sequence freed its extent of `num_units`."""
     if engine.settings.records_memory:
-        _row(engine, _RELEASE, 0, sequence.number - 1, 0, _WHOLE_TABLE, num_units, num_units, 0, 1)
+        write(engine, _RELEASE, 0, sequence.number - 1, 0, _WHOLE_TABLE, num_units, num_units, 0, 1)
 
 
 @part
@@ -81,7 +81,7 @@ def release_block(engine: Engine, sequence: Sequence, group: int, position: int,
     """Record that a running sequence freed one block of a table."""
     if engine.settings.records_memory:
         keeps_prefix = engine.blocks[block].key != NO_KEY
-        _row(engine, _RELEASE, group, sequence.number - 1, position, block, 1, 1, 1 if keeps_prefix else 0, 1)
+        write(engine, _RELEASE, group, sequence.number - 1, position, block, 1, 1, 1 if keeps_prefix else 0, 1)
 
 
 @part
@@ -147,16 +147,17 @@ def _blocks(engine: Engine, kind: int, group: int, request: int, position: int, 
         length = 1
         while begin + length < end and entries[begin + length] == entries[begin] + length:
             length += 1
-        _row(engine, kind, group, request, position, entries[begin], length, length, 0, 1)
+        write(engine, kind, group, request, position, entries[begin], length, length, 0, 1)
         position += length
         begin += length
 
 
 @part
-def _row(
+def write(
     engine: Engine, kind: int, group: int, request: int, position: int, address: int, length: int, requested: int,
     cached: int, repeat: int,
 ) -> None:  # fmt: skip
+    """Append a row."""
     state = engine.state
     row = engine.memory_rows[state.num_memory_rows]
     state.num_memory_rows += 1

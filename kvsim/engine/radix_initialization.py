@@ -36,9 +36,22 @@ _AGNOSTIC = ("fcfs", "lof")
 _MOST_ENTRIES = 1 << 28
 _EVENTS_BESIDE_PAGES = 1 << 12
 """Rows of events in one step, beside those for each page."""
+MOST_ROWS_OF_PAGE = 4
+"""Rows of a recording in one step about one page, but for hits: evicted, freed, handed out, shared in its place."""
+ROWS_OF_HITS = 1 << 20
+"""Room for rows about hits in one step: runs of pages in the prefixes of all requests that are admitted."""
 
 
-def radix(policy: Radix, demand: Demand, num_pages: int, most_in_flight: int, *, reports: bool, compiled: bool) -> Any:
+def radix(
+    policy: Radix,
+    demand: Demand,
+    num_pages: int,
+    most_in_flight: int,
+    most_memory_rows: int,
+    *,
+    reports: bool,
+    compiled: bool,
+) -> Any:
     """Return the cache, with all pages free in ascending order, and the scheduler before its first pass.
 
     Raises:
@@ -65,7 +78,7 @@ def radix(policy: Radix, demand: Demand, num_pages: int, most_in_flight: int, *,
         return numbers(np.zeros(size, np.int64), compiled=compiled)
 
     return records.Radix(
-        settings=_settings(policy, row_pages, reports=reports, compiled=compiled),
+        settings=_settings(policy, row_pages, most_memory_rows, reports=reports, compiled=compiled),
         state=state,
         pages=numbers(np.append((np.arange(num_pages + 1) + 1) % (num_pages + 1), 0), compiled=compiled),
         nodes=nodes,
@@ -81,7 +94,9 @@ def radix(policy: Radix, demand: Demand, num_pages: int, most_in_flight: int, *,
     )
 
 
-def _settings(policy: Radix, row_pages: int, *, reports: bool, compiled: bool) -> records.RadixSettings:
+def _settings(
+    policy: Radix, row_pages: int, most_memory_rows: int, *, reports: bool, compiled: bool
+) -> records.RadixSettings:
     scheduler, cache = policy.scheduler, policy.cache
     looks_at_cache = scheduler.schedule_policy not in _AGNOSTIC
     chosen = {
@@ -108,6 +123,7 @@ def _settings(policy: Radix, row_pages: int, *, reports: bool, compiled: bool) -
         "retract_steps": scheduler.retract_decode_steps,
         "most_new_tokens": scheduler.clip_max_new_tokens_estimation,
         "reports": reports,
+        "most_memory_rows": most_memory_rows,
     }
     settings = make_one(records.RadixSettings, compiled=compiled)
     for name, value in chosen.items():

@@ -73,6 +73,8 @@ class RadixSettings:
     """Tokens of an answer that admission looks at, at most."""
     reports: bool = False
     """Evictions, duplicates and retractions are written down."""
+    most_memory_rows: int = 0
+    """Rows of a recording that there is room for."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -143,6 +145,8 @@ class RadixState:
     num_needs: int = -1
     """Requests whose needs the pass has noted; -1 for none yet."""
     num_events: int = 0
+    is_crowded: bool = False
+    """More changed hands in a step than could be written down."""
 
 
 @dataclass(slots=True, eq=False, repr=False)

@@ -12,7 +12,7 @@ stamps it from the root down.
 
 from __future__ import annotations
 
-from kvsim.engine import bucket, evictable_leaves, radix_events, token_slots
+from kvsim.engine import bucket, evictable_leaves, radix_events, radix_journal, token_slots
 from kvsim.engine.compiled import part
 from kvsim.engine.prefix_cache import bucket_of
 from kvsim.engine.radix_records import NO_PRIORITY, ROOT
@@ -165,6 +165,7 @@ def evict(engine: Engine, num_tokens: int) -> None:
         node = engine.radix.leaves[0]
         record = nodes[node]
         radix_events.leaf(engine, record)
+        radix_journal.evict(engine, record)
         evictable_leaves.remove(engine, node)
         bucket.remove(nodes, engine.buckets[bucket_of(engine, record.key)], node)
         token_slots.free(engine, record.first_page, record.last_page, record.num_pages)
@@ -218,6 +219,7 @@ def _adopt(engine: Engine, sequence: Sequence, node: int, begin: int) -> None:
     for _ in range(begin - record.begin):
         page = pages[page]
     radix_events.duplicate(engine, row + begin, row + end)
+    radix_journal.replace(engine, sequence, begin, end)
     first = last = rows[row + begin]
     for index in range(row + begin, row + end):
         own, rows[index] = rows[index], page
@@ -226,6 +228,7 @@ def _adopt(engine: Engine, sequence: Sequence, node: int, begin: int) -> None:
             pages[last] = own
             last = own
     token_slots.free(engine, first, last, end - begin)
+    radix_journal.share(engine, sequence, begin, end)
 
 
 @part

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvsim.engine import radix_tree, token_slots, totals
+from kvsim.engine import radix_journal, radix_tree, token_slots, totals
 from kvsim.engine.compiled import part
 from kvsim.engine.memory import Memory
 from kvsim.engine.radix_records import ROOT
@@ -68,6 +68,7 @@ def _write_prefix(engine: Engine, sequence: Sequence) -> None:
             rows[index] = page
             page = pages[page]
         node = nodes[node].parent
+    radix_journal.share(engine, sequence, 0, radix_tree.end_of(engine, engine.radix.holdings[sequence.number].node))
 
 
 @part
@@ -110,6 +111,7 @@ def extend(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
     )
     for index in range(begin, begin + num_pages):
         engine.radix.rows[row + index] = token_slots.alloc(engine)
+    radix_journal.append(engine, sequence, begin, begin + num_pages)
     unit = engine.settings.unit_tokens
     totals.add_slots(engine, sequence, begin * unit, num_pages * unit)
 
@@ -158,9 +160,10 @@ def release_kv_cache(engine: Engine, sequence: Sequence, keeps: bool) -> None:
         checkpoint(engine, sequence, owned)
     totals.lose_tokens(engine, sequence)
     totals.remove_slots(engine, sequence, token_slots.ceil_tokens(engine, owned))
+    num_pages, num_kept = token_slots.ceil_pages(engine, owned), holding.protected_tokens // engine.settings.unit_tokens
+    radix_journal.release(engine, sequence, num_pages, num_kept)
     row = sequence.place * radix.settings.row_pages
-    begin = row + holding.protected_tokens // engine.settings.unit_tokens
-    end = row + token_slots.ceil_pages(engine, owned)
+    begin, end = row + num_kept, row + num_pages
     radix_tree.link_row(engine, begin, end)
     if end > begin:
         token_slots.free(engine, radix.rows[begin], radix.rows[end - 1], end - begin)
@@ -177,5 +180,5 @@ def free_units(engine: Engine) -> int:
     return engine.state.num_free + engine.state.num_cached
 
 
-RADIX = Memory(name="radix", free_units=free_units)
+RADIX = Memory(name="radix", free_units=free_units, is_crowded=radix_journal.is_crowded)
 """SGLang's scheduler allocates rows itself."""

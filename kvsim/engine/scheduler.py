@@ -421,6 +421,12 @@ def _drop_ended(engine: Engine) -> None:
 
 
 @part
+def num_running(engine: Engine) -> int:
+    """Count the running sequences."""
+    return engine.state.num_running
+
+
+@part
 def _ignore_cached(engine: Engine, sequence: Sequence, group: int, index: int) -> None:
     pass
 
@@ -453,5 +459,6 @@ SCHEDULER = Scheduler(
     awaits_output=awaits_output,
     update=update,
     abort=abort,
+    num_running=num_running,
     is_stalled=is_stalled,
 )

@@ -30,6 +30,8 @@ class Scheduler:
     """Process the output of the oldest step in flight."""
     abort: Callable[[Engine, Sequence], None]
     """Drop a sequence, wherever it is."""
+    num_running: Callable[[Engine], int]
+    """Count the sequences that hold memory, or are about to."""
     is_stalled: Callable[[Engine], bool]
     """Tell whether the engine would wait for ever; `State.subject` is then the sequence without room."""
 

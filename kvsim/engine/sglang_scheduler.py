@@ -85,6 +85,12 @@ def abort(engine: Engine, sequence: Sequence) -> None:
 
 
 @part
+def num_running(engine: Engine) -> int:
+    """Count the requests that have a row: `State.num_running` leaves out those in a prefill, and foreseen ends."""
+    return len(engine.radix.free_rows) - engine.radix.state.num_free_rows
+
+
+@part
 def is_stalled(engine: Engine) -> bool:
     """Tell whether the head of the queue would wait for ever: nothing runs, and it was not admitted.
 
@@ -492,5 +498,6 @@ SGLANG = Scheduler(
     awaits_output=awaits_output,
     update=process_batch_result,
     abort=abort,
+    num_running=num_running,
     is_stalled=is_stalled,
 )

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from kvsim.errors import UsageError
 from kvsim.kv_groups.group import CacheKind, KVCacheGroup
+from kvsim.policies import Radix
 from kvsim.policies.releases import DEFAULT, LeftOut, Rules, defaults_of, number_of, rules_of
 from kvsim.recording import Recording
 from kvsim.recording.by_request import TokenSteps
@@ -29,6 +30,9 @@ def check_kept_prefixes(replay: Replay, file: Path) -> None:
     recording, memory = replay.recording, replay.recording.memory
     meta, pool = recording.meta, recording.meta.pool
     if memory.cached is None or meta.begins_in_the_middle or not meta.prefix_caching:
+        return
+    if meta.policy_name == Radix.name:
+        _check_kept_by_tree(replay, file)
         return
     rows, release = np.flatnonzero(memory.kind == MemoryKind.RELEASE), _release_of(recording)
     rules, is_sparse = rules_of(release), defaults_of(release).retention_tokens is not None
@@ -52,6 +56,22 @@ def check_kept_prefixes(replay: Replay, file: Path) -> None:
         least[np.isin(group, [index for index, each in enumerate(pool.groups) if each.kind in _SPARSE])] = 0
     rule = "cached should be the units that are full of what schedule.parquet computed"
     require((memory.cached[rows] >= least) & (memory.cached[rows] <= most), file, rule, rows)
+
+
+def _check_kept_by_tree(replay: Replay, file: Path) -> None:
+    """Check that a request that ends leaves the tree all full pages that it has computed, and one that gives way no
+    more.
+    """
+    recording, memory, steps = replay.recording, replay.recording.memory, replay.recording.steps
+    assert memory.cached is not None
+    rows = memory.ends
+    newest = np.searchsorted(steps.schedule_seq, memory.seq[rows], side="right") - 1
+    # What a step under way has computed is not put into the tree of a request that it makes give way.
+    full = replay.progress.computed(memory.request[rows], newest) // recording.meta.pool.unit_tokens
+    ends = np.isin(memory.seq[rows], steps.output_seq)
+    rule = "cached should be the units that are full of what schedule.parquet computed"
+    holds = np.where(ends, memory.cached[rows] == full, memory.cached[rows] <= full)
+    require(holds, file, rule, rows)
 
 
 def _release_of(recording: Recording) -> str:

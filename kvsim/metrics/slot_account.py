@@ -180,9 +180,12 @@ class _Asked:
             upto = tables.at(of)
             return (upto.position.astype(np.int64) + upto.requested) * unit_tokens
 
-        # Runs hold the requested slots in [low, high); low is the end of the previous run of the table.
+        # Runs hold the requested slots in [low, high); low is the end of the previous run of the table, if lengths are
+        # rounded up. Single units are not, and may replace others.
         high = end(behind - 1)
-        low = np.where(runs.position == 0, 0, end(np.maximum(first - 1, 0)))
+        low = runs.position.astype(np.int64) * unit_tokens
+        if not replay.ledger.unit_by_unit:
+            low = np.where(low == 0, 0, end(np.maximum(first - 1, 0)))
         full, pad = replay.full[request], replay.pad[request]
         born, dead = frames_of(replay, runs.birth_seq), frames_of(replay, runs.death_seq)
         growing = np.flatnonzero(repeat > 1)

@@ -130,4 +130,4 @@ def describe(policy: AnyPolicy, base: Policy | None = None) -> Mapping[str, Any]
     described = {"name": base.name} | {
         key: value.value if isinstance(value, Enum) else value for key, value in flat.items()
     }
-    return described if isinstance(policy, Paged | Contiguous | Static) else described | {"rules": policy.name}
+    return described if isinstance(policy, Policy) else described | {"rules": policy.name}

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from kvsim.policies import Radix
 from kvsim.recording.model import Recording
 from kvsim.recording.order import stable_order
 from kvsim.recording.tables import IntArray, Schedule
@@ -27,6 +28,21 @@ def last_steps(recording: Recording, never: int = 0) -> npt.NDArray[np.int64]:
 def computed_after(schedule: Schedule) -> npt.NDArray[np.int64]:
     """Return the computed tokens of the request of each row behind all of its steps."""
     return schedule.computed_before + schedule.tokens * schedule.repeats.astype(np.int64)
+
+
+def answered_rows(recording: Recording) -> Schedule:
+    """Return the schedule without steps whose output SGLang ignores: their request gave its memory back before."""
+    schedule, steps, memory = recording.schedule, recording.steps, recording.memory
+    if recording.meta.policy_name != Radix.name or not recording.requests.preemptions.any():
+        return schedule
+    ends, span = memory.ends, int(max(steps.output_seq.max(), memory.seq.max(initial=0))) + 1
+    gone = np.append(np.sort(memory.request[ends].astype(np.int64) * span + memory.seq[ends]), np.iinfo(np.int64).max)
+    last, key = schedule.step + schedule.repeats - 1, schedule.request.astype(np.int64) * span
+    following = gone[np.searchsorted(gone, key + steps.schedule_seq[last])]
+    repeat = schedule.repeats - (following < key + steps.output_seq[last])
+    kept = np.flatnonzero(repeat > 0)
+    columns = {name: getattr(schedule, name)[kept] for name in ("step", "request", "computed_before", "tokens")}
+    return Schedule(**columns, repeat=repeat[kept])
 
 
 class TokenSteps(NamedTuple):

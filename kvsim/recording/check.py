@@ -15,6 +15,7 @@ from kvsim.recording.check_block_tables import check_block_tables
 from kvsim.recording.check_group_tables import check_tables_of_groups
 from kvsim.recording.check_preemptions import check_preemptions
 from kvsim.recording.check_queue import Stays, check_queue
+from kvsim.recording.check_replaced_units import check_replaced_units
 from kvsim.recording.check_requests import check_requests
 from kvsim.recording.check_reservations import check_reservations
 from kvsim.recording.check_schedule import check_agreement, check_schedule, check_steps
@@ -94,7 +95,7 @@ def _check_memory(recording: Recording, file: Path) -> None:
         require(
             memory.groups == 0, file, "group is for pools with several KV-cache groups, which meta.json should list"
         )
-        require(placed | (memory.address == -1), file, "a release should have address -1: it frees the whole table")
+        check_replaced_units(recording, file)
     require(~placed | (memory.length > 0), file, "length should be positive")
     require(~placed | (memory.position >= 0), file, "position should not be negative")
     if memory.cached is not None and not pool.groups:

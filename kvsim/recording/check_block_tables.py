@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvsim.errors import RecordingError
+from kvsim.recording.check_replaced_units import replacing_rows
 from kvsim.recording.model import Recording
 from kvsim.recording.order import in_parts, is_new, stable_order
 from kvsim.recording.rules import require_of
@@ -78,6 +79,7 @@ class _Tables:
         """The `seq` up to which each request's table grows by its newest row."""
         self._newest = np.full(num_requests, _NO_ROW, np.int32)
         """The newest row of each request."""
+        self._replaces = replacing_rows(self._memory)
         self._broken_by: dict[str, int] = {}
         self.newest_row = np.full(len(moments), _NO_ROW, np.int32)
         """The newest row of the request of each row of the schedule, at its moment; -1 where there is none."""
@@ -88,7 +90,8 @@ class _Tables:
     def follow(self, part: slice) -> None:
         """Advance to the end of `part`, the rows after those that were followed so far."""
         memory = self._memory
-        rows = np.flatnonzero(memory.kind[part] != MemoryKind.EVICT).astype(np.int32) + np.int32(part.start)
+        of_tables = (memory.kind[part] != MemoryKind.EVICT) & ~self._replaces[part]
+        rows = np.flatnonzero(of_tables).astype(np.int32) + np.int32(part.start)
         rows = rows[stable_order(memory.request[rows], len(self._held))]
         request, released = memory.request[rows], memory.kind[rows] == MemoryKind.RELEASE
         position, length = memory.position[rows], memory.length[rows].astype(np.int64)

@@ -21,7 +21,16 @@ _MOST_LAYERS = 1 << 14
 _OF_LAYERS = ("num_layers", "num_hidden_layers", "num_attention_heads", "num_kv_heads")
 """Fields of a model's shape that are counted one by one."""
 _COUNTS = {
-    "policy": ("block_size", "batch_size", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "row_tokens"),
+    "policy": (
+        "block_size",
+        "batch_size",
+        "max_model_len",
+        "max_num_seqs",
+        "max_num_batched_tokens",
+        "row_tokens",
+        "page_size",
+        "max_running_requests",
+    ),
     "engine": ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "hash_block_size", "tensor_parallel_size"),
     "model": ("tensor_parallel_size", "pipeline_parallel_size"),
 }
@@ -33,7 +42,7 @@ _AMOUNTS = {
 _SIZES = ("baseline_allocated_bytes", "baseline_reserved_bytes", "baseline_private_bytes", "num_batches")
 _LISTS_OF_SIZES = ("private_segment_bytes", "given_back_before")
 _FLAGS = {
-    "policy": ("enable_prefix_caching",),
+    "policy": ("enable_prefix_caching", "disable_radix_cache"),
     "engine": ("enable_prefix_caching", "enforce_eager", "in_process", "min_new_tokens"),
 }
 

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvsim.errors import RecordingError
+from kvsim.policies import Radix
 from kvsim.recording.by_request import RowsByRequest, last_steps
 from kvsim.recording.check_queue import Stays, so_far
 from kvsim.recording.check_times import Ends
@@ -34,6 +35,8 @@ def check_preemptions(recording: Recording, stays: Stays, ends: Ends, folder: Pa
         _check_with_copies(recording, stays, ends, folder)
     if recording.meta.policy_name == "paged" and "rules" not in recording.meta.policy:
         _check_shortage(recording, folder / "steps.parquet")
+    if recording.meta.policy_name == Radix.name and not recording.meta.policy.get("enable_priority_scheduling"):
+        _check_retractions(recording, folder / "steps.parquet")
 
 
 def _check_without_copies(recording: Recording, stays: Stays, ends: Ends, folder: Path) -> None:
@@ -155,6 +158,23 @@ def _check_shortage(recording: Recording, file: Path) -> None:
     is_told = free >= 0
     np.add.at(free, run[is_later], (length * takes - length * gives)[is_later])
     require(~is_told | (free < needed), file, _SHORTAGE, memory.step[ends])
+
+
+def _check_retractions(recording: Recording, file: Path) -> None:
+    """Check that SGLang retracts only where there is no room for one more token of each request that runs.
+
+    A victim frees the units of its table at most, and those that decode take theirs afterwards.
+    """
+    memory, steps = recording.memory, recording.steps
+    rows = np.flatnonzero((steps.preempted > 0) & (steps.free_units >= 0))
+    begin, behind = (np.searchsorted(memory.seq, steps.schedule_seq[rows], side) for side in ("left", "right"))
+    run, offset = units_of_runs(behind - begin)
+    of_step, length = begin[run] + offset, memory.length[begin[run] + offset].astype(np.int64)
+    kind = memory.kind[of_step]
+    change = length * (kind == MemoryKind.APPEND) - length * (kind == MemoryKind.RELEASE)
+    free = steps.free_units[rows] + np.bincount(run, weights=change, minlength=len(rows))
+    most = steps.running[rows].astype(np.int64) + steps.preempted[rows]
+    require(free < most, file, _SHORTAGE, rows)
 
 
 def _most_to_grow(recording: Recording, request: IntArray, step: IntArray) -> npt.NDArray[np.int64]:

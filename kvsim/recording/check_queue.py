@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from kvsim.recording.check_replaced_units import replacing_rows
 from kvsim.recording.check_times import Ends
 from kvsim.recording.grouped import tables_of_groups
 from kvsim.recording.model import Recording
@@ -34,7 +35,8 @@ class Stays(NamedTuple):
         if recording.meta.pool.groups:
             births = tables_of_groups(memory, len(recording.requests))[0].residencies.birth_row
         else:
-            births = np.flatnonzero((memory.position == 0) & (memory.kind <= MemoryKind.SHARE))
+            begins = (memory.position == 0) & (memory.kind <= MemoryKind.SHARE)
+            births = np.flatnonzero(begins & ~replacing_rows(memory))
         rows, num_births = np.concatenate((births, memory.ends)), len(births)
         num_seqs = int(memory.seq[-1]) + 1 if len(memory) else 1
         key = memory.request[rows].astype(np.int64) * num_seqs + memory.seq[rows]

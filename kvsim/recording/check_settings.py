@@ -26,6 +26,7 @@ def check_settings(recording: Recording, folder: Path) -> None:
     steps = recording.steps
     amounts: tuple[tuple[str, tuple[IntArray, ...], str], ...] = (
         ("max_num_seqs", (steps.running,), "running"),
+        ("max_running_requests", (steps.running,), "running"),
         (
             "max_num_batched_tokens",
             (steps.prefill_tokens, steps.decode_tokens),
@@ -78,8 +79,8 @@ def _add_up_to(columns: tuple[IntArray, ...], most: int, rows: slice) -> np.ndar
 def _check_unit(recording: Recording, file: Path) -> None:
     """Check that a unit is a block of the policy, or a slot, and that a token takes as many bytes as in the model."""
     meta, pool = recording.meta, recording.meta.pool
-    is_paged = meta.policy_name == "paged"
-    unit_tokens = meta.policy.get("block_size", pool.unit_tokens) if is_paged else 1
+    size = {"paged": "block_size", "radix": "page_size"}.get(meta.policy_name)
+    unit_tokens = 1 if size is None else meta.policy.get(size, pool.unit_tokens)
     if unit_tokens not in (None, pool.unit_tokens):
         raise RecordingError(
             f"{file}: pool.unit_tokens should be {unit_tokens}, as units are of policy {meta.policy_name}, not "

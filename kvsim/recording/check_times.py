@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from kvsim.recording.by_request import TokenSteps, computed_after, first_rows, last_steps
+from kvsim.recording.by_request import TokenSteps, answered_rows, computed_after, first_rows, last_steps
 from kvsim.recording.check_batches import check_batches
 from kvsim.recording.model import Recording
 from kvsim.recording.rules import CLOCK_S, agree, require, require_of
@@ -76,7 +76,7 @@ class Ends(NamedTuple):
             return cls(rows, last_steps(recording)[rows])
         behind, unsure = _tokens_behind_outputs(recording)
         step = np.full(len(requests), -1)
-        there = TokenSteps.of(recording.schedule, np.where(finished, behind, 0))
+        there = TokenSteps.of(answered_rows(recording), np.where(finished, behind, 0))
         step[there.request] = there.step
         rows = np.flatnonzero(finished & (unsure > 0))
         released = _step_of_last_release(recording)[rows] if len(rows) else rows
@@ -97,7 +97,7 @@ def check_outputs(recording: Recording, ends: Ends, file: Path) -> None:
     """
     requests, steps = recording.requests, recording.steps
     answered = (requests.output_tokens > 0) & ~begun_before(recording)
-    first = TokenSteps.of(recording.schedule, np.where(answered, requests.prompt_tokens, 0))
+    first = TokenSteps.of(answered_rows(recording), np.where(answered, requests.prompt_tokens, 0))
     for name, there in (("first_token_s", first), ("finished_s", ends)):
         complete = steps.output_seq[there.step] <= _last_seq(recording)
         rows, computed_in = there.request[complete], there.step[complete]

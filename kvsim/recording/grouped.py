@@ -1,7 +1,8 @@
 """Compute the holder of units over time in a pool with several KV-cache groups, whose tables release skipped units.
 
 An admitted request gets a table in every group, and releases all tables together: one residency. In between, a window
-releases the units that it has passed, one by one.
+releases the units that it has passed, one by one; or a request frees its own copies of units that a radix tree has, and
+shares those in the same places.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def tables_of_groups(memory: Memory, num_requests: int) -> tuple[Holdings, Opera
     request, group = memory.request[run_row].astype(np.int64), memory.groups[run_row].astype(np.int64)
     position, address = memory.position[run_row] + offset, memory.address[run_row] + offset
     residency = ends.following(request, memory.seq[run_row])
-    order = np.lexsort((position, run_row, group, residency, request))
+    order = np.lexsort((run_row, position, group, residency, request))
     request, group, residency, run_row = request[order], group[order], residency[order], run_row[order]
     address, offset = address[order], offset[order]
     death_row = ends.rows(request, residency, group, len(memory))

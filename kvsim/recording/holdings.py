@@ -165,6 +165,8 @@ class Holdings(Runs):
             begins = is_new(runs.request) | (runs.position == 0)
             begins |= is_new(runs.birth_seq)
             begins |= is_new(runs.death_seq)
+            position = runs.position
+            begins[1:] |= position[1:] != position[:-1] + runs.length[:-1]
             grows = runs.repeat > 1
             begins |= grows
             begins[1:] |= grows[:-1]

@@ -291,6 +291,11 @@ class Memory(ColumnTable):
         return np.zeros(len(self.step), np.int32) if self.group is None else self.group
 
     @property
+    def parts(self) -> npt.NDArray[np.bool_]:
+        """Rows in which requests release a part of a table."""
+        return np.asarray((self.kind == MemoryKind.RELEASE) & (self.address != WHOLE_TABLE))
+
+    @property
     def ends(self) -> IntArray:
         """Rows in which requests release whole tables; the last row if several groups are released together."""
         rows = np.flatnonzero((self.kind == MemoryKind.RELEASE) & (self.address == WHOLE_TABLE))

@@ -35,7 +35,7 @@ class FewUnits:
     @staticmethod
     def are(ledger: Ledger, num_units: int, num_in_pool: int) -> bool:
         """Tell whether following `num_units` units alone is possible and faster."""
-        return ledger.unit_by_unit and not ledger.has_groups and num_units * _WORTH_IT <= num_in_pool
+        return ledger.unit_by_unit and not ledger.lists_operations and num_units * _WORTH_IT <= num_in_pool
 
     def places(self, addresses: IntArray) -> IntArray:
         """Return the number of each of `addresses` in the sample."""

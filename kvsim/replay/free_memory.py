@@ -25,7 +25,7 @@ def free_run_lengths(replay: Replay) -> IntArray:
 
 def free_run_lengths_at(replay: Replay, frames: Sequence[int]) -> Iterator[IntArray]:
     """Yield `free_run_lengths` at each of `frames`, which must ascend; the current frame may change."""
-    if replay.ledger.unit_by_unit and not replay.ledger.has_groups:
+    if replay.ledger.unit_by_unit and not replay.ledger.lists_operations:
         for holders in _holders_at(replay, frames):
             yield _run_lengths(holders == 0)
         return

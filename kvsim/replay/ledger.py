@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvsim.errors import RecordingError
+from kvsim.policies import Paged, Radix
 from kvsim.recording.grouped import tables_of_groups
 from kvsim.recording.holdings import Holdings, tables_of
 from kvsim.recording.model import Recording
@@ -47,7 +48,9 @@ class Ledger:
         self.tables: Holdings
         self._unfolded: Unfolded
         num_requests = len(recording.requests)
-        if recording.meta.pool.groups:
+        self.lists_operations = bool(recording.meta.pool.groups) or bool(self._memory.parts.any())
+        """Whether tables release some of their units before the others, so that every operation is listed."""
+        if self.lists_operations:
             self.tables, operations = tables_of_groups(self._memory, num_requests)
             self._unfolded = Listed(self._memory, self.tables, operations)
         else:
@@ -179,7 +182,7 @@ def _has_single_units(recording: Recording) -> bool:
     meta, kind, repeat = recording.meta, recording.memory.kind, recording.memory.repeat
     if repeat is not None and (repeat > 1).any():
         return False
-    if meta.policy_name == "paged" or meta.pool.unit_tokens > 1 or meta.prefix_caching:
+    if meta.policy_name in (Paged.name, Radix.name) or meta.pool.unit_tokens > 1 or meta.prefix_caching:
         return True
     return bool(((kind == MemoryKind.SHARE) | (kind == MemoryKind.EVICT)).any())
 

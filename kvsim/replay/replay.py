@@ -307,15 +307,17 @@ class Replay:
         table = self._table_of[residencies, group]
         has = (table >= 0) & (high > low)
         table_key, low, high = table[has] << _POSITION_BITS, low[has], high[has]
-        first = np.searchsorted(self._run_key, table_key + low, side="right") - 1
+        # Of several runs at one position, one behind the other, each is looked at.
+        first = np.searchsorted(self._run_key, table_key + low)
+        first = np.minimum(first, np.searchsorted(self._run_key, table_key + low, side="right") - 1)
         # A table may begin after positions that were never held.
         first = np.maximum(first, np.searchsorted(self._run_key, table_key, side="left"))
         last = np.maximum(np.searchsorted(self._run_key, table_key + high, side="left"), first)
         span, nth = units_of_runs(last - first)
         rows = first[span] + nth
         # After a step backward, the table may be shorter.
-        born = tables.birth_seq[rows] <= seq
-        span, rows = span[born], rows[born]
+        held = (tables.birth_seq[rows] <= seq) & (tables.death_seq[rows] > seq)
+        span, rows = span[held], rows[held]
         begin = np.maximum(tables.position[rows], low[span])
         end = np.minimum(tables.position[rows] + tables.length[rows], high[span])
         run, offset = units_of_runs(np.maximum(end - begin, 0))

@@ -323,10 +323,6 @@ class Run:
         """Get ready; what there is to record of server `n` goes to `builders[n]`, if there are any."""
         for name in options.keys() - Options.__annotations__.keys():
             raise UnknownNameError("option of a simulation", name, Options.__annotations__)
-        if builders and isinstance(policy, Radix):
-            raise UsageError(
-                "a run of the radix policy is summarised, not recorded yet; take kvsim run --policy radix without -o."
-            )
         self.workload, self.policy, self.machine, self.options = workload, policy, machine, options
         self._base = machine.limited(policy)
         self._release = _release_of(self._base)

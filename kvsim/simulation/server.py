@@ -95,10 +95,7 @@ class ServerProcess:
             if outcome == STALLED:
                 raise stalled(driver.engine, driver.engine.state.subject)
             elif outcome == CROWDED:
-                raise BudgetError(
-                    "more requests begin to load from host memory in one step than a recording has room for; run "
-                    "without -o, or with a smaller --kv-offloading-size."
-                )
+                raise crowded(driver.engine)
             elif outcome == IDLE:
                 if not self._sent.triggered:
                     yield self._sent
@@ -156,3 +153,16 @@ def stalled(engine: Engine, node: int) -> StalledError:
         why = "its memory never suffices; raise --num-blocks, --kv-gib or --gpu-memory-utilization."
     which = f"the request in row {node - 1} with {num_tokens} tokens"
     return StalledError(f"{which} can never be scheduled although nothing else runs: {why}")
+
+
+def crowded(engine: Engine) -> BudgetError:
+    """Return the error for a step in which more happens than a recording has room for."""
+    if engine.memory is RADIX:
+        return BudgetError(
+            "requests that are admitted in one step share more runs of slots than a recording has room for; run "
+            "without -o, or with a larger --page-size."
+        )
+    return BudgetError(
+        "more requests begin to load from host memory in one step than a recording has room for; run "
+        "without -o, or with a smaller --kv-offloading-size."
+    )

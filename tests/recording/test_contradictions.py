@@ -24,7 +24,7 @@ from kvsim.hardware import find_gpu
 from kvsim.metrics.contradictions import refuse_contradictions
 from kvsim.models import find_model
 from kvsim.models.layers import ChunkedLocal
-from kvsim.policies import Contiguous, Paged, Policy, Static
+from kvsim.policies import Contiguous, Paged, Policy, Radix, RadixSettings, SGLangSettings, Static
 from kvsim.policies.settings import ContiguousSettings, ContinuousSettings, PagedSettings, Reserve, StaticSettings
 from kvsim.recording import Recording, find, read, write
 from kvsim.recording.check import check, check_events
@@ -38,6 +38,10 @@ from .changes import CHANGES, differing, figures, with_columns
 
 SHIPPED = ("vllm-h200-granite-350m-gsm8k", "hf-h200-granite-350m-batch64-static")
 SCHEDULER = ContinuousSettings(max_model_len=64, max_num_seqs=8, max_num_batched_tokens=40)
+SGLANG = SGLangSettings(
+    context_length=64, max_running_requests=8, chunked_prefill_size=24, max_prefill_tokens=48,
+    schedule_conservativeness=0.05, retract_decode_steps=2,
+)  # fmt: skip
 POLICIES: dict[str, tuple[Policy, int]] = {
     "prefixes": (Paged(scheduler=SCHEDULER, cache=PagedSettings(block_size=4)), 90),
     "in step": (
@@ -60,6 +64,9 @@ POLICIES: dict[str, tuple[Policy, int]] = {
     ),
     "doubling": (Contiguous(scheduler=SCHEDULER, cache=ContiguousSettings(reserve=Reserve.DOUBLING)), 100),
     "static": (Static(scheduler=StaticSettings(batch_size=4, max_model_len=64)), 400),
+    "slots": (Radix(scheduler=SGLANG), 110),
+    "pages": (Radix(scheduler=SGLANG, cache=RadixSettings(page_size=4)), 80),
+    "no tree": (Radix(scheduler=SGLANG, cache=RadixSettings(disable_radix_cache=True)), 68),
 }
 
 
@@ -78,7 +85,10 @@ def good(make_machine: Callable[[int], Machine]) -> dict[str, Recording]:
         name: simulate(workload, policy, make_machine(tokens), engine="interpreted")
         for name, (policy, tokens) in POLICIES.items()
     }
-    assert all(recordings[name].num_preemptions for name in ("prefixes", "in step", "swap", "offload", "doubling"))
+    assert all(
+        recordings[name].num_preemptions
+        for name in ("prefixes", "in step", "swap", "offload", "doubling", "slots", "pages", "no tree")
+    )
     return recordings | {"groups": _with_groups()} | {name: read(find(name)) for name in SHIPPED}
 
 
@@ -113,9 +123,14 @@ def _is_coherent(before: Recording, after: Recording) -> bool:
 
 
 def _may_have_another_pool(before: Recording, after: Recording) -> bool:
-    """A pool may have more units, or fewer, that are never used: if all steps say so, and none had too few of them."""
+    """A pool may have more units, or fewer, that are never used: if all steps say so, and none had too few of them.
+
+    SGLang retracts where it lacks one of the slots that all its requests need, or many: that is checked.
+    """
     pool, other = before.meta.pool.num_units, after.meta.pool.num_units
-    if pool is None or other is None or pool == other or before.num_preemptions:
+    if pool is None or other is None or pool == other:
+        return False
+    if before.num_preemptions and before.meta.policy_name != "radix":
         return False
     return bool((after.steps.free_units == before.steps.free_units + other - pool).all())
 
@@ -335,3 +350,37 @@ def test_no_other_tokens_are_a_hit_without_blocks(tmp_path: Path, caching: bool,
     column[np.flatnonzero(recording.schedule.request == 3)[0]] = before
     with pytest.raises(RecordingError, match=f"computed_before says {before}"):
         check_admissions(with_columns(recording, "schedule", computed_before=column), Stays.of(recording), tmp_path)
+
+
+def _with_units(recording: Recording, more: int) -> Recording:
+    """Give `recording` a pool with `more` units that are free at every step."""
+    pool = recording.meta.pool
+    assert pool.num_units is not None
+    larger = replace(recording, meta=replace(recording.meta, pool=replace(pool, num_units=pool.num_units + more)))
+    return with_columns(larger, "steps", free_units=recording.steps.free_units + np.int32(more))
+
+
+def test_a_retraction_lacks_slots(good: dict[str, Recording]) -> None:
+    recording = good["slots"]
+    refuse(_with_units(recording, 0), Path("rec"))
+    with pytest.raises(RecordingError, match=r"a step should preempt only where the free units are too few"):
+        refuse(_with_units(recording, 40), Path("rec"))
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "rule"),
+    [
+        ("address", -1, "position should be where the request.s table ends"),
+        ("position", 30, "should be replaced at its position"),
+        ("cached", 1, "a unit that is replaced should keep no prefix"),
+        ("request", 0, "."),
+    ],
+)
+def test_a_replaced_unit_that_is_not_there(good: dict[str, Recording], column: str, value: int, rule: str) -> None:
+    """SGLang's requests free their own copies of what the tree has, unit by unit, for the tree's in the same places."""
+    recording = good["slots"]
+    row = np.flatnonzero(recording.memory.parts)[0]
+    values = getattr(recording.memory, column).copy()
+    values[row] = value
+    with pytest.raises(RecordingError, match=rule):
+        refuse(with_columns(recording, "memory", **{column: values}), Path("rec"))

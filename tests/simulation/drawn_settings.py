@@ -46,7 +46,7 @@ def drawn_settings(seed: int, folder: Path) -> list[str]:
     Files that it reads are written to `folder`.
     """
     draw = _Draw(random.Random(seed), folder)
-    policy = draw.one_of("paged", "paged", "paged", "paged", "contiguous", "contiguous", "static")
+    policy = draw.one_of("paged", "paged", "paged", "paged", "contiguous", "contiguous", "static", "radix")
     longest = draw.one_of(256, 512, 1024)
     arguments = ["--policy", policy, "--seed", str(draw.random.randrange(1000))]
     requests = _requests(draw, longest)
@@ -56,6 +56,8 @@ def drawn_settings(seed: int, folder: Path) -> list[str]:
     arguments += requests + senders
     if policy == "static":
         arguments += _static(draw) + _machine(draw, draw.one_of(*DENSE), longest)
+    elif policy == "radix":
+        arguments += _radix(draw) + _machine(draw, draw.one_of(*DENSE), longest)
     elif policy == "contiguous":
         arguments += _contiguous(draw) + _scheduling(draw, longest) + _machine(draw, draw.one_of(*DENSE), longest)
     else:
@@ -188,6 +190,21 @@ def _contiguous(draw: _Draw) -> list[str]:
         *("--reserve", reserve, *growth, *draw.some(0.6, "--fit", "first", "best", "next", "buddy")),
         *draw.some(0.3, "--compaction"),
         *draw.some(0.2, "--request-level"),
+    ]
+
+
+def _radix(draw: _Draw) -> list[str]:
+    conservativeness = str(draw.one_of(0.05, 0.3, 1, 1.4))
+    return [
+        *("--max-running-requests", str(draw.one_of(1, 4, 32, 256)), "--schedule-conservativeness", conservativeness),
+        *("--chunked-prefill-size", str(draw.one_of(-1, 64, 500)), "--page-size", str(draw.one_of(1, 1, 4, 16))),
+        *draw.some(0.3, "--schedule-policy", "lpm", "dfs-weight", "lof", "hrrn", "shortest-prefill-first"),
+        *draw.some(0.3, "--radix-eviction-policy", "lfu", "fifo", "mru", "slru"),
+        *draw.some(0.3, "--disable-overlap-schedule"),
+        *draw.some(0.2, "--enable-mixed-chunk"),
+        *draw.some(0.2, "--disable-radix-cache"),
+        *draw.some(0.2, "--enable-priority-scheduling"),
+        *draw.some(0.2, "--prefill-decode-interval", 3),
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from kvsim.calibration.prior import vllm_prior
 from kvsim.errors import StalledError, UsageError
 from kvsim.hardware import find_gpu
+from kvsim.metrics.contradictions import refuse_contradictions
 from kvsim.models import find_model
 from kvsim.policies import Radix, RadixSettings, SGLangSettings
 from kvsim.simulation import Machine, Measured, measure, simulate
@@ -68,6 +70,8 @@ def test_every_slot_is_accounted_for_at_every_step(scheduling: dict[str, object]
     policy = Radix(scheduler=replace(SCHEDULING, **scheduling), cache=RadixSettings(**cache))  # type: ignore[arg-type]
     measured = run(policy)
     requests = measured.requests
+    recording = simulate(workload(), policy, machine_of(1200), engine="interpreted")
+    refuse_contradictions(recording, Path("recording"))
     assert (requests.output_tokens == workload().output_tokens).all()
     assert (requests.cached_tokens.sum() > 0) == (not policy.cache.disable_radix_cache)
     assert (requests.cached_tokens < requests.prompt_tokens).all()
@@ -89,6 +93,17 @@ def test_machine_code_brings_the_same() -> None:
         np.testing.assert_array_equal(getattr(one.requests, name), getattr(other.requests, name))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("cache", [{}, {"page_size": 4}, {"disable_radix_cache": True}], ids=str)
+def test_machine_code_records_the_same(cache: dict[str, object]) -> None:
+    policy = Radix(scheduler=replace(SCHEDULING, schedule_policy="lpm"), cache=RadixSettings(**cache))  # type: ignore[arg-type]
+    tables = [
+        (one.requests.to_arrow(), one.steps.to_arrow(), one.schedule.to_arrow(), one.memory.to_arrow())
+        for one in (simulate(workload(), policy, machine_of(1200), engine=way) for way in ("interpreted", "compiled"))
+    ]
+    assert tables[0] == tables[1]
+
+
 def test_a_request_that_never_fits_is_found() -> None:
     asks = Workload(arrival_s=[0.0], prompt_tokens=[260], output_tokens=[5], max_tokens=[150])
     policy = Radix(scheduler=replace(SCHEDULING, context_length=400), cache=RadixSettings(page_size=64))
@@ -97,8 +112,6 @@ def test_a_request_that_never_fits_is_found() -> None:
 
 
 def test_what_is_not_followed_is_refused() -> None:
-    with pytest.raises(UsageError, match="not recorded yet"):
-        simulate(workload(), Radix(scheduler=SCHEDULING), machine_of(1200))
     windows = find_model("gpt-oss-20b")
     machine = Machine(gpu=GPU, model=windows, kv_bytes=1 << 30, step_time=vllm_prior(GPU, MODEL))
     with pytest.raises(UsageError, match="layers with windows"):

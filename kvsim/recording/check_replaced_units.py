@@ -1,0 +1,84 @@
+"""Checks of units that a request replaces in its table: its copies of what a radix tree has make way for the tree's.
+
+The rows that release a part of a table and those that share as many units in the same places have one `seq`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from kvsim.policies import Radix
+from kvsim.recording.grouped import tables_of_groups
+from kvsim.recording.model import Recording
+from kvsim.recording.order import units_of_runs
+from kvsim.recording.rules import require
+from kvsim.recording.tables import IntArray, Memory, MemoryKind
+
+
+def replacing_rows(memory: Memory) -> npt.NDArray[np.bool_]:
+    """Tell which rows replace units in a table: its length stays."""
+    replaces = memory.parts
+    if not replaces.any():
+        return replaces
+    span = int(memory.seq[-1]) + 1
+    key = memory.request.astype(np.int64) * span + memory.seq
+    shares = np.flatnonzero(memory.kind == MemoryKind.SHARE)
+    shares = shares[np.isin(key[shares], np.unique(key[replaces]))]
+    replaces[shares] = True
+    return replaces
+
+
+def check_replaced_units(recording: Recording, file: Path) -> None:
+    """Check that a request replaces units that it holds, each by one in the same place.
+
+    Raises:
+        RecordingError: naming `file` and the first row that breaks a rule.
+    """
+    memory, pool = recording.memory, recording.meta.pool
+    parts = memory.parts
+    is_tree = recording.meta.policy_name == Radix.name and recording.meta.prefix_caching
+    require(~parts | is_tree, file, "a release should have address -1: it frees the whole table")
+    if not parts.any():
+        return
+    assert pool.num_units is not None
+    end = pool.first_unit + pool.num_units
+    inside = (memory.address >= pool.first_unit) & (memory.address.astype(np.int64) + memory.length <= end)
+    require(~parts | ((memory.length > 0) & (memory.position >= 0)), file, "length should be positive")
+    require(~parts | inside, file, f"the units lie outside the pool [{pool.first_unit}, {end})")
+    if memory.cached is not None:
+        require(~parts | (memory.cached == 0), file, "a unit that is replaced should keep no prefix")
+    replaces = replacing_rows(memory)
+    gone, come = (_places(memory, np.flatnonzero(replaces & chosen)) for chosen in (parts, ~parts))
+    rows = np.flatnonzero(parts)
+    run, _ = units_of_runs(memory.length[rows])
+    rule = "a unit that is released alone should be replaced at its position by a shared one"
+    require(np.isin(gone, come), file, rule, rows[run])
+    rows = np.flatnonzero(replaces & ~parts)
+    run, _ = units_of_runs(memory.length[rows])
+    require(np.isin(come, gone), file, "position should be where the request's table ends", rows[run])
+    _check_held(recording, parts, file)
+
+
+def _check_held(recording: Recording, parts: npt.NDArray[np.bool_], file: Path) -> None:
+    """Check that what is released was held there."""
+    memory = recording.memory
+    tables, operations = tables_of_groups(memory, len(recording.requests))
+    happened = np.bincount(operations.row, minlength=len(memory))
+    require(~parts | (happened == memory.length), file, "the request releases a unit that it does not hold")
+    of_part = parts[operations.row]
+    row, run = operations.row[of_part], operations.run[of_part]
+    holds = np.ones(len(memory), np.bool_)
+    holds[row[tables.position[run] != memory.position[row] + operations.address[of_part] - memory.address[row]]] = False
+    require(holds, file, "position should be that of the freed unit")
+
+
+def _places(memory: Memory, rows: IntArray) -> npt.NDArray[np.int64]:
+    """Return a number for each moment, request and position of the units of `rows`."""
+    run, offset = units_of_runs(memory.length[rows])
+    span, width = int(memory.seq[-1]) + 1, int((memory.position + memory.length).max()) + 1
+    of = rows[run]
+    place: npt.NDArray[np.int64] = (memory.request[of].astype(np.int64) * span + memory.seq[of]) * width
+    return place + memory.position[of] + offset
