@@ -24,39 +24,52 @@ from kvsim.display.text import message
 from kvsim.errors import KvsimError, UsageError, shortened
 from kvsim.files.scratch import ENDING
 
-_COMMANDS = {
-    "run": "Simulate one policy and summarise what happened.",
-    "fit": "Say whether a load fits a server, what limits it, and what would help.",
-    "diagnose": "Say what happened to a server, why, and what would have helped.",
-    "doctor": "Explain the lines about memory in a server's start-up log.",
-    "compare": "Put the same requests through all three policies.",
-    "sweep": "Run a grid of settings and write one table.",
-    "tui": "Watch the memory pool of a recording or a fresh simulation.",
-    "explain": "Print a lesson on where the memory goes, with still pictures.",
-    "plot": "Draw a figure from recordings.",
-    "animate": "Film the memory pool: a GIF, an MP4 or a page with a play button.",
-    "report": "Write a page with everything about some recordings.",
-    "info": "Describe a recording.",
-    "size": "Explain how many blocks a GPU and a model leave room for.",
-    "measure": "Measure this machine: its GPUs, links and host.",
-    "calibrate": "Fit step times to recordings of a real engine.",
-    "validate": "Simulate a recording's own requests and print the errors.",
-    "pack": "Pack sequences for training into rows, beside padded batches.",
-    "reproduce": "Put figures from papers, posts and logs beside ours.",
-    "capture": "Record a real run of vLLM or Hugging Face.",
-    "import": "Turn a published trace into a workload to simulate.",
-    "export": "Write a recording for Perfetto, a spreadsheet, or another simulator.",
-    "verify": "Check that kvsim and a recorded vLLM make the same decisions, block for block.",
-    "conform": "Compare the decisions of an installed vLLM with those that kvsim knows.",
-    "versions": "List what changed in vLLM's scheduler and cache from release to release.",
+_TASKS = {
+    "See where memory goes": {
+        "tui": "Watch the memory pool of a recording or a fresh simulation.",
+        "explain": "Print a lesson on where the memory goes, with still pictures.",
+    },
+    "Ask about a server": {
+        "size": "Explain how many blocks a GPU and a model leave room for.",
+        "fit": "Say whether a load fits a server, what limits it, and what would help.",
+        "diagnose": "Say what happened to a server, why, and what would have helped.",
+        "doctor": "Explain the lines about memory in a server's start-up log.",
+    },
+    "Simulate": {
+        "run": "Simulate one policy and summarise what happened.",
+        "compare": "Put the same requests through all three policies.",
+        "sweep": "Run a grid of settings and write one table.",
+        "pack": "Pack sequences for training into rows, beside padded batches.",
+    },
+    "Draw and publish": {
+        "plot": "Draw a figure from recordings.",
+        "animate": "Film the memory pool: a GIF, an MP4 or a page with a play button.",
+        "report": "Write a page with everything about some recordings.",
+        "reproduce": "Put figures from papers, posts and logs beside ours.",
+    },
+    "Record, import, export": {
+        "capture": "Record a real run of vLLM or Hugging Face.",
+        "info": "Describe a recording.",
+        "import": "Turn a published trace into a workload to simulate.",
+        "export": "Write a recording for Perfetto, a spreadsheet, or another simulator.",
+    },
+    "Measure times, check decisions": {
+        "measure": "Measure this machine: its GPUs, links and host.",
+        "calibrate": "Fit step times to recordings of a real engine.",
+        "validate": "Simulate a recording's own requests and print the errors.",
+        "verify": "Check that kvsim and a recorded vLLM make the same decisions, block for block.",
+        "conform": "Compare the decisions of an installed vLLM with those that kvsim knows.",
+        "versions": "List what changed in vLLM's scheduler and cache from release to release.",
+    },
 }
-"""Each command and its one-line help, which is shown without importing it."""
+"""Each command and its one-line help, which is shown without importing it, below its task."""
+_COMMANDS = [name for commands in _TASKS.values() for name in commands]
 _OBJECTS_BETWEEN_COLLECTIONS = 100_000
 
 
 class _LazyGroup(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
-        return list(_COMMANDS)
+        return _COMMANDS
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         if cmd_name not in _COMMANDS:
@@ -77,12 +90,50 @@ class _LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        with formatter.section("Commands"):
-            formatter.write_dl(list(_COMMANDS.items()))
+        widest = max(map(len, _COMMANDS))
+        for task, commands in _TASKS.items():
+            with formatter.section(task):
+                formatter.write_dl([(name.ljust(widest), said) for name, said in commands.items()])
+
+
+def _print_completion(context: click.Context, _option: click.Parameter, shell: str | None) -> None:
+    if shell is None:
+        return
+    from click.shell_completion import get_completion_class
+
+    chosen = get_completion_class(shell)
+    if chosen is not None:
+        click.echo(chosen(context.command, {}, "kvsim", "_KVSIM_COMPLETE").source())
+    context.exit()
+
+
+def _print_man_page(context: click.Context, _option: click.Parameter, wanted: bool) -> None:
+    if not wanted:
+        return
+    from kvsim.cli.man_page import man_page
+
+    click.echo(man_page(context, _TASKS), nl=False)
+    context.exit()
 
 
 @click.command(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="kvsim")
+@click.option(
+    "--completion",
+    type=click.Choice(["bash", "zsh", "fish"]),
+    is_eager=True,
+    expose_value=False,
+    callback=_print_completion,
+    help="Print the completion of commands, flags and names for a shell and exit.",
+)
+@click.option(
+    "--man",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_man_page,
+    help="Print the manual page and exit: kvsim --man | man -l -",
+)
 def cli() -> None:
     """Show where the memory of an LLM server goes, and why.
 

@@ -109,7 +109,29 @@ def _how(each: Declared, convert: Callable[[str], Any] | None) -> dict[str, Any]
         "metavar": each.setting.unit,
         "default": None,
         "callback": bounded(each.setting),
+        "shell_complete": _LISTED.get(each.name),
     }
+
+
+def _listed_models(_context: click.Context, _option: click.Parameter, begun: str) -> list[str]:
+    from kvsim.models import all_models
+
+    names = [model.name for model in all_models()]
+    return _beginning([*names, *(name.rpartition("/")[2] for name in names)], begun)
+
+
+def _listed_gpus(_context: click.Context, _option: click.Parameter, begun: str) -> list[str]:
+    from kvsim.hardware import GPUS
+
+    return _beginning([gpu.name.replace(" ", "-") for gpu in GPUS], begun)
+
+
+def _beginning(names: list[str], begun: str) -> list[str]:
+    return [name for name in names if name.casefold().startswith(begun.casefold())]
+
+
+_LISTED = {"model": _listed_models, "gpu": _listed_gpus}
+"""Names that a shell completes, by setting."""
 
 
 def settings_from(settings: type[Settings], flags: Mapping[str, Any], **known: Any) -> Settings:
