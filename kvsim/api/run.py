@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from kvsim.display.text import html_text
 from kvsim.errors import KvsimError, UsageError
 from kvsim.metrics import Summary, Waste, summarize, waste
+from kvsim.metrics.session_turns import SessionTurns, session_turns
 from kvsim.recording import Recording, write
 
 if TYPE_CHECKING:
@@ -43,6 +44,15 @@ class Run(Recording):
     def waste_over_time(self) -> Waste:
         """Slots in each of the eight states after every step; `to_arrow()` and `to_pandas()` give a table."""
         return waste(self)
+
+    @property
+    def turns(self) -> SessionTurns:
+        """Turns of sessions, a row per request: history, hits, what was computed again, and the eviction behind it.
+
+        Raises:
+            RecordingError: none of the requests waits for another.
+        """
+        return session_turns(self)
 
     def plot(
         self,

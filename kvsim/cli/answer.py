@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kvsim.cli.show import echo, print_table, seconds, size
+from kvsim.cli.turns import print_turns
 from kvsim.machines import class_in, plain_words, untimed_in
 from kvsim.machines.known_errors import error_words
 from kvsim.metrics.run_verdict import verdict_of, wasted_percent
@@ -51,6 +52,7 @@ def print_answer(
     rows = [(label, *(column.get(label, "–") for column in columns)) for label in max(columns, key=len)]
     heads = ["", *(summary.policy if len(summaries) > 1 else "" for summary in summaries)]
     print_table("", heads, rows, note="\n".join(notes))
+    print_turns(runs)
 
 
 def band_notes(band: Band | None) -> list[str]:

@@ -20,6 +20,7 @@ def command(*, recording_name: str | None, check: bool, as_json: bool) -> None:
     --check is for those who write recordings: docs/reference/recordings.md specifies the format.
     """
     from kvsim.cli.summary import figures_document, print_summaries
+    from kvsim.cli.turns import print_losses, print_turns
     from kvsim.metrics import summarize
     from kvsim.metrics.contradictions import refuse_contradictions
     from kvsim.metrics.run_verdict import verdict_of
@@ -73,6 +74,8 @@ def command(*, recording_name: str | None, check: bool, as_json: bool) -> None:
         echo(steady_part(recording.requests).sentence)
     print_table(recording.name, ["", ""], rows)
     print_summaries("what happened", [recording], [summary])
+    print_turns([recording])
+    print_losses(recording)
 
 
 def _check(name: str | None, *, as_json: bool) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from kvsim.cli.options import section
-from kvsim.cli.workload import DEFAULT_TOKENS, is_generated, multiple, workload_and_source
+from kvsim.cli.workload import DEFAULT_TOKENS, has_sessions, is_generated, multiple, workload_and_source
 from kvsim.errors import UsageError
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ _requests = section("Requests")
 _SHOWN_S = 120.0
 """Seconds of an open loop that are simulated where the number of requests is not given."""
 _FEWEST, _MOST = 300, 5_000
+_SESSIONS_OF_USER, _FEWEST_SESSIONS = 3, 100
 _MOST_OF_USERS = 200_000
 """Requests of a closed loop that one run of a search may take: some seconds."""
 _USERS = {
@@ -112,6 +113,9 @@ def requests_of(flags: dict[str, Any]) -> tuple[Workload, Recording | RecordedRe
     if flags["workload"] is not None or not (is_generated(flags) or flags["users"] or flags["rate"]):
         return workload_and_source(flags)
     users, number = users_of(flags), flags["num_requests"]
+    if has_sessions(flags):
+        shown = flags["sessions"] or max(_SESSIONS_OF_USER * (users or 0), _FEWEST_SESSIONS)
+        return workload_and_source(flags | {"sessions": shown} | ({} if users is None else {"arrivals": "at-once"}))
     if users is not None:
         number = number or requests_for(users)
         if max(number, users) > _MOST_OF_USERS:

@@ -149,5 +149,9 @@ def _requests(workload: Workload, flags: Mapping[str, Any]) -> str:
     if users is None:
         return workload.description
     pause = f", {think_s:g} s after the answer before" if think_s else " as soon as the one before is answered"
+    if workload.turns is not None:
+        between = f", {think_s:g} s apart" if think_s else ""
+        begin = f", and {users_per_s:g} begin each second" if users_per_s else ""
+        return f"{workload.description}; {users:,} users have one session after the other{between}{begin}"
     come = f", and {users_per_s:g} begin each second" if users_per_s else ""
     return f"{workload.description}; {users:,} users send each request{pause}{come}"

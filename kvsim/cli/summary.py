@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvsim.cli.show import echo, print_table, seconds, size
+from kvsim.cli.turns import turn_documents
 from kvsim.machines import class_in, known_in, plain_words
 from kvsim.memory.waste import SlotState
 from kvsim.metrics import Summary
@@ -92,6 +93,7 @@ def figures_document(recording: Recording | Measured, summary: Summary) -> dict[
     return summary.as_dict() | {
         "verdict": verdict_of(summary).as_dict(),
         "steady": steady_part(recording.requests).as_dict(),
+        **turn_documents(recording),
     }
 
 

@@ -14,11 +14,12 @@ from kvsim.errors import UnknownNameError, UsageError, shortened
 
 if TYPE_CHECKING:
     from kvsim.recording import RecordedRequests, Recording
-    from kvsim.workload import Arrivals, Lengths, SharedPrefixes, Workload
+    from kvsim.workload import Arrivals, Lengths, Pauses, SharedPrefixes, Workload
 
 DEFAULT_WORKLOAD = "vllm-h200-llama-3-8b-sharegpt-pressure"
 """A recording of a real server under memory pressure, whose requests are served again where no others are named."""
 _DEFAULT_NUM_REQUESTS = 400
+_DEFAULT_NUM_SESSIONS, _DEFAULT_TURNS = 100, "5"
 DEFAULT_TOKENS = "200:0.8"
 _DEFAULT_CV = 2.0
 """Coefficient of variation of the gaps between gamma arrivals."""
@@ -91,6 +92,14 @@ _OPTIONS = (
         help="Shared prefixes of generated prompts: their number, and the tokens of each.",
     ),
     _requests(
+        "--sessions",
+        type=int,
+        callback=REQUESTS,
+        help="Generate sessions, whose turns wait for answers: their number; --rate is theirs.",
+    ),
+    _requests("--turns", metavar="MEAN[:SIGMA]", help="Turns of a generated session.  [5]"),
+    _requests("--pause", metavar="MEAN[:SIGMA]", help="Seconds from the end of a turn to the next, in a session.  [0]"),
+    _requests(
         "--seed",
         type=int,
         callback=SEED,
@@ -109,8 +118,18 @@ def workload_options(command: Command) -> Command:
 
 
 def workload_of_flags(flags: dict[str, Any]) -> Workload:
-    """Return the requests that the flags describe."""
-    return workload_and_source(flags)[0]
+    """Return the requests that the flags describe, for a command that waits for no answer.
+
+    Raises:
+        UsageError: they are turns of sessions, two flags contradict each other, or one cannot be right.
+    """
+    workload = workload_and_source(flags)[0]
+    if workload.turns is not None:
+        raise UsageError(
+            "turns of sessions wait for the answers before them, and here requests come by themselves; leave out "
+            "--sessions, --turns and --pause, give another --workload, or simulate these with kvsim run."
+        )
+    return workload
 
 
 def workload_and_source(flags: dict[str, Any]) -> tuple[Workload, Recording | RecordedRequests | None]:
@@ -137,8 +156,8 @@ def workload_and_source(flags: dict[str, Any]) -> tuple[Workload, Recording | Re
         return _answering(_loaded(_part(workload, flags), flags), factor), source
     if flags["workload"] is not None:
         raise UsageError(
-            "--workload serves recorded requests, so it excludes --arrivals, --prompt-tokens, --output-tokens and "
-            "--shared-prefix; kvsim import can give them new arrivals."
+            "--workload serves recorded requests, so it excludes --arrivals, --prompt-tokens, --output-tokens, "
+            "--shared-prefix and --sessions; kvsim import can give them new arrivals."
         )
     if flags["columns"] is not None:
         raise UsageError("--columns says what stands in a CSV file; give the file with --workload.")
@@ -148,7 +167,12 @@ def workload_and_source(flags: dict[str, Any]) -> tuple[Workload, Recording | Re
 def is_generated(flags: Mapping[str, Any]) -> bool:
     """Tell whether the flags describe requests that are drawn, not read."""
     names = ("arrivals", "prompt_tokens", "output_tokens", "shared_prefix", "burstiness", "ramp", "rate_profile")
-    return any(flags[name] is not None for name in (*names, "random_range_ratio"))
+    return has_sessions(flags) or any(flags[name] is not None for name in (*names, "random_range_ratio"))
+
+
+def has_sessions(flags: Mapping[str, Any]) -> bool:
+    """Tell whether the flags describe generated sessions."""
+    return any(flags[name] is not None for name in ("sessions", "turns", "pause"))
 
 
 def multiple(flag: str, text: str | None) -> float:
@@ -199,7 +223,11 @@ def cut_at(workload: Workload, max_model_len: int, *, stated: bool) -> Workload:
         UsageError: no limit is given, and the model's own would cut many requests.
     """
     cut = workload.cut(max_model_len)
-    num_cut = int(((cut.prompt_tokens != workload.prompt_tokens) | (cut.output_tokens != workload.output_tokens)).sum())
+    if workload.turns is None:
+        changed = (cut.prompt_tokens != workload.prompt_tokens) | (cut.output_tokens != workload.output_tokens)
+        num_cut = int(changed.sum())
+    else:
+        num_cut = len(workload) - len(cut)
     if not stated and num_cut > _MOST_CUT * len(workload):
         raise UsageError(
             f"{num_cut:,} of the {len(workload):,} requests are longer than {max_model_len:,} tokens, the model's "
@@ -298,6 +326,8 @@ def _part(workload: Workload, flags: dict[str, Any]) -> Workload:
 def _generated(flags: dict[str, Any]) -> Workload:
     from kvsim.workload import Varying, generate
 
+    if has_sessions(flags):
+        return _sessions(flags)
     arrivals, number = arrivals_of_flags(flags), flags["num_requests"]
     if number is None and isinstance(arrivals, Varying) and arrivals.repeats:
         number = max(round(arrivals.requests_in_profile), 1)
@@ -312,10 +342,45 @@ def _generated(flags: dict[str, Any]) -> Workload:
     )
 
 
+def _sessions(flags: dict[str, Any]) -> Workload:
+    """Return generated sessions.
+
+    Raises:
+        UsageError: their number is given as one of requests, or a flag cannot be right.
+    """
+    from kvsim.workload import converse
+
+    if flags["num_requests"] is not None:
+        raise UsageError("--num-requests counts requests, and turns come by the session; give --sessions instead.")
+    ratio, number = flags["random_range_ratio"], flags["sessions"]
+    return converse(
+        _DEFAULT_NUM_SESSIONS if number is None else number,
+        turns=_lengths("--turns", flags["turns"] or _DEFAULT_TURNS, None),
+        pauses=_pauses(flags["pause"] or "0"),
+        arrivals=arrivals_of_flags(flags),
+        prompt=_lengths("--prompt-tokens", flags["prompt_tokens"] or DEFAULT_TOKENS, ratio),
+        output=_lengths("--output-tokens", flags["output_tokens"] or DEFAULT_TOKENS, ratio),
+        prefixes=_prefixes(flags["shared_prefix"]),
+        seed=flags["seed"],
+    )
+
+
+def _pauses(text: str) -> Pauses:
+    from kvsim.workload import Pauses
+
+    mean, colon, sigma = text.partition(":")
+    try:
+        return Pauses(mean_s=float(mean), sigma=float(sigma) if colon else 0.0)
+    except ValueError:
+        raise UsageError(
+            f"--pause should be a number of seconds such as 5, or a mean and a sigma such as 5:0.8, not {text!r}."
+        ) from None
+
+
 def _lengths(flag: str, text: str, ratio: float | None) -> Lengths:
     from kvsim.workload import Fixed, LogNormal, Uniform
 
-    mean, _, sigma = text.partition(":")
+    (mean, _, sigma), unit = text.partition(":"), "turns" if flag == "--turns" else "tokens"
     if ratio is not None and (sigma or not 0 <= ratio < 1):
         raise UsageError(
             f"--random-range-ratio should be a share from 0 to below 1 of a fixed length, not {ratio} of {flag} {text}."
@@ -326,7 +391,7 @@ def _lengths(flag: str, text: str, ratio: float | None) -> Lengths:
         tokens = int(mean)
     except ValueError:
         raise UsageError(
-            f"{flag} should be a number of tokens such as 200, or a mean and a sigma such as 200:0.8, not {text!r}."
+            f"{flag} should be a number of {unit} such as 200, or a mean and a sigma such as 200:0.8, not {text!r}."
         ) from None
     if not ratio:
         return Fixed(tokens=tokens)

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
 from kvsim.engine.prefix_keys import prompt_keys
 from kvsim.metrics.steady import Steadiness, SteadyPart
 from kvsim.recording import RequestStatus
-from kvsim.workload import Ragged, Workload
+from kvsim.workload import Ragged, Turns, Workload
 from kvsim.workload.checks import SCALAR_COLUMNS
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     from kvsim.simulation import Measured
+
+Column: TypeAlias = "npt.NDArray[np.int64]"
 
 _ROUNDS = 4
 """Requests of each user in a closed loop; the first and last of each are left out of the figures."""
@@ -90,15 +92,20 @@ def requests_for(users: int) -> int:
 
 
 def repeated(workload: Workload, num_requests: int) -> Workload:
-    """Return `num_requests` requests: the first ones, or all in repetition, at the same distances.
+    """Return `num_requests` requests: the first ones, or all in repetition, at the same distances. Sessions are whole.
 
     A prefix of a single prompt is new in every repetition. A prefix of several prompts, such as a system prompt, stays
     shared.
     """
-    if num_requests <= len(workload):
+    if num_requests <= len(workload) and workload.turns is None:
         return workload.head(num_requests)
-    rows, times = np.arange(num_requests) % len(workload), np.arange(num_requests) // len(workload)
-    lasts_s = float(np.ptp(workload.arrival_s)) * len(workload) / max(len(workload) - 1, 1)
+    turns, num_arrivals = workload.turns, len(workload)
+    if turns is None:
+        rows, times = np.arange(num_requests) % len(workload), np.arange(num_requests) // len(workload)
+    else:
+        rows, times = _whole_sessions(turns, num_requests)
+        turns, num_arrivals = _again(turns, rows, times), int((turns.after < 0).sum())
+    lasts_s = float(np.ptp(workload.arrival_s)) * num_arrivals / max(num_arrivals - 1, 1)
     hashes, unit_tokens = workload.prompt_hashes, workload.hash_unit_tokens
     if workload.prompt_token_ids is not None:
         unit_tokens = _UNIT_TOKENS
@@ -113,8 +120,31 @@ def repeated(workload: Workload, num_requests: int) -> Workload:
         prefix_names=workload.prefix_names,
         prompt_hashes=Ragged(taken.values ^ again << _BEYOND_KEYS, taken.offsets, np.int64),
         hash_unit_tokens=unit_tokens,
+        turns=turns,
         name=workload.name,
         description=workload.description,
+    )
+
+
+def _whole_sessions(turns: Turns, num_requests: int) -> tuple[Column, Column]:
+    """Return the rows of enough sessions to have at least `num_requests` requests, and their repetitions."""
+    session = turns.session
+    size = np.bincount(session)
+    whole, rest = divmod(num_requests, len(turns))
+    last = int(np.searchsorted(np.cumsum(size), rest)) + 1 if rest else 0
+    rows = [np.arange(len(turns))] * whole + [np.flatnonzero(session < last)]
+    return np.concatenate(rows), np.repeat(np.arange(len(rows)), list(map(len, rows)))
+
+
+def _again(turns: Turns, rows: Column, times: Column) -> Turns:
+    """Return the turns of repeated rows, each of which waits in its own repetition."""
+    place = np.full((int(times[-1]) + 1, len(turns)), -1)
+    place[times, rows] = np.arange(len(rows))
+    after = turns.after[rows]
+    return Turns(
+        after=np.where(after < 0, -1, place[times, after]),
+        pause_s=turns.pause_s[rows],
+        history_tokens=turns.history_tokens[rows],
     )
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from kvsim.workload.columns import LONGEST_S, MAX_TOKENS, Numbered, Ragged
     from kvsim.workload.lengths import Empirical, Fixed, Lengths, LogNormal, Uniform
     from kvsim.workload.request import Request, SharedPrefix
+    from kvsim.workload.sessions import Pauses, converse
     from kvsim.workload.synthetic import SharedPrefixes, generate
     from kvsim.workload.table import Workload, WorkloadSummary, check_fits
     from kvsim.workload.turns import Turns
@@ -27,6 +28,7 @@ _HOME = by_name({
     "kvsim.workload.columns": "LONGEST_S MAX_TOKENS Numbered Ragged",
     "kvsim.workload.lengths": "Empirical Fixed Lengths LogNormal Uniform",
     "kvsim.workload.request": "Request SharedPrefix",
+    "kvsim.workload.sessions": "Pauses converse",
     "kvsim.workload.synthetic": "SharedPrefixes generate",
     "kvsim.workload.table": "Workload WorkloadSummary check_fits",
     "kvsim.workload.turns": "Turns",
@@ -46,6 +48,7 @@ __all__ = [
     "Lengths",
     "LogNormal",
     "Numbered",
+    "Pauses",
     "Poisson",
     "Ragged",
     "Request",
@@ -57,6 +60,7 @@ __all__ = [
     "Workload",
     "WorkloadSummary",
     "check_fits",
+    "converse",
     "generate",
 ]
 

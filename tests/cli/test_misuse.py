@@ -201,6 +201,18 @@ class TestRecordings:
         (("run", "--prompt-tokens", "nan:0.5"), 2, "mean_tokens is nan; it must be a finite number above 0."),
         (("run", "--output-tokens", "200:nan"), 2, "sigma is nan"),
         (("run", "--output-tokens", "many"), 2, "--output-tokens should be a number of tokens such as 200, or a mean"),
+        (("run", "--turns", "x"), 2, "--turns should be a number of turns such as 200, or a mean and a sigma"),
+        (("run", "--pause", "soon"), 2, "--pause should be a number of seconds such as 5, or a mean and a sigma such"),
+        (("run", "--pause=-1"), 2, "the mean pause is -1.0; it must be a number of seconds, 0 to"),
+        (("run", "--sessions", "3", "--num-requests", "3"), 2, "--num-requests counts requests, and turns come by the"),
+        (
+            ("run", "--sessions", "3", "--max-concurrency", "3"),
+            2,
+            "turns of sessions wait for answers, so they take no",
+        ),
+        (("run", "--sessions", "3", "--answers", "2x"), 2, "answers are part of the prompts of later turns, so those"),
+        (("pack", "--sessions", "3"), 2, "turns of sessions wait for the answers before them, and here requests come"),
+        (("fit", "--turns", "0", "--users", "3"), 2, "tokens is 0; it must be a whole number of tokens from 1"),
         (
             ("run", "--shared-prefix", "4"),
             2,

@@ -70,7 +70,7 @@ def run_shell(line: str, code: int) -> None:
         arguments += ["--screenshot", "tui.svg", "--overwrite"]
     if command in {"fit", "diagnose"}:  # the load alone, and few requests of it
         arguments += ["--points", "0", "--jobs", "1", "--engine", "interpreted"]
-        arguments += ["--num-requests", "30"] if command == "fit" else []
+        arguments += ["--num-requests", "30"] if command == "fit" and "--sessions" not in arguments else []
     if "1000000" in arguments:  # as many again, a few at a time
         arguments[arguments.index("1000000")] = "1000"
     if command == "animate" and "--length" not in arguments:

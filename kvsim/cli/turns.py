@@ -1,0 +1,75 @@
+"""Tables of the turns of sessions: what each found of its history, and what was computed again."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kvsim.cli.show import print_table, seconds
+from kvsim.metrics.session_turns import by_turn, session_turns
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvsim.recording import Recording
+    from kvsim.simulation import Measured
+
+_MOST_LOSSES = 8
+"""Turns that are listed with the eviction that hurt them."""
+
+
+def turn_documents(run: Recording | Measured) -> dict[str, Any]:
+    """Return the figures of each turn for JSON; empty if the run has no sessions."""
+    found = by_turn(run.requests, run.meta.pool.unit_tokens)
+    rows = [figures._asdict() | {"ttft_s": _known(figures.ttft_s)} for figures in found]
+    return {"turns": rows} if rows else {}
+
+
+def print_turns(runs: Sequence[Recording | Measured]) -> None:
+    """Print a row for the first turns, the second turns, and so on, of each server whose run has sessions."""
+    heads = ["turn", "requests", "history, tokens", "hits, tokens", "computed again", "TTFT, mean"]
+    for number, run in enumerate(runs):
+        rows = [
+            (
+                turn.turn,
+                f"{turn.num_requests:,}",
+                f"{turn.history_tokens:,}",
+                f"{turn.hit_tokens:,}",
+                f"{turn.lost_tokens:,}",
+                seconds(turn.ttft_s),
+            )
+            for turn in by_turn(run.requests, run.meta.pool.unit_tokens)
+        ]
+        if rows:
+            server = f", server {number}" if len(runs) > 1 else ""
+            print_table(f"turns of sessions{server}", heads, rows, figures=range(len(heads)))
+
+
+def print_losses(recording: Recording) -> None:
+    """Print the turns that lost most of their histories, and the evictions that took them."""
+    if recording.requests.turns is None:
+        return
+    turns = session_turns(recording)
+    worst = np.argsort(-turns.lost_tokens, kind="stable")[:_MOST_LOSSES]
+    worst = worst[turns.lost_tokens[worst] > 0]
+    names = recording.requests.id
+    rows = [
+        (
+            str(names[turn]),
+            f"{turns.session[turn]}",
+            f"{turns.turn[turn]}",
+            f"{turns.lost_tokens[turn]:,} of {turns.history_tokens[turn]:,}",
+            "–" if math.isnan(turns.evicted_s[turn]) else seconds(turns.evicted_s[turn]),
+            str(names[turns.evicted_for[turn]]) if turns.evicted_for[turn] >= 0 else "–",
+        )
+        for turn in worst.tolist()
+    ]
+    if rows:
+        heads = ["request", "session", "turn", "history lost", "evicted at", "for"]
+        print_table("the turns that evictions hurt most", heads, rows, figures=range(1, 5))
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else value
