@@ -43,6 +43,8 @@ _ENDS = frozenset((";", "&&", "||", "|", "&", ">", ">>", "2>&1"))
 _MOST_BYTES = 1 << 20
 _OWN = frozenset(("--config", "--host", "--load-format", "--port", "--seed", "--size"))
 """Flags of servers that have another meaning in kvsim."""
+_STATED_IN_CHECKPOINT = frozenset(("auto-round", "compressed-tensors", "gguf", "quark", "torchao"))
+"""Quantizations whose number of bits only the checkpoint has."""
 
 
 @dataclass(slots=True)
@@ -230,7 +232,8 @@ def translate(line: ServerLine, known: Mapping[str, click.Parameter]) -> Transla
         found.arguments += ["--vllm", line.release]
     if line.server == "sglang" and "radix" in getattr(getattr(known.get("--policy"), "type", None), "choices", ()):
         found.arguments += ["--policy", "radix"]
-    for flag, values in _flags(line.words, known, table["same"]):
+    for written, values in _flags(line.words, known, table["same"]):
+        flag = _whole_flag(written, {*table["same"], *table["matters"]}) if line.server == "sglang" else written
         name = table["same"].get(flag, flag)
         if flag in table["dropped"]:
             found.dropped[flag] = table["dropped"][flag]
@@ -238,6 +241,8 @@ def translate(line: ServerLine, known: Mapping[str, click.Parameter]) -> Transla
             found.arguments += ["--kv-gib", f"{_whole(flag, values[0]) / (1 << 30):.9g}"]
         elif flag == "--dtype" and values and values[0] in ("float32", "float"):
             found.unfollowed[flag] = "weights of four bytes are not modelled"
+        elif name == "--quantization" and values and values[0] in _STATED_IN_CHECKPOINT:
+            found.unfollowed[flag] = f"the bits of {values[0]} are those of the checkpoint: its name or config.json"
         elif name in known and flag not in _OWN:
             found.arguments += _own(flag, name, values, known[name])
         elif flag in table["matters"]:
@@ -268,6 +273,12 @@ def _flags(
             values.append(words[index])
             index += 1
         yield flag, values
+
+
+def _whole_flag(flag: str, spellings: Collection[str]) -> str:
+    """Return the flag that SGLang takes an abbreviation for, if one spelling alone begins so."""
+    begun = [spelling for spelling in spellings if spelling.startswith(flag)]
+    return begun[0] if len(begun) == 1 and flag not in spellings and len(flag) > len("--tp") else flag
 
 
 def _is_flag(word: str) -> bool:

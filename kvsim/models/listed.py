@@ -23,11 +23,14 @@ _SIZE = re.compile(r"(?:\d+x)?\d+(?:\.\d+)?[bm]")
 _QUANTIZED = (
     (re.compile(r"[-_.](?:quantized[.])?(?:fp8(?:-(?:dynamic|kv|block|static|static-per-tensor))?)$"), "fp8"),
     (re.compile(r"[-_.](?:quantized[.])?(?:gptq-int8|w8a8|w8a16|int8)$"), "int8"),
-    (re.compile(r"[-_.](?:awq(?:[-_](?:int4|4bit|marlin))?|quantized[.]w4a16|w4a16)$"), "awq"),
+    (re.compile(r"[-_.](?:(?:int4[-_])?awq(?:[-_](?:int4|4bit|marlin))?|quantized[.]w4a16|w4a16)$"), "awq"),
     (re.compile(r"[-_.]gptq(?:[-_](?:int4|4bit|marlin))?$"), "gptq"),
     (re.compile(r"[-_.](?:nv)?fp4$"), "nvfp4"),
+    (re.compile(r"[-_.](?:bnb|unsloth-bnb)-4bit$"), "bitsandbytes"),
 )
 """Endings of variants with quantized weights, and the method."""
+_CACHED = re.compile(r"(?:^|/)models--([^/]+?)--([^/]+)")
+"""A model's folder in Hugging Face's cache."""
 _BEGIN = "\n[[model]]\n"
 
 
@@ -94,6 +97,7 @@ def find_model(name: str, longest: int | None = None) -> Model:
     """
     if _names_a_path(name) and (file := _config_of(name)) is not None:
         return read_config(file, longest)
+    name = _unfolded(name)
     bare, quantization = _quantized(name)
     matches = _matches(name)
     for asked, method in ((name, ""), (bare, quantization), (_last(name), ""), (_last(bare), quantization)):
@@ -112,7 +116,7 @@ def taken_for(name: str, model: Model) -> str:
     """Return a sentence that names the model used for a partial name; empty for an exact name."""
     if _names_a_path(name) and _config_of(name) is not None:
         return ""
-    bare, quantization = _quantized(name)
+    bare, quantization = _quantized(_unfolded(name))
     is_listed = model.name in _tables() or any(model.name.casefold() in names for names in _siblings().values())
     if name.casefold() in (model.name.casefold(), _title(model.name)) or not is_listed:
         return ""
@@ -171,6 +175,12 @@ def _siblings() -> dict[str, frozenset[str]]:
 def _last(name: str) -> str:
     """Return the last part of a name or path."""
     return name.strip().rstrip("/").rpartition("/")[2]
+
+
+def _unfolded(name: str) -> str:
+    """Return the name of the model in a folder of Hugging Face's or ModelScope's cache that is on another machine."""
+    cached = _CACHED.search(name)
+    return (f"{cached[1]}/{cached[2]}" if cached else name).replace("___", ".")
 
 
 def _nearest(name: str) -> list[str]:

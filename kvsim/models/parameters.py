@@ -149,7 +149,10 @@ def is_tied(config: Config) -> bool:
 
 
 def encoder_parameters(config: Config) -> int:
-    """Estimate the parameters of an image tower from its width and depth; 0 if there is none."""
+    """Estimate the parameters of an image tower from its width and depth; 0 if there is none.
+
+    A feed-forward network with `silu` has a gate, and a tower that merges neighbours does so in two layers.
+    """
     stated = config.fields.get("vision_config")
     if not isinstance(stated, dict):
         return 0
@@ -158,8 +161,10 @@ def encoder_parameters(config: Config) -> int:
     depth = tower.count("num_hidden_layers", "depth", "num_layers", default=0, least=0)
     inner = tower.count("intermediate_size", default=4 * width, least=0)
     patch = tower.count("patch_size", default=14)
-    projector = width * hidden_size(config.text(""))
-    return depth * (4 * width**2 + 2 * width * inner) + 3 * patch**2 * width + projector
+    matrices = 3 if stated.get("hidden_act") == "silu" else 2
+    merged = width * tower.count("spatial_merge_size", default=1) ** 2
+    projector = merged * hidden_size(config.text("")) + (merged**2 if merged > width else 0)
+    return depth * (4 * width**2 + matrices * width * inner) + 3 * patch**2 * width + projector
 
 
 def _per_layer_embeddings(config: Config, num_layers: int) -> int:

@@ -26,6 +26,7 @@ _FP8 = 8 + 32 / 128**2
 _SCALED_4 = 4 + (16 + 4) / 128
 _MXFP4 = 4 + 8 / 32
 _NVFP4 = 4 + 8 / 16
+_BLOCKED_4 = 4 + 32 / 64
 
 QUANTIZATIONS: Mapping[str, Quantization | None] = {
     "none": None,
@@ -35,9 +36,23 @@ QUANTIZATIONS: Mapping[str, Quantization | None] = {
     "gptq": Quantization(method="gptq", linear_bits=_SCALED_4, expert_bits=_SCALED_4),
     "mxfp4": Quantization(method="mxfp4", linear_bits=0, expert_bits=_MXFP4),
     "nvfp4": Quantization(method="nvfp4", linear_bits=_NVFP4, expert_bits=_NVFP4),
+    "bitsandbytes": Quantization(method="bitsandbytes", linear_bits=_BLOCKED_4, expert_bits=_BLOCKED_4),
 }
 """Values of `--quantization`: fp8 with a float32 scale for every 128 x 128 weights, 4 bits in groups of 128 weights
-with a 16-bit scale and a zero point, mxfp4 (experts alone) in groups of 32 with an 8-bit scale."""
+with a 16-bit scale and a zero point, mxfp4 (experts alone) in groups of 32 with an 8-bit scale, bitsandbytes in blocks
+of 64 with a float32 scale."""
+_ALSO = {
+    "awq_marlin": "awq",
+    "gptq_marlin": "gptq",
+    "fbgemm_fp8": "fp8",
+    "modelopt": "fp8",
+    "modelopt_fp8": "fp8",
+    "modelopt_fp4": "nvfp4",
+    "ptpc_fp8": "fp8",
+    "w8a8_fp8": "fp8",
+    "w8a8_int8": "int8",
+}
+"""Methods of vLLM and SGLang that differ from another one in their kernels alone."""
 
 
 def find_quantization(name: str) -> Quantization | None:
@@ -46,9 +61,10 @@ def find_quantization(name: str) -> Quantization | None:
     Raises:
         UsageError: the name is unknown.
     """
-    if name.casefold() not in QUANTIZATIONS:
+    method = _ALSO.get(name.casefold(), name.casefold())
+    if method not in QUANTIZATIONS:
         raise UsageError(f"--quantization should be one of {', '.join(QUANTIZATIONS)}, not {name!r}.")
-    return QUANTIZATIONS[name.casefold()]
+    return QUANTIZATIONS[method]
 
 
 def stored_bytes(

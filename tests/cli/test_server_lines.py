@@ -72,6 +72,14 @@ def test_a_line_of_sglang_runs_the_radix_policy(type_command: Run) -> None:
     assert taken(errors) == f"--policy radix --model Qwen/Qwen3-8B {own}"
 
 
+def test_sglang_takes_abbreviations_and_a_checkpoint_knows_its_bits(size: Run) -> None:
+    code, _, errors = size("--from", "python -m sglang.launch_server --model Qwen/Qwen3-8B --context-len 4096 --tp 2")
+    assert (code, taken(errors)) == (0, "--model Qwen/Qwen3-8B --max-model-len 4096 --tensor-parallel-size 2")
+    code, _, errors = size("--from", "vllm serve Qwen/Qwen3-8B --quantization compressed-tensors")
+    assert code == 0
+    assert "Not followed: --quantization; the bits of compressed-tensors are those of the checkpoint" in errors
+
+
 def test_flags_that_are_not_taken_are_named(size: Run) -> None:
     flags = "--enable-lora --swap-space 4 --port 80 --max-num-partial-prefills 2"
     code, _, errors = size("--from", f"vllm serve Qwen/Qwen3-8B {flags}")

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvsim.errors import RecordingError, UnknownNameError, UsageError
-from kvsim.models import Model, all_models, find_model, listed, taken_for
+from kvsim.models import Model, all_models, find_model, find_quantization, listed, taken_for
 from kvsim.models.huggingface import from_fields
 from tests.models.test_damaged_configs import whole
 
@@ -59,9 +59,9 @@ def test_the_larger_opt_models_hold_what_table_1_of_the_paper_says(name: str, sl
     assert slots_k * 2**30 / find_model(name).kv_bytes_per_token == pytest.approx(published, rel=0.02)
 
 
-def test_77_models_with_distinct_names_and_a_source_each() -> None:
+def test_85_models_with_distinct_names_and_a_source_each() -> None:
     models = all_models()
-    assert len({model.name for model in models}) == len(models) == 77
+    assert len({model.name for model in models}) == len(models) == 85
     assert all(model.sources for model in models)
 
 
@@ -116,10 +116,59 @@ def test_every_model_is_found_by_its_full_name_and_by_its_last_part(model: Model
         ("Mistral-7B-v0.3", "mistralai/Mistral-7B-Instruct-v0.3"),
         ("Qwen3-32B-AWQ", "Qwen/Qwen3-32B"),
         ("Qwen/Qwen3-8B-FP8", "Qwen/Qwen3-8B"),
+        ("google/gemma-2-9b", "google/gemma-2-9b-it"),
+        ("google/gemma-2-27b-it-AWQ", "google/gemma-2-27b-it"),
+        ("Qwen2.5-VL-7B", "Qwen/Qwen2.5-VL-7B-Instruct"),
+        ("/data/model/Qwen/Qwen2___5-VL-32B-Instruct-AWQ", "Qwen/Qwen2.5-VL-32B-Instruct"),
+        ("~/.cache/huggingface/hub/models--Qwen--QwQ-32B-AWQ/snapshots/0a1b", "Qwen/QwQ-32B"),
+        ("deepseek-ai/DeepSeek-V3-0324", "deepseek-ai/DeepSeek-V3-0324"),
     ],
 )
 def test_names_as_people_write_them(name: str, found: str) -> None:
     assert find_model(name).name == found
+
+
+@pytest.mark.parametrize(
+    ("name", "published"),
+    [
+        ("gemma-2-2b-it", 2_614_341_888),
+        ("gemma-2-9b-it", 9_241_705_984),
+        ("gemma-2-27b-it", 27_227_128_320),
+        ("Qwen2.5-VL-3B-Instruct", 3_754_622_976),
+        ("Qwen2.5-VL-7B-Instruct", 8_292_166_656),
+        ("Qwen2.5-VL-32B-Instruct", 33_452_718_336),
+        ("Qwen2.5-VL-72B-Instruct", 73_410_777_344),
+    ],
+)
+def test_the_fields_give_the_parameters_of_the_checkpoint(name: str, published: int) -> None:
+    model = find_model(name)
+    assert model.num_parameters + model.encoder_bytes / model.dtype_bytes == pytest.approx(published, rel=0.003)
+
+
+def test_gemma_2_has_a_window_in_every_other_layer() -> None:
+    windows = [getattr(layer, "window", None) for (layer,) in find_model("gemma-2-9b-it").layers]
+    assert windows == [4096, None] * 21
+
+
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [
+        ("google/gemma-3-27b-it-int4-awq", "awq"),
+        ("unsloth/gemma-2-9b-it-bnb-4bit", "bitsandbytes"),
+        ("RedHatAI/gemma-2-9b-it-FP8", "fp8"),
+        ("models--Qwen--Qwen3-8B-FP8", "fp8"),
+    ],
+)
+def test_a_sibling_has_the_quantization_of_its_name(name: str, method: str) -> None:
+    quantization = find_model(name).quantization
+    assert quantization is not None
+    assert quantization.method == method
+    assert f"with {method} weights" in taken_for(name, find_model(name))
+
+
+@pytest.mark.parametrize(("name", "method"), [("awq_marlin", "awq"), ("modelopt_fp4", "nvfp4"), ("W8A8_INT8", "int8")])
+def test_kernels_of_one_quantization_are_one(name: str, method: str) -> None:
+    assert find_quantization(name) is find_quantization(method)
 
 
 def test_a_variant_is_stored_as_its_name_says() -> None:
@@ -142,8 +191,8 @@ def test_a_folder_here_is_found_after_the_listed_names(tmp_path: Path, monkeypat
 
 @pytest.mark.parametrize("name", [
     "", "llama", "gemma-3", "13b", "lama-3-8", "-", "mistral", "deepseek-v2", "nemotron-h",
-    "falcon-h1", "phi-3-mini", "Mistral-7B-v0.1", "deepseek-ai/DeepSeek-V3.1", "Qwen/Qwen3-30B-A3B-Instruct-2607",
-    "deepseek-ai/DeepSeek-R1-Distill-Yi-34B",
+    "falcon-h1", "phi-3-mini", "Mistral-7B-v0.1", "deepseek-ai/DeepSeek-V3.9", "Qwen/Qwen3-30B-A3B-Instruct-2607",
+    "gemma-2", "qwen2.5-vl", "deepseek-ai/DeepSeek-R1-Distill-Yi-34B",
 ])  # fmt: skip
 def test_no_model_is_guessed(name: str) -> None:
     with pytest.raises(UnknownNameError):
