@@ -41,7 +41,8 @@ def sweep(workload: str, settings: Sequence[str], sizes: Sequence[int], figure: 
     with tempfile.TemporaryDirectory() as folder:
         drawn = () if figure is None else ("--figure", str(figure), "--overwrite")
         vary = f"kv-offloading-size={','.join(map(str, sizes))}"
-        command = [sys.executable, "-m", "kvsim", "sweep", "--workload", workload, *settings, "--vary", vary]
+        kvsim = [sys.executable, "-m", "kvsim", "sweep", "--vllm", "0.25.1"]
+        command = [*kvsim, "--workload", workload, *settings, "--vary", vary]
         done = subprocess.run(
             [*command, "-o", f"{folder}/points.parquet", *drawn, "--json"], check=True, capture_output=True, text=True
         )

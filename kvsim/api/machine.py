@@ -101,6 +101,7 @@ def machine(
         max_num_seqs=max_num_seqs or defaults.max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         max_in_flight_tokens=Pipeline.of(served, vllm).max_in_flight_tokens(scheduler),
+        keeps_every_state=defaults_of(vllm).keeps_every_state,
         estimates_graphs=defaults_of(vllm).estimates_graphs,
     )
     return Machine(

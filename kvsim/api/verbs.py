@@ -214,6 +214,8 @@ def validate(
     recording: RecordingLike,
     times: str | os.PathLike[str] | StepTimeModel | None = None,
     progress: Callable[[int, int], None] | None = None,
+    *,
+    vllm: str | None = None,
 ) -> Validation:
     """Simulate the requests of a recorded run from scratch and compare the result with the measurements.
 
@@ -221,14 +223,16 @@ def validate(
         recording: a recording of a real engine.
         times: a profile or machine card, by file or by name, or a model; left out, the best that ships.
         progress: called with the number of requests that have ended, and of all.
+        vllm: release of vLLM whose rules the simulation follows; left out, that of the recording.
 
     Raises:
-        UsageError: the recording is a simulation, or the times are of another model, engine or machine.
+        UsageError: the recording is a simulation, the release is not known, or the times are of another model, engine
+            or machine.
     """
     measured = recording_of(recording)
     if times is None or isinstance(times, str | os.PathLike):
         times = validation.times_of(measured, None if times is None else os.fspath(times))
-    return validation.validate(times, measured, progress)
+    return validation.validate(times, measured, progress, vllm)
 
 
 def calibrate(

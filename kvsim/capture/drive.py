@@ -11,6 +11,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -19,7 +20,8 @@ import numpy as np
 
 from kvsim.capture.random_weights import has_weights, model_folder, token_ids
 from kvsim.capture.sinks import FileSink
-from kvsim.errors import UsageError
+from kvsim.errors import MissingExtraError, UsageError
+from kvsim.policies.releases import number_of
 from kvsim.recording import Recording, read, write
 from kvsim.workload import Workload
 
@@ -30,6 +32,22 @@ _ENVIRONMENT = {
 }
 _WARM_UP = (12, 64)
 """Number of warm-up requests, and the tokens in and out of each; they are not recorded."""
+
+
+def check_installed(release: str) -> None:
+    """Check that vLLM is installed here in a release.
+
+    Raises:
+        UsageError: it is another one, or `release` is none.
+        MissingExtraError: vLLM is not installed.
+    """
+    wanted = number_of(release)
+    try:
+        installed = version("vllm")
+    except PackageNotFoundError as error:
+        raise MissingExtraError("Recording vLLM", "vllm") from error
+    if number_of(installed) != wanted:
+        raise UsageError(f"vLLM {installed} is installed here, not {release}; install that, or leave --vllm out.")
 
 
 class DrivenEngine:

@@ -69,9 +69,9 @@ def failure_notes(meta: Meta) -> list[str]:
         return []
     often = "once" if num_failures == 1 else f"{num_failures:,} times"
     note = (
-        f"vLLM 0.25.1 itself would have ended {often} with an AssertionError: sequences were preempted and resumed "
-        "while their tokens were in the pipeline (its pull request 47900); give it more memory, or "
-        "--no-async-scheduling"
+        f"vLLM {meta.policy['vllm']} itself would have ended {often} with an AssertionError: sequences were preempted "
+        "and resumed while their tokens were in the pipeline (its pull request 47900); give it more memory, "
+        "--no-async-scheduling, or a release from 0.27 on"
     )
     return [note]
 

@@ -40,12 +40,15 @@ def command() -> None:
 @click.option("--no-prefix-caching", is_flag=True, help="Never reuse a prefix.")
 @click.option("--no-async-scheduling", is_flag=True, help="Schedule a step only when the last one's output is known.")
 @click.option("--enforce-eager", is_flag=True, help="Capture no graphs.")
+@click.option("--vllm", "release", metavar="VERSION", help="Record this release alone.  [the one that is installed]")
 @overwrite_option
-def vllm(*, model: str, output: Path, users: int | None, overwrite: bool, **flags: Any) -> None:
+def vllm(*, model: str, output: Path, users: int | None, release: str | None, overwrite: bool, **flags: Any) -> None:
     """Start vLLM here, run a workload, and record it."""
-    from kvsim.capture.drive import DrivenEngine
+    from kvsim.capture.drive import DrivenEngine, check_installed
     from kvsim.files.overwriting import may_replace, replacing_folder
 
+    if release is not None:
+        check_installed(release)
     may_replace(output, "capture", overwrite=overwrite, is_folder=True)
     workload = workload_of_flags(flags)
     given = {

@@ -139,6 +139,7 @@ def memory_of(flags: Mapping[str, Any], gpu: Gpu, model: Model, *, max_model_len
         num_blocks=flags["num_blocks"],
         max_num_batched_tokens=num_tokens,
         max_in_flight_tokens=Pipeline.of(model, release).max_in_flight_tokens(scheduler),
+        keeps_every_state=defaults.keeps_every_state,
         estimates_graphs=defaults.estimates_graphs,
         max_num_seqs=num_seqs,
         oversize=flags["oversize"],

@@ -22,10 +22,19 @@ if TYPE_CHECKING:
     metavar="FILE",
     help="Draw occupancy and batch, measured and simulated (one recording).",
 )
+@click.option(
+    "--vllm", metavar="VERSION", help="Release of vLLM whose rules the simulation follows.  [that of each recording]"
+)
 @overwrite_option
 @json_option
 def command(
-    *, profile_name: str, recordings: tuple[str, ...], plot: Path | None, overwrite: bool, as_json: bool
+    *,
+    profile_name: str,
+    recordings: tuple[str, ...],
+    plot: Path | None,
+    vllm: str | None,
+    overwrite: bool,
+    as_json: bool,
 ) -> None:
     """Simulate the requests of RECORDINGS with PROFILE and print the errors.
 
@@ -49,7 +58,7 @@ def command(
         recording = read(find(name))
         times = times_of(recording, None if profile_name == "auto" else profile_name)
         with progress(recording.name) as report:
-            result = validate(times, recording, progress=report)
+            result = validate(times, recording, progress=report, vllm=vllm)
         documents.append(result.as_dict())
         if plot is not None:
             from kvsim.plots import FIGURES, save

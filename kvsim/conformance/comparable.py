@@ -11,7 +11,7 @@ import numpy as np
 from kvsim.engine.block_pool import NULL_BLOCK
 from kvsim.errors import RecordingError, UsageError
 from kvsim.policies.pipeline import Pipeline
-from kvsim.policies.releases import check_known, defaults_of
+from kvsim.policies.releases import UNSTATED, check_known, defaults_of
 from kvsim.policies.settings import ContinuousSettings, Eviction, Order, PagedSettings
 from kvsim.recording import MemoryKind, Meta, Recording, RequestStatus
 
@@ -19,8 +19,6 @@ Settings = TypeVar("Settings", ContinuousSettings, PagedSettings, Pipeline)
 
 _VLLM_NAMES = {"order": "policy", "reserve_full_prompt": "scheduler_reserve_full_isl"}
 """Settings with another name in vLLM."""
-_UNSTATED = "0.25.1"
-"""The release of recordings that do not say theirs: they are older than the field."""
 _LIKE_A_LIMIT = 16384
 """Example of a limit whose default depends on the machine."""
 _DEPEND_ON_THE_GPU = ("max_num_seqs", "max_num_batched_tokens", "max_model_len")
@@ -113,7 +111,7 @@ def retention_of(recording: Recording, release: str) -> int | None:
 def _stated_release(meta: Meta) -> str:
     """Return the release that a recording states: of a simulation, the one that was followed."""
     stated = meta.engine.get("version") if meta.source == "vllm" else meta.policy.get("vllm")
-    return _UNSTATED if stated is None else str(stated)
+    return UNSTATED if stated is None else str(stated)
 
 
 def settings_of(kind: type[Settings], recording: Recording, **known: Any) -> Settings:

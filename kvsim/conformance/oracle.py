@@ -28,7 +28,7 @@ from kvsim.engine.ownership import MemoryKind
 from kvsim.engine.prefix_keys import PrefixKeys
 from kvsim.engine.state import LOADING, NO_KEY, PREEMPTED, RUNNING, WAITING
 from kvsim.policies import Paged
-from kvsim.policies.releases import DEFAULT
+from kvsim.policies.releases import UNSTATED
 from kvsim.workload import Ragged
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def verify_oracle(
     records = iter(records)
     first = next(records, None)
     if first is not None:
-        workload, records = workload.of_release(str(first[1].get("vllm", DEFAULT))), chain((first,), records)
+        workload, records = workload.of_release(str(first[1].get("vllm", UNSTATED))), chain((first,), records)
     run = OracleRun(workload, compiled=compiled)
     simulated = run.records()
     verdict = run.equal_so_far()

@@ -185,6 +185,7 @@ def parse_workload(document: Any, where: str) -> OracleWorkload:
             enable_chunked_prefill=fields.flag("enable_chunked_prefill", default=True),
             long_prefill_token_threshold=fields.integer("long_prefill_token_threshold", 0),
             reserve_full_prompt=fields.flag("scheduler_reserve_full_isl", default=True),
+            vllm=releases.UNSTATED,  # until the answer says its own
         )
         cache = PagedSettings(
             block_size=block_size,

@@ -24,6 +24,7 @@ from kvsim.importers import workload_of
 from kvsim.machines import card_of, host_link, is_in_process, served_model, step_times
 from kvsim.metrics import Summary, summarize, waste
 from kvsim.policies import Paged, Policy, Static
+from kvsim.policies.releases import check_known
 from kvsim.policies.settings import ContinuousSettings, PagedSettings, StaticSettings
 from kvsim.profiles import Profile, carried, match
 from kvsim.profiles.extrapolation import KEY, Watched
@@ -147,10 +148,13 @@ def times_of(recording: Recording, source: str | None = None) -> StepTimeModel:
     )
 
 
-def validate(times: StepTimeModel, recording: Recording, progress: ProgressCallback | None = None) -> Validation:
+def validate(
+    times: StepTimeModel, recording: Recording, progress: ProgressCallback | None = None, vllm: str | None = None
+) -> Validation:
     """Simulate the requests of `recording` with `times` and compare.
 
-    A profile of another GPU is transferred to the recording's, and `Validation.times_from` says so.
+    A profile of another GPU is transferred to the recording's, and `Validation.times_from` says so. The rules of vLLM
+    are those of the recorded release, or of `vllm`.
     """
     if recording.meta.source == "simulation":
         raise UsageError(f"{recording.name} is a simulation; validate against a recording of a real engine.")
@@ -160,6 +164,8 @@ def validate(times: StepTimeModel, recording: Recording, progress: ProgressCallb
         profile = carried(times, gpu, model, engine_of(recording), tensor_parallel_size=size)
         times = Watched(profile, _captured(profile.times, recording))
     policy, kv_bytes = policy_of(recording)
+    if vllm is not None:
+        policy = _of_release(policy, vllm, recording.name)
     machine = Machine(gpu=gpu, model=model, kv_bytes=kv_bytes, step_time=times)
     simulated = simulate(
         as_sent(recording),
@@ -181,6 +187,14 @@ def validate(times: StepTimeModel, recording: Recording, progress: ProgressCallb
         rows=(*_rows(recording, simulated), *_memory_rows(recording)),
         clocks=_clocks(times, recording),
     )
+
+
+def _of_release(policy: Policy, release: str, name: str) -> Policy:
+    """Return the policy with the rules of another release of vLLM."""
+    if not isinstance(policy, Paged):
+        raise UsageError(f"{name} is of generate(), which follows no release of vLLM; leave --vllm out.")
+    check_known(release, offloads=policy.cache.kv_offloading_size > 0)
+    return replace(policy, scheduler=replace(policy.scheduler, vllm=release))
 
 
 def _clocks(times: StepTimeModel, recording: Recording) -> tuple[ClockError, ...]:

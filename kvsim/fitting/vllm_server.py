@@ -248,6 +248,7 @@ def _planned(server: Server, *, find_max_model_len: bool = False) -> Budget:
         gpu_memory_utilization=server.gpu_memory_utilization,
         max_num_batched_tokens=server.max_num_batched_tokens,
         max_in_flight_tokens=Pipeline.of(server.model, server.vllm).max_in_flight_tokens(server),
+        keeps_every_state=defaults_of(server.vllm).keeps_every_state,
         estimates_graphs=defaults_of(server.vllm).estimates_graphs,
         max_num_seqs=server.max_num_seqs,
         max_model_len=server.max_model_len,

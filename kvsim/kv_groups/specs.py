@@ -79,6 +79,8 @@ class CacheSettings:
     """Tokens per block of full attention; None for the choice of the attention backend."""
     enable_prefix_caching: bool | None = None
     """Whether prefixes are cached; None for vLLM's choice: on, except for models with recurrent layers."""
+    keeps_every_state: bool = False
+    """Whether a model that can keep the recurrent state of every block does so, and not at boundaries alone."""
     hybrid_manager: bool = True
     """Whether layers of different kinds get separate groups (off with `--disable-hybrid-kv-cache-manager`)."""
     uniform: bool = False
@@ -99,7 +101,7 @@ class CacheSettings:
         if not self.caches_prefixes(model):
             return MambaMode.NONE
         stores = all(layer.keeps_block_states for layer in model.recurrent_layers)
-        return MambaMode.ALL if stores else MambaMode.ALIGN
+        return MambaMode.ALL if stores and self.keeps_every_state else MambaMode.ALIGN
 
 
 def layer_specs(model: Model, settings: CacheSettings) -> tuple[tuple[LayerSpec, ...], ...]:

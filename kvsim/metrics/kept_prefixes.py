@@ -10,7 +10,7 @@ import numpy.typing as npt
 from kvsim.errors import UsageError
 from kvsim.kv_groups.group import CacheKind, KVCacheGroup
 from kvsim.policies import Radix
-from kvsim.policies.releases import DEFAULT, LeftOut, Rules, defaults_of, number_of, rules_of
+from kvsim.policies.releases import UNSTATED, LeftOut, Rules, defaults_of, number_of, rules_of
 from kvsim.recording import Recording
 from kvsim.recording.by_request import TokenSteps
 from kvsim.recording.rules import require
@@ -75,13 +75,13 @@ def _check_kept_by_tree(replay: Replay, file: Path) -> None:
 
 
 def _release_of(recording: Recording) -> str:
-    """Return the release that the engine followed; where it says none, the one that kvsim follows."""
+    """Return the release that the engine followed; where it says none, the one that such files are of."""
     meta = recording.meta
     release = str(meta.engine.get("version") if meta.source == "vllm" else meta.policy.get("vllm"))
     try:
         number_of(release)
     except UsageError:
-        return DEFAULT
+        return UNSTATED
     return release
 
 

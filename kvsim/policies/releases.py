@@ -130,6 +130,8 @@ class Defaults:
     """The estimated memory of CUDA graphs is taken from the pool."""
     has_huge_cards: bool = False
     """A server takes 16,384 tokens a step on a GPU of 160 GiB or more."""
+    keeps_every_state: bool = True
+    """Models keep the recurrent state of every block for hits where their kernels can, not at boundaries alone."""
     retention_tokens: int | None = None
     """Tokens between the boundaries at which windows and states are kept for hits: None for all boundaries, 0 for the
     last of each prompt alone.
@@ -284,6 +286,11 @@ CHANGES = (
         defaults={"has_huge_cards": True},
     ),
     Change(
+        since="0.28.0",
+        says="Recurrent states are kept at boundaries alone, also by models that can keep every block's.",
+        defaults={"keeps_every_state": False},
+    ),
+    Change(
         since="0.29.0",
         says="Hits of every kind of full attention are cut to what all groups hold.",
         rules={"cuts_every_full_kind": True},
@@ -344,10 +351,12 @@ CHANGES = (
 OLDEST, NEWEST = "0.12.0", "0.33.0"
 OLDEST_WITH_GROUPS, OLDEST_WITH_STAGES = "0.18.0", "0.23.0"
 """Oldest releases with known rules for layers of several kinds, and for pipelines."""
-OFFLOAD = (0, 25)
-"""Major and minor of the release whose native offload is known."""
-DEFAULT = "0.25.1"
+OFFLOAD = "0.25.1"
+"""The release whose native offload is known, with those of the same minor number."""
+DEFAULT = NEWEST
 """The release that is followed where none is named."""
+UNSTATED = "0.25.1"
+"""The release of a recording or an oracle's answer that states none: only that one made such files."""
 _NUMBER = re.compile(r"v?(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))?")
 
 
@@ -415,11 +424,10 @@ def check_offload(release: str) -> None:
     Raises:
         UsageError: it is not.
     """
-    if number_of(release)[:2] != OFFLOAD:
-        major, minor = OFFLOAD
+    if number_of(release)[:2] != number_of(OFFLOAD)[:2]:
         raise UsageError(
-            f"kvsim knows the native offload of vLLM {major}.{minor}, not that of {release}; leave "
-            f"--kv-offloading-size out, or take vllm {major}.{minor}."
+            f"kvsim knows the native offload of vLLM {OFFLOAD}, not that of {release}; leave --kv-offloading-size out, "
+            f"or take --vllm {OFFLOAD}."
         )
 
 

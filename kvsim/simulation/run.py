@@ -96,6 +96,7 @@ class Machine:
             max_num_batched_tokens=base.scheduler.max_num_batched_tokens,
             block_size=base.cache.block_size,
             enable_prefix_caching=base.cache.enable_prefix_caching,
+            keeps_every_state=defaults_of(base.scheduler.vllm).keeps_every_state,
             hybrid_manager=base.cache.hybrid_manager and not base.cache.uniform_cache,
             uniform=base.cache.uniform_cache,
         )

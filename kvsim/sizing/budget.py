@@ -148,6 +148,7 @@ def plan_budget(
     find_max_model_len: bool = False,
     block_size: int | None = None,
     enable_prefix_caching: bool | None = None,
+    keeps_every_state: bool = False,
     hybrid_manager: bool = True,
     kv_memory_bytes: int | None = None,
     num_blocks: int | None = None,
@@ -167,6 +168,7 @@ def plan_budget(
         find_max_model_len: Whether to reduce `max_model_len` to the longest sequence that fits.
         block_size: Tokens per block of full attention; None for the choice of the attention backend.
         enable_prefix_caching: Whether prefixes are cached; None for on, except with recurrent layers.
+        keeps_every_state: Whether a model that can keep the recurrent state of every block does so.
         hybrid_manager: Whether layers of different kinds get separate groups.
         kv_memory_bytes: Bytes of the pool before rounding; replaces the terms above.
         num_blocks: Exact number of blocks; replaces the terms above.
@@ -182,6 +184,7 @@ def plan_budget(
         max_num_batched_tokens=max_in_flight_tokens or max_num_batched_tokens,
         block_size=block_size,
         enable_prefix_caching=enable_prefix_caching,
+        keeps_every_state=keeps_every_state,
         hybrid_manager=hybrid_manager,
         mla_block_size=_mla_block_size(gpu),
     )

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from kvsim.capture import drive
 from kvsim.capture.machine import machine
+from kvsim.errors import MissingExtraError, UsageError
 
 
 def torch_with(uuid: str | None) -> Any:
@@ -38,3 +40,19 @@ def test_without_a_gpu_or_its_number_nothing_is_said(monkeypatch: pytest.MonkeyP
     no_gpu = SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: False))
     monkeypatch.setitem(sys.modules, "torch", no_gpu)
     assert machine() == {}
+
+
+def test_a_release_that_is_asked_for_must_be_the_one_that_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drive, "version", lambda _name: "0.30.0+cu129")
+    drive.check_installed("0.30.0")
+    with pytest.raises(UsageError, match=r"0\.30\.0\+cu129 is installed here, not 0\.33\.0"):
+        drive.check_installed("0.33.0")
+    with pytest.raises(UsageError, match="should be a release"):
+        drive.check_installed("newest")
+
+    def absent(_name: str) -> str:
+        raise drive.PackageNotFoundError
+
+    monkeypatch.setattr(drive, "version", absent)
+    with pytest.raises(MissingExtraError):
+        drive.check_installed("0.33.0")

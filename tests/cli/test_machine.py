@@ -175,7 +175,7 @@ def test_models_of_every_kind_of_layers_run(size: Size, model: str) -> None:
 
 def test_what_cannot_be_simulated_yet_is_refused_in_a_sentence(complaint: Complaint) -> None:
     assert "28 recurrent layers" in complaint("run", "--model", "granite-4.0-h-350m", "--policy", "contiguous", code=2)
-    offload = ("--pipeline-parallel-size", "2", "--kv-offloading-size", "1")
+    offload = ("--vllm", "0.25.1", "--pipeline-parallel-size", "2", "--kv-offloading-size", "1")
     assert "native offload is modelled where one stage holds all layers" in complaint("run", *offload, code=2)
     profile = ("--pipeline-parallel-size", "2", "--profile", "vllm-h200-llama-3-8b")
     assert "needs those of its stages" in complaint("run", *profile, code=2)

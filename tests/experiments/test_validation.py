@@ -141,3 +141,15 @@ def test_batches_of_several_sizes_are_refused() -> None:
     name = "hf-h200-llama-3-8b-first-prefills"
     with pytest.raises(UsageError, match=f"{name} has batches of 12, 24, 48 rows"):
         policy_of(read(find(name)))
+
+
+def test_the_rules_are_those_of_the_recorded_release_or_of_the_one_that_is_named() -> None:
+    recording = read(find("vllm-h200-granite-350m-gsm8k"))
+    times = matching_profile(recording)
+    followed = [validate(times, recording, vllm=release).simulated.meta.policy["vllm"] for release in (None, "0.22.1")]
+    assert followed == ["0.25.1", "0.22.1"]
+    with pytest.raises(UsageError, match=r"0\.40\.0 are not known"):
+        validate(times, recording, vllm="0.40.0")
+    static = read(find("hf-h200-granite-350m-batch64-static"))
+    with pytest.raises(UsageError, match="follows no release of vLLM; leave --vllm out"):
+        validate(matching_profile(static), static, vllm="0.33.0")

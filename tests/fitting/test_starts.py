@@ -94,7 +94,7 @@ def any_server(rng: random.Random) -> Server:
         ),
         enable_chunked_prefill=chunked, long_prefill_token_threshold=rng.choice((0, 512)),
         async_scheduling=rng.random() < 0.8, captured=rng.random() < 0.9, num_blocks=rng.choice((None, None, 5000)),
-        name=rng.choice(("", model.name.rpartition("/")[2], model.name)),
+        name=rng.choice(("", model.name.rpartition("/")[2], model.name)), vllm=MAIN,
     )  # fmt: skip
     check_block_size(served, block_size)
     server.policy()

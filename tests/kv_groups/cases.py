@@ -61,6 +61,7 @@ def draw(seed: int) -> tuple[Model, CacheSettings, dict[str, Any]]:
         max_num_batched_tokens=rng.choice((16, 512, 2048, 8192)),
         block_size=rng.choice((None, None, 16, 32, 64)),
         enable_prefix_caching=rng.choice((None, True, False)),
+        keeps_every_state=True,
         hybrid_manager=rng.random() < 0.85,
     )
     scale = 10 ** rng.uniform(6.5, 10.5)
@@ -280,7 +281,10 @@ def draw_hybrid(seed: int) -> tuple[Model, CacheSettings]:
         pipeline_parallel_size=1,
     )
     settings = CacheSettings(
-        max_model_len=9999, block_size=rng.choice((None, 16, 32, 48, 64)), enable_prefix_caching=rng.random() < 0.5
+        max_model_len=9999,
+        block_size=rng.choice((None, 16, 32, 48, 64)),
+        enable_prefix_caching=rng.random() < 0.5,
+        keeps_every_state=True,
     )
     return model, settings
 

@@ -90,7 +90,7 @@ MODELS = [find_model(name) for name in NAMES.split()]
 def test_more_memory_and_shorter_sequences_never_hold_less(
     model: Model, memory: int, more: int, length: int, longer: int, caches: bool
 ) -> None:
-    at = CacheSettings(max_model_len=length, enable_prefix_caching=caches)
+    at = CacheSettings(max_model_len=length, enable_prefix_caching=caches, keeps_every_state=True)
     small, large = (plan_cache(model, at, [size], insist=True) for size in (memory, memory + more))
     assert small.num_blocks <= large.num_blocks
     assert small.num_blocks * small.layout.bytes_per_block <= memory
@@ -162,7 +162,7 @@ def test_every_listed_model_has_a_cache_however_it_is_served(model: Model) -> No
 
 def test_states_that_are_kept_for_prefixes_decide_the_block() -> None:
     granite = find_model("granite-4.0-h-350m")
-    kept = cache_layout(granite, CacheSettings(max_model_len=8192, enable_prefix_caching=True))
+    kept = cache_layout(granite, CacheSettings(max_model_len=8192, enable_prefix_caching=True, keeps_every_state=True))
     assert {group.block_size for group in kept.groups} == {512}, "two chunks of 256 tokens hold a state"
     assert {str(group.mamba_mode) for group in kept.groups if group.mamba_mode} == {"all"}
     qwen = find_model("Qwen3-Next-80B-A3B")
@@ -170,6 +170,8 @@ def test_states_that_are_kept_for_prefixes_decide_the_block() -> None:
     assert {group.block_size for group in aligned.groups} == {544}
     assert {str(group.mamba_mode) for group in aligned.groups if group.mamba_mode} == {"align"}
     assert kept.hash_block_size == kept.scheduler_block_size == 512
+    newer = cache_layout(granite, CacheSettings(max_model_len=8192, enable_prefix_caching=True))
+    assert {str(group.mamba_mode) for group in newer.groups if group.mamba_mode} == {"align"}
 
 
 def test_states_are_dealt_out_among_gpus() -> None:

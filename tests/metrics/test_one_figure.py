@@ -79,7 +79,10 @@ REQUESTS = (
 FEATURES: dict[str, tuple[str | int, ...]] = {
     "plain": ("--num-blocks", 60),
     "drafts": ("--num-blocks", 60, "--speculative-tokens", 3, "--no-async-scheduling"),
-    "offload": ("--num-blocks", 130, "--max-num-seqs", 2, "--no-prefix-caching", "--kv-offloading-size", "0.2"),
+    "offload": (
+        *("--vllm", "0.25.1", "--num-blocks", 130, "--max-num-seqs", 2, "--no-prefix-caching"),
+        *("--kv-offloading-size", "0.2"),
+    ),
     "windows": ("--model", "gemma-3-1b-it", "--num-blocks", 100, "--max-num-seqs", 4),
 }
 

@@ -159,7 +159,13 @@ def _paged(draw: _Draw, longest: int) -> list[str]:
     model, more = draw.one_of(*DENSE), []
     scheduling = _scheduling(draw, longest)
     if kind == "offload":
-        more = ["--kv-offloading-size", str(draw.one_of(0.05, 0.2, 2)), *draw.some(0.5, "--kv-offloading-outputs")]
+        more = [
+            "--vllm",
+            "0.25.1",
+            "--kv-offloading-size",
+            str(draw.one_of(0.05, 0.2, 2)),
+            *draw.some(0.5, "--kv-offloading-outputs"),
+        ]
         more += draw.some(0.5, "--kv-offloading-eviction", "lru", "arc")
         more += draw.some(0.3, "--kv-offloading-gb-per-s", 1, 50)
         more += draw.some(0.2, "--kv-offloading-block-size", 128)

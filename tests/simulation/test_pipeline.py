@@ -18,6 +18,7 @@ from kvsim.hardware import find_gpu
 from kvsim.machines import card_of, step_times
 from kvsim.models import find_model
 from kvsim.policies import Contiguous, Paged, Pipeline, Static
+from kvsim.policies.releases import OFFLOAD
 from kvsim.policies.settings import ContinuousSettings, PagedSettings, StaticSettings
 from kvsim.simulation import Machine, measure, simulate
 from kvsim.steptime import Staged, reduce
@@ -139,20 +140,27 @@ def test_where_vllm_itself_would_end_the_recording_and_the_answer_say_so() -> No
         prefix_tokens=np.full(size, 48),
         prefix_names=["a", "b"],
     )
-    policy = paged(max_num_batched_tokens=512)
+    policy = paged(max_num_batched_tokens=512, vllm="0.25.1")
     recording = simulate(workload, policy, machine(2, kv_tokens=2_000), engine="interpreted", check=True)
     assert recording.meta.engine["vllm_failures"] == 1
     [note] = failure_notes(recording.meta)
-    assert "once with an AssertionError" in note
+    assert "vLLM 0.25.1 itself would have ended once with an AssertionError" in note
     assert verify_recording(recording).equal
     roomy = simulate(workload, policy, machine(2, kv_tokens=9_000), engine="interpreted")
     assert failure_notes(roomy.meta) == []
+    newer = paged(max_num_batched_tokens=512, vllm="0.27.0")
+    assert failure_notes(simulate(workload, newer, machine(2, kv_tokens=2_000), engine="interpreted").meta) == []
 
 
 @pytest.mark.parametrize(
     ("policy", "stages", "model", "why"),
     [
-        (Paged(cache=PagedSettings(kv_offloading_size=1.0)), 2, LLAMA, "native offload"),
+        (
+            Paged(scheduler=ContinuousSettings(vllm=OFFLOAD), cache=PagedSettings(kv_offloading_size=1.0)),
+            2,
+            LLAMA,
+            "native offload is modelled",
+        ),
         (Paged(cache=PagedSettings(swap_gib=1.0)), 2, LLAMA, "swapping"),
         (
             Paged(scheduler=ContinuousSettings(async_scheduling=False), cache=PagedSettings(num_speculative_tokens=2)),

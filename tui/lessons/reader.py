@@ -16,6 +16,7 @@ A lesson is a small scenario with captions, in TOML, so that a teacher can write
     policy = "contiguous"          # or "static", "paged"; with that policy's settings. For training, "padded", "packed"
     reserve = "max"
     max_model_len = 16384
+    vllm = "0.25.1"                # release whose rules are followed; may be left out for the newest that is known
 
     [[request]]
     id = "A"
@@ -46,6 +47,7 @@ from kvsim.files.contents import TOML_BYTES, content_of
 from kvsim.hardware import find_gpu
 from kvsim.models import find_model
 from kvsim.policies import Contiguous, Paged, Static
+from kvsim.policies.releases import DEFAULT
 from kvsim.policies.settings import ContiguousSettings, ContinuousSettings, PagedSettings, Reserve, StaticSettings
 from kvsim.workload import AllAtOnce, LogNormal, Request, SharedPrefix, SharedPrefixes, Workload, generate
 
@@ -138,6 +140,7 @@ def _policy(table: TomlTable, name: str) -> Policy | TrainingRows:
         max_model_len=max_model_len,
         max_num_seqs=table.whole("max_num_seqs", 256),
         max_num_batched_tokens=table.whole("max_num_batched_tokens", 8192),
+        vllm=table.text("vllm", DEFAULT),
     )
     if name == Contiguous.name:
         reserve = Reserve(table.choice("reserve", [reserve.value for reserve in Reserve]))
