@@ -36,6 +36,7 @@ KEYS: Final = (
     ("enter", "follow the request under the cursor; without one, the newest"),
     ("/", "find a request by its id, or a place in the pool as #number"),
     ("c", "compare: the same requests under every policy, on one clock"),
+    ("d", "what would help: changes of the server, each with its predicted effect"),
     ("l", "lessons: short scenarios that say what there is to see"),
     ("1 2 3 4 5", "show or hide waste, timeline, inspector, queue, events"),
     ("m", "the pool, or the panel that has the keyboard, as large as the screen"),

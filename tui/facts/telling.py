@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -13,6 +14,7 @@ from kvsim.metrics.waiting import Limits
 from ..look.words import percent, plural, seconds
 from ..playback.run_events import EventKind
 from ..playback.session import Story
+from .judgement import judgement_of
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -140,9 +142,17 @@ def _mean_of(session: Session, values: npt.NDArray[np.integer]) -> float:
     return float((values * spans_s).sum()) / total_s if total_s else 0.0
 
 
+def judged(session: Session, story: Story) -> Story:
+    """Return `story` with the verdict on the run and what to do in place of its first part."""
+    if session.rows is not None or not session.added_up:
+        return story
+    judgement = judgement_of(session)
+    return replace(story, parts=(judgement.long, *story.parts[1:]), short=judgement.short)
+
+
 def begin_story(session: Session, *, playing: bool) -> Story:
     """Seek the most telling moment, or play from before it; follow its preempted request, or else the newest."""
-    story, player = story_of(session), session.player
+    story, player = judged(session, story_of(session)), session.player
     player.go_to_frame(story.frame)
     session.show()
     live, preempted = session.replay.live_requests(), session.events.rows_at(story.frame, EventKind.PREEMPTED)

@@ -44,6 +44,8 @@ class Story:
     frame: int
     parts: tuple[str, ...]
     """Parts of the headline, from the most to the least important."""
+    short: str = ""
+    """The first part in fewer words, if there are any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,6 +37,7 @@ BINDINGS: Final = (
     Binding("Z", "zoom(-1)", "Less detail", group=_ZOOM, id="zoom.out"),
     Binding("slash", "find", "Find", key_display="/", id="find"),
     Binding("c", "app.compare", "Compare", id="compare"),
+    Binding("d", "diagnose", "Remedies", id="diagnose"),
     Binding("l", "app.lessons", "Lessons", id="lessons"),
     Binding("s", "app.save('svg')", "Save", id="save"),
     Binding("S", "app.save('png')", "Save as PNG", show=False, id="save.png"),

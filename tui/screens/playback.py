@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from textual.app import ComposeResult
     from textual.binding import BindingType
 
+    from kvsim.diagnosis import Diagnosis
+
     from ..lessons import Guided
     from ..look.states import Symbols
     from ..playback.player import Player
@@ -159,6 +161,20 @@ class PlaybackScreen(Transport):
         from ..dialogs.find_dialog import FindScreen  # noqa: PLC0415 - nothing that the first picture needs
 
         self.app.push_screen(FindScreen(next(iter(self.sessions()))), self.show_found)
+
+    def action_diagnose(self) -> None:
+        """Show the remedies for a run of a server, after some seconds of simulation."""
+        from ..dialogs.remedies import RemediesScreen, diagnosed  # noqa: PLC0415 - nothing that the first picture needs
+
+        session = next(iter(self.sessions()))
+        if session.rows is not None or not session.added_up:
+            self.notify("There is no complete run of a server here.", timeout=3)
+            return
+
+        def show(found: Diagnosis) -> None:
+            self.app.push_screen(RemediesScreen(found))
+
+        self.app.run_in_thread(lambda: diagnosed(session.recording), show, "Simulating what would help")
 
     def show_found(self, found: tuple[str, int] | None) -> None:
         """Follow the request or select the block that was found; None if the question was closed."""

@@ -12,6 +12,7 @@ from textual.content import Content
 from kvsim.display.text import file_stem
 
 from ..facts.headlines import headline
+from ..facts.telling import judged
 from ..facts.units import unit_summary
 from ..playback.run_events import EventFilter
 from ..pool.colors import next_color
@@ -24,6 +25,7 @@ from ..widgets.panel import Panel
 from ..widgets.pool_view import PoolView
 from ..widgets.queue import Queue
 from ..widgets.step_panel import StepPanel
+from ..widgets.story_line import StoryLine
 from ..widgets.timeline_chart import TimelineChart
 from ..widgets.waste_bar import WasteBar
 from .keys import PANEL_BINDINGS
@@ -83,7 +85,11 @@ class Watch(PlaybackScreen):
 
     async def _add_up(self) -> None:
         await asyncio.to_thread(self.session.add_up)
+        if self.story is not None:
+            self.story = await asyncio.to_thread(judged, self.session, self.story)
         if self.is_attached:
+            if self.story is not None:
+                self.query_one(StoryLine).tell(self.story)
             self.query_one(WasteBar).open(self.session)
             self.query_one(TimelineChart).open(self.session)
             self.show_frame(everything=True)

@@ -22,12 +22,12 @@ class StoryLine(Widget):
 
     def __init__(self, story: Story, symbols: Symbols) -> None:
         super().__init__(id="story")
-        self._parts, self._separator = story.parts, f" {symbols.dot} "
+        self._story, self._separator = story, f" {symbols.dot} "
         self._hinting = True
 
     def tell(self, story: Story) -> None:
         """Show this text from now on."""
-        self._parts = story.parts
+        self._story = story
         self.refresh()
 
     def stop_hinting(self) -> None:
@@ -40,9 +40,11 @@ class StoryLine(Widget):
         """Render the one line."""
         del y
         text_style, hint_style = (self.get_component_rich_style(f"story--{name}") for name in ("text", "hint"))
-        width, parts = self.size.width, list(self._parts)
+        width, parts = self.size.width, list(self._story.parts)
         while len(parts) > 1 and len(self._text(parts)) > width - 1:
             parts.pop()
+        if len(self._text(parts)) > width - 1 and self._story.short:
+            parts = [self._story.short]
         text = self._text(parts)
         hint = next((hint for hint in _HINTS if len(text) + len(hint) + 3 <= width), "") if self._hinting else ""
         return Strip(

@@ -1,0 +1,95 @@
+"""The first screen says what is wrong and what to do; `d` shows what each remedy would do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvsim.metrics import summarize
+from kvsim.metrics.run_verdict import Limit, limit_of
+from kvsim.policies import ContinuousSettings, Paged
+from kvsim.simulation import simulate
+from kvsim.workload import generate
+from kvsim_tui.dialogs.remedies import RemediesScreen
+from kvsim_tui.facts.judgement import judgement_of
+from kvsim_tui.facts.telling import begin_story
+from kvsim_tui.playback.session import Session
+from kvsim_tui.widgets.story_line import StoryLine
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import pytest
+
+    from kvsim.recording import Recording
+    from kvsim.simulation import Machine
+    from kvsim_tui.app import KvsimApp
+
+
+def test_a_short_pool_is_full_for_so_long_and_wants_memory(shipped: Callable[[str], Recording]) -> None:
+    recording = shipped("paged")
+    summary = summarize(recording)
+    assert limit_of(summary) is Limit.MEMORY
+    found = judgement_of(Session(recording))
+    assert found.long.startswith("full for ")
+    assert f"{100 * summary.vain_tokens / summary.computed_tokens:.0f} % computed in vain" in found.long
+    assert found.long.endswith(": more memory or fewer sequences (press d)")
+    assert len(found.short) < 79
+
+
+def test_a_full_batch_wants_a_larger_one(make_machine: Callable[[int], Machine]) -> None:
+    work = generate(60, prompt=60, output=20, seed=1)
+    policy = Paged(scheduler=ContinuousSettings(max_num_seqs=4, max_model_len=256))
+    recording = simulate(work, policy, make_machine(20_000))
+    assert limit_of(summarize(recording)) is Limit.BATCH
+    found = judgement_of(Session(recording))
+    assert found.long.endswith("wait for a place in the batch: a larger max_num_seqs (press d)")
+
+
+def test_padding_wants_another_policy(shipped: Callable[[str], Recording]) -> None:
+    assert judgement_of(Session(shipped("static"))).long.endswith(": continuous batching (press c)")
+
+
+def test_a_run_without_a_limit_wants_nothing(make_machine: Callable[[int], Machine]) -> None:
+    recording = simulate(generate(4, prompt=60, output=20, seed=1), Paged(), make_machine(20_000))
+    assert limit_of(summarize(recording)) is None
+    assert judgement_of(Session(recording)).short == "nothing waits: nothing to change"
+
+
+async def test_the_first_screen_shows_it_in_the_words_that_fit(
+    make_app: Callable[..., KvsimApp], shipped: Callable[[str], Recording]
+) -> None:
+    for width, end in ((80, "sequences (d)"), (120, "(press d)")):
+        app = make_app(shipped("paged"))
+        session = next(iter(app.get_default_screen().sessions()))  # type: ignore[attr-defined]
+        session.story = begin_story(session, playing=False)
+        async with app.run_test(size=(width, 30)) as pilot:
+            await pilot.pause()
+            assert end in app.screen.query_one(StoryLine).render_line(0).text
+
+
+async def test_d_shows_the_remedies(
+    make_app: Callable[..., KvsimApp], shipped: Callable[[str], Recording], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvsim_tui.dialogs.remedies.NUM_CHANGES", 6)
+    app = make_app(shipped("paged"), at_s=4.0)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("d")
+        await app.workers.wait_for_complete()
+        await pilot.pause()
+        assert isinstance(app.screen, RemediesScreen)
+        lines = [strip.text for strip in app.screen._compositor.render_strips()]
+        assert any("a pool of 3,200 blocks instead of 1,600" in line and " 0 " in line for line in lines)
+        await pilot.press("d")
+        assert not isinstance(app.screen, RemediesScreen)
+
+
+async def test_d_says_why_there_are_none(
+    make_app: Callable[..., KvsimApp], shipped: Callable[[str], Recording]
+) -> None:
+    app = make_app(shipped("static"), at_s=4.0)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("d")
+        await app.workers.wait_for_complete()
+        await pilot.pause()
+        assert not isinstance(app.screen, RemediesScreen)
+        assert [note.message for note in app._notifications if note.severity == "error"]

@@ -1,0 +1,101 @@
+"""Verdict on a run and what to do, in one line: the judgement of `kvsim diagnose` in short words."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from kvsim.metrics import summarize
+from kvsim.metrics.run_verdict import Limit, limit_of, peak_words, wasted_percent
+
+from ..look.words import plural, seconds
+
+if TYPE_CHECKING:
+    from kvsim.metrics import Summary
+
+    from ..playback.session import Session
+
+_FULL: Final = 0.01
+"""Share of the pool below which free memory counts as none."""
+_SHORT: Final = 0.1
+"""Share of the run below which the time is given in its own digits."""
+_MUCH: Final = 25.0
+"""Percent of the pool, over time, from which waste is a reason to change the policy."""
+
+
+class Judgement(NamedTuple):
+    """One line, and fewer words where there is little room."""
+
+    long: str
+    short: str
+
+
+def judgement_of(session: Session) -> Judgement:
+    """Return the verdict on a complete run."""
+    summary = summarize(session.recording)
+    limit = limit_of(summary)
+    short_facts, facts = _facts(session, summary, limit)
+    remedy, key = _remedy(session, summary, limit)
+    press = f" (press {key})" if key else ""
+    return Judgement(f"{facts}: {remedy}{press}", f"{short_facts}: {remedy}" + (f" ({key})" if key else ""))
+
+
+def _facts(session: Session, summary: Summary, limit: Limit | None) -> tuple[str, str]:
+    """Return what held requests back, in few words and in more."""
+    wasted = wasted_percent(summary)
+    if limit is Limit.MEMORY:
+        facts = [_full_words(session)]
+        vain = 100 * summary.vain_tokens / max(summary.computed_tokens, 1)
+        if vain >= 1:
+            facts.append(f"{vain:.0f} % computed in vain")
+        elif summary.num_preemptions:
+            facts.append(plural(summary.num_preemptions, "preemption"))
+        elif wasted >= _MUCH:
+            facts.append(f"{wasted:.0f} % of it never used")
+        elif summary.num_aborted:
+            facts.append(f"{plural(summary.num_aborted, 'request')} failed")
+        long = ", ".join(facts)
+        return long.replace(" computed", ""), long
+    waits = summary.waiting_for
+    if limit is Limit.BATCH:
+        return f"{waits.batch:,.0f} wait for a place", f"{waits.batch:,.0f} wait for a place in the batch"
+    if limit is Limit.TOKENS:
+        return f"{waits.tokens:,.0f} wait for tokens", f"{waits.tokens:,.0f} wait for a step with tokens to spare"
+    if summary.num_refused:
+        refused = f"{plural(summary.num_refused, 'request')} refused"
+        return refused, f"{refused}: they do not fit into the pool"
+    if wasted >= _MUCH:
+        return (f"{wasted:.0f} % of the pool is never used",) * 2
+    return "nothing waits", f"nothing waits, {peak_words(summary)}"
+
+
+def _full_words(session: Session) -> str:
+    """Return the time during which the pool has almost no free memory."""
+    steps, spans_s = session.recording.steps, np.diff(session.times_s)
+    full_s = float(spans_s[steps.free_units <= max(_FULL * session.replay.num_units, 1)].sum())
+    total_s = float(spans_s.sum())
+    if not full_s:
+        return "memory is short"
+    share = full_s / total_s
+    if share < _SHORT:
+        return f"full for {seconds(full_s, full_s / 10)} of {seconds(total_s, 1.0)}"
+    return f"full for {seconds(full_s, total_s / 10).removesuffix(' s')} of {seconds(total_s, total_s / 10)}"
+
+
+def _remedy(session: Session, summary: Summary, limit: Limit | None) -> tuple[str, str]:
+    """Return what to do, and the key that shows its effect."""
+    policy = session.recording.meta.policy_name
+    is_paged = policy == "paged"
+    if is_paged:
+        found = {
+            Limit.MEMORY: "more memory or fewer sequences",
+            Limit.BATCH: "a larger max_num_seqs",
+            Limit.TOKENS: "a larger max_num_batched_tokens",
+        }
+        if limit is not None:
+            return found[limit], "d"
+        return ("a larger pool", "d") if summary.num_refused else ("nothing to change", "")
+    if limit is not None or wasted_percent(summary) >= _MUCH:
+        return ("continuous batching" if policy == "static" else "memory in pages"), "c"
+    return ("a larger pool" if summary.num_refused else "nothing to change"), ""
