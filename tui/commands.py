@@ -33,6 +33,7 @@ def commands(app: Host, playback: PlaybackScreen) -> Iterator[SystemCommand]:
         )
     yield SystemCommand("Find", "Follow a request, or select a block", playback.action_find)
     yield SystemCommand("Follow no request", "Light the whole pool again", lambda: playback.follow(None))
+    yield SystemCommand("Arrange", "The pool by owner, or in physical order", playback.action_arrange)
     yield SystemCommand("More detail", "Zoom into the pool", lambda: playback.action_zoom(1))
     yield SystemCommand("Less detail", "Zoom out of the pool", lambda: playback.action_zoom(-1))
     yield SystemCommand("Compare", "The same requests under every policy, on one clock", app.action_compare)

@@ -81,10 +81,20 @@ def shipped() -> Callable[[str], Recording]:
 
 
 @pytest.fixture
-def make_app() -> Callable[..., KvsimApp]:
-    """An application whose clock stands still until a test moves it."""
+def make_app(monkeypatch: pytest.MonkeyPatch) -> Callable[..., KvsimApp]:
+    """An application whose clock stands still until a test moves it; in physical order, unless `by_owner` is left to
+    the number of requests.
+    """
 
-    def make(recording: Recording, *, at_s: float | None = None, ascii: bool = False) -> KvsimApp:  # noqa: A002
+    def make(
+        recording: Recording,
+        *,
+        at_s: float | None = None,
+        ascii: bool = False,  # noqa: A002
+        by_owner: bool = False,
+    ) -> KvsimApp:
+        if not by_owner:
+            monkeypatch.setattr("kvsim_tui.screens.watch.MANY", 1 << 30)
         return KvsimApp(Session(recording, at_s=at_s), clock=lambda: 0.0, ascii=ascii, flash_s=0)
 
     return make

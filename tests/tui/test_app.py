@@ -544,8 +544,8 @@ async def test_the_footer_cuts_no_key(
         begin, _, end = footer.rpartition("ctrl+p" if ascii_only else "▏^p")
         assert end.rstrip() == " palette"
         arrows = "left/right" if ascii_only else "←→"
-        every = f"space Play o Colour {arrows} Step [] Event ? Help q Quit nN Request +- Speed zZ Zoom / Find c Compare"
-        every += " l Lessons s Save "
+        every = f"space Play o Colour v Owners {arrows} Step [] Event ? Help q Quit nN Request +- Speed zZ Zoom / Find"
+        every += " c Compare d Remedies l Lessons s Save "
         shown = f"{begin.rstrip()} "
         assert every.startswith(shown)
         left_out = every.removeprefix(shown).split(" ")[:2]

@@ -42,7 +42,11 @@ def find_in(what: str) -> str:
 
 PRESSURE = (
     Question("What am I looking at?", "", r"real run of vllm 0\.25\.1 · paged memory · llama-3-8b on (NVIDIA )?H200"),
-    Question("What does one cell stand for?", "", r"1 cell = 1 block"),
+    Question("Who holds most?", "", r"largest first.*\n.*\n ?r149 +1,394"),
+    Question("What is shared?", "", r"81 requests hold 1,599 blocks · nothing is shared"),
+    Question("How much is free?", "", r"nothing is shared · 0\.0% free"),
+    Question("How much do the others hold?", "", r"62 more +10,149", (SMALL,)),
+    Question("What does one cell stand for?", "v", r"1 cell = 1 block"),
     Question("What does the colour mean?", "", r"colour: owner"),
     Question("And which colour is what?", "", r"requests, in 24 hues .*reserved .*never written .*free"),
     Question("How full is the pool?", "", r"in use +100\.0%"),
@@ -92,7 +96,7 @@ async def test_a_server_under_pressure(shipped: Callable[[str], Recording], size
 
 async def test_which_blocks_are_shared_and_with_whom() -> None:
     questions = (
-        Question("How much does sharing save?", "o o", r"1,590 blocks in place of 3,286: 2\.1×"),
+        Question("How much does sharing save?", "o o o", r"1,590 blocks in place of 3,286: 2\.1×"),
         Question("What does r105 share?", find_in("r105"), r"shares +32 blocks\s*\n.*with +\d+ requests"),
     )
     app = KvsimApp(_opened(read(find("vllm-h200-llama-3-8b-pressure-prefixes")), 3.5))

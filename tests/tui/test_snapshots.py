@@ -57,7 +57,7 @@ async def test_screen(
     size: tuple[int, int],
 ) -> None:
     recording = shipped(name)
-    assert await _draw(make_app(recording, at_s=0.6 * recording.duration_s), size) == picture
+    assert await _draw(make_app(recording, at_s=0.6 * recording.duration_s, by_owner=True), size) == picture
 
 
 async def test_following_a_request(

@@ -59,6 +59,7 @@ async def test_the_legend_says_which_request_is_lit_and_what_the_others_look_lik
     async with app.run_test(size=size) as pilot:
         await pilot.pause()
         below, pool = app.query_one(BelowPool), app.query_one(PoolView)
+        app.screen.remove_class("-by-owner")
         for color_by in (ColorBy.OWNER, ColorBy.STATE, ColorBy.SHARING, ColorBy.AGE):
             pool.color_by = color_by
             below.show_frame()

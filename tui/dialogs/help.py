@@ -28,6 +28,7 @@ KEYS: Final = (
     ("left right", "one engine step back or on; with shift ten"),
     ("[ ]", "the previous or next notable event: preemption, refusal; or finish, if none"),
     ("o", "what colour means: owner, state, kind of layers, sharing, age"),
+    ("v", "the pool by owner, largest first, or in physical order"),
     ("n N", "follow the next or the previous request that runs or waits"),
     ("+ -", "faster or slower"),
     ("home end", "the beginning, the end"),

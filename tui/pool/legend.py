@@ -42,6 +42,22 @@ def legend_entries(
     return found
 
 
+def owner_entries(session: Session, symbols: Symbols, style: Style) -> list[list[Segment]]:
+    """Return the legend of the pool by owner: states as in the bar below, what is shared, and the followed request."""
+    caches = session.recording.meta.prefix_caching
+    states = [_state(SlotState.TOKEN), *_waste([session]), _state(SlotState.RESERVED)]
+    entries = [(paints[0], text) for paints, text in states]
+    entries += [(SHARED, f"shared {factor(session)}".strip())] if caches else []
+    if session.followed is not None and len(session.replay.block_table(session.followed)[1]):
+        entries.append((OWNER + hue_of(session.followed), session.request_name(session.followed)))
+    found = list[list[Segment]]()
+    for paint, text in entries:
+        sample = paint_swatch(paint, symbols)
+        gap = [Segment("  ", style)] if found else []
+        found.append([*gap, Segment(sample.text, style + (sample.style or Style())), Segment(f" {text}", style)])
+    return found
+
+
 def _length(entries: list[tuple[tuple[int, ...], str]]) -> int:
     return sum(len(paints) + len(text) + 3 for paints, text in entries) - 2
 

@@ -18,6 +18,7 @@ _NEXT = Binding.Group("Request", compact=True)
 BINDINGS: Final = (
     Binding("space", "play", "Play", priority=False, id="play"),
     Binding("o", "color", "Colour", id="color"),
+    Binding("v", "arrange", "Owners", id="arrange"),
     Binding("left", "step(-1)", "Step back", group=_STEP, id="step.back"),
     Binding("right", "step(1)", "Step", group=_STEP, id="step"),
     Binding("shift+left", "step(-10)", "Ten steps back", show=False, id="step.back10"),

@@ -143,6 +143,10 @@ class PlaybackScreen(Transport):
         """Change the meaning of colour: owner, state, kind of layers, sharing, age."""
         raise NotImplementedError
 
+    def action_arrange(self) -> None:
+        """Show the memory by owner, or in physical order, where the screen can."""
+        self.notify("Watch one run to see its memory by owner.", timeout=3)
+
     def action_follow_next(self, direction: int) -> None:
         """Follow the next or the previous of the requests that run or wait; the newest that runs at first."""
         session = next(iter(self.sessions()))

@@ -21,6 +21,7 @@ from ..widgets.block_table import BlockTable
 from ..widgets.event_list import EventList
 from ..widgets.host_map import HostMap
 from ..widgets.inspector import Inspector
+from ..widgets.owner_strips import MANY, OwnerStrips
 from ..widgets.panel import Panel
 from ..widgets.pool_view import PoolView
 from ..widgets.queue import Queue
@@ -62,6 +63,7 @@ class Watch(PlaybackScreen):
                 color_by = None if self.guided is None else self.guided.color_by
                 pool = PoolView(session.replay, symbols, color_by=color_by, flash_s=self.app.flash_s)
                 yield pool
+                yield OwnerStrips(session, symbols)
                 yield BelowPool(session, pool, symbols)
                 if session.host is not None:
                     yield HostMap(session, symbols)
@@ -78,6 +80,7 @@ class Watch(PlaybackScreen):
 
     def on_mount(self) -> None:
         """Light up the followed request; add the run up later if that takes longer than a user should wait."""
+        self.set_class(self.guided is None and len(self.session.replay.live_requests()) > MANY, "-by-owner")
         if self.session.followed is not None:
             self.query_one(PoolView).follow(self.session.followed)
         if not self.session.added_up:
@@ -146,18 +149,28 @@ class Watch(PlaybackScreen):
         if self.maximized is not None:
             self.minimize()
         else:
-            self.maximize(self.focused or self.query_one(PoolView), container=False)
+            pool = self.query_one("#owners" if self.has_class("-by-owner") else "#pool")
+            self.maximize(self.focused or pool, container=False)
 
     def action_zoom(self, direction: int) -> None:
         """Show the pool in more or less detail."""
+        self.remove_class("-by-owner")
         if not self.query_one(PoolView).zoom(direction):
             self.notify("This is the most detail." if direction > 0 else "This is the whole pool.", timeout=3)
 
     def action_color(self) -> None:
-        """Change the meaning of colour."""
+        """Change the meaning of colour; it has one meaning alone where the pool is shown by owner."""
         pool = self.query_one(PoolView)
+        if self.has_class("-by-owner"):
+            self.action_arrange()
+            return
         pool.color_by = next_color(pool.color_by, [self.session.replay])
         self.query_one(BelowPool).show_frame()
+
+    def action_arrange(self) -> None:
+        """Show the pool by owner, or in physical order."""
+        self.toggle_class("-by-owner")
+        self.show_frame(everything=True)
 
     @on(PoolView.Selected)
     def _unit_selected(self, message: PoolView.Selected) -> None:
@@ -192,4 +205,5 @@ class Watch(PlaybackScreen):
         if kind == "request":
             self.follow(number)
         else:
+            self.remove_class("-by-owner")
             self.query_one(PoolView).select(number)

@@ -10,7 +10,7 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from ..facts.last_step import last_step
-from ..pool.legend import legend_entries
+from ..pool.legend import legend_entries, owner_entries
 from ..pool.swatches import paint_swatch
 from .entries import num_that_fit, whole_entries
 
@@ -87,6 +87,8 @@ class BelowPool(Widget):
         # Entries are not broken, so a line may end early.
         room = num_lines * (self.size.width - key.cell_length) - (num_lines - 1) * _LONGEST_ENTRY
         pool, style = self._pool, self._style("weak")
+        if self.screen.has_class("-by-owner"):
+            return Segment("  ", style), owner_entries(self._session, self._symbols, style)
         return key, legend_entries(pool.color_by, [self._session], self._symbols, style, room, lit=pool.lit_name)
 
     def _change(self) -> tuple[Segment, list[list[Segment]]]:

@@ -1,0 +1,143 @@
+"""The pool by owner: whose memory it is, what is shared, and what is folded."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from kvsim.memory.waste import SlotState
+from kvsim.recording import find, read
+from kvsim_tui.facts.owners import holdings
+from kvsim_tui.playback.session import Session
+from kvsim_tui.widgets.owner_strips import MANY, OwnerStrips
+from kvsim_tui.widgets.pool_view import PoolView
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kvsim.recording import Recording
+    from kvsim_tui.app import KvsimApp
+
+HELD = [SlotState.TOKEN, SlotState.RESERVED, SlotState.INTERNAL, SlotState.PADDING, SlotState.EXPIRED]
+SIZES = [(80, 24), (120, 40), (200, 60)]
+
+
+@pytest.fixture(scope="module")
+def prefixes() -> Recording:
+    return read(find("vllm-h200-llama-3-8b-pressure-prefixes"))
+
+
+def lines_of(app: KvsimApp) -> list[str]:
+    """Return the lines of the pool by owner."""
+    strips = app.query_one(OwnerStrips)
+    return [strips.render_line(y).text for y in range(strips.size.height)]
+
+
+@pytest.mark.parametrize("name", ["paged", "static", "offload"])
+def test_holdings_are_all_that_is_held_the_largest_first(shipped: Callable[[str], Recording], name: str) -> None:
+    recording = shipped(name)
+    session = Session(recording, at_s=0.5 * recording.duration_s)
+    found = holdings(session)
+    assert sum(one.size for one in found) == session.replay.slots()[session.replay.refs > 0].sum()
+    sizes = [one.size for one in found]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sorted(owner.request for one in found for owner in one.owners) == sorted(
+        request for request in session.replay.live_requests().tolist() if len(session.replay.block_table(request)[1])
+    )
+
+
+def test_requests_that_share_blocks_are_one_holding_and_each_block_counts_once(prefixes: Recording) -> None:
+    session = Session(prefixes, at_s=5.0)
+    found, refs = holdings(session), session.replay.refs
+    assert sum(one.size for one in found) == session.replay.slots()[refs > 0].sum()
+    assert sum(one.num_shared for one in found) == (refs > 1).sum()
+    holder: dict[int, int] = {}
+    for nth, one in enumerate(found):
+        for owner in one.owners:
+            units = session.replay.block_table(owner.request)[1] - session.replay.first_unit
+            for unit in units[refs[units] > 1].tolist():
+                assert holder.setdefault(unit, nth) == nth
+    assert max(len(one.owners) for one in found) > 1
+
+
+@pytest.mark.parametrize("size", SIZES)
+async def test_no_request_is_left_out_of_the_strips(
+    make_app: Callable[..., KvsimApp], shipped: Callable[[str], Recording], size: tuple[int, int]
+) -> None:
+    app = make_app(shipped("paged"), at_s=5.0, by_owner=True)
+    async with app.run_test(size=size) as pilot:
+        await pilot.pause()
+        session = next(iter(app.playback.sessions()))
+        found = holdings(session)
+        lines = lines_of(app)
+        assert lines[0].startswith(f"{len(found)} requests hold {(session.replay.refs > 0).sum():,} blocks")
+        names = [session.request_name(one.owners[0].request) for one in found]
+        shown = [name for name in names if any(f" {name} " in line for line in lines)]
+        assert shown == names[: len(shown)], "the largest are shown"
+        if len(shown) < len(names):
+            rest = found[len(shown) :]
+            tokens = sum(one.owners[0].num_tokens for one in rest)
+            assert any(f"{len(rest)} more" in line and f"{tokens:,}" in line for line in lines)
+
+
+async def test_a_group_is_one_shape_around_what_it_shares(
+    make_app: Callable[..., KvsimApp], prefixes: Recording
+) -> None:
+    app = make_app(prefixes, at_s=5.0, by_owner=True)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause()
+        session = next(iter(app.playback.sessions()))
+        largest = next(one for one in holdings(session) if len(one.owners) > 1)
+        text = "\n".join(lines_of(app))
+        assert f"╭{len(largest.owners)} share" in text
+        assert f"{largest.shared[SlotState.TOKEN]:,}" in text
+
+
+async def test_many_requests_are_shown_by_owner_first_and_v_changes_it(
+    make_app: Callable[..., KvsimApp], shipped: Callable[[str], Recording], tiny: Recording
+) -> None:
+    for recording, at_s in ((shipped("paged"), 5.0), (tiny, 1.0)):
+        app = make_app(recording, at_s=at_s, by_owner=True)
+        async with app.run_test(size=(120, 40)) as pilot:
+            await pilot.pause()
+            many = len(next(iter(app.playback.sessions())).replay.live_requests()) > MANY
+            assert app.query_one(OwnerStrips).display is many
+            assert app.query_one(PoolView).display is not many
+            await pilot.press("v")
+            await pilot.pause()
+            assert app.query_one(OwnerStrips).display is not many
+            assert app.query_one(PoolView).display is many
+
+
+async def test_a_click_on_a_strip_follows_its_request(
+    make_app: Callable[..., KvsimApp], shipped: Callable[[str], Recording]
+) -> None:
+    app = make_app(shipped("paged"), at_s=5.0, by_owner=True)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause()
+        session = next(iter(app.playback.sessions()))
+        second = holdings(session)[1].owners[0].request
+        await pilot.click("#owners", offset=(4, 3))
+        await pilot.pause()
+        assert session.followed == second
+        assert any(f">{session.request_name(second)} " in line for line in lines_of(app))
+
+
+async def test_what_asks_for_places_shows_physical_order(
+    make_app: Callable[..., KvsimApp], shipped: Callable[[str], Recording]
+) -> None:
+    for keys in (["z"], ["o"], ["slash", "number_sign", "1", "7", "enter"]):
+        app = make_app(shipped("paged"), at_s=5.0, by_owner=True)
+        async with app.run_test(size=(120, 40)) as pilot:
+            await pilot.press(*keys)
+            await pilot.pause()
+            assert app.query_one(PoolView).display, keys
+            assert not app.query_one(OwnerStrips).display, keys
+
+
+def test_slots_of_owners_are_in_states_of_held_memory(shipped: Callable[[str], Recording]) -> None:
+    found = holdings(Session(shipped("paged"), at_s=5.0))
+    in_all = np.sum([owner.slots for one in found for owner in one.owners], axis=0)
+    assert in_all.sum() == in_all[HELD].sum()

@@ -1,0 +1,207 @@
+"""The pool by owner: a strip for each request, the largest first, and one shape around requests that share blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Final
+
+import numpy as np
+from rich.segment import Segment
+from rich.style import Style
+from textual.strip import Strip
+
+from kvsim.memory.waste import SlotState
+
+from ..facts.owners import Holding, Owner, holdings
+from ..look.stack import EIGHTHS, stacked
+from ..look.states import STACK
+from ..look.words import ending, percent, plural
+from ..pool.paint import OWNER, SHARED, hue_of
+from ..pool.swatches import stack_cells
+from .panel import Panel
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from textual import events
+
+    from ..facts.owners import Slots
+    from ..look.states import Symbols
+    from ..playback.session import Session
+
+MANY: Final = 24
+"""Requests up to which each has a hue of its own in physical order; with more, the pool is first shown by owner."""
+_NAME, _TOKENS = 11, 7
+"""Characters for the name of a request, and for its tokens."""
+_LEAST_BAR = 10
+_GAP = 2
+_MOST_MEMBERS = (1 << 30, 16, 8, 4, 2)
+"""Requests of a group that have a strip of their own, by what fits; the others share one."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Line:
+    """One strip before it is drawn."""
+
+    name: str
+    figure: str
+    slots: Slots
+    edge: str = " "
+    """Piece of the shape around a group."""
+    request: int | None = None
+    shared: bool = False
+    number: int = 1
+    """Number of requests in the line."""
+    num_tokens: int = 0
+
+
+class OwnerStrips(Panel):
+    """Ranked strips in as many columns as needed; what does not fit is folded into the last line."""
+
+    COMPONENT_CLASSES: ClassVar[set[str]] = {"owners--followed"}
+
+    def __init__(self, session: Session, symbols: Symbols) -> None:
+        super().__init__(session, symbols, id="owners")
+        self._requests: dict[tuple[int, int], int] = {}
+        """The request of a column and a line."""
+        self._column_width = 1
+
+    def write(self) -> list[Strip]:
+        """Write the summary, the strips, and what is folded."""
+        found = holdings(self.session)
+        self.border_title = f"tokens by owner, largest first {self.symbols.dot} v: physical order"
+        width, height = self.size
+        room = height - 1
+        if room < 1:
+            return []
+        edges = ("+", "|", "+") if not self.symbols.right and self.symbols.ascii else ("╭", "│", "╰")
+        most_columns = max((width + _GAP) // (_NAME + _TOKENS + _LEAST_BAR + _GAP), 1)
+        for most_members in _MOST_MEMBERS:
+            lines = [line for holding in found for line in self._lines_of(holding, edges, most_members)]
+            if len(lines) <= most_columns * room:
+                break
+        num_columns = min(max(-(-len(lines) // room), 1), most_columns)
+        if len(lines) > num_columns * room:
+            lines = _folded(lines, num_columns * room)
+        self._column_width = (width + _GAP) // num_columns
+        bar = self._column_width - _GAP - _NAME - _TOKENS
+        most = max((int(line.slots.sum()) for line in lines), default=1)
+        drawn = [self._strip(line, bar, most) for line in lines]
+        self._requests = {
+            (nth // room, nth % room): line.request for nth, line in enumerate(lines) if line.request is not None
+        }
+        rows = [Strip.join(drawn[row::room]) for row in range(min(room, len(drawn)))]
+        return [self._summary(found), *rows]
+
+    def _summary(self, found: Sequence[Holding]) -> Strip:
+        """Return who holds how much, what sharing saves, and what is free."""
+        session, unit = self.session, self.session.unit_name
+        owners = [owner for holding in found for owner in holding.owners]
+        shared = sum(holding.num_shared for holding in found)
+        saved = sum(owner.num_shared for owner in owners) - shared
+        held = shared + sum(owner.num_units - owner.num_shared for owner in owners)
+        free = int(session.breakdown[SlotState.FREE] + session.breakdown[SlotState.CACHED])
+        parts = [
+            f"{plural(len(owners), 'request')} hold {plural(held, unit)}",
+            f"{plural(shared, f'shared {unit}')} save {saved:,}" if shared else "nothing is shared",
+            f"{percent(free, session.capacity)} free" + " or cached" * session.recording.meta.prefix_caching,
+        ]
+        text = f" {self.symbols.dot} ".join(parts)
+        while len(text) > self.size.width and len(parts) > 1:
+            parts.pop()
+            text = f" {self.symbols.dot} ".join(parts)
+        return Strip([self.text(text, "strong")])
+
+    def _lines_of(self, holding: Holding, edges: tuple[str, str, str], most_members: int) -> Iterator[_Line]:
+        if len(holding.owners) == 1:
+            yield self._line(holding.owners[0], " ")
+            return
+        top, side, bottom = edges
+        words, tokens = f"{len(holding.owners):,} share", f"{int(holding.shared[SlotState.TOKEN]):,}"
+        yield _Line(words, tokens, holding.shared, edge=top, shared=True, number=0)
+        followed = self.session.followed
+        # The followed request keeps its strip.
+        ranked = sorted(holding.owners, key=lambda owner: owner.request != followed) if followed else holding.owners
+        own = sorted(ranked[:most_members], key=lambda owner: -int(owner.slots.sum()))
+        rest = ranked[most_members:]
+        for nth, owner in enumerate(own):
+            yield self._line(owner, bottom if not rest and nth == len(own) - 1 else side)
+        if rest:
+            yield _more(len(rest), sum(owner.num_tokens for owner in rest), edge=bottom)
+
+    def _line(self, owner: Owner, edge: str) -> _Line:
+        return _Line(
+            self.session.request_name(owner.request),
+            f"{owner.num_tokens:,}",
+            owner.slots,
+            edge=edge,
+            request=owner.request,
+            num_tokens=owner.num_tokens,
+        )
+
+    def _strip(self, line: _Line, bar: int, most: int) -> Strip:
+        followed = self._is_followed(line)
+        kind = "strong" if followed else "text"
+        name = line.name if line.request is None else ending(line.name, _NAME - 2, self.symbols.cut)
+        mark = self.text(">", "strong") if followed and line.edge == " " else self.text(line.edge, "label")
+        figure = self.text(f"{line.figure:>{_TOKENS - 1}} ", kind)
+        segments = [mark, self.text(f"{name:<{_NAME - 1}}", kind), figure, *self._bar(line, bar, most)]
+        return Strip(segments).adjust_cell_length(self._column_width, self.get_component_rich_style("panel--text"))
+
+    def _is_followed(self, line: _Line) -> bool:
+        return line.request is not None and line.request == self.session.followed
+
+    def _bar(self, line: _Line, width: int, most: int) -> Iterator[Segment]:
+        """Draw the slots by state; those of a group's shared blocks in the colour of sharing, the followed in its."""
+        total = int(line.slots.sum())
+        eighths = max(round(total / most * width * EIGHTHS), min(total, 1))
+        whole, part = divmod(eighths, EIGHTHS)
+        cells = whole + (part > 0)
+        if line.shared or self._is_followed(line):
+            sample = self.sample(OWNER + hue_of(line.request) if line.request is not None else SHARED)
+            ink = sample.style or Style()
+            if not self.symbols.right:
+                yield Segment(sample.text * cells, ink)
+                return
+            yield Segment(self.symbols.right[EIGHTHS] * whole + self.symbols.right[part] * (part > 0), ink)
+            return
+        if not cells:
+            return
+        first, second, shares = stacked(line.slots[None, list(STACK)], cells)
+        drawn = list(
+            stack_cells(
+                zip(first[0].tolist(), second[0].tolist(), shares[0].tolist(), strict=True),
+                self.symbols.right,
+                self.symbols,
+            )
+        )
+        if part and self.symbols.right:
+            color = self.symbols.palette.states[STACK[int(second[0, -1])]]
+            drawn[-1] = Segment(self.symbols.right[part], Style(color=color))
+        yield from drawn
+
+    def on_click(self, event: events.Click) -> None:
+        """Follow the request of the clicked strip."""
+        offset = event.get_content_offset(self)
+        if offset is not None:
+            request = self._requests.get((offset.x // self._column_width, offset.y - 1))
+            if request is not None:
+                self.post_message(self.Picked(request))
+
+
+def _folded(lines: list[_Line], room: int) -> list[_Line]:
+    """Return as many lines as fit, with all others in the last one."""
+    kept, rest = lines[: room - 1], lines[room - 1 :]
+    return [*kept, _more(sum(line.number for line in rest), sum(line.num_tokens for line in rest))]
+
+
+def _more(number: int, num_tokens: int, edge: str = " ") -> _Line:
+    """Return a line without a bar for several requests: theirs would hide the differences between the others."""
+    return _Line(
+        f"{number:,} more",
+        f"{num_tokens:,}",
+        np.zeros(len(SlotState), np.int64),
+        edge=edge,
+        number=number,
+        num_tokens=num_tokens,
+    )
