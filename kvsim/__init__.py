@@ -53,11 +53,14 @@ if TYPE_CHECKING:
         Fixed,
         Gamma,
         LogNormal,
+        Pauses,
         Poisson,
         Request,
         SharedPrefixes,
+        Turns,
         Uniform,
         Workload,
+        converse,
         generate,
     )
 
@@ -87,8 +90,8 @@ _HOME = by_name({
     "kvsim.sizing.budget": "Budget plan_budget",
     "kvsim.steptime": "Roofline StepTimeModel",
     "kvsim.workload": (
-        "AllAtOnce Constant Empirical Fixed Gamma LogNormal Poisson Request SharedPrefixes Uniform Workload "
-        "generate"
+        "AllAtOnce Constant Empirical Fixed Gamma LogNormal Pauses Poisson Request SharedPrefixes Turns Uniform "
+        "Workload converse generate"
     ),
 })  # fmt: skip
 """The module that each public name lives in."""
@@ -115,6 +118,7 @@ __all__ = [
     "Order",
     "Paged",
     "PagedSettings",
+    "Pauses",
     "Poisson",
     "Recording",
     "Replay",
@@ -129,6 +133,7 @@ __all__ = [
     "StaticSettings",
     "StepTimeModel",
     "Summary",
+    "Turns",
     "Uniform",
     "Workload",
     "__version__",
@@ -136,6 +141,7 @@ __all__ = [
     "calibrate",
     "compare",
     "compare_releases",
+    "converse",
     "diagnose",
     "find_gpu",
     "find_model",

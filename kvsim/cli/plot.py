@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _KINDS = (
     "waste-bars, occupancy, queue, latency, lifetimes, free-runs (one or several recordings); "
     "ladder (what kvsim compare --ladder -o wrote); waste-over-time, memory-map, roofline (one); "
+    "sessions (one whose turns wait for answers); "
     "throughput-memory, throughput-block-size, hits-capacity (a recording or a table's row per point); "
     "agreement (a measured run and its simulation)"
 )

@@ -53,6 +53,7 @@ class TurnFigures(NamedTuple):
     turn: str
     """Number of the turn, from 1."""
     num_requests: int
+    prompt_tokens: int
     history_tokens: int
     hit_tokens: int
     lost_tokens: int
@@ -87,6 +88,7 @@ def by_turn(requests: Requests, unit_tokens: int) -> list[TurnFigures]:
             TurnFigures(
                 turn=f"{turn}+" if (turns.turn[rows] >= MOST_ROWS).any() else str(turn),
                 num_requests=len(rows),
+                prompt_tokens=int(requests.prompt_tokens[rows].sum(dtype=np.int64)),
                 history_tokens=int(turns.history_tokens[rows].sum(dtype=np.int64)),
                 hit_tokens=int(requests.cached_tokens[rows].sum(dtype=np.int64)),
                 lost_tokens=int(lost[rows].sum(dtype=np.int64)),

@@ -18,6 +18,7 @@ from kvsim.plots.memory_map import memory_map
 from kvsim.plots.occupancy import occupancy
 from kvsim.plots.queue import queue
 from kvsim.plots.roofline import roofline
+from kvsim.plots.sessions import sessions
 from kvsim.plots.style import LINES
 from kvsim.plots.waste_bars import waste_bars
 from kvsim.plots.waste_over_time import waste_over_time
@@ -53,10 +54,13 @@ OF_A_SWEEP: dict[str, Callable[..., Picture]] = {
 }
 """Figures in which each recording, or each row of a table, is one point."""
 
+OF_SESSIONS: dict[str, Callable[..., Picture]] = {"sessions": sessions}
+"""Figures that show one recording whose requests wait for answers."""
+
 OF_A_PAIR: dict[str, Callable[..., Picture]] = {"agreement": agreement}
 """Figures that compare a measured run with its simulation."""
 
-FIGURES = OF_SEVERAL | {"ladder": ladder} | OF_ONE | OF_A_SWEEP | OF_A_PAIR
+FIGURES = OF_SEVERAL | {"ladder": ladder} | OF_ONE | OF_SESSIONS | OF_A_SWEEP | OF_A_PAIR
 """Functions that draw figures, by name on the command line."""
 
 
@@ -81,7 +85,7 @@ def check_kind(kind: str, num_runs: int) -> None:
         raise UsageError(
             f"a figure of {kind} needs at least one recording; kvsim info lists those that come with kvsim."
         )
-    if kind in OF_ONE and num_runs > 1:
+    if kind in OF_ONE | OF_SESSIONS and num_runs > 1:
         raise UsageError(f"a figure of {kind} shows one recording, and {num_runs} were given.")
     if kind in OF_A_PAIR and num_runs != 2:
         raise UsageError(f"a figure of {kind} shows a measured run and its simulation, and {num_runs} were given.")
@@ -107,6 +111,7 @@ def plans(recordings: Sequence[Recording]) -> list[Plan]:
     compared = [everyone] if len(recordings) <= len(LINES) else [(row,) for row in everyone]
     found = [(kind, rows) for kind in OF_SEVERAL for rows in ([everyone] if kind == "waste-bars" else compared)]
     found += [(kind, (row,)) for kind in OF_ONE for row in everyone]
+    found += [("sessions", (row,)) for row in everyone if recordings[row].requests.turns is not None]
     pools = [recording.meta.pool for recording in recordings]
     if _varies(recordings, [(pool.num_units or 0) * pool.bytes_per_unit for pool in pools]):
         found.append(("throughput-memory", everyone))

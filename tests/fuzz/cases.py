@@ -61,7 +61,7 @@ def _reading(rng: random.Random, name: str) -> Arguments:
             ["verify", name, "--json"],
             ["validate", "auto", name, "--json"],
             ["calibrate", name, "-o", "p.toml", "--no-held-out", "--json"],
-            ["plot", rng.choice(("waste-bars", "queue", "latency", "memory-map", "lifetimes")), name],
+            ["plot", rng.choice(("waste-bars", "queue", "latency", "memory-map", "lifetimes", "sessions")), name],
             ["tui", name, "--screenshot", "s.svg", "--size", "80x24"],
         ),
         (30, 8, 12, 8, 12, 4, 4, 2, 2, 1),
