@@ -263,7 +263,9 @@ def test_the_share_of_memory_is_what_ample_memory_would_take_away(three_runs: li
     assert order == [0, 1, 2]
     comparison.learn(rates)
     assert comparison.ample_tokens_per_s[0] == 100.0
-    assert f"×{gap / 2:,.1f} of it is memory" in story_of_comparison(comparison).parts
+    near, far, _ = story_of_comparison(comparison).parts
+    assert far.endswith(f"{slow.recording.meta.policy_name} batches (×{gap / 2:,.1f} of it is memory)")
+    assert near.endswith(f"{comparison.lanes[-2].label} (all of it is memory)")
 
 
 async def test_what_ample_memory_would_bring_is_said_once_it_is_known(three_runs: list[Recording]) -> None:

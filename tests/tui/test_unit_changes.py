@@ -139,12 +139,12 @@ async def test_o_changes_what_colour_means(tiny: Recording) -> None:
 
 def test_the_story_of_a_comparison_is_its_factor(three_runs: list[Recording]) -> None:
     comparison = ComparedRuns(three_runs)
-    slow, fast = comparison.lanes[0], comparison.lanes[-1]
+    slow, near, fast = comparison.lanes
     story = story_of_comparison(comparison)
-    factor = slow.session.player.duration_s / fast.session.player.duration_s
-    assert story.parts[0].endswith(f": {factor:,.1f} times as fast")
+    for part, rival in zip(story.parts, (near, slow), strict=False):
+        factor = rival.session.player.duration_s / fast.session.player.duration_s
+        assert part.endswith(f"{factor:,.1f} times as fast as {rival.label}")
     assert story.parts[0].startswith(f"{fast.label} ")
-    assert f", {slow.label} " in story.parts[0]
 
 
 async def test_c_keeps_the_moment_and_the_followed_request(three_runs: list[Recording]) -> None:

@@ -70,32 +70,44 @@ def _whole_run(frame: int, parts: tuple[str, ...]) -> Story:
 
 
 def story_of_comparison(comparison: ComparedRuns) -> Story:
-    """Return the story of a comparison: the speed ratio of the fastest and the slowest run, and their average batch."""
-    slow, fast = comparison.lanes[0], comparison.lanes[-1]
-    slow_s, fast_s = (lane.session.player.duration_s for lane in (slow, fast))
-    if slow.session.rows is not None or fast_s <= 0 or slow is fast:
+    """Return the story of a comparison: how much faster the fastest run is than each rival, the closest one first, what
+    of each factor is memory, and the average batch.
+    """
+    *rivals, fast = comparison.lanes
+    rivals.reverse()
+    fast_s = fast.session.player.duration_s
+    if fast.session.rows is not None or fast_s <= 0 or not rivals:
         return Story(frame=0, parts=())
-    batches = [(_mean_of(lane.session, lane.session.recording.steps.running), lane.label) for lane in (fast, slow)]
-    running = " against ".join(f"{batch:,.0f} ({label})" for batch, label in batches)
-    durations = ", ".join(
-        f"{lane.label} {seconds(lane.session.player.duration_s, lane.session.player.duration_s / 100)}"
-        for lane in (fast, slow)
-    )
-    faster = f"{durations}: {slow_s / fast_s:,.1f} times as fast"
-    parts = (faster, *_because_of_memory(comparison), f"running on average: {running}")
-    return Story(frame=0, parts=parts)
+    factors = [f"{_factor_words(comparison, place)} {lane.label}" for place, lane in enumerate(rivals, 2)]
+    memory = [_because_of_memory(comparison, place) for place, _ in enumerate(rivals, 2)]
+    first, *others = [f"{factor}{share}" for factor, share in zip(factors, memory, strict=True)]
+    batches = [(_mean_of(lane.session, lane.session.recording.steps.running), lane.label) for lane in (fast, *rivals)]
+    running = ", ".join(f"{batch:,.0f} ({label})" for batch, label in batches)
+    begin = f"{fast.label} {seconds(fast_s, fast_s / 100)}: {first}"
+    return Story(frame=0, parts=(begin, *others, f"running on average: {running}"))
 
 
-def _because_of_memory(comparison: ComparedRuns) -> list[str]:
-    """Return the part of the gap between the first and the last run that ample memory would close."""
-    slow, fast = comparison.lanes[0].session, comparison.lanes[-1].session
+def _factor_words(comparison: ComparedRuns, place: int) -> str:
+    """Return how much longer the run at `place` from the end takes than the fastest."""
+    slow, fast = comparison.lanes[-place].session, comparison.lanes[-1].session
+    return f"{slow.player.duration_s / fast.player.duration_s:,.1f} times as fast as"
+
+
+def _because_of_memory(comparison: ComparedRuns, place: int) -> str:
+    """Return the part of the gap between the last run and the one at `place` from the end that ample memory would
+    close; empty if it is unknown.
+    """
+    slow, fast = comparison.lanes[-place].session, comparison.lanes[-1].session
     if not comparison.ample_tokens_per_s or slow.served[-1] != fast.served[-1]:
-        return []
+        return ""
     gap = slow.player.duration_s / fast.player.duration_s
-    left = comparison.ample_tokens_per_s[-1] / comparison.ample_tokens_per_s[0]
+    left = comparison.ample_tokens_per_s[-1] / comparison.ample_tokens_per_s[-place]
     if left <= 0:
-        return []
-    return ["all of it is memory" if left < _NONE_LEFT else f"×{gap / left:,.1f} of it is memory"]
+        return ""
+    if left < _NONE_LEFT:
+        return " (all of it is memory)"
+    by_memory = gap / left
+    return f" (×{by_memory:,.1f} of it is memory)" if by_memory >= _NONE_LEFT else " (none of it is memory)"
 
 
 def _when_full(session: Session) -> list[str]:

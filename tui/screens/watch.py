@@ -80,7 +80,10 @@ class Watch(PlaybackScreen):
 
     def on_mount(self) -> None:
         """Light up the followed request; add the run up later if that takes longer than a user should wait."""
-        self.set_class(self.guided is None and len(self.session.replay.live_requests()) > MANY, "-by-owner")
+        # In a static batch each line is one request already.
+        has_lines = self.session.recording.meta.policy_name == "static"
+        many = len(self.session.replay.live_requests()) > MANY
+        self.set_class(many and self.guided is None and not has_lines, "-by-owner")
         if self.session.followed is not None:
             self.query_one(PoolView).follow(self.session.followed)
         if not self.session.added_up:
