@@ -33,7 +33,7 @@ _TASKS = {
         "size": "Explain how many blocks a GPU and a model leave room for.",
         "fit": "Say whether a load fits a server, what limits it, and what would help.",
         "diagnose": "Say what happened to a server, why, and what would have helped.",
-        "doctor": "Explain the lines about memory in a server's start-up log.",
+        "doctor": "Explain what a server's log, metrics or recording say of its memory.",
     },
     "Simulate": {
         "run": "Simulate one policy and summarise what happened.",

@@ -1,4 +1,4 @@
-"""`kvsim doctor`: every line about memory in a server's start-up log, beside kvsim's own account."""
+"""`kvsim doctor`: what a server's log, metrics or recording say of its memory, beside kvsim's own account."""
 
 from __future__ import annotations
 
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from kvsim.diagnosis.startup_log import StartupLog
+    from kvsim.hardware import Gpu
+    from kvsim.models import Model
+    from kvsim.recording import Meta
     from kvsim.sizing.budget import Budget
 
 _MOST_BYTES = 64 << 20
@@ -27,6 +30,10 @@ _WORDS = {
     "initial_free": ("free before the start", "less than the GPU's memory by what other processes hold"),
     "requested": ("requested", "GPU memory times gpu_memory_utilization; all that follows must fit into it"),
     "weights": ("weights", "parameters in their stored type, on each GPU"),
+    "after_weights": (
+        "free after the weights",
+        "the cache leaves 1 - mem_fraction_static of what was free before them",
+    ),
     "activations": ("activations", "peak of one step of max_num_batched_tokens; grows with it and with max_num_seqs"),
     "outside_pytorch": ("outside PyTorch", "kernels, and buffers for the exchange between GPUs"),
     "graphs_estimated": ("captured graphs, estimated", "set aside before the cache; 0 with --enforce-eager"),
@@ -35,6 +42,7 @@ _WORDS = {
     "available": ("available for the cache", "what the lines above leave of the requested memory"),
     "needed": ("needed for one sequence", "cache of one sequence of max_model_len tokens, which must fit"),
     "pool": ("KV cache", "bytes of the slots of all tokens"),
+    "after_pool": ("free after the cache", "for activations, captured graphs and workspaces"),
     "blocks": ("blocks", "whole blocks in the available memory, the null block included"),
     "blocks_override": ("blocks, stated", "num_gpu_blocks_override replaces the computed number"),
     "tokens": ("tokens", "tokens that the cache holds, as the server counts them"),
@@ -43,7 +51,16 @@ _WORDS = {
     "longest_that_fits": ("longest sequence", "tokens of the longest sequence that fits"),
     "padding_layers": ("padding layers", "added so that groups of layers have pages of one size; their memory is lost"),
     "encoder_tokens": ("encoder cache", "tokens of images that are kept beside the cache"),
+    "usage": ("in use now", "share of the pool that requests hold; what only the prefix cache keeps is free"),
 }
+_SGLANG_NOTE = (
+    "The cache of SGLang is what was free after the weights, less 1 - mem_fraction_static of what was free before; "
+    "kvsim's figures begin with both readings of the log."
+)
+_SGLANG_WITHOUT_READINGS = (
+    "SGLang sizes its cache by the memory that was free before and after the weights, which its start-up log says."
+)
+_SOURCES = {"log": "The log does", "metrics": "Metrics do", "recording": "The recording does"}
 _DECISIVE = ("gpu_memory_utilization", "max_model_len", "max_num_seqs", "max_num_batched_tokens")
 """Settings that decide the size of the cache."""
 _COUNTS = frozenset(("blocks", "blocks_override", "tokens", "block_size", "longest_that_fits", "padding_layers"))
@@ -71,43 +88,70 @@ class _Row:
 
 
 @click.command("doctor", cls=SectionedCommand)
-@click.argument("log_file", metavar="LOG", type=click.Path(path_type=Path))
+@click.argument("source", metavar="LOG|METRICS|URL|HOST:PORT|RECORDING")
 @machine_options
 @json_option
-def command(*, log_file: Path, as_json: bool, **flags: Any) -> None:
-    """Explain each line about memory in LOG, a server's start-up log, beside kvsim's own account.
+def command(*, source: str, as_json: bool, **flags: Any) -> None:
+    """Explain what a server says of its memory, beside kvsim's own account.
 
-    Settings are those of the log; flags replace them, and say what it does not, such as --gpu.
+    From its start-up LOG, each line about memory; from its /METRICS, in a file or at its address, and from a RECORDING
+    (a folder, or the name of one that comes with kvsim), the size of the cache. Settings are those of the source; flags
+    replace them, and say what it does not, such as --gpu.
     """
-    from kvsim.diagnosis.startup_log import read_startup_log
-
-    log = read_startup_log(_text(log_file))
+    log, meta = _read(source)
     if not log.figures and not log.failures:
         raise UsageError(
-            f"{log_file} has no line about memory; kvsim doctor reads the start-up log of vLLM or SGLang, from its "
-            "first line to the one that says that the server runs."
+            f"{source} has no line about memory; kvsim doctor reads the start-up log of vLLM or SGLang, from its first "
+            "line to the one that says that the server runs, and their /metrics."
         )
-    budget, why_not = _account(log, flags)
-    own = _own_figures(budget, log) if budget else {}
+    own, title, note = _account(log, flags, meta)
     rows = [
         _Row(name, log.figures[name].line, log.figures[name].value, own.get(name))
         for name in _WORDS
         if name in log.figures
     ]
     if as_json:
-        print_json(_document(log, rows, why_not))
+        print_json(_document(log, rows, note))
         return
     for name, line in log.failures.items():
         echo(f"Line {line}: {_FAILURES[name]}")
     if worst := _worst(rows):
         echo(worst)
     print_table(
-        _title(log, budget),
-        ["", "log", "kvsim", "difference", "line", "meaning"],
+        title,
+        ["", log.source, "kvsim", "difference", "line", "meaning"],
         [_cells(row) for row in rows],
         figures=(1, 2, 3, 4),
-        note=why_not,
+        note=note,
     )
+
+
+def _read(source: str) -> tuple[StartupLog, Meta | None]:
+    """Return what a file, an address or a recording says, and the facts of the recording."""
+    from kvsim.diagnosis.startup_log import read_startup_log
+    from kvsim.diagnosis.told_memory import is_page, read_metrics_page, recorded_memory
+    from kvsim.live.address import page_of
+    from kvsim.live.metrics_feed import page_text
+    from kvsim.recording import find, read
+
+    file = Path(source)
+    if file.is_file():
+        text = _text(file)
+        return (read_metrics_page(text) if is_page(text) else read_startup_log(text)), None
+    if not file.exists():
+        try:
+            page = page_of(source)
+        except UsageError:  # no address: the name of a recording
+            page = None
+        if page is not None:
+            return read_metrics_page(page_text(page)), None
+    try:
+        recording = read(find(source))
+    except UnknownNameError:
+        raise UsageError(
+            f"{source} cannot be read: it is no file, no recording, and no server answers there."
+        ) from None
+    return recorded_memory(recording), recording.meta
 
 
 def _text(file: Path) -> str:
@@ -119,36 +163,65 @@ def _text(file: Path) -> str:
         raise UsageError(f"{file} cannot be read: {error.strerror or error}.") from None
 
 
-def _account(log: StartupLog, flags: dict[str, Any]) -> tuple[Budget | None, str]:
-    """Return kvsim's account of the server in a log, or the reason why there is none."""
-    if log.server != "vllm":
-        return None, "kvsim's own account is of vLLM; see kvsim size for SGLang's."
+def _account(log: StartupLog, flags: dict[str, Any], meta: Meta | None) -> tuple[Mapping[str, float], str, str]:
+    """Return kvsim's own figures, what they are of, and what they assume or why there are none."""
     merged = flags | {name: _value(name, text) for name, text in log.settings.items() if flags.get(name) is None}
     merged["vllm"] = flags["vllm"] or log.release or None
     merged["defaults"] = flags["defaults"] or "server"
     if merged["num_blocks"] is not None or merged["kv_gib"] is not None:
         merged["gpu_memory_utilization"] = None
-    missing = [f"--{name}" for name in ("model", "gpu") if merged[name] is None]
+    needed = ("model",) if log.server == "sglang" else ("model", "gpu")
+    missing = [f"--{name}" for name in needed if meta is None and merged[name] is None]
+    title = {"vllm": "vLLM", "sglang": "SGLang"}[log.server] + (f" {log.release}" if log.release else "")
     if missing:
-        return None, f"The log does not name all that an own account needs; give {' and '.join(missing)}."
+        named = " and ".join(missing)
+        return {}, title, f"{_SOURCES[log.source]} not name all that an own account needs; give {named}."
     try:
-        gpu, model = machine_of(merged)
-    except UnknownNameError as error:
-        return None, f"kvsim has no account of this server: {error} --model also takes a config.json."
+        gpu, model = machine_of(merged, meta)
+        if log.server == "sglang":
+            note = _SGLANG_NOTE if "after_weights" in log.figures else _SGLANG_WITHOUT_READINGS
+            return _sglang_figures(log, model), f"{title}: {model.name}", note
+        return _vllm_figures(log, merged, gpu, model, title)
+    except UsageError as error:
+        return {}, title, f"kvsim has no account of this server: {error} --model also takes a config.json."
+
+
+def _vllm_figures(
+    log: StartupLog, merged: dict[str, Any], gpu: Gpu, model: Model, title: str
+) -> tuple[Mapping[str, float], str, str]:
     try:
         budget = memory_of(merged, gpu, model, max_model_len=merged["max_model_len"])
     except BudgetError as error:
         advice = change_words(changes(merged, gpu, model))
-        return None, f"By kvsim's account this server does not start: {error}\n{advice}"
+        return {}, title, f"By kvsim's account this server does not start: {error}\n{advice}"
     assumed = [name for name in _DECISIVE if merged[name] is None]
     flags_of_them = ", ".join(f"--{name.replace('_', '-')}" for name in assumed)
-    return budget, f"The log does not say {flags_of_them}; vLLM's defaults are assumed." if assumed else ""
+    note = f"{_SOURCES[log.source]} not say {flags_of_them}; vLLM's defaults are assumed." if assumed else ""
+    if log.source == "recording":
+        note = f"{note} Nor whether the number of blocks was set by hand.".strip()
+    return _own_figures(budget, log), f"{title}: {model.name} on {gpu.name}", note
 
 
 def _value(name: str, text: str) -> Any:
     if text in ("True", "False"):
         return text == "True"
     return float(text) if name == "gpu_memory_utilization" else int(text) if text.isdecimal() else text
+
+
+def _sglang_figures(log: StartupLog, model: Model) -> dict[str, float]:
+    """Return the figures of SGLang that follow from its readings of free memory, the share, and the model's shape."""
+    values = log.values
+    own: dict[str, float] = {
+        "weights": (model.weight_bytes + model.encoder_bytes) / model.tensor_parallel_size,
+    }
+    share, after = log.settings.get("mem_fraction_static"), values.get("after_weights")
+    before = values.get("initial_free", (after or 0) + values.get("weights", 0))
+    if share is None or after is None:
+        return own
+    own["pool"] = after - before * (1 - float(share))
+    if not model.recurrent_layers and len(set(model.layer_kinds)) <= 1:
+        own["tokens"] = own["pool"] // model.kv_bytes_per_token
+    return own
 
 
 def _own_figures(budget: Budget, log: StartupLog) -> Mapping[str, float]:
@@ -167,6 +240,7 @@ def _own_figures(budget: Budget, log: StartupLog) -> Mapping[str, float]:
         "outside_pytorch": -terms["outside PyTorch"] if "outside PyTorch" in terms else None,
         "graphs_estimated": -terms["captured graphs"] if "captured graphs" in terms else None,
         "available": budget.kv_bytes - terms.get("rounding", 0),
+        "pool": budget.kv_bytes,
         "blocks": plan.num_blocks,
         "tokens": plan.num_tokens if longest else plan.divided_tokens,
         "concurrency": plan.concurrency,
@@ -178,12 +252,12 @@ def _own_figures(budget: Budget, log: StartupLog) -> Mapping[str, float]:
 def _cells(row: _Row) -> tuple[str, ...]:
     label, meaning = _WORDS[row.name]
     own = "" if row.own is None else _figure(row.name, row.own)
-    return label, _figure(row.name, row.logged), own, _difference(row), f"{row.line}", meaning
+    return label, _figure(row.name, row.logged), own, _difference(row), f"{row.line or ''}", meaning
 
 
 def _figure(name: str, value: float) -> str:
-    if name == "concurrency":
-        return f"{value:.2f}x"
+    if name in ("concurrency", "usage"):
+        return f"{value:.2f}x" if name == "concurrency" else f"{100 * value:.0f} %"
     return f"{value:,.0f}" if name in _COUNTS or name == "encoder_tokens" else size(int(value))
 
 
@@ -195,9 +269,10 @@ def _worst(rows: list[_Row]) -> str:
     """Name the term that explains most of the difference between the log's cache and the own account."""
     parts = [row for row in rows if row.name in ("weights", "activations", "outside_pytorch", "graphs_estimated")]
     differing = [row for row in parts if row.own is not None]
-    total = next((row for row in rows if row.name == "available" and row.own is not None), None)
+    total = next((row for row in rows if row.name in ("available", "pool") and row.own is not None), None)
     if total is None:
-        return ""
+        counted = next((row for row in rows if row.name in ("blocks", "tokens") and row.own is not None), None)
+        return _counted(counted) if counted else ""
     missed = (total.own or 0) - total.logged
     verdict = f"The cache has {size(int(total.logged))}; kvsim computes {size(int(total.own or 0))}"
     if abs(missed) <= 0.01 * total.logged or not differing:
@@ -206,15 +281,17 @@ def _worst(rows: list[_Row]) -> str:
     return f"{verdict}, {_difference(total)}; most of the difference is in {_WORDS[most.name][0]}."
 
 
-def _title(log: StartupLog, budget: Budget | None) -> str:
-    server = {"vllm": "vLLM", "sglang": "SGLang"}[log.server] + (f" {log.release}" if log.release else "")
-    return f"{server}: {budget.model.name} on {budget.gpu.name}" if budget else server
+def _counted(row: _Row) -> str:
+    """Compare the size of the cache where only its blocks or tokens are known."""
+    own = _figure(row.name, row.own or 0)
+    return f"The cache has {_figure(row.name, row.logged)} {row.name}; kvsim computes {own}, {_difference(row)}."
 
 
 def _document(log: StartupLog, rows: list[_Row], why_not: str) -> dict[str, Any]:
     return {
         "server": log.server,
         "release": log.release or None,
+        "source": log.source,
         "settings": log.settings,
         "failures": {name: _FAILURES[name] for name in log.failures},
         "figures": {

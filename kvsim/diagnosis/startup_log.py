@@ -26,6 +26,7 @@ _BYTES: tuple[tuple[str, str], ...] = (
     ("weights", rf"Model loading took {_SIZE}"),
     ("weights", rf"model weights take {_SIZE}"),
     ("weights", rf"Load weight end\..* mem usage={_SIZE}"),
+    ("after_weights", rf"Load weight end\..*avail mem={_SIZE}"),
     ("activations", rf"PyTorch activation peak memory takes {_SIZE}"),
     ("outside_pytorch", rf"non_torch_memory takes {_SIZE}"),
     ("available", rf"reserved for KV Cache is {_SIZE}"),
@@ -37,8 +38,10 @@ _BYTES: tuple[tuple[str, str], ...] = (
     ("graphs", rf"[Cc]apture .*graph.* end\..* mem usage={_SIZE}"),
     ("images", rf"Reserving {_SIZE} of GPU memory for frontend multimodal decoding"),
     ("pool", rf"KV Cache is allocated.* KV size: {_SIZE}"),
+    ("pool", rf"KV Cache is allocated.* K size: {_SIZE}, V size: {_SIZE}"),
+    ("after_pool", rf"Memory pool end\. avail mem={_SIZE}"),
 )
-"""Figures of memory, and how a line says them."""
+"""Figures of memory, and how a line says them; of several sizes in a line, their sum."""
 _COUNTS: tuple[tuple[str, str], ...] = (
     ("tokens", rf"KV cache size: {_NUMBER} tokens"),
     ("tokens", rf"max_total_num_tokens={_NUMBER}"),
@@ -84,7 +87,7 @@ _SETTINGS = {
         ("block_size", r"\bblock_size['\"]?(?:=|: )(\d+)"),
         ("enforce_eager", r"enforce_eager['\"]?(?:=|: )(True)"),
         ("enable_prefix_caching", r"enable_prefix_caching['\"]?(?:=|: )(True|False)"),
-        ("mem_fraction_static", r"mem_fraction_static=([\d.]+)"),
+        ("mem_fraction_static", r"mem_fraction_static=([01]?\.\d{1,9})"),
     )
 }
 """Settings, by the name of kvsim's flag, and how the lines with all arguments say them."""
@@ -99,8 +102,8 @@ class LoggedFigure:
     """A figure of a log: bytes, or a count."""
 
     value: float
-    line: int
-    """Number of the line, from 1."""
+    line: int = 0
+    """Number of the line, from 1; 0 for a figure that stands in no line."""
 
 
 @dataclass(slots=True)
@@ -109,6 +112,8 @@ class StartupLog:
 
     server: str = "vllm"
     release: str = ""
+    source: str = "log"
+    """Kind of the text: a log, metrics, or a recording."""
     settings: dict[str, str] = field(default_factory=dict)
     """Text of each setting, by the name of kvsim's flag."""
     figures: dict[str, LoggedFigure] = field(default_factory=dict)
@@ -128,7 +133,8 @@ def read_startup_log(text: str) -> StartupLog:
         line = _COLOUR.sub("", coloured)
         for name, pattern, unit in _COMPILED:
             if name not in log.figures and (match := pattern.search(line)):
-                log.figures[name] = LoggedFigure(float(match[1].replace(",", "")) * unit, number)
+                parts = [float(each.replace(",", "")) for each in match.groups()]
+                log.figures[name] = LoggedFigure(sum(parts) * unit, number)
         for name, pattern in _FAILURES.items():
             if pattern.search(line):
                 log.failures.setdefault(name, number)

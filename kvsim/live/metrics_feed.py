@@ -119,16 +119,7 @@ class MetricsFeed:
         self._looks.append(look)
 
     def _poll(self) -> ServerMetrics:
-        try:
-            page = _page(self.name, self._clock)
-        except urllib.error.HTTPError as error:
-            error.close()  # it is the answer too
-            raise _NoAnswerError(f"{self.name} cannot be read: {error.code} {error.reason}.") from None
-        except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
-            reason = getattr(error, "reason", None) or str(error) or type(error).__name__
-            raise _NoAnswerError(f"{self.name} cannot be read: {reason}.") from error
-        except ValueError as error:
-            raise UsageError(f"{self.name!r} is no address of a page: {error}.") from error
+        page = page_text(self.name, self._clock)
         try:
             return parse_metrics(page, self._clock())
         except RecordingError as error:
@@ -137,6 +128,26 @@ class MetricsFeed:
 
 class _NoAnswerError(RecordingError):
     """Failure to get a page, which may succeed the next time."""
+
+
+def page_text(url: str, clock: Callable[[], float] = time.monotonic) -> str:
+    """Return the page at `url`, or the metrics of the server there.
+
+    Raises:
+        RecordingError: there is no answer, or no metrics.
+        UsageError: it is no address.
+    """
+    url = _with_page(url)
+    try:
+        return _page(url, clock)
+    except urllib.error.HTTPError as error:
+        error.close()  # it is the answer too
+        raise _NoAnswerError(f"{url} cannot be read: {error.code} {error.reason}.") from None
+    except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
+        reason = getattr(error, "reason", None) or str(error) or type(error).__name__
+        raise _NoAnswerError(f"{url} cannot be read: {reason}.") from error
+    except ValueError as error:
+        raise UsageError(f"{url!r} is no address of a page: {error}.") from error
 
 
 def _with_page(url: str) -> str:

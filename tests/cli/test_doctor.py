@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -108,6 +109,7 @@ def test_a_log_of_sglang(doctor: Run) -> None:
     assert {name: each["log"] for name, each in found["figures"].items()} == {
         "initial_free": pytest.approx(78.6 * 2**30),
         "weights": pytest.approx(7.7 * 2**30),
+        "after_weights": pytest.approx(70.9 * 2**30),
         "graphs": pytest.approx(0.41 * 2**30),
         "pool": pytest.approx(57.9 * 2**30),
         "tokens": 843_210,
@@ -155,3 +157,102 @@ def test_a_file_that_is_no_such_log_is_refused(text: str, doctor: Run) -> None:
 def test_a_log_that_is_not_there_is_named(type_command: Run) -> None:
     code, _, errors = type_command("doctor", "none.log")
     assert (code, "none.log cannot be read" in errors) == (2, True)
+
+
+SGLANG_ON_H100 = """
+[2025-03-25 16:36:58] server_args=ServerArgs(model_path='meta-llama/Llama-3.1-8B-Instruct', mem_fraction_static=0.88)
+[2025-03-25 16:37:06 TP0] Load weight end. type=LlamaForCausalLM, avail mem=63.48 GB, mem usage=15.11 GB.
+[2025-03-25 16:37:06 TP0] KV Cache is allocated. #tokens: 442750, K size: 27.02 GB, V size: 27.02 GB
+[2025-03-25 16:37:08 TP0] Memory pool end. avail mem=9.20 GB
+"""
+"""Figures that a public test of SGLang printed, on an H100; the share is SGLang's default there."""
+VLLM_PAGE = """
+# TYPE vllm:cache_config_info gauge
+vllm:cache_config_info{block_size="16",cache_dtype="auto",enable_prefix_caching="True",gpu_memory_utilization="0.82",\
+num_gpu_blocks="573",num_gpu_blocks_override="None"} 1.0
+vllm:kv_cache_usage_perc{model_name="Qwen/Qwen3-32B"} 0.31
+""".replace("\\\n", "")
+
+
+def test_the_cache_of_sglang_follows_from_its_own_readings(doctor: Run) -> None:
+    code, output, _ = doctor(SGLANG_ON_H100)
+    assert code == 0
+    assert output.startswith("The cache has 54.04 GiB; kvsim computes 54.05 GiB, +0.0%.")
+    tokens = json.loads(doctor(SGLANG_ON_H100, "--json")[1])["figures"]["tokens"]
+    free_before = 63.48 + 15.11
+    assert tokens["kvsim"] == int((63.48 - 0.12 * free_before) * 2**30 / 131_072)
+    assert tokens["kvsim"] == pytest.approx(tokens["log"], rel=1e-4)
+
+
+@pytest.mark.parametrize("lacks", ["mem_fraction_static", "Load weight end"])
+def test_without_a_reading_no_cache_of_sglang_is_computed(lacks: str, doctor: Run) -> None:
+    log = "\n".join(line for line in SGLANG_ON_H100.splitlines() if lacks not in line)
+    code, output, _ = doctor(f"server_args=\n{log}", "--model", "Llama-3.1-8B", "--json")
+    assert code == 0
+    assert json.loads(output)["figures"]["tokens"]["kvsim"] is None
+
+
+def test_a_page_of_metrics_is_explained_like_a_log(doctor: Run) -> None:
+    limits = ("--max-num-seqs", "1", "--max-num-batched-tokens", "8192", "--max-model-len", "8192")
+    code, output, _ = doctor(VLLM_PAGE, "--gpu", "A100-80G", *limits)
+    assert code == 0
+    assert output.startswith("The cache has 573 blocks; kvsim computes ")
+    assert "31 %" in output
+    found = json.loads(doctor(VLLM_PAGE, "--gpu", "A100-80G", *limits, "--json")[1])
+    assert (found["source"], found["settings"]["gpu_memory_utilization"]) == ("metrics", "0.82")
+    assert found["figures"]["blocks"]["kvsim"] == pytest.approx(573, rel=0.03)
+    assert "Metrics do not name all that an own account needs; give --gpu." in doctor(VLLM_PAGE)[1]
+
+
+@pytest.mark.parametrize(
+    ("true", "false"),
+    [
+        ('"0.82"', '"many"'),
+        ('"0.82"', '"9.9"'),
+        ('"auto"', '"fp99"'),
+        ('"573"', '"-1"'),
+        ('"True"', '"perhaps"'),
+        ("0.31", "NaN"),
+        ("0.31", "1e300"),
+        ('"16"', '"16'),
+    ],
+)
+def test_metrics_that_cannot_be_are_left_out_or_refused(true: str, false: str, doctor: Run) -> None:
+    code, output, complaint = doctor(VLLM_PAGE.replace(true, false), "--gpu", "A100-80G")
+    assert code in (0, 1)
+    assert "Traceback" not in complaint
+    assert "vLLM" in output or "is not a sample of a metric" in complaint
+
+
+def test_metrics_of_sglang_say_the_tokens(doctor: Run) -> None:
+    labels = '{model_name="meta-llama/Llama-3.1-8B-Instruct"}'
+    page = f"sglang:max_total_num_tokens{labels} 442750.0\nsglang:token_usage{labels} 0.28\n"
+    code, output, _ = doctor(page)
+    assert code == 0
+    assert "442,750" in output
+    assert "its start-up log says" in output
+
+
+def test_a_server_that_runs_is_asked(type_command: Run, publisher: Callable[[bytes], str]) -> None:
+    page = VLLM_PAGE.encode()
+    address = publisher(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s" % (len(page), page))
+    code, output, _ = type_command("doctor", address)
+    assert code == 0
+    assert "573" in output
+
+
+def test_a_recording_is_explained(type_command: Run) -> None:
+    code, output, _ = type_command("doctor", "vllm-h200-llama-3-8b-sharegpt-pressure", "--json")
+    assert code == 0
+    found = json.loads(output)
+    assert (found["source"], found["figures"]["blocks"]["log"]) == ("recording", 1600)
+    assert found["figures"]["blocks"]["kvsim"] > 50_000
+    assert "Nor whether the number of blocks was set by hand." in found["no_account"]
+
+
+def test_what_is_neither_a_file_nor_an_address_is_named(type_command: Run) -> None:
+    for source in ("nosuch", "127.0.0.1:1"):
+        code, output, complaint = type_command("doctor", source)
+        assert (code, output) == (2, "")
+        assert f"{source} cannot be read: it is no file, no recording, and no server answers there" in complaint
+    assert type_command("doctor", "http://127.0.0.1:1")[0] == 1

@@ -1,0 +1,80 @@
+"""Read a server's memory from its metrics or from a recording, in the form of a start-up log."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from kvsim.diagnosis.startup_log import LoggedFigure, StartupLog
+from kvsim.live.exposition import Sample, samples
+
+if TYPE_CHECKING:
+    from kvsim.recording import Recording
+
+_SETTINGS = {
+    "gpu_memory_utilization": ("gpu_memory_utilization", r"[01]?\.\d{1,9}|1"),
+    "cache_dtype": ("kv_cache_dtype", r"(?!auto)[a-z]\w*"),
+    "enable_prefix_caching": ("enable_prefix_caching", "True|False"),
+}
+"""Labels of `vllm:cache_config_info`, kvsim's flags, and what their values look like."""
+_LABELS = {
+    "num_gpu_blocks": "blocks",
+    "num_gpu_blocks_override": "blocks_override",
+    "kv_cache_size_tokens": "tokens",
+}
+"""Labels that are figures."""
+_GAUGES = {
+    "vllm:kv_cache_usage_perc": "usage",
+    "sglang:token_usage": "usage",
+    "sglang:max_total_num_tokens": "tokens",
+}
+_MOST = 1e15
+_RECORDED = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "gpu_memory_utilization")
+
+
+def is_page(text: str) -> bool:
+    """Tell whether a text is a page of vLLM's or SGLang's metrics."""
+    return any(line.startswith(("vllm:", "sglang:", "# HELP ", "# TYPE ")) for line in text.splitlines()[:1000])
+
+
+def read_metrics_page(text: str) -> StartupLog:
+    """Read what metrics say of memory; of several engines, the first.
+
+    Raises:
+        RecordingError: a line of the page is no metric.
+    """
+    server = "vllm" if any(line.startswith("vllm:") for line in text.splitlines()) else "sglang"
+    told = StartupLog(server=server, source="metrics")
+    wanted = (*_GAUGES, "vllm:cache_config_info")
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.startswith(wanted):
+            for sample in samples(line, f"{server}:"):
+                _hear(told, sample, number)
+    return told
+
+
+def _hear(told: StartupLog, sample: Sample, line: int) -> None:
+    if name := sample.labels.get("model_name"):
+        told.settings.setdefault("model", name)
+    if sample.name in _GAUGES and 0 <= sample.value < _MOST:
+        told.figures.setdefault(_GAUGES[sample.name], LoggedFigure(sample.value, line))
+    if sample.name != "vllm:cache_config_info":
+        return
+    for label, name in _LABELS.items():
+        if re.fullmatch(r"[0-9]{1,15}", text := sample.labels.get(label, "")):
+            told.figures.setdefault(name, LoggedFigure(float(text), line))
+    for label, (name, form) in _SETTINGS.items():
+        if re.fullmatch(form, text := sample.labels.get(label, "")):
+            told.settings.setdefault(name, text)
+
+
+def recorded_memory(recording: Recording) -> StartupLog:
+    """Return what a recording says of its server's memory."""
+    meta = recording.meta
+    told = StartupLog(server="vllm", source="recording")
+    told.settings = {name: str(value) for name in _RECORDED if (value := meta.policy.get(name)) is not None}
+    pool = meta.pool
+    if pool.num_units is not None and meta.policy_name == "paged":
+        told.figures["blocks"] = LoggedFigure(pool.num_units + 1)
+        told.figures["pool"] = LoggedFigure((pool.num_units + 1) * pool.bytes_per_unit)
+    return told
