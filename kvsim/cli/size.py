@@ -108,7 +108,7 @@ def command(
         *_otherwise_rows(budget, policy, tokens),
         *_caching_rows(budget, policy),
     ]
-    echo(_verdict(budget, policy, tokens, num_sequences))
+    echo(_verdict(flags, budget, policy, tokens, num_sequences))
     print_table(_title(gpu, model), ["", "", "", "why"], rows, figures=(1,), note=_note(flags, budget))
 
 
@@ -208,7 +208,7 @@ def _otherwise_rows(budget: Budget, policy: str, tokens: int) -> list[tuple[str,
     ]  # fmt: skip
 
 
-def _verdict(budget: Budget, policy: str, tokens: int, num_sequences: int) -> str:
+def _verdict(flags: Mapping[str, Any], budget: Budget, policy: str, tokens: int, num_sequences: int) -> str:
     """Return the answer in a sentence, and the reason for a large block in another."""
     plan = budget.plan
     if plan.concurrency < 1:
@@ -220,6 +220,8 @@ def _verdict(budget: Budget, policy: str, tokens: int, num_sequences: int) -> st
     else:
         what = "sequences" if policy != "static" else "rows"
         said = f"{num_sequences:,} {what} of {tokens:,} tokens fit at once, in {budget.num_blocks:,} blocks."
+        if flags["max_model_len"] == FIND:
+            said = f"The longest sequence that fits has {plan.settings.max_model_len:,} tokens; {said}"
     return f"{said} {why_so_large(plan)}".rstrip()
 
 

@@ -20,6 +20,14 @@ _FULL = 0.95
 """Share of the pool from which on it is taken to be full: a moment's usage seldom meets the top."""
 
 
+_LIMITS = {
+    "vLLM": ("max_num_seqs", "max_num_batched_tokens"),
+    "SGLang": ("max_running_requests", "schedule_conservativeness", "max_prefill_tokens"),
+}
+"""Settings that hold requests back while memory is free, by server."""
+_SHARES = {"vLLM": "gpu_memory_utilization", "SGLang": "mem_fraction_static"}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Glance:
     """Result of several looks at a server's metrics."""
@@ -75,12 +83,18 @@ def glance(looks: Sequence[ServerMetrics]) -> Glance:
             "which request took whose blocks, and when",
             "how many computed tokens each preemption lost",
             "the lengths of single requests, and so what a setting would change",
-            "max_num_seqs, max_num_batched_tokens and gpu_memory_utilization",
+            f"{', '.join(_LIMITS[now.server])} and {_SHARES[now.server]}",
         ),
-        to_record=(
-            f"KVSIM_RECORD=runs/mine vllm serve {now.model or 'MODEL'} "
-            "--scheduler-cls kvsim.capture.vllm.RecordingScheduler; then kvsim diagnose runs/mine"
-        ),
+        to_record=_to_record(now),
+    )
+
+
+def _to_record(now: ServerMetrics) -> str:
+    if now.server == "SGLang":
+        return "kvsim run --policy radix simulates a load on SGLang; it records no server of SGLang"
+    return (
+        f"KVSIM_RECORD=runs/mine vllm serve {now.model or 'MODEL'} "
+        "--scheduler-cls kvsim.capture.vllm.RecordingScheduler; then kvsim diagnose runs/mine"
     )
 
 
@@ -114,8 +128,8 @@ def _why_waiting(for_room: list[int], now: ServerMetrics) -> str:
     free = f"{100 * (1 - now.fullest_usage):.0f} % of the pool is free"
     if all(for_room):
         return (
-            f"{for_room[-1]:,} requests wait although {free}: a limit of the scheduler holds them back (max_num_seqs "
-            "or max_num_batched_tokens)."
+            f"{for_room[-1]:,} requests wait although {free}: a limit of the scheduler holds them back "
+            f"({' or '.join(_LIMITS[now.server])})."
         )
     return (
         f"{for_room[-1]:,} requests wait now although {free}, and none did in {for_room.count(0):,} of "

@@ -16,7 +16,8 @@ _LABEL = re.compile(r'\s*([a-zA-Z_]\w*)\s*=\s*"((?:[^"\\\n]|\\.)*)"\s*,?')
 _END = re.compile(r"\s*\}")
 _VALUE = re.compile(r"\s+([^\s_]+)(?:\s+-?\d+)?\s*(?:#.*)?$")
 _ESCAPES = {"\\\\": "\\", '\\"': '"', "\\n": "\n"}
-_MAX_LINE = 1 << 14
+_MAX_LINE = 1 << 20
+"""Characters of the longest line: that of vLLM's whole configuration has hundreds of thousands."""
 _MAX_SAMPLES = 50_000
 
 

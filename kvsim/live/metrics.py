@@ -1,4 +1,4 @@
-"""Read and check vLLM's Prometheus metrics at one moment.
+"""Read and check the Prometheus metrics of vLLM, or of SGLang under vLLM's names, at one moment.
 
 The metrics have the usage of the pool and the numbers of running and waiting requests, but not the owners of blocks.
 """
@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 
 from kvsim.errors import RecordingError, shortened
 from kvsim.live.exposition import Sample, kinds, samples
+from kvsim.live.sglang_metrics import PREFIX as SGLANG
+from kvsim.live.sglang_metrics import as_vllm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -36,7 +38,7 @@ _COUNTERS = (
 """Names of counters; samples end in `_total`."""
 _BY_SOURCE = "vllm:prompt_tokens_by_source_total"
 """Prompt tokens, each counted once; before vLLM 0.27, `prefix_cache_*` counts every attempt to admit a request."""
-_OTHERS = {"sglang:": "SGLang", "tgi_": "Text Generation Inference", "trtllm_": "TensorRT-LLM", "nv_": "Triton"}
+_OTHERS = {"tgi_": "Text Generation Inference", "trtllm_": "TensorRT-LLM", "nv_": "Triton"}
 """Prefixes of the names of other servers' metrics."""
 _OLDER_NAMES = {"inter_token": "vllm:time_per_output_token_seconds"}
 """Names in vLLM before 0.11."""
@@ -105,6 +107,8 @@ class ServerMetrics:
     """Prompt tokens looked up in the prefix cache."""
     hit_tokens: int
     """Tokens found in the prefix cache."""
+    server: str = "vLLM"
+    """Program that serves: vLLM or SGLang."""
     histograms: dict[str, Histogram] = field(default_factory=dict)
     """Histograms, by the keys of `HISTOGRAMS`."""
 
@@ -118,9 +122,10 @@ class ServerMetrics:
 
 
 def parse_metrics(page: str, time_s: float = 0.0) -> ServerMetrics:
-    """Read vLLM's metrics in Prometheus' text format; several engines are summed."""
+    """Read a server's metrics in Prometheus' text format; several engines are summed."""
     found: dict[str, list[Sample]] = {}
-    for sample in samples(page, _PREFIX):
+    is_sglang = f"\n{_PREFIX}" not in f"\n{page}" and f"\n{SGLANG}" in f"\n{page}"
+    for sample in as_vllm(page) if is_sglang else samples(page, _PREFIX):
         found.setdefault(sample.name, []).append(sample)
 
     def values(name: str, most: float) -> list[float]:
@@ -138,8 +143,8 @@ def parse_metrics(page: str, time_s: float = 0.0) -> ServerMetrics:
     if not usage:
         other = next((name for begin, name in _OTHERS.items() if f"\n{begin}" in f"\n{page}"), "")
         raise RecordingError(
-            "there is no vllm:kv_cache_usage_perc among the metrics: is this a vLLM V1 server?"
-            + (f" They are {other}'s, which kvsim does not read." if other else "")
+            "there is no vllm:kv_cache_usage_perc among the metrics, nor sglang:token_usage: is this a vLLM V1 server, "
+            "or SGLang with --enable-metrics?" + (f" They are {other}'s, which kvsim does not read." if other else "")
         )
     _check_kinds(page)
     _check_whole(found)
@@ -151,6 +156,7 @@ def parse_metrics(page: str, time_s: float = 0.0) -> ServerMetrics:
     values(_BY_SOURCE, _MAX_COUNT)
     queried, hits = _prefix_tokens(found, total)
     return ServerMetrics(
+        server="SGLang" if is_sglang else "vLLM",
         time_s=time_s,
         model=" and ".join(sorted(filter(None, models))),
         num_engines=len(usage),

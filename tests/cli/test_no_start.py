@@ -121,3 +121,12 @@ def test_the_reading_of_doctor_says_what_starts(type_command: Run, tmp_path_fact
     assert starting(output)
     figures = json.loads(type_command(*flags, "--json")[1])["figures"]
     assert figures["available"]["log"] == pytest.approx(-3.3 * 2**30)
+
+
+def test_the_longest_sequence_is_the_first_thing_said_where_it_was_asked_for(type_command: Run) -> None:
+    flags = ("size", "--model", "Llama-3.1-8B", "--gpu", "A10G")
+    output = type_command(*flags, "--max-model-len", "auto")[1]
+    longest = int(output.split()[6].replace(",", ""))
+    assert output.startswith(f"The longest sequence that fits has {longest:,} tokens; ")
+    assert type_command(*flags, "--max-model-len", str(longest))[0] == 0
+    assert type_command(*flags, "--max-model-len", str(longest + 16))[0] == 1
