@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,11 @@ def test_a_quotation_below_a_command_is_what_it_prints(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for match in _QUOTE.finditer(page.read_text(encoding="utf-8")):
-        commands = [line for line in match["commands"].splitlines() if line.startswith("kvsim size")]
+        lines = match["commands"].splitlines()
+        for line in lines:
+            if line.startswith("printf "):
+                subprocess.run(["bash", "-c", line], check=True)
+        commands = [line for line in lines if line.startswith(("kvsim size", "kvsim doctor"))]
         if not commands:
             continue
         output = " ".join(map(printed, commands))
@@ -43,4 +48,4 @@ def test_a_quotation_below_a_command_is_what_it_prints(
 
 
 def test_the_pages_quote_something() -> None:
-    assert sum(len(_QUOTE.findall(page.read_text(encoding="utf-8"))) for page in PAGES) >= 4
+    assert sum(len(_QUOTE.findall(page.read_text(encoding="utf-8"))) for page in PAGES) >= 6
