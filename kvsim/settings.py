@@ -8,7 +8,7 @@ in `docs/reference/settings.md`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from functools import cache
 from types import UnionType
@@ -38,6 +38,8 @@ class Setting:
     """Words of the flag and their values; None: the members of the enumeration, or any value."""
     requires: str = ""
     """Name of a setting without which this one has no effect."""
+    since: str = ""
+    """First release of vLLM that has it; empty: every one."""
     at_least: float | None = None
     at_most: float | None = None
     above: float | None = None
@@ -63,7 +65,10 @@ class Setting:
 
 def setting(default: Any, help: str, *flags: str, **metadata: Any) -> Any:  # noqa: A002  the word of argparse and click
     """Declare a dataclass field as a setting; `metadata` are the other fields of `Setting`."""
-    return field(default=default, metadata={"setting": Setting(help=help, flags=flags, **metadata)})
+    declared = Setting(help=help, flags=flags, **metadata)
+    if declared.since:
+        declared = replace(declared, help=f"{help} From vLLM {declared.since.removesuffix('.0')} on.")
+    return field(default=default, metadata={"setting": declared})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -273,6 +273,7 @@ class OracleRun:
             "computed": {name: int(driver.sequence(number).computed) for name, number in live.items()},
             "placeholders": {name: number for name, number in placeholders.items() if number},
             "free_queue": driver.free_queue(),
+            "adapters": sorted({self._workload.requests[number - 1].adapter for number in driver.running()} - {0}),
         } | (offload_state(driver, self._name) if self._copies is not None else {})
 
     def _tables(self, number: int) -> list[Any]:
@@ -322,6 +323,7 @@ def _demand(workload: OracleWorkload) -> Demand:
         priority=np.array([request.priority for request in requests], np.int64),
         arrival_s=np.arange(len(requests), dtype=np.float64),
         keys=Ragged.from_rows(_keys(workload), np.int64),
+        adapter=np.array([request.adapter for request in requests], np.int64),
     )
 
 
@@ -329,7 +331,10 @@ def _keys(workload: OracleWorkload) -> list[list[int]]:
     """Return the keys of all full blocks of each request, up to the last key that another request has too. As in a
     simulation, later keys cannot be shared."""
     keys = PrefixKeys(workload.cache.block_size)
-    rows = [keys.from_tokens(_tokens(row, request)) for row, request in enumerate(workload.requests)]
+    rows = [
+        keys.from_tokens(_tokens(row, request), (request.adapter, request.salt))
+        for row, request in enumerate(workload.requests)
+    ]
     num_requests = Counter(key for row in rows for key in row)
     for row in rows:
         while row and num_requests[row[-1]] == 1:

@@ -50,13 +50,17 @@ _BY_GROUP = {"groups", "ncached", "crc"}
 _LEFT_OUT = ("block_size", "reserve_full_isl", "blocks", "prev_outputs")
 """Fields that an oracle with several groups writes in another form: as a list by group, or as a checksum."""
 _NOT_KNOWN: Mapping[str, Any] = {
-    "max_num_active_seqs": None,
-    "long_prefill_token_threshold_adaptive": False,
-    "prefill_schedule_interval": 1,
     "prefix_match_unit": None,
     "enable_mamba_shared_prefix_checkpoint": False,
 }
 """Settings that newer releases have, and the value with which they change nothing."""
+_NOT_FOLLOWED = {
+    "spec": "speculative decoding as vLLM schedules it",
+    "kv": "KV connectors",
+    "mm": "images and the encoder cache",
+    "pcp": "prefill context parallelism",
+}
+"""Features of vLLM's scheduler that kvsim does not follow, by the field of a workload that asks for them."""
 _LONGEST_MODEL = 131_072
 OFFLOAD_BLOCK_BYTES = 1 << 20
 """Bytes of a block on the host: a power of two, so that sizes in GiB are exact."""
@@ -81,6 +85,10 @@ class OracleRequest:
     abort_step: int | None
     """Engine call before which the request is aborted."""
     priority: int
+    adapter: int = 0
+    """Number of its adapter; 0 for none."""
+    salt: str = ""
+    """The text that parts its prefixes from those of other requests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +123,8 @@ class OracleWorkload:
                 num_stages=self.pipeline.pipeline_parallel_size,
                 offloads=self.cache.kv_offloading_size > 0,
             )
+            scheduler = replace(self.scheduler, vllm=release)
+            scheduler.check_known_to_release()
         except UsageError as error:
             raise RecordingError(f"the oracle's answer cannot be compared: {error}") from error
         rules = releases.rules_of(release)
@@ -125,7 +135,7 @@ class OracleWorkload:
         v2_model_runner = self.pipeline.v2_model_runner and has_v2_runner
         return replace(
             self,
-            scheduler=replace(self.scheduler, vllm=release),
+            scheduler=scheduler,
             pipeline=replace(self.pipeline, v2_model_runner=v2_model_runner),
         )
 
@@ -165,6 +175,7 @@ def parse_workload(document: Any, where: str) -> OracleWorkload:
     Raises:
         WorkloadError: it says something impossible.
     """
+    _check_followed(document, where)
     if not isinstance(document, dict) or not isinstance(document.get("requests"), list):
         raise WorkloadError(f"{where}: an oracle workload is an object with num_blocks and a list of requests.")
     fields = _Fields(document, where)
@@ -172,9 +183,11 @@ def parse_workload(document: Any, where: str) -> OracleWorkload:
         if document.get(name, known) not in (known, None):
             raise WorkloadError(f"{where}: kvsim does not know {name}; it should be {json.dumps(known)}.")
     num_blocks = fields.integer("num_blocks", None, minimum=2)
-    block_size = fields.integer("block_size", 16, minimum=1)
+    # A block of decode context parallelism has as many tokens of the sequence on each of its ranks.
+    block_size = fields.integer("block_size", 16, minimum=1) * fields.integer("dcp", 1, minimum=1)
+    adapters = _Fields(_object("lora", document.get("lora") or {}, where), f"{where}, lora")
     longest = min((num_blocks - 1) * block_size, _LONGEST_MODEL)
-    offload = _Fields(_object(document.get("offload", {}), where), f"{where}, offload")
+    offload = _Fields(_object("offload", document.get("offload", {}), where), f"{where}, offload")
     try:
         scheduler = ContinuousSettings(
             max_num_seqs=fields.integer("max_num_seqs", 128),
@@ -186,6 +199,11 @@ def parse_workload(document: Any, where: str) -> OracleWorkload:
             long_prefill_token_threshold=fields.integer("long_prefill_token_threshold", 0),
             reserve_full_prompt=fields.flag("scheduler_reserve_full_isl", default=True),
             vllm=releases.UNSTATED,  # until the answer says its own
+            max_num_active_seqs=_optional(fields, "max_num_active_seqs"),
+            long_prefill_token_threshold_adaptive=fields.flag("long_prefill_token_threshold_adaptive", default=False),
+            prefill_schedule_interval=fields.integer("prefill_schedule_interval", 1),
+            enable_lora=bool(adapters.document),
+            max_loras=adapters.integer("max_loras", 1),
         )
         cache = PagedSettings(
             block_size=block_size,
@@ -212,6 +230,27 @@ def parse_workload(document: Any, where: str) -> OracleWorkload:
     )
 
 
+def _check_followed(document: Any, where: str) -> None:
+    """Refuse, by its name, what kvsim does not follow: a workload of another driver, or of a feature.
+
+    Raises:
+        WorkloadError: the workload is one.
+    """
+    if not isinstance(document, dict):
+        return
+    if {"prefill", "decode"} <= document.keys():
+        raise WorkloadError(f"{where}: kvsim does not follow a prefill server together with a decode server.")
+    if {"ranks", "events"} <= document.keys():
+        raise WorkloadError(f"{where}: kvsim does not follow the choice of a data-parallel rank.")
+    for name, feature in _NOT_FOLLOWED.items():
+        if document.get(name) not in (None, 1, {}):
+            raise WorkloadError(f"{where}: kvsim does not follow {feature} ({name}).")
+
+
+def _optional(fields: _Fields, name: str) -> Any:
+    return None if fields.document.get(name) is None else fields.integer(name, None)
+
+
 def _retention_tokens(fields: _Fields, layout: KVCacheLayout | None) -> int:
     tokens = fields.integer("retention_interval", None, minimum=0)
     if layout is not None and tokens % layout.scheduler_block_size:
@@ -222,9 +261,9 @@ def _retention_tokens(fields: _Fields, layout: KVCacheLayout | None) -> int:
     return tokens
 
 
-def _object(value: Any, where: str) -> Mapping[str, Any]:
+def _object(name: str, value: Any, where: str) -> Mapping[str, Any]:
     if not isinstance(value, dict):
-        raise WorkloadError(f"{where}: offload should be an object, not {value!r}.")
+        raise WorkloadError(f"{where}: {name} should be an object, not {value!r}.")
     return value
 
 
@@ -317,6 +356,8 @@ def _request(row: int, document: Any, where: str) -> OracleRequest:
         arrival_step=fields.integer("arrival_step", 0),
         abort_step=None if document.get("abort_step") is None else fields.integer("abort_step", None),
         priority=fields.integer("priority", 0),
+        adapter=0 if document.get("lora") is None else fields.integer("lora", 0, minimum=0),
+        salt=str(document.get("salt") or ""),
     )
 
 

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 
 _HEADS, _HEAD_SIZE, _MLA_SIZE = 2, 16, 64
 _BYTES = 2
+_INDEXER, _INDEXER_BYTES = "indexer", 132
+"""The key cache of a sparse-attention indexer, and its bytes of a token: 128 numbers of 8 bits, and their scale."""
+_BYTES_OF = {"fp8_ds_mla": 656}
+"""Bytes of a token in a latent cache of that type: 512 of 8 bits, four scales, and 64 of 16 bits."""
 _STATE_PAGE = 4096
 
 
@@ -27,6 +31,7 @@ def layout_of(
     """
     try:
         entries: list[dict[str, Any]] = [dict(entry) for entry in document["groups"]]
+        _check_ranks(entries, int(document.get("dcp", 1)))
         mode = MambaMode(document.get("mamba_cache_mode", "none"))
         specs = [_attention(entry, cache.block_size) for entry in entries]
         page_bytes = max((spec.page_bytes for spec in specs if spec is not None), default=_STATE_PAGE)
@@ -46,8 +51,30 @@ def layout_of(
         raise WorkloadError(f"{where}: groups cannot be right: {str(error).rstrip('.')}.") from error
 
 
+def _check_ranks(entries: list[dict[str, Any]], num_ranks: int) -> None:
+    """Check that layers can be served in decode context parallelism, and multiply blocks that are stated by its ranks.
+
+    Raises:
+        UsageError: they cannot, or kvsim does not follow it.
+    """
+    for entry in entries:
+        if num_ranks > 1 and entry["type"] not in (_INDEXER, CacheKind.FULL.value, CacheKind.MLA.value):
+            raise UsageError(
+                f"decode context parallelism is followed where layers keep all tokens, not {entry['type']}"
+            )
+        if "block_size" in entry:
+            entry["block_size"] *= num_ranks
+
+
 def _attention(entry: dict[str, Any], block_size: int) -> LayerSpec | None:
     """Return the spec of attention layers; None for recurrent layers."""
+    if entry["type"] == _INDEXER:
+        return LayerSpec(
+            kind=CacheKind.MLA,
+            block_size=int(entry.get("block_size", block_size)),
+            bytes_per_token=int(entry.get("head_size", _INDEXER_BYTES)),
+            layout=(_INDEXER,),
+        )
     kind = CacheKind(entry["type"])
     if kind is CacheKind.MAMBA:
         return None
@@ -57,7 +84,7 @@ def _attention(entry: dict[str, Any], block_size: int) -> LayerSpec | None:
     return LayerSpec(
         kind=kind,
         block_size=int(entry.get("block_size", block_size)),
-        bytes_per_token=heads * size * (1 if is_mla else 2) * _BYTES,
+        bytes_per_token=_BYTES_OF.get(entry.get("cache_dtype", ""), heads * size * (1 if is_mla else 2) * _BYTES),
         window=int(entry["window"]) if kind in (CacheKind.SLIDING_WINDOW, CacheKind.CHUNKED_LOCAL) else None,
         pads_pages=bool(entry.get("indexes_by_stride", False)),
         layout=(heads, size),

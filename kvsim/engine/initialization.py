@@ -157,7 +157,8 @@ class EnginePlan:
             lines=records_of(records.Line, size),
             running=zeros(batch),
             quiet_until=zeros(batch),
-            skipped=zeros(size if settings.offloads or settings.counts_flight else 0),
+            skipped=zeros(size if settings.offloads or settings.counts_flight or settings.max_adapters else 0),
+            adapter_passes=zeros(int(np.max(demand.adapter, initial=0)) + 1 if settings.max_adapters else 0),
             batch=zeros(batch),
             batch_tokens=zeros(batch),
             emitting=zeros(settings.most_in_flight * batch),
@@ -322,7 +323,13 @@ def _settings_of(policy: Policy, num_units: int) -> dict[str, Any]:
     chosen, rules = policy.scheduler, rules_of(policy.scheduler.vllm)
     settings |= {
         "max_num_batched_tokens": chosen.max_num_batched_tokens,
+        "max_num_active_seqs": chosen.max_num_active_seqs or chosen.max_num_seqs,
         "long_prefill_token_threshold": chosen.long_prefill_token_threshold,
+        "threshold_is_adaptive": chosen.long_prefill_token_threshold > 0
+        and chosen.long_prefill_token_threshold_adaptive,
+        "prefill_interval": chosen.prefill_schedule_interval,
+        "max_adapters": chosen.max_loras if chosen.enable_lora else 0,
+        "running_keep_adapters": rules.running_keep_adapters,
         "most_chunk_tokens": min(
             chosen.max_num_batched_tokens, chosen.long_prefill_token_threshold or chosen.max_num_batched_tokens
         ),
@@ -469,9 +476,11 @@ def _cut_holes(engine: Engine, policy: Contiguous, num_units: int) -> int:
 
 
 def _leaves_alone(settings: records.Settings) -> bool:
-    """Tell whether decoding sequences need no scheduling: no drafts, moves, copies, victims out of turn or pipeline."""
+    """Tell whether decoding sequences need no scheduling: no drafts, moves, copies, victims out of turn, cadence of
+    prompts or pipeline.
+    """
     concerns = settings.lookahead_tokens or settings.compaction or settings.by_priority or settings.notes_every_step
-    return not concerns
+    return not concerns and settings.prefill_interval == 1
 
 
 def _memory_margin(policy: Policy, batch: int, width: int, num_units: int) -> int:
@@ -540,6 +549,7 @@ def _sequences(
         num_unsure=unsure,
         is_refused=refused,
         priority=demand.priority,
+        adapter=demand.adapter,
         reservation=demand.reservations(policy) if isinstance(policy, Contiguous) else 0,
         num_tokens=demand.prompt,
         place=request_rows.NO_ROW if isinstance(policy, Radix) else 0,

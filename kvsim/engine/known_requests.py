@@ -28,6 +28,8 @@ class Demand:
     arrival_s: npt.NDArray[np.float64]
     keys: Ragged[np.int64]
     """One key per full block of every prompt, equal for equal prefixes; empty if contents are unknown."""
+    adapter: Column | int = 0
+    """Number of its adapter, from 1 on; 0 for none."""
 
     @property
     def stops_late(self) -> npt.NDArray[np.bool_]:

@@ -40,7 +40,17 @@ class Settings:
     max_num_seqs: int = 0
     max_num_batched_tokens: int = 0
     max_model_len: int = 0
+    max_num_active_seqs: int = 0
+    """Sequences that may run, which are no more than a step may hold."""
     long_prefill_token_threshold: int = 0
+    threshold_is_adaptive: bool = False
+    """The threshold is at least an equal share of a step for each sequence that runs or waits."""
+    prefill_interval: int = 1
+    """Steps from one that computes prompts to the next that may."""
+    max_adapters: int = 0
+    """Adapters that may be in use at once; 0 where adapters are not limited."""
+    running_keep_adapters: bool = False
+    """A running sequence keeps its adapter in use also in a step that does not compute it."""
     ahead: bool = False
     """Steps are scheduled ahead of the output that is known: a sequence decodes on a token that has no value yet."""
     most_in_flight: int = 1
@@ -214,6 +224,22 @@ class State:
     """Steps scheduled so far, empty ones included."""
     most_prompt_tokens: int = 0
     """Tokens of one prompt that the step being scheduled may compute; 0 for no limit but its budget."""
+    holds_prefills: bool = False
+    """The step being scheduled computes no prompt."""
+    has_prefill: bool = False
+    """The step being scheduled computes a prompt."""
+    leaves_waiting: bool = False
+    """The last step that might compute prompts admitted fewer sequences than could be."""
+    num_computing_steps: int = 0
+    """Steps that computed anything; counted where prompts are held back."""
+    last_prefill_step: int = 0
+    """The last of these that computed a prompt."""
+    num_passed_over: int = 0
+    """Waiting sequences that were passed over at least once."""
+    num_adapter_passes: int = 0
+    """Passes over the queue in which adapters were counted."""
+    num_adapters: int = 0
+    """Adapters in use."""
     num_failures: int = 0
     """Answers that no one awaited, each of which ends vLLM; here they are thrown away."""
     num_counts: int = 0
@@ -278,6 +304,12 @@ class Sequence(Bucketed):
     is_refused: bool = False
     is_skipped: bool = False
     """The sequence waits before the queue: it could not be admitted yet."""
+    was_passed_over: bool = False
+    """The sequence waits, and was passed over since it began to."""
+    is_chunk: bool = False
+    """The step in which it was computed last ended before the last token known or under way."""
+    adapter: Small = 0
+    """Number of its adapter, from 1 on; 0 for none."""
     priority: Small = 0
     reservation: Small = 0
     """Slots requested at admission, if they do not depend on the computed tokens."""

@@ -9,7 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kvsim.engine import block_pool, fast_forward, groups, in_flight, speculation, totals, waiting_queue
+from kvsim.engine import (
+    adapters,
+    block_pool,
+    cadence,
+    fast_forward,
+    groups,
+    in_flight,
+    speculation,
+    totals,
+    waiting_queue,
+)
 from kvsim.engine.compiled import part
 from kvsim.engine.memory import SKIP, STOP
 from kvsim.engine.records import Sequence
@@ -49,12 +59,16 @@ def schedule(engine: Engine) -> None:
     state.num_listed = state.num_preempted = state.num_new_seqs = 0
     state.num_swapped_out = state.num_swapped_in = state.num_copied_slots = 0
     state.most_prompt_tokens = _most_prompt_tokens(engine)
+    if engine.settings.prefill_interval > 1:
+        cadence.begin_step(engine)
     budget = engine.rules.fill_step(engine)
     assert 0 <= budget <= engine.settings.max_num_batched_tokens
     state.num_tokens_in_batch = engine.settings.max_num_batched_tokens - budget
     state.num_in_batch = state.num_listed + state.num_quiet
     describe(engine)
     _commit(engine)
+    if engine.settings.prefill_interval > 1:
+        cadence.end_step(engine)
     engine.memory.after_schedule(engine)
     state.next_launched = in_flight.later(engine, state.next_launched)
     state.num_in_flight += 1
@@ -174,6 +188,8 @@ def serve_running(engine: Engine, budget: int) -> int:
             if settings.preempted_self_stops:
                 return budget
             continue
+        if settings.prefill_interval > 1:
+            cadence.note_running(engine, sequence)
         _put_into_batch(engine, sequence, num_tokens)
         budget -= num_tokens
     fast_forward.catch_up_from(engine, index, state.num_scheduled - 1)  # those that get nothing
@@ -185,11 +201,14 @@ def admit_waiting(engine: Engine, budget: int) -> int:
     """Admit waiting sequences until one does not fit; return the rest of `budget`."""
     settings, state, memory = engine.settings, engine.state, engine.memory
     waiting_queue.begin_pass(engine)
-    while budget > 0 and state.num_running < settings.max_num_seqs and waiting_queue.has_next(engine):
+    if settings.max_adapters > 0:
+        adapters.begin_pass(engine)
+    while budget > 0 and state.num_running < settings.max_num_active_seqs and waiting_queue.has_next(engine):
         sequence = engine.rules.choose_next(engine)
         is_late = settings.late_outputs_block and sequence.in_flight > 0
-        computed = SKIP if is_late else memory.find_prefix(engine, sequence)
-        if computed == STOP:
+        needs_slot = settings.max_adapters > 0 and not adapters.has_slot(engine, sequence)
+        computed = SKIP if is_late or needs_slot else memory.find_prefix(engine, sequence)
+        if computed == STOP or (computed >= 0 and state.holds_prefills and cadence.is_prefill(sequence, computed)):
             break
         if computed == SKIP:
             waiting_queue.skip(engine, sequence)
@@ -198,9 +217,14 @@ def admit_waiting(engine: Engine, budget: int) -> int:
         if num_tokens == 0 or not memory.admit(engine, sequence, computed, num_tokens):
             break
         waiting_queue.pop(engine, sequence)
+        if settings.max_adapters > 0:
+            adapters.use(engine, sequence)
+        state.has_prefill |= cadence.is_prefill(sequence, computed)
         _run(engine, sequence, computed, num_tokens)
         budget -= num_tokens
     waiting_queue.end_pass(engine)
+    if settings.prefill_interval > 1:
+        cadence.end_pass(engine)
     return budget
 
 
@@ -212,6 +236,8 @@ def num_tokens_to_go_on_with(engine: Engine, sequence: Sequence, budget: int) ->
         return 0  # its last token is under way already
     if engine.state.num_scheduled < sequence.decodes_from:
         return 0  # the first stage has its last token only then
+    if engine.state.holds_prefills and sequence.is_chunk:
+        return 0
     num_tokens = sequence.num_tokens + sequence.drafts + placeholders - sequence.computed
     if 0 < engine.state.most_prompt_tokens < num_tokens:
         num_tokens = engine.state.most_prompt_tokens
@@ -242,8 +268,11 @@ def _most_prompt_tokens(engine: Engine) -> int:
     The threshold protects others from a long prompt, and so need not bind a sequence that is alone.
     """
     settings, state = engine.settings, engine.state
-    if not settings.lone_prompt_is_limited and state.num_running + state.num_waiting <= 1:
+    num_seqs = state.num_running + state.num_waiting
+    if not settings.lone_prompt_is_limited and num_seqs <= 1:
         return 0
+    if settings.threshold_is_adaptive and num_seqs > 0:
+        return max(settings.long_prefill_token_threshold, settings.max_num_batched_tokens // num_seqs)
     return settings.long_prefill_token_threshold
 
 
@@ -370,7 +399,8 @@ def _commit(engine: Engine) -> None:
             in_flight.add_tokens(engine, state.next_launched, sequence, engine.batch_tokens[index])
         state.written -= sequence.rejected * settings.token_slots
         sequence.rejected = 0
-        if sequence.computed >= sequence.num_tokens + sequence.placeholders:
+        sequence.is_chunk = sequence.computed < sequence.num_tokens + sequence.placeholders
+        if not sequence.is_chunk:
             engine.emitting[first + num_emitting] = sequence.number
             num_emitting += 1
             if settings.ahead:

@@ -101,6 +101,8 @@ class Engine(NamedTuple):
     """
     skipped: Numbers
     """The sequences that were skipped, in order."""
+    adapter_passes: Numbers
+    """The last pass over the queue in which each adapter was in use; empty where adapters are not limited."""
     batch: Numbers
     """The step being scheduled: sequences in order of scheduling, but for those that are left alone."""
     batch_tokens: Numbers

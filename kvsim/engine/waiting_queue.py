@@ -49,6 +49,7 @@ def remove(engine: Engine, sequence: Sequence) -> None:
     """Take out a sequence, wherever it waits."""
     state = engine.state
     state.num_waiting -= 1
+    _forget_passes(engine, sequence)
     if not sequence.is_skipped:
         _unlink(engine, sequence)
         return
@@ -90,6 +91,7 @@ def next_in_pass(engine: Engine) -> Sequence:
 def pop(engine: Engine, sequence: Sequence) -> None:
     """Take out the sequence that the pass looks at: it is admitted."""
     engine.state.num_waiting -= 1
+    _forget_passes(engine, sequence)
     _leave_pass(engine, sequence)
 
 
@@ -101,6 +103,9 @@ def skip(engine: Engine, sequence: Sequence) -> None:
     engine.skipped[state.num_skipped_again] = sequence.number
     sequence.is_skipped = True
     state.num_skipped_again += 1
+    if not sequence.was_passed_over:
+        sequence.was_passed_over = True
+        state.num_passed_over += 1
 
 
 @part
@@ -144,6 +149,14 @@ def in_order(engine: Engine) -> list[int]:
         queue.append(number)
         number = int(engine.sequences[number].next)
     return queue
+
+
+@part
+def _forget_passes(engine: Engine, sequence: Sequence) -> None:
+    """Count a sequence that leaves no more among those that were passed over."""
+    if sequence.was_passed_over:
+        sequence.was_passed_over = False
+        engine.state.num_passed_over -= 1
 
 
 @part

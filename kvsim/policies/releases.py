@@ -90,6 +90,8 @@ class Rules:
     """`long_prefill_token_threshold` binds where one request alone is there, too."""
     refuses_long_threshold: bool = False
     """vLLM does not start with a `long_prefill_token_threshold` above `max_model_len`."""
+    running_keep_adapters: bool = False
+    """A running request keeps its adapter in use also in a step that does not compute it."""
     has_v2_runner: bool = False
     """Model runner V2 serves what it can by default: it gets resumed requests as if they were new."""
     every_state_has_v2_runner: bool = True
@@ -342,6 +344,11 @@ CHANGES = (
     ),
     Change(
         since="0.33.0",
+        says="A running request keeps its adapter in use also in a step that does not compute it.",
+        rules={"running_keep_adapters": True},
+    ),
+    Change(
+        since="0.33.0",
         says="By priority, the turns go on when a request is preempted for itself.",
         rules={"preempted_self_stops": False},
     ),
@@ -403,6 +410,16 @@ def check_known(release: str, *, has_groups: bool = False, num_stages: int = 1, 
             raise UsageError(f"the rules of vLLM {release} for {what} are not known; {known}.")
     if offloads:
         check_offload(release)
+
+
+def check_has(release: str, name: str, since: str) -> None:
+    """Check that a release has a setting that others have `since` a release.
+
+    Raises:
+        UsageError: it has not.
+    """
+    if number_of(release) < number_of(since):
+        raise UsageError(f"vLLM {release} has no {name}: {since} is the first that has it; leave it out.")
 
 
 def changes_between(old: str, new: str) -> tuple[Change, ...]:

@@ -7,8 +7,8 @@ from enum import Enum
 from typing import Any, Final, Self
 
 from kvsim.errors import UsageError
-from kvsim.policies.releases import DEFAULT, NEWEST, OLDEST, defaults_of, rules_of
-from kvsim.settings import check_settings, setting
+from kvsim.policies.releases import DEFAULT, NEWEST, OLDEST, check_has, defaults_of, rules_of
+from kvsim.settings import check_settings, setting, settings_in
 
 MACHINE: Final = "Machine and memory"
 """Heading of the flags that say where requests are served, and with how much memory."""
@@ -108,6 +108,33 @@ class ContinuousSettings:
         at_least=0,
         at_most=1 << 30,
     )
+    max_num_active_seqs: int = setting(
+        None,
+        "Sequences that may run, if fewer than a step may hold.",
+        "--max-num-active-seqs",
+        since="0.31.0",
+        shown="--max-num-seqs",
+        at_least=1,
+        at_most=1 << 20,
+    )
+    long_prefill_token_threshold_adaptive: bool = setting(
+        False,
+        "Raise the threshold to an equal share of a step for each request that runs or waits.",
+        "--long-prefill-token-threshold-adaptive",
+        since="0.31.0",
+        requires="long_prefill_token_threshold",
+    )
+    prefill_schedule_interval: int = setting(
+        1,
+        "Steps from one that computes prompts to the next, while others decode.",
+        "--prefill-schedule-interval",
+        since="0.33.0",
+        unit="STEPS",
+        at_least=1,
+        at_most=1 << 20,
+    )
+    enable_lora: bool = setting(False, "Serve requests that name an adapter (LoRA).")
+    max_loras: int = setting(1, "Adapters in use at once.", requires="enable_lora", at_least=1, at_most=1 << 20)
     reserve_full_prompt: bool = setting(
         True, "Admit a request only if its whole prompt fits now (vLLM's `scheduler_reserve_full_isl`)."
     )
@@ -129,7 +156,13 @@ class ContinuousSettings:
         num_seqs, num_tokens = defaults.limits(
             self.max_num_seqs, self.max_num_batched_tokens, longest, chunked=self.enable_chunked_prefill
         )
-        return replace(self, max_num_seqs=num_seqs, max_num_batched_tokens=num_tokens, max_model_len=longest)
+        return replace(
+            self,
+            max_num_seqs=num_seqs,
+            max_num_batched_tokens=num_tokens,
+            max_model_len=longest,
+            max_num_active_seqs=self.max_num_active_seqs or num_seqs,
+        )
 
     def check_starts(self) -> None:
         """Check that vLLM starts with these limits, as the validator of its `SchedulerConfig` does.
@@ -150,12 +183,28 @@ class ContinuousSettings:
                 f"({self.max_model_len:,}) where prompts are not chunked: a prompt must fit into one step; raise "
                 "--max-num-batched-tokens, lower --max-model-len, or leave out --no-chunked-prefill."
             )
+        self.check_known_to_release()
         threshold = self.long_prefill_token_threshold
         if threshold > self.max_model_len and rules_of(self.vllm).refuses_long_threshold:
             raise UsageError(
                 f"vLLM {self.vllm} does not start with long_prefill_token_threshold ({threshold:,}) above "
                 f"max_model_len ({self.max_model_len:,}); lower it, "
                 "or give --long-prefill-token-threshold 0."
+            )
+
+    def check_known_to_release(self) -> None:
+        """Check that the release has the settings that are given.
+
+        Raises:
+            UsageError: it has not, or two limits contradict each other.
+        """
+        for each in settings_in(ContinuousSettings):
+            if each.setting.since and getattr(self, each.name) not in (each.default, self.max_num_seqs):
+                check_has(self.vllm, each.name, each.setting.since)
+        if (self.max_num_active_seqs or 0) > (self.max_num_seqs or self.max_num_active_seqs or 0):
+            raise UsageError(
+                f"max_num_active_seqs should be at most the {self.max_num_seqs:,} of max_num_seqs, not "
+                f"{self.max_num_active_seqs:,}."
             )
 
 

@@ -1,0 +1,40 @@
+"""Adapters (LoRA): the server has slots for a few, and a sequence whose adapter would need another is passed over.
+
+The adapters in use are counted anew in every pass over the queue: which of the running sequences count differs between
+releases.
+"""
+
+from __future__ import annotations
+
+from kvsim.engine.compiled import part
+from kvsim.engine.records import Sequence
+from kvsim.engine.state import Engine
+
+
+@part
+def begin_pass(engine: Engine) -> None:
+    """Count the adapters of the running sequences, or of those among them that the step computes."""
+    settings, state = engine.settings, engine.state
+    state.num_adapter_passes += 1
+    state.num_adapters = 0
+    for index in range(state.num_running):
+        if settings.running_keep_adapters or engine.quiet_until[index] > 0:
+            use(engine, engine.sequences[engine.running[index]])
+    for index in range(state.num_listed):
+        use(engine, engine.sequences[engine.batch[index]])
+
+
+@part
+def has_slot(engine: Engine, sequence: Sequence) -> bool:
+    """Tell whether the adapter of a waiting sequence is in use, or may come into use."""
+    if sequence.adapter == 0 or engine.state.num_adapters < engine.settings.max_adapters:
+        return True
+    return engine.adapter_passes[sequence.adapter] == engine.state.num_adapter_passes
+
+
+@part
+def use(engine: Engine, sequence: Sequence) -> None:
+    """Count the adapter of a sequence, once in a pass."""
+    if sequence.adapter > 0 and engine.adapter_passes[sequence.adapter] != engine.state.num_adapter_passes:
+        engine.adapter_passes[sequence.adapter] = engine.state.num_adapter_passes
+        engine.state.num_adapters += 1

@@ -1,0 +1,56 @@
+"""The cadence of prompts: after a step that computes a prompt, some steps only decode.
+
+Prompts are not held back where nothing decodes, nor after a step that could not admit all that might be admitted.
+"""
+
+from __future__ import annotations
+
+from kvsim.engine.compiled import part
+from kvsim.engine.records import Sequence
+from kvsim.engine.state import Engine
+
+
+@part
+def begin_step(engine: Engine) -> None:
+    """Decide whether the step being scheduled computes prompts."""
+    settings, state = engine.settings, engine.state
+    state.has_prefill = state.holds_prefills = False
+    if state.num_computing_steps == 0:
+        state.last_prefill_step = -settings.prefill_interval  # the first step holds nothing back
+    num_since = state.num_computing_steps + 1 - state.last_prefill_step
+    if state.leaves_waiting or num_since >= settings.prefill_interval:
+        return
+    for index in range(state.num_running):
+        if not engine.sequences[engine.running[index]].is_chunk:
+            state.holds_prefills = True
+            return
+
+
+@part
+def note_running(engine: Engine, sequence: Sequence) -> None:
+    """Note that the step computes a running sequence."""
+    engine.state.has_prefill |= sequence.is_chunk
+
+
+@part
+def is_prefill(sequence: Sequence, computed: int) -> bool:
+    """Tell whether more than the last token of a waiting sequence is left to compute."""
+    return computed < sequence.num_tokens - 1
+
+
+@part
+def end_pass(engine: Engine) -> None:
+    """Note whether the pass over the queue left sequences that might have been admitted."""
+    state = engine.state
+    if not state.holds_prefills:
+        state.leaves_waiting = state.num_waiting > state.num_passed_over
+
+
+@part
+def end_step(engine: Engine) -> None:
+    """Count the step, and begin the interval anew if it computes a prompt."""
+    state = engine.state
+    if state.num_tokens_in_batch > 0:
+        state.num_computing_steps += 1
+    if state.has_prefill:
+        state.last_prefill_step = state.num_computing_steps

@@ -1,0 +1,98 @@
+"""Workloads with features of vLLM's scheduler, decided as vLLM decided them: every field of every record.
+
+Each folder is of a release and of a feature: adapters (`lora`), options of the scheduler, and groups with the two
+caches of sparse attention and with decode context parallelism.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvsim.conformance import read_records, read_workload, verify_oracle
+from kvsim.conformance.oracle_files import parse_workload
+from kvsim.errors import RecordingError, WorkloadError
+
+from .modes import in_every_way
+
+FOLDER = Path(__file__).with_name("golden_features")
+WORKLOADS = sorted(FOLDER.glob("*/*/*.json"))
+LORA = sorted(FOLDER.glob("*/lora/*.json"))
+PLAIN: dict[str, Any] = {"num_blocks": 8, "requests": [{"id": "r0", "prompt_len": 4, "output_len": 2}]}
+
+
+@in_every_way
+@pytest.mark.parametrize("workload", WORKLOADS, ids=lambda file: "-".join((*file.parts[-3:-1], file.stem)))
+def test_every_decision_is_the_one_that_vllm_made(workload: Path, compiled: bool) -> None:
+    records = read_records(workload.with_suffix(".jsonl.gz"))
+    verdict = verify_oracle(read_workload(workload), records, compiled=compiled)
+    assert verdict.equal, verdict
+    assert verdict.num_steps > 0
+
+
+def test_the_workloads_cover_what_they_are_kept_for() -> None:
+    assert {file.parts[-2] for file in WORKLOADS} == {"lora", "options", "groups"}
+    documents = [json.loads(file.read_text()) for file in WORKLOADS]
+    settings = {name for document in documents for name in document}
+    assert settings >= {"max_num_active_seqs", "long_prefill_token_threshold_adaptive", "prefill_schedule_interval"}
+    kinds = {group["type"] for document in documents for group in document.get("groups", ())}
+    assert kinds >= {"mla", "indexer"}
+    assert {document.get("dcp") for document in documents} >= {2}
+
+
+def test_adapters_decide_in_most_workloads_that_have_them() -> None:
+    """Without adapters and salts, the same workloads are decided otherwise: by slots, or by keys."""
+    num_different = 0
+    for file in LORA:
+        document = json.loads(file.read_text())
+        for request in document["requests"]:
+            request.pop("lora", None)
+            request.pop("salt", None)
+        records = []
+        for line, record in read_records(file.with_suffix(".jsonl.gz")):
+            record.pop("adapters", None)
+            records.append((line, record))
+        num_different += not verify_oracle(parse_workload(document, "workload"), records).equal
+    assert len(LORA) == 24
+    assert num_different > 18
+
+
+@pytest.mark.parametrize(
+    ("more", "feature"),
+    [
+        ({"spec": {"method": "eagle", "k": 2}}, "speculative decoding as vLLM schedules it (spec)"),
+        ({"kv": {"connector": "store"}}, "KV connectors (kv)"),
+        ({"mm": {"compute": 8, "cache": 8}}, "images and the encoder cache (mm)"),
+        ({"pcp": 2}, "prefill context parallelism (pcp)"),
+        ({"prefill": {}, "decode": {}}, "a prefill server together with a decode server"),
+        ({"ranks": 4, "events": []}, "the choice of a data-parallel rank"),
+    ],
+)
+def test_what_is_not_followed_is_refused_by_its_name(more: dict[str, Any], feature: str) -> None:
+    with pytest.raises(WorkloadError) as refused:
+        parse_workload(PLAIN | more, "workload.json")
+    assert str(refused.value) == f"workload.json: kvsim does not follow {feature}."
+
+
+def test_windows_are_not_served_in_decode_context_parallelism() -> None:
+    groups = [{"type": "sliding_window", "window": 8}, {"type": "full"}]
+    with pytest.raises(WorkloadError, match="decode context parallelism is followed where layers keep all tokens"):
+        parse_workload(PLAIN | {"dcp": 2, "groups": groups}, "workload.json")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "since"),
+    [
+        ("max_num_active_seqs", 2, "0.31.0"),
+        ("long_prefill_token_threshold_adaptive", True, "0.31.0"),
+        ("prefill_schedule_interval", 4, "0.33.0"),
+    ],
+)
+def test_an_option_is_refused_where_the_release_has_none(name: str, value: Any, since: str) -> None:
+    workload = parse_workload(PLAIN | {"long_prefill_token_threshold": 4, name: value}, "workload.json")
+    assert workload.of_release("0.33.0").scheduler.vllm == "0.33.0"
+    with pytest.raises(RecordingError, match=rf"vLLM 0\.25\.1 has no {name}: {since} is the first that has it"):
+        workload.of_release("0.25.1")
