@@ -157,7 +157,7 @@ class EnginePlan:
             lines=records_of(records.Line, size),
             running=zeros(batch),
             quiet_until=zeros(batch),
-            skipped=zeros(size if settings.offloads or settings.counts_flight or settings.max_adapters else 0),
+            skipped=zeros(2 * size if settings.offloads or settings.counts_flight or settings.max_adapters else 0),
             adapter_passes=zeros(int(np.max(demand.adapter, initial=0)) + 1 if settings.max_adapters else 0),
             batch=zeros(batch),
             batch_tokens=zeros(batch),

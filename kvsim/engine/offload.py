@@ -180,7 +180,7 @@ def _num_reserved(engine: Engine) -> int:
     for index in range(state.num_running):
         num_reserved += _num_missing(engine, engine.sequences[engine.running[index]])
     for index in range(state.num_skipped_again):
-        num_reserved += _num_missing(engine, engine.sequences[engine.skipped[index]])
+        num_reserved += _num_missing(engine, engine.sequences[engine.skipped[len(engine.skipped) // 2 + index]])
     for index in range(state.num_looked_at, state.num_skipped):
         num_reserved += _num_missing(engine, engine.sequences[engine.skipped[index]])
     return num_reserved

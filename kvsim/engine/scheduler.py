@@ -268,11 +268,11 @@ def _most_prompt_tokens(engine: Engine) -> int:
     The threshold protects others from a long prompt, and so need not bind a sequence that is alone.
     """
     settings, state = engine.settings, engine.state
-    num_seqs = state.num_running + state.num_waiting
-    if not settings.lone_prompt_is_limited and num_seqs <= 1:
+    if not settings.lone_prompt_is_limited and state.num_running + state.num_waiting <= 1:
         return 0
-    if settings.threshold_is_adaptive and num_seqs > 0:
-        return max(settings.long_prefill_token_threshold, settings.max_num_batched_tokens // num_seqs)
+    if settings.threshold_is_adaptive:
+        share = settings.max_num_batched_tokens // max(state.num_running + state.num_waiting, 1)
+        return max(settings.long_prefill_token_threshold, share)
     return settings.long_prefill_token_threshold
 
 
@@ -399,8 +399,9 @@ def _commit(engine: Engine) -> None:
             in_flight.add_tokens(engine, state.next_launched, sequence, engine.batch_tokens[index])
         state.written -= sequence.rejected * settings.token_slots
         sequence.rejected = 0
-        sequence.is_chunk = sequence.computed < sequence.num_tokens + sequence.placeholders
-        if not sequence.is_chunk:
+        sequence.is_chunk = True
+        if sequence.computed >= sequence.num_tokens + sequence.placeholders:
+            sequence.is_chunk = False
             engine.emitting[first + num_emitting] = sequence.number
             num_emitting += 1
             if settings.ahead:

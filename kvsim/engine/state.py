@@ -100,7 +100,7 @@ class Engine(NamedTuple):
     """The last step in which each running sequence is left alone, counted from 1; 0 if it is not: see `quiet`.
     """
     skipped: Numbers
-    """The sequences that were skipped, in order."""
+    """The sequences that were skipped, in order; in the second half those that the pass under way has skipped."""
     adapter_passes: Numbers
     """The last pass over the queue in which each adapter was in use; empty where adapters are not limited."""
     batch: Numbers

@@ -100,7 +100,8 @@ def skip(engine: Engine, sequence: Sequence) -> None:
     """Pass over the sequence that the pass looks at; it waits before the queue."""
     state = engine.state
     _leave_pass(engine, sequence)
-    engine.skipped[state.num_skipped_again] = sequence.number
+    # By priority, some that were skipped earlier may not have been looked at: these keep the first half of the list.
+    engine.skipped[len(engine.skipped) // 2 + state.num_skipped_again] = sequence.number
     sequence.is_skipped = True
     state.num_skipped_again += 1
     if not sequence.was_passed_over:
@@ -111,19 +112,21 @@ def skip(engine: Engine, sequence: Sequence) -> None:
 @part
 def end_pass(engine: Engine) -> None:
     """Keep the sequences that were skipped: in the queue, or in front of those skipped earlier and not looked at."""
-    state = engine.state
+    state, half = engine.state, len(engine.skipped) // 2
     if engine.settings.skipped_keep_places:
         for index in range(state.num_skipped_again - 1, -1, -1):
-            sequence = engine.sequences[engine.skipped[index]]
+            sequence = engine.sequences[engine.skipped[half + index]]
             sequence.is_skipped = False
             state.num_waiting -= 1
             push_preempted(engine, sequence)
         state.num_skipped_again = 0
         return
     for index in range(state.num_looked_at, state.num_skipped):
-        engine.skipped[state.num_skipped_again] = engine.skipped[index]
+        engine.skipped[half + state.num_skipped_again] = engine.skipped[index]
         state.num_skipped_again += 1
     state.num_skipped = state.num_skipped_again
+    for index in range(state.num_skipped):
+        engine.skipped[index] = engine.skipped[half + index]
     state.num_looked_at = state.num_skipped_again = 0
 
 

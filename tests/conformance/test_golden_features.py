@@ -56,7 +56,7 @@ def test_adapters_decide_in_most_workloads_that_have_them() -> None:
             record.pop("adapters", None)
             records.append((line, record))
         num_different += not verify_oracle(parse_workload(document, "workload"), records).equal
-    assert len(LORA) == 24
+    assert len(LORA) == 26
     assert num_different > 18
 
 
