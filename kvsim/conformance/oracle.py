@@ -18,6 +18,7 @@ from kvsim.conformance.oracle_files import OFFLOAD_BLOCK_BYTES
 from kvsim.conformance.oracle_offload import CopyEngine, jobs_begun, offload_state
 from kvsim.conformance.second_keys import SecondKeys
 from kvsim.conformance.verdict import Verdict, difference
+from kvsim.engine import in_flight
 from kvsim.engine.arrays import column
 from kvsim.engine.clock import SCHEDULED
 from kvsim.engine.coefficients import no_times
@@ -32,9 +33,10 @@ from kvsim.policies.releases import UNSTATED
 from kvsim.workload import Ragged
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from kvsim.conformance.oracle_files import OracleRequest, OracleWorkload
+    from kvsim.policies.drafts import Drafts
 
 _STOP_TOKEN = 7
 _FIRST_OUTPUT = 500_000_000
@@ -85,9 +87,10 @@ class OracleRun:
 
     def __init__(self, workload: OracleWorkload, *, compiled: bool = False) -> None:
         self._workload = workload
+        self._drafts = workload.drafts(workload.scheduler.vllm)
         requests = workload.requests
         plan = EnginePlan(
-            _demand(workload),
+            _demand(workload, self._drafts),
             Paged(scheduler=workload.scheduler, cache=workload.cache),
             workload.num_blocks - 1,
             no_times(),
@@ -96,6 +99,7 @@ class OracleRun:
             layout=workload.layout,
             pipeline=workload.pipeline,
             retention_tokens=workload.retention_tokens,
+            drafts=self._drafts,
             records_memory=True,
             copies_are_timed=False,
         )
@@ -136,18 +140,18 @@ class OracleRun:
         """Yield the records that the oracle would write, in order. Never ends if a request can never be scheduled."""
         yield self._meta()
         call, driver, state = 0, self._driver, self._state
-        in_flight: deque[tuple[int, list[int], list[int]]] = deque()
+        flying: deque[tuple[int, list[int], list[int]]] = deque()
         """Steps whose output is still to be processed: number, sequences in the batch, sequences that get an output."""
         while True:
             if not state.awaiting:  # an engine call begins
-                if not in_flight and not driver.has_work():
+                if not flying and not driver.has_work():
                     if not self._due:
                         break
                     call = max(call, self._due[0][1].arrival_step)
                 self._arrive(call)
                 self._abort(call)
                 call += 1
-            before = self._outputs_due(*in_flight[0][1:]) if in_flight else {}
+            before = self._outputs_due(*flying[0][1:]) if flying else {}
             groups = range(driver.engine.settings.num_groups)
             self._lengths = {
                 number: {group: len(driver.blocks(number, group)) for group in groups} for number in driver.running()
@@ -156,18 +160,21 @@ class OracleRun:
             moment = driver.next_moment()
             self._count_changes()
             if moment == SCHEDULED:
-                in_flight.append((self._num_steps, list(driver.batch()), driver.emitting()))
+                flying.append((self._num_steps, list(driver.batch()), driver.emitting()))
                 record = self._schedule_record(driver.batch())
                 if self._copies is not None:
                     record |= jobs_begun(driver, self._name)
                     self._copies.run_step(driver)
                 yield record
-            elif in_flight:
-                step = in_flight.popleft()[0]
+            elif flying:
+                step, batch, _ = flying.popleft()
+                proposed = () if self._workload.scheduler.async_scheduling else [self._name(each) for each in batch]
                 ended = [int(driver.engine.lines[index].ended) for index in range(num_ended, state.num_ended)]
                 self._unsent += [self._name(number) for number in ended]
                 finished = [[self._name(number), self._reason(number)] for number in ended]
-                yield {"kind": "update", "i": step, "finished": finished} | before | self._state_record()
+                if self._drafts is not None:
+                    before |= self._outputs_of(before)
+                yield {"kind": "update", "i": step, "finished": finished} | before | self._state_record(proposed)
         yield {"kind": "end", "engine_calls": call}
 
     def _meta(self) -> dict[str, Any]:
@@ -178,7 +185,7 @@ class OracleRun:
             "num_blocks": num_blocks,
             "block_size": cache.block_size,
             "max_num_running_reqs": settings.max_num_seqs,
-            "max_num_scheduled_tokens": settings.max_num_batched_tokens,
+            "max_num_scheduled_tokens": int(rules.max_num_batched_tokens),
             "max_model_len": settings.max_model_len,
             "watermark_blocks": int(rules.watermark_blocks),
             "reserve_full_isl": bool(rules.reserve_full_prompt),
@@ -227,20 +234,37 @@ class OracleRun:
         tables = {self._name(number): self._by_group(self._entries_since(number)) for number in batch}
         tables |= {self._name(number): self._tables(number) for number in admitted}
         sent, self._unsent = sorted(self._unsent), []
+        return (
+            {
+                "kind": "schedule",
+                "i": self._num_steps - 1,
+                "scheduled": [[self._name(number), tokens] for number, tokens in batch.items()],
+                "total": sum(batch.values()),
+                "new": [self._name(number) for number in new],
+                "new_computed": {
+                    self._name(number): int(driver.sequence(number).computed) - batch[number] for number in handed_over
+                },
+                "resumed": sorted(self._name(number) for number in admitted if driver.sequence(number).preemptions),
+                "new_block_ids": tables,
+                "preempted": [self._name(number) for number in preempted],
+                "finished_ids_sent": sent,
+            }
+            | (self._drafts_of_step() if self._drafts is not None else {})
+            | self._state_record()
+        )
+
+    def _drafts_of_step(self) -> dict[str, Any]:
+        """Return the drafts that each request of the step verifies, and how many are drafted behind it."""
+        engine = self._driver.engine
+        first = in_flight.earlier(engine, self._state.next_launched) * engine.settings.max_num_seqs
+        verified = {
+            self._name(number): abs(int(engine.emitting_drafts[first + index]))
+            for index, number in enumerate(self._driver.emitting())
+        }
         return {
-            "kind": "schedule",
-            "i": self._num_steps - 1,
-            "scheduled": [[self._name(number), tokens] for number, tokens in batch.items()],
-            "total": sum(batch.values()),
-            "new": [self._name(number) for number in new],
-            "new_computed": {
-                self._name(number): int(driver.sequence(number).computed) - batch[number] for number in handed_over
-            },
-            "resumed": sorted(self._name(number) for number in admitted if driver.sequence(number).preemptions),
-            "new_block_ids": tables,
-            "preempted": [self._name(number) for number in preempted],
-            "finished_ids_sent": sent,
-        } | self._state_record()
+            "drafts": {name: number for name, number in verified.items() if number},
+            "k_next": int(self._state.num_drafts),
+        }
 
     def _outputs_due(self, batch: list[int], emitting: list[int]) -> dict[str, Any]:
         """Return the fields of an update for the batch's requests that are still live."""
@@ -251,7 +275,24 @@ class OracleRun:
             },
         }
 
-    def _state_record(self) -> dict[str, Any]:
+    def _outputs_of(self, before: dict[str, Any]) -> dict[str, Any]:
+        """Return the outputs that requests got in an update, which may be several where drafts are right."""
+        numbers = {request.name: row + 1 for row, request in enumerate(self._workload.requests)}
+        return {"tokens": {n: self._num_outputs(numbers[n]) - before["prev_outputs"][n] for n in before["tokens"]}}
+
+    def _drafts_record(self, live: dict[str, int], proposed: Collection[str]) -> dict[str, Any]:
+        """Return the drafts that wait for the next step, and the tokens in flight where a release counts them.
+
+        Those `proposed` behind a step are left out: vLLM asks for them when its output has been processed.
+        """
+        sequences = {name: self._driver.sequence(number) for name, number in live.items()}
+        waiting = {name: int(each.drafts) for name, each in sequences.items() if each.drafts}
+        record: dict[str, Any] = {"spec_next": {name: waiting[name] for name in waiting if name not in proposed}}
+        if self._driver.engine.settings.late_outputs_block:
+            record["in_flight"] = {name: int(each.in_flight) for name, each in sequences.items() if each.in_flight}
+        return record
+
+    def _state_record(self, proposed: Collection[str] = ()) -> dict[str, Any]:
         driver, num_free = self._driver, int(self._state.num_free)
         live = {self._name(row + 1): row + 1 for row in self._arrived if self._is_live(row + 1)}
         if self._copies is not None:
@@ -274,7 +315,10 @@ class OracleRun:
             "placeholders": {name: number for name, number in placeholders.items() if number},
             "free_queue": driver.free_queue(),
             "adapters": sorted({self._workload.requests[number - 1].adapter for number in driver.running()} - {0}),
-        } | (offload_state(driver, self._name) if self._copies is not None else {})
+        } | (
+            (offload_state(driver, self._name) if self._copies is not None else {})
+            | (self._drafts_record(live, proposed) if self._drafts is not None else {})
+        )
 
     def _tables(self, number: int) -> list[Any]:
         """Return the block ids of a sequence in the oracle's format."""
@@ -310,7 +354,7 @@ class OracleRun:
         return "stop" if stop_at is not None and self._num_outputs(number) >= stop_at else "length"
 
 
-def _demand(workload: OracleWorkload) -> Demand:
+def _demand(workload: OracleWorkload, drafts: Drafts | None) -> Demand:
     """Return the requests of the oracle's workload; their arrival time is their place in it."""
     requests, longest = workload.requests, workload.scheduler.max_model_len
     prompt = np.array([len(request.prompt) for request in requests], np.int64)
@@ -322,17 +366,17 @@ def _demand(workload: OracleWorkload) -> Demand:
         limit=limit,
         priority=np.array([request.priority for request in requests], np.int64),
         arrival_s=np.arange(len(requests), dtype=np.float64),
-        keys=Ragged.from_rows(_keys(workload), np.int64),
+        keys=Ragged.from_rows(_keys(workload, 0 if drafts is None else drafts.ahead_tokens), np.int64),
         adapter=np.array([request.adapter for request in requests], np.int64),
     )
 
 
-def _keys(workload: OracleWorkload) -> list[list[int]]:
+def _keys(workload: OracleWorkload, ahead: int) -> list[list[int]]:
     """Return the keys of all full blocks of each request, up to the last key that another request has too. As in a
     simulation, later keys cannot be shared."""
     keys = PrefixKeys(workload.cache.block_size)
     rows = [
-        keys.from_tokens(_tokens(row, request), (request.adapter, request.salt))
+        keys.from_tokens(_tokens(row, request), (request.adapter, request.salt), ahead)
         for row, request in enumerate(workload.requests)
     ]
     num_requests = Counter(key for row in rows for key in row)

@@ -17,6 +17,7 @@ from kvsim.files.contents import TEXT_BYTES, content_of, unpacked
 from kvsim.files.json_text import parse
 from kvsim.kv_groups import KVCacheLayout, MambaMode
 from kvsim.policies import releases
+from kvsim.policies.drafts import Drafts
 from kvsim.policies.pipeline import Pipeline
 from kvsim.policies.settings import ContinuousSettings, Eviction, Order, PagedSettings
 
@@ -55,7 +56,6 @@ _NOT_KNOWN: Mapping[str, Any] = {
 }
 """Settings that newer releases have, and the value with which they change nothing."""
 _NOT_FOLLOWED = {
-    "spec": "speculative decoding as vLLM schedules it",
     "kv": "KV connectors",
     "mm": "images and the encoder cache",
     "pcp": "prefill context parallelism",
@@ -85,6 +85,10 @@ class OracleRequest:
     abort_step: int | None
     """Engine call before which the request is aborted."""
     priority: int
+    right_drafts: tuple[int, ...] = ()
+    """Drafts that are right, by the number of outputs; empty for all."""
+    proposed_drafts: tuple[int, ...] = ()
+    """Drafts that are proposed, by the number of outputs; empty for as many as may be."""
     adapter: int = 0
     """Number of its adapter; 0 for none."""
     salt: str = ""
@@ -105,6 +109,8 @@ class OracleWorkload:
     """KV-cache groups; None for one group of full attention."""
     retention_tokens: int | None = None
     """Tokens between the boundaries at which windows and states are kept; None keeps all."""
+    drafting: Mapping[str, Any] | None = None
+    """Settings of speculative decoding; None without."""
     load_steps: int = 1
     """Steps of a copy from the host, its first step included; used if blocks are offloaded."""
     store_steps: int = 1
@@ -125,6 +131,7 @@ class OracleWorkload:
             )
             scheduler = replace(self.scheduler, vllm=release)
             scheduler.check_known_to_release()
+            self.drafts(release)
         except UsageError as error:
             raise RecordingError(f"the oracle's answer cannot be compared: {error}") from error
         rules = releases.rules_of(release)
@@ -132,12 +139,35 @@ class OracleWorkload:
         has_v2_runner = rules.has_v2_runner and (
             rules.every_state_has_v2_runner or all(group.mamba_mode is not MambaMode.ALL for group in groups)
         )
-        v2_model_runner = self.pipeline.v2_model_runner and has_v2_runner
+        drafts = self.drafts(release)
+        v2_model_runner = self.pipeline.v2_model_runner and has_v2_runner and (drafts is None or drafts.has_v2_runner)
         return replace(
             self,
             scheduler=scheduler,
             pipeline=replace(self.pipeline, v2_model_runner=v2_model_runner),
         )
+
+    def drafts(self, release: str) -> Drafts | None:
+        """Return what speculative decoding asks of a release; None without.
+
+        Raises:
+            UsageError: that is not known.
+        """
+        if self.drafting is None:
+            return None
+        drafts = Drafts.of(
+            self.drafting,
+            release,
+            caches_prefixes=self.cache.enable_prefix_caching,
+            right=[request.right_drafts for request in self.requests],
+            proposed=[request.proposed_drafts for request in self.requests],
+        )
+        if self.layout is not None and not self.layout.is_uniform and drafts.drops_last_hit:
+            raise UsageError(
+                "kvsim does not follow drafting that computes the last block of a hit again where layers are of "
+                "several kinds"
+            )
+        return drafts
 
 
 def read_workload(file: Path) -> OracleWorkload:
@@ -225,6 +255,7 @@ def parse_workload(document: Any, where: str) -> OracleWorkload:
         requests=_requests(document["requests"], where, scheduler.max_model_len),
         layout=layout,
         retention_tokens=None if document.get("retention_interval") is None else _retention_tokens(fields, layout),
+        drafting=document.get("spec") or None,
         load_steps=offload.integer("load_delay", 1, minimum=1),
         store_steps=offload.integer("store_delay", 1, minimum=1),
     )
@@ -358,6 +389,8 @@ def _request(row: int, document: Any, where: str) -> OracleRequest:
         priority=fields.integer("priority", 0),
         adapter=0 if document.get("lora") is None else fields.integer("lora", 0, minimum=0),
         salt=str(document.get("salt") or ""),
+        right_drafts=tuple(document.get("accept") or ()),
+        proposed_drafts=tuple(document.get("propose") or ()),
     )
 
 

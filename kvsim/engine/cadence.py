@@ -27,12 +27,6 @@ def begin_step(engine: Engine) -> None:
 
 
 @part
-def note_running(engine: Engine, sequence: Sequence) -> None:
-    """Note that the step computes a running sequence."""
-    engine.state.has_prefill |= sequence.is_chunk
-
-
-@part
 def is_prefill(sequence: Sequence, computed: int) -> bool:
     """Tell whether more than the last token of a waiting sequence is left to compute."""
     return computed < sequence.num_tokens - 1
@@ -52,5 +46,5 @@ def end_step(engine: Engine) -> None:
     state = engine.state
     if state.num_tokens_in_batch > 0:
         state.num_computing_steps += 1
-    if state.has_prefill:
+    if state.has_prefill or state.has_chunk:
         state.last_prefill_step = state.num_computing_steps

@@ -47,6 +47,7 @@ from kvsim.engine.state import (
 from kvsim.errors import BudgetError, UnknownNameError, UsageError
 from kvsim.kv_groups import KVCacheLayout
 from kvsim.policies import Contiguous, Paged, Pipeline, Policy, Radix, Static
+from kvsim.policies.drafts import Drafts
 from kvsim.policies.kinds import most_running
 from kvsim.policies.releases import rules_of
 from kvsim.policies.settings import ContiguousSettings, Growth, Order, PagedSettings, Reserve
@@ -108,6 +109,8 @@ class EnginePlan:
     """SGLang's cache writes down evictions, duplicates and retractions."""
     num_moments: int = 1
     """Events that can be ordered in one call."""
+    drafts: Drafts | None = None
+    """Speculative decoding as vLLM schedules it; None without."""
     rules: CustomRules | None = None
     """A policy in Python at work."""
 
@@ -162,6 +165,12 @@ class EnginePlan:
             batch=zeros(batch),
             batch_tokens=zeros(batch),
             emitting=zeros(settings.most_in_flight * batch),
+            emitting_drafts=zeros(settings.most_in_flight * batch if self.drafts else 0),
+            drafts_by_batch=numbers(
+                np.array(self.drafts.numbers_by_batch(batch) if self.drafts else [], np.int64), compiled=compiled
+            ),
+            told=_told(self.drafts, size, compiled=compiled),
+            told_drafts=_told_drafts(self.drafts, compiled=compiled),
             computing=zeros(settings.most_in_flight * batch if settings.counts_flight else 0),
             computing_tokens=zeros(settings.most_in_flight * batch if settings.counts_flight else 0),
             lists=records_of(records.Lists, max(2 * batch, room.places)),
@@ -206,12 +215,16 @@ class EnginePlan:
             chosen |= _host_memory(policy.cache, self.unit_bytes)
         if isinstance(policy, Paged) and rules_of(policy.scheduler.vllm).retains_windows:
             chosen["retention_tokens"] = NEVER if self.retention_tokens is None else self.retention_tokens
+        if self.drafts is not None and isinstance(policy, Paged):
+            chosen |= _drafting(self.drafts, policy)
         settings = make_one(records.Settings, compiled=compiled)
         for name, value in chosen.items():
             setattr(settings, name, value)
         waits_for_flight = isinstance(policy, Paged) and flight_is_counted(layout, policy)
-        settings.counts_flight = settings.most_in_flight > (1 if waits_for_flight else 2) and (
-            waits_for_flight or settings.late_outputs_block
+        settings.guesses = settings.lookahead_tokens > 0 and self.drafts is None
+        settings.counts_flight = settings.num_drafts > 0 or (
+            settings.most_in_flight > (1 if waits_for_flight else 2)
+            and (waits_for_flight or settings.late_outputs_block)
         )
         settings.leaves_alone = not self.rules and _leaves_alone(settings)
         return settings
@@ -282,6 +295,7 @@ class _Room:
             host_initialization.check_offload(policy, len(layout.groups))
             places = host_initialization.num_places(policy, num_units, size)
             ahead = plan.pipeline.tokens_ahead(async_scheduling=policy.scheduler.async_scheduling)
+            ahead += 2 * (1 + plan.drafts.lookahead_tokens + plan.drafts.num_tokens) if plan.drafts else 0
             widths = _table_widths(plan.demand, policy, layout, num_units, places, ahead)
         rows_of_loads = host_initialization.rows_of_loads(policy, num_units, size, sum(widths))
         margin = _memory_margin(policy, batch, sum(widths) + len(layout.groups), num_units) + rows_of_loads
@@ -358,6 +372,45 @@ def _paged_settings(policy: Paged, num_units: int) -> dict[str, Any]:
         "lookahead_tokens": policy.cache.num_speculative_tokens,
         "offloads": policy.cache.kv_offloading_size > 0,
     }
+
+
+def _drafting(drafts: Drafts, policy: Paged) -> dict[str, Any]:
+    """Return the settings of speculative decoding."""
+    chosen, rules = policy.scheduler, rules_of(policy.scheduler.vllm)
+    most_running = chosen.max_num_active_seqs or chosen.max_num_seqs
+    if drafts.limits_running:
+        most_running = min(most_running, chosen.max_num_batched_tokens // drafts.lookahead_tokens)
+    by_request = rules.drafting_takes_tokens
+    return {
+        "num_drafts": drafts.num_tokens,
+        "lookahead_tokens": drafts.lookahead_tokens,
+        "draft_slots": drafts.slots if by_request else 0,
+        "max_num_batched_tokens": chosen.max_num_batched_tokens
+        - (0 if by_request else drafts.slots * chosen.max_num_seqs),
+        "ahead_tokens": drafts.ahead_tokens,
+        "prompt_ahead_tokens": drafts.prompt_ahead_tokens,
+        "drops_last_hit": drafts.drops_last_hit,
+        "pads_admission": not drafts.by_batch,
+        "pads_alone": rules.pads_alone,
+        "caches_processed": rules.caches_processed,
+        "max_num_active_seqs": most_running,
+    }
+
+
+def _told(drafts: Drafts | None, size: int, *, compiled: bool) -> Records[records.Told]:
+    """Return the place of the given drafts of each request."""
+    told = make(records.Told, size + 1 if drafts else 0, compiled=compiled)
+    if drafts is not None:
+        right, proposed = (np.array([len(row) for row in rows], np.int64) for rows in (drafts.right, drafts.proposed))
+        ends = np.cumsum([*right, *proposed])
+        first = np.concatenate(([0], ends[:-1]))
+        fill(told, 1, first_right=first[:size], num_right=right, first_proposed=first[size:], num_proposed=proposed)
+    return told
+
+
+def _told_drafts(drafts: Drafts | None, *, compiled: bool) -> Numbers:
+    rows = [] if drafts is None else [*drafts.right, *drafts.proposed]
+    return numbers(np.array([number for row in rows for number in row], np.int64), compiled=compiled)
 
 
 def _extents(cache: ContiguousSettings) -> dict[str, Any]:
@@ -479,7 +532,13 @@ def _leaves_alone(settings: records.Settings) -> bool:
     """Tell whether decoding sequences need no scheduling: no drafts, moves, copies, victims out of turn, cadence of
     prompts or pipeline.
     """
-    concerns = settings.lookahead_tokens or settings.compaction or settings.by_priority or settings.notes_every_step
+    concerns = (
+        settings.lookahead_tokens
+        or settings.num_drafts
+        or settings.compaction
+        or settings.by_priority
+        or settings.notes_every_step
+    )
     return not concerns and settings.prefill_interval == 1
 
 

@@ -6,7 +6,7 @@ that differ by kind of layers, `prefix_hits` the lookup of prefixes, `block_pool
 
 from __future__ import annotations
 
-from kvsim.engine import block_pool, groups, host_swap, journal, prefix_cache, prefix_hits, totals
+from kvsim.engine import block_pool, drafting, groups, host_swap, journal, prefix_cache, prefix_hits, totals
 from kvsim.engine.block_pool import NULL_BLOCK
 from kvsim.engine.compiled import part
 from kvsim.engine.memory import Memory
@@ -38,7 +38,7 @@ def admit(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) ->
     settings, state = engine.settings, engine.state
     free, hit_tokens = num_admissible(engine), state.hit_tokens
     total = computed + num_tokens
-    slots = total + settings.lookahead_tokens
+    slots = min(total + settings.lookahead_tokens, settings.max_model_len)
     whole = needed = 0
     for group in range(settings.num_groups):
         if groups.is_written_this_step(engine, group):
@@ -86,7 +86,7 @@ def grow(engine: Engine, sequence: Sequence, num_tokens: int) -> bool:
     settings = engine.settings
     computed = sequence.computed
     total = computed + num_tokens
-    slots = total + settings.lookahead_tokens
+    slots = min(total + settings.lookahead_tokens, settings.max_model_len)
     needed = 0
     for group in range(settings.num_groups):
         groups.let_go(engine, sequence, group, max(0, computed - sequence.in_flight))
@@ -112,6 +112,7 @@ def cache_blocks(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
     This happens when a step is scheduled, before its KV exists: a later request of the same step can hit it.
     """
     settings = engine.settings
+    num_tokens = drafting.num_cacheable(engine, sequence, num_tokens)
     if num_tokens < sequence.cache_at:
         return
     end_tokens = num_tokens // settings.commit_tokens * settings.commit_tokens

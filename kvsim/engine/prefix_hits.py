@@ -25,9 +25,15 @@ def find(engine: Engine, sequence: Sequence) -> int:
     """
     settings, state = engine.settings, engine.state
     limit = sequence.num_tokens - 1
+    if settings.ahead_tokens > 1:
+        limit = sequence.num_tokens - settings.ahead_tokens
     state.num_uncached = 0
     if settings.num_groups == 1:
-        return _find_alike(engine, sequence, 0, limit) * engine.groups[0].block_size
+        num_hits = _find_alike(engine, sequence, 0, limit)
+        if settings.drops_last_hit and num_hits > 0:
+            num_hits -= 1
+            engine.groups[0].num_hits = num_hits
+        return num_hits * engine.groups[0].block_size
     hit_tokens, longest, rounds = limit, 0, 0
     leader = settings.first_leader
     first_is_full = engine.groups[leader].kind == FULL

@@ -26,15 +26,16 @@ class PrefixKeys:
         self.block_size = block_size
         self._keys: dict[Hashable, int] = {}
 
-    def from_tokens(self, token_ids: Sequence[int], apart: Hashable = None) -> list[int]:
+    def from_tokens(self, token_ids: Sequence[int], apart: Hashable = None, ahead: int = 0) -> list[int]:
         """Return the keys of the full blocks of a prompt given as token ids.
 
-        Prompts are equal only where what keeps them `apart` is equal, too: an adapter, or a salt.
+        Prompts are equal only where what keeps them `apart` is equal, too: an adapter, or a salt. A key also covers
+        the `ahead` tokens behind its block.
         """
         keys: list[int] = []
         before = -1 if apart is None else self._intern(("apart", apart))
-        for end in range(self.block_size, len(token_ids) + 1, self.block_size):
-            before = self._intern(("tokens", before, tuple(token_ids[end - self.block_size : end])))
+        for end in range(self.block_size, len(token_ids) + 1 - ahead, self.block_size):
+            before = self._intern(("tokens", before, tuple(token_ids[end - self.block_size : end + ahead])))
             keys.append(before)
         return keys
 

@@ -123,7 +123,25 @@ class Settings:
     most_unsure: int = 0
     """Tokens of a sequence, at most, of which it shows only in the end whether they are computed."""
     lookahead_tokens: int = 0
-    """Tokens drafted for every sequence; 0 without speculative decoding."""
+    """Slots behind its tokens that every running sequence holds for drafts."""
+    guesses: bool = False
+    """Drafts are verified by the model of `speculation`, not as vLLM schedules them."""
+    num_drafts: int = 0
+    """Tokens drafted for every sequence as vLLM schedules them; 0 without."""
+    draft_slots: int = 0
+    """Tokens of a step that drafting itself takes for each sequence."""
+    ahead_tokens: int = 0
+    """Tokens behind a block that its key covers, too."""
+    prompt_ahead_tokens: int = 0
+    """Tokens of a prompt that drafting reads ahead: a chunk ends no closer to the end of the prompt."""
+    drops_last_hit: bool = False
+    """The last block of every hit is computed again, for the drafter."""
+    pads_admission: bool = False
+    """A sequence that has one token to compute is admitted with drafts that are never right."""
+    pads_alone: bool = False
+    """Such drafts are added also where no running sequence is computed; near the longest length there are none."""
+    caches_processed: bool = False
+    """Blocks of drafted tokens are cached when their step is processed, up to what no step in flight may take back."""
     host_blocks: int = 0
     """Blocks of host memory that preempted sequences are swapped to; 0 for none."""
     host_block_s: float = 0.0
@@ -222,12 +240,18 @@ class State:
     """Sequences in the step that were waiting before it."""
     num_scheduled: int = 0
     """Steps scheduled so far, empty ones included."""
+    num_drafts: int = 0
+    """Tokens that are drafted for each sequence behind the step scheduled last."""
+    input_tokens: int = 0
+    """Tokens that the step being scheduled may still take, those that drafting takes included."""
+    has_chunk: bool = False
+    """The step being scheduled computes a running sequence whose last step ended inside its prompt."""
     most_prompt_tokens: int = 0
     """Tokens of one prompt that the step being scheduled may compute; 0 for no limit but its budget."""
     holds_prefills: bool = False
     """The step being scheduled computes no prompt."""
     has_prefill: bool = False
-    """The step being scheduled computes a prompt."""
+    """The step being scheduled admits a sequence with more than one token to compute."""
     leaves_waiting: bool = False
     """The last step that might compute prompts admitted fewer sequences than could be."""
     num_computing_steps: int = 0
@@ -356,6 +380,20 @@ class Sequence(Bucketed):
     """The last step before it was left alone, counted from 1."""
     open_row: Small = 0
     """The row of the schedule that its next tokens may extend, or -1."""
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Told:
+    """Drafts of one request as they are given: cyclic lists, read by the number of its outputs."""
+
+    first_right: int = 0
+    """Index of the first number of right drafts in a step."""
+    num_right: Small = 0
+    """Such numbers; 0 if all are right."""
+    first_proposed: int = 0
+    """Index of the first number of drafts that are proposed."""
+    num_proposed: Small = 0
+    """Such numbers; 0 if as many as may be are proposed."""
 
 
 @dataclass(slots=True, eq=False, repr=False)

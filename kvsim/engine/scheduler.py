@@ -13,6 +13,7 @@ from kvsim.engine import (
     adapters,
     block_pool,
     cadence,
+    drafting,
     fast_forward,
     groups,
     in_flight,
@@ -22,7 +23,7 @@ from kvsim.engine import (
 )
 from kvsim.engine.compiled import part
 from kvsim.engine.memory import SKIP, STOP
-from kvsim.engine.records import Sequence
+from kvsim.engine.records import NEVER, Sequence
 from kvsim.engine.scheduling import Scheduler
 from kvsim.engine.state import ABORTED, FINISHED, LOADING, PREEMPTED, RUNNING, WAITING, Engine
 
@@ -61,11 +62,15 @@ def schedule(engine: Engine) -> None:
     state.most_prompt_tokens = _most_prompt_tokens(engine)
     if engine.settings.prefill_interval > 1:
         cadence.begin_step(engine)
+    state.has_chunk = False
+    state.input_tokens = engine.settings.max_num_batched_tokens
     budget = engine.rules.fill_step(engine)
     assert 0 <= budget <= engine.settings.max_num_batched_tokens
     state.num_tokens_in_batch = engine.settings.max_num_batched_tokens - budget
     state.num_in_batch = state.num_listed + state.num_quiet
     describe(engine)
+    if engine.settings.num_drafts > 0:
+        drafting.end_step(engine)
     _commit(engine)
     if engine.settings.prefill_interval > 1:
         cadence.end_step(engine)
@@ -106,12 +111,14 @@ def update(engine: Engine) -> None:
         if settings.ahead and sequence.placeholders == 0 and not settings.late_outputs_block:
             state.num_failures += 1  # vLLM ends here, with an AssertionError
             continue
-        _append_output(engine, sequence, now_s)
+        _append_output(engine, sequence, index, now_s)
         if sequence.num_tokens >= sequence.end_tokens:
             engine.memory.free(engine, sequence)
             if sequence.status == PREEMPTED:
                 waiting_queue.remove(engine, sequence)
             end(engine, sequence, FINISHED, now_s)
+    if settings.num_drafts > 0 and not settings.ahead:
+        drafting.propose(engine, launched)
     engine.memory.after_update(engine)
     if state.num_ended > num_ended:
         _drop_ended(engine)
@@ -166,11 +173,12 @@ def serve_running(engine: Engine, budget: int) -> int:
         num_passed = fast_forward.pass_over(engine, index, budget)
         index += num_passed
         budget -= num_passed
-        if index == state.num_running or budget == 0:
+        most = drafting.left(engine, budget)
+        if index == state.num_running or most <= 0:
             break
         sequence = engine.sequences[engine.running[index]]
         index += 1
-        num_tokens = num_tokens_to_go_on_with(engine, sequence, budget)
+        num_tokens = num_tokens_to_go_on_with(engine, sequence, most)
         if num_tokens <= 0:
             continue
         while not (has_room(sequence, num_tokens) or engine.memory.grow(engine, sequence, num_tokens)):
@@ -188,8 +196,7 @@ def serve_running(engine: Engine, budget: int) -> int:
             if settings.preempted_self_stops:
                 return budget
             continue
-        if settings.prefill_interval > 1:
-            cadence.note_running(engine, sequence)
+        state.has_chunk |= sequence.is_chunk
         _put_into_batch(engine, sequence, num_tokens)
         budget -= num_tokens
     fast_forward.catch_up_from(engine, index, state.num_scheduled - 1)  # those that get nothing
@@ -204,6 +211,9 @@ def admit_waiting(engine: Engine, budget: int) -> int:
     if settings.max_adapters > 0:
         adapters.begin_pass(engine)
     while budget > 0 and state.num_running < settings.max_num_active_seqs and waiting_queue.has_next(engine):
+        most = drafting.left(engine, budget)
+        if most <= 0:
+            break
         sequence = engine.rules.choose_next(engine)
         is_late = settings.late_outputs_block and sequence.in_flight > 0
         needs_slot = settings.max_adapters > 0 and not adapters.has_slot(engine, sequence)
@@ -213,7 +223,12 @@ def admit_waiting(engine: Engine, budget: int) -> int:
         if computed == SKIP:
             waiting_queue.skip(engine, sequence)
             continue
-        num_tokens = _num_tokens_to_begin_with(engine, sequence, computed, budget)
+        num_tokens = _num_tokens_to_begin_with(engine, sequence, computed, most)
+        if settings.num_drafts > 0 and num_tokens > 0:
+            num_tokens = drafting.unsplit_tokens(engine, sequence, computed, num_tokens)
+            if num_tokens == 0:
+                waiting_queue.skip(engine, sequence)
+                continue
         if num_tokens == 0 or not memory.admit(engine, sequence, computed, num_tokens):
             break
         waiting_queue.pop(engine, sequence)
@@ -244,6 +259,8 @@ def num_tokens_to_go_on_with(engine: Engine, sequence: Sequence, budget: int) ->
     num_tokens = min(num_tokens, budget, settings.max_model_len - 1 - sequence.computed)
     if settings.boundary_tokens > 0:
         num_tokens = groups.aligned_tokens(engine, sequence, sequence.computed, num_tokens, 0)
+    if settings.num_drafts > 0:
+        num_tokens = drafting.unsplit_tokens(engine, sequence, sequence.computed, num_tokens)
     return num_tokens
 
 
@@ -251,6 +268,10 @@ def num_tokens_to_go_on_with(engine: Engine, sequence: Sequence, budget: int) ->
 def _num_tokens_to_begin_with(engine: Engine, sequence: Sequence, computed: int, budget: int) -> int:
     """Return the number of tokens that a waiting sequence computes in its first step; 0 if `budget` is too small."""
     settings, num_tokens = engine.settings, sequence.num_tokens - computed
+    if settings.num_drafts > 0 and num_tokens == 1:
+        num_tokens = drafting.padded_tokens(engine, computed, budget)
+        if num_tokens == 0:
+            return 0
     if 0 < engine.state.most_prompt_tokens < num_tokens:
         num_tokens = engine.state.most_prompt_tokens
     if not settings.chunked_prefill and num_tokens > budget:
@@ -318,6 +339,7 @@ def take_out_of_batch(engine: Engine, sequence: Sequence) -> int:
     for index in range(state.num_listed):
         if engine.batch[index] == sequence.number:
             tokens = engine.batch_tokens[index]
+            drafting.give_back(engine, tokens)
             state.num_listed -= 1
             for later in range(index, state.num_listed):
                 engine.batch[later] = engine.batch[later + 1]
@@ -356,6 +378,8 @@ def _run(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -> 
     sequence.status = RUNNING
     sequence.computed = computed
     sequence.handed_tokens = sequence.num_tokens
+    if engine.settings.num_drafts > 0:
+        sequence.handed_tokens = NEVER  # the drafter answers nothing that is not awaited
     _put_into_batch(engine, sequence, num_tokens)
 
 
@@ -366,6 +390,7 @@ def _put_into_batch(engine: Engine, sequence: Sequence, num_tokens: int) -> None
     assert num_tokens > 0
     engine.batch[state.num_listed] = sequence.number
     engine.batch_tokens[state.num_listed] = num_tokens
+    drafting.take(engine, num_tokens)
     state.num_listed += 1
 
 
@@ -403,26 +428,34 @@ def _commit(engine: Engine) -> None:
         if sequence.computed >= sequence.num_tokens + sequence.placeholders:
             sequence.is_chunk = False
             engine.emitting[first + num_emitting] = sequence.number
+            if settings.num_drafts > 0:
+                is_new = index >= state.num_listed - state.num_new_seqs
+                engine.emitting_drafts[first + num_emitting] = drafting.commit(engine, sequence, is_new)
             num_emitting += 1
             if settings.ahead:
-                sequence.placeholders += 1
+                sequence.placeholders += 0 if settings.num_drafts > 0 else 1
                 sequence.decodes_from = state.num_scheduled + settings.decode_interval
-            elif settings.lookahead_tokens > 0:
+            elif settings.guesses:
                 sequence.drafts = sequence.computed - sequence.num_tokens
         elif sequence.computed >= sequence.handed_tokens:
             # Resumed while a token of it was under way. The scheduler awaits nothing, but vLLM's model runner does not
             # know of that token, and answers it again.
             engine.emitting[first + num_emitting] = sequence.number
             num_emitting += 1
+        if sequence.is_chunk:
+            sequence.drafts = 0  # a chunk that the budget has cut loses them
     engine.launched[state.next_launched].num_emitting = num_emitting
 
 
 @part
-def _append_output(engine: Engine, sequence: Sequence, now_s: float) -> None:
-    """Append the output of a step to the known tokens of a sequence, at `now_s`."""
+def _append_output(engine: Engine, sequence: Sequence, index: int, now_s: float) -> None:
+    """Append the output of a step, at `index` of those emitted, to the known tokens of a sequence, at `now_s`."""
     settings = engine.settings
     if sequence.num_tokens == sequence.prompt_tokens:
         engine.times[sequence.number].first_token_s = now_s
+    if settings.num_drafts > 0:
+        drafting.verify(engine, sequence, engine.emitting_drafts[index])
+        return
     sequence.num_tokens += speculation.num_outputs(engine, sequence)
     if settings.ahead:
         if sequence.placeholders > 0:  # a preempted sequence may await nothing
@@ -430,7 +463,7 @@ def _append_output(engine: Engine, sequence: Sequence, now_s: float) -> None:
         known = sequence.computed - sequence.placeholders
         if sequence.status == RUNNING and known >= sequence.cache_at:
             engine.memory.cache(engine, sequence, known)
-    elif settings.lookahead_tokens > 0:
+    elif settings.guesses:
         totals.note_computed(engine, sequence)
         # The slots of rejected drafts will be written again; until then they hold what was computed.
         sequence.rejected = sequence.computed - (sequence.num_tokens - 1)

@@ -33,7 +33,7 @@ def right_drafts(acceptance_rate: float, seed: int) -> npt.NDArray[np.int64]:
 def num_outputs(engine: Engine, sequence: Sequence) -> int:
     """Count the outputs that a step yields for a sequence: one, and the drafts up to the first wrong one."""
     left = sequence.end_tokens - sequence.num_tokens
-    if engine.settings.lookahead_tokens == 0:
+    if not engine.settings.guesses:
         return 1
     first_draft = ((sequence.number - 1) * _STRIDE + sequence.num_tokens) % _NUM_DRAWS
     return min(1 + min(sequence.drafts, engine.right_drafts[first_draft]), left)

@@ -30,6 +30,7 @@ from kvsim.engine.records import (
     Step,
     Table,
     Times,
+    Told,
     Unsure,
 )  # fmt: skip
 from kvsim.engine.scheduling import Scheduler
@@ -109,6 +110,14 @@ class Engine(NamedTuple):
     """Tokens that each sequence of the step computes."""
     emitting: Numbers
     """Sequences that each of the steps that may be in flight yields an output for."""
+    emitting_drafts: Numbers
+    """Drafts that each of these verifies, which are known to be wrong where the number is below zero."""
+    drafts_by_batch: Numbers
+    """Tokens that are drafted behind a step of each number of sequences; empty where the number does not matter."""
+    told: Records[Told]
+    """The given drafts of each sequence; empty without drafts."""
+    told_drafts: Numbers
+    """The numbers of right and of proposed drafts, end to end."""
     computing: Numbers
     """Sequences that each of the steps that may be in flight computes, where tokens in flight are counted."""
     computing_tokens: Numbers

@@ -92,6 +92,18 @@ class Rules:
     """vLLM does not start with a `long_prefill_token_threshold` above `max_model_len`."""
     running_keep_adapters: bool = False
     """A running request keeps its adapter in use also in a step that does not compute it."""
+    drafts_have_v2_runner: bool = False
+    """Model runner V2 serves every method of drafting, not those alone whose layers read the model's states."""
+    drafting_takes_tokens: bool = False
+    """Drafting takes tokens of a step for each request in it, not for as many as a step may hold."""
+    spares_modules: bool = False
+    """No chunk ends so close to the end of a prompt that several drafting modules would read beyond it."""
+    keys_cover_drafts: bool = False
+    """Keys cover the tokens that drafting layers read ahead; before, they computed the last block of a hit again."""
+    pads_alone: bool = False
+    """A request with one token to compute is admitted with drafts also where no other is computed."""
+    caches_processed: bool = False
+    """Blocks are cached up to the tokens that no step in flight may take back."""
     has_v2_runner: bool = False
     """Model runner V2 serves what it can by default: it gets resumed requests as if they were new."""
     every_state_has_v2_runner: bool = True
@@ -349,6 +361,36 @@ CHANGES = (
     ),
     Change(
         since="0.33.0",
+        says="Model runner V2 serves every method of drafting.",
+        rules={"drafts_have_v2_runner": True},
+    ),
+    Change(
+        since="0.33.0",
+        says="Drafting takes tokens of a step for each request in it, not for as many as a step may hold.",
+        rules={"drafting_takes_tokens": True},
+    ),
+    Change(
+        since="0.33.0",
+        says="Where several modules draft, a chunk ends before what they read ahead, or with the prompt.",
+        rules={"spares_modules": True},
+    ),
+    Change(
+        since="0.33.0",
+        says="Keys cover the tokens that drafting layers read ahead; before, the last block of a hit was left out.",
+        rules={"keys_cover_drafts": True},
+    ),
+    Change(
+        since="0.33.0",
+        says="A request with one token to compute is admitted with drafts also where no other is computed.",
+        rules={"pads_alone": True},
+    ),
+    Change(
+        since="0.33.0",
+        says="With drafts, blocks are cached up to the tokens that no step in flight may take back.",
+        rules={"caches_processed": True},
+    ),
+    Change(
+        since="0.33.0",
         says="By priority, the turns go on when a request is preempted for itself.",
         rules={"preempted_self_stops": False},
     ),
@@ -360,6 +402,8 @@ OLDEST_WITH_GROUPS, OLDEST_WITH_STAGES = "0.18.0", "0.23.0"
 """Oldest releases with known rules for layers of several kinds, and for pipelines."""
 OFFLOAD = "0.25.1"
 """The release whose native offload is known, with those of the same minor number."""
+DRAFTS = ((0, 25), (0, 33))
+"""Major and minor of the releases whose speculative decoding is known."""
 DEFAULT = NEWEST
 """The release that is followed where none is named."""
 UNSTATED = "0.25.1"
@@ -433,6 +477,17 @@ def changes_between(old: str, new: str) -> tuple[Change, ...]:
     if number_of(new) < number_of(old):
         raise UsageError(f"vLLM {new} is older than {old}; name the older release first.")
     return tuple(change for change in CHANGES if number_of(old) < number_of(change.since) <= number_of(new))
+
+
+def check_drafts(release: str) -> None:
+    """Check that speculative decoding of a release is known.
+
+    Raises:
+        UsageError: it is not.
+    """
+    if number_of(release)[:2] not in DRAFTS:
+        known = " and ".join(f"{major}.{minor}" for major, minor in DRAFTS)
+        raise UsageError(f"kvsim knows speculative decoding of vLLM {known}, not that of {release}.")
 
 
 def check_offload(release: str) -> None:

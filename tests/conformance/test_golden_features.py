@@ -1,7 +1,7 @@
 """Workloads with features of vLLM's scheduler, decided as vLLM decided them: every field of every record.
 
-Each folder is of a release and of a feature: adapters (`lora`), options of the scheduler, and groups with the two
-caches of sparse attention and with decode context parallelism.
+Each folder is of a release and of a feature: adapters (`lora`), options of the scheduler, speculative decoding
+(`spec`), and groups with the two caches of sparse attention, with draft layers and with decode context parallelism.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from .modes import in_every_way
 FOLDER = Path(__file__).with_name("golden_features")
 WORKLOADS = sorted(FOLDER.glob("*/*/*.json"))
 LORA = sorted(FOLDER.glob("*/lora/*.json"))
+SPEC = sorted(FOLDER.glob("*/spec/*.json"))
 PLAIN: dict[str, Any] = {"num_blocks": 8, "requests": [{"id": "r0", "prompt_len": 4, "output_len": 2}]}
 
 
@@ -34,13 +35,36 @@ def test_every_decision_is_the_one_that_vllm_made(workload: Path, compiled: bool
 
 
 def test_the_workloads_cover_what_they_are_kept_for() -> None:
-    assert {file.parts[-2] for file in WORKLOADS} == {"lora", "options", "groups"}
+    assert {file.parts[-2] for file in WORKLOADS} == {"lora", "options", "groups", "spec"}
     documents = [json.loads(file.read_text()) for file in WORKLOADS]
     settings = {name for document in documents for name in document}
     assert settings >= {"max_num_active_seqs", "long_prefill_token_threshold_adaptive", "prefill_schedule_interval"}
     kinds = {group["type"] for document in documents for group in document.get("groups", ())}
     assert kinds >= {"mla", "indexer"}
     assert {document.get("dcp") for document in documents} >= {2}
+    drafts = [document["spec"] for document in documents if "spec" in document]
+    methods = {"eagle", "eagle3", "mtp", "mtp_multi", "dflash", "draft_model", "ngram", "ngram_gpu"}
+    assert {each["method"] for each in drafts} >= methods
+    assert {"per_batch", "disable_block_drop", "disable_lookahead_hashes"} <= {name for each in drafts for name in each}
+    assert {document["async_scheduling"] for document in documents if "spec" in document} == {False, True}
+
+
+def test_drafts_decide_in_every_workload_that_has_them() -> None:
+    """With drafts that are never right, or with one fewer, workloads are decided otherwise."""
+    num_different = [0, 0]
+    for file in SPEC:
+        for index in range(2):
+            document = json.loads(file.read_text())
+            if index == 0:
+                for request in document["requests"]:
+                    request["accept"] = [0]
+            else:
+                document["spec"]["k"] += 1
+            records = read_records(file.with_suffix(".jsonl.gz"))
+            num_different[index] += not verify_oracle(parse_workload(document, "workload"), records).equal
+    assert len(SPEC) == 48
+    assert num_different[0] > 30
+    assert num_different[1] > 44
 
 
 def test_adapters_decide_in_most_workloads_that_have_them() -> None:
@@ -63,7 +87,6 @@ def test_adapters_decide_in_most_workloads_that_have_them() -> None:
 @pytest.mark.parametrize(
     ("more", "feature"),
     [
-        ({"spec": {"method": "eagle", "k": 2}}, "speculative decoding as vLLM schedules it (spec)"),
         ({"kv": {"connector": "store"}}, "KV connectors (kv)"),
         ({"mm": {"compute": 8, "cache": 8}}, "images and the encoder cache (mm)"),
         ({"pcp": 2}, "prefill context parallelism (pcp)"),
@@ -75,6 +98,27 @@ def test_what_is_not_followed_is_refused_by_its_name(more: dict[str, Any], featu
     with pytest.raises(WorkloadError) as refused:
         parse_workload(PLAIN | more, "workload.json")
     assert str(refused.value) == f"workload.json: kvsim does not follow {feature}."
+
+
+@pytest.mark.parametrize(
+    ("drafting", "release", "words"),
+    [
+        ({"method": "eagle", "k": 2}, "0.30.0", "knows speculative decoding of vLLM 0.25 and 0.33, not that of 0.30.0"),
+        ({"method": "medusa", "k": 2}, "0.33.0", "there is no method 'medusa'; there are dflash, "),
+        ({"method": "ngram", "k": 0}, "0.33.0", "drafts should be at least 1 token, not 0"),
+    ],
+)
+def test_drafts_that_are_not_known_are_refused(drafting: dict[str, Any], release: str, words: str) -> None:
+    with pytest.raises(RecordingError, match=words):
+        parse_workload(PLAIN | {"spec": drafting}, "workload.json").of_release(release)
+
+
+def test_windows_whose_last_hit_is_computed_again_are_refused() -> None:
+    groups = [{"type": "sliding_window", "window": 8}, {"type": "full"}]
+    document = PLAIN | {"groups": groups, "spec": {"method": "eagle", "k": 2}}
+    assert parse_workload(document, "workload.json").of_release("0.33.0").drafting
+    with pytest.raises(RecordingError, match="computes the last block of a hit again where layers are of several"):
+        parse_workload(document, "workload.json").of_release("0.25.1")
 
 
 def test_windows_are_not_served_in_decode_context_parallelism() -> None:
