@@ -43,7 +43,7 @@ def print_turns(runs: Sequence[Recording | Measured]) -> None:
             for turn in by_turn(run.requests, run.meta.pool.unit_tokens)
         ]
         if rows:
-            server = f", server {number}" if len(runs) > 1 else ""
+            server = f", as far as server {number} saw them" if len(runs) > 1 else ""
             print_table(f"turns of sessions{server}", heads, rows, figures=range(len(heads)))
 
 

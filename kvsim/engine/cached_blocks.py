@@ -1,16 +1,16 @@
 """The free blocks that keep a prefix, as an eviction rule of a custom policy sees them.
 
 The prefixes form a tree: a block's parent is the block before it in the prompt. `CachedBlocks` follows the prefix cache
-event by event; the order of the free queue is read from the engine.
+event by event, and keeps the free blocks in the order of the free queue.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import overload
 
 from kvsim.engine import prefix_hits
-from kvsim.engine.block_pool import NULL_BLOCK
 from kvsim.engine.records import Sequence as Request
 from kvsim.engine.state import NO_KEY, Engine, table_of
 from kvsim.policies.custom import ServedRequest
@@ -43,6 +43,8 @@ class CachedBlocks:
 
     def __init__(self) -> None:
         self._by_unit: dict[int, Cached] = {}
+        self.free_blocks: OrderedDict[int, Cached] = OrderedDict()
+        """The blocks that no table holds, by block id, the least recently freed first."""
         self._children: dict[int, dict[int, Cached]] = {}
         """The cached blocks that continue a prefix, by block id."""
 
@@ -63,14 +65,17 @@ class CachedBlocks:
         cached = self._by_unit[unit]
         cached.num_hits += 1
         cached.request = request
+        self.free_blocks.pop(unit, None)
 
     def free(self, unit: int, now_s: float) -> None:
         """Note that no table holds block `unit` from `now_s` on."""
-        self._by_unit[unit].last_used_s = now_s
+        cached = self.free_blocks[unit] = self._by_unit[unit]
+        cached.last_used_s = now_s
 
     def remove(self, unit: int) -> None:
         """Remove a block that is evicted."""
         cached = self._by_unit.pop(unit)
+        del self.free_blocks[unit]
         if siblings := self._children.get(cached.parent_key):
             del siblings[unit]
             if not siblings:
@@ -87,26 +92,18 @@ class CachedBlocks:
                     total += child.tokens
         return total
 
-    def __getitem__(self, unit: int) -> Cached:
-        return self._by_unit[unit]
-
 
 class Candidates(Sequence[Cached]):
     """The free blocks that keep a prefix, the least recently freed first."""
 
-    def __init__(self, engine: Engine, cached: CachedBlocks) -> None:
-        self._engine, self._cached = engine, cached
+    def __init__(self, cached: CachedBlocks) -> None:
+        self._free = cached.free_blocks
 
     def __len__(self) -> int:
-        return int(self._engine.state.num_cached)
+        return len(self._free)
 
     def __iter__(self) -> Iterator[Cached]:
-        blocks = self._engine.blocks
-        unit = blocks[NULL_BLOCK].next
-        while unit != NULL_BLOCK:
-            if blocks[unit].key != NO_KEY:
-                yield self._cached[unit]
-            unit = blocks[unit].next
+        return iter(self._free.values())
 
     @overload
     def __getitem__(self, index: int) -> Cached: ...
@@ -118,7 +115,4 @@ class Candidates(Sequence[Cached]):
         return list(self)[index]
 
     def __contains__(self, block: object) -> bool:
-        engine = self._engine
-        if not isinstance(block, Cached) or engine.blocks[block.unit].refs > 0:
-            return False
-        return engine.blocks[block.unit].key == block.key and self._cached[block.unit] is block
+        return isinstance(block, Cached) and self._free.get(block.unit) is block

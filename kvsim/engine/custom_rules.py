@@ -187,7 +187,7 @@ class CustomRules:
         """Return the block that the policy evicts."""
         if self._cached is None:
             return block_pool.least_recently_freed(engine)
-        self._engine, candidates = engine, Candidates(engine, self._cached)
+        self._engine, candidates = engine, Candidates(self._cached)
         chosen = self.policy.evict(self, candidates)
         if chosen not in candidates:
             self.refuse(f"named {chosen!r} to evict, which is no free block that keeps a prefix")

@@ -194,7 +194,12 @@ def _yes(answer: Answer) -> str:
         return f"{users:,} user{'s fit' if users > 1 else ' fits'}{_more(largest, users)}"
     if rate is None:
         return f"{len(answer.load.workload):,} requests at once fit"
-    return f"{_number(rate)} requests a second fit{_more(largest, 1.0, rate)}"
+    return f"{_number(rate)} {_arriving(answer)} a second fit{_more(largest, 1.0, rate)}"
+
+
+def _arriving(answer: Answer) -> str:
+    """Name what the rate of an open loop counts."""
+    return "requests" if answer.load.workload.turns is None else "sessions"
 
 
 def _more(largest: float | None, asked: float, unit: float = 1.0) -> str:
@@ -215,10 +220,10 @@ def _share_served(answer: Answer) -> str:
     if rate is None:
         return f"{len(answer.load.workload):,} requests at once do not fit"
     if not answer.searched:
-        return f"{_number(rate)} requests a second do not fit"
+        return f"{_number(rate)} {_arriving(answer)} a second do not fit"
     if not largest:
-        return f"{_number(rate)} requests a second do not fit, nor does a sixteenth"
-    return f"{_number(largest * rate)} of {_number(rate)} requests a second fit"
+        return f"{_number(rate)} {_arriving(answer)} a second do not fit, nor does a sixteenth"
+    return f"{_number(largest * rate)} of {_number(rate)} {_arriving(answer)} a second fit"
 
 
 def _misses(answer: Answer) -> list[str]:

@@ -154,3 +154,9 @@ def test_sessions_are_run_told_of_and_fitted(kvsim: Any, tmp_path: Path) -> None
     fit = ("fit", "--gpu", "H100", "--model", "Llama-3.1-8B", "--turns", "3", "--prompt-tokens", "50")
     users = json.loads(kvsim(*fit, "--users", "4", "--points", "1", "--output-tokens", "20", "--json").stdout)
     assert users["load"]["users"] == 4
+
+
+def test_a_rate_of_sessions_is_named_so(kvsim: Any) -> None:
+    flags = ("--rate", "2", "--sessions", "12", "--turns", "3", "--prompt-tokens", "50", "--output-tokens", "20")
+    said = kvsim("fit", "--gpu", "H100", "--model", "Llama-3.1-8B", *flags, "--points", "0", "--jobs", "1").stdout
+    assert "2 sessions a second" in said
