@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import math
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from kvsim.cli.show import overwrite_option
+from kvsim.display.text import printable
 from kvsim.errors import RecordingError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from kvsim.plots import Finish
     from kvsim.recording import Recording
 
+_MOST_PIXELS = 100_000_000
 _KINDS = (
     "waste-bars, occupancy, queue, latency, lifetimes, free-runs (one or several recordings); "
     "ladder (what kvsim compare --ladder -o wrote); waste-over-time, memory-map, roofline (one); "
@@ -44,7 +49,13 @@ _KINDS = (
     help="File type with --all.",
 )
 @click.option("--for", "purpose", type=click.Choice(["paper", "slide", "web"]), default="web", show_default=True)
+@click.option("--size", metavar="WIDTHxHEIGHT", help="Size in inches, such as 3.4x2.2.  [of the purpose]")
+@click.option("--dpi", type=click.IntRange(30, 2400), help="Pixels of an inch in PNG.  [of the purpose]")
+@click.option("--title", metavar="TEXT", help="Another title than the finding.")
 @click.option("--no-title", is_flag=True, help="Leave the finding to the caption.")
+@click.option("--no-source", is_flag=True, help="Leave out the line that says where the data is from.")
+@click.option("--transparent", is_flag=True, help="Draw no background.")
+@click.option("--svg-text", is_flag=True, help="Keep text in SVG as text, for editing and searching.")
 @overwrite_option
 def command(
     *,
@@ -53,28 +64,59 @@ def command(
     output: Path | None,
     file_type: str,
     purpose: str,
+    size: str | None,
+    dpi: int | None,
+    title: str | None,
     no_title: bool,
+    no_source: bool,
+    transparent: bool,
+    svg_text: bool,
     overwrite: bool,
 ) -> None:
     """Draw a figure of one KIND from recordings: folders, or names of recordings that come with kvsim.
 
     The text that describes the figure to those who cannot see it is written beside it.
     """
+    if title is not None and no_title:
+        raise UsageError("--title and --no-title each choose the title; give only one.")
+    from kvsim.plots import FIGURES, OF_A_SWEEP, Finish, check_kind, may_save, save
+
+    finish = Finish(
+        title="" if no_title else None if title is None else printable(title),
+        source=not no_source,
+        dpi=dpi,
+        transparent=transparent,
+        svg_text=svg_text,
+    )
+    inches = None if size is None else _inches(size)
+    if (dpi or 300) ** 2 * math.prod(inches or (11.0, 11.0)) > _MOST_PIXELS:
+        raise UsageError("--size and --dpi together give more than 100 million pixels; lower one.")
     if everything:
         folder = output or Path("figures")
         recordings = _read(what)
         folder.mkdir(parents=True, exist_ok=True)
-        _write_all(recordings, folder, file_type, purpose, titled=not no_title, overwrite=overwrite)
+        _write_all(recordings, folder, file_type, finish, overwrite=overwrite, purpose=purpose, size=inches)
         return
-    from kvsim.plots import FIGURES, OF_A_SWEEP, check_kind, may_save, save
-
     kind, *names = what
     check_kind(kind, len(names))
     file = output or Path(f"{kind}.png")
     may_save(file, "plot", overwrite=overwrite)
     runs = _points(names) if kind in OF_A_SWEEP else _read(names)
-    picture = FIGURES[kind](*runs, purpose=purpose)
-    click.echo(save(picture, file, titled=not no_title))
+    picture = FIGURES[kind](*runs, purpose=purpose, size=inches)
+    click.echo(save(picture, file, finish=finish))
+
+
+def _inches(size: str) -> tuple[float, float]:
+    """Return width and height.
+
+    Raises:
+        UsageError: they are not two numbers from 1 to 40.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)x(\d+(?:\.\d+)?)", size)
+    width, height = map(float, match.groups()) if match else (0.0, 0.0)
+    if not (1 <= width <= 40 and 1 <= height <= 40):
+        raise UsageError(f"--size should be a width and a height of 1 to 40 inches such as 3.4x2.2, not {size!r}.")
+    return width, height
 
 
 def _read(names: Sequence[str]) -> list[Recording]:
@@ -95,7 +137,7 @@ def _points(names: Sequence[str]) -> list[Any]:
 
 
 def _write_all(
-    recordings: list[Recording], folder: Path, file_type: str, purpose: str, *, titled: bool, overwrite: bool
+    recordings: list[Recording], folder: Path, file_type: str, finish: Finish, *, overwrite: bool, **drawing: Any
 ) -> None:
     """Write every figure that suits the recordings; one that they have no data for is named and left out."""
     from kvsim.cli.show import echo, progress
@@ -109,11 +151,11 @@ def _write_all(
         for number, plan in enumerate(todo):
             report(number, len(todo))
             try:
-                picture = plan.draw(purpose=purpose)
+                picture = plan.draw(**drawing)
             except (RecordingError, UsageError) as error:
                 echo(f"left out {plan.file_stem}: {error}", err=True)
                 continue
-            click.echo(save(picture, folder / f"{plan.file_stem}.{file_type}", titled=titled))
+            click.echo(save(picture, folder / f"{plan.file_stem}.{file_type}", finish=finish))
             written += 1
     if not written:
         raise RecordingError("no figure could be drawn; the lines above say why.")

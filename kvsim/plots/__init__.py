@@ -7,7 +7,7 @@ number of recordings, names or policies, and RecordingError for recordings witho
 
 from kvsim.plots.comparisons import RunPoint, points_of_table
 from kvsim.plots.everything import FIGURES, OF_A_SWEEP, check_kind, figure_of, plans
-from kvsim.plots.figure_files import may_save, save
+from kvsim.plots.figure_files import Finish, may_save, save
 from kvsim.plots.film import film_of
 from kvsim.plots.film_page import write_page
 from kvsim.plots.film_picture import write_gif, write_mp4
@@ -18,6 +18,19 @@ FILMS = {".gif": write_gif, ".mp4": write_mp4, ".html": write_page}
 """Functions that write films, by file extension."""
 
 __all__ = [
-    "FIGURES", "FILMS", "OF_A_SWEEP", "Picture", "Purpose", "RunPoint", "check_kind", "figure_of", "film_of",
-    "may_save", "plans", "points_of_table", "save", "write_race",
+    "FIGURES",
+    "FILMS",
+    "OF_A_SWEEP",
+    "Finish",
+    "Picture",
+    "Purpose",
+    "RunPoint",
+    "check_kind",
+    "figure_of",
+    "film_of",
+    "may_save",
+    "plans",
+    "points_of_table",
+    "save",
+    "write_race",
 ]  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,24 +50,52 @@ def may_save(path: str | os.PathLike[str], command: str, *, overwrite: bool) -> 
         may_replace(words, command, overwrite=overwrite)
 
 
-def save(picture: Picture, path: str | os.PathLike[str], *, titled: bool = True, made_by: str = "plot") -> Path:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finish:
+    """Changes of a figure that draw no other one: its title, source, resolution and background."""
+
+    title: str | None = None
+    """The title; empty for none, None for the finding."""
+    source: bool = True
+    """Whether there is a last line that names the source of the data."""
+    dpi: int | None = None
+    """Pixels of an inch in PNG; None for those of the purpose."""
+    transparent: bool = False
+    svg_text: bool = False
+    """Whether text in SVG stays text, which looks alike only where its font is installed."""
+
+
+def save(
+    picture: Picture, path: str | os.PathLike[str], *, finish: Finish | None = None, made_by: str = "plot"
+) -> Path:
     """Write `picture` as PNG, SVG or PDF, by the extension of `path`, and its text as `NAME.alt.txt` beside it.
 
-    Without `titled`, the title is left out. `made_by` is the command that draws it.
+    `made_by` is the command that draws it.
 
     Raises:
         UsageError: the extension is another one, or the file cannot be written.
     """
     target, kind = Path(path), file_type(path)
-    if not titled:
-        picture.drop_title()
+    finish = finish or Finish()
+    if finish.title is not None:
+        picture.set_title(finish.title)
+    if not finish.source:
+        picture.drop_source()
+    if finish.dpi is not None:
+        picture.set_dpi(finish.dpi)
     where, others = _METADATA[kind]
     # The text is renamed last, so that a text never exists without its figure.
     text = f"{picture.alt_text}\n".encode()
     with whole_file(_words_of(target)) as words:
         words.write_bytes(text)
         with whole_file(target, made_by=made_by) as drawn:
-            picture.write(drawn, kind[1:], {where: description(text)} | others)
+            picture.write(
+                drawn,
+                kind[1:],
+                {where: description(text)} | others,
+                transparent=finish.transparent,
+                svg_text=finish.svg_text,
+            )
     return target
 
 

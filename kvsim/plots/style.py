@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import textwrap
+import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypeAlias
 
@@ -24,7 +25,7 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from kvsim.display.palette import HUES_ON_LIGHT, TINT_SHARE, mixed
-from kvsim.errors import UnknownNameError
+from kvsim.errors import UnknownNameError, UsageError
 from kvsim.memory.waste import SlotState
 from kvsim.plots.axes import marked
 
@@ -108,6 +109,10 @@ class _Several(tuple[Patch, ...]):
         return self.label
 
 
+_LEAST_PANELS = 0.1
+"""Share of the height below which there is no room for panels."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Medium:
     width_in: float
@@ -183,6 +188,8 @@ class Picture(Figure):
         self._bottom, self._top = 0.0, 1.0
         self._title: Text | None = None
         self._title_pt = 0.0
+        self._source: Text | None = None
+        self._source_pt = 0.0
         self._legend_top = 1.0
         self._minor_ticks: list[tuple[Axis, Locator, Artist]] = []
 
@@ -190,25 +197,39 @@ class Picture(Figure):
         """Write `title` on top and `source` at the bottom, both wrapped to the width."""
         width_in, height_in = self.get_size_inches()
         margin = _MARGIN_EM * self._font_pt / 72
-        title_pt, source_pt = 1.1 * self._font_pt, 0.78 * self._font_pt
+        source_pt = 0.78 * self._font_pt
         # A letter is about as wide as 0.57 of its size, or 0.63 in bold.
-        title_lines = _balanced(title, max(10, int(72 * width_in / title_pt / 0.63)))
         source_lines = textwrap.wrap(source, max(10, int(72 * width_in / source_pt / 0.57)), break_on_hyphens=False)
         x, y = margin / width_in, margin / height_in
-        self._title = self.text(x, 1 - y, "\n".join(title_lines), va="top", fontsize=title_pt, fontweight="bold")
-        self._title_pt = (1.3 * len(title_lines) + 0.5) * title_pt
-        self.text(x, y, "\n".join(source_lines), va="bottom", fontsize=source_pt, color=MUTED)
-        self._keep(top_pt=self._title_pt, bottom_pt=(1.3 * len(source_lines) + 0.8) * source_pt)
+        self.set_title(title)
+        self._source = self.text(x, y, "\n".join(source_lines), va="bottom", fontsize=source_pt, color=MUTED)
+        self._source_pt = (1.3 * len(source_lines) + 0.8) * source_pt
+        self._keep(top_pt=0.0, bottom_pt=self._source_pt)
 
-    def drop_title(self) -> None:
-        """Remove the title and give its room to the panels, for papers with captions."""
-        if self._title is None:
-            return
-        self._title.remove()
-        self._title = None
-        self._keep(top_pt=-self._title_pt)
+    def set_title(self, title: str) -> None:
+        """Write another title, wrapped to the width; without one, its room is given to the panels."""
+        before_pt = self._title_pt
+        if self._title is not None:
+            self._title.remove()
+        self._title, self._title_pt = None, 0.0
+        if title:
+            width_in, height_in = self.get_size_inches()
+            margin, title_pt = _MARGIN_EM * self._font_pt / 72, 1.1 * self._font_pt
+            lines = _balanced(title, max(10, int(72 * width_in / title_pt / 0.63)))
+            place = (margin / width_in, 1 - margin / height_in)
+            self._title = self.text(*place, "\n".join(lines), va="top", fontsize=title_pt, fontweight="bold", color=INK)
+            self._title_pt = (1.3 * len(lines) + 0.5) * title_pt
+        self._keep(top_pt=self._title_pt - before_pt)
+        self._legend_top -= (self._title_pt - before_pt) / (72 * self.get_size_inches()[1])
         for legend in self.legends:
-            legend.set_bbox_to_anchor((0, self._legend_top + self._title_pt / (72 * self.get_size_inches()[1])))
+            legend.set_bbox_to_anchor((0, self._legend_top))
+
+    def drop_source(self) -> None:
+        """Remove the line of the source and give its room to the panels."""
+        if self._source is not None:
+            self._source.remove()
+            self._source = None
+            self._keep(top_pt=0.0, bottom_pt=-self._source_pt)
 
     def add_state_legend(self, states: Iterable[SlotState], *, hatched: bool = True, by_owner: bool = False) -> None:
         """Add a legend of `states` below the title, which must be set first.
@@ -282,18 +303,48 @@ class Picture(Figure):
                 if axis.get_tick_params().get(f"label{side}", True):
                     # The labels extend further than the spine, and measuring a spine lays out all ticks again.
                     axes.spines[side].set_in_layout(False)
-        self._engine.execute(self)
+        self._lay_out()
         self.set_layout_engine(None)  # even an engine that does nothing would draw everything again
         for axes in self.axes:
             axes.set_position(Bbox(np.round(axes.get_position().get_points(), 6)))
         self._minor_ticks = [(axis, locator, marked(axis, locator)) for axis, locator in minor.items()]
 
-    def write(self, file: str | os.PathLike[str] | BinaryIO, kind: str, metadata: Mapping[str, str | None]) -> None:
-        """Write the figure to `file` as `kind`: png, svg or pdf.
+    def _lay_out(self) -> None:
+        """Place the panels.
 
-        PNG files are written through Pillow without an alpha channel, which takes half as long as matplotlib's way.
+        Raises:
+            UsageError: there is no room for them.
         """
+        with warnings.catch_warnings(record=True) as complaints:
+            warnings.simplefilter("always")
+            if self._top - self._bottom > _LEAST_PANELS:
+                self._engine.execute(self)
+        if self._top - self._bottom <= _LEAST_PANELS or any("collapsed" in str(each.message) for each in complaints):
+            width_in, height_in = self.get_size_inches()
+            raise UsageError(
+                f"a figure of {width_in:g} x {height_in:g} inches has no room for its panels; give a larger --size, or "
+                "leave out the title and the source."
+            )
+
+    def write(
+        self,
+        file: str | os.PathLike[str] | BinaryIO,
+        kind: str,
+        metadata: Mapping[str, str | None],
+        *,
+        transparent: bool = False,
+        svg_text: bool = False,
+    ) -> None:
+        """Write the figure to `file` as `kind`: png, svg or pdf; with `svg_text`, text in SVG stays text.
+
+        PNG files are written through Pillow without an alpha channel, which takes half as long as matplotlib's way; a
+        `transparent` one has it.
+        """
+        if transparent:
+            for patch in (self.patch, *(axes.patch for axes in self.axes)):
+                patch.set_alpha(0.0)
         with style(self.purpose):  # ticks and hashes are made while drawing
+            mpl.rcParams["svg.fonttype"] = "none" if svg_text else "path"
             if kind != "png":
                 self.fix_layout()
                 self.savefig(file, format=kind, metadata=metadata)
@@ -304,7 +355,7 @@ class Picture(Figure):
         text = PngInfo()
         for name, value in metadata.items():
             text.add_text(name, value or "")
-        pixels = np.ascontiguousarray(np.asarray(canvas.buffer_rgba())[..., :3])
+        pixels = np.ascontiguousarray(np.asarray(canvas.buffer_rgba())[..., : 4 if transparent else 3])
         image = Image.fromarray(pixels)
         image.save(file, format="png", pnginfo=text, dpi=(self.dpi, self.dpi), compress_level=_PNG_LEVEL)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from PIL import Image
 
 from kvsim.cli.plot import _KINDS
 from kvsim.plots import FIGURES
@@ -52,6 +53,38 @@ def test_a_caption_may_say_what_the_title_would(kvsim: Run, folder: Path) -> Non
         assert (done.returncode, done.stdout, done.stderr) == (0, f"{name}\n", "")
     assert (folder / "with.png").read_bytes() != (folder / "without.png").read_bytes()
     assert (folder / "with.alt.txt").read_text() == (folder / "without.alt.txt").read_text()
+
+
+def test_a_writer_chooses_size_title_source_and_ground(kvsim: Run, folder: Path) -> None:
+    flags = ("--size", "3.5x2", "--dpi", "100", "--title", "Ours", "--no-source", "--transparent")
+    done = kvsim("plot", "waste-bars", "b700", "-o", "own.png", *flags, folder=folder)
+    assert (done.returncode, done.stderr) == (0, "")
+    with Image.open(folder / "own.png") as image:
+        assert image.size == (350, 200)
+        assert image.getpixel((0, 0))[3] == 0
+    kvsim("plot", "waste-bars", "b700", "-o", "text.svg", *flags, "--svg-text", folder=folder)
+    svg = (folder / "text.svg").read_text()
+    assert ">Ours</text>" in svg
+    assert "Source:" not in svg
+    kvsim("plot", "waste-bars", "b700", "-o", "paths.svg", folder=folder)
+    assert "<text" not in (folder / "paths.svg").read_text()
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--size", "3.4"), "--size should be a width and a height of 1 to 40 inches such as 3.4x2.2, not '3.4'."),
+        (("--size", "0x9"), "--size should be a width and a height of 1 to 40 inches such as 3.4x2.2, not '0x9'."),
+        (("--size", "1x1"), "a figure of 1 x 1 inches has no room for its panels; give a larger --size"),
+        (("--size", "40x40", "--dpi", "2400"), "--size and --dpi together give more than 100 million pixels"),
+        (("--title", "a", "--no-title"), "--title and --no-title each choose the title; give only one."),
+    ],
+)
+def test_what_cannot_be_is_refused(kvsim: Run, folder: Path, flags: tuple[str, ...], words: str) -> None:
+    done = kvsim("plot", "waste-bars", "b700", "-o", "none.png", *flags, folder=folder)
+    assert done.returncode == 2
+    assert words in " ".join(done.stderr.split())
+    assert not (folder / "none.png").exists()
 
 
 def test_runs_in_several_sizes_are_points(kvsim: Run, folder: Path) -> None:

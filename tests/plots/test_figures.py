@@ -245,7 +245,7 @@ def test_a_title_that_is_dropped_leaves_its_room_to_the_panels(by_hand: Recordin
     picture = waste_bars(by_hand, paged)
     picture.draw_without_rendering()
     title, height = picture.texts[0].get_text(), picture.axes[0].get_position().height
-    picture.drop_title()
+    picture.set_title("")
     picture.draw_without_rendering()
     assert title not in words_on(picture)
     assert "Source:" in words_on(picture), "where it comes from stays"
@@ -253,7 +253,7 @@ def test_a_title_that_is_dropped_leaves_its_room_to_the_panels(by_hand: Recordin
     legend = picture.legends[0].get_window_extent()
     assert legend.y1 <= picture.bbox.y1
     assert legend.y0 >= picture.axes[0].get_window_extent().y1
-    picture.drop_title()  # once is enough
+    picture.set_title("")  # once is enough
 
 
 def test_a_title_of_several_lines_has_no_lonely_word(by_hand: Recording) -> None:
