@@ -22,7 +22,7 @@ RecordingLike: TypeAlias = Recording | str | os.PathLike[str]
 WorkloadLike: TypeAlias = Workload | Recording | str | os.PathLike[str]
 """Requests: a workload, a recording whose requests are served again, or the name of either, or of a trace file."""
 PolicyLike: TypeAlias = AnyPolicy | str
-"""A policy, or the name of a built-in one: "paged", "contiguous" or "static"."""
+"""A policy, or the name of a built-in one: "paged", "contiguous", "static" or "radix"."""
 
 
 def recording_of(given: RecordingLike) -> Recording:

@@ -60,7 +60,7 @@ def simulate(
 
     Args:
         workload: a `Workload`, a recording whose requests are served again, or the name of one or of a trace file.
-        policy: a policy, or "paged", "contiguous" or "static" with the defaults of the engine that it models.
+        policy: a policy, or "paged", "contiguous", "static" or "radix" with the defaults of the engine that it models.
         machine: a `Machine`, a recording of one, or "GPU/MODEL" such as "H200/Llama-3-8B"; left out, it is the machine
             of the recording that the requests are from, or "H200/Meta-Llama-3-8B".
         options: see `kvsim.simulation.Options`: `refuse_misfits`, `users` and `think_s` for a closed loop,

@@ -14,10 +14,10 @@ from kvsim.cli.scenario_flags import scenario_options
 from kvsim.cli.server_lines import ServedCommand
 from kvsim.cli.show import echo, json_option, overwrite_option, print_json, progress
 from kvsim.errors import UsageError
-from kvsim.policies import POLICY_NAMES, Paged, Policy
+from kvsim.policies import EVERY_POLICY, POLICY_NAMES, Paged, Policy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from kvsim.cli.scenario import Scenario
 
@@ -43,6 +43,13 @@ times_option = click.option(
     type=click.Path(path_type=Path),
     help="Write the recordings into this folder, one for each policy.",
 )
+@click.option(
+    "--policy",
+    "names",
+    type=click.Choice(EVERY_POLICY),
+    multiple=True,
+    help=f"A policy to compare; again for more.  [{', '.join(POLICY_NAMES)}]",
+)
 @times_option
 @click.option(
     "--ladder",
@@ -61,6 +68,7 @@ times_option = click.option(
 def command(
     *,
     newer: str | None,
+    names: tuple[str, ...],
     output: Path | None,
     ladder: bool,
     uniform_cache: bool,
@@ -68,7 +76,7 @@ def command(
     as_json: bool,
     **flags: Any,
 ) -> None:
-    """Put the same requests through all three policies.
+    """Put the same requests through several policies.
 
     Shows for each where the memory went, how many sequences ran at once, and who waited. The shares add up to 100%.
     With two releases, --vllm OLD NEW: the paged policy with the rules of both, the first decision that differs, and
@@ -76,6 +84,8 @@ def command(
     """
     if ladder and uniform_cache:
         raise UsageError("--ladder and --uniform-cache compare different things; give only one.")
+    if names and (ladder or uniform_cache or newer is not None):
+        raise UsageError("--policy says what is compared, as --ladder, --uniform-cache and two releases do; give one.")
     if newer is not None:
         _compare_releases(newer, output, flags, is_other=ladder or uniform_cache, as_json=as_json)
         return
@@ -91,7 +101,7 @@ def command(
     if output is not None:
         may_replace(output, "compare", overwrite=overwrite, is_folder=True)
     scenario = build_scenario(**flags)
-    policies, notes = _policies(scenario, uniform_cache=uniform_cache)
+    policies, notes = _policies(scenario, names, uniform_cache=uniform_cache)
     recordings = []
     for name, policy in policies.items():
         with progress(name) as report:
@@ -144,7 +154,9 @@ def _compare_releases(newer: str, output: Path | None, flags: dict[str, Any], *,
     compare_releases(flags["vllm"], newer, flags, as_json=as_json)
 
 
-def _policies(scenario: Scenario, *, uniform_cache: bool) -> tuple[Mapping[str, Policy], list[str]]:
+def _policies(
+    scenario: Scenario, names: Sequence[str], *, uniform_cache: bool
+) -> tuple[Mapping[str, Policy], list[str]]:
     """Return the compared policies, and the notes about the choice."""
     if uniform_cache:
         paged = scenario.policy(Paged.name)
@@ -152,6 +164,8 @@ def _policies(scenario: Scenario, *, uniform_cache: bool) -> tuple[Mapping[str, 
         uniform = replace(paged, cache=replace(paged.cache, uniform_cache=True))
         found: dict[str, Policy] = {Paged.name: paged, _UNIFORM: uniform}
         return found, [_most_sequences(scenario, paged, uniform)]
+    if names:
+        return {name: scenario.policy(name) for name in names}, []
     if scenario.model.recurrent_layers:
         left_out = (
             f"contiguous and static are left out: {scenario.model.name} keeps recurrent states, and they hand out "

@@ -16,7 +16,7 @@ from kvsim.cli.show import echo, json_option, print_json, print_table, size
 from kvsim.errors import BudgetError, UsageError
 from kvsim.kv_groups.reasons import caching_words, why_so_large
 from kvsim.kv_groups.specs import check_block_size, check_length
-from kvsim.policies import POLICY_NAMES
+from kvsim.policies import EVERY_POLICY, Radix
 from kvsim.policies.releases import DEFAULT, rules_of
 
 if TYPE_CHECKING:
@@ -54,10 +54,17 @@ def _list(*, as_json: bool) -> None:
 )
 @click.option(
     "--policy",
-    type=click.Choice(POLICY_NAMES),
+    type=click.Choice(EVERY_POLICY),
     default="paged",
     show_default=True,
-    help="Policy that uses the memory; with static, the result is the largest batch.",
+    help="Policy that uses the memory; with static, the result is the largest batch; with radix, SGLang's slots beside "
+    "vLLM's blocks.",
+)
+@click.option(
+    "--mem-fraction-static",
+    type=float,
+    metavar="SHARE",
+    help="With --policy radix: share of the memory that is free before the weights, for weights and slots.  [SGLang's]",
 )
 @json_option
 def command(
@@ -65,6 +72,7 @@ def command(
     list_only: bool,
     tokens: int,
     policy: str,
+    mem_fraction_static: float | None,
     as_json: bool,
     **flags: Any,
 ) -> None:
@@ -76,6 +84,13 @@ def command(
         missing = "--model" if flags["model"] is None else "--gpu"
         raise click.UsageError(f"{missing} is missing; kvsim size --list names models and GPUs.")
     gpu, model = machine_of(flags)
+    if policy == Radix.name:
+        from kvsim.cli.size_sglang import size_slots
+
+        size_slots(flags, gpu, model, tokens, mem_fraction_static, as_json=as_json)
+        return
+    if mem_fraction_static is not None:
+        raise UsageError("--mem-fraction-static is SGLang's; give --policy radix with it, or --gpu-memory-utilization.")
     if policy != "static" and flags["max_model_len"] != FIND:
         check_length(model, flags["max_model_len"])
     if policy == "paged":
@@ -86,7 +101,7 @@ def command(
     except BudgetError as error:
         if as_json or len(error.account) < 2:  # a pool of a stated size has no account
             raise
-        print_no_start(error, _title(gpu, model), changes(flags, gpu, model))
+        print_no_start(error, title_of(gpu, model), changes(flags, gpu, model))
         sys.exit(error.exit_code)
     logs_longest = rules_of(flags["vllm"] or DEFAULT).logs_longest
     num_sequences, fits_as = _num_sequences(budget, policy, tokens)
@@ -109,10 +124,11 @@ def command(
         *_caching_rows(budget, policy),
     ]
     echo(_verdict(flags, budget, policy, tokens, num_sequences))
-    print_table(_title(gpu, model), ["", "", "", "why"], rows, figures=(1,), note=_note(flags, budget))
+    print_table(title_of(gpu, model), ["", "", "", "why"], rows, figures=(1,), note=_note(flags, budget))
 
 
-def _title(gpu: Gpu, model: Model) -> str:
+def title_of(gpu: Gpu, model: Model) -> str:
+    """Return the model as it is served, and the GPUs."""
     served = [f"{model.quantization.method} weights"] if model.quantization else []
     served += [f"{model.kv_cache_dtype} KV cache"] if model.kv_cache_dtype != "auto" else []
     number = model.tensor_parallel_size * model.pipeline_parallel_size

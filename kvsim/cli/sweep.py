@@ -16,7 +16,7 @@ from kvsim.cli.server_lines import ServedCommand
 from kvsim.cli.show import echo, json_option, overwrite_option, print_json, print_table, progress, seconds
 from kvsim.cli.workload import workload_and_source
 from kvsim.errors import UsageError
-from kvsim.policies import POLICY_NAMES
+from kvsim.policies import EVERY_POLICY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @click.command("sweep", cls=ServedCommand)
-@click.option("--policy", type=click.Choice(POLICY_NAMES), default="paged", show_default=True)
+@click.option("--policy", type=click.Choice(EVERY_POLICY), default="paged", show_default=True)
 @scenario_options
 @click.option(
     "--vary", multiple=True, metavar="FLAG=A,B,...", help="A flag of this command and its values; again for more flags."

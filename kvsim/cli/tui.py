@@ -23,7 +23,7 @@ from kvsim.cli.server_lines import ServedCommand
 from kvsim.cli.show import overwrite_option, progress
 from kvsim.errors import UsageError
 from kvsim.files.overwriting import may_replace
-from kvsim.policies import POLICY_NAMES, Paged
+from kvsim.policies import EVERY_POLICY, POLICY_NAMES, Paged
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -42,7 +42,7 @@ _FEW_REQUESTS = 1_000
 @click.command("tui", cls=ServedCommand)
 @click.argument("recording_name", metavar="[RECORDING]", required=False)
 @click.option(
-    "--policy", type=click.Choice(POLICY_NAMES), help="Simulate this policy instead of replaying a recording."
+    "--policy", type=click.Choice(EVERY_POLICY), help="Simulate this policy instead of replaying a recording."
 )
 @click.option("--compare", is_flag=True, help="Simulate all policies and show them on one clock.")
 @click.option("--lesson", is_flag=False, flag_value=_LIST, metavar="[N]", help="Play a lesson; without N, list them.")

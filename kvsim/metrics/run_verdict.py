@@ -75,10 +75,11 @@ def _cause(summary: Summary, limit: Limit | None) -> str:
         return f"Memory is short: {_shortage(summary)}."
     if limit is Limit.BATCH:
         limits = summary.limits
-        setting = f"max_num_seqs {limits.max_num_seqs:,}" if limits and limits.max_num_seqs else "batch_size"
+        setting = f"{limits.seqs_setting} {limits.max_num_seqs:,}" if limits and limits.max_num_seqs else "batch_size"
         return f"The batch is full ({setting}): {waits.batch:,.1f} requests wait for a place in it on average."
     if limit is Limit.TOKENS:
-        setting = f" (max_num_batched_tokens {summary.limits.max_num_batched_tokens:,})" if summary.limits else ""
+        limits = summary.limits
+        setting = f" ({limits.tokens_setting} {limits.max_num_batched_tokens:,})" if limits else ""
         return f"Steps are full{setting}: {waits.tokens:,.1f} requests wait on average for a step with tokens to spare."
     queue = "" if summary.mean_waiting else "no request ever waits in the queue, "
     return f"Nothing is held back: {queue}{peak_words(summary)}." if summary.duration_s else "No time passes."

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,10 @@ Column = npt.NDArray[Any]
 class Limits:
     """Limits of one step of an engine; both are 0 for a static batch, which admits no request before it ends."""
 
+    seqs_setting: ClassVar[str] = "max_num_seqs"
+    """The setting that limits the sequences, as its engine calls it."""
+    tokens_setting: ClassVar[str] = "max_num_batched_tokens"
+
     max_num_seqs: int
     max_num_batched_tokens: int
 
@@ -29,6 +33,8 @@ class Limits:
         """Return the limits in the settings of an engine or a policy; None if they are missing."""
         if policy.get("name") == "static":
             return cls(max_num_seqs=0, max_num_batched_tokens=0)
+        if policy.get("name") == "radix":
+            return SGLangLimits.of_settings(policy)
         num_seqs, num_tokens = (_first(name, (engine, policy)) for name in ("max_num_seqs", "max_num_batched_tokens"))
         if num_seqs is None or num_tokens is None:
             return None
@@ -42,6 +48,24 @@ class Limits:
         full = running >= self.max_num_seqs
         spent = ~full & (tokens >= self.max_num_batched_tokens)
         return np.where(full | spent, 0, waiting), np.where(full, waiting, 0), np.where(spent, waiting, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SGLangLimits(Limits):
+    """Limits of one step of SGLang. Its admission expects whole answers, so requests wait for memory that is free."""
+
+    seqs_setting: ClassVar[str] = "max_running_requests"
+    tokens_setting: ClassVar[str] = "chunked_prefill_size"
+
+    @classmethod
+    def of_settings(cls, policy: Mapping[str, Any]) -> SGLangLimits | None:
+        """Return the limits in the settings of the policy; None if they are missing."""
+        num_seqs, chunk, prompts = (
+            _first(name, (policy,)) for name in ("max_running_requests", "chunked_prefill_size", "max_prefill_tokens")
+        )
+        if num_seqs is None or chunk is None or prompts is None:
+            return None
+        return cls(max_num_seqs=num_seqs, max_num_batched_tokens=min(chunk, prompts) if chunk > 0 else prompts)
 
 
 def _first(name: str, settings: Sequence[Mapping[str, Any]]) -> int | None:

@@ -189,7 +189,7 @@ def plan_budget(
         mla_block_size=_mla_block_size(gpu),
     )
     stages = pipeline_stages(model.num_layers, model.pipeline_parallel_size)
-    weights = [_weights(model, stage) for stage in stages]
+    weights = [weight_terms(model, stage) for stage in stages]
     sizes = bytes_per_block(model, settings)
     if num_blocks is not None or kv_memory_bytes is not None:
         accounts = [_stated(kv_memory_bytes, num_blocks, size) for size in sizes]
@@ -244,7 +244,7 @@ def _allowance(gpu: Gpu, utilization: float) -> tuple[BudgetTerm, BudgetTerm]:
     )
 
 
-def _weights(model: Model, stage: range) -> tuple[BudgetTerm, ...]:
+def weight_terms(model: Model, stage: range) -> tuple[BudgetTerm, ...]:
     """Return the weights on one GPU of a pipeline stage: its layers, and the tables at both ends."""
     table = model.vocab_size * model.hidden_size * model.dtype_bytes
     tables = table if model.tie_word_embeddings else 2 * table

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import click
 
 from kvsim.cli import cli
-from kvsim.policies import POLICY_NAMES
+from kvsim.policies import EVERY_POLICY
 from tests.fuzz.seeds import NASTY_NUMBERS, NASTY_TEXTS, Seeds
 
 Words = tuple[str, ...]
@@ -109,13 +109,13 @@ def _usual(name: str, seeds: Seeds) -> list[tuple[Words, Words]]:
         KeyError: nobody has said how the command is called.
     """
     recording, generate = str(seeds.recordings[0]), str(seeds.recordings[-1])
-    policies = [("--policy", policy) for policy in POLICY_NAMES]
+    policies = [("--policy", policy) for policy in EVERY_POLICY]
     calls: dict[str, list[tuple[Words, Words]]] = {
         "run": [((), (*_RUN, *policy)) for policy in policies],
         "fit": [((), (*_FIT, "--json")), ((), ("--users", "2", *_FIT[2:], "--json"))],
         "diagnose": [((recording,), ("--points", "1", "--json"))],
         "doctor": [((str(seeds.server_logs[0]),), ("--gpu", "H200", "--json"))],
-        "compare": [((), _RUN)],
+        "compare": [((), _RUN), ((), (*_RUN, "--policy", "paged", "--policy", "radix"))],
         "sweep": [((), (*_RUN, "--jobs", "1", "-o", "s.parquet"))],
         "tui": [((recording,), _SHOT), ((), (*_RUN[:2], *policies[0], *_SHOT)), ((), ())],
         "explain": [(("1",), ())],

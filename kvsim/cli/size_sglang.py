@@ -1,0 +1,88 @@
+"""`kvsim size --policy radix`: the slots that SGLang's share leaves, beside vLLM's blocks on the same machine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kvsim.cli.show import echo, print_json, print_table, size
+from kvsim.errors import BudgetError
+from kvsim.sizing.sglang_budget import plan_slots
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kvsim.hardware import Gpu
+    from kvsim.models import Model
+    from kvsim.sizing.budget import Budget
+    from kvsim.sizing.sglang_budget import SlotBudget
+
+
+def size_slots(
+    flags: Mapping[str, Any], gpu: Gpu, model: Model, tokens: int, fraction: float | None, *, as_json: bool
+) -> None:
+    """Print the account of SGLang's slots, that of vLLM, and why the two differ."""
+    from kvsim.cli.size import title_of
+
+    slots, blocks = plan_slots(gpu, model, mem_fraction_static=fraction), _of_vllm(flags, gpu, model)
+    num_sequences = slots.num_slots // tokens
+    if as_json:
+        print_json(_document(slots, blocks, tokens))
+        return
+    echo(f"{num_sequences:,} sequences of {tokens:,} tokens fit at once, in {slots.num_slots:,} slots.")
+    if blocks is not None:
+        echo(_why(slots, blocks))
+    on_one = "on each GPU" if model.tensor_parallel_size > 1 else ""
+    print_table(f"SGLang: {title_of(gpu, model)}", ["", "", "", "why"], [
+        *((term.label, size(term.size_bytes), on_one, term.why) for term in slots.terms),
+        ("KV cache", size(slots.kv_bytes), on_one, "what is left"),
+        ("one slot", size(model.kv_bytes_per_token), on_one, "one token in all layers"),
+        ("slots", f"{slots.num_slots:,}", "", "max_total_num_tokens; slot 0 comes on top"),
+    ], figures=(1,))  # fmt: skip
+    if blocks is not None:
+        print_table("vLLM, on the same machine", ["", "", "", "why"], [
+            *((term.label, size(term.size_bytes), on_one, term.why) for term in blocks.terms),
+            ("KV cache", size(blocks.kv_bytes), on_one, "what is left, in whole blocks"),
+            ("tokens", f"{blocks.capacity_tokens:,}", "", f"in {blocks.num_usable_blocks:,} blocks"),
+        ], figures=(1,))  # fmt: skip
+
+
+def _of_vllm(flags: Mapping[str, Any], gpu: Gpu, model: Model) -> Budget | None:
+    """Return vLLM's account of the same machine; None where it leaves no block."""
+    from kvsim.cli.machine import memory_of
+
+    try:
+        return memory_of(flags, gpu, model)
+    except BudgetError:
+        return None
+
+
+def _why(slots: SlotBudget, blocks: Budget) -> str:
+    """Say in a sentence or two why SGLang has more or fewer slots than vLLM has tokens in blocks."""
+    ratio = slots.num_slots / max(blocks.capacity_tokens, 1)
+    terms = {term.label: -term.size_bytes for term in blocks.terms}
+    measured = sum(terms.get(label, 0) for label in ("activations", "outside PyTorch", "captured graphs"))
+    return (
+        f"vLLM has {blocks.capacity_tokens:,} tokens, SGLang {ratio:.2f} times as many: SGLang leaves "
+        f"{size(slots.free_later_bytes)} to activations, graphs and all else, and measures none of it; vLLM leaves "
+        f"{size(terms.get('left to others', 0))} unused and takes another {size(measured)} off for what it measures."
+    )
+
+
+def _document(slots: SlotBudget, blocks: Budget | None, tokens: int) -> dict[str, Any]:
+    return {
+        "gpu": slots.gpu.name,
+        "model": slots.model.name,
+        "policy": "radix",
+        "tensor_parallel_size": slots.model.tensor_parallel_size,
+        "mem_fraction_static": slots.mem_fraction_static,
+        "kv_bytes_per_token": slots.model.kv_bytes_per_token,
+        "kv_bytes": slots.kv_bytes,
+        "num_slots": slots.num_slots,
+        "max_sequences": {str(tokens): slots.num_slots // tokens},
+        "terms": [{"label": term.label, "bytes": term.size_bytes, "why": term.why} for term in slots.terms],
+        "vllm": None if blocks is None else {
+            "kv_bytes": blocks.kv_bytes,
+            "capacity_tokens": blocks.capacity_tokens,
+            "terms": [{"label": term.label, "bytes": term.size_bytes, "why": term.why} for term in blocks.terms],
+        },
+    }  # fmt: skip

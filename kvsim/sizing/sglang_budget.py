@@ -1,0 +1,124 @@
+"""What SGLang 0.5.23 leaves for slots: a share of the memory that is free before the weights come, minus the weights.
+
+`mem_fraction_static` is no share of the card, and what it leaves is not measured: activations, captured graphs and
+everything else have to do with it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kvsim.errors import BudgetError, UsageError
+from kvsim.hardware import GIB
+from kvsim.sizing.activations import OUTSIDE_BYTES
+from kvsim.sizing.budget import BudgetTerm, weight_terms
+
+if TYPE_CHECKING:
+    from kvsim.hardware import Gpu
+    from kvsim.models import Model
+
+_MIB = 1 << 20
+_GROUP_BYTES = int(2.43 * GIB)
+"""Bytes that are gone on each of several GPUs when the weights begin to load: contexts, buffers to exchange results.
+From the log in sglang#11716, of eight H200: 137.29 of 139.72 GiB are free then."""
+_CHUNKS = ((20, 2048), (60, 4096), (160, 8192))
+"""Default `chunked_prefill_size` of cards below so many GiB; above, `_LARGEST_CHUNK`."""
+_LARGEST_CHUNK = 16384
+_LARGE_CARD_MIB, _LEAST_RESERVE_MIB = 60 * 1024, 10 * 1024
+_META_MIB, _MIB_PER_TOKEN, _MIB_PER_GRAPH, _LEAST_TOKENS, _MIB_OF_GROUP = 512, 1.5, 2, 2048, 1024 / 8
+_CAPTURED, _CAPTURED_BY_MANY, _MANY = 256, 512, 4
+"""Largest captured batch on a large card, and from `_MANY` GPUs on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotBudget:
+    """Slots of one GPU, and the terms that led to them."""
+
+    gpu: Gpu
+    model: Model
+    mem_fraction_static: float
+    page_size: int
+    terms: tuple[BudgetTerm, ...]
+    """Terms of the budget in order; their sum is `kv_bytes`."""
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of all slots."""
+        return sum(term.size_bytes for term in self.terms)
+
+    @property
+    def num_slots(self) -> int:
+        """SGLang's `max_total_num_tokens`."""
+        return self.kv_bytes // self.model.kv_bytes_per_token
+
+    @property
+    def free_later_bytes(self) -> int:
+        """Bytes that the share leaves to activations, captured graphs and all else."""
+        return -self.terms[-2].size_bytes
+
+
+def default_chunk(gpu: Gpu) -> int:
+    """Return SGLang's `chunked_prefill_size` on a card."""
+    return next((chunk for below, chunk in _CHUNKS if gpu.memory_bytes < below * GIB), _LARGEST_CHUNK)
+
+
+def default_fraction(gpu: Gpu, model: Model, chunked_prefill_size: int) -> float:
+    """Return SGLang's `mem_fraction_static` on a card: what a reserve for the largest step leaves of it."""
+    num_gpus = model.tensor_parallel_size * model.pipeline_parallel_size
+    card_mib = gpu.memory_bytes / _MIB
+    captured = _CAPTURED_BY_MANY if num_gpus >= _MANY else _CAPTURED
+    reserve = _META_MIB + _MIB_PER_TOKEN * max(chunked_prefill_size, _LEAST_TOKENS)
+    reserve += _MIB_PER_GRAPH * captured + _MIB_OF_GROUP * num_gpus
+    if card_mib > _LARGE_CARD_MIB:
+        reserve = max(reserve, _LEAST_RESERVE_MIB)
+    return round((card_mib - reserve) / card_mib, 3)
+
+
+def plan_slots(
+    gpu: Gpu,
+    model: Model,
+    *,
+    mem_fraction_static: float | None = None,
+    chunked_prefill_size: int | None = None,
+    page_size: int = 1,
+) -> SlotBudget:
+    """Return the slots that SGLang would create on `gpu` for `model`.
+
+    Raises:
+        UsageError: the share is none, or the model is divided into stages.
+        BudgetError: no page fits.
+    """
+    if model.pipeline_parallel_size > 1:
+        raise UsageError(
+            "SGLang's slots are counted where one stage holds all layers; take --pipeline-parallel-size 1."
+        )
+    fraction = mem_fraction_static
+    if fraction is None:
+        fraction = default_fraction(gpu, model, chunked_prefill_size or default_chunk(gpu))
+    if not 0 < fraction < 1:
+        raise UsageError(f"--mem-fraction-static is {fraction:g}; it must be above 0 and below 1.")
+    is_group = model.tensor_parallel_size > 1
+    before = gpu.memory_bytes - (_GROUP_BYTES if is_group else OUTSIDE_BYTES)
+    with_others = ", and buffers to exchange results between GPUs" if is_group else ""
+    left = before - int(before * fraction)
+    stated = "" if mem_fraction_static is not None else ", SGLang's default here"
+    terms = (
+        BudgetTerm("GPU memory", gpu.memory_bytes, f"what the driver reports for {gpu.name}"),
+        BudgetTerm("gone before the weights", before - gpu.memory_bytes, f"estimate: contexts{with_others}"),
+        *weight_terms(model, range(model.num_layers)),
+        BudgetTerm(
+            "left to all else", -left,
+            f"mem_fraction_static is {fraction:g}{stated}: of {before / GIB:.2f} GiB that are free before the weights",
+        ),
+    )  # fmt: skip
+    page_bytes = page_size * model.kv_bytes_per_token
+    room = sum(term.size_bytes for term in terms)
+    if room < page_bytes:
+        raise BudgetError(
+            f"--mem-fraction-static {fraction:g} leaves no slot on {gpu.name} beside the weights of {model.name}; "
+            "raise it, or take a larger GPU or --tensor-parallel-size.",
+            [(term.label, term.size_bytes, term.why) for term in terms],
+        )
+    rounding = BudgetTerm("rounding", -(room % page_bytes), f"whole {'pages' if page_size > 1 else 'slots'}")
+    return SlotBudget(gpu=gpu, model=model, mem_fraction_static=fraction, page_size=page_size, terms=(*terms, rounding))
