@@ -62,6 +62,11 @@ def command(
             _print_glance(seen)
         return
     recording = _recording(source, seconds)
+    if recording.meta.policy_name == "radix":
+        from kvsim.cli.diagnose_sglang import diagnose_sglang
+
+        diagnose_sglang(recording, tries=points > 0, as_json=as_json)
+        return
     offloads = host_blocks_of(recording.meta) > 0
     chosen = engine_for(load_of(recording), points + 20, offloads=offloads) if engine == "auto" else engine
     with progress("diagnose") as report:

@@ -148,3 +148,12 @@ def memory_of(flags: Mapping[str, Any], gpu: Gpu, model: Model, *, max_model_len
         max_model_len=max_model_len,
         find_max_model_len=finds,
     )
+
+
+def title_of(gpu: Gpu, model: Model) -> str:
+    """Return the model as it is served, and the GPUs."""
+    served = [f"{model.quantization.method} weights"] if model.quantization else []
+    served += [f"{model.kv_cache_dtype} KV cache"] if model.kv_cache_dtype != "auto" else []
+    number = model.tensor_parallel_size * model.pipeline_parallel_size
+    gpus = f"{number} x {gpu.name}" if number > 1 else gpu.name
+    return f"{model.name} on {gpus}" + (f" ({', '.join(served)})" if served else "")

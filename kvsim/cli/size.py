@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvsim.cli.machine import FIND, machine_of, memory_of
+from kvsim.cli.machine import FIND, machine_of, memory_of, title_of
 from kvsim.cli.no_start import change_words, changes, print_no_start
 from kvsim.cli.options import bounded
 from kvsim.cli.scenario_flags import machine_options
@@ -22,9 +22,7 @@ from kvsim.policies.releases import DEFAULT, rules_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from kvsim.hardware import Gpu
     from kvsim.kv_groups import CachePlan, KVCacheGroup
-    from kvsim.models import Model
     from kvsim.sizing.budget import Budget
 
 
@@ -125,15 +123,6 @@ def command(
     ]
     echo(_verdict(flags, budget, policy, tokens, num_sequences))
     print_table(title_of(gpu, model), ["", "", "", "why"], rows, figures=(1,), note=_note(flags, budget))
-
-
-def title_of(gpu: Gpu, model: Model) -> str:
-    """Return the model as it is served, and the GPUs."""
-    served = [f"{model.quantization.method} weights"] if model.quantization else []
-    served += [f"{model.kv_cache_dtype} KV cache"] if model.kv_cache_dtype != "auto" else []
-    number = model.tensor_parallel_size * model.pipeline_parallel_size
-    gpus = f"{number} x {gpu.name}" if number > 1 else gpu.name
-    return f"{model.name} on {gpus}" + (f" ({', '.join(served)})" if served else "")
 
 
 def _num_gpus(budget: Budget) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from kvsim.cli.machine import title_of
 from kvsim.cli.show import echo, print_json, print_table, size
 from kvsim.errors import BudgetError
 from kvsim.sizing.sglang_budget import plan_slots
@@ -21,8 +22,6 @@ def size_slots(
     flags: Mapping[str, Any], gpu: Gpu, model: Model, tokens: int, fraction: float | None, *, as_json: bool
 ) -> None:
     """Print the account of SGLang's slots, that of vLLM, and why the two differ."""
-    from kvsim.cli.size import title_of
-
     slots, blocks = plan_slots(gpu, model, mem_fraction_static=fraction), _of_vllm(flags, gpu, model)
     num_sequences = slots.num_slots // tokens
     if as_json:

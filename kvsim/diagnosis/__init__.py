@@ -8,6 +8,7 @@ from kvsim.diagnosis.diagnosis import Diagnosis
 from kvsim.diagnosis.explain import diagnose
 from kvsim.diagnosis.from_metrics import Glance, glance
 from kvsim.diagnosis.losses import Admission, Loss, Spell, losses_of, spells_of
+from kvsim.diagnosis.retractions import Retraction, Tried, retractions_of, try_remedies
 from kvsim.diagnosis.subject import load_of, server_of
 
 __all__ = [
@@ -15,11 +16,15 @@ __all__ = [
     "Diagnosis",
     "Glance",
     "Loss",
+    "Retraction",
     "Spell",
+    "Tried",
     "diagnose",
     "glance",
     "load_of",
     "losses_of",
+    "retractions_of",
     "server_of",
     "spells_of",
+    "try_remedies",
 ]

@@ -9,7 +9,7 @@ import numpy as np
 
 from kvsim.errors import UsageError
 from kvsim.kv_groups import CacheKind
-from kvsim.recording.tables import MemoryKind
+from kvsim.recording.tables import WHOLE_TABLE, MemoryKind
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -104,7 +104,7 @@ def _lets_all_go(recording: Recording) -> npt.NDArray[np.bool_]:
     memory, groups = recording.memory, recording.meta.pool.groups
     released: npt.NDArray[np.bool_] = memory.kind == MemoryKind.RELEASE
     if not groups:
-        return released
+        return np.asarray(released & (memory.address == WHOLE_TABLE))
     whole = next((number for number, group in enumerate(groups) if group.kind in (CacheKind.FULL, CacheKind.MLA)), None)
     if whole is None:
         raise UsageError(

@@ -1,0 +1,89 @@
+"""`kvsim diagnose` for SGLang's policy: retractions, and throughput that does not come back after them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from kvsim.cli.show import echo, print_json, print_table, progress, seconds
+from kvsim.diagnosis import retractions_of, try_remedies
+from kvsim.metrics import summarize
+from kvsim.metrics.run_verdict import verdict_of
+
+if TYPE_CHECKING:
+    from kvsim.diagnosis import Retraction, Tried
+    from kvsim.recording import Recording
+
+_MOST = 5
+"""Retractions that are described: those after which most answers are lost."""
+
+
+def diagnose_sglang(recording: Recording, *, tries: bool, as_json: bool) -> None:
+    """Print what retractions cost, and what other settings would have brought."""
+    found, verdict = retractions_of(recording), verdict_of(summarize(recording))
+    tried: list[Tried] = []
+    if tries:
+        with progress("diagnose") as report:
+            tried = try_remedies(recording, report)
+    if as_json:
+        print_json({
+            "verdict": verdict.as_dict(),
+            "moments": [_moment(recording, each) for each in found],
+            "retractions": [
+                {
+                    "at_s": each.at_s, "requests": len(each.losses), "lost_tokens": each.lost_tokens,
+                    "ratio_before": each.ratio_before, "ratio": each.ratio, "back_s": each.back_s,
+                    "steps": each.num_steps, "stays_away": each.stays_away,
+                    "before": asdict(each.before), "after": asdict(each.after),
+                }
+                for each in found
+            ],
+            "tried": [asdict(each) for each in tried],
+        })  # fmt: skip
+        return
+    echo(verdict.sentence)
+    echo(_cause(found))
+    costliest = sorted(found, key=lambda each: -_missing_tokens(each))[:_MOST]
+    for each in sorted(costliest, key=lambda each: each.at_s):
+        echo(f"- {_moment(recording, each)}")
+    if tried:
+        rows = [(each.flags, f"{each.tokens_per_s:,.0f}", seconds(each.ttft_p99_s), f"{each.num_retractions:,}")
+                for each in tried]  # fmt: skip
+        columns = ["the same requests, simulated", "output tokens/s", "TTFT p99", "retractions"]
+        print_table("", columns, rows, figures=(1, 2, 3))
+        best = max(tried, key=lambda each: each.tokens_per_s)
+        echo(f"Most output of what was tried: {best.flags}.")
+
+
+def _missing_tokens(retraction: Retraction) -> float:
+    """Return the output that fails to appear until admission expects as little as before."""
+    lost_per_s = retraction.before.tokens_per_s - retraction.after.tokens_per_s
+    return max(lost_per_s, 0.0) * (retraction.back_s - retraction.at_s)
+
+
+def _cause(found: list[Retraction]) -> str:
+    if not found:
+        return "Nothing was retracted: admission never expected too little."
+    away = [each for each in found if each.stays_away]
+    if not away:
+        return "Requests were retracted, and throughput came back: admission kept as many running."
+    times = "once" if len(away) == 1 else f"{len(away):,} times"
+    return (
+        f"Throughput did not come back after a retraction {times}: admission then expects nearly whole answers of "
+        "those that run, so slots stay free while requests wait."
+    )
+
+
+def _moment(recording: Recording, retraction: Retraction) -> str:
+    """Describe a retraction, and what followed."""
+    names = [str(recording.requests.id[loss.request]) for loss in retraction.losses]
+    who = names[0] if len(names) == 1 else f"{len(names):,} requests ({', '.join(names[:3])}{', …' * (len(names) > 3)})"
+    before, after = retraction.before, retraction.after
+    return (
+        f"at {retraction.at_s:,.2f} s {who} gave way and lost {retraction.lost_tokens:,} computed tokens; admission "
+        f"expects {100 * retraction.ratio:.0f} % of running answers from then on, "
+        f"{100 * retraction.ratio_before:.0f} % before, for {retraction.num_steps:,} steps, until "
+        f"{retraction.back_s:,.2f} s: {after.running:,.1f} requests run ({before.running:,.1f} before), "
+        f"{after.tokens_per_s:,.0f} tokens/s come out ({before.tokens_per_s:,.0f}), {after.waiting:,.1f} requests "
+        f"wait, and {after.unused_slots:,.0f} slots are unused ({before.unused_slots:,.0f})"
+    )

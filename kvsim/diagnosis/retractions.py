@@ -1,0 +1,221 @@
+"""Retractions of SGLang: what each cost, what admission expects from then on, and how long throughput stays away.
+
+SGLang admits a request if its prompt, its whole limit and a share of what the running ones may still put out fit. The
+share falls with each decode step. A retraction sets it to what the requests that stay have put out, nearly always close
+to 1: then slots are free while requests wait, until hundreds of steps have lowered it again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kvsim.diagnosis.losses import Loss, losses_of
+from kvsim.errors import UsageError
+from kvsim.experiments.validation import as_sent, users_of
+from kvsim.hardware import find_gpu
+from kvsim.machines import served_model, step_times
+from kvsim.policies import Radix, RadixSettings, SGLangSettings
+from kvsim.recording.tables import RequestStatus
+from kvsim.simulation import Machine, measure
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy.typing as npt
+
+    from kvsim.recording import Recording
+
+_FACTORS = (0.1, 0.3, 0.6, 1.5, 3)
+"""Factors on `schedule_conservativeness` that are tried."""
+_MORE_MEMORY = 1.1
+_AWAY = 0.9
+"""Share of the output per second before a retraction below which throughput has not come back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """Means over a stretch of time."""
+
+    running: float
+    waiting: float
+    unused_slots: float
+    """Slots that are free or can be evicted."""
+    tokens_per_s: float
+
+    @classmethod
+    def of(cls, recording: Recording, begin_s: float, end_s: float) -> Span:
+        """Return the means over the steps that begin in [begin_s, end_s)."""
+        steps = recording.steps
+        some = np.flatnonzero((steps.start_s >= begin_s) & (steps.start_s < end_s))
+        weight = np.append(steps.start_s, recording.duration_s)[some + 1] - steps.start_s[some]
+        total = float(weight.sum())
+        if not total > 0:
+            return cls(running=0.0, waiting=0.0, unused_slots=0.0, tokens_per_s=0.0)
+
+        def mean(values: npt.NDArray[Any]) -> float:
+            return float(np.average(values[some], weights=weight))
+
+        return cls(
+            running=mean(steps.running),
+            waiting=mean(steps.waiting),
+            unused_slots=mean(steps.free_units) * recording.meta.pool.unit_tokens,
+            tokens_per_s=float(steps.decode_tokens[some].sum()) / total,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retraction:
+    """A step that retracted requests, and what followed until admission expected as little as before."""
+
+    losses: tuple[Loss, ...]
+    ratio_before: float
+    """Share of the answers of running requests that admission expected."""
+    ratio: float
+    back_s: float
+    """Time at which it expects no more than before, or the next retraction comes, in seconds."""
+    num_steps: int
+    before: Span
+    """As long before."""
+    after: Span
+
+    @property
+    def at_s(self) -> float:
+        """Time of the step in seconds."""
+        return self.losses[0].at_s
+
+    @property
+    def lost_tokens(self) -> int:
+        """Computed tokens that are computed again."""
+        return sum(loss.lost_tokens for loss in self.losses)
+
+    @property
+    def stays_away(self) -> bool:
+        """Whether fewer tokens come out than before while requests wait and there is memory."""
+        is_less = self.after.tokens_per_s < _AWAY * self.before.tokens_per_s
+        return is_less and self.after.waiting > 1 and self.after.unused_slots > self.before.unused_slots
+
+
+def retractions_of(recording: Recording) -> list[Retraction]:
+    """Return the retractions of a recording of the radix policy, in order of time.
+
+    Raises:
+        UsageError: it is of another policy.
+    """
+    if recording.meta.policy_name != Radix.name:
+        raise UsageError(f"{recording.name} is of the policy {recording.meta.policy_name}; only radix retracts.")
+    ratios = expected_shares(recording)
+    by_step: dict[int, list[Loss]] = {}
+    for loss in losses_of(recording):
+        by_step.setdefault(loss.step, []).append(loss)
+    steps, found = [*by_step], []
+    for nth, step in enumerate(steps):
+        before = ratios[step - 1] if step else ratios[0]
+        last = steps[nth + 1] if nth + 1 < len(steps) else len(ratios)
+        is_back = np.flatnonzero(ratios[step + 1 : last] <= max(before, ratios[-1]))
+        end = step + 1 + int(is_back[0]) if len(is_back) else last
+        start_s = np.append(recording.steps.start_s, recording.duration_s)
+        at_s, back_s = float(start_s[step]), float(start_s[end])
+        found.append(
+            Retraction(
+                losses=tuple(by_step[step]), ratio_before=float(before), ratio=float(ratios[step]), back_s=back_s,
+                num_steps=end - step, before=Span.of(recording, 2 * at_s - back_s, at_s),
+                after=Span.of(recording, at_s, back_s),
+            )
+        )  # fmt: skip
+    return found
+
+
+def expected_shares(recording: Recording) -> npt.NDArray[np.float64]:
+    """Return the share of running answers that admission expects behind each step, as SGLang reckons it."""
+    settings = policy_of(recording).scheduler
+    steps, first, least = recording.steps, settings.first_ratio, settings.least_ratio
+    decay = (first - least) / settings.new_token_ratio_decay_steps
+    decodes = (steps.prefill_tokens == 0) & (steps.num_scheduled > 0)
+    rests, after = _rests_behind(recording), _after_retractions(recording, settings)
+    ratios, ratio = np.zeros(len(steps)), first
+    for step in range(len(steps)):
+        if step in after:
+            ratio = after[step]
+        elif decodes[step]:
+            ratio = max(ratio - decay, least)
+        ratios[step] = ratio
+        if rests[step]:
+            ratio = first
+    return ratios
+
+
+def _rests_behind(recording: Recording) -> npt.NDArray[np.bool_]:
+    """Tell behind which steps no request is left, and no step under way: the share returns to its first value."""
+    requests, steps = recording.requests, recording.steps
+    served = requests.status != RequestStatus.REFUSED
+    come = np.searchsorted(np.sort(requests.arrival_s[served]), steps.end_s, side="right")
+    gone = np.searchsorted(np.sort(requests.finished_s[served]), steps.end_s, side="right")
+    is_alone = np.append(steps.schedule_seq[1:], np.iinfo(np.int64).max) > steps.output_seq
+    return np.asarray(is_alone & (gone >= come))
+
+
+def _after_retractions(recording: Recording, settings: SGLangSettings) -> dict[int, float]:
+    """Return the share that each retraction sets: by what the requests that stay have put out."""
+    requests, schedule, steps = recording.requests, recording.schedule, recording.steps
+    last = schedule.step + schedule.repeats - 1
+    found = {}
+    for step in np.flatnonzero(steps.preempted > 0).tolist():
+        rows = np.flatnonzero((schedule.step <= step) & (last >= step))
+        computed = schedule.computed_before[rows] + schedule.tokens[rows] * (step - schedule.step[rows])
+        who = schedule.request[rows]
+        # The output of the step before is under way where steps overlap.
+        outputs = computed - requests.prompt_tokens[who] + int(settings.disable_overlap_schedule)
+        known = int(outputs.sum()) + settings.retract_decode_steps * len(rows)
+        found[step] = min(1.0, known / (int(requests.max_tokens[who].sum()) + 1))
+    return found
+
+
+def policy_of(recording: Recording) -> Radix:
+    """Return the policy of a recording, with its settings."""
+    known = recording.meta.policy
+
+    def settings(kind: Any) -> Any:
+        return kind(**{each.name: known[each.name] for each in fields(kind) if each.name in known})
+
+    return Radix(scheduler=settings(SGLangSettings), cache=settings(RadixSettings))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tried:
+    """A change of one setting, simulated with the same requests."""
+
+    flags: str
+    tokens_per_s: float
+    ttft_p99_s: float
+    num_retractions: int
+
+
+def try_remedies(recording: Recording, report: Callable[[int, int], None]) -> list[Tried]:
+    """Simulate the same requests with other values of `schedule_conservativeness`, and with more memory."""
+    policy, meta = policy_of(recording), recording.meta
+    gpu, model = find_gpu(meta.gpu), served_model(meta)
+    assert meta.pool.num_units is not None
+    kv_bytes = meta.pool.num_units * meta.pool.bytes_per_unit
+    machine = Machine(gpu=gpu, model=model, kv_bytes=kv_bytes, step_time=step_times(gpu, model, "vllm"))
+    now = policy.scheduler.schedule_conservativeness
+    choices = [("as it is", policy, machine)]
+    for factor in _FACTORS:
+        changed = replace(policy.scheduler, schedule_conservativeness=round(now * factor, 4))
+        choices.append((f"--schedule-conservativeness {now * factor:g}", replace(policy, scheduler=changed), machine))
+    choices.append(("10 % more memory", policy, replace(machine, kv_bytes=int(kv_bytes * _MORE_MEMORY))))
+    found = []
+    for nth, (flags, other, on) in enumerate(choices):
+        report(nth, len(choices))
+        summary = measure(as_sent(recording), other, on, users=users_of(recording), refuse_misfits=True).summary
+        found.append(
+            Tried(
+                flags=flags,
+                tokens_per_s=summary.output_tokens_per_s,
+                ttft_p99_s=summary.ttft_s.p99,
+                num_retractions=summary.num_preemptions,
+            )
+        )
+    return found
