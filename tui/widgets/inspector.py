@@ -10,6 +10,7 @@ from textual.strip import Strip
 from kvsim.replay.unfolding import NO_OWNER
 
 from ..facts.requests import request_facts, request_lines
+from ..facts.tree import tree_lines
 from ..facts.units import unit_heading, unit_lines, unit_story
 from ..look.words import plural
 from ..pool.paint import OWNER, hue_of
@@ -49,7 +50,8 @@ class Inspector(Panel):
         if session.selected is not None:
             unit = session.selected
             lines += [self._unit_heading(unit)]
-            lines += self.labelled(unit_lines(session, unit) + unit_story(session, unit, num_stays))
+            of_unit = unit_lines(session, unit) + tree_lines(session, unit)
+            lines += self.labelled(of_unit + unit_story(session, unit, num_stays))
         elif session.hovered is not None:
             # The text of the tooltip must be available without a mouse.
             lines += [self._unit_heading(session.hovered)]

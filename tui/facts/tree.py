@@ -1,0 +1,64 @@
+"""Text about the run of a radix tree that a slot is in: its length, who locks it, whether it can be evicted, age."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from kvsim.replay.unfolding import NO_OWNER
+
+from ..look.words import plural, seconds
+
+if TYPE_CHECKING:
+    from ..playback.session import Session
+
+
+def tree_lines(session: Session, unit: int) -> list[tuple[str, str]]:
+    """Return the run of a unit as labels and values; nothing where no tree is kept, or the unit is free.
+
+    A run is what was found or left together: neighbours in one table that as many requests hold.
+    """
+    replay, meta = session.replay, session.recording.meta
+    if meta.policy_name != "radix" or not meta.prefix_caching:
+        return []
+    owner, is_cached = int(replay.owner[unit]), bool(replay.cached[unit])
+    if owner == NO_OWNER and not is_cached:
+        return []
+    frame = session.player.frame
+    last = max((stay for stay in session.stays(unit) if stay.begin_frame <= frame), key=lambda stay: stay.end_frame)
+    whose = last.request if is_cached else owner
+    at = last.end_frame - 1 if is_cached else frame
+    runs = replay.ledger.tables.at(replay.ledger.tables.held(whose, int(replay.frame_seq[at])))
+    units, places = runs.address.astype(np.int64) - replay.first_unit, runs.position.astype(np.int64)
+    alike = replay.cached[units] if is_cached else replay.refs[units] == replay.refs[unit]
+    if not is_cached:
+        in_tree = places < _tree_units(session, whose)
+        if not in_tree[units == unit].any():
+            return [("in the tree", "not yet: an answer goes there when it ends")]
+        alike = alike & in_tree
+    begin, end = _stretch(alike, int(np.flatnonzero(units == unit)[0]))
+    size = replay.unit_tokens
+    tokens = f"tokens {places[begin] * size + 1:,} to {(places[end - 1] + 1) * size:,}"
+    lines = [("run in the tree", f"{plural(end - begin, session.unit_name)}, {tokens}")]
+    if not is_cached:
+        return [*lines, ("locked by", plural(int(replay.refs[unit]), "request"))]
+    age_s = float(session.times_s[frame]) - float(session.times_s[last.end_frame])
+    ago = seconds(max(age_s, 0.0), session.player.duration_s / 1000)
+    return [*lines, ("locked by", "nobody: it can be evicted"), ("given up", f"{ago} ago")]
+
+
+def _tree_units(session: Session, request: int) -> int:
+    """Return the leading units of a running request that are in the tree: its prompt, once that is computed."""
+    replay, prompt = session.replay, int(session.recording.requests.prompt_tokens[request])
+    computed = int(replay.computed(np.array([request]))[0])
+    return min(computed, prompt) // replay.unit_tokens
+
+
+def _stretch(alike: npt.NDArray[np.bool_], place: int) -> tuple[int, int]:
+    """Return the first and the last plus one of the neighbours of `place` that are all alike."""
+    other = np.flatnonzero(~alike)
+    nth = int(np.searchsorted(other, place))
+    begin = int(other[nth - 1]) + 1 if nth else 0
+    return begin, int(other[nth]) if nth < len(other) else len(alike)
