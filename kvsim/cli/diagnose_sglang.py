@@ -67,9 +67,9 @@ def _cause(found: list[Retraction]) -> str:
     away = [each for each in found if each.stays_away]
     if not away:
         return "Requests were retracted, and throughput came back: admission kept as many running."
-    times = "once" if len(away) == 1 else f"{len(away):,} times"
+    number = "a retraction" if len(away) == 1 else f"{len(away):,} retractions"
     return (
-        f"Throughput did not come back after a retraction {times}: admission then expects nearly whole answers of "
+        f"Throughput did not come back after {number}: admission then expects nearly whole answers of "
         "those that run, so slots stay free while requests wait."
     )
 

@@ -62,7 +62,7 @@ def _list(*, as_json: bool) -> None:
     "--mem-fraction-static",
     type=float,
     metavar="SHARE",
-    help="With --policy radix: share of the memory that is free before the weights, for weights and slots.  [SGLang's]",
+    help="Share of the memory that is free before the weights for these and slots; with --policy radix.  [SGLang's]",
 )
 @json_option
 def command(

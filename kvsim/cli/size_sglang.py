@@ -56,7 +56,7 @@ def _of_vllm(flags: Mapping[str, Any], gpu: Gpu, model: Model) -> Budget | None:
 
 
 def _why(slots: SlotBudget, blocks: Budget) -> str:
-    """Say in a sentence or two why SGLang has more or fewer slots than vLLM has tokens in blocks."""
+    """Explain in a sentence why SGLang has more or fewer slots than vLLM has tokens in blocks."""
     ratio = slots.num_slots / max(blocks.capacity_tokens, 1)
     terms = {term.label: -term.size_bytes for term in blocks.terms}
     measured = sum(terms.get(label, 0) for label in ("activations", "outside PyTorch", "captured graphs"))

@@ -78,7 +78,7 @@ class Retraction:
     """Time at which it expects no more than before, or the next retraction comes, in seconds."""
     num_steps: int
     before: Span
-    """As long before."""
+    """Means over the same time before."""
     after: Span
 
     @property

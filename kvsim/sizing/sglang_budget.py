@@ -1,7 +1,7 @@
-"""What SGLang 0.5.23 leaves for slots: a share of the memory that is free before the weights come, minus the weights.
+"""Compute SGLang's slots: a share of the memory that is free before the weights are loaded, minus the weights.
 
-`mem_fraction_static` is no share of the card, and what it leaves is not measured: activations, captured graphs and
-everything else have to do with it.
+`mem_fraction_static` is no share of the card, and nothing is measured: activations, captured graphs and all else use
+what the share leaves.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _GROUP_BYTES = int(2.43 * GIB)
 """Bytes that are gone on each of several GPUs when the weights begin to load: contexts, buffers to exchange results.
 From the log in sglang#11716, of eight H200: 137.29 of 139.72 GiB are free then."""
 _CHUNKS = ((20, 2048), (60, 4096), (160, 8192))
-"""Default `chunked_prefill_size` of cards below so many GiB; above, `_LARGEST_CHUNK`."""
+"""Default `chunked_prefill_size` of cards below a number of GiB; above, `_LARGEST_CHUNK`."""
 _LARGEST_CHUNK = 16384
 _LARGE_CARD_MIB, _LEAST_RESERVE_MIB = 60 * 1024, 10 * 1024
 _META_MIB, _MIB_PER_TOKEN, _MIB_PER_GRAPH, _LEAST_TOKENS, _MIB_OF_GROUP = 512, 1.5, 2, 2048, 1024 / 8

@@ -60,7 +60,7 @@ def test_what_can_be_evicted_and_for_how_long_it_was_not_used(make_machine: Call
     session.show()
     cached = np.flatnonzero(session.replay.cached)
     lines = dict(tree_lines(session, int(cached[0])))
-    assert lines["locked by"] == "nobody: it can be evicted"
+    assert lines["locked by"] == "no request: it can be evicted"
     assert lines["given up"].endswith("ago")
     assert "slots, tokens 1 to" in lines["run in the tree"]
 

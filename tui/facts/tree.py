@@ -46,7 +46,7 @@ def tree_lines(session: Session, unit: int) -> list[tuple[str, str]]:
         return [*lines, ("locked by", plural(int(replay.refs[unit]), "request"))]
     age_s = float(session.times_s[frame]) - float(session.times_s[last.end_frame])
     ago = seconds(max(age_s, 0.0), session.player.duration_s / 1000)
-    return [*lines, ("locked by", "nobody: it can be evicted"), ("given up", f"{ago} ago")]
+    return [*lines, ("locked by", "no request: it can be evicted"), ("given up", f"{ago} ago")]
 
 
 def _tree_units(session: Session, request: int) -> int:
