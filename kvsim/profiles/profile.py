@@ -105,6 +105,7 @@ class Profile:
                 label=f"transferred from {source.name}",
                 weights_s=times.weights_s * bandwidth,
                 active_weights_s=times.active_weights_s * bandwidth,
+                shared_weights_s=times.shared_weights_s * bandwidth,
                 context_token_s=times.context_token_s * (copies if self.engine == "hf-dynamic" else bandwidth),
                 token_s=times.token_s * arithmetic,
                 logits_s=times.logits_s * arithmetic,

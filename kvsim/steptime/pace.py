@@ -15,8 +15,8 @@ HOST_COEFFICIENTS = (
     *WORKER_COEFFICIENTS,
 )
 GPU_COEFFICIENTS = (
-    *("step_s", "weights_s", "active_weights_s", "token_s", "logits_s", "sequence_s", "context_token_s"),
-    *("window_token_s", "window_pair_s", "piecewise_s", "attention_pair_s"),
+    *("step_s", "weights_s", "active_weights_s", "shared_weights_s", "token_s", "logits_s", "sequence_s"),
+    *("context_token_s", "window_token_s", "window_pair_s", "piecewise_s", "attention_pair_s"),
 )
 
 

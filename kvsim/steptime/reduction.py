@@ -58,12 +58,13 @@ STEP_KERNELS = 100
 """Time of kernels around the layers (inputs, sampling, copies) and between two graphs, in small kernels."""
 SAMPLED_BYTES = 20
 """Bytes that sampling moves per logit: converted, perturbed, compared; 0.6 us for 128,256 logits on an H200."""
-EXPERT_S = 20e-6
+EXPERT_S = 24e-6
 EXPERT_READ_SHARE = 0.95
 EXPERT_ARITHMETIC_SHARE = 0.7
 """Seconds to start a layer's experts, and shares of the rates of reading and of plain products that they reach. With
 balanced tokens they are 8 % off (median) in 3,429 launches of 64 shapes that aiconfigurator-core 0.12.0 measured with
-vLLM 0.24.0 on an H100 and an H200, and 6 % in those of at most 128 tokens."""
+vLLM 0.24.0 on an H100 and an H200, and 6 % in those of at most 128 tokens. The start was 20 us by these; 4 us more are
+what decodes of Qwen3-30B-A3B lasted longer, layer by layer, on an H200."""
 FOUR_BIT_SHARE = 0.75
 """Share of the rate of reading plain weights for weights in 4 bits. Not measured."""
 
@@ -156,7 +157,7 @@ def never_asleep(card: Card, model: Model, *, num_processors: int = 132) -> Roof
 
 
 def _never_asleep(card: Card, model: Model, work: Work, num_processors: int) -> Roofline:
-    table, token_s, weights_s, one_token_s = _by_size(card, work)
+    table, token_s, weights = _by_size(card, work)
     costs = [(reading, attention_cost(card, reading, num_processors)) for reading in work.readings]
     main = max(costs, key=lambda item: item[0].num_layers * item[0].bytes_per_token, default=None)
     few = logits_s = 0.0
@@ -177,8 +178,7 @@ def _never_asleep(card: Card, model: Model, work: Work, num_processors: int) -> 
         new_kernel_s=0.0,
         max_captured_tokens=MAX_CAPTURED_TOKENS,
         step_s=attention_s + STEP_KERNELS * card.kernel_s + few,
-        weights_s=weights_s,
-        active_weights_s=one_token_s,
+        **weights,
         token_s=token_s,
         logits_s=0.0,
         exposed_share=0.0,
@@ -229,9 +229,9 @@ def on_machine(
     return replace(woken, **of_workers)
 
 
-def _by_size(card: Card, work: Work) -> tuple[list[float], float, float, float]:
-    """Return the table of `Roofline` by size, the time per token in large steps, and the time to read the weights: all
-    that the smallest size of the table reads, and those of one token, which reaches few experts."""
+def _by_size(card: Card, work: Work) -> tuple[list[float], float, dict[str, float]]:
+    """Return the table of `Roofline` by size, the time per token in large steps, and the coefficients of reading
+    weights."""
     products = [(count, _product_curve(card, work.weight_bits, weights)) for weights, count in work.products.items()]
 
     def layers_s(m: int) -> float:
@@ -239,14 +239,27 @@ def _by_size(card: Card, work: Work) -> tuple[list[float], float, float, float]:
 
     large = np.array([layers_s(m) for m in _LARGE])
     token_s = float(np.polyfit(_LARGE, large, 1, w=1 / large)[0])
-    one_token_s = layers_s(1)
-    weights_s = layers_s(captured_size(_SMALLEST)) if work.expert_weights else one_token_s
+    weights = _weights(layers_s, has_experts=work.expert_layers > 0)
     table = [0.0] * NUM_SIZES
     few = {int(size_place(tokens)): captured_size(tokens) for tokens in range(1, MAX_CAPTURED_TOKENS + 1)}
     many = dict(enumerate(LARGE_SIZES, NUM_SIZES - len(LARGE_SIZES)))
     for place, tokens in (few | many).items():
-        table[place] = layers_s(tokens) - max(weights_s, token_s * tokens)
-    return table, token_s, weights_s, one_token_s
+        table[place] = layers_s(tokens) - max(weights["weights_s"], token_s * tokens)
+    return table, token_s, weights
+
+
+def _weights(layers_s: Callable[[int], float], *, has_experts: bool) -> dict[str, float]:
+    """Return the coefficients of reading weights: one token and two reach fewer experts than the four of the smallest
+    size in the table."""
+    one_s = layers_s(1)
+    if not has_experts:
+        return {"weights_s": one_s, "active_weights_s": one_s}
+    another_s = layers_s(2) - one_s
+    return {
+        "weights_s": layers_s(captured_size(_SMALLEST)),
+        "active_weights_s": another_s,
+        "shared_weights_s": one_s - another_s,
+    }
 
 
 def _layers_s(card: Card, work: Work, m: int, products_s: float) -> float:

@@ -68,7 +68,10 @@ class Roofline:
     weights_s: float
     """GPU: reading all weights."""
     active_weights_s: float
-    """GPU: reading the weights that one token uses; fewer than all in a mixture of experts."""
+    """GPU: reading the weights that one token uses, beside those that all tokens share; fewer than all in a mixture of
+    experts."""
+    shared_weights_s: float = 0.0
+    """GPU: reading the weights that the tokens of a step share, where `active_weights_s` is without them."""
     token_s: float
     """GPU: arithmetic of one token in the layers; overlaps with reading the weights."""
     logits_s: float
@@ -157,7 +160,7 @@ class Roofline:
         entry = place // 1
         kernels_s = size_s(self, entry)
         next_kernels_s = size_s(self, smaller(entry + 1, NUM_SIZES - 1))
-        streaming_s = smaller(self.weights_s, self.active_weights_s * padded_tokens)
+        streaming_s = smaller(self.weights_s, self.shared_weights_s + self.active_weights_s * padded_tokens)
         arithmetic_s = self.token_s * padded_tokens + self.logits_s * num_seqs
         window_context = smaller(shape.context_tokens, self.window_tokens * num_seqs + num_prefill_tokens)
         window_pairs = smaller(shape.attention_pairs, self.window_tokens * num_prefill_tokens)
