@@ -127,7 +127,7 @@ def command(
     if policy == Radix.name:
         notes.append("Steps take the time of vLLM's host and kernels; the pace of SGLang's host is not measured.")
     if front_end == "http":
-        server = http(scenario.gpu, card_named(flags["times"]))
+        server = http(card_named(flags["times"]))
         summaries, note = behind(server, summaries, float(workload.prompt_tokens.mean()))
         notes.append(note)
     if as_json:

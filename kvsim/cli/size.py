@@ -41,6 +41,7 @@ def _list(*, as_json: bool) -> None:
 
 @click.command("size", cls=ServedCommand)
 @click.option("--list", "list_only", is_flag=True, help="Name all GPUs and models.")
+@click.option("--gpu-template", is_flag=True, help="Print a file for --gpu with all its keys.")
 @machine_options
 @click.option(
     "--tokens",
@@ -68,6 +69,7 @@ def _list(*, as_json: bool) -> None:
 def command(
     *,
     list_only: bool,
+    gpu_template: bool,
     tokens: int,
     policy: str,
     mem_fraction_static: float | None,
@@ -77,6 +79,11 @@ def command(
     """Explain how many blocks a GPU and a model leave room for, and how many sequences or rows fit."""
     if list_only:
         _list(as_json=as_json)
+        return
+    if gpu_template:
+        from kvsim.hardware import gpu_template as template
+
+        click.echo(template())
         return
     if flags["model"] is None or flags["gpu"] is None:
         missing = "--model" if flags["model"] is None else "--gpu"

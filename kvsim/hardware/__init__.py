@@ -9,6 +9,6 @@ This module knows neither models nor speeds on a card.
 
 from kvsim.hardware.find import find_gpu, find_gpus
 from kvsim.hardware.gpu import GIB, Gpu
-from kvsim.hardware.gpu_file import GPUS, read_gpu
+from kvsim.hardware.gpu_file import GPUS, gpu_template, read_gpu
 
-__all__ = ["GIB", "GPUS", "Gpu", "find_gpu", "find_gpus", "read_gpu"]
+__all__ = ["GIB", "GPUS", "Gpu", "find_gpu", "find_gpus", "gpu_template", "read_gpu"]

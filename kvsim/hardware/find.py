@@ -12,7 +12,7 @@ from kvsim.hardware.gpu_file import GPUS, read_gpu
 
 _VENDORS = frozenset(("nvidia", "amd", "geforce", "tesla", "instinct", "gpu", "workstation", "edition"))
 _FORMS = frozenset(("sxm", "sxm2", "sxm4", "sxm5", "sxm6", "hbm2", "hbm2e", "hbm3", "hbm3e"))
-_REQUIRED = frozenset(("pcie", "pro"))
+_REQUIRED = frozenset(("pcie", "pro", "nvl"))
 """Words that a name must have if its card has them."""
 _SEVERAL = re.compile(r"(\d{1,4})\s*[x×*]\s*(\D.*)", re.IGNORECASE)
 
@@ -37,7 +37,7 @@ def find_gpu(name: str) -> Gpu:
     "nvidia-a100-sxm4-80gb".
 
     Every word must occur in the name of the listed GPU. "A100" alone could be two cards and is refused. "H100" is the
-    SXM card; the slower card is only found as "H100 PCIe". A name that ends in `.toml` is a file for `read_gpu`.
+    SXM card; the others are only found as "H100 PCIe" and "H100 NVL". A name that ends in `.toml` is a file for `read_gpu`.
 
     Raises:
         UnknownNameError: the name matches no listed GPU, or more than one.

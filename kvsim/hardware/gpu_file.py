@@ -83,6 +83,27 @@ def _problem(document: dict[str, Any], key: str, expected: str) -> list[str]:
     return [] if key in _OPTIONAL else [f"{key} is missing, {expected}"]
 
 
+def gpu_template() -> str:
+    """Return a GPU file with every key and its meaning, filled in with a listed card."""
+    example = next(gpu for gpu in GPUS if gpu.fp8_dense_flops and gpu.architecture)
+    values: dict[str, Any] = {
+        "name": example.name,
+        "memory_gib": round(example.memory_bytes / GIB, 2),
+        "bandwidth_gb_per_s": example.bandwidth_bytes_per_s / GIGA,
+        "dense_tflops": example.dense_flops / TERA,
+        "num_processors": example.num_processors,
+        "boost_mhz": example.boost_hz / 1e6,
+        "fp8_dense_tflops": (example.fp8_dense_flops or 0) / TERA,
+        "architecture": example.architecture,
+    }
+    meanings = _TEXTS | {key: meaning for key, (_, _, meaning) in _KEYS.items()}
+    lines = [f"# A GPU for --gpu FILE.toml. The figures are those of the {example.name}: replace them."]
+    for key, value in values.items():
+        written = f'"{value}"' if isinstance(value, str) else f"{value:g}"
+        lines.append(f"{key} = {written}  # {meanings[key]}{' (may be left out)' if key in _OPTIONAL else ''}")
+    return "\n".join(lines)
+
+
 GPUS = tuple(
     _gpu(fields, tuple(fields["sources"]))
     for fields in tomllib.loads(Path(__file__).with_name("listed.toml").read_text(encoding="utf-8"))["gpu"]

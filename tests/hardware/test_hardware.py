@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from kvsim.errors import UnknownNameError, UsageError
-from kvsim.hardware import GIB, GPUS, Gpu, find_gpu, find_gpus
+from kvsim.hardware import GIB, GPUS, Gpu, find_gpu, find_gpus, gpu_template
 
 
-def test_twenty_one_gpus_with_distinct_names_and_a_source_each() -> None:
-    assert len({gpu.name for gpu in GPUS}) == len(GPUS) == 21
+def test_twenty_eight_gpus_with_distinct_names_and_a_source_each() -> None:
+    assert len({gpu.name for gpu in GPUS}) == len(GPUS) == 28
     assert all(gpu.sources for gpu in GPUS)
 
 
@@ -41,7 +41,14 @@ def test_every_gpu_is_found_by_its_own_name(gpu: Gpu) -> None:
         ("AMD Instinct MI300X", "MI300X"),
         ("H100", "H100 SXM"),
         ("NVIDIA H100 PCIe", "H100 PCIe"),
+        ("NVIDIA H100 NVL", "H100 NVL"),
         ("NVIDIA A10", "A10"),
+        ("NVIDIA A30", "A30"),
+        ("NVIDIA RTX A6000", "RTX A6000"),
+        ("NVIDIA L20", "L20"),
+        ("NVIDIA GB300", "GB300"),
+        ("AMD Instinct MI325X", "MI325X"),
+        ("AMD Instinct MI355X", "MI355X"),
         ("NVIDIA A10G", "A10G"),
         ("NVIDIA H20", "H20"),
         ("NVIDIA GB200", "GB200"),
@@ -60,7 +67,7 @@ def test_an_ambiguous_name_is_refused_and_names_both_cards() -> None:
 
 
 @pytest.mark.parametrize("name", [
-    "A100 80GB PCIe", "H100 NVL", "Tesla V100-SXM2-16GB", "H200 PCIe", "GB300", "", "NVIDIA", "Hopper", "RTX 6000",
+    "A100 80GB PCIe", "H100 CNX", "Tesla V100-SXM2-16GB", "H200 PCIe", "GB10", "", "NVIDIA", "Hopper", "RTX 6000",
     "80GB",
     "NVIDIA RTX PRO 6000 Blackwell Server Edition",
 ])  # fmt: skip
@@ -136,3 +143,22 @@ def test_a_card_that_is_no_file_or_no_toml(tmp_path: Path) -> None:
     (tmp_path / "wrong.toml").write_text("name = ")
     with pytest.raises(UsageError, match="is not TOML"):
         find_gpu(str(tmp_path / "wrong.toml"))
+
+
+def test_the_template_of_a_gpu_file_has_every_key_and_describes_its_card(tmp_path: Path) -> None:
+    file = tmp_path / "card.toml"
+    file.write_text(gpu_template())
+    read = find_gpu(str(file))
+    listed = find_gpu(read.name)
+    assert read.memory_bytes == pytest.approx(listed.memory_bytes, rel=1e-3)
+    for name in ("bandwidth_bytes_per_s", "dense_flops", "fp8_dense_flops", "num_processors", "boost_hz", "architecture"):
+        assert getattr(read, name) == getattr(listed, name), name
+    for line in gpu_template().splitlines()[1:]:
+        key = line.partition(" = ")[0]
+        shorter = [other for other in gpu_template().splitlines() if other is not line and not other.startswith(f"{key} ")]
+        file.write_text("\n".join(shorter))
+        if "may be left out" in line:
+            find_gpu(str(file))
+        else:
+            with pytest.raises(UsageError, match=f"{key} is missing"):
+                find_gpu(str(file))
