@@ -91,8 +91,8 @@ OUTSIDE = tuple(
     )
     for basis, family, gpu, layers, num_gpus, model, num_runs, e2e, tpot, source in _OUTSIDE
 )
-"""Runs that others recorded, and how far off kvsim is (the RTX cards: was at revision b286871). Step times were fitted to
-none of them. Mixtral was +22 to +30 % off before the times of experts went by measured kernels."""
+"""Runs that others recorded, and how far off kvsim is (the RTX cards: was at revision b286871). Step times were fitted
+to none of them. Mixtral was +22 to +30 % off before the times of experts went by measured kernels."""
 
 PAGE = Path(__file__).parents[1] / "docs" / "accuracy.md"
 SECTIONS = {

@@ -37,7 +37,8 @@ def find_gpu(name: str) -> Gpu:
     "nvidia-a100-sxm4-80gb".
 
     Every word must occur in the name of the listed GPU. "A100" alone could be two cards and is refused. "H100" is the
-    SXM card; the others are only found as "H100 PCIe" and "H100 NVL". A name that ends in `.toml` is a file for `read_gpu`.
+    SXM card; the others are only found as "H100 PCIe" and "H100 NVL". A name that ends in `.toml` is a file for
+    `read_gpu`.
 
     Raises:
         UnknownNameError: the name matches no listed GPU, or more than one.

@@ -229,7 +229,7 @@ def on_machine(
     return replace(woken, **of_workers)
 
 
-def _by_size(card: Card, work: Work) -> tuple[list[float], float, dict[str, float]]:
+def _by_size(card: Card, work: Work) -> tuple[list[float], float, dict[str, Any]]:
     """Return the table of `Roofline` by size, the time per token in large steps, and the coefficients of reading
     weights."""
     products = [(count, _product_curve(card, work.weight_bits, weights)) for weights, count in work.products.items()]
@@ -248,7 +248,7 @@ def _by_size(card: Card, work: Work) -> tuple[list[float], float, dict[str, floa
     return table, token_s, weights
 
 
-def _weights(layers_s: Callable[[int], float], *, has_experts: bool) -> dict[str, float]:
+def _weights(layers_s: Callable[[int], float], *, has_experts: bool) -> dict[str, Any]:
     """Return the coefficients of reading weights: one token and two reach fewer experts than the four of the smallest
     size in the table."""
     one_s = layers_s(1)
