@@ -28,7 +28,7 @@ _ANSWER_LAUNCHES = 260
 _TOKEN_LAUNCHES = 12
 """Host time that the process spends on one token of any answer."""
 _USUAL_LAUNCH_S = 5.1e-6
-"""Launch of one kernel on a host that nobody measured: the geometric middle between shared hosts (8.1 and 5.9 us, by
+"""Launch of one kernel on a host without a measurement: the geometric middle between shared hosts (8.1 and 5.9 us, by
 two servers of ours) and one of inference-sim's H100s (3.8 us, by what clients of four models waited for beyond the
 engine)."""
 
