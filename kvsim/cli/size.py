@@ -111,7 +111,8 @@ def command(
     logs_longest = rules_of(flags["vllm"] or DEFAULT).logs_longest
     num_sequences, fits_as = _num_sequences(budget, policy, tokens)
     if as_json:
-        print_json(_document(budget, policy, tokens, num_sequences, logs_longest=logs_longest))
+        document = _document(budget, policy, tokens, num_sequences, logs_longest=logs_longest)
+        print_json(document | {"unmeasured": _unmeasured(flags, budget)})
         return
     on_one = "on each GPU" if _num_gpus(budget) > 1 else ""
     rows = [(term.label, size(term.size_bytes), on_one, term.why) for term in budget.terms]
@@ -238,7 +239,21 @@ def _verdict(flags: Mapping[str, Any], budget: Budget, policy: str, tokens: int,
 
 
 def _note(flags: Mapping[str, Any], budget: Budget) -> str:
-    return "" if budget.plan.concurrency >= 1 else change_words(changes(flags, budget.gpu, budget.model))
+    fits = budget.plan.concurrency >= 1
+    remedies = [] if fits else [change_words(changes(flags, budget.gpu, budget.model))]
+    return "\n".join(remedies + _unmeasured(flags, budget))
+
+
+def _unmeasured(flags: Mapping[str, Any], budget: Budget) -> list[str]:
+    """Name the terms that were measured in older releases alone."""
+    release = flags["vllm"] or DEFAULT
+    if not rules_of(release).profiles_free_memory or all(term.label != "activations" for term in budget.terms):
+        return []
+    sentence = (
+        f"activations, captured graphs and memory outside PyTorch were measured in vLLM 0.25.1; {release} takes one "
+        "difference of free memory instead, which was not measured"
+    )
+    return [sentence]
 
 
 def _caching_rows(budget: Budget, policy: str) -> list[tuple[str, str, str, str]]:

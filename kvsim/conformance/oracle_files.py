@@ -16,6 +16,7 @@ from kvsim.errors import RecordingError, UsageError, WorkloadError
 from kvsim.files.contents import TEXT_BYTES, content_of, unpacked
 from kvsim.files.json_text import parse
 from kvsim.kv_groups import KVCacheLayout, MambaMode
+from kvsim.kv_groups.grouping import hashed_by_mode
 from kvsim.policies import releases
 from kvsim.policies.drafts import Drafts
 from kvsim.policies.pipeline import Pipeline
@@ -143,6 +144,7 @@ class OracleWorkload:
         v2_model_runner = self.pipeline.v2_model_runner and has_v2_runner and (drafts is None or drafts.has_v2_runner)
         return replace(
             self,
+            layout=_hashed(self.layout, rules) if self.cache.enable_prefix_caching else self.layout,
             scheduler=scheduler,
             pipeline=replace(self.pipeline, v2_model_runner=v2_model_runner),
         )
@@ -168,6 +170,24 @@ class OracleWorkload:
                 "several kinds"
             )
         return drafts
+
+
+def _hashed(layout: KVCacheLayout | None, rules: releases.Rules) -> KVCacheLayout | None:
+    """Return the groups with prompts hashed as a release does.
+
+    Raises:
+        RecordingError: the release does not start with such blocks.
+    """
+    if layout is None or not rules.hashes_aligned_states:
+        return layout
+    hashed = hashed_by_mode(layout)
+    if any(group.block_size % hashed.hash_block_size for group in hashed.groups):
+        sizes = ", ".join(str(group.block_size) for group in hashed.groups)
+        raise RecordingError(
+            f"vLLM does not start: prompts are hashed {hashed.hash_block_size} tokens at a time, and that does not "
+            f"divide the blocks of all groups: {sizes} tokens."
+        )
+    return hashed
 
 
 def read_workload(file: Path) -> OracleWorkload:

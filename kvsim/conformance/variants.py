@@ -12,7 +12,10 @@ if TYPE_CHECKING:
 
 Document = dict[str, Any]
 
-_UNDECIDED = ("logs_longest", "refuses_long_threshold")
+_UNDECIDED = (
+    *("hashes_aligned_states", "logs_longest", "pads_pages", "profiles_free_memory"),
+    "refuses_long_threshold",
+)
 """Rules of what vLLM writes or refuses when it starts: no step shows them."""
 _IGNORED = (
     ("long_prefill_token_threshold", 0, "long_prefill_token_threshold limits no prompt."),

@@ -78,13 +78,19 @@ def settings_of_groups(layout: KVCacheLayout, policy: Policy) -> dict[str, Any]:
     }
 
 
-def check_states(layout: KVCacheLayout, policy: Paged) -> None:
-    """Check that the release of vLLM caches prefixes of such a model.
+def check_groups(layout: KVCacheLayout, policy: Paged) -> None:
+    """Check that the release of vLLM starts with such a model.
 
     Raises:
-        UsageError: it does not start.
+        UsageError: it does not.
     """
     release = policy.scheduler.vllm
+    is_padded = any(group.content_bytes and group.mamba_mode is None for group in layout.groups)
+    if is_padded and not rules_of(release).pads_pages:
+        raise UsageError(
+            f"vLLM {release} does not start with a page of one layer that does not divide that of another; take "
+            "another --block-size, or a release from 0.24 on."
+        )
     keeps_every_state = any(group.mamba_mode is MambaMode.ALL for group in layout.groups)
     if keeps_every_state and policy.cache.enable_prefix_caching and not rules_of(release).caches_every_state:
         raise UsageError(

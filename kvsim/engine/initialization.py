@@ -26,7 +26,7 @@ from kvsim.engine import (
 from kvsim.engine.arrays import Numbers, Records, fill, make, make_growing, make_one, numbers
 from kvsim.engine.coefficients import step_times
 from kvsim.engine.group_initialization import (
-    check_states,
+    check_groups,
     flight_is_counted,
     one_group,
     records_of_groups,
@@ -124,7 +124,7 @@ class EnginePlan:
         _check_pipeline(self.policy, self.pipeline, self.rules)
         groups = self.layout or one_group(self.policy)
         if isinstance(self.policy, Paged):
-            check_states(groups, self.policy)
+            check_groups(groups, self.policy)
         room = _Room.of(self, groups)
         engine = self._empty_engine(groups, room, compiled=compiled)
         engine.state.seq, engine.state.num_free = -1, self.num_units

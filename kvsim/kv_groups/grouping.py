@@ -11,7 +11,7 @@ from math import gcd, lcm
 from typing import TYPE_CHECKING
 
 from kvsim.errors import UsageError
-from kvsim.kv_groups.group import CacheKind, KVCacheGroup, KVCacheLayout
+from kvsim.kv_groups.group import CacheKind, KVCacheGroup, KVCacheLayout, MambaMode
 from kvsim.kv_groups.specs import LayerSpec, as_full
 
 if TYPE_CHECKING:
@@ -173,6 +173,17 @@ def _hash_block_size(
         sizes = ", ".join(str(group.block_size) for group in groups)
         raise UsageError(f"hash_block_size is {size}; it must divide the block of every group: {sizes} tokens.")
     return size
+
+
+def hashed_by_mode(layout: KVCacheLayout) -> KVCacheLayout:
+    """Return groups that cache prefixes with prompts hashed as the mode of the recurrent layers decides, whatever the
+    size of their blocks: in parts of all blocks if states are kept at boundaries alone.
+    """
+    modes = {group.mamba_mode for group in layout.groups if group.mamba_mode is not None}
+    if not modes or len(layout.groups) == 1:
+        return layout
+    parts = gcd(*(group.block_size for group in layout.groups))
+    return replace(layout, hash_block_size=parts if modes == {MambaMode.ALIGN} else layout.scheduler_block_size)
 
 
 def pipeline_stages(num_layers: int, pipeline_parallel_size: int) -> tuple[range, ...]:

@@ -108,6 +108,10 @@ class Rules:
     """Model runner V2 serves what it can by default: it gets resumed requests as if they were new."""
     every_state_has_v2_runner: bool = True
     """Runner V2 also serves models that keep the state of every block."""
+    pads_pages: bool = False
+    """A page that does not divide the largest is padded where kernels allow it; before, vLLM does not start."""
+    hashes_aligned_states: bool = False
+    """States at boundaries alone are hashed in parts of their block; before, states of blocks as large as others'."""
     caches_to_boundaries: bool = False
     """Blocks are put into the cache up to a boundary of all groups, not each group's as soon as they are full."""
     left_out: LeftOut = LeftOut.NONE
@@ -130,6 +134,8 @@ class Rules:
     """Models that keep the state of every block may cache prefixes."""
     cuts_every_full_kind: bool = False
     """Hits of every kind of full attention are cut to what all groups hold, not those of the first kind alone."""
+    profiles_free_memory: bool = False
+    """The memory that a start takes is one difference of free memory, not a sum of measured parts."""
     logs_longest: bool = False
     """vLLM's "GPU KV cache size" counts sequences of `max_model_len`; before, the blocks divided among the groups."""
 
@@ -231,6 +237,11 @@ CHANGES = (
     ),
     Change(
         since="0.24.0",
+        says="A page that does not divide the largest is padded where kernels allow it; before, vLLM does not start.",
+        rules={"pads_pages": True},
+    ),
+    Change(
+        since="0.24.0",
         says="Admission may leave a share of the pool free (watermark, 0 by default).",
         rules={"knows_watermark": True},
     ),
@@ -281,6 +292,11 @@ CHANGES = (
     ),
     Change(
         since="0.27.0",
+        says="What the profiling run takes of the memory is one difference of free memory.",
+        rules={"profiles_free_memory": True},
+    ),
+    Change(
+        since="0.27.0",
         says="A long_prefill_token_threshold above max_model_len is refused.",
         rules={"refuses_long_threshold": True},
     ),
@@ -303,6 +319,11 @@ CHANGES = (
         since="0.28.0",
         says="Recurrent states are kept at boundaries alone, also by models that can keep every block's.",
         defaults={"keeps_every_state": False},
+    ),
+    Change(
+        since="0.28.0",
+        says="Prompts are hashed in the largest part of all blocks if recurrent states are kept at boundaries alone.",
+        rules={"hashes_aligned_states": True},
     ),
     Change(
         since="0.29.0",

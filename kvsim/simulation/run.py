@@ -25,11 +25,12 @@ from kvsim.engine.state import Engine
 from kvsim.errors import BudgetError, UnknownNameError, UsageError
 from kvsim.hardware import GIB, Gpu
 from kvsim.kv_groups import CacheSettings, KVCacheLayout, bytes_per_block, cache_layout
+from kvsim.kv_groups.grouping import hashed_by_mode
 from kvsim.metrics import Limits
 from kvsim.models import Model
 from kvsim.policies import AnyPolicy, Contiguous, Paged, Pipeline, Policy, Radix, Static, base_of, describe, limited
 from kvsim.policies.custom import CustomPolicy
-from kvsim.policies.releases import DEFAULT, defaults_of
+from kvsim.policies.releases import DEFAULT, defaults_of, rules_of
 from kvsim.policies.settings import EngineDefaults
 from kvsim.profiles.extrapolation import Watched, provenance
 from kvsim.recording import Meta, Pool, Recording, RecordingBuilder, RecordingWriter, write
@@ -108,6 +109,8 @@ class Machine:
                 "of one; take a model whose layers are alike, or leave the memory to vLLM's cache."
             )
         if base.cache.enable_prefix_caching:
+            if rules_of(base.scheduler.vllm).hashes_aligned_states:
+                layout = hashed_by_mode(layout)
             _check_hashes(self.model, layout)
         return layout
 

@@ -120,6 +120,17 @@ def test_flags_of_a_run_are_simulated_by_the_interface(complaint: Complaint, tmp
     assert "there is no model 'nothing'" in message
 
 
+@pytest.mark.parametrize(
+    ("flags", "is_marked"),
+    [(("--vllm", "0.26.0"), False), (("--vllm", "0.27.0"), True), ((), True), (("--num-blocks", "500"), False)],
+)
+def test_terms_that_nobody_has_measured_of_a_release_are_marked(
+    size: Size, flags: tuple[str, ...], is_marked: bool
+) -> None:
+    unmeasured = size("--model", "Qwen3-8B", "--gpu", "H200", *flags)["unmeasured"]
+    assert ["one difference of free memory" in sentence for sentence in unmeasured] == [True] * is_marked
+
+
 def test_windows_hold_more_than_full_layers_would(size: Size) -> None:
     machine = ("--model", "gemma-3-12b-it", "--gpu", "H200", "--tokens", "32000", "--kv-gib", "9000", "--oversize")
     grouped, full = size(*machine), size(*machine, "--disable-hybrid-kv-cache-manager")

@@ -9,6 +9,9 @@ import pytest
 
 import kvsim
 from kvsim.conformance import verify_recording
+from kvsim.conformance.conform import generated
+from kvsim.conformance.oracle import OracleRun
+from kvsim.conformance.oracle_files import parse_workload
 from kvsim.errors import RecordingError, UsageError
 from kvsim.policies import ContinuousSettings, Paged, PagedSettings
 from kvsim.policies.releases import (
@@ -44,6 +47,12 @@ def serve(release: str, *, num_blocks: int = 60) -> kvsim.Run:
     return kvsim.simulate(
         requests(24), paged(release), kvsim.machine("H200/Llama-3-8B", num_blocks=num_blocks), refuse_misfits=True
     )
+
+
+def small_workload(layers: list[dict[str, object]]) -> dict[str, object]:
+    """An oracle's workload with such layers."""
+    request = {"id": "a", "arrival_step": 0, "prompt_len": 3, "output_len": 2}
+    return {"num_blocks": 9, "block_size": 2, "groups": layers, "requests": [request]}
 
 
 def test_changes_are_listed_release_by_release_and_each_changes_something() -> None:
@@ -133,8 +142,44 @@ def test_a_simulation_states_its_release_and_is_verified_by_it() -> None:
         verify_recording(unknown)
 
 
-def test_a_model_that_keeps_every_state_caches_no_prefix_in_the_newest_release() -> None:
+@pytest.mark.parametrize(("release", "mode"), [("0.27.1", "all"), ("0.28.0", "align"), ("0.33.0", "align")])
+def test_states_are_kept_for_hits_as_the_release_does_by_default(release: str, mode: str) -> None:
     machine = kvsim.machine("H200/granite-4.0-h-350m", num_blocks=60)
-    kvsim.simulate(requests(4), paged("0.32.0"), machine, refuse_misfits=True)
+    layout = machine.layout(paged(release))
+    assert layout is not None
+    assert {group.mamba_mode for group in layout.groups} == {None, mode}
+    served = kvsim.simulate(requests(4), paged(release), machine, refuse_misfits=True)
+    assert (served.requests.output_tokens == 60).all()
+
+
+def test_a_model_that_keeps_every_state_caches_no_prefix_in_the_newest_release() -> None:
+    layers = [{"type": "mamba", "block_size": 2}, {"type": "full", "block_size": 2}]
+    workload = parse_workload(small_workload(layers) | {"mamba_cache_mode": "all"}, "the workload")
+    OracleRun(workload.of_release("0.32.0"))
     with pytest.raises(UsageError, match="does not cache prefixes of a model that keeps the recurrent state"):
-        kvsim.simulate(requests(4), paged("0.33.0"), machine, refuse_misfits=True)
+        OracleRun(workload.of_release("0.33.0"))
+
+
+def test_who_is_passed_over_before_those_that_were_takes_no_place_of_theirs() -> None:
+    """What vLLM 0.30.0 says: by priority, `r03` is looked at before `r01`, which was passed over earlier."""
+    run = OracleRun(parse_workload(generated("several-1-133")[1], "the workload").of_release("0.30.0"))
+    step = next(record for record in run.records() if record["kind"] == "schedule" and record["i"] == 21)
+    assert (step["scheduled"], step["skipped"], step["waiting"]) == ([["r00", 1]], ["r03", "r01"], ["r04"])
+
+
+def test_pages_that_do_not_divide_are_refused_where_vllm_does() -> None:
+    layers = [
+        {"type": "full", "num_kv_heads": 3, "indexes_by_stride": True},
+        {"type": "sliding_window", "window": 4, "num_kv_heads": 2, "indexes_by_stride": True},
+    ]
+    workload = parse_workload(small_workload(layers), "the workload")
+    OracleRun(workload.of_release("0.24.0"))
+    with pytest.raises(UsageError, match=r"vLLM 0\.23\.0 does not start with a page"):
+        OracleRun(workload.of_release("0.23.0"))
+
+
+def test_states_of_every_block_beside_smaller_blocks_are_refused_where_vllm_does() -> None:
+    workload = parse_workload(generated("several-1-16")[1], "the workload")
+    assert workload.of_release("0.27.1").layout == workload.layout
+    with pytest.raises(RecordingError, match="prompts are hashed 2 tokens at a time"):
+        workload.of_release("0.30.0")
