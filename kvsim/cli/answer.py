@@ -89,7 +89,7 @@ def setting_rows(meta: Meta, requests: str, num_servers: int = 1) -> list[Row]:
     num_stages, per_stage = int(model.get("pipeline_parallel_size", 1)), int(model.get("tensor_parallel_size", 1))
     num_gpus = num_stages * per_stage
     gpus = f"{num_gpus} x {meta.gpu}" if num_gpus > 1 else meta.gpu
-    servers = f", {num_servers} servers behind one queue" if num_servers > 1 else ""
+    servers = f", {num_servers} servers behind one router" if num_servers > 1 else ""
     cache = model.get("kv_cache_dtype", "auto")
     kept = f" (KV cache in {cache})" if cache != "auto" else ""
     rows = [

@@ -19,12 +19,28 @@ from kvsim.cli.scenario_flags import scenario_options
 from kvsim.cli.server_lines import ServedCommand
 from kvsim.cli.show import json_option, overwrite_option, print_json, progress
 from kvsim.policies import EVERY_POLICY, Radix
+from kvsim.policies.routers import ROUTE_NAMES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-    from kvsim.simulation import EngineName, RouteName
+    from kvsim.metrics import Summary
+    from kvsim.metrics.fleet import FleetTotals
+    from kvsim.policies import AnyPolicy
+    from kvsim.simulation import EngineName, Fleet, Machine, Options
     from kvsim.workload import Workload
+
+
+class RouteParam(click.ParamType[str]):
+    """The name of a router, or a Python file with one."""
+
+    name = "route"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return `value` if it is a route or a file that ends in .py."""
+        if value not in ROUTE_NAMES and not (value.endswith(".py") and Path(value).is_file()):
+            self.fail(f"{value!r} is none of {', '.join(ROUTE_NAMES)}, and no Python file.", param, ctx)
+        return value
 
 
 @click.command("run", cls=ServedCommand)
@@ -33,14 +49,22 @@ if TYPE_CHECKING:
 @users_options
 @engine_option
 @click.option(
-    "--replicas", type=click.IntRange(1, 1_000), default=1, show_default=True, help="Servers behind one queue."
+    "--replicas", type=click.IntRange(1, 1_000), default=1, show_default=True, help="Servers behind one router."
 )
 @click.option(
     "--route",
-    type=click.Choice(["shortest", "round-robin"]),
+    type=RouteParam(),
     default="shortest",
     show_default=True,
-    help="Choice of the replica for the next request.",
+    help="Router in front of the replicas, or a Python file with a function route(request, servers).",
+)
+@click.option(
+    "--route-lag",
+    "route_lag_s",
+    type=click.FloatRange(0),
+    default=0.0,
+    show_default=True,
+    help="Age in seconds of what the router knows of the servers' prefix caches.",
 )
 @click.option(
     "--front-end",
@@ -62,7 +86,8 @@ def command(
     policy: str,
     engine: EngineName,
     replicas: int,
-    route: RouteName,
+    route: str,
+    route_lag_s: float,
     front_end: str,
     no_band: bool,
     show_all: bool,
@@ -77,11 +102,12 @@ def command(
     Without flags, it serves the requests of a recorded ShareGPT run again, on the same machine with the same memory.
     """
     from kvsim.cli.answer import band_notes, failure_notes, print_answer
+    from kvsim.cli.fleet_answer import print_fleet
     from kvsim.cli.summary import print_summaries, summary_document
     from kvsim.experiments.bands import band_of, is_worth_a_band
     from kvsim.files.overwriting import may_replace, replacing_folder
     from kvsim.machines import card_named
-    from kvsim.simulation import Options, measure, measure_replicas, record, record_replicas
+    from kvsim.simulation import measure, record
     from kvsim.simulation.front_end import behind, http
 
     check_policy_flags(context, [policy])
@@ -92,7 +118,7 @@ def command(
         may_replace(output, "run", overwrite=overwrite, is_folder=True)
     scenario = build_scenario(**flags)
     settings, workload = scenario.policy(policy), scenario.workload
-    machine = scenario.machine(settings)
+    setup = (workload, settings, scenario.machine(settings))
     with progress(policy) as report, ExitStack() as stack:
         options: Options = {
             "refuse_misfits": flags["refuse_misfits"],
@@ -106,14 +132,8 @@ def command(
             "command": shlex.join(["kvsim", *sys.argv[1:]]),
         }
         folder = output and stack.enter_context(replacing_folder(output, "run", overwrite=overwrite))
-        if replicas > 1 and folder:
-            runs = record_replicas(workload, settings, machine, folder, replicas, route, **options)
-        elif replicas > 1:
-            runs = measure_replicas(workload, settings, machine, replicas, route, **options)
-        elif folder:
-            runs = [record(workload, settings, machine, folder, **options)]
-        else:
-            runs = [measure(workload, settings, machine, **options)]
+        fleet = _serve_fleet(setup, folder, (replicas, route, route_lag_s), options) if replicas > 1 else None
+        runs = fleet.servers if fleet else [record(*setup, folder, **options) if folder else measure(*setup, **options)]
     summaries, band = [run.summary for run in runs], None
     wants_band = replicas == 1 and not no_band and is_worth_a_band(summaries[0], len(workload))
     if replicas > 1:
@@ -121,7 +141,7 @@ def command(
     elif wants_band:
         with progress("band") as report:
             options["progress"] = report
-            band = band_of(workload, settings, machine, summaries[0], **options)
+            band = band_of(*setup, summaries[0], **options)
     notes = band_notes(band) if wants_band else []
     notes += (scenario.notes if policy in ("paged", "contiguous") else []) + failure_notes(runs[0].meta)
     if policy == Radix.name:
@@ -130,15 +150,45 @@ def command(
         server = http(card_named(flags["times"]))
         summaries, note = behind(server, summaries, float(workload.prompt_tokens.mean()))
         notes.append(note)
+    totals = _totals_of(fleet, summaries) if fleet else None
     if as_json:
         documents = [summary_document(run, summary) for run, summary in zip(runs, summaries, strict=True)]
         print_json(
-            {"servers": documents} if replicas > 1 else documents[0] | ({"band": band.as_dict()} if band else {})
+            {"fleet": totals.as_dict(), "servers": documents}
+            if totals
+            else documents[0] | ({"band": band.as_dict()} if band else {})
         )
         return
-    print_answer(runs, summaries, _requests(workload, flags), band=band, notes=notes)
+    if totals:
+        routed = f"{_requests(workload, flags)}; routed by {route}{f', {route_lag_s:g} s late' if route_lag_s else ''}"
+        print_fleet(runs[0].meta, totals, summaries, routed, notes)
+    else:
+        print_answer(runs, summaries, _requests(workload, flags), band=band, notes=notes)
     if show_all:
         print_summaries("every figure", runs, summaries, names_evidence=True)
+
+
+def _serve_fleet(
+    setup: tuple[Workload, AnyPolicy, Machine], folder: Path | None, routing: tuple[int, str, float], options: Options
+) -> Fleet:
+    """Serve on several servers behind one router, and record each if there is a folder."""
+    from kvsim.simulation import measure_replicas, record_replicas
+
+    if folder is None:
+        return measure_replicas(*setup, *routing, **options)
+    return record_replicas(*setup, folder, *routing, **options)
+
+
+def _totals_of(fleet: Fleet, summaries: Sequence[Summary]) -> FleetTotals:
+    from kvsim.metrics.fleet import fleet_totals
+
+    return fleet_totals(
+        fleet.servers[0].meta,
+        summaries,
+        [run.requests for run in fleet.servers],
+        mean_duplicate_blocks=fleet.mean_duplicate_blocks,
+        most_duplicate_blocks=fleet.most_duplicate_blocks,
+    )
 
 
 def _requests(workload: Workload, flags: Mapping[str, Any]) -> str:

@@ -119,7 +119,8 @@ def evaluate(server: Server, load: Load, *, engine: EngineName = "auto", pace: f
             if server.replicas == 1:
                 runs = [measure(longer.workload, policy, machine, **options)]
             else:
-                runs = measure_replicas(longer.workload, policy, machine, server.replicas, "shortest", **options)
+                fleet = measure_replicas(longer.workload, policy, machine, server.replicas, "shortest", **options)
+                runs = fleet.servers
             runs = [run for run in runs if len(run.requests)]
             outcome = outcome_of(longer, runs, machine)
             longer = longer.longer(_least_steady(runs)) if outcome.overload <= _HOPELESS else None

@@ -5,6 +5,7 @@ SimPy.
 from kvsim.simulation.measured import Measured, Timeline
 from kvsim.simulation.modes import EngineName
 from kvsim.simulation.run import (
+    Fleet,
     Machine,
     Options,
     ProgressCallback,
@@ -14,15 +15,14 @@ from kvsim.simulation.run import (
     record_replicas,
     simulate,
 )  # fmt: skip
-from kvsim.simulation.sources import RouteName
 
 __all__ = [
     "EngineName",
+    "Fleet",
     "Machine",
     "Measured",
     "Options",
     "ProgressCallback",
-    "RouteName",
     "Timeline",
     "measure",
     "measure_replicas",

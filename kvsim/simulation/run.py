@@ -31,11 +31,13 @@ from kvsim.models import Model
 from kvsim.policies import AnyPolicy, Contiguous, Paged, Pipeline, Policy, Radix, Static, base_of, describe, limited
 from kvsim.policies.custom import CustomPolicy
 from kvsim.policies.releases import DEFAULT, defaults_of, rules_of
+from kvsim.policies.routers import SEES_PREFIXES, RoutedRequest, RouteName, Router, router_of
 from kvsim.policies.settings import EngineDefaults
 from kvsim.profiles.extrapolation import Watched, provenance
 from kvsim.recording import Meta, Pool, Recording, RecordingBuilder, RecordingWriter, write
 from kvsim.recording.model import MAX_UNITS
 from kvsim.simulation.demand import demand_of, hash_tokens, provenance_of_hashes, recorded_hashes, refused
+from kvsim.simulation.dispatch import Dispatcher
 from kvsim.simulation.measured import Measured
 from kvsim.simulation.modes import EngineName, begins_compiled, engine_for, may_compile
 from kvsim.simulation.results import FinalRows, Totals, largest_shape, requests_of, rows_of
@@ -46,10 +48,8 @@ from kvsim.simulation.sources import (
     KnownInAdvance,
     OneServersUsers,
     OpenLoop,
-    RouteName,
     Source,
     Users,
-    route_of,
 )
 from kvsim.steptime import StepTimeModel
 from kvsim.steptime.kernels import Batch, KernelsSeen
@@ -277,19 +277,31 @@ def measure(workload: Workload, policy: AnyPolicy, machine: Machine, **options: 
     return measured
 
 
+class Fleet(NamedTuple):
+    """Measurements of several equal servers behind one router."""
+
+    servers: list[Measured]
+    mean_duplicate_blocks: float
+    """Cached prefix blocks that another server holds, too, on average over the arrivals; each prefix once less."""
+    most_duplicate_blocks: int
+
+
 def measure_replicas(
     workload: Workload,
     policy: AnyPolicy,
     machine: Machine,
     num_replicas: int,
-    route: RouteName,
+    route: RouteName | str | Router,
+    route_lag_s: float = 0.0,
     **options: Unpack[Options],
-) -> list[Measured]:
-    """Run `workload` on several equal servers behind one queue, and return the measurements of each server.
+) -> Fleet:
+    """Run `workload` on several equal servers behind one router, and return the measurements of each server.
 
-    `route` says which server gets the next request. Takes and raises what `simulate` does otherwise.
+    `route` chooses the server of each request: a name, a Python file with a function `route`, or a `Router`. It sees
+    prefix caches as they were `route_lag_s` before the request. Takes and raises what `simulate` does otherwise.
     """
-    return Run(workload, policy, machine, options, num_replicas=num_replicas, route=route).finish()
+    run = Run(workload, policy, machine, options, num_replicas=num_replicas, route=route, route_lag_s=route_lag_s)
+    return run.finish_fleet()
 
 
 def record_replicas(
@@ -298,20 +310,23 @@ def record_replicas(
     machine: Machine,
     path: Path,
     num_replicas: int,
-    route: RouteName,
+    route: RouteName | str | Router,
+    route_lag_s: float = 0.0,
     **options: Unpack[Options],
-) -> list[Measured]:
-    """Run `workload` on several servers alike, and write the recording of server `n` to the folder `path/n`."""
+) -> Fleet:
+    """Run as `measure_replicas` does, and write the recording of server `n` to the folder `path/n`."""
     builders = [RecordingBuilder() for _ in range(num_replicas)]
-    run = Run(workload, policy, machine, options, builders, num_replicas=num_replicas, route=route)
-    measured = run.finish()
+    run = Run(
+        workload, policy, machine, options, builders, num_replicas=num_replicas, route=route, route_lag_s=route_lag_s
+    )
+    measured = run.finish_fleet()
     for number, builder in enumerate(builders):
         write(builder.finish(run.meta(), name=run.name), path / str(number))
     return measured
 
 
 class Run:
-    """A workload on one server, or on several behind one queue."""
+    """A workload on one server, or on several behind one router."""
 
     def __init__(
         self,
@@ -322,7 +337,8 @@ class Run:
         builders: Sequence[RecordingBuilder] = (),
         *,
         num_replicas: int = 1,
-        route: RouteName = "shortest",
+        route: RouteName | str | Router = "shortest",
+        route_lag_s: float = 0.0,
     ) -> None:
         """Get ready; what there is to record of server `n` goes to `builders[n]`, if there are any."""
         for name in options.keys() - Options.__annotations__.keys():
@@ -339,7 +355,8 @@ class Run:
         self._environment = simpy.Environment()
         self._demand = demand_of(workload, self._base, self._layout, self._num_slots, recording=bool(builders))
         self._refused = self._find_refused()
-        source = self._source(num_replicas, route)
+        self._dispatcher = self._dispatch(route, route_lag_s)
+        source = self._source(num_replicas)
         self._replicas = [
             self._replica(source, builders[number] if builders else None) for number in range(num_replicas)
         ]
@@ -350,6 +367,11 @@ class Run:
         self._environment.run()
         hashes = recorded_hashes(self.workload, self._base, self._layout, self._demand)
         return [replica.finish(self.workload, hashes, self.meta(), self.name) for replica in self._replicas]
+
+    def finish_fleet(self) -> Fleet:
+        """Run to the end and return what it adds up to, for each server, and what several servers hold."""
+        duplicates = self._dispatcher.duplicates
+        return Fleet(self.finish(), duplicates.mean_blocks, duplicates.most_blocks)
 
     def meta(self) -> Meta:
         """Return the provenance of the results, once the run is over."""
@@ -379,21 +401,54 @@ class Run:
         assert num_units is not None
         return refused(self.workload, self._demand, self._base, self._layout, num_units, refuse_misfits=refuse)
 
-    def _source(self, num_replicas: int, route: RouteName) -> Source:
-        users, most, turns = _users(self.options), _most_at_once(self.options), self.workload.turns
+    def _dispatch(self, route: RouteName | str | Router, lag_s: float) -> Dispatcher:
+        """Return what sends each request to a server.
+
+        Raises:
+            UsageError: the route or the lag means nothing for this run.
+        """
+        if isinstance(self._base, Radix) and route in SEES_PREFIXES:
+            raise UsageError(
+                f"the route {route!r} looks prefixes up in blocks, and the radix policy keeps a tree of tokens; take "
+                "--route shortest, round-robin, least-kv, power-of-two or session."
+            )
+        is_closed = self.options.get("users") is not None or self.options.get("max_concurrency") is not None
+        if lag_s and (is_closed or self.workload.turns is not None):
+            raise UsageError(
+                "--route-lag needs arrivals that are known beforehand, and users and sessions send requests when "
+                "others are answered; leave it out."
+            )
+        workload, num_units = self.workload, self.pool.num_units
+        assert num_units is not None
+        sessions = workload.prefix_group if workload.turns is None else workload.turns.session
+
+        def describe_request(row: int, at_s: float) -> RoutedRequest:
+            return RoutedRequest(
+                row=row,
+                prompt_tokens=int(workload.prompt_tokens[row]),
+                priority=int(workload.priority[row]),
+                session=int(sessions[row]),
+                arrival_s=at_s,
+            )
+
+        return Dispatcher(router_of(route), describe_request, num_units, lag_s=lag_s)
+
+    def _source(self, num_replicas: int) -> Source:
+        users, most, dispatcher = _users(self.options), _most_at_once(self.options), self._dispatcher
+        turns = self.workload.turns
         if turns is not None and most is not None:
             raise UsageError("turns of sessions wait for answers, so they take no max_concurrency; give users instead.")
         if turns is not None:
-            return Conversations(turns, self.workload.arrival_s, route_of(route), users)
+            return Conversations(turns, self.workload.arrival_s, dispatcher, users)
         if most is not None and self.workload.arrival_s.any():
-            return ClosedLoop(len(self.workload), Users(number=most), route_of(route), self.workload.arrival_s)
+            return ClosedLoop(len(self.workload), Users(number=most), dispatcher, self.workload.arrival_s)
         users = Users(number=most) if most is not None else users  # all arrive at once
         if users is None:
-            return KnownInAdvance() if num_replicas == 1 else OpenLoop(self.workload.arrival_s, route_of(route))
+            return KnownInAdvance() if num_replicas == 1 else OpenLoop(self.workload.arrival_s, dispatcher)
         known = num_replicas == 1 and users.per_s == math.inf and not self._refused.any()
         if known and not isinstance(self._base, Static):
             return OneServersUsers(users)
-        return ClosedLoop(len(self.workload), users, route_of(route))
+        return ClosedLoop(len(self.workload), users, dispatcher)
 
     def _replica(self, source: Source, builder: RecordingBuilder | None) -> Replica:
         policy, machine, options, num_units = self._base, self.machine, self.options, self.pool.num_units

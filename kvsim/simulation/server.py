@@ -7,8 +7,11 @@ from collections.abc import Callable, Generator
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 import simpy
 
+from kvsim.engine import prefix_hits
+from kvsim.engine.arrays import column
 from kvsim.engine.clock import ANSWERED, BATCHED, CHECK, CROWDED, FULL, IDLE, STALLED
 from kvsim.engine.driver import Driver
 from kvsim.engine.request_rows import RADIX
@@ -57,6 +60,32 @@ class ServerProcess:
         """Requests that are here and have not ended: those that wait and those that run."""
         state = self.driver.engine.state
         return int(state.num_submitted - state.num_ended)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests in the queue."""
+        return self.num_requests - int(self.driver.engine.state.num_running)
+
+    def num_prefill_tokens(self) -> int:
+        """Count the prompt tokens of the requests that are here and are not computed yet."""
+        sequences = (self.driver.sequence(number) for number in self._answers)
+        return sum(max(int(sequence.prompt_tokens) - int(sequence.computed), 0) for sequence in sequences)
+
+    def hit_tokens(self, row: int) -> int:
+        """Return the leading tokens of the prompt in `row` of the workload that the prefix cache holds now."""
+        engine = self.driver.engine
+        if not engine.settings.prefix_caching:
+            return 0
+        with np.errstate(over="ignore"):  # keys are hashed modulo 2**64
+            return int(prefix_hits.find(engine, self.driver.sequence(row + 1)))
+
+    def cached_keys(self) -> npt.NDArray[np.int64]:
+        """Return the keys of the cached blocks whose prefix other requests may have, too; each once."""
+        engine = self.driver.engine
+        if not engine.settings.prefix_caching:
+            return np.empty(0, np.int64)
+        keys = column(engine.blocks, "key")
+        return np.unique(keys[keys >= 0])
 
     def send(self, row: int, at_s: float) -> simpy.Event:
         """Send the request in `row` of the workload; the event says when it has ended, in seconds."""

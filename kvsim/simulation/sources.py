@@ -1,14 +1,14 @@
 """Sources of requests: a known workload, a stream in front of several servers, users in a closed loop, conversations.
 
-Sources are SimPy processes. What they send is a row of the workload; which server it goes to is decided by a `Route`.
+Sources are SimPy processes. What they send is a row of the workload; a `Dispatcher` says which server it goes to.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import simpy
@@ -16,39 +16,9 @@ import simpy
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from kvsim.simulation.dispatch import Dispatcher
     from kvsim.simulation.server import ServerProcess
     from kvsim.workload import Turns
-
-RouteName: TypeAlias = Literal["round-robin", "shortest"]
-
-
-class Route(Protocol):
-    """Chooses a server for the next request."""
-
-    def __call__(self, servers: Sequence[ServerProcess]) -> ServerProcess:
-        """Choose one of `servers`."""
-
-
-class RoundRobin:
-    """One server after the other."""
-
-    def __init__(self) -> None:
-        self._num_sent = 0
-
-    def __call__(self, servers: Sequence[ServerProcess]) -> ServerProcess:
-        """Choose the next server in turn."""
-        self._num_sent += 1
-        return servers[(self._num_sent - 1) % len(servers)]
-
-
-def shortest_queue(servers: Sequence[ServerProcess]) -> ServerProcess:
-    """Return the server with the fewest waiting and running requests; the first of equal ones."""
-    return min(servers, key=lambda server: server.num_requests)
-
-
-def route_of(name: RouteName) -> Route:
-    """Return the route of this name."""
-    return RoundRobin() if name == "round-robin" else shortest_queue
 
 
 class Source(Protocol):
@@ -118,27 +88,40 @@ class OpenLoop:
 
     awaits_answers = False
 
-    def __init__(self, arrival_s: npt.NDArray[np.float64], route: Route) -> None:
+    def __init__(self, arrival_s: npt.NDArray[np.float64], dispatcher: Dispatcher) -> None:
         self._arrival_s: list[float] = arrival_s.tolist()
-        self._route = route
-        self._next = 0
+        self._dispatcher = dispatcher
+        self._next_s = 0.0
 
     def start(self, environment: simpy.Environment, servers: Sequence[ServerProcess]) -> None:
         """Begin to send."""
         environment.process(self._run(environment, servers))
 
     def horizon_s(self) -> float:
-        """Time at which the next request is routed, which needs to know how busy the servers are."""
-        return self._arrival_s[self._next] if self._next < len(self._arrival_s) else math.inf
+        """Time at which the next request is routed, or is looked up, which needs the state of the servers."""
+        return self._next_s
 
     def _run(
         self, environment: simpy.Environment, servers: Sequence[ServerProcess]
     ) -> Generator[simpy.Event, None, None]:
+        for row, at_s, is_look in self._moments():
+            self._next_s = at_s
+            if at_s > environment.now:
+                yield environment.timeout(at_s - environment.now)
+            if is_look:
+                self._dispatcher.look(row, servers)
+            else:
+                self._dispatcher.choose(row, at_s, servers).send(row, at_s)
+        self._next_s = math.inf
+
+    def _moments(self) -> Iterator[tuple[int, float, bool]]:
+        """Yield rows with the times at which they are looked up, if caches are seen late, and sent, in order."""
+        lag_s, num_looked = self._dispatcher.lag_s, 0
         for row, arrival_s in enumerate(self._arrival_s):
-            if arrival_s > environment.now:
-                yield environment.timeout(arrival_s - environment.now)
-            self._route(servers).send(row, arrival_s)
-            self._next = row + 1
+            while lag_s and num_looked < len(self._arrival_s) and self._arrival_s[num_looked] - lag_s <= arrival_s:
+                yield num_looked, max(self._arrival_s[num_looked] - lag_s, 0.0), True
+                num_looked += 1
+            yield row, arrival_s, False
 
 
 class ClosedLoop:
@@ -151,12 +134,16 @@ class ClosedLoop:
     awaits_answers = True
 
     def __init__(
-        self, num_requests: int, users: Users, route: Route, arrival_s: npt.NDArray[np.float64] | None = None
+        self,
+        num_requests: int,
+        users: Users,
+        dispatcher: Dispatcher,
+        arrival_s: npt.NDArray[np.float64] | None = None,
     ) -> None:
         self._rows = iter(range(num_requests))
         self._num_requests = num_requests
         self._users = users
-        self._route = route
+        self._dispatcher = dispatcher
         self._arrival_s: list[float] = [0.0] * num_requests if arrival_s is None else arrival_s.tolist()
 
     def start(self, environment: simpy.Environment, servers: Sequence[ServerProcess]) -> None:
@@ -178,7 +165,7 @@ class ClosedLoop:
             if self._arrival_s[row] > at_s:
                 at_s = self._arrival_s[row]
                 yield environment.timeout(max(at_s - environment.now, 0.0))
-            answered_s = yield self._route(servers).send(row, at_s)
+            answered_s = yield self._dispatcher.choose(row, at_s, servers).send(row, at_s)
             at_s = answered_s + self._users.think_s
             if self._users.think_s:
                 yield environment.timeout(max(at_s - environment.now, 0.0))
@@ -194,7 +181,7 @@ class Conversations:
     awaits_answers = True
 
     def __init__(
-        self, turns: Turns, arrival_s: npt.NDArray[np.float64], route: Route, users: Users | None = None
+        self, turns: Turns, arrival_s: npt.NDArray[np.float64], dispatcher: Dispatcher, users: Users | None = None
     ) -> None:
         self._arrival_s: list[float] = (np.zeros_like(arrival_s) if users else arrival_s).tolist()
         self._pause_s: list[float] = turns.pause_s.tolist()
@@ -204,7 +191,7 @@ class Conversations:
         self._next_session = iter(self._first_turns)
         self._num_open = [1] * len(self._first_turns)
         """Turns of each session that have not ended and whose moment is known."""
-        self._route = route
+        self._dispatcher = dispatcher
         self._users = users
 
     def start(self, environment: simpy.Environment, servers: Sequence[ServerProcess]) -> None:
@@ -238,7 +225,7 @@ class Conversations:
         """Send a turn at `at_s`, and go on with those that wait for it when it has ended."""
         if at_s > self._environment.now:
             yield self._environment.timeout(at_s - self._environment.now)
-        ended_s = yield self._route(self._servers).send(row, at_s)
+        ended_s = yield self._dispatcher.choose(row, at_s, self._servers).send(row, at_s)
         followers, session = self._followers[row], self._session[row]
         self._num_open[session] += len(followers) - 1
         for later in followers:

@@ -172,7 +172,7 @@ def test_the_help_of_a_simulation_has_its_flags_below_headings(kvsim: Kvsim) -> 
         for heading, part in zip(headings, parts, strict=True)
     }
     own = {"--policy", "--engine", "--no-band", "--front-end", "--output", "--overwrite", "--json"}
-    own |= {"--replicas", "--route", "--all", "--from"}
+    own |= {"--replicas", "--route", "--route-lag", "--all", "--from"}
     assert flags["Options"] == own | {"--help"}
     assert {"--workload", "--rate", "--users", "--think-time"} < flags["Requests"]
     assert {"--batch-size", "--cache"} < flags["Static batches"]

@@ -26,6 +26,7 @@ PAGES = [
         "index.md",
         "answers.md",
         "figures.md",
+        "fleets.md",
         "hf-memory.md",
         "how-to.md",
         "sizing.md",
@@ -139,7 +140,8 @@ def test_every_page_is_in_the_contents() -> None:
 def test_every_public_function_and_class_is_in_the_reference() -> None:
     text = (DOCS / "reference" / "python.md").read_text(encoding="utf-8")
     documented = {name.rpartition(".")[2] for name in re.findall(r"^::: (\S+)", text, re.MULTILINE)}
-    small = {"AllAtOnce", "Budget", "Constant", "Empirical", "Fixed", "Gamma", "Gpu", "Growth", "LogNormal", "Model",
+    small = {"ContinuousSettings", "PagedSettings", "ContiguousSettings", "StaticSettings",
+             "AllAtOnce", "Budget", "Constant", "Empirical", "Fixed", "Gamma", "Gpu", "Growth", "LogNormal", "Model",
              "Order", "Poisson", "Reserve", "Roofline", "StepTimeModel", "Uniform", "all_models", "shipped_names",
              "summarize", "KvsimError"}  # fmt: skip
     assert {*kvsim.__all__, "StepInMaking", "ServedRequest"} - {"__version__"} - small <= documented

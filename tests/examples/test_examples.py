@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -69,3 +69,15 @@ def test_two_block_sizes_share_a_pool_and_fragment_it() -> None:
     begins = (memory.kind == MemoryKind.APPEND) & (memory.position == 0) & (memory.length >= example.SMALL_PER_LARGE)
     assert begins.sum() > 20
     assert ((memory.address[begins] - 1) % example.SMALL_PER_LARGE == 0).all()
+
+
+def test_a_router_takes_the_longest_hit_where_there_is_room() -> None:
+    class Seen(NamedTuple):
+        number: int
+        kv_usage: float
+        hit_tokens: int = 0
+        num_requests: int = 0
+
+    route = loaded("fullest_last").route
+    assert route(None, [Seen(0, 0.95, hit_tokens=64), Seen(1, 0.5, hit_tokens=32), Seen(2, 0.1)]) == 1
+    assert route(None, [Seen(0, 0.95, hit_tokens=64), Seen(1, 0.92)]) == 1

@@ -116,7 +116,7 @@ def _filed(draw: _Draw, longest: int) -> list[str]:
 
 def _senders(draw: _Draw, requests: list[str]) -> list[str]:
     """Who sends the requests to how many servers: users, or arrivals, of which at most so many are served at once."""
-    servers = ["--replicas", str(draw.one_of(2, 3)), *draw.some(0.5, "--route", "round-robin", "shortest")]
+    servers = ["--replicas", str(draw.one_of(2, 3)), *draw.some(0.5, "--route", "round-robin", "prefix", "dynamo")]
     arguments = servers if draw.chance(0.2) else []
     if draw.chance(0.3):
         arguments += ["--users", str(draw.one_of(1, 2, 5, 20)), *draw.some(0.4, "--think-time", 0.03, 1)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,11 @@ from kvsim.engine.initialization import EnginePlan
 from kvsim.hardware import find_gpu
 from kvsim.models import find_model
 from kvsim.policies import Paged
+from kvsim.policies.routers import ROUTE_NAMES, RoutedRequest, RoutedServer, Router, router_of
 from kvsim.policies.settings import ContinuousSettings
+from kvsim.simulation.dispatch import Dispatcher
 from kvsim.simulation.server import ServerProcess
-from kvsim.simulation.sources import ClosedLoop, KnownInAdvance, OneServersUsers, OpenLoop, Route, Users, route_of
+from kvsim.simulation.sources import ClosedLoop, KnownInAdvance, OneServersUsers, OpenLoop, Users
 
 from ..engine.by_hand import demand_of
 
@@ -48,11 +51,18 @@ def serve(
     return servers
 
 
+def dispatcher(route: str | Router, lag_s: float = 0.0) -> Dispatcher:
+    def describe(row: int, at_s: float) -> RoutedRequest:
+        return RoutedRequest(row=row, prompt_tokens=8, priority=0, session=row % 3 - 1, arrival_s=at_s)
+
+    return Dispatcher(router_of(route), describe, 8, lag_s=lag_s)
+
+
 def finished_s(server: ServerProcess) -> np.ndarray[Any, Any]:
     return column(server.driver.engine.times, "finished_s")[1:]
 
 
-@pytest.mark.parametrize("route", ["round-robin", "shortest"])
+@pytest.mark.parametrize("route", ROUTE_NAMES)
 @settings(max_examples=30, deadline=None)
 @given(requests=REQUESTS, num_servers=st.integers(1, 3), users=st.sampled_from([None, 1, 3]), think=st.booleans())
 def test_each_request_is_answered_once(
@@ -61,17 +71,17 @@ def test_each_request_is_answered_once(
     arrival_s = np.cumsum([gap_s for _, _, gap_s in requests])
     most_at_once, in_flight = 0, 0
 
-    def counting(servers: Any) -> ServerProcess:
+    def counting(request: RoutedRequest, servers: Sequence[RoutedServer]) -> int:
         nonlocal most_at_once, in_flight
         in_flight = sum(server.num_requests for server in servers) + 1
         most_at_once = max(most_at_once, in_flight)
-        return chosen(servers)
+        return chosen(request, servers)
 
-    chosen: Route = route_of(route)
+    chosen = router_of(route)
     if users is None:
-        source: Any = OpenLoop(arrival_s, counting)
+        source: Any = OpenLoop(arrival_s, dispatcher(counting))
     else:
-        source = ClosedLoop(len(requests), Users(number=users, think_s=0.01 if think else 0.0), counting)
+        source = ClosedLoop(len(requests), Users(number=users, think_s=0.01 if think else 0.0), dispatcher(counting))
     servers = serve(requests, source, num_servers, answers=users is not None)
     served = np.stack([np.isfinite(finished_s(server)) for server in servers])
     assert served.sum(axis=0).tolist() == [1] * len(requests)
@@ -85,7 +95,7 @@ def test_each_request_is_answered_once(
 @given(requests=REQUESTS)
 def test_with_one_server_a_stream_is_what_is_known_in_advance(requests: list[tuple[int, int, float]]) -> None:
     arrival_s = np.cumsum([gap_s for _, _, gap_s in requests])
-    [streamed] = serve(requests, OpenLoop(arrival_s, route_of("shortest")), 1, answers=False)
+    [streamed] = serve(requests, OpenLoop(arrival_s, dispatcher("shortest")), 1, answers=False)
     [known] = serve(requests, KnownInAdvance(), 1, answers=False)
     for name in ("arrival_s", "arrival_seq", "first_scheduled_s", "first_token_s", "finished_s"):
         ours, theirs = (column(server.driver.engine.times, name)[1:] for server in (streamed, known))
@@ -99,7 +109,7 @@ def test_users_of_one_server_may_be_told_of_in_advance(
     requests: list[tuple[int, int, float]], users: int, think_s: float
 ) -> None:
     who = Users(number=users, think_s=think_s)
-    [asked] = serve(requests, ClosedLoop(len(requests), who, route_of("shortest")), 1, answers=True)
+    [asked] = serve(requests, ClosedLoop(len(requests), who, dispatcher("shortest")), 1, answers=True)
     [known] = serve(requests, OneServersUsers(who), 1, answers=False)
     for name in ("arrival_s", "arrival_seq", "first_scheduled_s", "first_token_s", "finished_s"):
         ours, theirs = (column(server.driver.engine.times, name)[1:] for server in (known, asked))
@@ -110,7 +120,7 @@ def test_users_of_one_server_may_be_told_of_in_advance(
 @settings(max_examples=20, deadline=None)
 @given(requests=REQUESTS, users=st.integers(1, 6), per_s=st.sampled_from([5.0, 100.0, 3000.0]))
 def test_users_begin_one_after_the_other(requests: list[tuple[int, int, float]], users: int, per_s: float) -> None:
-    source = ClosedLoop(len(requests), Users(number=users, per_s=per_s), route_of("shortest"))
+    source = ClosedLoop(len(requests), Users(number=users, per_s=per_s), dispatcher("shortest"))
     [server] = serve(requests, source, 1, answers=True)
     arrival_s = column(server.driver.engine.times, "arrival_s")[1:]
     end_s = np.sort(finished_s(server))

@@ -1,0 +1,81 @@
+"""Answer of `kvsim run --replicas`: the fleet first, its servers on request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from kvsim.cli.answer import setting_rows
+from kvsim.cli.show import echo, print_table, seconds, size
+
+if TYPE_CHECKING:
+    from kvsim.metrics import Distribution, Summary
+    from kvsim.metrics.fleet import FleetTotals
+    from kvsim.recording import Meta
+
+
+def print_fleet(
+    meta: Meta, totals: FleetTotals, summaries: Sequence[Summary], requests: str, notes: Sequence[str]
+) -> None:
+    """Print a sentence, the setup and the figures of all servers together, and one line for each server.
+
+    Args:
+        meta: provenance of the servers, which are alike.
+        totals: sums over them.
+        summaries: one for each server.
+        requests: which requests were served, and how they were routed, in words.
+        notes: what else a reader of the figures must know.
+    """
+    echo(_sentence(totals))
+    print_table("", ["", ""], setting_rows(meta, requests, totals.num_servers))
+    print_table("", ["all servers", ""], _figures(totals))
+    heads = ["server", "finished", "tokens/s", "TTFT p99", "waiting", "pool", "preempted", "prefix hits"]
+    rows = [
+        (
+            str(number), f"{each.num_finished:,}", f"{each.output_tokens_per_s:,.0f}", seconds(each.ttft_s.p99),
+            f"{each.mean_waiting:,.1f}", f"{100 * each.mean_occupancy:.0f} %", f"{each.num_preemptions:,}",
+            f"{100 * each.prefix_hit_rate:.1f} %",
+        )
+        for number, each in enumerate(summaries)
+    ]  # fmt: skip
+    shown = rows if len(rows) <= _MOST_SHOWN else rows[:_MOST_SHOWN]
+    more = [f"{len(rows) - len(shown):,} more servers with --all or --json"] if len(shown) < len(rows) else []
+    print_table("", heads, shown, note="\n".join([*more, *notes]))
+
+
+_MOST_SHOWN = 16
+"""Servers that are listed unasked."""
+
+
+def _sentence(totals: FleetTotals) -> str:
+    lost = f", {totals.num_lost:,} were not" if totals.num_lost else ""
+    found = (
+        f"; {100 * totals.prefix_hit_rate:.1f} % of prompt tokens were cached" if totals.prefix_queried_tokens else ""
+    )
+    return (
+        f"{totals.num_servers} servers finished {totals.num_finished:,} requests in {totals.duration_s:,.1f} s{lost}, "
+        f"{totals.output_tokens_per_s:,.0f} output tokens/s. The busiest computed {totals.imbalance:.2f} times "
+        f"the mean{found}."
+    )
+
+
+def _figures(totals: FleetTotals) -> list[tuple[str, str]]:
+    rows = [(label, _times(times)) for label, times in (
+        ("TTFT", totals.ttft_s), ("TPOT", totals.tpot_s), ("end to end", totals.e2e_s)
+    )]  # fmt: skip
+    rows.append(("waiting", f"{totals.mean_waiting:,.1f} requests on average"))
+    rows.append(("preemptions", f"{totals.num_preemptions:,}"))
+    mean, peak = 100 * totals.mean_occupancy, 100 * totals.peak_occupancy
+    rows.append(("pools", f"{mean:.0f} % held on average, {peak:.0f} % at most on one server"))
+    rows.append(("imbalance", f"the busiest server computed {totals.imbalance:.2f} times the mean"))
+    if totals.prefix_queried_tokens:
+        one_pool = 100 * totals.one_pool_hit_tokens / totals.prefix_queried_tokens
+        found = f"{100 * totals.prefix_hit_rate:.1f} % of {totals.prefix_queried_tokens:,} prompt tokens"
+        rows.append(("prefix hits", f"{found}; one pool that never forgets: {one_pool:.1f} %"))
+        twice = f"{size(int(totals.mean_duplicate_bytes))} on average, {size(totals.most_duplicate_bytes)} at most"
+        rows.append(("held twice", f"cached prefixes of {twice}"))
+    return rows
+
+
+def _times(times: Distribution) -> str:
+    return f"p50 {seconds(times.p50)}, p99 {seconds(times.p99)}, mean {seconds(times.mean)}"

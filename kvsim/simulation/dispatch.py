@@ -1,0 +1,142 @@
+"""Dispatch of requests to several servers: what a router is shown, and what the servers hold twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvsim.errors import UsageError
+from kvsim.policies.routers import RoutedRequest, Router
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from kvsim.simulation.server import ServerProcess
+
+
+class ServerView:
+    """A `RoutedServer`: the server as it is now, and its prefix cache as it was some time ago."""
+
+    def __init__(self, number: int, server: ServerProcess, hit_tokens: int | None, row: int, num_units: int) -> None:
+        """Describe `server`; `hit_tokens` is what the prompt in `row` found there earlier, None to look now."""
+        self.number = number
+        self.num_units = num_units
+        self._server, self._hit_tokens, self._row = server, hit_tokens, row
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that were sent to the server and have not ended: waiting and running."""
+        return self._server.num_requests
+
+    @property
+    def num_running(self) -> int:
+        """Requests that hold memory and compute."""
+        return self.num_requests - self.num_waiting
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests in the server's queue."""
+        return self._server.num_waiting
+
+    @property
+    def num_used_units(self) -> int:
+        """Blocks, or units of another policy's memory, that requests hold."""
+        return self.num_units - int(self._server.driver.engine.state.num_free)
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of the pool that requests hold, 0 to 1; what is only cached counts as free."""
+        return self.num_used_units / self.num_units
+
+    @property
+    def unit_tokens(self) -> int:
+        """Tokens of one unit of the pool."""
+        return int(self._server.driver.engine.settings.unit_tokens)
+
+    @property
+    def prefill_tokens(self) -> int:
+        """Tokens of prompts that were sent to the server and are not computed yet."""
+        return self._server.num_prefill_tokens()
+
+    @property
+    def hit_tokens(self) -> int:
+        """Leading tokens of the prompt that are in the server's prefix cache, or were when its events left it."""
+        if self._hit_tokens is None:
+            self._hit_tokens = self._server.hit_tokens(self._row)
+        return self._hit_tokens
+
+
+class Dispatcher:
+    """Sends each request to the server that a router chooses, with what prefix caches held `lag_s` seconds before."""
+
+    def __init__(
+        self, router: Router, requests: Callable[[int, float], RoutedRequest], num_units: int, *, lag_s: float = 0.0
+    ) -> None:
+        """Send requests, which `requests` describes by row and time, to servers with `num_units` units each."""
+        self.lag_s = lag_s
+        self._router, self._requests, self._num_units = router, requests, num_units
+        self._hits: dict[int, list[int]] = {}
+        self.duplicates = DuplicatePrefixes()
+
+    def look(self, row: int, servers: Sequence[ServerProcess]) -> None:
+        """Note what the prompt in `row` would find on each server now, for when it is sent."""
+        self._hits[row] = [server.hit_tokens(row) for server in servers]
+
+    def choose(self, row: int, at_s: float, servers: Sequence[ServerProcess]) -> ServerProcess:
+        """Return the server that gets the request in `row`.
+
+        Raises:
+            UsageError: a router of one's own failed, or returned no number of a server.
+        """
+        hits = self._hits.pop(row, [None] * len(servers))
+        seen = [ServerView(number, server, hits[number], row, self._num_units) for number, server in enumerate(servers)]
+        self.duplicates.look(servers)
+        try:
+            number = self._router(self._requests(row, at_s), seen)
+        except Exception as error:
+            raise UsageError(
+                f"the router failed at the request in row {row}: {type(error).__name__}: {error}."
+            ) from error
+        if not isinstance(number, int | np.integer) or not 0 <= number < len(servers):
+            raise UsageError(
+                f"the router returned {number!r} for the request in row {row}, and should return the number of a "
+                f"server, 0 to {len(servers) - 1}."
+            )
+        return servers[int(number)]
+
+
+class DuplicatePrefixes:
+    """Samples of the cached prefix blocks that more than one server holds, taken as requests arrive."""
+
+    MOST_SAMPLES = 256
+    """Most samples that are kept; with one more, every other one is dropped, and fewer are taken."""
+
+    def __init__(self) -> None:
+        self._num_seen, self._stride = 0, 1
+        self._samples: list[int] = []
+
+    def look(self, servers: Sequence[ServerProcess]) -> None:
+        """Take a sample if it is time for one."""
+        self._num_seen += 1
+        if (self._num_seen - 1) % self._stride == 0:
+            self._samples.append(_num_extra(servers))
+        if len(self._samples) > self.MOST_SAMPLES:
+            del self._samples[1::2]
+            self._stride *= 2
+
+    @property
+    def mean_blocks(self) -> float:
+        """Mean number of blocks whose prefix another server holds, too, each prefix counted once less."""
+        return sum(self._samples) / len(self._samples) if self._samples else 0.0
+
+    @property
+    def most_blocks(self) -> int:
+        """Largest number of such blocks in a sample."""
+        return max(self._samples, default=0)
+
+
+def _num_extra(servers: Sequence[ServerProcess]) -> int:
+    held: list[npt.NDArray[np.int64]] = [server.cached_keys() for server in servers]
+    return sum(map(len, held)) - len(np.unique(np.concatenate(held)))

@@ -1,0 +1,246 @@
+"""Routers of a fleet: what they see is what the servers hold, and looking changes nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from kvsim.cli import cli
+from kvsim.errors import UnknownNameError, UsageError
+from kvsim.policies import Paged, Radix
+from kvsim.policies.routers import (
+    ROUTE_NAMES,
+    RoundRobin,
+    RoutedRequest,
+    RoutedServer,
+    Router,
+    dynamo,
+    llm_d,
+    router_of,
+)
+from kvsim.policies.settings import ContinuousSettings, PagedSettings
+from kvsim.simulation import Fleet, Machine, measure, measure_replicas
+from kvsim.workload import Poisson, SharedPrefixes, Uniform, Workload, generate
+
+POLICY = Paged(
+    scheduler=ContinuousSettings(max_model_len=64, max_num_seqs=8, max_num_batched_tokens=40),
+    cache=PagedSettings(block_size=4),
+)
+NUM_SERVERS = 3
+TIMES = ("first_scheduled_s", "first_token_s", "finished_s", "cached_tokens", "preemptions")
+
+
+def requests(rate_per_s: float = 200.0, number: int = 40) -> Workload:
+    return generate(
+        number,
+        arrivals=Poisson(rate_per_s=rate_per_s),
+        prompt=Uniform(low=4, high=24),
+        output=Uniform(low=2, high=24),
+        prefixes=SharedPrefixes(num_groups=4, tokens=16),
+        seed=3,
+    )
+
+
+@pytest.fixture
+def machine(make_machine: Callable[[int], Machine]) -> Machine:
+    return make_machine(120)
+
+
+def serve(workload: Workload, machine: Machine, route: str | Router, **more: Any) -> Fleet:
+    return measure_replicas(workload, POLICY, machine, NUM_SERVERS, route, **more)
+
+
+def differ(one: Fleet, other: Fleet) -> list[str]:
+    pairs = list(zip(one.servers, other.servers, strict=True))
+    return [
+        name
+        for name in TIMES
+        for ours, theirs in pairs
+        if not np.array_equal(getattr(ours.requests, name), getattr(theirs.requests, name), equal_nan=True)
+    ]
+
+
+class Looking(RoundRobin):
+    """Round robin that reads everything that a router may see."""
+
+    def __call__(self, request: RoutedRequest, servers: Sequence[RoutedServer]) -> int:
+        for server in servers:
+            assert server.num_requests == server.num_waiting + server.num_running >= 0
+            assert 0 <= server.kv_usage <= 1
+            assert 0 <= server.hit_tokens < request.prompt_tokens
+            assert server.prefill_tokens >= 0
+        return super().__call__(request, servers)
+
+
+@pytest.mark.parametrize("engine", ["interpreted", "compiled"])
+@pytest.mark.parametrize("users", [None, 5])
+def test_looking_changes_nothing(machine: Machine, engine: Any, users: int | None) -> None:
+    options: dict[str, Any] = {"engine": engine, "users": users, "check": engine == "interpreted"}
+    assert (
+        differ(serve(requests(), machine, "round-robin", **options), serve(requests(), machine, Looking(), **options))
+        == []
+    )
+
+
+@pytest.mark.parametrize("route", ROUTE_NAMES)
+def test_both_engines_route_alike(machine: Machine, route: str) -> None:
+    fleets = [serve(requests(), machine, route, engine=engine) for engine in ("interpreted", "compiled")]
+    assert differ(*fleets) == []
+    assert sum(len(run.requests) for run in fleets[0].servers) == len(requests())
+
+
+def test_round_robin_is_separate_servers(machine: Machine) -> None:
+    workload, fleet = requests(), serve(requests(), machine, "round-robin")
+    for number, run in enumerate(fleet.servers):
+        alone = measure(Workload.from_requests(list(workload)[number::NUM_SERVERS]), POLICY, machine)
+        for name in TIMES:
+            np.testing.assert_array_equal(getattr(run.requests, name), getattr(alone.requests, name), err_msg=name)
+
+
+def test_what_a_router_sees_is_what_a_request_finds(machine: Machine) -> None:
+    seen: dict[float, int] = {}
+
+    def note(request: RoutedRequest, servers: Sequence[RoutedServer]) -> int:
+        seen[request.arrival_s] = servers[request.row % 2].hit_tokens
+        return request.row % 2
+
+    workload = requests(rate_per_s=1.0)  # each has ended before the next comes
+    fleet = serve(workload, machine, note)
+    tables = [run.requests for run in fleet.servers]
+    found = {at_s: hits for each in tables for at_s, hits in zip(each.arrival_s, each.cached_tokens, strict=True)}
+    assert found == seen
+    assert max(seen.values()) == 16
+
+
+def hits(fleet: Fleet) -> int:
+    return sum(int(run.requests.cached_tokens.sum()) for run in fleet.servers)
+
+
+def test_routes_that_see_prefixes_find_more(machine: Machine) -> None:
+    blind = hits(serve(requests(20.0, 100), machine, "round-robin"))
+    for route in ("prefix", "session"):
+        assert hits(serve(requests(20.0, 100), machine, route)) > blind, route
+
+
+def test_a_late_view_is_that_of_before(machine: Machine) -> None:
+    workload = requests(20.0, 100)
+    late = serve(workload, machine, "prefix", route_lag_s=1e6)  # no server held anything yet
+    assert differ(late, serve(workload, machine, "shortest")) == []
+    assert differ(serve(workload, machine, "prefix", route_lag_s=1e-9), serve(workload, machine, "prefix")) == []
+    assert hits(serve(workload, machine, "prefix", route_lag_s=1.0)) < hits(serve(workload, machine, "prefix"))
+
+
+def test_what_is_held_twice_is_counted_once_less(make_machine: Callable[[int], Machine]) -> None:
+    workload = generate(
+        NUM_SERVERS * 10,
+        arrivals=Poisson(rate_per_s=1.0),
+        prompt=Uniform(low=1, high=1),
+        output=Uniform(low=2, high=2),
+        prefixes=SharedPrefixes(num_groups=1, tokens=16),
+        seed=1,
+    )
+    fleet = measure_replicas(workload, POLICY, make_machine(400), NUM_SERVERS, "round-robin")
+    assert fleet.most_duplicate_blocks == (NUM_SERVERS - 1) * 16 // 4
+    alone = measure_replicas(workload, POLICY, make_machine(400), NUM_SERVERS, "prefix")
+    assert alone.most_duplicate_blocks == 0
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A server as a router sees it, written down."""
+
+    number: int
+    num_waiting: int = 0
+    num_running: int = 0
+    num_used_units: int = 0
+    prefill_tokens: int = 0
+    hit_tokens: int = 0
+    unit_tokens: int = 16
+    num_units: int = 100
+
+    @property
+    def num_requests(self) -> int:
+        return self.num_waiting + self.num_running
+
+    @property
+    def kv_usage(self) -> float:
+        return self.num_used_units / self.num_units
+
+
+REQUEST = RoutedRequest(row=0, prompt_tokens=160, priority=0, session=-1, arrival_s=0.0)
+
+
+@pytest.mark.parametrize(
+    ("servers", "chosen"),
+    [
+        ((Seen(0, num_waiting=4), Seen(1, num_waiting=0)), 1),
+        # 2 * 0 + 2 * 0.9 + 3 * 0.8 = 4.2 against 2 * 1 + 2 * 1 = 4.0
+        ((Seen(0, num_waiting=4, num_used_units=10, hit_tokens=128), Seen(1)), 0),
+        # 2 * 0 + 2 * 0.9 + 3 * 0.7 = 3.9 against 4.0
+        ((Seen(0, num_waiting=4, num_used_units=10, hit_tokens=112), Seen(1)), 1),
+    ],
+)
+def test_llm_d_weighs_queue_memory_and_prefix(servers: Sequence[Seen], chosen: int) -> None:
+    assert llm_d(REQUEST, servers) == chosen
+
+
+@pytest.mark.parametrize(
+    ("servers", "chosen"),
+    [
+        # 10 blocks to compute and 10 more in use on either; 3 in use already on one
+        ((Seen(0, num_used_units=3), Seen(1)), 1),
+        # 2 + 15 + 2 against 10 + 0 + 10
+        ((Seen(0, num_used_units=15, hit_tokens=128), Seen(1)), 0),
+        # 2 + 17 + 2 against 20
+        ((Seen(0, num_used_units=17, hit_tokens=128), Seen(1)), 1),
+        # 16 tokens of another prompt are one block more
+        ((Seen(0, prefill_tokens=16), Seen(1)), 1),
+    ],
+)
+def test_dynamo_adds_blocks_to_compute_and_blocks_in_use(servers: Sequence[Seen], chosen: int) -> None:
+    assert dynamo(REQUEST, servers) == chosen
+
+
+def test_a_router_of_ones_own(tmp_path: Path, machine: Machine) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("def route(request, servers):\n    return request.row % len(servers)\n")
+    assert differ(serve(requests(), machine, str(file)), serve(requests(), machine, "round-robin")) == []
+    file.write_text("def choose(request, servers):\n    return 0\n")
+    with pytest.raises(UsageError, match=r"has no function route\(request, servers\)"):
+        router_of(str(file))
+    file.write_text("1 / 0\n")
+    with pytest.raises(UsageError, match=r"cannot be run: ZeroDivisionError"):
+        router_of(str(file))
+
+
+def test_what_cannot_be_routed_is_refused(machine: Machine) -> None:
+    with pytest.raises(UnknownNameError, match="no route"):
+        router_of("shortst")
+    with pytest.raises(UsageError, match=r"the router returned 7 for the request in row 0, .* 0 to 2"):
+        serve(requests(), machine, lambda request, servers: 7)  # noqa: ARG005
+    with pytest.raises(UsageError, match=r"the router failed at the request in row 0: AttributeError"):
+        serve(requests(), machine, lambda request, servers: servers.first)  # noqa: ARG005
+    with pytest.raises(UsageError, match="the route 'prefix' looks prefixes up in blocks"):
+        measure_replicas(requests(), Radix(), machine, 2, "prefix")
+    with pytest.raises(UsageError, match="--route-lag needs arrivals that are known beforehand"):
+        serve(replace(requests()), machine, "prefix", route_lag_s=1.0, users=3)
+
+
+def test_the_fleet_adds_its_servers_up() -> None:
+    arguments = "run --replicas 3 --route prefix --num-requests 80 --json --arrivals poisson --rate 20"
+    arguments += " --prompt-tokens 200 --output-tokens 20 --shared-prefix 4x512"
+    result = CliRunner().invoke(cli, arguments.split())
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    fleet, servers = document["fleet"], document["servers"]
+    for name in ("num_finished", "output_tokens", "num_preemptions", "prefix_hit_tokens", "prefix_queried_tokens"):
+        assert fleet[name] == sum(server[name] for server in servers), name
+    assert 0 < fleet["prefix_hit_tokens"] <= fleet["one_pool_hit_tokens"] == 76 * 512
+    assert fleet["imbalance"] >= 1
