@@ -55,10 +55,13 @@ _BESIDE = Path(__file__).with_name("recordings")
 _REMEDIES = ("llama-3-8b", "qwen3-8b", "ragpulse")
 BESIDE = (
     *sorted(_BESIDE.glob("vllm-*")),
-    *sorted(_BESIDE.glob("blind/vllm-*")),
+    *(folder for folder in sorted(_BESIDE.glob("blind/vllm-*")) if "gpt-oss" not in folder.name),
     *(folder for name in _REMEDIES for folder in sorted(_BESIDE.glob(f"{name}/*/"))),
 )
-"""Recordings that do not ship; those in `blind` were predicted before they were made (`predicted.json`)."""
+"""Recordings that do not ship; those in `blind` were predicted before they were made (`predicted.json`).
+
+Of four loads of gpt-oss-20b, three have the times of a compiler at work: the one that fits would flatter its class.
+"""
 _CRASHED = "async-pressure"
 """A pipeline whose engine ended halfway, with three requests of four unanswered."""
 _PIPELINES = (Path(__file__).parents[1] / "tests/conformance/recorded_pipeline").glob("*sync-*")
