@@ -74,7 +74,8 @@ def test_a_line_of_sglang_runs_the_radix_policy(type_command: Run) -> None:
 
 def test_sglang_takes_abbreviations_and_a_checkpoint_knows_its_bits(size: Run) -> None:
     code, _, errors = size("--from", "python -m sglang.launch_server --model Qwen/Qwen3-8B --context-len 4096 --tp 2")
-    assert (code, taken(errors)) == (0, "--model Qwen/Qwen3-8B --max-model-len 4096 --tensor-parallel-size 2")
+    own = "--max-model-len 4096 --tensor-parallel-size 2"
+    assert (code, taken(errors)) == (0, f"--policy radix --model Qwen/Qwen3-8B {own}")
     code, _, errors = size("--from", "vllm serve Qwen/Qwen3-8B --quantization compressed-tensors")
     assert code == 0
     assert "Not followed: --quantization; the bits of compressed-tensors are those of the checkpoint" in errors

@@ -164,7 +164,7 @@ def test_sessions_take_users_and_no_limit_of_requests() -> None:
 @pytest.mark.parametrize("route", ["round-robin", "shortest"])
 def test_several_servers_answer_every_turn_once(route: Any) -> None:
     workload = conversation(4, sessions=5)
-    runs = measure_replicas(workload, PAGED, SLOW, 2, route)
+    runs = measure_replicas(workload, PAGED, SLOW, 2, route).servers
     assert sum(len(run.requests) for run in runs) == len(workload)
     assert all(np.isfinite(run.requests.finished_s).all() for run in runs)
 

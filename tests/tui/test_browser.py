@@ -161,6 +161,8 @@ async def test_a_key_a_click_and_a_screenshot(page: Page, tmp_path: Path) -> Non
     step = await saved_step(page, tmp_path)
     assert 500 < step < 2500
 
+    await page.press("v", 86)  # in physical order, colours are owners
+    await asyncio.sleep(1)
     picture = tmp_path / "browser.png"
     picture.write_bytes(await page.screenshot())
     pixels = matplotlib.image.imread(picture)
