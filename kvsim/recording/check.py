@@ -95,7 +95,6 @@ def _check_memory(recording: Recording, file: Path) -> None:
         require(
             memory.groups == 0, file, "group is for pools with several KV-cache groups, which meta.json should list"
         )
-        check_replaced_units(recording, file)
     require(~placed | (memory.length > 0), file, "length should be positive")
     require(~placed | (memory.position >= 0), file, "position should not be negative")
     if memory.cached is not None and not pool.groups:
@@ -117,6 +116,8 @@ def _check_memory(recording: Recording, file: Path) -> None:
             return found
 
         require_of(is_inside, memory, file, f"the units lie outside the pool [{pool.first_unit}, {end})")
+    if not pool.groups:
+        check_replaced_units(recording, file)
 
 
 def _check_growth(recording: Recording, file: Path) -> None:

@@ -255,6 +255,16 @@ def test_no_change_of_a_figure_is_accepted_among_thousands(good: dict[str, Recor
     assert missed == []
 
 
+def test_a_length_below_zero_is_refused_beside_units_that_are_replaced(good: dict[str, Recording]) -> None:
+    with_memory = {name: recording for name, recording in good.items() if len(recording.memory)}
+    assert len(with_memory) > 10
+    for name, recording in with_memory.items():
+        length = recording.memory.length.copy()
+        length[np.flatnonzero(recording.memory.kind != MemoryKind.RELEASE)[-1]] = -1
+        with pytest.raises(RecordingError, match="length should be positive"):
+            refuse(with_columns(recording, "memory", length=length), Path(name))
+
+
 def test_a_change_with_a_digest_of_its_own_is_refused_by_every_info(good: dict[str, Recording], tmp_path: Path) -> None:
     recording = good["prefixes"]
     first = recording.steps.step == 0

@@ -56,7 +56,8 @@ def drawn_settings(seed: int, folder: Path) -> list[str]:
     arguments += requests + senders
     if policy == "static":
         arguments += _static(draw) + _machine(draw, draw.one_of(*DENSE), longest)
-    elif policy == "radix":
+    elif policy == "radix":  # its tree is not looked up by routers
+        arguments = ["shortest" if each in ("prefix", "dynamo") else each for each in arguments]
         arguments += _radix(draw) + _machine(draw, draw.one_of(*DENSE), longest)
     elif policy == "contiguous":
         arguments += _contiguous(draw) + _scheduling(draw, longest) + _machine(draw, draw.one_of(*DENSE), longest)
