@@ -24,7 +24,7 @@ from .pool.flash import FLASH_S
 from .screens.defects import Careful
 from .screens.keys import ASCII_KEYS
 from .screens.opening import Opening, OpeningJob, Report
-from .terminal import Link, Shown
+from .terminal import Link, ScreenContent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -90,7 +90,7 @@ class KvsimApp(Careful, Playbacks):
         super().__init__(runs=runs, ample=ample, feed=feed)
         self._opening = opening
         self._link = Link()
-        self._shown = Shown(self._link)
+        self._shown = ScreenContent(self._link)
         self.failure: KvsimError | None = None
         """Error that prevented the opening."""
         self.flash_s = 0.0 if calm else flash_s

@@ -60,7 +60,7 @@ class Link:
         return self._credit >= 0
 
 
-class Shown:
+class ScreenContent:
     """Characters and styles that the terminal shows, by line."""
 
     def __init__(self, link: Link) -> None:
@@ -69,7 +69,7 @@ class Shown:
 
     def update(self, update: CompositorUpdate) -> CompositorUpdate:
         """Return what makes the terminal show `update`."""
-        return Difference(update, self) if isinstance(update, ChopsUpdate | LayoutUpdate) else update
+        return PartialUpdate(update, self) if isinstance(update, ChopsUpdate | LayoutUpdate) else update
 
     def codes(self, update: ChopsUpdate | LayoutUpdate, console: Console) -> str:
         """Return what to send. A full update is sent whole: something else may have written on the screen."""
@@ -158,10 +158,10 @@ class Pen:
         self._ink = ink
 
 
-class Difference(CompositorUpdate):
+class PartialUpdate(CompositorUpdate):
     """An update without what the terminal shows already."""
 
-    def __init__(self, update: ChopsUpdate | LayoutUpdate, shown: Shown) -> None:
+    def __init__(self, update: ChopsUpdate | LayoutUpdate, shown: ScreenContent) -> None:
         self._update, self._shown = update, shown
 
     def __rich_console__(self, console: Console, options: Any) -> Any:

@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from kvsim.hardware import Gpu
     from kvsim.models import Model
     from kvsim.sizing.budget import Budget
-    from kvsim.sizing.starts import Change
+    from kvsim.sizing.starts import StartingSettings
 
 _SERVED = ("kv_cache_dtype", "quantization", "tensor_parallel_size")
 """Settings of a start that belong to the served model."""
 
 
-def changes(flags: Mapping[str, Any], gpu: Gpu, model: Model) -> list[Change]:
+def changes(flags: Mapping[str, Any], gpu: Gpu, model: Model) -> list[StartingSettings]:
     """Return the changes of single flags with which the server starts."""
     from kvsim.models import find_quantization
     from kvsim.sizing.starts import changes_that_start
@@ -54,7 +54,7 @@ def _present(flags: Mapping[str, Any], gpu: Gpu, model: Model, longest: int) -> 
     }
 
 
-def print_no_start(error: BudgetError, title: str, found: list[Change]) -> None:
+def print_no_start(error: BudgetError, title: str, found: list[StartingSettings]) -> None:
     """Print why there is no start, the account of the memory, and what would start."""
     echo(f"kvsim: {error}", err=True)
     on_one = "on each GPU" if " x " in title else ""
@@ -74,7 +74,7 @@ def _logged(error: BudgetError) -> str:
     return "To serve at least one request with the model's max seq len"
 
 
-def change_words(found: list[Change]) -> str:
+def change_words(found: list[StartingSettings]) -> str:
     """Name the changes that start, with the tokens that the cache then holds; a line each."""
     if not found:
         return "No change of a single setting makes it start."

@@ -172,7 +172,7 @@ class OracleWorkload:
         return drafts
 
 
-def _hashed(layout: KVCacheLayout | None, rules: releases.Rules) -> KVCacheLayout | None:
+def _hashed(layout: KVCacheLayout | None, rules: releases.ReleaseRules) -> KVCacheLayout | None:
     """Return the groups with prompts hashed as a release does.
 
     Raises:

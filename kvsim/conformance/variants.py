@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from kvsim.policies.releases import Rules, other_values, varied, words_of
+from kvsim.policies.releases import ReleaseRules, other_values, varied, words_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,7 +46,7 @@ def variants_of(release: str) -> list[Variant]:
     """Return the known variants of the rules of a release."""
     rules = [
         Variant(name=rule.name, value=value, says=words_of(rule.name, value), is_rule=True)
-        for rule in fields(Rules)
+        for rule in fields(ReleaseRules)
         if rule.name not in _UNDECIDED
         for value in other_values(rule.name, release)
     ]

@@ -14,7 +14,7 @@ from kvsim.engine.state import Engine
 from kvsim.policies.custom import Allocator, ServedRequest
 
 
-class Rules(Protocol):
+class MemoryRules(Protocol):
     """The part of `custom_rules.CustomRules` that memory needs."""
 
     allocator: Allocator | None
@@ -106,9 +106,9 @@ def _write_down(engine: Engine, sequence: Sequence, position: int, units: list[i
         begin += length
 
 
-def _rules(engine: Engine) -> Rules:
+def _rules(engine: Engine) -> MemoryRules:
     rules: Any = engine.rules
-    return cast("Rules", rules)
+    return cast("MemoryRules", rules)
 
 
 CUSTOM = Memory(name="custom", admit=admit, grow=grow, free=free, unusable_units=unusable_units)

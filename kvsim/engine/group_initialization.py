@@ -21,7 +21,7 @@ from kvsim.engine.state import (
 from kvsim.errors import UsageError
 from kvsim.kv_groups import CacheKind, KVCacheGroup, KVCacheLayout, MambaMode
 from kvsim.policies import Paged, Pipeline, Policy
-from kvsim.policies.releases import AlignedSplit, Junction, LeftOut, ReusedFirst, Rules, rules_of
+from kvsim.policies.releases import AlignedSplit, Junction, LeftOut, ReleaseRules, ReusedFirst, rules_of
 
 _KINDS = {
     CacheKind.FULL: FULL,
@@ -50,7 +50,7 @@ def settings_of_groups(layout: KVCacheLayout, policy: Policy) -> dict[str, Any]:
     """Return the settings that follow from the groups."""
     tokens, _ = _slots_of_groups(layout)
     caching = isinstance(policy, Paged) and policy.cache.enable_prefix_caching
-    rules = rules_of(policy.scheduler.vllm) if isinstance(policy, Paged) else Rules()
+    rules = rules_of(policy.scheduler.vllm) if isinstance(policy, Paged) else ReleaseRules()
     boundaries = [group.block_size for group in layout.groups if group.mamba_mode is MambaMode.ALIGN]
     return {
         "num_groups": len(layout.groups),
@@ -105,7 +105,7 @@ def flight_is_counted(layout: KVCacheLayout, policy: Paged) -> bool:
     return waits and any(_KINDS[group.kind] != FULL for group in layout.groups)
 
 
-def _keeps_all(layout: KVCacheLayout, group: KVCacheGroup, rules: Rules, retention_tokens: int | None) -> bool:
+def _keeps_all(layout: KVCacheLayout, group: KVCacheGroup, rules: ReleaseRules, retention_tokens: int | None) -> bool:
     """Tell whether every full block of a group is put into the prefix cache."""
     if group.kind is CacheKind.MAMBA:
         return retention_tokens is None or not rules.retains_states
@@ -144,7 +144,7 @@ def records_of_groups(
     made = make(records.Group, len(layout.groups), compiled=compiled)
     leaders, specs = _leaders(layout), [group.spec for group in layout.groups]
     tokens, states = _slots_of_groups(layout)
-    rules, most = Rules(reused_first=ReusedFirst.ALL), 1
+    rules, most = ReleaseRules(reused_first=ReusedFirst.ALL), 1
     if isinstance(policy, Paged):
         rules, most = rules_of(policy.scheduler.vllm), pipeline.max_in_flight_tokens(policy.scheduler)
         if rules.reused_first is ReusedFirst.WITH_CACHING and not policy.cache.enable_prefix_caching:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from kvsim.errors import UsageError
 from kvsim.kv_groups.group import CacheKind, KVCacheGroup
 from kvsim.policies import Radix
-from kvsim.policies.releases import UNSTATED, LeftOut, Rules, defaults_of, number_of, rules_of
+from kvsim.policies.releases import UNSTATED, LeftOut, ReleaseRules, defaults_of, number_of, rules_of
 from kvsim.recording import Recording
 from kvsim.recording.by_request import TokenSteps
 from kvsim.recording.rules import require
@@ -85,7 +85,7 @@ def _release_of(recording: Recording) -> str:
     return release
 
 
-def _keeps_all(size: IntArray, aligned: int, rules: Rules) -> npt.NDArray[np.bool_]:
+def _keeps_all(size: IntArray, aligned: int, rules: ReleaseRules) -> npt.NDArray[np.bool_]:
     """Tell whether full blocks of windows that no hit needs are put into the cache like all others."""
     return (rules.left_out is LeftOut.NONE) | ((rules.left_out is LeftOut.SMALLER) & (aligned <= size))
 

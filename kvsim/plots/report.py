@@ -39,7 +39,7 @@ _TEMPLATE = Path(__file__).with_name("report.html")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
+class ReportFigure:
     """A figure of the report."""
 
     file: str
@@ -121,7 +121,7 @@ def facts_of(recordings: Sequence[Recording], again: str) -> Facts:
 
 def _draw(
     recordings: Sequence[Recording], arguments: Sequence[str], folder: Path, progress: Callable[[int, int], None] | None
-) -> list[Shown]:
+) -> list[ReportFigure]:
     todo, shown = plans(recordings), []
     for number, plan in enumerate(todo):
         if progress is not None:
@@ -133,7 +133,7 @@ def _draw(
             continue  # the recordings lack something that this figure needs, such as a known GPU
         save(picture, folder / file)
         again = ["kvsim", "plot", plan.kind, *(arguments[row] for row in plan.rows), "-o", f"{plan.file_stem}.png"]
-        shown.append(Shown(file=file, alt_text=picture.alt_text, command=shlex.join(again)))
+        shown.append(ReportFigure(file=file, alt_text=picture.alt_text, command=shlex.join(again)))
     return shown
 
 
@@ -216,7 +216,7 @@ def _results(summaries: Sequence[Summary]) -> tuple[Row, ...]:
     )
 
 
-def _markdown(facts: Facts, figures: Sequence[Shown]) -> str:
+def _markdown(facts: Facts, figures: Sequence[ReportFigure]) -> str:
     def table(rows: Sequence[Row], align: str) -> str:
         lines = [("", facts.names), ("---", (align,) * len(facts.names)), *rows]
         return "\n".join(f"| {' | '.join(map(markdown_text, (label, *cells)))} |" for label, cells in lines)
@@ -240,7 +240,7 @@ def _markdown(facts: Facts, figures: Sequence[Shown]) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
-def _page(facts: Facts, figures: Sequence[Shown], folder: Path) -> str:
+def _page(facts: Facts, figures: Sequence[ReportFigure], folder: Path) -> str:
     def table(rows: Sequence[Row], kind: str) -> str:
         head = "".join(f'<th scope="col">{html_text(name)}</th>' for name in facts.names)
         cells = [(html_text(label), "".join(f"<td>{html_text(cell)}</td>" for cell in row)) for label, row in rows]
@@ -250,7 +250,7 @@ def _page(facts: Facts, figures: Sequence[Shown], folder: Path) -> str:
             f"<tbody>{body}</tbody></table></div>"
         )
 
-    def figure(shown: Shown) -> str:
+    def figure(shown: ReportFigure) -> str:
         data = base64.b64encode((folder / shown.file).read_bytes()).decode()
         return (
             f'<figure><img src="data:image/png;base64,{data}" alt="{html_text(shown.alt_text)}">'

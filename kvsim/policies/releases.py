@@ -1,7 +1,7 @@
 """vLLM's releases: which decisions of its scheduler and its cache changed in which release.
 
-A rule is named after what it decides. `Rules` has those of one release, and starts with the oldest release that is
-known; `CHANGES` lists, release by release, what became different. Nothing below knows a release by its number.
+A rule is named after what it decides. `ReleaseRules` has those of one release and begins with the oldest known release;
+`CHANGES` lists, release by release, what became different. Nothing below knows a release by its number.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class SecondKey(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
+class ReleaseRules:
     """Decisions that differ between releases; the defaults are those of the oldest that is known."""
 
     reused_first: ReusedFirst = ReusedFirst.NONE
@@ -525,14 +525,14 @@ def check_offload(release: str) -> None:
 
 
 @cache
-def rules_of(release: str) -> Rules:
+def rules_of(release: str) -> ReleaseRules:
     """Return the rules of a release, or of a `varied` one; of one that is not known, those of the nearest.
 
     Raises:
         UsageError: it is no release of vLLM.
     """
     changed = {name: value for change in _until(release) for name, value in change.rules.items()}
-    return replace(Rules(), **changed | _variations(release, Rules))
+    return replace(ReleaseRules(), **changed | _variations(release, ReleaseRules))
 
 
 @cache
@@ -602,7 +602,7 @@ def _variations(release: str, kind: type) -> dict[str, Any]:
 
 def _values(name: str) -> dict[str, Any]:
     """Return the values that a rule or a default may have, by a word without spaces."""
-    start = {**_by_name(Rules()), **_by_name(Defaults())}[name]
+    start = {**_by_name(ReleaseRules()), **_by_name(Defaults())}[name]
     if isinstance(start, bool):
         return {"no": False, "yes": True}
     if isinstance(start, Enum):
@@ -610,7 +610,7 @@ def _values(name: str) -> dict[str, Any]:
     return {str(value): value for value in (start, *(each.defaults[name] for each in CHANGES if name in each.defaults))}
 
 
-def _by_name(values: Rules | Defaults) -> dict[str, Any]:
+def _by_name(values: ReleaseRules | Defaults) -> dict[str, Any]:
     return {each.name: getattr(values, each.name) for each in fields(values)}
 
 

@@ -25,7 +25,7 @@ from kvsim.recording.order import in_parts
 from kvsim.recording.tables import WHOLE_TABLE, IntArray, MemoryKind
 from kvsim.replay.by_unit import Successions
 from kvsim.replay.progress import Progress
-from kvsim.replay.unfolding import CHANGE, Listed, Part, Rows, Takes, Unfolded
+from kvsim.replay.unfolding import CHANGE, Listed, Part, Takes, Unfolded, UnitRowReader
 
 _ALL = np.int64(np.iinfo(np.int32).max)
 """Exclusive upper bound on the units of a table."""
@@ -55,7 +55,7 @@ class Ledger:
             self._unfolded = Listed(self._memory, self.tables, operations)
         else:
             self.tables, releases, until = tables_of(self._memory, num_requests, unit_by_unit=self.unit_by_unit)
-            self._unfolded = Rows(self._memory, self.tables, releases, until, unit_by_unit=self.unit_by_unit)
+            self._unfolded = UnitRowReader(self._memory, self.tables, releases, until, unit_by_unit=self.unit_by_unit)
         self._before = np.zeros(len(self._memory) + 1, np.int32)
         """Operations before each row, and before the end."""
         np.cumsum(self._unfolded.num_ops(), out=self._before[1:])

@@ -74,7 +74,7 @@ class Unfolded(Protocol):
         """Return all takes of the rows [begin, end), each of one unit."""
 
 
-class Rows:
+class UnitRowReader:
     """Conversion of rows with runs of adjacent units. Tables are freed from their end."""
 
     def __init__(

@@ -28,7 +28,7 @@ _SHORTEST = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class StartingSettings:
     """Settings, by name, with which the server starts."""
 
     settings: Mapping[str, Any]
@@ -40,7 +40,7 @@ class Change:
         return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in self.settings.items())
 
 
-def changes_that_start(plan: Plan, now: Mapping[str, Any]) -> list[Change]:
+def changes_that_start(plan: Plan, now: Mapping[str, Any]) -> list[StartingSettings]:
     """Return the mildest change of each setting with which `plan` succeeds.
 
     Where a setting alone is not enough for `max_model_len`, the longest sequence that fits is part of the change.
@@ -64,15 +64,15 @@ def _is_beyond(name: str, value: Any, now: Any) -> bool:
     return bool(value < now if name.startswith("max_num") else value > now)
 
 
-def _whole(plan: Plan, settings: Mapping[str, Any]) -> Change | None:
+def _whole(plan: Plan, settings: Mapping[str, Any]) -> StartingSettings | None:
     try:
-        return Change(settings, plan(settings))
+        return StartingSettings(settings, plan(settings))
     except (BudgetError, UsageError):
         return None
 
 
-def _shorter(plan: Plan, settings: Mapping[str, Any]) -> Change | None:
+def _shorter(plan: Plan, settings: Mapping[str, Any]) -> StartingSettings | None:
     found = _whole(plan, {**settings, "find_max_model_len": True})
     if found is None or found.budget.plan.settings.max_model_len < _SHORTEST:
         return None
-    return Change({**settings, "max_model_len": found.budget.plan.settings.max_model_len}, found.budget)
+    return StartingSettings({**settings, "max_model_len": found.budget.plan.settings.max_model_len}, found.budget)

@@ -14,7 +14,7 @@ from rich.style import Style
 from textual._compositor import ChopsUpdate, LayoutUpdate
 from textual.strip import Strip
 
-from kvsim_tui.terminal import Link, Shown
+from kvsim_tui.terminal import Link, ScreenContent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -143,7 +143,7 @@ def test_the_terminal_shows_the_screen_after_a_full_and_a_partial_update() -> No
     rng = random.Random(1)
     for _ in range(CASES):
         first, second = (strips(screen_of(rng, [*NARROW, "語"])) for _ in range(2))
-        terminal, shown = Emulator(), Shown(Link())
+        terminal, shown = Emulator(), ScreenContent(Link())
         terminal.feed(shown.update(whole(first)).render_segments(CONSOLE))
         assert terminal.seen == plain(first).seen
         lines = {y for y, _, _ in spans_of(rng)}
@@ -155,27 +155,27 @@ def test_what_is_shown_already_is_not_sent() -> None:
     rng = random.Random(2)
     for _ in range(CASES):
         lines = strips(screen_of(rng, NARROW))
-        shown = Shown(Link())
+        shown = ScreenContent(Link())
         shown.update(whole(lines)).render_segments(CONSOLE)
         assert shown.update(partial(lines, spans_of(rng))).render_segments(CONSOLE) == ""
 
 
 def test_a_changed_digit_costs_a_movement_and_itself() -> None:
-    shown = Shown(Link())
+    shown = ScreenContent(Link())
     shown.update(whole(strips([[Segment("step 41")], [], []]))).render_segments(CONSOLE)
     codes = shown.update(partial(strips([[Segment("step 42")], [], []]), [(0, 0, WIDTH)])).render_segments(CONSOLE)
     assert codes == "\x1b[1;7H2"
 
 
 def test_a_stretch_in_the_middle_of_a_line_is_drawn_there() -> None:
-    shown = Shown(Link())
+    shown = ScreenContent(Link())
     shown.update(whole(strips([[Segment("abcdef")], [], []]))).render_segments(CONSOLE)
     codes = shown.update(partial(strips([[Segment("xxxxxx")], [], []]), [(0, 2, 4)])).render_segments(CONSOLE)
     assert codes == "\x1b[1;3Hxx"
 
 
 def test_a_full_update_is_sent_whole() -> None:
-    shown = Shown(Link())
+    shown = ScreenContent(Link())
     first = shown.update(whole(strips([[Segment("abc")], [], []]))).render_segments(CONSOLE)
     assert shown.update(whole(strips([[Segment("abc")], [], []]))).render_segments(CONSOLE) == first
 

@@ -38,7 +38,7 @@ class Owner:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Holding:
+class OwnerGroup:
     """One request, or requests that share units, largest first: one shape in the picture."""
 
     owners: tuple[Owner, ...]
@@ -53,7 +53,7 @@ class Holding:
         return int(self.shared.sum() + sum(owner.slots.sum() for owner in self.owners))
 
 
-def holdings(session: Session) -> list[Holding]:
+def holdings(session: Session) -> list[OwnerGroup]:
     """Return what is held at the current frame, the largest holding first."""
     tables: dict[int, Units] = {
         int(request): np.unique(session.replay.block_table(int(request))[1]) - session.replay.first_unit
@@ -82,7 +82,7 @@ def _sharing(session: Session, tables: dict[int, Units]) -> list[list[int]]:
     return list(members.values())
 
 
-def _holding(session: Session, tables: dict[int, Units]) -> Holding:
+def _holding(session: Session, tables: dict[int, Units]) -> OwnerGroup:
     refs = session.replay.refs
     owners = [
         Owner(
@@ -95,7 +95,7 @@ def _holding(session: Session, tables: dict[int, Units]) -> Holding:
         if len(units)
     ]
     together = np.unique(np.concatenate([units[refs[units] > 1] for units in tables.values()]))
-    return Holding(
+    return OwnerGroup(
         owners=tuple(sorted(owners, key=lambda owner: -int(owner.slots.sum()))),
         num_shared=len(together),
         shared=session.replay.slots(together).sum(axis=0) if len(together) else np.zeros(len(SlotState), np.int64),

@@ -12,7 +12,7 @@ from textual.strip import Strip
 
 from kvsim.memory.waste import SlotState
 
-from ..facts.owners import Holding, Owner, holdings
+from ..facts.owners import Owner, OwnerGroup, holdings
 from ..look.stack import EIGHTHS, stacked
 from ..look.states import STACK
 from ..look.words import ending, percent, plural
@@ -93,7 +93,7 @@ class OwnerStrips(Panel):
         rows = [Strip.join(drawn[row::room]) for row in range(min(room, len(drawn)))]
         return [self._summary(found), *rows]
 
-    def _summary(self, found: Sequence[Holding]) -> Strip:
+    def _summary(self, found: Sequence[OwnerGroup]) -> Strip:
         """Return who holds how much, what sharing saves, and what is free."""
         session, unit = self.session, self.session.unit_name
         owners = [owner for holding in found for owner in holding.owners]
@@ -112,7 +112,7 @@ class OwnerStrips(Panel):
             text = f" {self.symbols.dot} ".join(parts)
         return Strip([self.text(text, "strong")])
 
-    def _lines_of(self, holding: Holding, edges: tuple[str, str, str], most_members: int) -> Iterator[_Line]:
+    def _lines_of(self, holding: OwnerGroup, edges: tuple[str, str, str], most_members: int) -> Iterator[_Line]:
         if len(holding.owners) == 1:
             yield self._line(holding.owners[0], " ")
             return
