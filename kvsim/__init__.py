@@ -20,6 +20,7 @@ from kvsim.on_demand import by_name, names_of
 if TYPE_CHECKING:
     from kvsim.api.answers import diagnose, fit, server
     from kvsim.api.comparison import Comparison
+    from kvsim.api.fleet import FleetRun
     from kvsim.api.machine import machine
     from kvsim.api.rows import Rows
     from kvsim.api.run import Run
@@ -69,6 +70,7 @@ __version__ = "0.1.0"
 _HOME = by_name({
     "kvsim.api.answers": "diagnose fit server",
     "kvsim.api.comparison": "Comparison",
+    "kvsim.api.fleet": "FleetRun",
     "kvsim.api.machine": "machine",
     "kvsim.api.rows": "Rows",
     "kvsim.api.run": "Run",
@@ -108,6 +110,7 @@ __all__ = [
     "CustomPolicy",
     "Empirical",
     "Fixed",
+    "FleetRun",
     "Gamma",
     "Gpu",
     "Growth",

@@ -9,10 +9,11 @@ from copy import copy
 from dataclasses import fields, replace
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from kvsim import simulation
 from kvsim.api.comparison import Comparison
+from kvsim.api.fleet import FleetRun
 from kvsim.api.given import PolicyLike, RecordingLike, WorkloadLike, checked, policy_of, recording_of, requests_of
 from kvsim.api.machine import MachineLike, machine, machine_for
 from kvsim.api.rows import Rows
@@ -23,6 +24,7 @@ from kvsim.experiments.upgrades import Upgrade, explain_upgrade
 from kvsim.hardware import GIB
 from kvsim.policies import POLICY_NAMES, AnyPolicy, ContinuousSettings, Paged
 from kvsim.policies.custom import CustomPolicy
+from kvsim.policies.routers import RouteName, Router
 from kvsim.profiles import Profile
 from kvsim.settings import settings_in
 from kvsim.simulation import Machine, Options
@@ -50,12 +52,36 @@ def read(recording: RecordingLike) -> Run:
     return Run.of(recording_of(recording))
 
 
+@overload
 def simulate(
     workload: WorkloadLike,
     policy: PolicyLike = "paged",
     machine: MachineLike | None = None,
+    *,
+    replicas: None = None,
     **options: Unpack[Options],
-) -> Run:
+) -> Run: ...
+@overload
+def simulate(
+    workload: WorkloadLike,
+    policy: PolicyLike = "paged",
+    machine: MachineLike | None = None,
+    *,
+    replicas: int,
+    route: RouteName | str | Router = "shortest",
+    route_lag_s: float = 0.0,
+    **options: Unpack[Options],
+) -> FleetRun: ...
+def simulate(
+    workload: WorkloadLike,
+    policy: PolicyLike = "paged",
+    machine: MachineLike | None = None,
+    *,
+    replicas: int | None = None,
+    route: RouteName | str | Router | None = None,
+    route_lag_s: float = 0.0,
+    **options: Unpack[Options],
+) -> Run | FleetRun:
     """Serve all requests of `workload` under `policy` on `machine`, and return the run.
 
     Args:
@@ -63,6 +89,10 @@ def simulate(
         policy: a policy, or "paged", "contiguous", "static" or "radix" with the defaults of the engine that it models.
         machine: a `Machine`, a recording of one, or "GPU/MODEL" such as "H200/Llama-3-8B"; left out, it is the machine
             of the recording that the requests are from, or "H200/Meta-Llama-3-8B".
+        replicas: equal servers behind one router: the result is a `FleetRun`, with a run for each. None for one server.
+        route: router in front of the replicas: "shortest" (the default), another name of `kvsim run --route`, a Python
+            file with a function `route(request, servers)`, or such a function.
+        route_lag_s: age of what the router knows of the servers' prefix caches, in seconds.
         options: see `kvsim.simulation.Options`: `refuse_misfits`, `users` and `think_s` for a closed loop,
             `engine`, `check`, `progress`.
 
@@ -75,7 +105,16 @@ def simulate(
     """
     requests, source = requests_of(workload)
     on = machine_for(machine, source, checked(policy))
-    return _simulate(requests, policy_of(policy, on, _longest(machine, source)), on, options)
+    chosen = policy_of(policy, on, _longest(machine, source))
+    if replicas is None:
+        if route is not None or route_lag_s:
+            raise UsageError("route and route_lag_s are of several servers; give replicas as well.")
+        return _simulate(requests, chosen, on, options)
+    if replicas < 1:
+        raise UsageError(f"replicas should be at least 1, not {replicas}.")
+    return FleetRun(
+        *simulation.simulate_replicas(requests, chosen, on, replicas, route or "shortest", route_lag_s, **options)
+    )
 
 
 def compare(

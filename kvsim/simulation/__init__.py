@@ -14,6 +14,7 @@ from kvsim.simulation.run import (
     record,
     record_replicas,
     simulate,
+    simulate_replicas,
 )  # fmt: skip
 
 __all__ = [
@@ -29,4 +30,5 @@ __all__ = [
     "record",
     "record_replicas",
     "simulate",
+    "simulate_replicas",
 ]

@@ -304,6 +304,24 @@ def measure_replicas(
     return run.finish_fleet()
 
 
+def simulate_replicas(
+    workload: Workload,
+    policy: AnyPolicy,
+    machine: Machine,
+    num_replicas: int,
+    route: RouteName | str | Router,
+    route_lag_s: float = 0.0,
+    **options: Unpack[Options],
+) -> tuple[list[Recording], Fleet]:
+    """Run as `measure_replicas` does, and return the recording of each server as well."""
+    builders = [RecordingBuilder() for _ in range(num_replicas)]
+    run = Run(
+        workload, policy, machine, options, builders, num_replicas=num_replicas, route=route, route_lag_s=route_lag_s
+    )
+    fleet = run.finish_fleet()
+    return [builder.finish(run.meta(), name=run.name) for builder in builders], fleet
+
+
 def record_replicas(
     workload: Workload,
     policy: AnyPolicy,
@@ -315,14 +333,10 @@ def record_replicas(
     **options: Unpack[Options],
 ) -> Fleet:
     """Run as `measure_replicas` does, and write the recording of server `n` to the folder `path/n`."""
-    builders = [RecordingBuilder() for _ in range(num_replicas)]
-    run = Run(
-        workload, policy, machine, options, builders, num_replicas=num_replicas, route=route, route_lag_s=route_lag_s
-    )
-    measured = run.finish_fleet()
-    for number, builder in enumerate(builders):
-        write(builder.finish(run.meta(), name=run.name), path / str(number))
-    return measured
+    recordings, fleet = simulate_replicas(workload, policy, machine, num_replicas, route, route_lag_s, **options)
+    for number, recording in enumerate(recordings):
+        write(recording, path / str(number))
+    return fleet
 
 
 class Run:

@@ -138,3 +138,24 @@ def test_every_argument_is_documented(name: str) -> None:
             if line.strip().partition(":")[0].endswith(word.rstrip(":")) and "Raises" not in line:
                 for error in line.strip().partition(":")[0].split(", "):
                     assert issubclass(getattr(kvsim.errors, error), KvsimError)
+
+
+def test_several_servers_in_one_call(few: kvsim.Workload, tmp_path: Path) -> None:
+    """`kvsim.simulate(replicas=...)` is `kvsim run --replicas`: the fleet, and a run for each server."""
+    machine = kvsim.machine("H200/Llama-3-8B", num_blocks=500)
+    fleet = kvsim.simulate(few, "paged", machine, replicas=2, route="round-robin", check=True)
+    assert [run.summary().num_finished for run in fleet] == [20, 20]
+    assert fleet.summary().num_finished == 40
+    assert fleet.servers()[1]["num_finished"] == 20
+    assert "2 servers, 40 requests" in repr(fleet)
+    fleet.save(tmp_path)
+    assert kvsim.read(tmp_path / "1").requests.arrival_s.tolist() == fleet[1].requests.arrival_s.tolist()
+    own = kvsim.simulate(few, "paged", machine, replicas=3, route=lambda request, servers: 2)  # noqa: ARG005
+    assert [len(run.requests) for run in own] == [0, 0, 40]
+
+
+def test_routes_without_servers_are_refused(few: kvsim.Workload) -> None:
+    with pytest.raises(UsageError, match="give replicas as well"):
+        public.simulate(few, route="session")
+    with pytest.raises(UsageError, match="replicas should be at least 1, not 0"):
+        kvsim.simulate(few, replicas=0)

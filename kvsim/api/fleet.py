@@ -1,0 +1,79 @@
+"""Several equal servers behind one router: a run of each, and the figures of all together."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvsim.api.rows import Rows
+from kvsim.api.run import Run, draw, play
+from kvsim.display.text import html_text
+from kvsim.metrics import summarize
+from kvsim.metrics.fleet import FleetTotals, fleet_totals
+from kvsim.recording import Recording, write
+
+if TYPE_CHECKING:
+    from kvsim.plots import Picture, Purpose
+    from kvsim.simulation import Fleet
+
+
+class FleetRun(Sequence[Run]):
+    """Result of `kvsim.simulate(replicas=...)`: the run of each server, by its number."""
+
+    def __init__(self, recordings: Iterable[Recording], fleet: Fleet) -> None:
+        """Collect the runs of the servers, and what `fleet` says of the prefixes that several hold."""
+        self._runs, self._fleet = tuple(map(Run.of, recordings)), fleet
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def __getitem__(self, number: Any) -> Any:
+        return self._runs[number]
+
+    def summary(self) -> FleetTotals:
+        """Return throughput, latencies, hits and imbalance of all servers together; names have the units."""
+        return fleet_totals(
+            self._runs[0].meta,
+            [run.summary() for run in self._runs],
+            [run.requests for run in self._runs],
+            mean_duplicate_blocks=self._fleet.mean_duplicate_blocks,
+            most_duplicate_blocks=self._fleet.most_duplicate_blocks,
+        )
+
+    def servers(self) -> Rows:
+        """Return a row per server with the columns of `Run.summary`; shares of the pool are in percent."""
+        rows = [summarize(run).as_row() | {"server": number} for number, run in enumerate(self._runs)]
+        return Rows(rows, ("server",))
+
+    def plot(
+        self,
+        kind: str = "waste-bars",
+        *,
+        file: str | os.PathLike[str] | None = None,
+        overwrite: bool = False,
+        purpose: Purpose = "web",
+    ) -> Picture:
+        """Draw a figure that compares the servers, with the arguments and errors of `Run.plot`."""
+        return draw(kind, self._runs, file=file, overwrite=overwrite, purpose=purpose)
+
+    def play(self, *, at_s: float | None = None) -> None:
+        """Open the interface on all servers on one clock, with the errors of `Run.play`."""
+        play(list(self._runs), at_s=at_s)
+
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
+        """Write server `n` as the folder `path/n`, as `kvsim run --replicas -o` does; see `kvsim.write`."""
+        for number, run in enumerate(self._runs):
+            write(run, Path(path) / str(number), overwrite=overwrite)
+        return Path(path)
+
+    def __repr__(self) -> str:
+        totals = self.summary()
+        return (
+            f"<FleetRun: {totals.num_servers} servers, {totals.num_finished:,} requests, "
+            f"{totals.output_tokens_per_s:,.0f} output tokens/s>\n{self.servers()!r}"
+        )
+
+    def _repr_html_(self) -> str:
+        return f"<p>{html_text(repr(self).partition(chr(10))[0])}</p>{self.servers()._repr_html_()}"
