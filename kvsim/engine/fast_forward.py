@@ -92,6 +92,8 @@ def catch_up_from(engine: Engine, first: int, launched: int) -> None:
 def spell_out(engine: Engine) -> None:
     """List all sequences of the step scheduled last in `batch`, in order, and catch up those left alone."""
     state = engine.state
+    if state.num_quiet == 0:
+        return
     listed, place = state.num_listed, state.num_in_batch
     state.num_listed = place
     for index in range(state.num_running - 1, -1, -1):

@@ -107,6 +107,8 @@ class RadixState:
     """Requests of the last prefill that computed prompts."""
     num_last: int = 0
     """Requests of that batch, if it was a prefill."""
+    runs_last: bool = False
+    """The running batch is the prefill of the pass before: SGLang takes that for a decode once the batch decodes."""
     last_puts_out: bool = False
     """A request of the last prefill may put out more than the token of its prefill."""
     puts_out: bool = False

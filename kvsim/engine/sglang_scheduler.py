@@ -55,6 +55,7 @@ def schedule(engine: Engine) -> None:
         last_mode = radix.last_mode
         mode = get_next_batch_to_run(engine)
         is_prefill = mode in (EXTEND, MIXED) and last_mode in (EXTEND, MIXED)
+        is_prefill &= not (mode == MIXED and radix.runs_last)
         if is_prefill and engine.radix.settings.is_exclusive and state.num_in_flight > 0:
             radix.chosen_mode = mode
     state.num_in_batch = state.num_tokens_in_batch = 0
@@ -175,6 +176,7 @@ def _process_pending_chunked_abort(engine: Engine) -> None:
 def _merge_last_batch(engine: Engine) -> None:
     """Move requests of the last prefill whose prompt is computed to the end of the running batch."""
     state, radix = engine.state, engine.radix.state
+    radix.runs_last = False
     if radix.last_mode not in (EXTEND, MIXED):
         return
     was_empty, num_joining = state.num_running == 0, 0
@@ -188,6 +190,7 @@ def _merge_last_batch(engine: Engine) -> None:
         state.num_running += 1
         num_joining += 1
     if num_joining > 0 and was_empty:
+        radix.runs_last = True
         radix.puts_out, radix.running_prefill_tokens = radix.last_puts_out, radix.last_prefill_tokens
     elif num_joining > 0:
         radix.puts_out |= radix.last_puts_out
