@@ -16,6 +16,7 @@ from kvsim.hardware import Gpu, find_gpu
 from kvsim.kv_groups import pipeline_stages
 from kvsim.machines.cards import card_of, linked, sheet_card, shipped_cards
 from kvsim.machines.hosts import host_words, middle_host
+from kvsim.machines.kernel_tables import EXTRA, has_tables, is_better_by_tables, table_card
 from kvsim.machines.known_errors import Basis, class_of, with_error
 from kvsim.models import Model
 from kvsim.profiles import carried, find, is_shipped, match, served_name
@@ -43,6 +44,8 @@ class MetaFields(Protocol):
         """Return the command that made the recording; empty if it is unknown."""
 
 
+KERNELS = EXTRA
+"""Name of the kernel tables where a profile is asked for."""
 PROFILE_LAUNCH_S = 4.7e-6
 """Launch time in seconds of the hosts that Hugging Face profiles were fitted on; used to relate them to hosts with
 measured launches."""
@@ -104,7 +107,8 @@ def step_times(
         gpu: the GPU; `model` may be split over several.
         model: the model as it is served.
         engine: one of `kvsim.profiles.ENGINES`.
-        source: a profile or a machine card, by file or by name; "none" for the data sheet alone; None
+        source: a profile or a machine card, by file or by name; "none" for the data sheet alone; "kernels" for
+            kernel tables (see `kvsim.machines.kernel_tables`); None
             for the best that comes with kvsim. A profile in a file describes the user's machine; one that comes with
             kvsim gets the median host of all machines, see `kvsim.machines.hosts`.
         captured: False for an engine without graphs.
@@ -145,17 +149,20 @@ def _chosen(
         # `generate()` has one step in flight, which takes as long on several GPUs, one behind the other, as on one.
         model = replace(model, pipeline_parallel_size=1)
     size = model.tensor_parallel_size
-    if source is not None and source != "none":
+    if source not in (None, "none", KERNELS):
+        assert source is not None
         if is_card(source):
             return from_card(load_card(source), gpu, model, engine, captured=captured, in_process=in_process)
         profile = carried(find(source), gpu, model, engine, tensor_parallel_size=size)
     elif source is None:
         found = match(gpu, model, engine, tensor_parallel_size=size)
         if found is None:
-            return _from_known_card(gpu, model, engine, measured=True, captured=captured, in_process=in_process)
+            return _from_known_card(gpu, model, engine, source, captured=captured, in_process=in_process)
         profile = found
     elif engine == "vllm":
-        return _from_known_card(gpu, model, engine, measured=False, captured=captured, in_process=in_process)
+        return _from_known_card(gpu, model, engine, source, captured=captured, in_process=in_process)
+    elif source == KERNELS:
+        raise UsageError(f"kernel tables are of vLLM's kernels, not of {engine}'s; leave --profile {KERNELS} out.")
     else:
         guessed = _generate(gpu, model, engine)
         return replace(guessed, label=with_error(guessed.label, class_of(Basis.SHEET, gpu, model, engine), model))
@@ -172,10 +179,16 @@ def _chosen(
 
 @lru_cache(maxsize=64)
 def _from_known_card(
-    gpu: Gpu, model: Model, engine: str, *, measured: bool, captured: bool, in_process: bool
+    gpu: Gpu, model: Model, engine: str, source: str | None, *, captured: bool, in_process: bool
 ) -> Roofline:
-    """Return the step times of a shipped card or a data sheet; cached, because a sweep asks for each of its points."""
-    card = card_of(gpu, model.tensor_parallel_size) if measured else sheet_card(gpu)
+    """Return the step times of a shipped card, a data sheet or kernel tables; cached, because a sweep asks for each of
+    its points."""
+    card = sheet_card(gpu) if source == "none" else card_of(gpu, model.tensor_parallel_size)
+    is_better = source is None and engine == "vllm" and is_better_by_tables(gpu, card)
+    if source == KERNELS or (is_better and has_tables(gpu)):
+        card = table_card(gpu, model, card)
+    elif is_better:
+        card = replace(card, source=f"{card.source}; kvsim[{EXTRA}] would add measured kernels")
     return from_card(card, gpu, model, engine, captured=captured, in_process=in_process)
 
 
@@ -198,10 +211,10 @@ def from_card(
         times = reduce(card, model, num_processors=gpu.num_processors, in_process=in_process)
         if not captured:
             times = times.uncaptured()
-    calibrated = basis not in (Basis.SHEET, Basis.LINKED)
-    guessed = "" if calibrated else "uncalibrated "
+    calibrated = basis not in (Basis.SHEET, Basis.LINKED, Basis.TABLES)
+    kind = "kernel tables" if card.is_of_tables else "machine card" if calibrated else "uncalibrated machine card"
     of = ", fitted to recordings that the card does not name" if card.factors and not card.fitted_to else ""
-    label = f"{guessed}machine card of {gpu.name} ({card.source}) with {model.name} ({engine}{of})"
+    label = f"{kind} of {gpu.name} ({card.source}) with {model.name} ({engine}{of})"
     label = with_error(label, class_of(basis, gpu, model, engine, captured=captured), model)
     return replace(times, label=label, calibrated=calibrated, fitted_to=card.fitted_to.get(served_name(model), ()))
 
@@ -222,6 +235,8 @@ def _card_of_stages(gpu: Gpu, model: Model, source: str | None) -> Card:
         return card_of(gpu, linked_gpus)
     if source == "none":
         return linked(sheet_card(gpu), gpu, linked_gpus)
+    if source == KERNELS:
+        return linked(table_card(gpu, model, card_of(gpu, linked_gpus)), gpu, linked_gpus)
     if not is_card(source):
         raise UsageError(
             f"the profile {source!r} has the step times of a whole model, and pipeline_parallel_size "
@@ -253,6 +268,8 @@ def _is_measured(card: Card) -> bool:
 
 
 def _basis(card: Card, model: Model, engine: str, *, was_measured: bool) -> Basis:
+    if card.is_of_tables:
+        return Basis.TABLES
     if not card.measured:
         return Basis.LINKED if was_measured else Basis.SHEET_FITTED if card.factors else Basis.SHEET
     if card.factors:  # they are fitted to recordings of vLLM only

@@ -46,6 +46,7 @@ class Basis(Enum):
     MACHINE = "machine measured, model not"
     GPU = "such a GPU measured on another host, model not"
     LINKED = "a GPU measured, sums over several guessed"
+    TABLES = "kernels measured by others on such a GPU"
     STAGES = "machine measured, stages by a formula"
     SHEET_STAGES = "guessed at least in part, stages by a formula"
     SHEET_FITTED = "data sheet, fitted to recordings of the machine"
@@ -60,6 +61,7 @@ _PLAIN = {
     Basis.MACHINE: "measured on this machine, by a formula for this model",
     Basis.GPU: "measured on such a GPU, by a formula for this model",
     Basis.LINKED: "measured on such a GPU, by a formula for several",
+    Basis.TABLES: "from kernels that others measured on such a GPU",
     Basis.STAGES: "measured on such a GPU, by a formula for stages",
     Basis.SHEET_STAGES: "guessed at least in part, by a formula for stages",
     Basis.SHEET_FITTED: "from a data sheet, and recordings of this machine",
@@ -262,7 +264,9 @@ def error_words(kind: ErrorClass) -> str:
     """Describe the error of a class by its own recordings, or by the nearest known ones."""
     if (known := known_errors().get(kind)) is not None:
         return known.words()
-    found = ["error never measured", *(each.words() for each in outside_errors().get(kind, ()))]
+    outside = [each.words() for each in outside_errors().get(kind, ())]
+    unchecked = kind.basis is Basis.TABLES and not outside
+    found = ["kernel tables, never checked against a recording" if unchecked else "error never measured", *outside]
     if kind.basis is Basis.GPU and (near := known_errors().get(replace(kind, basis=Basis.MACHINE))) is not None:
         found.append(f"on the very machine that the card is of, {near.words()}")
     return "; ".join(found)

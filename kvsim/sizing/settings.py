@@ -67,7 +67,8 @@ class MachineSettings:
     enforce_eager: bool = setting(False, "Launch kernels one by one, without captured graphs.", "--enforce-eager")
     times: Any = setting(
         None,
-        "Step times: a profile or a machine card, by file or name; none: the data sheet alone.",
+        "Step times: a profile or a machine card, by file or name; none: the data sheet alone; kernels: kernel tables "
+        "of the extra kvsim[kernels].",
         "--profile",
         unit="PROFILE",
         shown="the one that matches",

@@ -50,6 +50,15 @@ class Attention:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Experts:
+    """Seconds of one layer's experts in a step, if every expert gets as many tokens; of one model."""
+
+    sizes: tuple[int, ...]
+    """Tokens of the step, ascending."""
+    seconds: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
     """Speeds of a machine, in seconds and bytes per second."""
 
@@ -76,6 +85,10 @@ class Card:
     attention: tuple[Attention, ...]
     all_reduce: tuple[tuple[int, float], ...] = ()
     """Bytes and seconds of a sum over `num_gpus` GPUs; empty for one."""
+    experts: Experts | None = None
+    """Experts of the one model that the card was filled for, from kernel tables; not in files."""
+    is_of_tables: bool = False
+    """True if the curves are those of kernel tables; not in files."""
     factors: Mapping[str, float] = field(default_factory=dict)
     """Ratios of an engine's time on this machine to the card's, as fitted to recordings; 1 by default. Parts are gpu,
     host, woken (a host that has slept) and front_end."""
@@ -104,6 +117,8 @@ def _card(document: Mapping[str, Any]) -> Card:
         num_gpus=_whole(document, "num_gpus"),
         source=_text(document, "source"),
         measured=_yes_or_no(document, "measured"),
+        experts=None,
+        is_of_tables=False,
         **{name: _positive(rates, name) for name in _RATES},
         products={
             dtype: Products(

@@ -9,7 +9,7 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from kvsim.steptime.card import Attention, Card, Products
+    from kvsim.steptime.card import Attention, Card, Experts, Products
     from kvsim.steptime.work import Reading
 
 _NEAREST = 4
@@ -47,6 +47,23 @@ def reduce_s(all_reduce: Sequence[tuple[int, float]], num_bytes: float) -> float
     if num_bytes > all_reduce[-1][0]:
         return float(all_reduce[-1][1] * num_bytes / all_reduce[-1][0])
     return float(np.exp(np.interp(np.log(num_bytes), sizes, seconds)))
+
+
+def experts_s(experts: Experts, m: int, num_experts: int, per_token: int) -> float:
+    """Return the seconds of a layer's experts for `m` tokens, each of which chooses `per_token` at random.
+
+    Measured tokens spread evenly, so that few of them reach more experts than random ones do. Random ones read as much
+    as fewer evenly spread ones, and compute what all of them compute.
+    """
+    sizes = np.array(experts.sizes, float)
+    seconds = np.minimum.accumulate(np.array(experts.seconds)[::-1])[::-1]  # more tokens never take less time
+
+    def even_s(tokens: float) -> float:
+        return float(np.interp(tokens, sizes, seconds)) * float(max(tokens / sizes[-1], 1.0))
+
+    all_reached = num_experts / per_token
+    reading: float = all_reached * (1 - (1 - per_token / num_experts) ** m)
+    return even_s(reading) + even_s(max(m, all_reached)) - even_s(all_reached)
 
 
 class AttentionCost(NamedTuple):

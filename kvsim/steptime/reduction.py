@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvsim.steptime.curves import AttentionCost, attention_cost, product_curve, reduce_s
+from kvsim.steptime.curves import AttentionCost, attention_cost, experts_s, product_curve, reduce_s
 from kvsim.steptime.overheads import MAX_CAPTURED_TOKENS, SHARED_SAVING, THROTTLE_SHARE
 from kvsim.steptime.pace import WORKER_COEFFICIENTS, Pace, at_pace
 from kvsim.steptime.roofline import Roofline
@@ -288,6 +288,8 @@ def _experts_s(card: Card, work: Work, m: int) -> float:
     """Return the time of the experts that `m` tokens reach; each is read once and multiplied with its tokens."""
     if not work.expert_weights:
         return 0.0
+    if card.experts is not None:
+        return work.expert_layers * experts_s(card.experts, m, work.num_experts, work.num_experts_per_token)
     share_missed = (1 - work.num_experts_per_token / work.num_experts) ** m
     reached = work.num_experts * (1 - share_missed)
     streamed_s = reached * work.expert_weights * work.expert_bits / 8 / (EXPERT_READ_SHARE * card.read_bytes_per_s)

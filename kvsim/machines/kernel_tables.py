@@ -1,0 +1,325 @@
+"""Fill a machine card from measured kernel times of `aiconfigurator-core` (the extra `kvsim[kernels]`).
+
+NVIDIA's package (Apache-2.0) carries times of vLLM's kernels on a dozen GPUs: matrix products, attention, experts,
+sums over GPUs, and the module of sparse attention. Its Parquet tables are read as they are. Products are interpolated
+in logarithms of the time per weight, between the four measured weights around the asked one, so a measured weight has
+its measured time. Whatever is not in the tables (the host, gaps between kernels, links) is that of the base card.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from functools import cache
+from importlib import metadata, util
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from kvsim.errors import MissingExtraError, UsageError
+from kvsim.steptime.card import Attention, Card, Experts, Products
+from kvsim.steptime.curves import attention_cost
+from kvsim.steptime.sizes import captured_size
+from kvsim.steptime.work import work_of
+
+if TYPE_CHECKING:
+    from kvsim.hardware import Gpu
+    from kvsim.models import Model
+    from kvsim.steptime.work import Reading, Weights, Work
+
+PACKAGE = "aiconfigurator-core"
+EXTRA = "kernels"
+"""Name of the extra that installs it."""
+_SYSTEMS = {
+    "A100-80G": "a100_sxm",
+    "H100 SXM": "h100_sxm",
+    "H200": "h200_sxm",
+    "B200": "b200_sxm",
+    "B300": "b300_sxm",
+    "GB200": "gb200",
+    "GB300": "gb300",
+    "L40S": "l40s",
+    "RTX PRO 6000": "rtx_pro_6000_server",
+}
+"""Folders of the tables, by the name of the GPU. The RTX PRO 6000 of the tables is the Server Edition."""
+_WORSE = ("RTX PRO 6000",)
+"""GPUs for which the data sheet was closer to a recording: -1 % end to end, and -16 % by tables, which are of newer
+kernels than the recorded engine's."""
+_ITEM_BYTES = {"bfloat16": 2, "fp8": 1}
+_SIZES = (*sorted({captured_size(m) for m in range(1, 513)}), 640, 768, 1024, 1536, 2048, 4096, 8192, 16384)
+_STREAMED_BYTES = 1 << 29
+"""Least weights, in bytes, that no cache of a GPU holds from one measurement to the next."""
+_CONTEXTS = (128, 16384)
+_MOST_DECODES = 512
+"""Contexts and decodes of the rows of attention that tell its costs, as `kvsim measure` takes them."""
+_MIXED = {"num_decodes": 128, "decode_context": 1024, "prompt_tokens": 1024, "prompt_context": 1024}
+"""A step with a prompt, which is not in the tables: its reading takes longer than alone as on the base card."""
+_EVEN = "balanced"
+"""Distribution of tokens over experts: every expert gets as many."""
+_EXPERT_TYPES = {16.0: "bfloat16", 8.0: "fp8", 4.0: "w4a16_mxfp4"}
+
+
+_Rows = dict[str, np.ndarray]
+"""Columns of a table."""
+_HEAD_COLUMNS = ("num_heads", "num_key_value_heads", "head_dim")
+
+
+class _Heads(NamedTuple):
+    """Heads of attention on one GPU."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+
+class _Tables(NamedTuple):
+    """The tables of one GPU."""
+
+    folder: Path
+    """Folder with one folder per kind of kernel."""
+    source: str
+    """Version of the package."""
+
+    def rows(self, kind: str, name: str, **wanted: Any) -> _Rows:
+        """Return the columns of the newest table of vLLM's kernels, only rows with the `wanted` values; a dictionary
+        without entries if there is no such table."""
+        from pyarrow import parquet  # noqa: PLC0415  slow to import
+
+        found = sorted((self.folder / kind / "vllm").glob(f"*/{name}_perf.parquet"), key=_release)
+        if not found:
+            return {}
+        schema = parquet.read_schema(found[-1]).names
+        filters = [(column, "==", value) for column, value in wanted.items() if column in schema]
+        table = parquet.read_table(found[-1], filters=filters or None)
+        return {column: table[column].to_numpy() for column in table.column_names} if len(table) else {}
+
+
+def _release(file: Path) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", file.parent.name)))
+
+
+@cache
+def _tables_of(gpu: str) -> _Tables | None:
+    """Return the tables of a GPU; None if the package is not installed or does not have the GPU."""
+    spec = util.find_spec(PACKAGE.replace("-", "_"))
+    if spec is None or spec.origin is None or gpu not in _SYSTEMS:
+        return None
+    folder = Path(spec.origin).parent / "systems" / "data" / _SYSTEMS[gpu]
+    return _Tables(folder, f"{PACKAGE} {metadata.version(PACKAGE)}") if folder.is_dir() else None
+
+
+def is_installed() -> bool:
+    """Tell whether the package with the tables is there."""
+    return util.find_spec(PACKAGE.replace("-", "_")) is not None
+
+
+def has_tables(gpu: Gpu) -> bool:
+    """Tell whether there are tables of `gpu` here."""
+    return _tables_of(gpu.name) is not None
+
+
+def is_better_by_tables(gpu: Gpu, base: Card) -> bool:
+    """Tell whether the package would improve on `base`, the best card without it, where it is installed.
+
+    A card measured with as many GPUs is better: on one H100 or H200 the median error of end-to-end times is 3.6 % by
+    cards and 5.1 % by tables in 75 recordings of dense models. Guessed sums over several GPUs are worse (CodeLlama-34B
+    on two H100s +13 %, +4 by tables), and so is a data sheet, as far as it was checked, but for the RTX PRO 6000.
+    """
+    return not base.measured and gpu.name in _SYSTEMS and gpu.name not in _WORSE
+
+
+def table_card(gpu: Gpu, model: Model, base: Card) -> Card:
+    """Return `base` with the measured times of all kernels of `model` that the tables of `gpu` have.
+
+    Raises:
+        MissingExtraError: the package is not installed.
+        UsageError: it has no such GPU.
+    """
+    if not is_installed():
+        raise MissingExtraError(f"A source of measured kernel times ({PACKAGE})", EXTRA)
+    tables = _tables_of(gpu.name)
+    if tables is None:
+        raise UsageError(f"{PACKAGE} has no tables of {gpu.name}; it has those of {', '.join(_SYSTEMS)}.")
+    work = work_of(model)
+    rate = base.read_bytes_per_s if base.measured else _streaming_rate(tables) or base.read_bytes_per_s
+    products = {
+        dtype: found
+        for dtype, size in _ITEM_BYTES.items()
+        if (found := _products(tables, dtype, work, rate / size)) is not None
+    }
+    sums = _sums(tables, model.tensor_parallel_size)
+    return replace(
+        base,
+        num_gpus=model.tensor_parallel_size,
+        source=f"{tables.source}, {_versions(tables)}; its host and gaps: {base.source}",
+        measured=False,
+        read_bytes_per_s=rate,
+        products={**base.products, **products},
+        attention=_attention(tables, base, work, gpu) or base.attention,
+        all_reduce=sums or base.all_reduce,
+        experts=_experts(tables, work, model),
+        is_of_tables=True,
+    )
+
+
+def _versions(tables: _Tables) -> str:
+    """Describe the engine that was measured."""
+    found = tables.rows("gemm", "gemm", m=1)
+    return f"vLLM {found['version'][0]} on {found['device'][0]}"
+
+
+def _streaming_rate(tables: _Tables) -> float:
+    """Return the bytes per second of multiplying one row with weights too large for a cache."""
+    rows = tables.rows("gemm", "gemm", gemm_dtype="bfloat16", m=1)
+    num_bytes = 2.0 * rows["n"] * rows["k"]
+    large = num_bytes >= _STREAMED_BYTES
+    return float(np.median(num_bytes[large] / rows["latency"][large])) * 1e3
+
+
+def _products(tables: _Tables, dtype: str, work: Work, weights_per_s: float) -> Products | None:
+    """Return the products of `work` at every size; None without a table of the type.
+
+    No product is faster than its weights are read: small ones were measured with weights in the GPU's cache, which a
+    model's are not.
+    """
+    rows = tables.rows("gemm", "gemm", gemm_dtype=dtype)
+    if not rows:
+        return None
+    wanted = [*work.products, *([work.output] if work.output else [])]
+    of_sizes = {int(m): _grid(rows, rows["m"] == m) for m in np.unique(rows["m"])}
+    sizes = np.array(_SIZES)
+    seconds = []
+    for weights in wanted:
+        measured = [np.exp(_between(*grid, weights)) * weights.n * weights.k for grid in of_sizes.values()]
+        at_sizes = np.interp(sizes, list(of_sizes), measured)
+        seconds.append(tuple(np.maximum(at_sizes, weights.n * weights.k / weights_per_s).tolist()))
+    return Products(sizes=_SIZES, shapes=tuple((each.n, each.k) for each in wanted), seconds=tuple(seconds))
+
+
+_Grid = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+
+def _grid(rows: _Rows, chosen: np.ndarray) -> _Grid:
+    """Return outputs, inputs, and logarithms of seconds per weight: float64[outputs, inputs]."""
+    n, k, milliseconds = (rows[name][chosen].astype(float) for name in ("n", "k", "latency"))
+    outputs, inputs = np.unique(n), np.unique(k)
+    table = np.full((len(outputs), len(inputs)), np.nan)
+    table[np.searchsorted(outputs, n), np.searchsorted(inputs, k)] = np.log(milliseconds / 1e3 / (n * k))
+    return outputs, inputs, table
+
+
+def _between(outputs: np.ndarray, inputs: np.ndarray, table: np.ndarray, weights: Weights) -> float:
+    """Interpolate between the measured weights around `weights`; the nearest if it is beyond them."""
+    row, column = _place(outputs, weights.n), _place(inputs, weights.k)
+    total = share = 0.0
+    for dn in (0, 1):
+        for dk in (0, 1):
+            part = abs(1 - dn - row % 1) * abs(1 - dk - column % 1)
+            value = table[min(int(row) + dn, len(outputs) - 1), min(int(column) + dk, len(inputs) - 1)]
+            if part and not np.isnan(value):
+                total, share = total + part * value, share + part
+    return total / share if share else float(np.nanmean(table))
+
+
+def _place(values: np.ndarray, wanted: float) -> float:
+    return float(np.interp(np.log(wanted), np.log(values), np.arange(len(values))))
+
+
+def _sums(tables: _Tables, num_gpus: int) -> tuple[tuple[int, float], ...]:
+    """Return bytes and seconds of sums over the GPUs in a captured graph; the table counts elements of two bytes."""
+    rows = tables.rows("comm", "custom_allreduce", num_gpus=num_gpus, kernel_source="vLLM_custom_graph")
+    if not rows:
+        return ()
+    order = np.argsort(rows["message_size"])
+    return tuple((2 * int(rows["message_size"][row]), float(rows["latency"][row]) / 1e3) for row in order)
+
+
+def _attention(tables: _Tables, base: Card, work: Work, gpu: Gpu) -> tuple[Attention, ...]:
+    """Return rows of attention for every kind of layer, as a card has them."""
+    common = {"attn_dtype": "bfloat16", "kv_cache_dtype": "bfloat16", "window_size": 0}
+    decoding = tables.rows("attention", "generation_attention", **common)
+    prompts = tables.rows("attention", "context_attention", **common, batch_size=1)
+    if not decoding or not prompts:
+        return ()
+    found: list[Attention] = []
+    for reading in work.readings:
+        heads = _nearest_heads(decoding, reading)
+        if heads is None:
+            return ()
+        rows = _rows_of(decoding, heads, decoding["step"] + 1, ("num_decodes", "decode_context"))
+        alone = _rows_of(prompts, heads, prompts["isl"], ("prompt_tokens", "prompt_context"))
+        if not rows or not alone:
+            return ()
+        rows += alone
+        found += [*rows, _mixed(rows, base, reading, gpu.num_processors)]
+    return tuple(found)
+
+
+def _nearest_heads(rows: _Rows, reading: Reading) -> _Heads | None:
+    """Return the measured numbers of heads nearest to those of `reading`; None if its heads are of another size, or
+    each query head has its own keys, which is not in the tables."""
+    if reading.num_heads == reading.num_kv_heads:
+        return None
+    measured = {_Heads(*map(int, each)) for each in zip(*(rows[name] for name in _HEAD_COLUMNS), strict=True)}
+
+    def distance(heads: _Heads) -> float:
+        of_keys = abs(np.log2(heads.num_kv_heads / reading.num_kv_heads))
+        return float(2 * of_keys + abs(np.log2(heads.num_heads / reading.num_heads)))
+
+    return min((each for each in measured if each.head_dim == reading.head_dim), default=None, key=distance)
+
+
+def _rows_of(rows: _Rows, heads: _Heads, tokens: np.ndarray, what: tuple[str, str]) -> list[Attention]:
+    """Return the rows with these heads and with `tokens` in the range that tells the costs. The fields `what` are the
+    sequences, if they decode, and the tokens."""
+    told = (tokens >= _CONTEXTS[0]) & (tokens <= _CONTEXTS[1]) & (rows["batch_size"] <= _MOST_DECODES)
+    for name, number in zip(_HEAD_COLUMNS, heads, strict=True):
+        told &= rows[name] == number
+    return [
+        _row(heads, rows["latency"][place] / 1e3, {what[0]: int(number[place]), what[1]: int(tokens[place])})
+        for number in [rows["batch_size"] if what[0] == "num_decodes" else tokens]
+        for place in np.flatnonzero(told)
+    ]
+
+
+def _row(heads: _Heads, seconds: float, sizes: dict[str, int]) -> Attention:
+    counts = {"num_decodes": 0, "decode_context": 0, "prompt_tokens": 0, "prompt_context": 0} | sizes
+    return Attention(**heads._asdict(), **counts, seconds=float(seconds))
+
+
+def _mixed(rows: list[Attention], base: Card, reading: Reading, num_processors: int) -> Attention:
+    """Return a step with decodes and a prompt whose reading takes as much longer than alone as on the base card."""
+    cost = attention_cost(replace(base, attention=tuple(rows)), reading, num_processors)
+    longer = 1 + attention_cost(base, reading, num_processors).mixed_share
+    decodes = sorted((row.decode_context, row.seconds) for row in rows if row.num_decodes == _MIXED["num_decodes"])
+    prompts = sorted((row.prompt_tokens, row.seconds) for row in rows if row.prompt_tokens)
+    read_s = float(np.interp(_MIXED["decode_context"], *np.transpose(decodes))) - cost.step_s
+    prompt_s = float(np.interp(_MIXED["prompt_tokens"], *np.transpose(prompts)))
+    heads = _Heads(rows[0].num_heads, rows[0].num_kv_heads, rows[0].head_dim)
+    return _row(heads, prompt_s + read_s * longer, _MIXED)
+
+
+def _experts(tables: _Tables, work: Work, model: Model) -> Experts | None:
+    """Return the times of a layer's experts by tokens, if they were measured; None otherwise."""
+    if not work.expert_weights:
+        return None
+    size = model.tensor_parallel_size
+    rows = tables.rows(
+        "moe",
+        "moe",
+        moe_dtype=_EXPERT_TYPES.get(work.expert_bits, ""),
+        distribution=_EVEN,
+        hidden_size=model.hidden_size,
+        inter_size=model.expert_intermediate_size or model.intermediate_size,
+        num_experts=work.num_experts,
+        topk=work.num_experts_per_token,
+        moe_tp_size=size,
+        moe_ep_size=1,
+    )
+    if not rows:
+        return None
+    order = np.argsort(rows["num_tokens"], kind="stable")
+    tokens, seconds = rows["num_tokens"][order], rows["latency"][order] / 1e3
+    least = {int(each): float(seconds[tokens == each].min()) for each in np.unique(tokens)}
+    return Experts(sizes=tuple(least), seconds=tuple(least.values()))

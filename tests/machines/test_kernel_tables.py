@@ -1,0 +1,166 @@
+"""Kernel tables of an optional package: what is read of them, and which answers they change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib import invalidate_caches
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from kvsim.errors import MissingExtraError, UsageError
+from kvsim.hardware import find_gpu
+from kvsim.machines import Basis, card_of, choice, class_in, kernel_tables, step_times
+from kvsim.machines.known_errors import with_error
+from kvsim.models import find_model
+from kvsim.steptime.curves import experts_s, product_curve, reduce_s
+from kvsim.steptime.work import work_of
+
+H100 = find_gpu("H100 SXM")
+RATE = 3e12
+"""Bytes per second of the products in these tables; each starts in 2 us."""
+
+
+def product_ms(m: int, n: int, k: int) -> float:
+    return 1e3 * (2e-6 + 2 * n * k / RATE + 2 * m * n * k / 7e14)
+
+
+def write(folder: Path, kind: str, name: str, rows: list[dict[str, Any]]) -> None:
+    file = folder / "systems/data/h100_sxm" / kind / "vllm/0.24.0" / f"{name}_perf.parquet"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    common = {"version": "0.24.0", "device": "a GPU"}
+    pq.write_table(pa.Table.from_pylist([common | row for row in rows]), file)
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A package with the names of the real one and tables of an H100 that follow formulas."""
+    folder = tmp_path / "aiconfigurator_core"
+    folder.mkdir()
+    (folder / "__init__.py").touch()
+    metadata = tmp_path / "aiconfigurator_core-9.9.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text("Metadata-Version: 2.1\nName: aiconfigurator-core\nVersion: 9.9\n")
+    widths = (1024, 4096, 8192, 16384, 65536)
+    write(folder, "gemm", "gemm", [
+        {"gemm_dtype": "bfloat16", "m": m, "n": n, "k": k, "latency": product_ms(m, n, k)}
+        for m, n, k in product((1, 8, 64, 512, 4096, 16384), widths, widths)
+    ])  # fmt: skip
+    write(folder, "comm", "custom_allreduce", [
+        {"kernel_source": source, "num_gpus": 2, "message_size": 1 << power, "latency": late + (1 << power) / 2e8}
+        for source, late in (("vLLM_custom_graph", 0.004), ("vLLM_custom_eager", 0.02)) for power in range(7, 28)
+    ])  # fmt: skip
+    write(folder, "moe", "moe", [
+        {"moe_dtype": "bfloat16", "distribution": spread, "hidden_size": 4096, "inter_size": 14336, "num_experts": 8,
+         "topk": 2, "moe_tp_size": 2, "moe_ep_size": 1, "num_tokens": tokens, "latency": late * (0.4 + tokens / 4096)}
+        for spread, late in (("balanced", 1.0), ("power_law_1.2", 3.0)) for tokens in (1, 2, 4, 8, 64, 512, 4096)
+    ])  # fmt: skip
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield from _fresh(folder)
+
+
+@pytest.fixture
+def no_package(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(kernel_tables, "PACKAGE", "no-such-package")
+    yield from _fresh(None)
+
+
+def _fresh(value: Any) -> Iterator[Any]:
+    def forget() -> None:
+        invalidate_caches()
+        kernel_tables._tables_of.cache_clear()
+        choice._from_known_card.cache_clear()
+
+    forget()
+    yield value
+    forget()
+
+
+def served(name: str, size: int) -> Any:
+    return find_model(name).served(tensor_parallel_size=size)
+
+
+@pytest.mark.usefixtures("package")
+def test_a_measured_weight_has_its_measured_time() -> None:
+    model = served("CodeLlama-34b", 2)
+    card = kernel_tables.table_card(H100, model, card_of(H100, 2))
+    at = product_curve(card.products["bfloat16"], 8192, 4096)  # the output projection of its attention
+    for m in (1, 8, 64, 512, 4096):
+        assert at(m) == pytest.approx(product_ms(m, 8192, 4096) / 1e3, rel=1e-6)
+
+
+@pytest.mark.usefixtures("package")
+def test_a_weight_in_between_is_between_its_neighbours_for_each_weight() -> None:
+    model = served("CodeLlama-34b", 2)
+    card = kernel_tables.table_card(H100, model, card_of(H100, 2))
+    for weights in work_of(model).products:
+        time_s = product_curve(card.products["bfloat16"], *weights)(64)
+        assert time_s == pytest.approx(product_ms(64, *weights) / 1e3, rel=0.05)
+
+
+@pytest.mark.usefixtures("package")
+def test_sums_are_those_of_a_captured_graph_in_bytes() -> None:
+    card = kernel_tables.table_card(H100, served("CodeLlama-34b", 2), card_of(H100, 2))
+    assert reduce_s(card.all_reduce, 2 << 20) == pytest.approx((0.004 + (1 << 20) / 2e8) / 1e3)
+
+
+@pytest.mark.usefixtures("package")
+def test_experts_are_of_even_tokens_and_few_tokens_reach_few() -> None:
+    model = served("Mixtral-8x7B-v0.1", 2)
+    card = kernel_tables.table_card(H100, model, card_of(H100, 2))
+    assert card.experts is not None
+    assert card.experts.seconds[-1] == pytest.approx(1.4e-3)
+    times = [experts_s(card.experts, m, 8, 2) for m in (1, 2, 4, 16, 512, 4096, 8192)]
+    assert times == sorted(times)
+    assert times[-1] == pytest.approx(2 * 1.4e-3, rel=0.01)
+
+
+@pytest.mark.usefixtures("package")
+def test_tables_are_taken_where_sums_would_be_guessed_and_say_so() -> None:
+    by_default = step_times(H100, served("CodeLlama-34b", 2), "vllm")
+    asked = step_times(H100, served("CodeLlama-34b", 2), "vllm", source="kernels")
+    assert by_default == asked
+    assert by_default.label.startswith("kernel tables of H100 SXM (aiconfigurator-core 9.9, vLLM 0.24.0 on a GPU")
+    kind = class_in(by_default.label)
+    assert kind is not None
+    assert kind.basis is Basis.TABLES
+    assert not by_default.calibrated
+
+
+@pytest.mark.usefixtures("package")
+def test_a_measured_card_goes_before_tables_unless_they_are_asked_for() -> None:
+    model = served("Llama-3.1-8B", 1)
+    measured, asked = step_times(H100, model, "vllm"), step_times(H100, model, "vllm", source="kernels")
+    assert "kernel tables" not in measured.label
+    assert asked.label.startswith("kernel tables")
+
+
+@pytest.mark.usefixtures("no_package")
+def test_without_the_package_asking_for_it_names_the_install_line() -> None:
+    with pytest.raises(MissingExtraError, match=r"pip install 'kvsim\[kernels\]'"):
+        step_times(H100, served("Llama-3.1-8B", 1), "vllm", source="kernels")
+
+
+@pytest.mark.usefixtures("no_package")
+def test_without_the_package_a_guess_says_what_would_be_better() -> None:
+    assert "kvsim[kernels] would add measured kernels" in step_times(H100, served("CodeLlama-34b", 2), "vllm").label
+    assert "kvsim[kernels]" not in step_times(H100, served("Llama-3.1-8B", 1), "vllm").label
+
+
+@pytest.mark.usefixtures("package")
+@pytest.mark.parametrize(
+    ("gpu", "engine", "words"), [("T4", "vllm", "has no tables of T4"), ("H100 SXM", "hf-dynamic", "not of hf-dynamic")]
+)
+def test_a_source_that_cannot_be_is_refused(gpu: str, engine: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        step_times(find_gpu(gpu), served("Qwen3-8B", 1), engine, source="kernels")
+
+
+def test_a_class_that_nobody_checked_says_so() -> None:
+    model = served("Llama-3.1-8B", 1)
+    kind = choice.class_of(Basis.TABLES, find_gpu("B200"), model, "vllm")
+    assert "kernel tables, never checked against a recording" in with_error("times", kind, model)
