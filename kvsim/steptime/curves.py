@@ -52,8 +52,8 @@ def reduce_s(all_reduce: Sequence[tuple[int, float]], num_bytes: float) -> float
 def experts_s(experts: Experts, m: int, num_experts: int, per_token: int) -> float:
     """Return the seconds of a layer's experts for `m` tokens, each of which chooses `per_token` at random.
 
-    Measured tokens spread evenly, so that few of them reach more experts than random ones do. Random ones read as much
-    as fewer evenly spread ones, and compute what all of them compute.
+    Measured tokens spread evenly and reach more experts than a few random tokens do. Random tokens read as much as
+    fewer evenly spread tokens, and compute as much as all.
     """
     sizes = np.array(experts.sizes, float)
     seconds = np.minimum.accumulate(np.array(experts.seconds)[::-1])[::-1]  # more tokens never take less time
