@@ -2,41 +2,54 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
+from kvsim.memory.waste import SlotState
 from kvsim.metrics.names import STATE_NAMES
 
 from ..look.states import STACK
-from ..look.words import percent
+from ..look.words import percent, plural
 from ..pool.brush import Brush
 from ..pool.canvas import Canvas
 from ..pool.host_map import map_keys
+from ..pool.layer_kinds import layer_kinds, places_of_units
 from ..pool.levels import best_level, levels
 from ..pool.lines import Lines
-from ..pool.paint import ColorBy
+from ..pool.paint import KIND_TINT, OWNER, REUSABLE, SHARED, TINT, ColorBy, hue_of, paint_glyphs
 from ..pool.tiling import one_cell
 
 if TYPE_CHECKING:
-    import numpy as np
+    from collections.abc import Iterable, Mapping
+
     import numpy.typing as npt
     from rich.style import Style
 
     from ..look.states import Symbols
     from ..playback.session import Session
 
+_MOST_NAMED: Final = 10
+"""Largest number of requests that the legend names; for more, it shows some colours."""
+
 
 def still(
     session: Session, symbols: Symbols, width: int, height: int, color_by: ColorBy = ColorBy.STATE
 ) -> list[list[tuple[str, Style]]]:
-    """Return the pool of `session` now as lines of at most `width` styled characters; about `height` lines."""
+    """Return the pool of `session` now as lines of at most `width` styled characters; about `height` lines, and
+    twice as many at most where the pool has lines of its own."""
     replay = session.replay
+    stride = Lines(replay).length_at(int(replay.frame_seq[replay.frame]))
+    if stride is not None and -(-replay.num_units // stride) <= 2 * height:
+        height = max(height, -(-replay.num_units // stride))  # a line for each row of the batch
     canvas = Canvas(replay, one_cell(replay.num_units), half_blocks=symbols.color, color_by=color_by)
     tilings = levels(
         replay.num_units,
         replay.unit_tokens,
         width,
         height,
-        stride=Lines(replay).length_at(int(replay.frame_seq[replay.frame])),
+        stride=stride,
         half_blocks=symbols.color,
         has_slots=len(replay.groups) == 1,
     )
@@ -57,11 +70,60 @@ def _drawn(keys: npt.NDArray[np.int32], symbols: Symbols) -> list[list[tuple[str
     return [[brush[key] for key in row] for row in keys.tolist()]
 
 
-def legend(session: Session, symbols: Symbols) -> str:
-    """Return the legend of a still: each state that occurs, with its share."""
-    parts = [
-        f"{symbols.states[state]} {STATE_NAMES[state]} {percent(int(session.breakdown[state]), session.capacity)}"
-        for state in STACK
-        if session.breakdown[state]
+def entries(session: Session, color_by: ColorBy) -> list[tuple[list[int], str]]:
+    """Return paints and words of the legend. Shares are of the rows of a training batch, or else of the pool."""
+    slots = session.breakdown
+    if color_by is ColorBy.STATE:
+        return _states(session, STACK)
+    if color_by is ColorBy.LAYERS:
+        return _layers(session)
+    live = [row for row in session.replay.live_requests().tolist() if session.recording.requests.prompt_tokens[row]]
+    if len(live) <= _MOST_NAMED:
+        found = [([OWNER + hue_of(row)], session.request_name(row)) for row in live]
+    else:
+        found = [([OWNER + hue_of(row) for row in live[:4]], f"{len(live)} requests")]
+    if slots[SlotState.RESERVED]:
+        found.append(([TINT, TINT + 1], STATE_NAMES[SlotState.RESERVED]))
+    if (session.replay.refs > 1).any():
+        found.append(([SHARED], "shared"))
+    states = [SlotState.PADDING, SlotState.INTERNAL, SlotState.EXPIRED, SlotState.CACHED, SlotState.FREE]
+    if session.rows is not None:
+        states.remove(SlotState.FREE)
+    return found + _states(session, states, {SlotState.CACHED: REUSABLE})
+
+
+def _layers(session: Session) -> list[tuple[list[int], str]]:
+    """Return the legend by kind of layers, and the states of the other slots."""
+    slots, replay = session.breakdown, session.replay
+    places, kinds = places_of_units(replay, np.flatnonzero(replay.refs > 0)), layer_kinds(replay)
+    found = []
+    for kind in kinds:
+        held = int((places == kind.place).sum())
+        found.append(([kind.paint], f"{kind.words}: {plural(held, session.unit_name)}"))
+    if slots[SlotState.RESERVED]:
+        found.append(([KIND_TINT + kind.place for kind in kinds], STATE_NAMES[SlotState.RESERVED]))
+    return found + _states(session, (SlotState.INTERNAL, SlotState.EXPIRED, SlotState.CACHED, SlotState.FREE))
+
+
+def _states(
+    session: Session, states: Iterable[SlotState], paints: Mapping[SlotState, int] = MappingProxyType({})
+) -> list[tuple[list[int], str]]:
+    """Return the paint of each of `states` that has slots, and its name with its share."""
+    slots, rows = session.breakdown, session.rows
+    if rows is None:
+        whole = session.capacity
+    else:
+        whole, states = rows.num_rows * rows.row_tokens, [state for state in states if state is not SlotState.FREE]
+    return [
+        ([paints.get(state, state)], f"{STATE_NAMES[state]} {percent(int(slots[state]), whole)}")
+        for state in states
+        if slots[state]
     ]
-    return "   ".join(parts)
+
+
+def legend(session: Session, symbols: Symbols, color_by: ColorBy) -> str:
+    """Return the legend of a still in characters."""
+    glyphs = paint_glyphs(symbols)
+    return "   ".join(
+        f"{''.join(glyphs[paint] for paint in paints)} {words}" for paints, words in entries(session, color_by)
+    )

@@ -110,7 +110,7 @@ def _doing(session: Session, request: int, computed: int) -> str:
     replay = session.replay
     if computed > replay.full[request]:
         return "complete, row is held"
-    if _comes_from_host(session, request):
+    if comes_from_host(session, request):
         return "waiting for the host's blocks"
     begun = computed - replay.pad[request] >= session.recording.requests.prompt_tokens[request]
     again = _computes_again(session, request)
@@ -118,7 +118,7 @@ def _doing(session: Session, request: int, computed: int) -> str:
     return f"running: {doing}"
 
 
-def _comes_from_host(session: Session, request: int) -> bool:
+def comes_from_host(session: Session, request: int) -> bool:
     """Tell whether blocks of `request` are loading from host memory; it waits until they arrive."""
     copies, frame = session.recording.copies, session.replay.frame
     if copies is None:

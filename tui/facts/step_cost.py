@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from kvsim.steptime import StepShape
+from kvsim.steptime import NO_TIME, StepShape, StepTime
 
 if TYPE_CHECKING:
     from kvsim.models import Model
@@ -33,10 +33,10 @@ class StepCost:
     """Seconds to read both at the measured memory bandwidth."""
     gpu_s: float = 0.0
     """Seconds on the GPU alone."""
-    captured_s: float = 0.0
-    """Seconds from one decision to the next, with the whole step launched at once from a captured graph."""
-    eager_s: float = 0.0
-    """Seconds from one decision to the next, with every kernel launched by the host."""
+    captured: StepTime = NO_TIME
+    """Times of the step launched at once from a captured graph."""
+    eager: StepTime = NO_TIME
+    """Times of the step with every kernel launched by the host."""
 
     @classmethod
     def of(cls, session: Session, model: Model, machine: Roofline) -> StepCost:
@@ -58,6 +58,6 @@ class StepCost:
             kv_s=kv_s,
             reading_s=machine.weights_s + kv_s,
             gpu_s=captured.gpu_s,
-            captured_s=captured.alone_s,
-            eager_s=eager.alone_s,
+            captured=captured,
+            eager=eager,
         )

@@ -3,15 +3,16 @@
 {waste.token_percent}        of the pool: any state, and unused (all but tokens) or held; also _slots and _gb
 {pool.slots}                 gb, blocks, block_slots, free_blocks, cached_blocks
 {now.running}                waiting, waiting_names, finished, preempted, refused, served, percent, tokens_per_s,
-                             step, total_steps, time, total_time
+                             step, total_steps, time, total_time, step_ms (mean)
                              in rows for training: rows, row_slots, placed, sequences, tokens, padding, used_percent
 {run.paged.running}          the same of any run, by its label
                              in a pool of blocks: entries, held_blocks (of all tables; of the pool), pool_blocks,
                              free_blocks
 {host.used}                  slots, going, coming: blocks in host memory, on the way there and back
 {layers.full}                of the model: all, full and window of its layers; window_tokens that a window reaches back;
-                             full_tables and window_tables of every sequence
-{request.A.blocks}           table, addresses, row, prompt, output, answer, needs, written, held, held_gb,
+                             full_tables and window_tables of every sequence; {tables.Gemma-3-27B} counts the tables of
+                             another model
+{request.A.blocks}           addresses, last_address, row, prompt, output, answer, needs, fits, written, held, held_gb,
                              unused_percent, shared_blocks, hit_tokens, started, waited, ttft, finished,
                              lost_blocks, lost_tokens (by its last preemption), full_blocks, window_blocks, let_go
                              (of the tables of full attention, of windows; what the windows have given back)
@@ -26,7 +27,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from kvsim.kv_groups import CacheSettings, cache_layout
 from kvsim.memory.waste import SlotState
+from kvsim.models import find_model
 
 from ..look.words import gigabytes, milliseconds, percent
 from .request_figures import layer_figures, request_figures
@@ -77,6 +80,8 @@ class Figures:
                 found = self._pool().get(what)
             case ["layers", what]:
                 found = layer_figures(self._session).get(what)
+            case ["tables", *model]:
+                found = str(len(cache_layout(find_model(".".join(model)), CacheSettings(max_model_len=8192)).groups))
             case ["host", what]:
                 found = self._host().get(what)
             case ["now", what]:
@@ -85,11 +90,8 @@ class Figures:
                 found = self._step().get(what)
             case ["request", request, what]:
                 found = request_figures(self._session, request).get(what)
-            case ["ladder", "total"]:
-                climbed = self._climb()
-                found = f"{climbed[-1].tokens_per_s / climbed[0].tokens_per_s:,.0f}"
-            case ["ladder", rung, what] if rung.isdecimal() and 0 < int(rung) <= len(self._climb()):
-                found = self._rung(self._climb()[int(rung) - 1]).get(what)
+            case ["ladder", *what]:
+                found = self._ladder(what)
             case ["run", *label, what] if ".".join(label) in self._others:
                 found = self._now(self._others[".".join(label)], what)
             case _:
@@ -175,8 +177,18 @@ class Figures:
             "total_steps": f"{session.player.last_frame:,}",
             "time": milliseconds(time_s),
             "total_time": milliseconds(session.player.duration_s),
+            "step_ms": f"{session.player.duration_s / max(session.player.last_frame, 1) * 1e3:.1f}",
             "tokens_per_s": f"{served / time_s:,.0f}" if time_s else "0",
         }
+
+    def _ladder(self, what: list[str]) -> str | None:
+        climbed = self._climb()
+        match what:
+            case ["total"]:
+                return f"{climbed[-1].tokens_per_s / climbed[0].tokens_per_s:,.0f}"
+            case [rung, figure] if rung.isdecimal() and 0 < int(rung) <= len(climbed):
+                return self._rung(climbed[int(rung) - 1]).get(figure)
+        return None
 
     @staticmethod
     def _rung(rung: Climbed) -> dict[str, str]:
@@ -197,10 +209,10 @@ class Figures:
             "kv_percent": percent(cost.kv_bytes, cost.kv_bytes + cost.weight_bytes),
             "sequences": f"{cost.num_sequences:,}",
             "context": f"{cost.context_tokens:,}",
-            "captured_ms": f"{cost.captured_s * 1e3:.1f}",
-            "eager_ms": f"{cost.eager_s * 1e3:.1f}",
+            "captured_ms": f"{cost.captured.alone_s * 1e3:.1f}",
+            "eager_ms": f"{cost.eager.alone_s * 1e3:.1f}",
             "reading_ms": f"{cost.reading_s * 1e3:.1f}",
             "gpu_ms": f"{cost.gpu_s * 1e3:.1f}",
-            "saved_percent": percent(cost.eager_s - cost.captured_s, cost.eager_s),
-            "tokens_per_s": f"{cost.num_sequences / cost.captured_s:,.0f}" if cost.captured_s else "0",
+            "saved_percent": percent(cost.eager.alone_s - cost.captured.alone_s, cost.eager.alone_s),
+            "tokens_per_s": f"{cost.num_sequences / cost.captured.alone_s:,.0f}" if cost.captured.alone_s else "0",
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from kvsim import profiles
@@ -18,8 +19,10 @@ from ..playback.compared_runs import ComparedRuns
 from ..playback.session import Session
 from ..pool.colors import default_color
 from ..pool.paint import ColorBy
+from . import drawings
 from .caption_figures import Figures, UnknownFigureError
 from .caption_moments import UnknownMomentError, frame_of
+from .drawings import Drawing
 from .lesson import Caption, CaptionSpec, Lesson, LessonRun
 from .toml_table import LessonError
 from .training_rows import TrainingRows
@@ -28,6 +31,11 @@ if TYPE_CHECKING:
     from kvsim.experiments.rungs import Climbed
     from kvsim.policies import Policy
     from kvsim.recording.model import Recording
+
+    from ..look.states import Symbols
+
+
+_frame = attrgetter("frame")
 
 
 class Guided:
@@ -76,15 +84,54 @@ class Guided:
 
     def cost(self, session: Session) -> StepCost:
         """Return the cost of the step at the session's frame on this lesson's machine."""
-        return StepCost.of(session, self.lesson.model, self._step_times("vllm"))
+        return StepCost.of(session, self.lesson.model, self._step_times())
 
-    def _step_times(self, engine: str) -> Roofline:
-        """Return step times: fitted to recordings of the model on the GPU if there are any, or else computed from the
-        GPU's hardware profile.
+    @property
+    def draws(self) -> set[str]:
+        """Return the names of the drawings of all captions."""
+        return {caption.draws.value for caption in self.captions if caption.draws is not None}
+
+    def caption_at(self, frame: int) -> Caption:
+        """Return the latest caption at a frame of the player, or the first one."""
+        return max((one for one in self.captions if one.frame <= frame), key=_frame, default=self.captions[0])
+
+    def drawing(
+        self, caption: Caption, width: int, symbols: Symbols, height: int = 99
+    ) -> list[tuple[str, drawings.Lines]]:
+        """Return titles and lines of the drawings of `caption` at the current frame, in about `height` lines; its
+        schedule has one per run.
         """
+        session = self.sessions[0]
+        match caption.draws:
+            case Drawing.READS:
+                lines = drawings.reads(self.cost(session), width, symbols)
+                return [("What one step reads from GPU memory", lines)]
+            case Drawing.LAUNCHES:
+                lines = drawings.launches(self.cost(session), width, symbols)
+                return [("One step, launched in two ways, on one axis of time", lines)]
+            case Drawing.TABLE if caption.follow is not None:
+                lines = drawings.table(session, session.recording.row_of(caption.follow), width, symbols)
+                return [(f"The block table of {caption.follow}", lines)]
+            case Drawing.LADDER:
+                return [("The ladder: one change on every rung", drawings.ladder(self.climb(), width, symbols, height))]
+            case Drawing.SCHEDULE:
+                return [
+                    (f"{run.label}: who is served when", self.timetable(session, width, symbols))
+                    for run, session in zip(self.lesson.runs, self.sessions, strict=True)
+                ]
+            case _:
+                return []
+
+    def timetable(self, session: Session, width: int, symbols: Symbols) -> drawings.Lines:
+        """Return the schedule of one run, on the time axis of all."""
+        end_s = max(other.player.duration_s for other in self.sessions)
+        return drawings.timetable(session, end_s, self.player.clock_s, width, symbols)
+
+    def _step_times(self) -> Roofline:
+        """Return vLLM's step times: fitted to recordings of the model on the GPU, or else from the GPU's profile."""
         gpu, model = self.lesson.gpu, self.lesson.model
-        profile = profiles.match(gpu, model, engine)
-        return from_card(card_of(gpu), gpu, model, engine) if profile is None else profile.times
+        profile = profiles.match(gpu, model, "vllm")
+        return from_card(card_of(gpu), gpu, model, "vllm") if profile is None else profile.times
 
     def _machine(self, times: Roofline) -> Machine:
         lesson = self.lesson
@@ -92,10 +139,9 @@ class Guided:
 
     def _simulate(self, run: LessonRun) -> Recording:
         lesson = self.lesson
-        # Compared runs have the step times of one engine: they differ in what is compared.
-        is_alone = len(lesson.runs) == 1
-        engine = "hf-dynamic" if isinstance(run.policy, Static) and is_alone else "vllm"
-        machine = self._machine(self._step_times(engine))
+        # One engine's step times for all lessons: runs differ in their memory and schedule.
+        times = self._step_times()
+        machine = self._machine(times if lesson.captured_graphs else times.uncaptured())
         try:
             if isinstance(run.policy, TrainingRows):
                 return run.policy.record(lesson.workload, machine)
@@ -110,13 +156,13 @@ class Guided:
         link: dict[str, Any] = dict(host_link(card_of(self.lesson.gpu)))
         return replace(policy, cache=replace(policy.cache, **link))
 
-    def _climb(self) -> list[Climbed]:
+    def climb(self) -> list[Climbed]:
         """Return the ladder with the lesson's requests, machine and limits; compute it once."""
         if not self._climbed:
             policies = [run.policy for run in self.lesson.runs]
             paged = next((policy for policy in policies if isinstance(policy, Paged)), Paged())
             batch = next((policy.scheduler.batch_size for policy in policies if isinstance(policy, Static)), 8)
-            times = self._step_times("vllm")
+            times = self._step_times()
             self._climbed = climb(
                 self.lesson.workload,
                 self._machine(times),
@@ -135,9 +181,9 @@ class Guided:
             frame = int(self.comparison.frames_at(session.times_s[[frame]])[0])
         self.show(frame)
         others = {run.label: session for run, session in zip(lesson.runs, self.sessions, strict=True)}
-        figures = Figures(session, others, self.cost(session), self._climb)
+        figures = Figures(session, others, self.cost(session), self.climb)
         try:
             title, text = figures.fill(spec.title), figures.fill(spec.text)
         except UnknownFigureError as error:
             raise LessonError(f"{lesson.file}, {spec.key}.text: {error}.") from error
-        return Caption(frame=frame, title=title, text=text, follow=spec.follow)
+        return Caption(frame=frame, title=title, text=text, follow=spec.follow, draws=spec.draws)

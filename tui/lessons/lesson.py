@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from kvsim.workload import Workload
 
     from ..pool.paint import ColorBy
+    from .drawings import Drawing
     from .training_rows import TrainingRows
 
 
@@ -38,6 +39,8 @@ class CaptionSpec:
     """Index of the run that supplies the moment and the figures."""
     follow: str | None
     """Id of the request whose memory stays lit until the next caption; None lights all memory."""
+    draws: Drawing | None
+    """Drawing beside the pool, until the next caption."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +53,8 @@ class Caption:
     text: str
     follow: str | None = None
     """The id of the followed request; None lights the whole pool."""
+    draws: Drawing | None = None
+    """Drawing beside the pool."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,16 +68,14 @@ class Lesson:
     gpu: Gpu
     model: Model
     kv_bytes: int
+    captured_graphs: bool
+    """Whether steps are launched as captured graphs."""
     runs: tuple[LessonRun, ...]
     workload: Workload
     try_this: str
     """Exercise at the end; may be empty."""
-    shows_schedule: bool
-    """Whether a schedule of the requests is drawn below the pools."""
     color_by: ColorBy | None
     """First meaning of colour; None for the default."""
-    shows_step: bool
-    """Whether the cost of a step is drawn beside the pool."""
     captions: tuple[CaptionSpec, ...]
 
     @property

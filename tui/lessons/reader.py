@@ -11,6 +11,7 @@ A lesson is a small scenario with captions, in TOML, so that a teacher can write
     model = "Qwen3-8B"
     gpu = "H200"
     kv_gb = 10                     # or kv_tokens = 384
+    captured_graphs = true         # false: the host starts every kernel; may be left out
 
     [[run]]                        # one run is watched; two or three are compared
     policy = "contiguous"          # or "static", "paged"; with that policy's settings. For training, "padded", "packed"
@@ -33,6 +34,7 @@ A lesson is a small scenario with captions, in TOML, so that a teacher can write
     title = "Four answers, and the memory is gone"
     text = "They hold {waste.token_percent} of the pool."     # see `figures`
     follow = "A"                   # everything else in shade until the next caption
+    draws = "table"                # or reads, launches, ladder, schedule: a drawing below the pool; may be left out
 """
 
 from __future__ import annotations
@@ -52,6 +54,7 @@ from kvsim.policies.settings import ContiguousSettings, ContinuousSettings, Page
 from kvsim.workload import AllAtOnce, LogNormal, Request, SharedPrefix, SharedPrefixes, Workload, generate
 
 from ..pool.paint import ColorBy
+from .drawings import Drawing
 from .lesson import CaptionSpec, Lesson, LessonRun
 from .toml_table import LessonError, TomlTable
 from .training_rows import TrainingRows
@@ -86,6 +89,7 @@ def read_lesson(file: Path) -> Lesson:
     kv_gb, kv_tokens = machine.number("kv_gb", 0.0), machine.whole("kv_tokens", 0)
     if (kv_gb > 0) == (kv_tokens > 0):
         raise machine.error("kv_gb", "give the memory as kv_gb or as kv_tokens, and make it positive")
+    captured_graphs = machine.flag("captured_graphs", default=True)
     machine.end()
     runs = tuple(_run(table) for table in lesson.tables("run"))
     if len(runs) > _MAX_RUNS:
@@ -107,12 +111,11 @@ def read_lesson(file: Path) -> Lesson:
         gpu=gpu,
         model=model,
         kv_bytes=int(kv_gb * 1e9) or kv_tokens * model.kv_bytes_per_token,
+        captured_graphs=captured_graphs,
         runs=runs,
         workload=workload,
         try_this=" ".join(lesson.text("try", "").split()),
-        shows_schedule=lesson.flag("shows_schedule", default=False),
         color_by=ColorBy(lesson.choice("color", [by.value for by in ColorBy])) if lesson.has("color") else None,
-        shows_step=lesson.flag("shows_step", default=False),
         captions=captions,
     )
     lesson.end()
@@ -140,6 +143,8 @@ def _policy(table: TomlTable, name: str) -> Policy | TrainingRows:
         max_model_len=max_model_len,
         max_num_seqs=table.whole("max_num_seqs", 256),
         max_num_batched_tokens=table.whole("max_num_batched_tokens", 8192),
+        async_scheduling=table.flag("async_scheduling", default=True) if table.has("async_scheduling") else None,
+        enable_chunked_prefill=table.flag("chunked_prefill", default=True),
         vllm=table.text("vllm", DEFAULT),
     )
     if name == Contiguous.name:
@@ -208,6 +213,7 @@ def _caption(table: TomlTable, labels: list[str], ids: list[str]) -> CaptionSpec
         text=" ".join(table.text("text").split()),
         run=labels.index(label),
         follow=follow or None,
+        draws=Drawing(table.choice("draws", [one.value for one in Drawing])) if table.has("draws") else None,
     )
     table.end()
     return caption

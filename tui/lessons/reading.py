@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING
 from kvsim.machines import plain_words, untimed_in
 
 from ..export.still import host_still, legend, still
-from ..export.still_svg import svg_of_stills
+from ..export.still_svg import COLUMNS, svg_of_stills
+from ..facts.requests import comes_from_host
+from ..look.states import COLOR
 from ..look.words import milliseconds, plural
 from ..pool.host_map import title_of
+from ..pool.paint import ColorBy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,17 +31,22 @@ _WIDTH, _HEIGHT = 78, 8
 def as_text(guided: Guided, symbols: Symbols) -> str:
     """Return the lesson as plain text, at most 78 characters wide, drawn with the glyphs of `symbols`."""
     lesson = guided.lesson
-    parts = [lesson.heading, "=" * len(lesson.heading), "", lesson.summary, textwrap.fill(_machine(guided), _WIDTH), ""]
+    parts = [lesson.heading, "=" * len(lesson.heading), "", lesson.summary, ""]
+    # Glyphs tell states and kinds of layers apart; names on the units tell the owners.
+    color_by = guided.color_by if guided.color_by is ColorBy.LAYERS else ColorBy.STATE
     for number, caption in enumerate(guided.captions, start=1):
         guided.show(caption.frame)
         title = f"{number}. {caption.title}"
         parts += [title, "-" * len(title), textwrap.fill(caption.text, _WIDTH), ""]
-        for name, session in _pools(guided):
-            parts += [name, *_characters(still(session, symbols, _WIDTH, _HEIGHT)), legend(session, symbols), ""]
+        for name, session in _pools(guided, caption):
+            lines = _characters(still(session, symbols, _WIDTH, _HEIGHT, color_by))
+            parts += [name, *lines, *textwrap.wrap(legend(session, symbols, color_by), _WIDTH), ""]
             if session.host is not None:
                 lines = _characters(host_still(session, symbols, _WIDTH, 1))
                 parts += [title_of(session.host, session.replay.frame), *lines, ""]
-    return "\n".join(parts)
+        for name, drawn in guided.drawing(caption, _WIDTH, symbols):
+            parts += [name, *("".join(segment.text for segment in line).rstrip() for line in drawn), ""]
+    return "\n".join([*parts, textwrap.fill(_machine(guided), _WIDTH), ""])
 
 
 def _characters(lines: list[list[tuple[str, Style]]]) -> list[str]:
@@ -49,29 +57,32 @@ def _characters(lines: list[list[tuple[str, Style]]]) -> list[str]:
 def as_markdown(guided: Guided) -> tuple[str, Mapping[str, str]]:
     """Return the lesson as Markdown, and its figures: SVG texts by file name."""
     lesson, figures = guided.lesson, {}
-    parts = [f"# {lesson.heading}", "", lesson.summary, "", _machine(guided), ""]
+    parts = [f"# {lesson.heading}", "", lesson.summary, ""]
     for number, caption in enumerate(guided.captions, start=1):
         guided.show(caption.frame)
         name = f"{lesson.file.stem}-{number}.svg"
-        color_by = guided.color_by
-        figures[name] = svg_of_stills(_pools(guided), color_by, scheduled=lesson.shows_schedule)
+        drawn = guided.drawing(caption, COLUMNS, COLOR)
+        figures[name] = svg_of_stills(_pools(guided, caption), guided.color_by, drawn)
         parts += [f"## {caption.title}", "", caption.text, "", f"![{_where(guided, caption)}]({name})", ""]
-    return "\n".join(parts), figures
+    return "\n".join([*parts, _machine(guided), ""]), figures
 
 
 def _machine(guided: Guided) -> str:
     """Describe the machine, and the source of the step times."""
     lesson, meta = guided.lesson, guided.sessions[0].recording.meta
     if guided.sessions[0].rows is not None:
-        return f"Model {lesson.model.name}."
+        return f"About the figures: {lesson.model.name}."
     label = str(meta.engine.get("step_time", "unknown"))
     missing = f" Not in them: {words}." if (words := untimed_in(label)) else ""
-    return f"Model {lesson.model.name} on one {lesson.gpu.name}. Step times: {plain_words(label)}.{missing}"
+    machine = f"{lesson.model.name} on one {lesson.gpu.name}"
+    return f"About the figures: {machine}. Step times: {plain_words(label)}.{missing}"
 
 
-def _pools(guided: Guided) -> list[tuple[str, Session]]:
-    """Return the title of each pool and its session."""
-    named = []
+def _pools(guided: Guided, caption: Caption) -> list[tuple[str, Session]]:
+    """Return the title of each pool and its session; none where a drawing tells what the caption is about."""
+    named: list[tuple[str, Session]] = []
+    if caption.draws is not None and caption.draws.stands_alone:
+        return named
     for run, session in zip(guided.lesson.runs, guided.sessions, strict=True):
         rows, frame = session.rows, session.player.frame
         if rows is not None:
@@ -80,7 +91,9 @@ def _pools(guided: Guided) -> list[tuple[str, Session]]:
         running, waiting = int(session.counts("running")[frame]), session.counts("waiting")[frame]
         idle = session.num_idle
         held = f"{running - idle} running, {plural(idle, 'row')} held" if idle else f"{running} running"
-        name = f"{run.label}, after {milliseconds(session.player.clock_s)}: {held}, {waiting} waiting"
+        loading = sum(comes_from_host(session, row) for row in session.replay.live_requests().tolist())
+        why = f" ({loading} for blocks from the host)" if loading else ""
+        name = f"{run.label}, after {milliseconds(session.player.clock_s)}: {held}, {waiting} waiting{why}"
         named.append((name + f", pool of {plural(session.replay.num_units, session.unit_name)}", session))
     return named
 
@@ -88,4 +101,6 @@ def _pools(guided: Guided) -> list[tuple[str, Session]]:
 def _where(guided: Guided, caption: Caption) -> str:
     if guided.sessions[0].rows is not None:
         return f"The rows: {caption.title}"
+    if caption.draws is not None and caption.draws.stands_alone:
+        return f"{guided.drawing(caption, COLUMNS, COLOR)[0][0]}: {caption.title}"
     return f"The pool after {milliseconds(guided.player.clock_s)}: {caption.title}"

@@ -72,6 +72,8 @@ class Palette:
     free_glyph: str
     """Colour of free memory drawn as a glyph."""
     void: str
+    ink: str
+    """Colour of text."""
     cursor: str
 
     def on(self, background: str, ink: str) -> Palette:
@@ -81,7 +83,7 @@ class Palette:
             for share in range(10, 101)
             if contrast(color := mixed(background, ink, share / 100), background) >= LEAST_CONTRAST
         )
-        return replace(self, void=background, states=self.states | {SlotState.FREE: free})
+        return replace(self, void=background, ink=ink, states=self.states | {SlotState.FREE: free})
 
 
 LEAST_CONTRAST: Final = 1.65
@@ -96,6 +98,7 @@ DARK: Final = Palette(
     changes=("#ffe600", "#ff4fd8", "#5dffb0", "#c04bff"),
     free_glyph="#77828f",
     void=VOID_COLOR,
+    ink="#d7dde5",
     cursor="#ffffff",
 )
 LIGHT: Final = Palette(
@@ -116,6 +119,7 @@ LIGHT: Final = Palette(
     changes=("#ffb300", "#e6009e", "#00a86b", "#8a00d4"),
     free_glyph="#8a95a1",
     void="#f9fafb",
+    ink="#1c2430",
     cursor="#000000",
 )
 """Colours with the luminance order reversed: used memory has the highest contrast."""

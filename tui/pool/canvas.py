@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from .arrays import IndexArray, KeyArray, MaskArray, PaintArray
     from .unit_changes import Lights
 
+_LEAST_WIDE = 4
+"""Width of a cell above which its glyphs tell how much is written; a digit does in a narrow one."""
+
 
 class Canvas:
     """Draws the pool of `replay` at its current frame."""
@@ -186,7 +189,7 @@ class Canvas:
             turned = (self._states.rest[units] == SlotState.EXPIRED) & (fill > 0) & (fill < EIGHTHS)
             first, second = np.where(turned, second, first), np.where(turned, first, second)
             fill = np.where(turned, EIGHTHS - fill, fill)
-        if tiling.wide > 1 and self._half_blocks:
+        if tiling.wide > (1 if self._half_blocks else _LEAST_WIDE):
             return self._spread(cells, first, second, fill, hairlines=tiling.even)
         shape: KeyArray = UP + fill.astype(np.int32)
         if not self._half_blocks:

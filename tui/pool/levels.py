@@ -10,8 +10,6 @@ _MOST_WIDE, _MOST_TALL = 12, 4
 """The largest cell that one unit is drawn in, in characters and in lines of characters."""
 _LEAST_FILL = 0.9
 """Share of the picture that the pool should take."""
-_LEAST_FILL_OF_EQUAL_ROWS = 0.7
-"""Share that is enough if all rows are equally high."""
 
 
 def levels(
@@ -94,9 +92,8 @@ def _lines(num_units: int, stride: int, columns: int, rows: int, width: int, hei
 
 
 def _equally_high(rows: int, height: int) -> int:
-    """Return the height in which all rows are equally high, if that leaves little of the picture empty."""
-    even = height // rows * rows
-    return even if even >= _LEAST_FILL_OF_EQUAL_ROWS * height else height
+    """Return the greatest height in which all rows are equally high; a higher row would look as if it held more."""
+    return max(height // rows, 1) * rows
 
 
 def _one_each(num_units: int, width: int, height: int, detail: Detail) -> Tiling:

@@ -15,9 +15,9 @@ from ..pool.paint import ColorBy
 from ..widgets.host_map import HostMap
 from ..widgets.lane import LaneFigures
 from ..widgets.legend import Legend
+from ..widgets.lesson_drawing import LessonDrawing, ScheduleChart
 from ..widgets.pool_view import PoolView
 from ..widgets.race import Race
-from ..widgets.schedule_chart import ScheduleChart
 from ..widgets.story_line import StoryLine
 from .playback import PlaybackScreen
 
@@ -36,7 +36,7 @@ class Compare(PlaybackScreen):
     """Pools beside each other if there is room, or else above each other."""
 
     compares = True
-    PANELS = "HostMap, LaneFigures, ScheduleChart, Legend, Race"
+    PANELS = "HostMap, LaneFigures, ScheduleChart, LessonDrawing, Legend, Race"
 
     def __init__(
         self,
@@ -72,8 +72,10 @@ class Compare(PlaybackScreen):
                     if any(session.host is not None for session in self.sessions()):
                         yield HostMap(lane.session, self.symbols, id=f"host-{number}")
                     yield LaneFigures(lane, self.symbols, id=f"figures-{number}")
-                    if self.guided is not None and self.guided.lesson.shows_schedule:
-                        yield ScheduleChart(self.comparison, lane, self.symbols, id=f"schedule-{number}")
+                    if self.guided is not None and "schedule" in self.guided.draws:
+                        yield ScheduleChart(self.guided, lane.session, self.symbols, id=f"schedule-{number}")
+        if self.guided is not None and "ladder" in self.guided.draws:
+            yield LessonDrawing(self.guided, self.symbols)
         yield Legend(self.comparison, self.symbols, self._color_by)
         yield Race(self.comparison, self.symbols)
 

@@ -62,6 +62,8 @@ class PlaybackScreen(Transport):
         self._scrubber: Scrubber | None = None
         self._panels: list[Readable] = []
         self.set_class(guided is not None, "-lesson")
+        self.set_class(self.compares, "-compares")
+        self.set_class(guided is not None and bool(guided.draws), "-draws")
         if guided is not None:
             player.notable = np.array([caption.frame for caption in guided.captions])
             player.stops_at_notable = True
@@ -248,3 +250,4 @@ class PlaybackScreen(Transport):
         changed = box.show_frame(self.player.frame, playing=self.player.playing)
         if changed is not None:
             self.follow_name(changed.follow)
+            self.set_class(changed.draws is not None and changed.draws.stands_alone, "-draws-alone")

@@ -21,11 +21,11 @@ from ..widgets.block_table import BlockTable
 from ..widgets.event_list import EventList
 from ..widgets.host_map import HostMap
 from ..widgets.inspector import Inspector
+from ..widgets.lesson_drawing import LessonDrawing
 from ..widgets.owner_strips import MANY, OwnerStrips
 from ..widgets.panel import Panel
 from ..widgets.pool_view import PoolView
 from ..widgets.queue import Queue
-from ..widgets.step_panel import StepPanel
 from ..widgets.story_line import StoryLine
 from ..widgets.timeline_chart import TimelineChart
 from ..widgets.waste_bar import WasteBar
@@ -68,8 +68,8 @@ class Watch(PlaybackScreen):
                 if session.host is not None:
                     yield HostMap(session, symbols)
                 yield WasteBar(session, symbols)
-                if self.guided is not None and self.guided.lesson.shows_step:
-                    yield StepPanel(session, symbols, self.guided.cost)
+                if self.guided is not None and self.guided.draws:
+                    yield LessonDrawing(self.guided, symbols)
                 yield TimelineChart(session, symbols)
             with Vertical(id="side"):
                 yield Inspector(session, symbols)

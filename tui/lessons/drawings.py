@@ -1,0 +1,214 @@
+"""Drawings of a lesson beside the pool: what a step reads and when it runs, a block table, the ladder, a schedule.
+
+A drawing is lines of styled characters, the same on the screen, in text and in figures.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from itertools import groupby
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from rich.segment import Segment
+from rich.style import Style
+
+from kvsim.memory.waste import SlotState
+
+from ..facts.schedule import Doing, schedule
+from ..look.stack import EIGHTHS
+from ..look.words import gigabytes, plural
+from ..pool.paint import OWNER, hue_of, paint_colors, paint_glyphs
+from ..pool.swatches import swatch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvsim.experiments.rungs import Climbed
+    from kvsim.steptime import StepTime
+
+    from ..facts.step_cost import StepCost
+    from ..look.states import Symbols
+    from ..playback.session import Session
+
+Lines: TypeAlias = "list[list[Segment]]"
+
+
+class Drawing(Enum):
+    """Drawings that a caption may have; the values stand in lesson files."""
+
+    READS = "reads"
+    """Bytes that one step reads."""
+    LAUNCHES = "launches"
+    """Host and GPU during one step, launched kernel by kernel and as a captured graph."""
+    TABLE = "table"
+    """Block table of the followed request."""
+    LADDER = "ladder"
+    """Throughput of each rung, and its cost."""
+    SCHEDULE = "schedule"
+    """Time in which each request waits and runs."""
+
+    @property
+    def stands_alone(self) -> bool:
+        """Whether a page shows the drawing in place of the pool."""
+        return self in (Drawing.READS, Drawing.LAUNCHES, Drawing.LADDER)
+
+
+_COSTS: Final = {
+    "one by one": "every token reads all weights",
+    "static batches": "padding; all wait for the longest answer",
+    "contiguous": "room for the longest answer, mostly empty",
+    "paged": "a block table to look up; preemptions",
+    "prefix cache": "a hash of every full block",
+    "chunked prefill": "a prompt in pieces ends later",
+    "captured graphs": "GPU memory, and time at the start",
+    "asynchronous scheduling": "the end of an answer is seen a step late",
+}
+_LABEL: Final = 17
+_RUNG: Final = 26
+_NAME: Final = 3
+
+
+class Pen:
+    """Writes texts and bars with `symbols`."""
+
+    def __init__(self, symbols: Symbols) -> None:
+        self.symbols = symbols
+        self._full = symbols.up[-1]
+
+    def text(self, words: str, *, weak: bool = False) -> Segment:
+        """Return words in the colour of text, or weaker."""
+        palette = self.symbols.palette
+        return Segment(words, Style(color=palette.free_glyph if weak else palette.ink))
+
+    def bar(self, share: float, width: int, color: str) -> Segment:
+        """Return a bar that fills a `share` of `width` characters; a share above 0 is visible."""
+        eighths = max(round(share * width * EIGHTHS), int(share > 0))
+        whole, part = divmod(eighths, EIGHTHS)
+        if not self.symbols.right:
+            whole, part = max(round(share * width), int(share > 0)), 0
+        bar = self._full * whole + (self.symbols.right[part] if part else "")
+        return Segment(bar.ljust(width)[:width], Style(color=color))
+
+    def pieces(self, busy: Sequence[bool], color: str) -> Segment:
+        """Return a bar with a full character where `busy`, else a blank."""
+        return Segment("".join(self._full if is_busy else " " for is_busy in busy), Style(color=color))
+
+
+def reads(cost: StepCost, width: int, symbols: Symbols) -> Lines:
+    """Draw the bytes that a decode step reads, and their share of the GPU's time, on one scale."""
+    pen, states = Pen(symbols), symbols.palette.states
+    rows = (
+        ("weights", cost.weight_bytes, cost.weights_s, symbols.palette.hues[5]),
+        ("keys and values", cost.kv_bytes, cost.kv_s, states[SlotState.TOKEN]),
+    )
+    most = max(num_bytes for _, num_bytes, _, _ in rows)
+    room = max(width - _LABEL - 20, 8)
+    return [
+        [
+            pen.text(label.ljust(_LABEL)),
+            pen.bar(num_bytes / max(most, 1), room, color),
+            pen.text(f" {gigabytes(num_bytes):>7} in {_ms(time_s)}"),
+        ]
+        for label, num_bytes, time_s, color in rows
+    ] + [
+        [
+            pen.text("tokens computed".ljust(_LABEL)),
+            pen.text(f"{cost.num_sequences}, one for {plural(cost.num_sequences, 'running request')}", weak=True),
+        ]
+    ]
+
+
+def _ms(time_s: float) -> str:
+    return "<0.1 ms" if 0 < time_s < 5e-5 else f"{time_s * 1e3:.1f} ms"
+
+
+def launches(cost: StepCost, width: int, symbols: Symbols) -> Lines:
+    """Draw the host and the GPU during one step on one axis of time, for both ways to launch it."""
+    pen = Pen(symbols)
+    room = max(width - 8, 8)
+    most_s = max(cost.eager.alone_s, cost.captured.alone_s, 1e-9)
+    lines: Lines = []
+    for words, time in (("kernel by kernel", cost.eager), ("captured graph", cost.captured)):
+        gap_s = max(time.alone_s - time.gpu_s, 0.0)
+        idle = f"the GPU works {time.gpu_s * 1e3:.1f} ms and waits {gap_s * 1e3:.1f} ms"
+        lines.append([pen.text(f"{words}: {time.alone_s * 1e3:.1f} ms a step; "), pen.text(idle, weak=True)])
+        lines += _clocks(time, most_s, room, pen)
+    return lines
+
+
+def _clocks(time: StepTime, most_s: float, room: int, pen: Pen) -> Lines:
+    """Draw both clocks of a step: kernels that wait for the host are apart, and their work is as long in all."""
+    palette = pen.symbols.palette
+    column_s = most_s / room
+    columns_s = [(column + 0.5) * column_s for column in range(room)]
+    done_s = time.alone_s - time.turnaround_s
+    host = [at_s < time.launch_s or done_s <= at_s < time.alone_s for at_s in columns_s]
+    begin, end = round(time.prepare_s / column_s), round(done_s / column_s)
+    share = min(time.gpu_s / max(done_s - time.prepare_s, 1e-9), 1.0)
+    gpu = [begin <= at < end and round((at - begin + 1) * share) > round((at - begin) * share) for at in range(room)]
+    return [
+        [pen.text("  host  "), pen.pieces(host, palette.states[SlotState.INTERNAL])],
+        [pen.text("  GPU   "), pen.pieces(gpu, palette.states[SlotState.TOKEN])],
+    ]
+
+
+def table(session: Session, request: int, width: int, symbols: Symbols) -> Lines:
+    """Draw the block table of a request: an arrow from every logical block to its place in the pool, and its slots."""
+    pen, replay = Pen(symbols), session.replay
+    positions, addresses = replay.block_table(request)
+    slots, color = replay.slots(), paint_colors(symbols.palette)[OWNER + hue_of(request)]
+    arrow = symbols.track * max(width - 72, 3) + symbols.arrow
+    lines: Lines = []
+    for position, address in sorted(zip(positions.tolist(), addresses.tolist(), strict=True)):
+        written = int(slots[address - replay.first_unit, SlotState.TOKEN])
+        lines.append(
+            [
+                pen.text(f"logical block {position}  {arrow}  block {address:<3} "),
+                pen.bar(written / replay.unit_tokens, replay.unit_tokens, color),
+                pen.text(f" {written} of {replay.unit_tokens} slots written", weak=True),
+            ]
+        )
+    return lines
+
+
+def ladder(climbed: Sequence[Climbed], width: int, symbols: Symbols, height: int) -> Lines:
+    """Draw the throughput of every rung as a bar, with its gain and, if `height` has room, its cost."""
+    pen, most = Pen(symbols), max(rung.tokens_per_s for rung in climbed)
+    room = max(width - _RUNG - 26, 8)
+    lines: Lines = []
+    for number, rung in enumerate(climbed):
+        gain = f"{symbols.times}{rung.gain:.2f}" if number else ""
+        lines.append(
+            [
+                pen.text(f"{number + 1} {rung.name}".ljust(_RUNG)),
+                pen.bar(rung.tokens_per_s / most, room, symbols.palette.states[SlotState.TOKEN]),
+                pen.text(f" {rung.tokens_per_s:>6,.0f} tokens/s{gain:>8}"),
+            ]
+        )
+        if 2 * len(climbed) <= height:
+            words = f"  {rung.mean_batch:.1f} at a time on average; its cost: {_COSTS[rung.name]}"
+            lines.append([pen.text(words[:width], weak=True)])
+    return lines
+
+
+def timetable(session: Session, end_s: float, clock_s: float, width: int, symbols: Symbols) -> Lines:
+    """Draw a line for each request from 0 to `end_s` seconds: it waits, runs, or is padding; a line marks the clock."""
+    pen, room = Pen(symbols), max(width - _NAME, 1)
+    colors, glyphs = paint_colors(symbols.palette), paint_glyphs(symbols)
+    clock = min(int(clock_s / end_s * room), room - 1)
+    cursor = Segment("│" if not symbols.ascii else symbols.dot, Style(color=symbols.palette.cursor))
+    lines: Lines = []
+    for request, line in enumerate(schedule(session, room, end_s).tolist()):
+        looks = {Doing.NOTHING: Segment(" "), Doing.WAITING: pen.text(symbols.track, weak=True)}
+        if symbols.color:
+            looks[Doing.RUNNING] = Segment("▆", Style(color=colors[OWNER + hue_of(request)]))
+            looks[Doing.IDLE] = Segment("▆", Style(color=colors[SlotState.PADDING]))
+        else:
+            looks[Doing.RUNNING] = Segment(glyphs[OWNER + hue_of(request)])
+            looks[Doing.IDLE] = swatch(SlotState.PADDING, symbols)
+        parts = [pen.text(session.request_name(request)[:_NAME].ljust(_NAME))]
+        marked = [cursor if column == clock else looks[Doing(doing)] for column, doing in enumerate(line)]
+        for (text, style), run in groupby(marked, key=lambda segment: segment[:2]):
+            parts.append(Segment(text * len(list(run)), style))
+        lines.append(parts)
+    return lines

@@ -1,0 +1,55 @@
+"""Drawings of a lesson as panels: below the pool, or one for each compared run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from textual.strip import Strip
+
+from .panel import Panel
+
+if TYPE_CHECKING:
+    from textual.geometry import Size
+
+    from ..lessons import Guided
+    from ..look.states import Symbols
+    from ..playback.session import Session
+
+
+class LessonDrawing(Panel):
+    """The drawing of the latest caption; it is as high as the highest drawing of the lesson."""
+
+    def __init__(self, guided: Guided, symbols: Symbols) -> None:
+        super().__init__(guided.sessions[0], symbols, id="drawing")
+        self._guided = guided
+        frame, self._most = guided.player.frame, 1
+        for caption in guided.captions:
+            guided.show(caption.frame)
+            self._most = max([self._most, *(len(lines) for _, lines in guided.drawing(caption, 0, symbols))])
+        guided.show(frame)
+
+    def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
+        """Return the lines of the highest drawing, so that the pictures stay where they are."""
+        del container, viewport, width
+        return self._most
+
+    def write(self) -> list[Strip]:
+        """Return the lines of the drawing; none where the caption has no drawing."""
+        caption = self._guided.caption_at(self._guided.player.frame)
+        drawn = self._guided.drawing(caption, self.size.width, self.symbols, self.size.height)
+        self.border_title = drawn[0][0] if drawn else None
+        return [Strip(line) for _, lines in drawn[:1] for line in lines]
+
+
+class ScheduleChart(Panel):
+    """A line for each request of a run, on the time axis that all runs share."""
+
+    def __init__(self, guided: Guided, session: Session, symbols: Symbols, *, id: str) -> None:  # noqa: A002
+        super().__init__(session, symbols, id=id)
+        self.add_class("schedule")
+        self._guided = guided
+        self.styles.height = len(session.recording.requests)
+
+    def write(self) -> list[Strip]:
+        """Return the schedule with the clock as a line."""
+        return [Strip(line) for line in self._guided.timetable(self.session, self.size.width, self.symbols)]
