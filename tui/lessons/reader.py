@@ -139,11 +139,12 @@ def _policy(table: TomlTable, name: str) -> Policy | TrainingRows:
     max_model_len = table.whole("max_model_len", 4096)
     if name == Static.name:
         return Static(scheduler=StaticSettings(batch_size=table.whole("batch_size", 16), max_model_len=max_model_len))
+    given = {name: table.flag(name, default=True) for name in ("async_scheduling",) if table.has(name)}
     scheduler = ContinuousSettings(
+        **given,
         max_model_len=max_model_len,
         max_num_seqs=table.whole("max_num_seqs", 256),
         max_num_batched_tokens=table.whole("max_num_batched_tokens", 8192),
-        async_scheduling=table.flag("async_scheduling", default=True) if table.has("async_scheduling") else None,
         enable_chunked_prefill=table.flag("chunked_prefill", default=True),
         vllm=table.text("vllm", DEFAULT),
     )
