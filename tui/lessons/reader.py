@@ -41,6 +41,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from kvsim.display.text import printable_lines, printable_values
@@ -139,15 +140,15 @@ def _policy(table: TomlTable, name: str) -> Policy | TrainingRows:
     max_model_len = table.whole("max_model_len", 4096)
     if name == Static.name:
         return Static(scheduler=StaticSettings(batch_size=table.whole("batch_size", 16), max_model_len=max_model_len))
-    given = {name: table.flag(name, default=True) for name in ("async_scheduling",) if table.has(name)}
     scheduler = ContinuousSettings(
-        **given,
         max_model_len=max_model_len,
         max_num_seqs=table.whole("max_num_seqs", 256),
         max_num_batched_tokens=table.whole("max_num_batched_tokens", 8192),
         enable_chunked_prefill=table.flag("chunked_prefill", default=True),
         vllm=table.text("vllm", DEFAULT),
     )
+    if table.has("async_scheduling"):
+        scheduler = replace(scheduler, async_scheduling=table.flag("async_scheduling", default=True))
     if name == Contiguous.name:
         reserve = Reserve(table.choice("reserve", [reserve.value for reserve in Reserve]))
         return Contiguous(
