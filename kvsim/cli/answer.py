@@ -62,15 +62,15 @@ def band_notes(band: Band | None) -> list[str]:
     return [f"in brackets: with {band.words()}"]
 
 
-def failure_notes(meta: Meta) -> list[str]:
-    """Warn if vLLM would have crashed in this run."""
-    num_failures = int(meta.engine.get("vllm_failures", 0))
+def failure_notes(metas: Sequence[Meta]) -> list[str]:
+    """Warn if vLLM would have crashed on one of the servers of a run."""
+    num_failures = sum(int(meta.engine.get("vllm_failures", 0)) for meta in metas)
     if not num_failures:
         return []
     often = "once" if num_failures == 1 else f"{num_failures:,} times"
     note = (
-        f"vLLM {meta.policy['vllm']} itself would have ended {often} with an AssertionError: sequences were preempted "
-        "and resumed while their tokens were in the pipeline (its pull request 47900); give it more memory, "
+        f"vLLM {metas[0].policy['vllm']} itself would have ended {often} with an AssertionError: sequences were "
+        "preempted and resumed while their tokens were in the pipeline (its pull request 47900); give it more memory, "
         "--no-async-scheduling, or a release from 0.27 on"
     )
     return [note]

@@ -130,7 +130,7 @@ def command(
             click.echo("every policy with the step times of one engine, vLLM's; --times own gives each its own")
         each = ", ".join(f"{name} {tokens_per_s:,.0f}" for name, tokens_per_s in zip(policies, roomy, strict=True))
         notes += scenario.notes
-        notes += [note for recording in recordings for note in failure_notes(recording.meta)]
+        notes += [note for recording in recordings for note in failure_notes([recording.meta])]
         notes.append(f"with memory for everything, tokens per second: {each}; what differs then is not memory")
         print_summaries(
             f"{scenario.workload.description}, {scenario.kv_bytes / 2**30:.2f} GiB of KV memory",

@@ -143,7 +143,7 @@ def command(
             options["progress"] = report
             band = band_of(*setup, summaries[0], **options)
     notes = band_notes(band) if wants_band else []
-    notes += (scenario.notes if policy in ("paged", "contiguous") else []) + failure_notes(runs[0].meta)
+    notes += (scenario.notes if policy in ("paged", "contiguous") else []) + failure_notes([run.meta for run in runs])
     if policy == Radix.name:
         notes.append("Steps take the time of vLLM's host and kernels; the pace of SGLang's host is not measured.")
     if front_end == "http":
@@ -168,15 +168,22 @@ def command(
         print_summaries("every figure", runs, summaries, names_evidence=True)
 
 
+_WORTH_PROCESSES = 50_000
+"""Requests of a fleet from which on several cores save more time than it takes to start processes."""
+
+
 def _serve_fleet(
     setup: tuple[Workload, AnyPolicy, Machine], folder: Path | None, routing: tuple[int, str, float], options: Options
 ) -> Fleet:
     """Serve on several servers behind one router, and record each if there is a folder."""
+    from kvsim.experiments.workers import on_all_cores
     from kvsim.simulation import measure_replicas, record_replicas
+    from kvsim.simulation.fleet import in_turn
 
+    spread = on_all_cores if len(setup[0]) >= _WORTH_PROCESSES else in_turn
     if folder is None:
-        return measure_replicas(*setup, *routing, **options)
-    return record_replicas(*setup, folder, *routing, **options)
+        return measure_replicas(*setup, *routing, spread=spread, **options)
+    return record_replicas(*setup, folder, *routing, spread=spread, **options)
 
 
 def _totals_of(fleet: Fleet, summaries: Sequence[Summary]) -> FleetTotals:

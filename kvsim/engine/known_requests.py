@@ -31,6 +31,19 @@ class Demand:
     adapter: Column | int = 0
     """Number of its adapter, from 1 on; 0 for none."""
 
+    def every(self, stride: int, first_row: int) -> Demand:
+        """Return every `stride`-th request from `first_row` on; keys stay as they are."""
+        rows = slice(first_row, None, stride)
+        return Demand(
+            prompt=self.prompt[rows].copy(),
+            output=self.output[rows].copy(),
+            limit=self.limit[rows].copy(),
+            priority=self.priority[rows].copy(),
+            arrival_s=self.arrival_s[rows].copy(),
+            keys=self.keys.take(np.arange(first_row, len(self.keys), stride)),
+            adapter=self.adapter if isinstance(self.adapter, int) else self.adapter[rows].copy(),
+        )
+
     @property
     def stops_late(self) -> npt.NDArray[np.bool_]:
         """Requests whose stop only the output reveals, which asynchronous scheduling notices one step late: bool[n]."""

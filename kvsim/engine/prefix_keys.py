@@ -188,11 +188,14 @@ def _check_sizes(unit_tokens: int, block_size: int) -> None:
         )
 
 
-def all_prompt_keys(known: Ragged[np.int64], num_blocks: npt.NDArray[np.integer[Any]]) -> Ragged[np.int64]:
-    """Return the keys of all full blocks of prompts whose contents are `known`, as `Sequence.key_of` gives them."""
+def all_prompt_keys(known: Ragged[np.int64], num_blocks: npt.NDArray[np.integer[Any]], rows: range) -> Ragged[np.int64]:
+    """Return the keys of all full blocks of prompts whose contents are `known`, as `Sequence.key_of` gives them.
+
+    `rows` are the rows of the prompts in the workload of all servers.
+    """
     lengths = np.where(known.lengths > 0, num_blocks, 0).astype(np.int64)
     block, row = _places(lengths)
-    keys = -1 - (row << 32 | block)
+    keys = -1 - (rows.start + rows.step * row << 32 | block)
     is_known = block < known.lengths[row]
     known_block, known_row = _places(known.lengths)
     keys[is_known] = known.values[known_block < lengths[known_row]]  # others are of answers, which later prompts repeat

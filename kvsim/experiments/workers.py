@@ -51,6 +51,18 @@ def workers(backend: Backend, scheduler: str = "", *, num_jobs: int = -1) -> Ite
                 stack.close()
 
 
+def on_all_cores(call: Callable[[Any, int], Result], common: Any, numbers: range) -> Iterator[Result]:
+    """Make `call(common, number)` in processes of this machine; yield results in the order of `numbers`."""
+    made: dict[str, Result] = {}
+    with workers("loky") as processes:
+        results = processes.results(call, {str(number): (common, number) for number in numbers})
+        for number in numbers:
+            while str(number) not in made:
+                key, result = next(results)
+                made[key] = result
+            yield made.pop(str(number))
+
+
 def _opened(backend: Backend, scheduler: str, num_jobs: int) -> AbstractContextManager[Workers]:
     # Each library takes half as long to import as everything else together.
     match backend:

@@ -91,10 +91,13 @@ def hash_tokens(workload: Workload, policy: Policy, layout: KVCacheLayout | None
 
 
 def recorded_hashes(
-    workload: Workload, policy: Policy, layout: KVCacheLayout | None, demand: Demand
+    workload: Workload, policy: Policy, layout: KVCacheLayout | None, demand: Demand, rows: range
 ) -> Ragged[np.int64]:
-    """Return the prompt hashes of a recording: all keys of prompts with known contents."""
-    return all_prompt_keys(demand.keys, workload.prompt_tokens // hash_tokens(workload, policy, layout))
+    """Return the prompt hashes of a recording: all keys of prompts with known contents.
+
+    `rows` are the rows of the prompts in the workload of all servers.
+    """
+    return all_prompt_keys(demand.keys, workload.prompt_tokens // hash_tokens(workload, policy, layout), rows)
 
 
 def provenance_of_hashes(workload: Workload, policy: Policy) -> dict[str, int]:

@@ -6,14 +6,18 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from kvsim.errors import UsageError
-from kvsim.policies.routers import RoutedRequest, Router
+from kvsim.policies import Radix
+from kvsim.policies.routers import SEES_PREFIXES, RoutedRequest, RouteName, Router, router_of
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
     from kvsim.simulation.server import ServerProcess
+    from kvsim.simulation.setup import Setup
+
+CachedKeys = npt.NDArray[np.int64]
+"""Keys of the cached prefix blocks of one server at one time, each once."""
 
 
 class ServerView:
@@ -80,6 +84,37 @@ class Dispatcher:
         self._hits: dict[int, list[int]] = {}
         self.duplicates = DuplicatePrefixes()
 
+    @classmethod
+    def of(cls, setup: Setup, route: RouteName | str | Router = "shortest", lag_s: float = 0.0) -> Dispatcher:
+        """Return what sends each request of `setup` to a server.
+
+        Raises:
+            UsageError: the route or the lag means nothing for this run.
+        """
+        if isinstance(setup.base, Radix) and route in SEES_PREFIXES:
+            raise UsageError(
+                f"the route {route!r} looks prefixes up in blocks, and the radix policy keeps a tree of tokens; take "
+                "--route shortest, round-robin, least-kv, power-of-two or session."
+            )
+        if lag_s and setup.is_closed_loop:
+            raise UsageError(
+                "--route-lag needs arrivals that are known beforehand, and users and sessions send requests when "
+                "others are answered; leave it out."
+            )
+        workload = setup.workload
+        sessions = workload.prefix_group if workload.turns is None else workload.turns.session
+
+        def describe_request(row: int, at_s: float) -> RoutedRequest:
+            return RoutedRequest(
+                row=row,
+                prompt_tokens=int(workload.prompt_tokens[row]),
+                priority=int(workload.priority[row]),
+                session=int(sessions[row]),
+                arrival_s=at_s,
+            )
+
+        return cls(router_of(route), describe_request, setup.num_units, lag_s=lag_s)
+
     def look(self, row: int, servers: Sequence[ServerProcess]) -> None:
         """Note what the prompt in `row` would find on each server now, for when it is sent."""
         self._hits[row] = [server.hit_tokens(row) for server in servers]
@@ -108,21 +143,25 @@ class Dispatcher:
 
 
 class DuplicatePrefixes:
-    """Samples of the cached prefix blocks that more than one server holds, taken as requests arrive."""
-
-    MOST_SAMPLES = 256
-    """Most samples that are kept; with one more, every other one is dropped, and fewer are taken."""
+    """Cached prefix blocks that more than one server holds, sampled as requests arrive."""
 
     def __init__(self) -> None:
         self._num_seen, self._stride = 0, 1
         self._samples: list[int] = []
 
+    @classmethod
+    def of(cls, samples: Sequence[Sequence[CachedKeys]]) -> DuplicatePrefixes:
+        """Return what the samples of each server, taken at the same times, have in common."""
+        duplicates = cls()
+        duplicates._samples = [num_extra(held) for held in zip(*samples, strict=True)]
+        return duplicates
+
     def look(self, servers: Sequence[ServerProcess]) -> None:
         """Take a sample if it is time for one."""
         self._num_seen += 1
         if (self._num_seen - 1) % self._stride == 0:
-            self._samples.append(_num_extra(servers))
-        if len(self._samples) > self.MOST_SAMPLES:
+            self._samples.append(num_extra([server.cached_keys() for server in servers]))
+        if len(self._samples) > most_samples(len(servers)):
             del self._samples[1::2]
             self._stride *= 2
 
@@ -137,6 +176,19 @@ class DuplicatePrefixes:
         return max(self._samples, default=0)
 
 
-def _num_extra(servers: Sequence[ServerProcess]) -> int:
-    held: list[npt.NDArray[np.int64]] = [server.cached_keys() for server in servers]
+def most_samples(num_servers: int) -> int:
+    """Return the most samples that are kept; with one more, every other one is dropped, and fewer are taken."""
+    return min(max(4096 // num_servers, 16), 256)
+
+
+def sampled_rows(num_requests: int, num_servers: int) -> range:
+    """Return the rows at whose arrival `DuplicatePrefixes` keeps a sample in the end."""
+    stride = 1
+    while len(range(0, num_requests, stride)) > most_samples(num_servers):
+        stride *= 2
+    return range(0, num_requests, stride)
+
+
+def num_extra(held: Sequence[CachedKeys]) -> int:
+    """Count the keys that servers hold, without one of each."""
     return sum(map(len, held)) - len(np.unique(np.concatenate(held)))

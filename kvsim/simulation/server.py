@@ -42,13 +42,17 @@ class ServerProcess:
         kernels: KernelsSeen | None = None,
         listeners: tuple[Slice, ...] = (),
         horizon: Horizon = lambda: math.inf,
+        rows: range,
     ) -> None:
-        """Serve on the clock of `environment`; the process ends when no event is left."""
+        """Serve on the clock of `environment`; the process ends when no event is left.
+
+        `rows` are the rows of the engine's requests in the workload of all servers.
+        """
         self.driver = driver
         self._environment = environment
         self._kernels = kernels
         self._listeners = listeners
-        self._horizon = horizon
+        self._horizon, self._rows = horizon, rows
         self._answers: dict[int, simpy.Event] = {}
         self._num_answered = 0
         self._checks = Checks(driver)
@@ -122,7 +126,8 @@ class ServerProcess:
             if outcome == FULL:
                 continue
             if outcome == STALLED:
-                raise stalled(driver.engine, driver.engine.state.subject)
+                number = driver.engine.state.subject
+                raise stalled(driver.engine, number, self._rows[number - 1])
             elif outcome == CROWDED:
                 raise crowded(driver.engine)
             elif outcome == IDLE:
@@ -170,9 +175,9 @@ class ServerProcess:
         engine.first_uses[: len(uses)] = uses if isinstance(engine.first_uses, np.ndarray) else uses.tolist()
 
 
-def stalled(engine: Engine, node: int) -> StalledError:
-    """Return the error for a sequence at the head of the queue that waits for ever."""
-    settings, num_tokens = engine.settings, engine.sequences[node].num_tokens
+def stalled(engine: Engine, number: int, row: int) -> StalledError:
+    """Return the error for a sequence at the head of the queue, of the request in `row`, that waits for ever."""
+    settings, num_tokens = engine.settings, engine.sequences[number].num_tokens
     most = settings.max_num_batched_tokens
     if engine.memory is RADIX:
         why = "its prompt and its whole answer need more than the pool; raise --kv-gib, or lower --page-size."
@@ -180,7 +185,7 @@ def stalled(engine: Engine, node: int) -> StalledError:
         why = f"a step computes at most {most}; raise --max-num-batched-tokens, or leave out --no-chunked-prefill."
     else:
         why = "its memory never suffices; raise --num-blocks, --kv-gib or --gpu-memory-utilization."
-    which = f"the request in row {node - 1} with {num_tokens} tokens"
+    which = f"the request in row {row} with {num_tokens} tokens"
     return StalledError(f"{which} can never be scheduled although nothing else runs: {why}")
 
 

@@ -16,7 +16,7 @@ import simpy
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from kvsim.simulation.dispatch import Dispatcher
+    from kvsim.simulation.dispatch import CachedKeys, Dispatcher
     from kvsim.simulation.server import ServerProcess
     from kvsim.workload import Turns
 
@@ -36,18 +36,35 @@ class Source(Protocol):
 
 
 class KnownInAdvance:
-    """All requests go to one server, and all arrival times are known: the server need not be asked again."""
+    """All requests go to one server, and all arrival times are known: the server need not be asked again.
+
+    At the times `sample_s`, in seconds, the keys of its cached blocks are appended to `samples`.
+    """
 
     awaits_answers = False
 
-    def start(self, environment: simpy.Environment, servers: Sequence[ServerProcess]) -> None:  # noqa: ARG002
+    def __init__(self, sample_s: Sequence[float], samples: list[CachedKeys]) -> None:
+        self._sample_s, self._samples = sample_s, samples
+        self._next_s = min(sample_s, default=math.inf)
+
+    def start(self, environment: simpy.Environment, servers: Sequence[ServerProcess]) -> None:
         """Send everything."""
         [server] = servers
         server.driver.send_all()
+        if self._sample_s:
+            environment.process(self._sample(environment, server))
 
     def horizon_s(self) -> float:
-        """Return infinity: no event outside the server affects it."""
-        return math.inf
+        """Return the time of the next sample; without one, no event outside the server affects it."""
+        return self._next_s
+
+    def _sample(self, environment: simpy.Environment, server: ServerProcess) -> Generator[simpy.Event, None, None]:
+        for at_s in self._sample_s:
+            self._next_s = at_s
+            if at_s > environment.now:
+                yield environment.timeout(at_s - environment.now)
+            self._samples.append(server.cached_keys())
+        self._next_s = math.inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -198,6 +198,11 @@ class Workload:
         changes: dict[str, Any] = self._rows(np.arange(min(n, len(self))))
         return replace(self, **changes)
 
+    def every(self, stride: int, first_row: int) -> Workload:
+        """Return every `stride`-th request from `first_row` on, with the ids that they have here."""
+        changes: dict[str, Any] = self._rows(np.arange(first_row, len(self), stride))
+        return replace(self, **changes | {"ids": self.ids[first_row::stride]})
+
     def scaled_rate(self, factor: float) -> Workload:
         """Return the requests with arrivals `factor` times as fast."""
         if not (math.isfinite(factor) and factor > 0):

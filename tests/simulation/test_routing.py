@@ -13,7 +13,8 @@ import pytest
 from click.testing import CliRunner
 
 from kvsim.cli import cli
-from kvsim.errors import UnknownNameError, UsageError
+from kvsim.errors import StalledError, UnknownNameError, UsageError
+from kvsim.experiments.workers import on_all_cores
 from kvsim.policies import Paged, Radix
 from kvsim.policies.routers import (
     ROUTE_NAMES,
@@ -26,7 +27,9 @@ from kvsim.policies.routers import (
     router_of,
 )
 from kvsim.policies.settings import ContinuousSettings, PagedSettings
-from kvsim.simulation import Fleet, Machine, measure, measure_replicas
+from kvsim.recording import read
+from kvsim.simulation import Fleet, Machine, measure, measure_replicas, record_replicas
+from kvsim.simulation.fleet import Spread, in_turn
 from kvsim.workload import Poisson, SharedPrefixes, Uniform, Workload, generate
 
 POLICY = Paged(
@@ -94,6 +97,36 @@ def test_both_engines_route_alike(machine: Machine, route: str) -> None:
     fleets = [serve(requests(), machine, route, engine=engine) for engine in ("interpreted", "compiled")]
     assert differ(*fleets) == []
     assert sum(len(run.requests) for run in fleets[0].servers) == len(requests())
+
+
+@pytest.mark.parametrize("spread", [in_turn, on_all_cores])
+def test_servers_run_apart_as_on_one_clock(machine: Machine, spread: Spread, tmp_path: Path) -> None:
+    """Servers of a round robin depend on no other, and are run by themselves; a router of one's own wants one clock."""
+    workload = requests(number=600)
+    apart = serve(workload, machine, "round-robin", spread=spread)
+    together = serve(workload, machine, RoundRobin())
+    assert differ(apart, together) == []
+    assert [repr(run.summary.as_dict()) for run in apart.servers] == [
+        repr(run.summary.as_dict()) for run in together.servers
+    ]
+    assert apart[1:] == together[1:]
+    assert apart.most_duplicate_blocks > 0
+    record_replicas(workload, POLICY, machine, tmp_path / "apart", NUM_SERVERS, "round-robin", spread=spread)
+    record_replicas(workload, POLICY, machine, tmp_path / "together", NUM_SERVERS, RoundRobin())
+    for number in map(str, range(NUM_SERVERS)):
+        one, other = read(tmp_path / "apart" / number), read(tmp_path / "together" / number)
+        assert one.meta == other.meta
+        for table in ("requests", "steps", "schedule", "memory"):
+            assert getattr(one, table).to_arrow().equals(getattr(other, table).to_arrow()), table
+
+
+def test_a_row_is_named_as_in_the_workload(machine: Machine) -> None:
+    lengths = [4] * 9
+    lengths[7] = 50  # more than a step may compute, and prompts are not chunked
+    workload = Workload(arrival_s=np.arange(9.0), prompt_tokens=lengths, output_tokens=[2] * 9)
+    whole = replace(POLICY, scheduler=replace(POLICY.scheduler, enable_chunked_prefill=False))
+    with pytest.raises(StalledError, match="row 7"):
+        measure_replicas(workload, whole, machine, NUM_SERVERS, "round-robin")
 
 
 def test_round_robin_is_separate_servers(machine: Machine) -> None:

@@ -45,7 +45,8 @@ def serve(
         demand.arrival_s[:] = np.cumsum([gap_s for _, _, gap_s in requests])
         refused = np.zeros(len(requests), np.bool_)
         plan = EnginePlan(demand, POLICY, 8, STEP_TIME, refused=refused, answers=answers, checking=True)
-        servers.append(ServerProcess(environment, Driver(plan.build()), horizon=source.horizon_s))
+        driver, rows = Driver(plan.build()), range(len(requests))
+        servers.append(ServerProcess(environment, driver, horizon=source.horizon_s, rows=rows))
     source.start(environment, servers)
     environment.run()
     return servers
@@ -96,7 +97,7 @@ def test_each_request_is_answered_once(
 def test_with_one_server_a_stream_is_what_is_known_in_advance(requests: list[tuple[int, int, float]]) -> None:
     arrival_s = np.cumsum([gap_s for _, _, gap_s in requests])
     [streamed] = serve(requests, OpenLoop(arrival_s, dispatcher("shortest")), 1, answers=False)
-    [known] = serve(requests, KnownInAdvance(), 1, answers=False)
+    [known] = serve(requests, KnownInAdvance((), []), 1, answers=False)
     for name in ("arrival_s", "arrival_seq", "first_scheduled_s", "first_token_s", "finished_s"):
         ours, theirs = (column(server.driver.engine.times, name)[1:] for server in (streamed, known))
         np.testing.assert_array_equal(ours, theirs, err_msg=name)

@@ -1,0 +1,158 @@
+"""The machine of a run: a GPU, a model as it is served, memory for its cache, and step times."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from kvsim.engine.coefficients import coefficients_of
+from kvsim.errors import BudgetError, UsageError
+from kvsim.hardware import GIB, Gpu
+from kvsim.kv_groups import CacheSettings, KVCacheLayout, bytes_per_block, cache_layout
+from kvsim.kv_groups.grouping import hashed_by_mode
+from kvsim.models import Model
+from kvsim.policies import AnyPolicy, Contiguous, Paged, Pipeline, Policy, Radix, Static, base_of, limited
+from kvsim.policies.custom import CustomPolicy
+from kvsim.policies.releases import DEFAULT, defaults_of, rules_of
+from kvsim.policies.settings import EngineDefaults
+from kvsim.recording import Pool
+from kvsim.recording.model import MAX_UNITS
+from kvsim.steptime import StepTimeModel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Machine:
+    """Machine of a run: a GPU, a model as it is served, memory for its cache, and step times."""
+
+    gpu: Gpu
+    model: Model
+    kv_bytes: int
+    """Memory for keys and values: on one GPU, or on one of every stage of a pipeline, added up."""
+    step_time: StepTimeModel
+
+    def __repr__(self) -> str:
+        num_gpus = self.model.tensor_parallel_size * self.model.pipeline_parallel_size
+        gpus = f"{num_gpus}x" if num_gpus > 1 else ""
+        return (
+            f"<Machine: {gpus}{self.gpu.name}, {self.model.name}, {self.kv_bytes / GIB:.2f} GiB of KV, "
+            f"times: {self.step_time.label.partition(';')[0]}>"
+        )
+
+    def limited(self, policy: AnyPolicy) -> Policy:
+        """Return the built-in policy that `policy` is or is based on, with the limits that it has on this machine."""
+        is_a100, release = self.gpu.name.startswith("A100"), release_of(base_of(policy))
+        defaults = EngineDefaults.of("llm", self.gpu.memory_bytes, is_a100=is_a100, release=release)
+        return limited(policy, self.model.max_position_embeddings, defaults)
+
+    def layout(self, policy: AnyPolicy) -> KVCacheLayout | None:
+        """Return the KV-cache groups of the model in the blocks of `policy`; None if its memory has no blocks.
+
+        Raises:
+            UsageError: vLLM could not serve the model with such blocks.
+        """
+        base = self.limited(policy)
+        if not isinstance(base, Paged):
+            return None
+        settings = CacheSettings(
+            max_model_len=base.max_model_len,
+            max_num_batched_tokens=base.scheduler.max_num_batched_tokens,
+            block_size=base.cache.block_size,
+            enable_prefix_caching=base.cache.enable_prefix_caching,
+            keeps_every_state=defaults_of(base.scheduler.vllm).keeps_every_state,
+            hybrid_manager=base.cache.hybrid_manager and not base.cache.uniform_cache,
+            uniform=base.cache.uniform_cache,
+        )
+        of_stages = bytes_per_block(self.model, settings)
+        layout = replace(cache_layout(self.model, settings), bytes_per_block=sum(of_stages))
+        if isinstance(policy, CustomPolicy) and policy.allocator is not None and not layout.is_uniform:
+            raise UsageError(
+                f"{self.model.name} has layers of several kinds, and the allocator of {policy.name!r} hands out units "
+                "of one; take a model whose layers are alike, or leave the memory to vLLM's cache."
+            )
+        if base.cache.enable_prefix_caching:
+            if rules_of(base.scheduler.vllm).hashes_aligned_states:
+                layout = hashed_by_mode(layout)
+            _check_hashes(self.model, layout)
+        return layout
+
+    def pool(self, policy: AnyPolicy) -> Pool:
+        """Return the pool of `policy` in that memory.
+
+        Raises:
+            BudgetError: not even one unit fits, or more than `MAX_UNITS`.
+            UsageError: vLLM could not serve the model with such blocks.
+        """
+        layout = self.layout(policy)
+        if layout is None:
+            _check_tokens(self.model, policy)
+        unit_tokens, bytes_per_unit = policy.unit_tokens, policy.unit_tokens * self.model.kv_bytes_per_token
+        if layout is not None:
+            unit_tokens, bytes_per_unit = layout.scheduler_block_size, layout.bytes_per_block
+        num_units = self.kv_bytes // bytes_per_unit
+        first_unit = 0
+        if isinstance(base_of(policy), Paged):  # block 0 exists and is never handed out
+            num_units, first_unit = num_units - 1, 1
+        elif isinstance(policy, Radix):  # page 0 comes on top
+            first_unit = 1
+        if num_units < 1:
+            raise BudgetError(
+                f"{self.kv_bytes} bytes of KV memory hold no usable unit of {unit_tokens} tokens of "
+                f"{self.model.name}, which takes {bytes_per_unit} bytes; give it more memory."
+            )
+        if num_units > MAX_UNITS:
+            raise BudgetError(
+                f"{self.kv_bytes} bytes of KV memory are {num_units:,} units of {unit_tokens} tokens of "
+                f"{self.model.name}, and a pool may have {MAX_UNITS:,}; give it less memory or larger units."
+            )
+        return Pool(
+            unit_tokens=unit_tokens,
+            num_units=num_units,
+            first_unit=first_unit,
+            bytes_per_unit=bytes_per_unit,
+            groups=layout.groups if layout is not None and (layout.has_windows or not layout.is_uniform) else (),
+        )
+
+
+def _check_hashes(model: Model, layout: KVCacheLayout) -> None:
+    """Refuse groups whose prefixes vLLM cannot hash: it stops when it starts."""
+    hashed, sizes = layout.hash_block_size, [group.block_size for group in layout.groups]
+    if any(size % hashed for size in sizes):
+        raise UsageError(
+            f"prefixes of {model.name} cannot be cached: vLLM hashes {hashed:,} tokens at a time, and the blocks of "
+            f"its groups hold {', '.join(map(str, sizes))}; leave --prefix-caching out, or choose another --block-size."
+        )
+
+
+def _check_tokens(model: Model, policy: AnyPolicy) -> None:
+    """Refuse what would come out wrong: where memory is handed out by tokens, a recurrent state has no place."""
+    if model.recurrent_layers:
+        raise UsageError(
+            f"{model.name} has {len(model.recurrent_layers)} recurrent layers, whose states are no tokens, and the "
+            f"{policy.name} policy hands out memory by tokens; take the paged one."
+        )
+    if isinstance(policy, Radix) and not cache_layout(model, CacheSettings(max_model_len=8)).is_uniform:
+        raise UsageError(
+            f"{model.name} has layers with windows, for which SGLang has a second pool, and the radix policy is "
+            "simulated with one; take --policy paged, or another --model."
+        )
+
+
+def release_of(policy: Policy) -> str:
+    """Return the release whose rules a policy follows; for other schedulers, the default."""
+    return DEFAULT if isinstance(policy, Static | Radix) else policy.scheduler.vllm
+
+
+def check_stages(machine: Machine, policy: Policy) -> None:
+    """Refuse step times of a whole model for an engine that has its stages at work on several steps."""
+    size, num_known = machine.model.pipeline_parallel_size, len(coefficients_of(machine.step_time)) or 1
+    if num_known not in (1, size) or (num_known == 1 < size and not isinstance(policy, Static)):
+        raise UsageError(
+            f"the machine has {size} pipeline stages, and its step times are those of {num_known}; take the times of a "
+            "machine card for both."
+        )
+    ahead = isinstance(policy, Paged | Contiguous) and policy.scheduler.async_scheduling
+    if Pipeline.of(machine.model, release_of(policy)).tokens_ahead(async_scheduling=ahead) > 1:
+        raise UsageError(
+            f"vLLM serves {machine.model.name} with its model runner V1, which in a pipeline of more than two stages "
+            "schedules sequences past their last token, and the account of memory does not follow that; take two "
+            "stages, or synchronous scheduling (--no-async-scheduling)."
+        )

@@ -1,0 +1,161 @@
+"""Requests, a policy and a machine, put together: what is known of a run before it begins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import TypedDict
+
+import numpy as np
+import numpy.typing as npt
+
+from kvsim.engine.known_requests import Demand
+from kvsim.errors import UnknownNameError
+from kvsim.kv_groups import KVCacheLayout
+from kvsim.policies import AnyPolicy, Pipeline, Policy, describe
+from kvsim.profiles.extrapolation import provenance
+from kvsim.recording import Meta, Pool
+from kvsim.simulation.demand import demand_of, hash_tokens, provenance_of_hashes, recorded_hashes, refused
+from kvsim.simulation.machine import Machine, check_stages, release_of
+from kvsim.simulation.modes import EngineName
+from kvsim.steptime.kernels import Batch
+from kvsim.workload import Ragged, Workload
+
+ProgressCallback = Callable[[int, int], None]
+"""Called now and then with the number of requests that have ended, and of all."""
+
+
+class Options(TypedDict, total=False):
+    """Options of a simulation; all have defaults."""
+
+    refuse_misfits: bool
+    """Refuse requests that could never be served, and count them, instead of raising."""
+    users: int | None
+    """Number of users; each waits for an answer before sending the next request, regardless of arrival times (closed
+    loop), or has one session of turns after the other. None for an open loop."""
+    max_concurrency: int | None
+    """Largest number of requests that clients have sent and not seen answered; others wait. None for no limit."""
+    think_s: float
+    """Seconds between an answer and the next request of a user, in a closed loop."""
+    users_per_s: float
+    """Users that begin per second in a closed loop, until all have begun; infinity, the default, for all at once."""
+    stamp_at_entry: bool
+    """Record as a request's arrival the moment at which the engine had let it in, as a recorder inside the engine does,
+    instead of the moment at which it was sent."""
+    engine: EngineName
+    """`interpreted`, `compiled`, or `auto`: compiled where the run is long enough to gain by it.
+
+    Times and recordings are the same bit for bit.
+    """
+    earlier: tuple[Batch, ...]
+    """Batches that the process of `generate()` has behind it: it has their kernels."""
+    check: bool
+    """Verify the account of every unit and every slot at every step."""
+    progress: ProgressCallback | None
+    """Called now and then with the number of requests that have ended, and of all."""
+    command: str
+    """Goes into the provenance."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Setup:
+    """What is known of a run before it begins: of one server, or of several that share its requests."""
+
+    workload: Workload
+    policy: AnyPolicy
+    base: Policy
+    """The built-in policy that `policy` is or is based on, with its limits."""
+    machine: Machine
+    options: Options
+    pipeline: Pipeline
+    pool: Pool
+    layout: KVCacheLayout | None
+    demand: Demand
+    refused: npt.NDArray[np.bool_]
+    """Requests that could never be served: bool[n]."""
+    rows: range
+    """Rows of the requests in the workload of all servers."""
+
+    @classmethod
+    def of(
+        cls, workload: Workload, policy: AnyPolicy, machine: Machine, options: Options, *, records: bool = False
+    ) -> Setup:
+        """Put a run together; `records` if it is recorded, and prompts have keys for that.
+
+        Raises:
+            UnknownNameError: there is no such option.
+            UsageError, BudgetError, WorkloadError: see `simulate`.
+        """
+        for name in options.keys() - Options.__annotations__.keys():
+            raise UnknownNameError("option of a simulation", name, Options.__annotations__)
+        base = machine.limited(policy)
+        check_stages(machine, base)
+        pool, layout = machine.pool(policy), machine.layout(policy)
+        assert pool.num_units is not None
+        demand = demand_of(workload, base, layout, pool.num_units * pool.unit_tokens, recording=records)
+        return cls(
+            workload=workload,
+            policy=policy,
+            base=base,
+            machine=machine,
+            options=options,
+            pipeline=Pipeline.of(machine.model, release_of(base)),
+            pool=pool,
+            layout=layout,
+            demand=demand,
+            rows=range(len(workload)),
+            refused=refused(
+                workload, demand, base, layout, pool.num_units, refuse_misfits=options.get("refuse_misfits", False)
+            ),
+        )
+
+    @property
+    def name(self) -> str:
+        """Name of its results."""
+        return f"{self.policy.name}-{self.workload.name}"
+
+    @property
+    def num_units(self) -> int:
+        """Units of the pool."""
+        assert self.pool.num_units is not None
+        return self.pool.num_units
+
+    @property
+    def is_closed_loop(self) -> bool:
+        """Whether requests are sent when others are answered: by users, clients with a limit, or in sessions."""
+        options = self.options
+        has_users = options.get("users") is not None or options.get("max_concurrency") is not None
+        return has_users or self.workload.turns is not None
+
+    def every(self, stride: int, first_row: int) -> Setup:
+        """Return the setup with every `stride`-th request from `first_row` on. Prompts keep their keys."""
+        return replace(
+            self,
+            workload=self.workload.every(stride, first_row),
+            demand=self.demand.every(stride, first_row),
+            refused=self.refused[first_row::stride],
+            rows=self.rows[first_row::stride],
+        )
+
+    def recorded_hashes(self) -> Ragged[np.int64]:
+        """Return the prompt hashes of a recording of all requests."""
+        return recorded_hashes(self.workload, self.base, self.layout, self.demand, self.rows)
+
+    def meta(self, num_failures: int) -> Meta:
+        """Return the provenance of a run that is over, which would have ended vLLM `num_failures` times."""
+        machine = self.machine
+        model = {key: value for key, value in asdict(machine.model).items() if value not in (None, (), "")}
+        return Meta(
+            source="simulation",
+            engine={"name": "kvsim", "step_time": machine.step_time.label, "calibrated": machine.step_time.calibrated}
+            | (asdict(self.pipeline) if self.pipeline.pipeline_parallel_size > 1 else {})
+            | ({"vllm_failures": num_failures} if (num_failures) else {})
+            | ({"hash_block_size": hash_tokens(self.workload, self.base, self.layout)} if self.pool.groups else {}),
+            gpu=machine.gpu.name,
+            model=model | {"kv_bytes_per_token": machine.model.kv_bytes_per_token},
+            policy=describe(self.policy, self.base),
+            pool=self.pool,
+            command=self.options.get("command", ""),
+            notes=self.workload.description,
+            extra=provenance(machine.step_time) | provenance_of_hashes(self.workload, self.base),
+        )
