@@ -173,7 +173,7 @@ def _record_one(apart: Apart, number: int) -> tuple[Measured, list[CachedKeys]]:
 def _finish_apart(
     apart: Apart, serve: Callable[[Apart, int], tuple[Measured, list[CachedKeys]]], spread: Spread
 ) -> Fleet:
-    """Run each server by itself, and count what several of them held at the same times."""
+    """Run each server by itself, and count the prefixes that several held at the same times."""
     options, num_requests = apart.setup.options.copy(), len(apart.setup.workload)
     progress, num_ended = options.pop("progress", None), 0
     measured, samples = [], []

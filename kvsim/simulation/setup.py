@@ -1,4 +1,4 @@
-"""Requests, a policy and a machine, put together: what is known of a run before it begins."""
+"""Setup of a run: requests, a policy and a machine, put together."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Options(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Setup:
-    """What is known of a run before it begins: of one server, or of several that share its requests."""
+    """Everything known of a run before it begins, on one server or on several that share its requests."""
 
     workload: Workload
     policy: AnyPolicy
