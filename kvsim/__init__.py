@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from kvsim.api.run import Run
     from kvsim.api.verbs import calibrate, compare, compare_releases, read, simulate, sweep, validate, verify
     from kvsim.errors import KvsimError
+    from kvsim.experiments.fixed_order import hits_in_order
     from kvsim.fitting import Server
     from kvsim.hardware import Gpu, find_gpu
     from kvsim.importers import read_workload, workload_of
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
         Growth,
         Order,
         PagedSettings,
+        PrefixEviction,
         Reserve,
         StaticSettings,
     )
@@ -76,6 +78,7 @@ _HOME = by_name({
     "kvsim.api.run": "Run",
     "kvsim.api.verbs": "calibrate compare compare_releases read simulate sweep validate verify",
     "kvsim.errors": "KvsimError",
+    "kvsim.experiments.fixed_order": "hits_in_order",
     "kvsim.fitting": "Server",
     "kvsim.hardware": "Gpu find_gpu",
     "kvsim.importers": "read_workload workload_of",
@@ -84,7 +87,7 @@ _HOME = by_name({
     "kvsim.policies": "Contiguous Paged Static",
     "kvsim.policies.custom": "Allocator CustomPolicy",
     "kvsim.policies.settings": (
-        "ContiguousSettings ContinuousSettings Growth Order PagedSettings Reserve StaticSettings"
+        "ContiguousSettings ContinuousSettings Growth Order PagedSettings PrefixEviction Reserve StaticSettings"
     ),
     "kvsim.recording": "Recording shipped_names write",
     "kvsim.replay": "Replay",
@@ -123,6 +126,7 @@ __all__ = [
     "PagedSettings",
     "Pauses",
     "Poisson",
+    "PrefixEviction",
     "Recording",
     "Replay",
     "Request",
@@ -150,6 +154,7 @@ __all__ = [
     "find_model",
     "fit",
     "generate",
+    "hits_in_order",
     "machine",
     "plan_budget",
     "read",

@@ -113,13 +113,18 @@ def settings_in(kind: Any) -> tuple[Declared, ...]:
 
 
 def check_settings(settings: Any) -> None:
-    """Check every number of a dataclass of settings against its bounds.
+    """Check every number of a dataclass of settings against its bounds; replace words by the choices that they name.
 
     Raises:
-        UsageError: one is out of bounds.
+        UsageError: a number is out of bounds, or a word names no choice.
     """
     for each in settings_in(settings.__class__):
-        each.setting.check(each.name, getattr(settings, each.name))
+        value = getattr(settings, each.name)
+        each.setting.check(each.name, value)
+        if issubclass(each.kind, Enum) and not isinstance(value, each.kind):
+            if value not in each.choices:
+                raise UsageError(f"{each.name} should be one of {', '.join(each.choices)}, not {shortened(value)}.")
+            object.__setattr__(settings, each.name, each.choices[value])
 
 
 def values_of(settings: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from kvsim.errors import UnknownNameError, UsageError, shortened
 from kvsim.importers import read_workload, workload_of
 from kvsim.kv_groups.specs import check_block_size
 from kvsim.policies import EVERY_POLICY, AnyPolicy, Contiguous, CustomPolicy, Paged, Radix, SGLangSettings, Static
-from kvsim.policies.custom import check_hooks
+from kvsim.policies.custom import check_hooks, is_policy_file, policy_from_file
 from kvsim.policies.settings import ContinuousSettings, StaticSettings
 from kvsim.recording import Recording, find, shipped_names
 from kvsim.recording import read as read_recording
@@ -22,7 +22,8 @@ RecordingLike: TypeAlias = Recording | str | os.PathLike[str]
 WorkloadLike: TypeAlias = Workload | Recording | str | os.PathLike[str]
 """Requests: a workload, a recording whose requests are served again, or the name of either, or of a trace file."""
 PolicyLike: TypeAlias = AnyPolicy | str
-"""A policy, or the name of a built-in one: "paged", "contiguous", "static" or "radix"."""
+"""A policy, a Python file with one (FILE.py:CLASS), or the name of a built-in one: "paged", "contiguous", "static" or
+"radix"."""
 
 
 def recording_of(given: RecordingLike) -> Recording:
@@ -67,14 +68,16 @@ def requests_of(given: WorkloadLike) -> tuple[Workload, Recording | None]:
 
 
 def checked(policy: PolicyLike) -> PolicyLike:
-    """Return `policy` if it is a policy or the name of a built-in one.
+    """Return `policy` if it is a policy or the name of a built-in one, or the policy in the file that it names.
 
     Raises:
         UnknownNameError: no policy has that name.
-        UsageError: it is neither.
+        UsageError: it is neither, or its file has no policy.
     """
     if isinstance(policy, type):
         raise UsageError(f"{policy.__name__} is a class; give one of its objects, such as {policy.__name__}().")
+    if isinstance(policy, str) and is_policy_file(policy):
+        policy = policy_from_file(policy)
     if isinstance(policy, str):
         if policy not in EVERY_POLICY:
             raise UnknownNameError("policy", policy, EVERY_POLICY)

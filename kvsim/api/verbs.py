@@ -86,7 +86,8 @@ def simulate(
 
     Args:
         workload: a `Workload`, a recording whose requests are served again, or the name of one or of a trace file.
-        policy: a policy, or "paged", "contiguous", "static" or "radix" with the defaults of the engine that it models.
+        policy: a policy, a Python file with one (FILE.py:CLASS), or "paged", "contiguous", "static" or "radix" with the
+            defaults of the engine that it models.
         machine: a `Machine`, a recording of one, or "GPU/MODEL" such as "H200/Llama-3-8B"; left out, it is the machine
             of the recording that the requests are from, or "H200/Meta-Llama-3-8B".
         replicas: equal servers behind one router: the result is a `FleetRun`, with a run for each. None for one server.
@@ -104,7 +105,8 @@ def simulate(
         StalledError: the head of the queue can never be scheduled.
     """
     requests, source = requests_of(workload)
-    on = machine_for(machine, source, checked(policy))
+    policy = checked(policy)
+    on = machine_for(machine, source, policy)
     chosen = policy_of(policy, on, _longest(machine, source))
     if replicas is None:
         if route is not None or route_lag_s:
@@ -135,12 +137,12 @@ def compare(
         UsageError: there is no policy, or two have one name; give a mapping then. And whatever `simulate` raises.
     """
     if not isinstance(policies, Mapping):
-        names = [each if isinstance(each, str) else each.name for each in map(checked, policies)]
+        policies = [checked(each) for each in policies]
+        names = [each if isinstance(each, str) else each.name for each in policies]
         if len(set(names)) < len(names):
             raise UsageError(f"two of the policies {', '.join(names)} have one name; give a mapping of names to them.")
         policies = dict(zip(names, policies, strict=True))
-    for each in policies.values():
-        checked(each)
+    policies = {name: checked(each) for name, each in policies.items()}
     if not policies:
         raise UsageError("there is nothing to compare; give at least one policy.")
     requests, source = requests_of(workload)

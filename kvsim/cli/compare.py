@@ -9,18 +9,23 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kvsim.cli.ladder import climb_ladder
+from kvsim.cli.options import PolicyParam
 from kvsim.cli.scenario import build_scenario
 from kvsim.cli.scenario_flags import scenario_options
 from kvsim.cli.server_lines import ServedCommand
 from kvsim.cli.show import echo, json_option, overwrite_option, print_json, progress
 from kvsim.errors import UsageError
-from kvsim.policies import EVERY_POLICY, POLICY_NAMES, Paged, Policy
+from kvsim.policies import POLICY_NAMES, AnyPolicy, Paged
+from kvsim.policies.kinds import evicts_optimally
+from kvsim.policies.settings import PrefixEviction
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from kvsim.cli.scenario import Scenario
 
+_OPTIMAL = "paged-optimal"
+"""The paged policy with an eviction that knows all requests."""
 _UNIFORM = "paged-uniform"
 """The paged policy over a cache in which every layer keeps every token."""
 
@@ -46,9 +51,9 @@ times_option = click.option(
 @click.option(
     "--policy",
     "names",
-    type=click.Choice(EVERY_POLICY),
+    type=PolicyParam(),
     multiple=True,
-    help=f"A policy to compare; again for more.  [{', '.join(POLICY_NAMES)}]",
+    help=f"A policy to compare, or FILE.py:CLASS with one of your own; again for more.  [{', '.join(POLICY_NAMES)}]",
 )
 @times_option
 @click.option(
@@ -156,16 +161,32 @@ def _compare_releases(newer: str, output: Path | None, flags: dict[str, Any], *,
 
 def _policies(
     scenario: Scenario, names: Sequence[str], *, uniform_cache: bool
-) -> tuple[Mapping[str, Policy], list[str]]:
-    """Return the compared policies, and the notes about the choice."""
+) -> tuple[Mapping[str, AnyPolicy], list[str]]:
+    """Return the compared policies, and the notes about the choice.
+
+    Where the flags ask for optimal eviction, it is a policy of its own beside the one with vLLM's.
+    """
+    found, notes = _named_policies(scenario, names, uniform_cache=uniform_cache)
+    paged = found.get(Paged.name)
+    if isinstance(paged, Paged) and evicts_optimally(paged):
+        vllms = replace(paged, cache=replace(paged.cache, eviction=PrefixEviction.LRU))
+        found = {**found, Paged.name: vllms, _OPTIMAL: paged}
+    return found, notes
+
+
+def _named_policies(
+    scenario: Scenario, names: Sequence[str], *, uniform_cache: bool
+) -> tuple[dict[str, AnyPolicy], list[str]]:
+    """Return the policies of the flags, and the notes about the choice."""
     if uniform_cache:
         paged = scenario.policy(Paged.name)
         assert isinstance(paged, Paged)
         uniform = replace(paged, cache=replace(paged.cache, uniform_cache=True))
-        found: dict[str, Policy] = {Paged.name: paged, _UNIFORM: uniform}
+        found: dict[str, AnyPolicy] = {Paged.name: paged, _UNIFORM: uniform}
         return found, [_most_sequences(scenario, paged, uniform)]
     if names:
-        return {name: scenario.policy(name) for name in names}, []
+        policies = [scenario.policy(name) for name in names]
+        return {policy.name: policy for policy in policies}, []
     if scenario.model.recurrent_layers:
         left_out = (
             f"contiguous and static are left out: {scenario.model.name} keeps recurrent states, and they hand out "
@@ -195,7 +216,7 @@ def _most_sequences(scenario: Scenario, grouped: Paged, uniform: Paged) -> str:
 
 
 def with_memory_for_everything(
-    scenario: Scenario, policies: Mapping[str, Policy], report: Callable[[int, int], None]
+    scenario: Scenario, policies: Mapping[str, AnyPolicy], report: Callable[[int, int], None]
 ) -> list[float]:
     """Return the output tokens per second of each policy with ample memory; what differs then is not memory."""
     from kvsim.experiments.rungs import with_ample_memory

@@ -78,6 +78,8 @@ def command(
     from kvsim.fitting import Goal, Search, answer, engine_for
 
     check_policy_flags(context, ["paged"])
+    if flags["eviction"] == "optimal":
+        raise UsageError("--eviction optimal is a bound that no server reaches; leave it out.")
     if figure is not None:
         from kvsim.plots import may_save
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
 from kvsim.errors import UsageError
-from kvsim.policies import KINDS
+from kvsim.policies import EVERY_POLICY, KINDS, Paged
+from kvsim.policies.custom import is_policy_file
 from kvsim.settings import Declared, Setting, settings_in
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -25,6 +27,24 @@ jobs_option = click.option(
     show_default=True,
     help="Runs at a time; -1: one for each core.",
 )
+
+
+class PolicyParam(click.Choice[str]):
+    """The name of a built-in policy, or a Python file with a policy."""
+
+    def __init__(self) -> None:
+        super().__init__(EVERY_POLICY)
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return `value` if it is a name, or FILE.py or FILE.py:CLASS of a file that exists."""
+        if is_policy_file(value):
+            if not Path(value.partition(".py")[0] + ".py").is_file():
+                self.fail(f"there is no file {value.partition('.py')[0]}.py.", param, ctx)
+            return value
+        return super().convert(value, param, ctx)
+
+
+POLICY_HELP = "A built-in policy, or FILE.py:CLASS with one of your own."
 engine_option = click.option(
     "--engine",
     type=click.Choice(["auto", "compiled", "interpreted"]),
@@ -173,11 +193,12 @@ def check_policy_flags(context: click.Context, policies: Collection[str], varied
     Raises:
         UsageError: one has none; the sentence names the flag and the policies that it is for.
     """
+    based_on = {Paged.name if is_policy_file(policy) else policy for policy in policies}
     for option in context.command.params:
         name = str(option.name)
         if name in varied or is_given(context, name):
             takers = policies_with(name)
-            if takers and not takers & set(policies):
+            if takers and not takers & based_on:
                 off = context.params.get(name) is False and option.secondary_opts
                 raise UsageError(
                     f"{(off or option.opts)[0]} has no effect with --policy {' and '.join(policies)}: it is for "

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kvsim.cli.load import check_senders, check_users, users_of, users_options
-from kvsim.cli.options import check_policy_flags, engine_option
+from kvsim.cli.options import POLICY_HELP, PolicyParam, check_policy_flags, engine_option
 from kvsim.cli.scenario import build_scenario
 from kvsim.cli.scenario_flags import scenario_options
 from kvsim.cli.server_lines import ServedCommand
 from kvsim.cli.show import json_option, overwrite_option, print_json, progress
-from kvsim.policies import EVERY_POLICY, Radix
+from kvsim.policies import Radix
 from kvsim.policies.routers import ROUTE_NAMES
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class RouteParam(click.ParamType[str]):
 
 
 @click.command("run", cls=ServedCommand)
-@click.option("--policy", type=click.Choice(EVERY_POLICY), default="paged", show_default=True)
+@click.option("--policy", type=PolicyParam(), default="paged", show_default=True, help=POLICY_HELP)
 @scenario_options
 @users_options
 @engine_option

@@ -19,6 +19,7 @@ from kvsim.cli.machine import (
 from kvsim.cli.options import settings_from
 from kvsim.cli.workload import cut_at, is_generated, workload_and_source
 from kvsim.errors import UsageError
+from kvsim.policies.settings import PrefixEviction
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from kvsim.hardware import Gpu
     from kvsim.kv_groups import KVCacheLayout
     from kvsim.models import Model
-    from kvsim.policies import ContinuousSettings, PagedSettings, Policy
+    from kvsim.policies import AnyPolicy, ContinuousSettings, PagedSettings
     from kvsim.recording import Meta, RecordedRequests, Recording
     from kvsim.simulation import EngineName, Machine
     from kvsim.steptime import StepTimeModel
@@ -48,11 +49,15 @@ class Scenario:
     max_model_len: int
     flags: dict[str, Any]
 
-    def policy(self, name: str) -> Policy:
-        """Return the policy called `name` with the settings of the flags."""
+    def policy(self, name: str) -> AnyPolicy:
+        """Return the policy called `name`, or the one in a Python file, with the settings of the flags.
+
+        A policy in Python keeps the settings that it has of its own.
+        """
         from kvsim.kv_groups.specs import check_block_size
         from kvsim.policies import Contiguous, Paged, Radix, RadixSettings, SGLangSettings, Static
-        from kvsim.policies.settings import ContiguousSettings, StaticSettings
+        from kvsim.policies.custom import check_hooks, is_policy_file, policy_from_file
+        from kvsim.policies.settings import ContiguousSettings, ContinuousSettings, PagedSettings, StaticSettings
 
         if name == Static.name:
             return Static(scheduler=settings_from(StaticSettings, self.flags, max_model_len=self.max_model_len))
@@ -63,9 +68,16 @@ class Scenario:
         if name == Contiguous.name:
             return Contiguous(scheduler=scheduler, cache=settings_from(ContiguousSettings, self.flags))
         check_block_size(self.model, self.flags["block_size"])
-        return Paged(scheduler=scheduler, cache=paged_settings(self.flags, self.gpu, self.model, self.block_size))
+        cache = paged_settings(self.flags, self.gpu, self.model, self.block_size)
+        if not is_policy_file(name):
+            return Paged(scheduler=scheduler, cache=cache)
+        own = policy_from_file(name)
+        check_hooks(own)
+        own.scheduler = scheduler if own.scheduler == ContinuousSettings() else own.scheduler
+        own.cache = cache if own.cache == PagedSettings() else own.cache
+        return own
 
-    def machine(self, policy: Policy) -> Machine:
+    def machine(self, policy: AnyPolicy) -> Machine:
         """Return the machine that `policy` runs on.
 
         With the flag `clock` at `own`, as without it, static batches run on Hugging Face's engine and the others on
@@ -78,7 +90,7 @@ class Scenario:
         times = self._step_time(policy, captured=captured)
         return Machine(gpu=self.gpu, model=self.model, kv_bytes=self.kv_bytes, step_time=times)
 
-    def _step_time(self, policy: Policy, *, captured: bool = True) -> StepTimeModel:
+    def _step_time(self, policy: AnyPolicy, *, captured: bool = True) -> StepTimeModel:
         """Return the requested profile or machine card, or the best one; see `kvsim.machines`.
 
         A profile of another engine than the policy's is left aside: a comparison has several engines.
@@ -99,7 +111,7 @@ class Scenario:
         return step_times(self.gpu, self.model, engine, source=source, captured=captured, max_num_seqs=num_seqs)
 
     def simulate(
-        self, policy: Policy, *, progress: Callable[[int, int], None] | None = None, engine: EngineName = "auto"
+        self, policy: AnyPolicy, *, progress: Callable[[int, int], None] | None = None, engine: EngineName = "auto"
     ) -> Recording:
         """Run it under one policy."""
         from kvsim.simulation import simulate
@@ -154,7 +166,10 @@ class Scenario:
     @property
     def notes(self) -> list[str]:
         """Return the settings that vLLM adjusts by itself under the flags."""
-        return adjusted_words(self.flags, self.gpu, self.max_model_len)
+        words = adjusted_words(self.flags, self.gpu, self.max_model_len)
+        if self.flags["eviction"] == PrefixEviction.OPTIMAL.value:
+            words.append("optimal eviction knows all requests: a bound for rules of eviction, which no server reaches")
+        return words
 
 
 def paged_settings(flags: dict[str, Any], gpu: Gpu, model: Model, block_size: int) -> PagedSettings:

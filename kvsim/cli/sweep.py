@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvsim.cli.options import check_policy_flags, jobs_option
+from kvsim.cli.options import POLICY_HELP, PolicyParam, check_policy_flags, jobs_option
 from kvsim.cli.scenario import Requests, build_scenario
 from kvsim.cli.scenario_flags import scenario_options
 from kvsim.cli.server_lines import ServedCommand
 from kvsim.cli.show import echo, json_option, overwrite_option, print_json, print_table, progress, seconds
 from kvsim.cli.workload import workload_and_source
 from kvsim.errors import UsageError
-from kvsim.policies import EVERY_POLICY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @click.command("sweep", cls=ServedCommand)
-@click.option("--policy", type=click.Choice(EVERY_POLICY), default="paged", show_default=True)
+@click.option("--policy", type=PolicyParam(), default="paged", show_default=True, help=POLICY_HELP)
 @scenario_options
 @click.option(
     "--vary", multiple=True, metavar="FLAG=A,B,...", help="A flag of this command and its values; again for more flags."

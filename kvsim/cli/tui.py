@@ -16,14 +16,14 @@ import click
 
 from kvsim.cli import attach as live
 from kvsim.cli.compare import times_option, with_memory_for_everything
-from kvsim.cli.options import check_policy_flags, is_given
+from kvsim.cli.options import PolicyParam, check_policy_flags, is_given
 from kvsim.cli.scenario import build_scenario
 from kvsim.cli.scenario_flags import scenario_options
 from kvsim.cli.server_lines import ServedCommand
 from kvsim.cli.show import overwrite_option, progress
 from kvsim.errors import UsageError
 from kvsim.files.overwriting import may_replace
-from kvsim.policies import EVERY_POLICY, POLICY_NAMES, Paged
+from kvsim.policies import POLICY_NAMES, Paged, base_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -41,9 +41,7 @@ _FEW_REQUESTS = 1_000
 
 @click.command("tui", cls=ServedCommand)
 @click.argument("recording_name", metavar="[RECORDING]", required=False)
-@click.option(
-    "--policy", type=click.Choice(EVERY_POLICY), help="Simulate this policy instead of replaying a recording."
-)
+@click.option("--policy", type=PolicyParam(), help="Simulate this policy instead of replaying a recording.")
 @click.option("--compare", is_flag=True, help="Simulate all policies and show them on one clock.")
 @click.option("--lesson", is_flag=False, flag_value=_LIST, metavar="[N]", help="Play a lesson; without N, list them.")
 @click.option(
@@ -214,7 +212,7 @@ def _simulate(scenario: Scenario, policy: str, report: Any) -> Recording:
 
     # A person waits: a few hundred requests are over before the simulator would have been compiled for the first time.
     settings = scenario.policy(policy)
-    is_quick = len(scenario.workload) <= _FEW_REQUESTS and not has_machine_code(memory_of(settings))
+    is_quick = len(scenario.workload) <= _FEW_REQUESTS and not has_machine_code(memory_of(base_of(settings)))
     engine: EngineName = "interpreted" if is_quick else "auto"
     if report is not None:
         report.begin(f"simulating {policy}")

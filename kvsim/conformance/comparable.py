@@ -12,7 +12,7 @@ from kvsim.engine.block_pool import NULL_BLOCK
 from kvsim.errors import RecordingError, UsageError
 from kvsim.policies.pipeline import Pipeline
 from kvsim.policies.releases import UNSTATED, check_known, defaults_of
-from kvsim.policies.settings import ContinuousSettings, Eviction, Order, PagedSettings
+from kvsim.policies.settings import ContinuousSettings, Eviction, Order, PagedSettings, PrefixEviction
 from kvsim.recording import MemoryKind, Meta, Recording, RequestStatus
 
 Settings = TypeVar("Settings", ContinuousSettings, PagedSettings, Pipeline)
@@ -138,7 +138,7 @@ def settings_of(kind: type[Settings], recording: Recording, **known: Any) -> Set
             example = default.value if isinstance(default, Enum) else default
             raise RecordingError(f"{file}: {name} should be like {example!r}, not {values[field.name]!r}.")
     try:
-        for name, kinds in (("order", Order), ("kv_offloading_eviction", Eviction)):
+        for name, kinds in (("order", Order), ("eviction", PrefixEviction), ("kv_offloading_eviction", Eviction)):
             if name in values:
                 values[name] = kinds(values[name])
         return kind(**values)

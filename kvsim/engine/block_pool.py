@@ -18,12 +18,15 @@ NULL_BLOCK = HEAD
 
 @part
 def allocate(engine: Engine) -> tuple[int, bool]:
-    """Take the block at the head of the free queue, which is not empty; return it, and whether it lost a prefix."""
+    """Take a free block, of which there are some; return it, and whether it lost a prefix.
+
+    It is the head of the free queue or, if that keeps a prefix, the block that the rule of eviction chooses.
+    """
     state, block = engine.state, engine.blocks[NULL_BLOCK].next
     assert block != NULL_BLOCK, "the pool has no free block"
-    is_evicted = engine.blocks[block].key != NO_KEY
-    if is_evicted:
+    if engine.blocks[block].key != NO_KEY:
         block = engine.rules.choose_evicted(engine)
+    is_evicted = engine.blocks[block].key != NO_KEY
     assert engine.blocks[block].refs == 0
     linked_list.remove(engine.blocks, block)
     state.num_free -= 1
@@ -72,7 +75,7 @@ def free(engine: Engine, begin: int, end: int, reuses_first: bool) -> int:
             state.num_free += 1
             if blocks[block].key != NO_KEY:
                 state.num_cached += 1
-                engine.rules.note_freed(engine, block)
+            engine.rules.note_freed(engine, block)
     if not reuses_first:
         return num_shared
     # Blocks without a key go to the head, and the block freed first is the first to be taken.

@@ -68,9 +68,10 @@ class CachedBlocks:
         self.free_blocks.pop(unit, None)
 
     def free(self, unit: int, now_s: float) -> None:
-        """Note that no table holds block `unit` from `now_s` on."""
-        cached = self.free_blocks[unit] = self._by_unit[unit]
-        cached.last_used_s = now_s
+        """Note that no table holds block `unit` from `now_s` on; ignore a block that keeps no prefix."""
+        if (cached := self._by_unit.get(unit)) is not None:
+            self.free_blocks[unit] = cached
+            cached.last_used_s = now_s
 
     def remove(self, unit: int) -> None:
         """Remove a block that is evicted."""

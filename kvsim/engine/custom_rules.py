@@ -13,10 +13,11 @@ from typing import NoReturn
 
 from kvsim.engine import block_pool, prefix_hits, scheduler, waiting_queue
 from kvsim.engine.cached_blocks import CachedBlocks, Candidates
+from kvsim.engine.optimal_eviction import OptimalEviction
 from kvsim.engine.records import Sequence
 from kvsim.engine.state import PREEMPTED, WAITING, Engine
 from kvsim.errors import PolicyError
-from kvsim.policies.custom import Allocator, CustomPolicy, ServedRequest
+from kvsim.policies.custom import Allocator, CustomPolicy, ServedRequest, evicts
 
 QUEUED = (WAITING, PREEMPTED)
 """States of a request that is in the queue."""
@@ -100,8 +101,8 @@ class Served:
 class CustomRules:
     """A custom policy at work in one engine; the step that the policy makes, as it sees it."""
 
-    def __init__(self, policy: CustomPolicy, num_units: int) -> None:
-        """Ask `policy` for its allocator for a pool of `num_units`."""
+    def __init__(self, policy: CustomPolicy, num_units: int, eviction: OptimalEviction | None = None) -> None:
+        """Ask `policy` for its allocator for a pool of `num_units`; `eviction` evicts in its place."""
         self.policy = policy
         make = policy.allocator
         self.allocator: Allocator | None = None if make is None else make(num_units, policy.unit_tokens)
@@ -109,7 +110,8 @@ class CustomRules:
         """The units of each request that has a table, by the number of its record; with a custom allocator only."""
         self.is_taken = bytearray(num_units)
         """Whether a unit is in a table; with a custom allocator only."""
-        self._cached = CachedBlocks() if type(policy).evict is not CustomPolicy.evict else None
+        self._eviction = eviction
+        self._cached = CachedBlocks() if evicts(policy) else None
         self._served: dict[int, Served] = {}
         self._engine: Engine | None = None
         self._num_empty = 0
@@ -185,6 +187,8 @@ class CustomRules:
 
     def choose_evicted(self, engine: Engine) -> int:
         """Return the block that the policy evicts."""
+        if self._eviction is not None:
+            return self._eviction.choose_evicted(engine)
         if self._cached is None:
             return block_pool.least_recently_freed(engine)
         self._engine, candidates = engine, Candidates(self._cached)
@@ -196,6 +200,8 @@ class CustomRules:
 
     def note_cached(self, engine: Engine, sequence: Sequence, group: int, index: int) -> None:
         """Note that entry `index` of a table was put into the prefix cache."""
+        if self._eviction is not None:
+            self._eviction.note_cached(engine, sequence, group, index)
         if self._cached is not None:
             self._cached.add(engine, sequence, self.served(engine, sequence), group, index)
 
@@ -205,7 +211,9 @@ class CustomRules:
             self._cached.hit(block, self.served(engine, sequence))
 
     def note_freed(self, engine: Engine, block: int) -> None:
-        """Note that no table holds a cached block any more."""
+        """Note that no table holds a block any more, which may keep a prefix."""
+        if self._eviction is not None:
+            self._eviction.note_freed(engine, block)
         if self._cached is not None:
             self._cached.free(block, engine.state.host_s)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -55,6 +55,7 @@ from kvsim.steptime import StepTimeModel
 
 if TYPE_CHECKING:
     from kvsim.engine.custom_rules import CustomRules
+    from kvsim.engine.optimal_eviction import OptimalEviction
 
 STEPS_PER_SLICE = 1 << 14
 """Steps after which records are drained, and progress reported."""
@@ -113,6 +114,8 @@ class EnginePlan:
     """Speculative decoding as vLLM schedules it; None without."""
     rules: CustomRules | None = None
     """A policy in Python at work."""
+    eviction: OptimalEviction | None = None
+    """The rule that evicts in place of vLLM's; with `rules`, these have it."""
 
     def build(self, *, compiled: bool = False) -> Engine:
         """Build an engine that has not begun, to be run interpreted or `compiled`.
@@ -149,7 +152,7 @@ class EnginePlan:
         return Engine(
             memory=custom_memory.CUSTOM if is_custom else memory_of(policy),
             scheduler=sglang_scheduler.SGLANG if isinstance(policy, Radix) else scheduler.SCHEDULER,
-            rules=self.rules or scheduler.VLLM,
+            rules=self.rules or _built_in_rules(self.eviction),
             settings=settings,
             step_times=times,
             stages=records_of(records.Stage, len(times)),
@@ -307,6 +310,20 @@ class _Room:
             rows_of_loads=rows_of_loads,
             memory_rows=margin + FIRST_ROWS + 1,
         )
+
+
+def _built_in_rules(eviction: OptimalEviction | None) -> scheduler.BuiltInRules:
+    """Return vLLM's rules, but for the eviction, if there is one."""
+    if eviction is None:
+        return scheduler.VLLM
+    return replace(
+        scheduler.VLLM,
+        name="vllm with optimal eviction",
+        choose_evicted=eviction.choose_evicted,
+        note_cached=eviction.note_cached,
+        note_hit=eviction.note_hit,
+        note_freed=eviction.note_freed,
+    )
 
 
 def memory_of(policy: Policy) -> Memory:

@@ -60,7 +60,7 @@ class Rules(Protocol):
         """Return the waiting sequence to admit next; there is one."""
 
     def choose_evicted(self, engine: Engine, /) -> int:
-        """Return the free block that is taken out of the prefix cache, as all free blocks are in it."""
+        """Return the free block to take, since the head of the free queue keeps a prefix."""
 
     def note_cached(self, engine: Engine, sequence: Sequence, group: int, index: int, /) -> None:
         """Note that entry `index` of a table was put into the prefix cache."""
@@ -69,7 +69,7 @@ class Rules(Protocol):
         """Note that a sequence was admitted with a block of the prefix cache."""
 
     def note_freed(self, engine: Engine, block: int, /) -> None:
-        """Note that no table holds a cached block any more."""
+        """Note that no table holds a block any more, which may keep a prefix."""
 
 
 class Engine(NamedTuple):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from kvsim.engine.initialization import memory_of
 from kvsim.machines import interval_in
-from kvsim.policies.custom import CustomPolicy
+from kvsim.policies.kinds import base_of, runs_in_python
 from kvsim.profiles.extrapolation import Watched
 from kvsim.simulation import Machine, measure
 from kvsim.simulation.modes import engine_for_several
@@ -84,8 +84,8 @@ def band_of(
         return None
     error = known.clocks
     # Compiling once takes as long as two such sets of interpreted runs.
-    if options.get("engine", "auto") == "auto" and not isinstance(policy, CustomPolicy):
-        options["engine"] = engine_for_several(memory_of(policy))
+    if options.get("engine", "auto") == "auto" and not runs_in_python(policy):
+        options["engine"] = engine_for_several(memory_of(base_of(policy)))
     found = [figures_of(summary)]
     for place in _PLACES:
         pace = Pace(host=1 + place * error["host"] / 100, gpu=1 + place * error["gpu"] / 100)

@@ -8,6 +8,7 @@ a memory factor and a speed factor.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,6 +16,7 @@ import numpy as np
 
 from kvsim.metrics.names import STATIC_BATCHES
 from kvsim.policies import AnyPolicy, Contiguous, Paged, Pipeline, Policy, Radix, Static
+from kvsim.policies.custom import CustomPolicy
 from kvsim.policies.kinds import most_running
 from kvsim.policies.settings import ContiguousSettings, ContinuousSettings, PagedSettings, StaticSettings
 
@@ -172,7 +174,7 @@ def rung_recordings(
     return recordings
 
 
-def with_ample_memory(machine: Machine, policy: AnyPolicy, workload: Workload) -> tuple[Machine, Policy]:
+def with_ample_memory(machine: Machine, policy: AnyPolicy, workload: Workload) -> tuple[Machine, AnyPolicy]:
     """Return `machine` with memory for every sequence that `policy` may run at a time, at its longest, and `policy`.
 
     A sequence is then no longer than the workload needs: a policy that reserves the longest would ask for more memory
@@ -194,4 +196,8 @@ def with_ample_memory(machine: Machine, policy: AnyPolicy, workload: Workload) -
         enough = ((num_seqs + 1) * layout.blocks_for(short.max_model_len, most) + 2) * layout.bytes_per_block
     else:
         enough = (num_seqs + 1) * (short.max_model_len + 1) * machine.model.kv_bytes_per_token
-    return replace(machine, kv_bytes=max(machine.kv_bytes, enough)), short
+    ruled: AnyPolicy = short
+    if isinstance(policy, CustomPolicy) and isinstance(short, Paged):
+        ruled = copy(policy)
+        ruled.scheduler = short.scheduler
+    return replace(machine, kv_bytes=max(machine.kv_bytes, enough)), ruled

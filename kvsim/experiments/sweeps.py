@@ -32,6 +32,7 @@ from kvsim.memory.waste import SlotState
 from kvsim.metrics.run_verdict import limit_of, limit_words
 from kvsim.policies import AnyPolicy, describe
 from kvsim.policies.custom import CustomPolicy
+from kvsim.policies.kinds import evicts_optimally
 from kvsim.simulation import Machine, Measured, measure
 from kvsim.workload import Workload
 
@@ -86,7 +87,7 @@ def source_of(policy: AnyPolicy) -> list[tuple[str, str]]:
     try:
         module = inspect.getmodule(kind)
         has_file = module is not None and getattr(module, "__file__", None) is not None
-        text = inspect.getsource(module if has_file and module is not None else kind)
+        text = policy.source or inspect.getsource(module if has_file and module is not None else kind)
     except (OSError, TypeError) as error:
         raise UsageError(
             f"the source of the policy {policy.name!r} cannot be read, so its runs cannot be identified; write it into "
@@ -226,13 +227,22 @@ def _run(workload: Workload, point_of: Callable[..., Point]) -> Row:
 
 def run_point(point: Point) -> Row:
     """Return one row: the settings and the figures, or the reason why the point could not be served."""
-    pool = {"series": point.policy.name, "unit_tokens": point.policy.unit_tokens, "kv_bytes": point.machine.kv_bytes}
+    pool = {
+        "series": _series(point.policy),
+        "unit_tokens": point.policy.unit_tokens,
+        "kv_bytes": point.machine.kv_bytes,
+    }
     row: Row = {**point.settings, **pool, "source": f"times: {point.machine.step_time.label}", "error": ""}
     try:
         measured = measure(point.workload, point.policy, point.machine, refuse_misfits=point.refuse_misfits)
     except KvsimError as error:
         return row | {"error": str(error)}
     return row | _figures(measured)
+
+
+def _series(policy: AnyPolicy) -> str:
+    """Return the name of the line that joins points of a policy in a figure."""
+    return f"{policy.name} (optimal eviction)" if evicts_optimally(policy) else policy.name
 
 
 def _figures(measured: Measured) -> Row:

@@ -16,8 +16,8 @@ from kvsim.errors import UsageError
 from kvsim.files.arrow_table import read_table
 from kvsim.memory.waste import SlotState
 from kvsim.metrics import summarize
-from kvsim.plots.style import LINES, STATE_COLORS, Picture, Purpose, Size, style
-from kvsim.plots.words import ByteUnit, memory, policy_label, source_line
+from kvsim.plots.style import LINES, MUTED, STATE_COLORS, Picture, Purpose, Size, style
+from kvsim.plots.words import ByteUnit, is_bound, memory, policy_label, source_line
 
 if TYPE_CHECKING:
     import os
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 _ALIKE = 0.98
 """Share of the best throughput above which block sizes count as equally good."""
+_BOUND_LINE: dict[str, Any] = {"color": MUTED, "linestyle": (0, (1, 1))}
 _NEVER_USED = (SlotState.INTERNAL, SlotState.PADDING, SlotState.EXPIRED, SlotState.EXTERNAL)
 
 
@@ -137,9 +138,12 @@ def throughput_block_size(*runs: Recording | RunPoint, purpose: Purpose = "web",
 
 
 def hits_capacity(*runs: Recording | RunPoint, purpose: Purpose = "web", size: Size | None = None) -> Picture:
-    """Draw the share of prompt tokens that are prefix hits over the size of the pool."""
+    """Draw the share of prompt tokens that are prefix hits over the size of the pool.
+
+    Runs with optimal eviction are a bound for the others.
+    """
     points = _points(runs)
-    label = "prefix hits (% of prompt tokens)"
+    label = "prompt tokens hit (%)"
     picture = _against_capacity(points, "hit_percent", label, _most_hits(points), purpose, size)
     picture.alt_text = "Prefix hits against the size of the pool. " + _sentences(
         points, lambda point: f"{memory(point.kv_bytes)}: {point.hit_percent:.3g}% of the prompt tokens"
@@ -161,7 +165,7 @@ def _against_capacity(
     """Draw one field of the points over the size of the pool."""
     unit = ByteUnit.for_size(max(point.kv_bytes for point in points))
     with style(purpose):
-        picture = Picture(purpose, size, aspect=0.6)
+        picture = Picture(purpose, size, aspect=0.7)
         axes = picture.subplots()
         _draw(axes, points, "kv_bytes", field, scale=unit.num_bytes)
         axes.set(xlabel=f"KV pool ({unit.name})", ylabel=label, xlim=(0, None))
@@ -173,11 +177,12 @@ def _against_capacity(
 def _draw(
     axes: Axes, points: Sequence[RunPoint], x: str, y: str, *, scale: float = 1.0, color: str | None = None
 ) -> None:
-    names = list(dict.fromkeys(point.series for point in points))
+    names = sorted(dict.fromkeys(point.series for point in points), key=is_bound)
     one_color = {"color": color} if color and len(names) == 1 else {}
     for series, line in zip(names, LINES, strict=False):
         row = sorted((getattr(point, x) / scale, getattr(point, y)) for point in points if point.series == series)
-        axes.plot(*zip(*row, strict=True), **(line | one_color), marker="o", clip_on=False, label=series)
+        drawn = _BOUND_LINE if is_bound(series) and len(names) > 1 else line | one_color
+        axes.plot(*zip(*row, strict=True), **drawn, marker="o", clip_on=False, label=series)
 
 
 def _finish(picture: Picture, axes: Axes, points: Sequence[RunPoint], title: str) -> None:
@@ -192,6 +197,13 @@ def _best(points: Sequence[RunPoint]) -> str:
 
 
 def _most_hits(points: Sequence[RunPoint]) -> str:
+    """Describe the largest gap between a rule and the bound or, without a bound, the best point."""
+    bounds = {point.kv_bytes: point.hit_percent for point in points if is_bound(point.series)}
+    below = [point for point in points if not is_bound(point.series) and point.kv_bytes in bounds]
+    if below:
+        most = max(below, key=lambda point: bounds[point.kv_bytes] - point.hit_percent)
+        found = f"With {memory(most.kv_bytes)}, {most.series} finds {most.hit_percent:.3g}% of the prompt tokens"
+        return f"{found}, and the bound is {bounds[most.kv_bytes]:.3g}%"
     best = max(points, key=lambda point: np.nan_to_num(point.hit_percent, nan=-1.0))
     if not best.hit_percent > 0:
         return "No prompt finds its beginning in the prefix cache"

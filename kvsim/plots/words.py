@@ -97,7 +97,13 @@ def policy_label(policy: Mapping[str, Any]) -> str:
     """Return the name of a policy for legends: "contiguous (reserve max)"."""
     name = policy_name(label(policy.get("rules") or policy.get("name", "paged")))
     reserve = f" (reserve {label(policy['reserve'])})" if "reserve" in policy else ""
-    return f"{name}{reserve}"
+    eviction = " (optimal eviction)" if policy.get("eviction") == "optimal" else ""
+    return f"{name}{reserve}{eviction}"
+
+
+def is_bound(policy: str) -> bool:
+    """Tell whether a label is that of a policy which knows the future."""
+    return "optimal eviction" in policy
 
 
 def listed(items: Iterable[str]) -> str:

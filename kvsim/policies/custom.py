@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
+from pathlib import Path
+from types import ModuleType
 from typing import Any, Protocol, runtime_checkable
 
 from kvsim.errors import UsageError
@@ -193,6 +195,8 @@ class CustomPolicy(Protocol):
     """Limits of a step, and the order of the queue."""
     cache: PagedSettings = PagedSettings()
     """Settings of vLLM's cache. With a custom allocator only `block_size` has an effect: the tokens of a unit."""
+    source: str = ""
+    """Text of the file that a policy was read from by name; empty for one that Python imported."""
     allocator: Callable[[int, int], Allocator] | None = None
     """Class or function that makes the allocator, from the number of units of the pool and the tokens of each; None for
     vLLM's cache. It is called once a run.
@@ -234,6 +238,44 @@ class CustomPolicy(Protocol):
     def unit_tokens(self) -> int:
         """Slots per unit of the pool."""
         return self.cache.block_size
+
+
+def is_policy_file(text: str) -> bool:
+    """Tell whether `text` names a policy in a Python file: FILE.py or FILE.py:CLASS."""
+    return text.endswith(".py") or ".py:" in text
+
+
+def policy_from_file(text: str) -> CustomPolicy:
+    """Return a policy of the class that FILE.py:CLASS names; FILE.py is enough where the file has one policy.
+
+    Raises:
+        UsageError: the file cannot be run, or has no such policy.
+    """
+    stem, _, name = text.removesuffix(".py").partition(".py:")
+    path = Path(f"{stem}.py")
+    module = ModuleType(f"policy_in_{path.stem}")  # not in `sys.modules`, so that classes are pickled by value
+    try:
+        source = path.read_text(encoding="utf-8")
+        exec(compile(source, str(path), "exec"), vars(module))
+        kinds = [
+            kind
+            for kind in vars(module).values()
+            if isinstance(kind, type) and CustomPolicy in kind.__mro__ and kind.__module__ == module.__name__
+        ]
+        chosen = [kind for kind in kinds if name in ("", kind.__name__)]
+        if len(chosen) == 1:
+            made: CustomPolicy = chosen[0]()
+            type(made).source = source
+            return made
+    except Exception as error:
+        raise UsageError(f"the policy in {path} cannot be made: {type(error).__name__}: {error}.") from error
+    names = ", ".join(kind.__name__ for kind in kinds) or "no subclass of kvsim.CustomPolicy"
+    raise UsageError(f"{path} has {names}; give one policy as {path}:CLASS.")
+
+
+def evicts(policy: CustomPolicy) -> bool:
+    """Tell whether `policy` has a rule of eviction."""
+    return type(policy).evict is not CustomPolicy.evict
 
 
 def check_hooks(policy: CustomPolicy) -> None:

@@ -13,6 +13,7 @@ from kvsim.policies.settings import (
     ContinuousSettings,
     EngineDefaults,
     PagedSettings,
+    PrefixEviction,
     StaticSettings,
 )
 from kvsim.policies.sglang import Radix, RadixSettings, SGLangSettings
@@ -98,6 +99,17 @@ def base_of(policy: AnyPolicy) -> Policy:
         return Paged(scheduler=policy.scheduler, cache=policy.cache)
     units = PagedSettings(block_size=policy.unit_tokens, enable_prefix_caching=False)
     return Paged(scheduler=policy.scheduler, cache=units)
+
+
+def evicts_optimally(policy: AnyPolicy) -> bool:
+    """Tell whether the prefix cache of `policy` knows all requests."""
+    base = base_of(policy)
+    return isinstance(base, Paged) and base.cache.eviction is PrefixEviction.OPTIMAL
+
+
+def runs_in_python(policy: AnyPolicy) -> bool:
+    """Tell whether `policy` decides in Python, so that its engine cannot be compiled."""
+    return isinstance(policy, CustomPolicy) or evicts_optimally(policy)
 
 
 def most_running(policy: AnyPolicy) -> int:

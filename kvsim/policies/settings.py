@@ -68,6 +68,17 @@ class Growth(Enum):
     """A request is preempted at once: extents cannot move."""
 
 
+class PrefixEviction(Enum):
+    """Eviction rule of the prefix cache: which free block loses its prefix when a request needs a block."""
+
+    LRU = "lru"
+    """The least recently freed block, as in vLLM."""
+    OPTIMAL = "optimal"
+    """The block whose next use lies farthest ahead among the known requests (Belady's rule): a bound, which no server
+    can follow.
+    """
+
+
 class Eviction(Enum):
     """Eviction policy of host memory (vLLM's `eviction_policy`)."""
 
@@ -233,6 +244,11 @@ class PagedSettings:
         "--prefix-caching/--no-prefix-caching",
         shown="on, but off for models with recurrent layers, as in vLLM",
     )
+    eviction: PrefixEviction = setting(
+        PrefixEviction.LRU,
+        "Rule that chooses which cached prefix is evicted; optimal knows all requests: a bound, interpreted only.",
+        "--eviction",
+    )
     hybrid_manager: bool = setting(
         True,
         "KV-cache groups for layers of different kinds; the flag treats windowed layers as full ones.",
@@ -358,6 +374,9 @@ class ContiguousSettings:
     request_level: bool = setting(
         False, "Admit no request until the whole batch has ended, as servers did before Orca.", "--request-level"
     )
+
+    def __post_init__(self) -> None:
+        check_settings(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,8 @@ from kvsim.engine.compiled import has_numba
 from kvsim.engine.driver import has_machine_code
 from kvsim.engine.memory import Memory
 from kvsim.errors import UsageError
-from kvsim.policies.custom import CustomPolicy
+from kvsim.policies import AnyPolicy, CustomPolicy
+from kvsim.policies.kinds import runs_in_python
 from kvsim.steptime import StepTimeModel
 
 EngineName: TypeAlias = Literal["auto", "compiled", "interpreted"]
@@ -23,18 +24,18 @@ _MANY_TOKENS = 500_000
 _LONG = 50_000
 
 
-def engine_for(engine: EngineName, own: CustomPolicy | None) -> EngineName:
-    """Return `engine`, or `interpreted` if the policy is a custom one in Python.
+def engine_for(engine: EngineName, policy: AnyPolicy) -> EngineName:
+    """Return `engine`, or `interpreted` if the policy decides in Python.
 
     Raises:
         UsageError: it should be compiled all the same.
     """
-    if own is None:
+    if not runs_in_python(policy):
         return engine
     if engine == "compiled":
-        raise UsageError(
-            f"the policy {own.name!r} is in Python, which is not compiled; take engine='interpreted', or leave it auto."
-        )
+        is_own = isinstance(policy, CustomPolicy)
+        what = f"the policy {policy.name!r}" if is_own else "eviction that knows all requests"
+        raise UsageError(f"{what} is in Python, which is not compiled; take engine='interpreted', or leave it auto.")
     return "interpreted"
 
 

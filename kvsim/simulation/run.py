@@ -9,21 +9,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, Unpack
 
 import numpy as np
+import numpy.typing as npt
 import simpy
 
+from kvsim.engine.arrays import column
 from kvsim.engine.custom_rules import CustomRules
 from kvsim.engine.driver import Driver
 from kvsim.engine.initialization import EnginePlan, memory_of
+from kvsim.engine.optimal_eviction import OptimalEviction
 from kvsim.engine.state import Engine
 from kvsim.errors import UsageError
 from kvsim.metrics import Limits
-from kvsim.policies import AnyPolicy, Static, describe
-from kvsim.policies.custom import CustomPolicy
+from kvsim.policies import AnyPolicy, Paged, Static, describe
+from kvsim.policies.custom import CustomPolicy, evicts
+from kvsim.policies.kinds import evicts_optimally
 from kvsim.policies.releases import defaults_of
+from kvsim.policies.settings import Order, PrefixEviction
 from kvsim.profiles.extrapolation import Watched
 from kvsim.recording import Meta, Recording, RecordingBuilder, RecordingWriter
 from kvsim.simulation.dispatch import CachedKeys, Dispatcher
@@ -122,6 +128,7 @@ class Run:
         """
         self.setup = setup
         self.samples: list[CachedKeys] = []
+        self._future = _expected_order(setup, num_replicas) if evicts_optimally(setup.base) else None
         self._environment = simpy.Environment()
         source = self._source(num_replicas, dispatcher or Dispatcher.of(setup), sample_s)
         self._replicas = [
@@ -163,8 +170,9 @@ class Run:
     def _replica(self, source: Source, builder: RecordingBuilder | None) -> Replica:
         setup, policy, machine, options = self.setup, self.setup.base, self.setup.machine, self.setup.options
         own = setup.policy if isinstance(setup.policy, CustomPolicy) else None
+        eviction = None if self._future is None else OptimalEviction(self._future)
         # Code that is compiled for one server of several serves the others, too.
-        size, choice = len(setup.workload) * setup.rows.step, engine_for(options.get("engine", "auto"), own)
+        size, choice = len(setup.workload) * setup.rows.step, engine_for(options.get("engine", "auto"), setup.policy)
         # A check looks at everything at every step, in Python, which reads objects faster than arrays.
         memory = None if options.get("check", False) else memory_of(policy)
         compiled = begins_compiled(
@@ -187,7 +195,8 @@ class Run:
             records_memory=builder is not None,
             records_schedule=builder is not None,
             checking=options.get("check", False),
-            rules=None if own is None else CustomRules(own, setup.num_units),
+            rules=None if own is None else CustomRules(own, setup.num_units, eviction),
+            eviction=eviction,
         )
 
         def compile_later() -> Engine | None:
@@ -207,6 +216,11 @@ class Run:
             rows=setup.rows,
         )
         return Replica(server, totals, tables)
+
+    def times_of_admission(self) -> npt.NDArray[np.float64]:
+        """Return when each request of the workload was first scheduled by the one server, in seconds; NaN for never."""
+        [replica] = self._replicas
+        return np.array(column(replica.server.driver.engine.times, "first_scheduled_s")[1:])
 
     def _watch(self, engine: Engine) -> None:
         """Report the largest steps of a slice to a model that asks for them, and the progress."""
@@ -234,6 +248,34 @@ class Replica(NamedTuple):
         if self.tables is not None:
             self.tables.finish(requests)
         return self.totals.finish(engine, requests, meta, name)
+
+
+def _expected_order(setup: Setup, num_replicas: int) -> list[int]:
+    """Return the rows in the order in which an optimal eviction expects the requests to be admitted.
+
+    Requests that are served in order of arrival are expected in that order. Others, such as turns that wait for
+    answers, are expected in the order in which the same server admits them with vLLM's eviction.
+
+    Raises:
+        UsageError: another setting decides what is evicted, or what is computed where.
+    """
+    base, policy = setup.base, setup.policy
+    assert isinstance(base, Paged)
+    has_own = isinstance(policy, CustomPolicy) and evicts(policy)
+    for what, is_asked in (
+        ("host memory has a rule of its own, so take --kv-offloading-size 0", base.cache.kv_offloading_size > 0),
+        ("the server of a request is not known, so take --replicas 1", num_replicas > 1 or setup.rows.step > 1),
+        (f"the policy {policy.name!r} has a rule of its own, so take eviction lru", has_own),
+    ):
+        if is_asked:
+            raise UsageError(f"optimal eviction knows the requests of one prefix cache, and {what}.")
+    if setup.workload.turns is None and base.scheduler.order is Order.FCFS:
+        return list(range(len(setup.workload)))
+    known: Options = {**setup.options, "progress": None, "check": False, "engine": "auto"}
+    vllms = replace(base, cache=replace(base.cache, eviction=PrefixEviction.LRU))
+    first = Run(Setup.of(setup.workload, vllms, setup.machine, known))
+    first.finish()
+    return [int(row) for row in np.argsort(first.times_of_admission(), kind="stable")]
 
 
 def _most_at_once(options: Options) -> int | None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from ..conftest import REPOSITORY
 
 if TYPE_CHECKING:
     import subprocess
@@ -73,3 +76,28 @@ def test_a_profile_of_another_model_is_refused(kvsim: Run) -> None:
     done = kvsim("run", "--num-requests", "5", "--profile", "vllm-h200-llama-2-7b")
     assert done.returncode == 2
     assert "carry over to another GPU, not to another model" in done.stderr
+
+
+def test_a_policy_in_a_file_runs_with_the_flags(
+    summary: Callable[..., dict[str, Any]], kvsim: Run, tmp_path: Path
+) -> None:
+    evict = str(REPOSITORY / "examples" / "evict.py")
+    found = summary("--policy", f"{evict}:LeastOftenHit", "--max-num-seqs", "7")
+    assert (found["policy"], found["peak_batch"]) == ("least-often-hit", 7)
+    assert summary("--eviction", "optimal")["prefix_hit_tokens"] >= 0
+    for given, said in (
+        (evict, "LeastOftenHit, TimeToLive, PinnedPrompts, TokensSaved; give one policy as"),
+        (f"{evict}:Lfu", "give one policy as"),
+        ("absent.py", "there is no file absent.py"),
+        (str(tmp_path / "broken.py"), "cannot be made: SyntaxError"),
+    ):
+        (tmp_path / "broken.py").write_text("def", encoding="utf-8")
+        done = kvsim("run", "--policy", given, *REQUESTS)
+        assert done.returncode == 2
+        assert said in " ".join(done.stderr.split())
+    done = kvsim("fit", "--eviction", "optimal", "--users", "2")
+    assert (done.returncode, "leave it out" in done.stderr) == (2, True)
+    sweep = ("--policy", f"{evict}:LeastOftenHit", *REQUESTS[:8], "--vary", "num-blocks=80,90")
+    for counts in ("2 done, 0 kept", "0 done, 2 kept"):
+        done = kvsim("sweep", *sweep, "-o", str(tmp_path / "points.parquet"))
+        assert (done.returncode, counts in done.stdout) == (0, True), done.stderr

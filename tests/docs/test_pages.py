@@ -31,6 +31,7 @@ PAGES = [
         "how-to.md",
         "sizing.md",
         "upgrades.md",
+        "policies/eviction.md",
         "reference/recordings.md",
     ),
     *(f"tutorials/{name}.md" for name in ("learner", "writer", "engineer", "researcher")),
@@ -84,7 +85,8 @@ def run_shell(line: str, code: int) -> None:
 
 def put_files_of_a_reader() -> None:
     """What pages speak of as the reader's own, in the current folder: requests, a model, a card."""
-    Path("traces").symlink_to(REPOSITORY / "traces")
+    for folder in ("traces", "examples"):
+        Path(folder).symlink_to(REPOSITORY / folder)
     Path("requests.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0,100,20\n0.5,300,10\n", encoding="utf-8")
     detail = {"total_input_tokens": 400, "input_lens": [100, 300], "output_lens": [20, 10], "start_times": [5.0, 5.5]}
     Path("result.json").write_text(json.dumps({"backend": "vllm", **detail}), encoding="utf-8")
@@ -142,8 +144,8 @@ def test_every_public_function_and_class_is_in_the_reference() -> None:
     documented = {name.rpartition(".")[2] for name in re.findall(r"^::: (\S+)", text, re.MULTILINE)}
     small = {"ContinuousSettings", "PagedSettings", "ContiguousSettings", "StaticSettings",
              "AllAtOnce", "Budget", "Constant", "Empirical", "Fixed", "Gamma", "Gpu", "Growth", "LogNormal", "Model",
-             "Order", "Poisson", "Reserve", "Roofline", "StepTimeModel", "Uniform", "all_models", "shipped_names",
-             "summarize", "KvsimError"}  # fmt: skip
+             "Order", "Poisson", "PrefixEviction", "Reserve", "Roofline", "StepTimeModel", "Uniform", "all_models",
+             "shipped_names", "summarize", "KvsimError"}  # fmt: skip
     assert {*kvsim.__all__, "StepInMaking", "ServedRequest"} - {"__version__"} - small <= documented
     for name in small:
         assert f"`{name}`" in text, name

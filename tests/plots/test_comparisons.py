@@ -21,6 +21,7 @@ from kvsim.plots.latency import latency
 from kvsim.plots.lifetimes import lifetimes, lifetimes_of
 from kvsim.plots.queue import queue
 from kvsim.plots.roofline import StepWork, roofline
+from kvsim.plots.style import MUTED
 from kvsim.plots.words import seconds
 from kvsim.policies import Contiguous, Paged
 from kvsim.policies.settings import ContinuousSettings, PagedSettings
@@ -260,6 +261,16 @@ def test_a_sweep_is_drawn_in_the_order_of_its_axis(make_machine: Callable[[int],
 def test_hits_are_a_share_of_the_prompt_tokens(sharing: Recording) -> None:
     assert RunPoint.of(sharing).hit_percent == pytest.approx(100 * 5 * 32 / (6 * 64))
     assert "41.7% are cache hits" in words_on(hits_capacity(sharing))
+
+
+def test_a_bound_is_told_apart_and_the_headline_says_what_is_left(sharing: Recording) -> None:
+    point = RunPoint.of(sharing)
+    bound = replace(point, series="paged (optimal eviction)", hit_percent=point.hit_percent + 20)
+    picture = hits_capacity(bound, point)
+    assert "paged finds 41.7% of the prompt tokens, and the bound is 61.7%" in words_on(picture)
+    first, last = picture.axes[0].get_lines()
+    assert (first.get_label(), last.get_label()) == ("paged", "paged (optimal eviction)")
+    assert first.get_color() != last.get_color() == MUTED
 
 
 def test_block_sizes_are_compared_in_output_and_waste(make_machine: Callable[[int], Machine]) -> None:
