@@ -20,7 +20,18 @@ from kvsim.engine.driver import Driver
 from kvsim.engine.initialization import EnginePlan
 from kvsim.engine.known_requests import Demand
 from kvsim.engine.prefix_keys import PrefixKeys
-from kvsim.engine.radix_records import ASKED, DECODE, LEAF, NO_BATCH, NO_PAGE, NO_PRIORITY, RETRACTED
+from kvsim.engine.radix_records import (
+    ASKED,
+    DECODE,
+    DUPLICATE,
+    LEAF,
+    NO_BATCH,
+    NO_PAGE,
+    NO_PRIORITY,
+    RETRACTED,
+    SLOTS,
+    WINDOWS,
+)
 from kvsim.engine.state import ABORTED, PREEMPTED, RUNNING, WAITING
 from kvsim.workload import Ragged
 
@@ -85,6 +96,7 @@ class SGLangRun:
             no_times(),
             refused=np.zeros(len(self._requests), np.bool_),
             reports=True,
+            window_tokens=workload.window_tokens,
         )
         self._driver = Driver(plan.build(compiled=compiled), compiled=compiled)
         self._engine, self._radix = self._driver.engine, self._driver.engine.radix
@@ -98,6 +110,8 @@ class SGLangRun:
             sorted((each.abort_pass, each.name) for each in self._requests if each.abort_pass is not None)
         )
         self._arrived: list[int] = []
+        self._left: set[int] = set()
+        """Requests that SGLang serves without the end of their prompts."""
         self._has_launched = False
         """The last pass launched a batch."""
         self._num_steps = self._num_pages_taken = self._num_retracted = self._num_evicted = self._num_aborted = 0
@@ -146,7 +160,9 @@ class SGLangRun:
         driver, state, radix = self._driver, self._engine.state, self._radix
         self._has_launched = False
         while True:
-            ended_before = {each for each in (in_flight[0][1] if in_flight else ()) if not self._is_live(each)}
+            dropped = self._dropped()
+            oldest = in_flight[0][1] if in_flight else ()
+            ended_before = {each for each in oldest if not self._is_live(each)} - dropped
             num_in_flight = state.num_in_flight
             moment = driver.next_moment()
             if radix.state.has_failed:
@@ -156,13 +172,29 @@ class SGLangRun:
                 self._num_steps += 1
                 self._has_launched = True
                 in_flight.append((self._num_steps, list(driver.batch())))
+                self._move_stops()
                 yield {"kind": "step", "pass": number, "step": self._num_steps} | self._step() | self._state_record()
             elif moment == UPDATED:
                 step, batch = in_flight.popleft()
-                done = self._update([each for each in batch if each not in ended_before])
+                done = self._update([each for each in batch if each not in ended_before], dropped)
                 yield {"kind": "update", "pass": number, "step": step} | done | self._state_record()
             if not state.awaiting and radix.state.chosen_mode == NO_BATCH:
                 return
+
+    def _move_stops(self) -> None:
+        """Let a request that SGLang leaves amid its prompt stop later.
+
+        It does so where it cuts two prompts in one pass. The model that is driven looks its tokens up by their
+        position, so the stop token comes as many outputs later as tokens of the prompt are left out.
+        """
+        for number in self._driver.batch():
+            sequence, request = self._driver.sequence(number), self._requests[number - 1]
+            missing = int(sequence.prompt_tokens) - int(sequence.computed)
+            is_left = missing > 0 and number != int(self._radix.state.chunked) and number not in self._left
+            if is_left and request.stop_at is not None:
+                self._left.add(number)
+                most = int(sequence.prompt_tokens) + int(self._radix.holdings[number].limit)
+                self._engine.sequences[number].end_tokens = min(int(sequence.end_tokens) + missing, most)
 
     def _has_requests(self) -> bool:
         state = self._engine.state
@@ -222,27 +254,43 @@ class SGLangRun:
             | ({"chunked": chunked} if chunked else {})
         )
 
-    def _update(self, batch: list[int]) -> dict[str, Any]:
-        """Return the unfinished requests of a batch in an update record."""
+    def _dropped(self) -> set[int]:
+        """Return the requests that were retracted since the last record and ended by that."""
+        rows = [self._radix.events[index] for index in range(int(self._radix.state.num_events))]
+        retracted = {int(row.subject) for row in rows if row.kind == RETRACTED}
+        return {number for number in retracted if not self._is_live(number)}
+
+    def _update(self, batch: list[int], dropped: set[int]) -> dict[str, Any]:
+        """Return the unfinished requests of a batch in an update record; those `dropped` end untold."""
+        ended = [number for number in batch if number not in dropped and not self._is_live(number)]
         return {
             "outputs": {self._name(number): self._num_outputs(number) for number in batch},
-            "finished": {self._name(number): self._reason(number) for number in batch if not self._is_live(number)},
+            "finished": {self._name(number): self._reason(number) for number in ended},
         }
 
     def _state_record(self) -> dict[str, Any]:
         radix = self._radix
-        free, pages = self._free_pages(), "free_pages"
-        listed: Any = _runs(free)
-        if self._num_pages > _LISTED_PAGES:
-            listed, pages = [_runs(free[:_END_PAGES]), _runs(free[-_END_PAGES:])], "free_ends"
         lists = {
             "running": self._names(self._driver.running()),
             "waiting": self._names(self._driver.waiting()),
             "ratio": round(float(radix.state.ratio), 6),
             "full": bool(radix.state.is_full),
-            pages: listed,
         }
-        return self._events() | self._sizes() | lists
+        free = self._free_list(SLOTS, self._num_pages, "")
+        if self._workload.window_tokens:
+            free |= self._free_list(WINDOWS, int(radix.settings.window_pages), "_windows")
+            free |= {
+                "free_windows": int(radix.state.num_free_windows) * self._unit,
+                "evictable_windows": int(radix.state.num_cached_windows) * self._unit,
+            }
+        return self._events() | self._sizes() | lists | free
+
+    def _free_list(self, pool: int, num_pages: int, suffix: str) -> dict[str, Any]:
+        """Return the free pages of a pool, or its ends."""
+        free = self._free_pages(pool)
+        if num_pages > _LISTED_PAGES:
+            return {"free_ends" + suffix: [_runs(free[:_END_PAGES]), _runs(free[-_END_PAGES:])]}
+        return {"free_pages" + suffix: _runs(free)}
 
     def _sizes(self) -> dict[str, int]:
         state = self._radix.state
@@ -262,11 +310,15 @@ class SGLangRun:
             kind, subject = int(row.kind), int(row.subject)
             if kind == ASKED:
                 evicted.append({"asked": subject, "leaves": []})
+                if row.length:
+                    evicted[-1]["asked_windows"] = int(row.length)
             elif kind == RETRACTED:
                 name, outputs = self._name(subject), int(row.length)
                 retracted.append({"id": name, "outputs": outputs, "remaining": int(row.others)})
             else:
-                runs: list[list[int]] = evicted[-1]["leaves"] if kind == LEAF else duplicates
+                runs: list[list[int]] = duplicates
+                if kind != DUPLICATE:
+                    runs = evicted[-1].setdefault("leaves" if kind == LEAF else "windows", [])
                 if row.is_first:
                     runs.append([])
                 runs[-1] += range(subject * self._unit, (subject + 1) * self._unit)
@@ -274,7 +326,9 @@ class SGLangRun:
         self._num_retracted += len(retracted)
         for call in evicted:
             self._num_evicted += sum(map(len, call["leaves"])) // self._unit
-            call["leaves"] = [_runs(leaf) for leaf in call["leaves"]]
+            for name in ("leaves", "windows"):
+                if name in call:
+                    call[name] = [_runs(leaf) for leaf in call[name]]
         told = {"evicted": evicted, "duplicates": [_runs(each) for each in duplicates], "retracted": retracted}
         return {name: events for name, events in told.items() if events}
 
@@ -287,11 +341,13 @@ class SGLangRun:
             for token in range(num_tokens)
         ]
 
-    def _free_pages(self) -> list[int]:
+    def _free_pages(self, pool: int) -> list[int]:
+        """Return the free pages of a pool, counted from 1."""
         pages: list[int] = []
-        page = int(self._radix.state.first_free)
+        before = self._num_pages if pool == WINDOWS else 0
+        page = int(self._radix.free[pool].first)
         while page != NO_PAGE and len(pages) <= self._num_pages:
-            pages.append(page)
+            pages.append(page - before)
             page = int(self._radix.pages[page])
         return pages
 
@@ -306,6 +362,7 @@ class SGLangRun:
         if self._driver.sequence(number).status == ABORTED:
             return "FINISH_ABORT"
         is_stop = self._requests[number - 1].stop_at == self._num_outputs(number)
+        is_stop |= number in self._left and self._num_outputs(number) < int(self._radix.holdings[number].limit)
         return "FINISH_MATCHED_TOKEN" if is_stop else "FINISH_LENGTH"
 
     def _name(self, number: int) -> str:

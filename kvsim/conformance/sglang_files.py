@@ -36,9 +36,13 @@ _ENVIRONMENT = {
     "SGLANG_NEW_TOKEN_RATIO_DECAY_STEPS": "new_token_ratio_decay_steps",
     "SGLANG_RETRACT_DECODE_STEPS": "retract_decode_steps",
     "SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": "clip_max_new_tokens_estimation",
+    "SGLANG_SWA_EVICTION_INTERVAL": "swa_eviction_interval",
     "SGLANG_DISABLE_CONSECUTIVE_PREFILL_OVERLAP": "disable_consecutive_prefill_overlap",
 }
+_OF_CACHE = ("swa_full_tokens_ratio", "swa_eviction_interval")
+"""Arguments and variables about the cache; the others are about scheduling."""
 _ARGUMENTS = (
+    "swa_full_tokens_ratio",
     "prefill_max_requests", "prefill_decode_interval", "prefill_decode_interval_min_bs", "disable_priority_preemption",
     "priority_scheduling_preemption_threshold", "schedule_low_priority_values_first", "retraction_policy",
 )  # fmt: skip
@@ -47,7 +51,10 @@ _WORKLOAD_DEFAULTS: Mapping[str, Any] = {
     "max_prefill_tokens": 64, "overlap": True, "mixed_chunk": False, "schedule_policy": "fcfs", "conservativeness": 1.0,
     "radix_cache": True, "eviction_policy": "lru", "priority_scheduling": False,
 }  # fmt: skip
-_IGNORED = ("requests", "num_slots", "environment", "server_args", "tell_tree", "tree_core", "attention_backend")
+_IGNORED = (
+    "requests", "num_slots", "environment", "server_args", "tell_tree", "tree_core", "attention_backend", "model",
+    "window",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +82,8 @@ class SGLangWorkload:
     """Settings and requests of one run."""
 
     num_slots: int
+    window_tokens: int
+    """Tokens before a new one that layers with windows look at; 0 without such layers."""
     policy: Radix
     requests: tuple[SGLangRequest, ...]
 
@@ -89,8 +98,9 @@ def parse_sglang_workload(document: Any, where: str) -> SGLangWorkload:
         raise WorkloadError(f"{where}: a workload is an object with num_slots and a list of requests.")
     given = dict(_WORKLOAD_DEFAULTS) | document
     _refuse_unknown(given, where)
-    arguments = dict(document.get("server_args", {}))
     environment = {_ENVIRONMENT[name]: value for name, value in document.get("environment", {}).items()}
+    arguments = document.get("server_args", {}) | environment
+    of_cache = {name: arguments[name] for name in _OF_CACHE if name in arguments}
     try:
         num_slots = int(document["num_slots"]) // given["page_size"] * given["page_size"]
         scheduler = SGLangSettings(
@@ -103,18 +113,20 @@ def parse_sglang_workload(document: Any, where: str) -> SGLangWorkload:
             schedule_policy=given["schedule_policy"],
             schedule_conservativeness=given["conservativeness"],
             enable_priority_scheduling=given["priority_scheduling"],
-            **arguments,
-            **environment,
+            **{name: value for name, value in arguments.items() if name not in _OF_CACHE},
         )
         cache = RadixSettings(
             page_size=given["page_size"],
             radix_eviction_policy=given["eviction_policy"],
             disable_radix_cache=not given["radix_cache"],
+            **of_cache,
         )
+        window_tokens = max(int(document.get("window", 0)) - 1, 0)
         requests = tuple(_requests(document["requests"]))
     except (UsageError, KeyError, TypeError, ValueError) as error:
         raise WorkloadError(f"{where}: {str(error).rstrip('.')}.") from error
-    return SGLangWorkload(num_slots=num_slots, policy=Radix(scheduler=scheduler, cache=cache), requests=requests)
+    policy = Radix(scheduler=scheduler, cache=cache)
+    return SGLangWorkload(num_slots=num_slots, window_tokens=window_tokens, policy=policy, requests=requests)
 
 
 def _refuse_unknown(given: Mapping[str, Any], where: str) -> None:
@@ -125,7 +137,7 @@ def _refuse_unknown(given: Mapping[str, Any], where: str) -> None:
     unknown += [name for name in given.get("server_args", {}) if name not in _ARGUMENTS]
     if unknown:
         raise WorkloadError(
-            f"{where}: kvsim does not follow {', '.join(unknown)} of SGLang; sliding windows, a host tier and "
+            f"{where}: kvsim does not follow {', '.join(unknown)} of SGLang; a host tier and "
             "speculation are not simulated for it yet."
         )
 

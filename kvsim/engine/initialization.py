@@ -108,6 +108,8 @@ class EnginePlan:
     """Whether the engine stops at every step, so that its account can be checked."""
     reports: bool = False
     """SGLang's cache writes down evictions, duplicates and retractions."""
+    window_tokens: int = 0
+    """Tokens before a new one that layers with windows look at, where SGLang has a pool for them; 0 without."""
     num_moments: int = 1
     """Events that can be ordered in one call."""
     drafts: Drafts | None = None
@@ -237,8 +239,8 @@ class EnginePlan:
         if not isinstance(self.policy, Radix):
             return ()
         return radix_initialization.radix(
-            self.policy, self.demand, self.num_units, most_in_flight, most_memory_rows, reports=self.reports,
-            compiled=compiled,
+            self.policy, self.demand, self.num_units, most_in_flight, most_memory_rows,
+            window_tokens=self.window_tokens, reports=self.reports, compiled=compiled,
         )  # fmt: skip
 
     def _host_tier(self, room: _Room, *, compiled: bool) -> HostTier:

@@ -7,10 +7,10 @@ saves. The first candidate that is refused ends the pass.
 
 from __future__ import annotations
 
-from kvsim.engine import radix_tree, token_slots
+from kvsim.engine import radix_tree, token_slots, tree_windows
 from kvsim.engine.compiled import part
 from kvsim.engine.radix_records import NOT_CHUNKED, SHORTEST_PREFILL_FIRST
-from kvsim.engine.records import Sequence
+from kvsim.engine.records import NEVER, Sequence
 from kvsim.engine.state import RUNNING, Engine
 
 CONTINUE, NO_TOKEN, OTHER = range(3)
@@ -27,6 +27,7 @@ def begin(engine: Engine) -> None:
     radix.input_left = settings.max_prefill_tokens - num_mixed
     radix.chunk_left = settings.chunk_tokens - num_mixed
     radix.num_held_rows, radix.admitted_chunked, radix.num_needs = 0, NOT_CHUNKED, -1
+    radix.window_offset = 0
     expected = 0.0
     for index in range(state.num_running):
         expected += running_request_offset(engine, engine.sequences[engine.running[index]])
@@ -66,10 +67,34 @@ def _num_reachable(engine: Engine) -> int:
 
 
 @part
+def _rem_window_tokens(engine: Engine) -> int:
+    """Return the slots of windows left for all needs of admitted requests."""
+    radix = engine.radix.state
+    reachable = (radix.num_free_windows + radix.num_cached_windows) * engine.settings.unit_tokens
+    return reachable - radix.window_offset
+
+
+@part
+def _window_tokens(engine: Engine, num_tokens: int, most_new: int, most_at_once: int) -> int:
+    """Return the slots of windows that a request needs at most, `most_at_once` tokens of whose prompt are allocated."""
+    window = engine.radix.settings.window_tokens
+    beyond = max(min(num_tokens, most_at_once) - window, 0)
+    return beyond + min(num_tokens + most_new, window) + engine.settings.unit_tokens
+
+
+@part
+def _most_at_once(engine: Engine) -> int:
+    """Return the tokens of prompts that this pass still allocates at most."""
+    return engine.radix.state.chunk_left if engine.radix.settings.chunk_tokens > 0 else NEVER
+
+
+@part
 def budget_state(engine: Engine) -> int:
     """Return the verdict on the remaining budget."""
     radix = engine.radix.state
     if rem_total_tokens(engine) <= 0 or _cur_rem_tokens(engine) <= 0:
+        return NO_TOKEN
+    if tree_windows.is_on(engine) and _rem_window_tokens(engine) <= 0:
         return NO_TOKEN
     is_spent = radix.input_left <= 0 or (engine.radix.settings.chunk_tokens > 0 and radix.chunk_left <= 0)
     return OTHER if is_spent else CONTINUE
@@ -77,11 +102,18 @@ def budget_state(engine: Engine) -> int:
 
 @part
 def add_chunked_req(engine: Engine, sequence: Sequence, most: int) -> bool:
-    """Continue the request in the middle of its prompt by `most` tokens at most; tell whether it stays chunked."""
+    """Continue the request in the middle of its prompt by `most` tokens at most; tell whether it stays chunked.
+
+    With windows, it waits where memory is short.
+    """
     radix, holding = engine.radix.state, engine.radix.holdings[sequence.number]
     holding.laid_out_tokens = sequence.num_tokens
     available = min(radix.chunk_left, int(rem_total_tokens(engine)))
-    if available <= 0:
+    if tree_windows.is_on(engine):
+        available = min(available, _rem_window_tokens(engine) - engine.settings.unit_tokens)
+        if available <= 0:
+            return True
+    elif available <= 0:
         available = radix.chunk_left  # it must go on, or it would never give back what it holds
     available = min(available, most)
     num_left = sequence.num_tokens - holding.prefix_tokens
@@ -99,12 +131,12 @@ def add_one_req(engine: Engine, sequence: Sequence, has_chunked: bool) -> int:
         return OTHER
     if holding.ignores_eos and not settings.has_tree:
         return _add_one_req_ignore_eos(engine, sequence)
-    radix_tree.inc_lock_ref(engine, holding.node)
+    edge = radix_tree.inc_lock_ref(engine, holding.node)
     num_tokens = _select_prefill_admission(engine, sequence, has_chunked)
     if num_tokens <= 0:
-        radix_tree.dec_lock_ref(engine, holding.node)
+        radix_tree.dec_lock_ref(engine, holding.node, edge)
         return NO_TOKEN if num_tokens < 0 else OTHER
-    holding.lock = holding.node
+    holding.lock, holding.edge = holding.node, edge
     _begin_request(engine, sequence, num_tokens)
     return budget_state(engine)
 
@@ -119,14 +151,33 @@ def _select_prefill_admission(engine: Engine, sequence: Sequence, has_chunked: b
     if not num_tokens + most_new + unit < rem_total_tokens(engine):
         return -1
     whole = token_slots.ceil_tokens(engine, num_tokens)
+    chunk_left = _fit_windows(engine, whole, most_new) if tree_windows.is_on(engine) else _most_at_once(engine)
+    if chunk_left <= 0:
+        return -1
     if settings.chunk_tokens == 0:
         return 0 if engine.state.num_listed > 0 and whole >= radix.input_left else num_tokens
-    if whole <= radix.chunk_left:
+    if whole <= chunk_left:
         return num_tokens
     if has_chunked and settings.order == SHORTEST_PREFILL_FIRST:
         return 0
-    end = (holding.prefix_tokens + radix.chunk_left // unit * unit) // unit * unit
+    end = (holding.prefix_tokens + chunk_left // unit * unit) // unit * unit
     return max(end - holding.prefix_tokens, 0)
+
+
+@part
+def _fit_windows(engine: Engine, num_tokens: int, most_new: int) -> int:
+    """Return how many tokens of a prompt may be computed at once, as its windows have to fit; 0 for none.
+
+    A piece is made smaller only for a request whose windows would never fit otherwise.
+    """
+    most, unit = _most_at_once(engine), engine.settings.unit_tokens
+    needed = _window_tokens(engine, num_tokens, most_new, most)
+    if needed < _rem_window_tokens(engine):
+        return most
+    if engine.radix.settings.chunk_tokens == 0 or needed < engine.radix.settings.window_pages * unit:
+        return 0
+    room = _rem_window_tokens(engine) - _window_tokens(engine, 0, most_new, NEVER)
+    return min(most, max(room // unit * unit, 0))
 
 
 @part
@@ -150,6 +201,8 @@ def _admit(engine: Engine, sequence: Sequence, num_tokens: int, is_cut: bool) ->
     state.num_listed += 1
     charge = token_slots.ceil_tokens(engine, num_tokens)
     most_new = 0 if is_cut else min(holding.limit, settings.most_new_tokens)
+    if tree_windows.is_on(engine):
+        radix.window_offset += _window_tokens(engine, charge, most_new, _most_at_once(engine))
     radix.total_offset += charge + engine.settings.unit_tokens + most_new
     radix.current_offset += charge + engine.settings.unit_tokens
     radix.input_left -= charge
@@ -163,12 +216,19 @@ def _add_one_req_ignore_eos(engine: Engine, sequence: Sequence) -> int:
     Requests end one after the other, the one with the fewest tokens left first, and give back what they hold.
     """
     settings, radix, unit = engine.radix.settings, engine.radix.state, engine.settings.unit_tokens
+    holding = engine.radix.holdings[sequence.number]
     whole = token_slots.ceil_tokens(engine, sequence.num_tokens) + unit
     if whole > min(_cur_rem_tokens(engine), rem_total_tokens(engine)):
         return NO_TOKEN
+    has_windows = tree_windows.is_on(engine)
+    if has_windows:
+        most_new = min(max(holding.limit - num_outputs(sequence), 0), settings.most_new_tokens)
+        needed = _window_tokens(engine, sequence.num_tokens, most_new, _most_at_once(engine))
+        if needed > _rem_window_tokens(engine):
+            return NO_TOKEN
     _note_needs(engine, sequence)
     free_now, freed = _cur_rem_tokens(engine) - whole, 0
-    for index in range(radix.num_needs):
+    for index in range(0 if has_windows else radix.num_needs):
         need, num_left = engine.radix.needs[index], radix.num_needs - index
         if free_now + freed - need.left * num_left <= _RESERVED * num_left:
             return NO_TOKEN

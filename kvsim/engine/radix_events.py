@@ -3,26 +3,43 @@
 from __future__ import annotations
 
 from kvsim.engine.compiled import part
-from kvsim.engine.radix_records import ASKED, DUPLICATE, LEAF, RETRACTED, Node
+from kvsim.engine.radix_records import ASKED, DUPLICATE, LEAF, RETRACTED, WINDOW, Node
 from kvsim.engine.records import Sequence
 from kvsim.engine.state import Engine
 
 
 @part
-def asked(engine: Engine, num_tokens: int) -> None:
-    """Write down that an eviction is asked for `num_tokens` slots."""
+def asked(engine: Engine, num_tokens: int, num_window_tokens: int) -> None:
+    """Write down that an eviction is asked for `num_tokens` slots, and `num_window_tokens` of windows."""
     if engine.radix.settings.reports:
-        _write(engine, ASKED, True, num_tokens, 0, 0)
+        _write(engine, ASKED, True, num_tokens, num_window_tokens, 0)
 
 
 @part
 def leaf(engine: Engine, node: Node) -> None:
     """Write down the pages of a node that is evicted."""
+    _write_node(engine, LEAF, node)
+
+
+@part
+def window(engine: Engine, node: Node) -> None:
+    """Write down the pages of a node whose windows are evicted."""
+    _write_node(engine, WINDOW, node)
+
+
+@part
+def duplicate_of_node(engine: Engine, node: Node) -> None:
+    """Write down the pages that a node gives up for those of a request, which have their windows."""
+    _write_node(engine, DUPLICATE, node)
+
+
+@part
+def _write_node(engine: Engine, kind: int, node: Node) -> None:
     if not engine.radix.settings.reports:
         return
     page = node.first_page
     for index in range(node.num_pages):
-        _write(engine, LEAF, index == 0, page, 1, 0)
+        _write(engine, kind, index == 0, page, 1, 0)
         page = engine.radix.pages[page]
 
 

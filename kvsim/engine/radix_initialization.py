@@ -11,6 +11,8 @@ from kvsim.engine.arrays import fill, make, make_growing, make_one, numbers
 from kvsim.errors import BudgetError
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from kvsim.engine.known_requests import Demand
     from kvsim.policies import Radix
 
@@ -49,6 +51,7 @@ def radix(
     most_in_flight: int,
     most_memory_rows: int,
     *,
+    window_tokens: int,
     reports: bool,
     compiled: bool,
 ) -> Any:
@@ -67,7 +70,12 @@ def radix(
             f"most {_MOST_ENTRIES:,} are simulated; lower --max-running-requests."
         )
     state = make_one(records.RadixState, compiled=compiled)
-    state.first_free, state.last_free = min(1, num_pages), num_pages
+    num_windows = policy.num_window_slots(num_pages * unit, window_tokens) // unit
+    free = make(records.FreeList, 2, compiled=compiled)
+    free[records.SLOTS].first, free[records.SLOTS].last = min(1, num_pages), num_pages
+    if num_windows:
+        free[records.WINDOWS].first, free[records.WINDOWS].last = num_pages + 1, num_pages + num_windows
+    state.num_free_windows = num_windows
     state.num_free_rows, state.ratio, state.is_rested = num_rows, policy.scheduler.first_ratio, True
     nodes = make_growing(records.Node, num_pages + 2, compiled=compiled)
     nodes[records.ROOT].place = -1
@@ -78,9 +86,16 @@ def radix(
         return numbers(np.zeros(size, np.int64), compiled=compiled)
 
     return records.Radix(
-        settings=_settings(policy, row_pages, most_memory_rows, reports=reports, compiled=compiled),
+        settings=_settings(
+            policy,
+            {"row_pages": row_pages, "most_memory_rows": most_memory_rows, "reports": reports}
+            | {"window_tokens": window_tokens, "window_pages": num_windows},
+            compiled=compiled,
+        ),
         state=state,
-        pages=numbers(np.append((np.arange(num_pages + 1) + 1) % (num_pages + 1), 0), compiled=compiled),
+        free=free,
+        pages=numbers(_chains(num_pages, num_windows), compiled=compiled),
+        windows=zeros(num_pages + 1 if num_windows else 1),
         nodes=nodes,
         leaves=zeros(num_pages + 1),
         rows=zeros(num_rows * row_pages),
@@ -94,9 +109,14 @@ def radix(
     )
 
 
-def _settings(
-    policy: Radix, row_pages: int, most_memory_rows: int, *, reports: bool, compiled: bool
-) -> records.RadixSettings:
+def _chains(num_pages: int, num_windows: int) -> npt.NDArray[np.int64]:
+    """Return the successors of all pages, each of which leads to the next one of its pool."""
+    successors = np.arange(1, num_pages + num_windows + 2)
+    successors[[num_pages, num_pages + num_windows]] = records.NO_PAGE
+    return successors
+
+
+def _settings(policy: Radix, sizes: dict[str, Any], *, compiled: bool) -> records.RadixSettings:
     scheduler, cache = policy.scheduler, policy.cache
     looks_at_cache = scheduler.schedule_policy not in _AGNOSTIC
     chosen = {
@@ -104,7 +124,6 @@ def _settings(
         "eviction": _EVICTIONS[cache.radix_eviction_policy],
         "order": _ORDERS["fcfs" if cache.disable_radix_cache and looks_at_cache else scheduler.schedule_policy],
         "num_rows": scheduler.max_running_requests,
-        "row_pages": row_pages,
         "chunk_tokens": max(scheduler.chunked_prefill_size, 0),
         "max_prefill_tokens": scheduler.max_prefill_tokens,
         "mixes": scheduler.enable_mixed_chunk and scheduler.chunked_prefill_size > 0,
@@ -122,10 +141,9 @@ def _settings(
         "ratio_decay": (scheduler.first_ratio - scheduler.least_ratio) / scheduler.new_token_ratio_decay_steps,
         "retract_steps": scheduler.retract_decode_steps,
         "most_new_tokens": scheduler.clip_max_new_tokens_estimation,
-        "reports": reports,
-        "most_memory_rows": most_memory_rows,
+        "window_interval": cache.swa_eviction_interval,
     }
     settings = make_one(records.RadixSettings, compiled=compiled)
-    for name, value in chosen.items():
+    for name, value in (chosen | sizes).items():
         setattr(settings, name, value)
     return settings

@@ -14,6 +14,8 @@ from kvsim.engine.arrays import Numbers, Records
 from kvsim.engine.records import Bucketed, Small
 
 NO_PAGE = 0
+SLOTS, WINDOWS = range(2)
+"""Pools: the slots of full attention, or of all layers; those of layers with windows."""
 ROOT = 0
 """The root of the tree, which holds no page; as the child of a node, none."""
 FCFS, LPM, DFS_WEIGHT, LOF, HRRN, SHORTEST_PREFILL_FIRST = range(6)
@@ -26,9 +28,9 @@ NOT_CHUNKED = 0
 """No request is in the middle of its prompt."""
 NO_PRIORITY = 1 << 40
 """The size of a priority beyond all others, which a request without one has."""
-ASKED, LEAF, DUPLICATE, RETRACTED = range(4)
+ASKED, LEAF, DUPLICATE, RETRACTED, WINDOW = range(5)
 """Events: an eviction was asked for; a node was evicted; slots were freed because the tree has their tokens; a request
-gave its memory back."""
+gave its memory back; the window slots of a node were evicted."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -71,6 +73,12 @@ class RadixSettings:
     """Slots that a retraction frees for each remaining request."""
     most_new_tokens: int = 0
     """Tokens of an answer that admission looks at, at most."""
+    window_tokens: int = 0
+    """Tokens before a new one that layers with windows look at; 0 without such layers, which then have no pool."""
+    window_pages: int = 0
+    """Pages of their pool."""
+    window_interval: int = 0
+    """Tokens beyond the window after which a running request gives window slots back."""
     reports: bool = False
     """Evictions, duplicates and retractions are written down."""
     most_memory_rows: int = 0
@@ -81,13 +89,16 @@ class RadixSettings:
 class RadixState:
     """Every number of the cache and its scheduler that changes from step to step."""
 
-    first_free: int = 0
-    last_free: int = 0
     is_collecting: bool = False
     """Pages that are freed are collected, and freed together."""
-    first_collected: int = 0
-    last_collected: int = 0
-    num_collected: int = 0
+    num_free_windows: int = 0
+    """Free pages of the pool of windows."""
+    num_cached_windows: int = 0
+    """Pages of windows in the tree that no request locks."""
+    num_edges: int = 0
+    """Nodes that were ever the upper edge of a locked window."""
+    matched_pages: int = 0
+    """Pages of the last match, whether their windows are there or not."""
     num_nodes: int = 0
     """Records of nodes that were ever taken."""
     first_spare: int = 0
@@ -138,6 +149,8 @@ class RadixState:
     """Tokens that running and admitted requests will need, as a pass expects it."""
     current_offset: float = 0.0
     """Tokens that admitted requests need now."""
+    window_offset: int = 0
+    """Slots of windows that admitted requests will need."""
     input_left: int = 0
     chunk_left: int = 0
     num_held_rows: int = 0
@@ -149,6 +162,17 @@ class RadixState:
     num_events: int = 0
     is_crowded: bool = False
     """More changed hands in a step than could be written down."""
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class FreeList:
+    """The free pages of a pool, and those that are collected to be freed; each page leads to the next."""
+
+    first: int = 0
+    last: int = 0
+    first_collected: int = 0
+    last_collected: int = 0
+    num_collected: int = 0
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -181,6 +205,14 @@ class Node(Bucketed):
     first_child: Small = ROOT
     """The first of the children with waiting requests that were not met yet."""
     next_sibling: Small = ROOT
+    has_window: bool = False
+    """The window slots of its pages are there, too."""
+    window_locks: Small = 0
+    edge: Small = 0
+    """The number by which requests know the node as the upper end of the window that they lock; 0 for none."""
+    younger: Small = ROOT
+    """The node with a window that was used later; of the root, the oldest. `older` is the other way."""
+    older: Small = ROOT
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -191,6 +223,15 @@ class Holding:
     """The node at which its prefix ends."""
     lock: Small = ROOT
     """The node from which on its path is locked."""
+    edge: Small = 0
+    """The edge (`Node.edge`) up to which the windows of that path are locked; 0 for the whole path."""
+    gone_tokens: Small = 0
+    """Tokens up to which the request has given its window slots back."""
+    branch_tokens: Small = 0
+    """Tokens of its last match where they were more than its hit, for lack of windows; 0 otherwise."""
+    num_extends: Small = 0
+    """Prefills that it was in since it was admitted."""
+    num_decodes: Small = 0
     prefix_tokens: Small = 0
     """Tokens at which its next prefill begins."""
     extend_end: Small = 0
@@ -261,8 +302,13 @@ class Radix(NamedTuple):
 
     settings: RadixSettings
     state: RadixState
+    free: Records[FreeList]
+    """Free lists of the pool of slots and of that of windows."""
     pages: Numbers
-    """Successor of each page: in the free list, in a node of the tree, or among the pages being freed."""
+    """Successor of each page: in the free list, in a node of the tree, or among the pages being freed. Pages of the
+    pool of windows are numbered behind the others."""
+    windows: Numbers
+    """The page in the pool of windows that goes with a page, or none."""
     nodes: Records[Node]
     leaves: Numbers
     """A heap of the nodes that can be evicted, the next one first."""

@@ -12,11 +12,11 @@ stamps it from the root down.
 
 from __future__ import annotations
 
-from kvsim.engine import bucket, evictable_leaves, radix_events, radix_journal, token_slots
+from kvsim.engine import bucket, evictable_leaves, radix_events, radix_journal, token_slots, tree_windows
 from kvsim.engine.compiled import part
 from kvsim.engine.prefix_cache import bucket_of
-from kvsim.engine.radix_records import NO_PRIORITY, ROOT
-from kvsim.engine.records import Sequence
+from kvsim.engine.radix_records import NO_PAGE, NO_PRIORITY, ROOT
+from kvsim.engine.records import NEVER, Sequence
 from kvsim.engine.state import Engine
 
 _TICK = 1 << 20
@@ -35,20 +35,29 @@ def key_of(engine: Engine, number: int, page: int) -> int:
 
 @part
 def match_prefix(engine: Engine, sequence: Sequence, num_tokens: int) -> int:
-    """Return the node at which the longest prefix of the first `num_tokens` tokens ends, and stamp its path."""
+    """Return the node at which the longest prefix of the first `num_tokens` tokens ends, and stamp its path.
+
+    With windows, it ends where the last window of tokens, or the whole path, has its window slots.
+    """
     radix, num_pages = engine.radix.state, num_tokens // engine.settings.unit_tokens
+    radix.matched_pages = 0
     if num_pages == 0:
         return ROOT
-    node, depth = ROOT, 0
+    node, depth, found, num_live = ROOT, 0, ROOT, NEVER
     while depth < num_pages:
         child = find_child(engine, sequence, depth)
         if child == ROOT:
             break
         num_common = _num_common_pages(engine, sequence, child, num_pages - depth)
-        if num_common < engine.radix.nodes[child].num_pages:
-            node = split(engine, child, num_common)
+        is_cut = num_common < engine.radix.nodes[child].num_pages
+        node, depth = split(engine, child, num_common) if is_cut else child, depth + num_common
+        num_live = _num_live_tokens(engine, node, num_live)
+        if num_live >= engine.radix.settings.window_tokens:
+            found = node
+        if is_cut:
             break
-        node, depth = child, depth + num_common
+    node, radix.matched_pages = found, depth
+    tree_windows.touch(engine, node)
     radix.clock += _TICK
     ancestor, stamp = node, radix.clock
     while ancestor != ROOT:
@@ -57,6 +66,15 @@ def match_prefix(engine: Engine, sequence: Sequence, num_tokens: int) -> int:
         ancestor = engine.radix.nodes[ancestor].parent
     evictable_leaves.update(engine, node)
     return node
+
+
+@part
+def _num_live_tokens(engine: Engine, node: int, num_before: int) -> int:
+    """Count the tokens up to the end of a node that have their windows without a gap, `num_before` up to its begin."""
+    if engine.radix.settings.window_tokens == 0:
+        return num_before
+    record = engine.radix.nodes[node]
+    return num_before + record.num_pages * engine.settings.unit_tokens if record.has_window else 0
 
 
 @part
@@ -79,11 +97,14 @@ def insert(engine: Engine, sequence: Sequence, num_pages: int, protected: int, i
             child = split(engine, child, num_common)
         nodes[child].priority = max(nodes[child].priority, priority)
         if protected < depth + num_common:
-            _adopt(engine, sequence, child, max(depth, protected))
+            _take_over(engine, sequence, child, max(depth, protected))
         node, depth = child, depth + num_common
         nodes[node].hits += int(depth > inserted)
         evictable_leaves.update(engine, node)
-    return node if depth == num_pages else _add_leaf(engine, sequence, node, num_pages, inserted, priority)
+    if depth < num_pages:
+        node = _add_leaf(engine, sequence, node, num_pages, inserted, priority)
+    tree_windows.touch(engine, node)
+    return node
 
 
 @part
@@ -112,6 +133,7 @@ def split(engine: Engine, node: int, num_pages: int) -> int:
     for _ in range(num_pages - 1):
         page = engine.radix.pages[page]
     new.last_page, old.first_page = page, engine.radix.pages[page]
+    tree_windows.share_with(engine, node, upper)
     bucket.remove(nodes, buckets[bucket_of(engine, old.key)], node)
     old.parent, old.begin, old.num_pages = upper, old.begin + num_pages, old.num_pages - num_pages
     old.key = key_of(engine, old.owner, old.begin)
@@ -123,9 +145,10 @@ def split(engine: Engine, node: int, num_pages: int) -> int:
 
 
 @part
-def inc_lock_ref(engine: Engine, node: int) -> None:
-    """Lock the path from a node to the root once more."""
+def inc_lock_ref(engine: Engine, node: int) -> int:
+    """Lock the path from a node to the root once more; return the edge of its windows."""
     nodes, radix = engine.radix.nodes, engine.radix.state
+    edge = tree_windows.lock(engine, node)
     while node != ROOT:
         record = nodes[node]
         record.locks += 1
@@ -136,12 +159,14 @@ def inc_lock_ref(engine: Engine, node: int) -> None:
         else:
             engine.groups[0].num_shared += record.num_pages
         node = record.parent
+    return edge
 
 
 @part
-def dec_lock_ref(engine: Engine, node: int) -> None:
-    """Give up one lock of the path from a node to the root."""
+def dec_lock_ref(engine: Engine, node: int, edge: int) -> None:
+    """Give up one lock of the path from a node to the root, with the windows up to `edge`."""
     nodes, radix = engine.radix.nodes, engine.radix.state
+    tree_windows.unlock(engine, node, edge)
     while node != ROOT:
         record = nodes[node]
         assert record.locks > 0
@@ -156,24 +181,53 @@ def dec_lock_ref(engine: Engine, node: int) -> None:
 
 
 @part
-def evict(engine: Engine, num_tokens: int) -> None:
-    """Evict leaves until `num_tokens` slots more are free, or none is left that can be evicted."""
-    nodes, radix = engine.radix.nodes, engine.radix.state
-    radix_events.asked(engine, num_tokens)
+def evict(engine: Engine, num_tokens: int, num_window_tokens: int) -> None:
+    """Evict leaves until `num_tokens` slots more are free, then windows until `num_window_tokens` of those are.
+
+    It ends where nothing is left that can be evicted. Windows that go with leaves count.
+    """
+    radix = engine.radix.state
+    radix_events.asked(engine, num_tokens, num_window_tokens)
     enough = engine.state.num_free + token_slots.ceil_pages(engine, num_tokens)
+    begin, most = radix.num_free_windows, token_slots.ceil_pages(engine, num_window_tokens)
     while engine.state.num_free < enough and radix.num_leaves > 0:
-        node = engine.radix.leaves[0]
-        record = nodes[node]
-        radix_events.leaf(engine, record)
-        radix_journal.evict(engine, record)
-        evictable_leaves.remove(engine, node)
-        bucket.remove(nodes, engine.buckets[bucket_of(engine, record.key)], node)
-        token_slots.free(engine, record.first_page, record.last_page, record.num_pages)
-        engine.state.num_cached -= record.num_pages
-        parent = record.parent
-        nodes[parent].num_children -= 1
-        evictable_leaves.update(engine, parent)
-        record.parent, radix.first_spare = radix.first_spare, node
+        _evict_leaf(engine, engine.radix.leaves[0])
+    node = tree_windows.next_unlocked(engine, ROOT)
+    while radix.num_free_windows < begin + most and node != ROOT:
+        younger = tree_windows.next_unlocked(engine, node)
+        if engine.radix.nodes[node].place >= 0:
+            _evict_leaf(engine, node)
+        else:
+            _evict_windows(engine, node)
+        node = younger
+
+
+@part
+def _evict_leaf(engine: Engine, node: int) -> None:
+    """Evict a leaf, with its windows."""
+    nodes, radix = engine.radix.nodes, engine.radix.state
+    record = nodes[node]
+    radix_events.leaf(engine, record)
+    radix_journal.evict(engine, record)
+    if record.has_window:
+        _evict_windows(engine, node)
+    evictable_leaves.remove(engine, node)
+    bucket.remove(nodes, engine.buckets[bucket_of(engine, record.key)], node)
+    token_slots.free(engine, record.first_page, record.last_page, record.num_pages)
+    engine.state.num_cached -= record.num_pages
+    parent = record.parent
+    nodes[parent].num_children -= 1
+    evictable_leaves.update(engine, parent)
+    record.parent, radix.first_spare = radix.first_spare, node
+
+
+@part
+def _evict_windows(engine: Engine, node: int) -> None:
+    """Evict the windows of a node."""
+    record = engine.radix.nodes[node]
+    radix_events.window(engine, record)
+    token_slots.free_windows(engine, record.first_page, record.num_pages)
+    tree_windows.take(engine, node)
 
 
 @part
@@ -211,10 +265,44 @@ def _num_common_pages(engine: Engine, sequence: Sequence, node: int, most: int) 
 
 
 @part
-def _adopt(engine: Engine, sequence: Sequence, node: int, begin: int) -> None:
-    """Let the row of a request list the pages of a node from page `begin` of the path on; free its own."""
+def _take_over(engine: Engine, sequence: Sequence, node: int, begin: int) -> None:
+    """Let the row of a request list the pages of a node from page `begin` of the path on; free its own.
+
+    Where the node lacks its windows, those of the request revive it, as far back as the request has them.
+    """
+    record, gone = engine.radix.nodes[node], _num_gone_pages(engine, sequence)
+    end, live = record.begin + record.num_pages, max(record.begin, gone)
+    if engine.radix.settings.window_tokens == 0 or record.has_window or live >= end:
+        _adopt(engine, sequence, node, begin, gone)
+        return
+    upper = split(engine, node, live - record.begin) if live > record.begin else ROOT
+    _revive(engine, sequence, node)
+    if upper != ROOT:
+        _adopt(engine, sequence, upper, begin, gone)
+
+
+@part
+def _num_gone_pages(engine: Engine, sequence: Sequence) -> int:
+    """Return the page of a request up to which its windows are given back."""
+    return engine.radix.holdings[sequence.number].gone_tokens // engine.settings.unit_tokens
+
+
+@part
+def _adopt(engine: Engine, sequence: Sequence, node: int, begin: int, gone: int) -> None:
+    """Let a row list a node's pages from page `begin` of the path on; free its own, whose windows are `gone` so far."""
+    record = engine.radix.nodes[node]
+    end = record.begin + record.num_pages
+    middle = min(max(gone, begin), end)
+    _adopt_pages(engine, sequence, node, begin, middle, False)
+    _adopt_pages(engine, sequence, node, middle, end, engine.radix.settings.window_tokens > 0)
+
+
+@part
+def _adopt_pages(engine: Engine, sequence: Sequence, node: int, begin: int, end: int, has_windows: bool) -> None:
     record, pages, rows = engine.radix.nodes[node], engine.radix.pages, engine.radix.rows
-    row, end = sequence.place * engine.radix.settings.row_pages, record.begin + record.num_pages
+    row = sequence.place * engine.radix.settings.row_pages
+    if begin == end:
+        return
     page = record.first_page
     for _ in range(begin - record.begin):
         page = pages[page]
@@ -227,13 +315,43 @@ def _adopt(engine: Engine, sequence: Sequence, node: int, begin: int) -> None:
         if own != first:
             pages[last] = own
             last = own
+    if has_windows:
+        token_slots.free_windows(engine, first, end - begin)
     token_slots.free(engine, first, last, end - begin)
     radix_journal.share(engine, sequence, begin, end)
 
 
 @part
+def _revive(engine: Engine, sequence: Sequence, node: int) -> None:
+    """Let a node without windows have those of a request, whose row lists the same tokens.
+
+    If no request locks the node, it takes the pages of the request, too, and frees its own.
+    """
+    record, windows, rows = engine.radix.nodes[node], engine.radix.windows, engine.radix.rows
+    begin = sequence.place * engine.radix.settings.row_pages + record.begin
+    end, page = begin + record.num_pages, record.first_page
+    if record.locks == 0:
+        radix_events.duplicate_of_node(engine, record)
+        first, last = page, record.last_page
+        record.first_page, record.last_page = rows[begin], rows[end - 1]
+    else:
+        first, last = rows[begin], rows[end - 1]
+        link_row(engine, begin, end)
+        for index in range(begin, end):
+            windows[page], windows[rows[index]], rows[index] = windows[rows[index]], NO_PAGE, page
+            page = engine.radix.pages[page]
+    token_slots.free(engine, first, last, record.num_pages)
+    if record.locks == 0:
+        link_row(engine, begin, end)
+    tree_windows.give(engine, node)
+
+
+@part
 def _add_leaf(engine: Engine, sequence: Sequence, parent: int, num_pages: int, inserted: int, priority: int) -> int:
-    """Add a leaf below `parent`, with the pages of a row behind those of the path, up to page `num_pages`."""
+    """Add a leaf below `parent`, with the pages of a row behind those of the path, up to page `num_pages`.
+
+    With windows it may become several: one without, one with them, and the last one, which is one window long.
+    """
     nodes, rows = engine.radix.nodes, engine.radix.rows
     begin, row = end_of(engine, parent), sequence.place * engine.radix.settings.row_pages
     node = _new_node(engine)
@@ -242,15 +360,31 @@ def _add_leaf(engine: Engine, sequence: Sequence, parent: int, num_pages: int, i
     record.key = key_of(engine, sequence.number, begin)
     record.first_page, record.last_page = rows[row + begin], rows[row + num_pages - 1]
     link_row(engine, row + begin, row + num_pages)
-    record.locks = record.num_children = 0
-    record.hits = int(num_pages > inserted)
+    record.locks = record.num_children = record.hits = 0
     record.priority, record.created, record.attached = priority, record.accessed, record.accessed
     nodes[parent].num_children += 1
     engine.state.num_cached += record.num_pages
     bucket.push_back(nodes, engine.buckets[bucket_of(engine, record.key)], node)
     evictable_leaves.update(engine, parent)
     evictable_leaves.update(engine, node)
+    if engine.radix.settings.window_tokens > 0:
+        _give_windows(engine, node, max(begin, _num_gone_pages(engine, sequence)), num_pages)
+    record.hits = int(begin + record.num_pages > inserted)
+    evictable_leaves.update(engine, node)
     return node
+
+
+@part
+def _give_windows(engine: Engine, node: int, begin: int, end: int) -> None:
+    """Let a new leaf have its windows from page `begin` of the path on."""
+    if begin >= end:
+        return
+    if begin > engine.radix.nodes[node].begin:
+        split(engine, node, begin - engine.radix.nodes[node].begin)
+    num_older = end - begin - token_slots.ceil_pages(engine, engine.radix.settings.window_tokens)
+    if num_older > 0:
+        tree_windows.give(engine, split(engine, node, num_older))
+    tree_windows.give(engine, node)
 
 
 @part
@@ -272,6 +406,8 @@ def _new_node(engine: Engine) -> int:
         radix.num_nodes += 1
         node = radix.num_nodes
     nodes[node].place = -1
+    nodes[node].has_window = False
+    nodes[node].window_locks = nodes[node].edge = 0
     nodes[node].accessed = _tick(engine)
     return node
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvsim.engine import radix_journal, radix_tree, token_slots, totals
+from kvsim.engine import radix_journal, radix_tree, token_slots, totals, tree_windows
 from kvsim.engine.compiled import part
 from kvsim.engine.memory import Memory
 from kvsim.engine.radix_records import ROOT
@@ -10,14 +10,18 @@ from kvsim.engine.records import Sequence
 from kvsim.engine.state import Engine
 
 NO_ROW = -1
+_EXTENDS_BEFORE_SLIDING = 2
 
 
 @part
 def evict_from_tree_cache(engine: Engine, num_tokens: int) -> None:
-    """Evict from the tree until `num_tokens` slots are free."""
-    shortfall = num_tokens - token_slots.num_free_tokens(engine)
-    if shortfall > 0 and engine.radix.settings.has_tree:
-        radix_tree.evict(engine, shortfall)
+    """Evict from the tree until `num_tokens` slots are free, of windows too."""
+    shortfall = max(num_tokens - token_slots.num_free_tokens(engine), 0)
+    of_windows = 0
+    if tree_windows.is_on(engine):
+        of_windows = max(num_tokens - token_slots.num_free_window_tokens(engine), 0)
+    if (shortfall > 0 or of_windows > 0) and engine.radix.settings.has_tree:
+        radix_tree.evict(engine, shortfall, of_windows)
 
 
 @part
@@ -30,6 +34,10 @@ def match_kv_cache(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
     holding.prefix_tokens = radix_tree.end_of(engine, holding.node) * engine.settings.unit_tokens
     holding.protected_tokens = holding.prefix_tokens
     holding.matched_tokens = min(holding.prefix_tokens, sequence.num_tokens - 1)
+    holding.branch_tokens = 0
+    if tree_windows.is_on(engine) and engine.radix.settings.has_tree:
+        matched = engine.radix.state.matched_pages * engine.settings.unit_tokens
+        holding.branch_tokens = matched if matched > holding.prefix_tokens else 0
 
 
 @part
@@ -75,14 +83,19 @@ def _write_prefix(engine: Engine, sequence: Sequence) -> None:
 def alloc_for_extend(engine: Engine, num_seqs: int) -> bool:
     """Allocate slots for the first `num_seqs` requests of the batch; return False if there are too few."""
     unit, num_tokens, num_pages = engine.settings.unit_tokens, 0, 0
+    if tree_windows.is_on(engine) and not engine.radix.settings.has_tree:
+        _slide_in_prefill(engine, num_seqs)
     for index in range(num_seqs):
         sequence, tokens = engine.sequences[engine.batch[index]], engine.batch_tokens[index]
         num_tokens += tokens + (unit if unit > 1 else 0)
         num_pages += _num_new_pages(engine, sequence.computed, tokens)
     evict_from_tree_cache(engine, num_tokens)
-    if num_pages > engine.state.num_free:
+    if num_pages > engine.state.num_free or (
+        tree_windows.is_on(engine) and num_pages > engine.radix.state.num_free_windows
+    ):
         return False
     for index in range(num_seqs):
+        engine.radix.holdings[engine.batch[index]].num_extends += 1
         extend(engine, engine.sequences[engine.batch[index]], engine.batch_tokens[index])
     return True
 
@@ -96,9 +109,62 @@ def num_tokens_required_next_decode(engine: Engine, sequence: Sequence) -> int:
 @part
 def alloc_for_decode(engine: Engine, first: int, num_seqs: int) -> None:
     """Allocate a token for each of `num_seqs` requests of the batch, from index `first` on; there is room."""
+    if tree_windows.is_on(engine):
+        _slide_in_decode(engine, first, num_seqs)
     evict_from_tree_cache(engine, num_seqs * engine.settings.unit_tokens)
     for index in range(first, first + num_seqs):
+        engine.radix.holdings[engine.batch[index]].num_decodes += 1
         extend(engine, engine.sequences[engine.batch[index]], 1)
+
+
+@part
+def _slide_in_prefill(engine: Engine, num_seqs: int) -> None:
+    """Give back what no window of the first `num_seqs` requests of the batch reaches, where no prefix is cached.
+
+    If steps overlap, the piece before may still be computed, which needs the window before it.
+    """
+    chunk_tokens = engine.radix.settings.chunk_tokens
+    token_slots.begin_free_group(engine)
+    for index in range(num_seqs):
+        sequence = engine.sequences[engine.batch[index]]
+        if engine.settings.most_in_flight == 1:
+            slide(engine, sequence, sequence.computed)
+        elif engine.radix.holdings[sequence.number].num_extends >= _EXTENDS_BEFORE_SLIDING:
+            slide(engine, sequence, sequence.computed - chunk_tokens)
+    token_slots.end_free_group(engine)
+
+
+@part
+def _slide_in_decode(engine: Engine, first: int, num_seqs: int) -> None:
+    """Give back what no window of `num_seqs` requests of the batch reaches, from index `first` on, now and then."""
+    settings = engine.radix.settings
+    token_slots.begin_free_group(engine)
+    for index in range(first, first + num_seqs):
+        sequence = engine.sequences[engine.batch[index]]
+        holding, computed = engine.radix.holdings[sequence.number], sequence.num_tokens - 1
+        is_due = computed - settings.window_tokens >= holding.gone_tokens + settings.window_interval
+        if holding.num_decodes > 0 and is_due:
+            slide(engine, sequence, computed)
+    token_slots.end_free_group(engine)
+
+
+@part
+def slide(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
+    """Give back the windows of a request that lie before the window of token `num_tokens`, but for the tree's."""
+    unit, holding = engine.settings.unit_tokens, engine.radix.holdings[sequence.number]
+    window = engine.radix.settings.window_tokens
+    if num_tokens - window < holding.gone_tokens + 1:
+        return
+    if engine.radix.settings.has_tree:
+        window = token_slots.ceil_tokens(engine, max(window, unit))
+    gone = max(holding.gone_tokens, holding.protected_tokens)
+    begin, end = gone // unit, max(gone, num_tokens - window) // unit
+    holding.gone_tokens = gone
+    if end > begin:
+        row = sequence.place * engine.radix.settings.row_pages
+        radix_tree.link_row(engine, row + begin, row + end)
+        token_slots.free_windows(engine, engine.radix.rows[row + begin], end - begin)
+        holding.gone_tokens = end * unit
 
 
 @part
@@ -122,31 +188,40 @@ def _num_new_pages(engine: Engine, computed: int, num_tokens: int) -> int:
 
 
 @part
-def checkpoint(engine: Engine, sequence: Sequence, up_to: int) -> None:
+def checkpoint(engine: Engine, sequence: Sequence, up_to: int, is_over: bool) -> None:
     """Put the first `up_to` tokens of a request into the tree, in whole pages, and lock the path to their end.
 
-    The path gets a boundary where the prompt ends.
+    The path gets a boundary where the prompt ends. With windows, it goes no further than to where the request left a
+    path of the tree whose windows were gone.
     """
     unit, holding = engine.settings.unit_tokens, engine.radix.holdings[sequence.number]
     if not engine.radix.settings.has_tree or up_to == 0:
         return
+    branch = holding.branch_tokens if holding.protected_tokens < holding.branch_tokens <= up_to else 0
+    up_to = branch if branch > 0 else up_to
+    if tree_windows.is_on(engine) and not is_over:
+        slide(engine, sequence, up_to - 1)
     num_pages, prompt_pages = up_to // unit, sequence.prompt_tokens // unit
     protected, inserted = holding.protected_tokens // unit, holding.inserted_tokens // unit
     node = radix_tree.insert(engine, sequence, num_pages, protected, inserted, holding.priority)
     holding.inserted_tokens = max(holding.inserted_tokens, num_pages * unit)
-    if 0 < prompt_pages < num_pages:
+    if 0 < prompt_pages < num_pages and not tree_windows.is_on(engine):
         radix_tree.insert_prompt(engine, sequence, prompt_pages, holding.priority)
-    radix_tree.dec_lock_ref(engine, holding.lock)
-    radix_tree.inc_lock_ref(engine, node)
+    radix_tree.dec_lock_ref(engine, holding.lock, holding.edge)
+    holding.edge = radix_tree.inc_lock_ref(engine, node)
     holding.lock = holding.node = node
     holding.protected_tokens = num_pages * unit
+    if branch > 0:
+        holding.branch_tokens = 0
+        if not is_over:
+            slide(engine, sequence, holding.extend_end - 1)
 
 
 @part
 def checkpoint_prefill(engine: Engine, sequence: Sequence) -> None:
     """Put the computed part of a prompt into the tree; the request's next prefill begins there."""
     holding = engine.radix.holdings[sequence.number]
-    checkpoint(engine, sequence, holding.extend_end)
+    checkpoint(engine, sequence, holding.extend_end, False)
     holding.prefix_tokens = holding.extend_end
 
 
@@ -157,21 +232,32 @@ def release_kv_cache(engine: Engine, sequence: Sequence, keeps: bool) -> None:
     assert owned <= sequence.num_tokens
     if keeps:
         holding.laid_out_tokens = sequence.num_tokens
-        checkpoint(engine, sequence, owned)
+        checkpoint(engine, sequence, owned, True)
     totals.lose_tokens(engine, sequence)
     totals.remove_slots(engine, sequence, token_slots.ceil_tokens(engine, owned))
     num_pages, num_kept = token_slots.ceil_pages(engine, owned), holding.protected_tokens // engine.settings.unit_tokens
     radix_journal.release(engine, sequence, num_pages, num_kept)
     row = sequence.place * radix.settings.row_pages
-    begin, end = row + num_kept, row + num_pages
-    radix_tree.link_row(engine, begin, end)
-    if end > begin:
-        token_slots.free(engine, radix.rows[begin], radix.rows[end - 1], end - begin)
-    radix_tree.dec_lock_ref(engine, holding.lock)
+    num_gone = max(holding.gone_tokens // engine.settings.unit_tokens, num_kept)
+    _free_row(engine, row + num_kept, row + num_gone, False)
+    _free_row(engine, row + num_gone, row + num_pages, tree_windows.is_on(engine))
+    radix_tree.dec_lock_ref(engine, holding.lock, holding.edge)
     holding.lock = ROOT
+    holding.edge = holding.gone_tokens = holding.branch_tokens = holding.num_extends = holding.num_decodes = 0
     radix.free_rows[radix.state.num_free_rows] = sequence.place
     radix.state.num_free_rows += 1
     sequence.place = NO_ROW
+
+
+@part
+def _free_row(engine: Engine, begin: int, end: int, has_windows: bool) -> None:
+    """Free the pages in `rows[begin:end]`, with their windows if they have them."""
+    rows = engine.radix.rows
+    if end > begin:
+        radix_tree.link_row(engine, begin, end)
+        if has_windows:
+            token_slots.free_windows(engine, rows[begin], end - begin)
+        token_slots.free(engine, rows[begin], rows[end - 1], end - begin)
 
 
 @part

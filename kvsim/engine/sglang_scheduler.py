@@ -15,6 +15,7 @@ from kvsim.engine import (
     request_rows,
     schedule_policy,
     token_slots,
+    tree_windows,
     waiting_queue,
 )
 from kvsim.engine.compiled import part
@@ -111,7 +112,8 @@ def is_stalled(engine: Engine) -> bool:
 def _rest(engine: Engine) -> None:
     """Reset the estimate of answers in a pass without a batch, if none is in flight."""
     state, radix = engine.state, engine.radix.state
-    if state.num_in_flight == 0 and state.num_running == 0 and state.num_waiting == 0:
+    has_requests = state.num_running > 0 or state.num_waiting > 0 or radix.chunked != NOT_CHUNKED
+    if state.num_in_flight == 0 and not has_requests:
         radix.ratio = engine.radix.settings.first_ratio
         radix.is_rested = True
 
@@ -146,7 +148,8 @@ def get_next_batch_to_run(engine: Engine) -> int:
     """Choose the batch of a pass and allocate its slots; return its kind."""
     state, radix = engine.state, engine.radix.state
     _process_pending_chunked_abort(engine)
-    if radix.chunked != NOT_CHUNKED:
+    chunked = engine.radix.holdings[radix.chunked]
+    if radix.chunked != NOT_CHUNKED and chunked.extend_end > chunked.prefix_tokens:
         request_rows.checkpoint_prefill(engine, engine.sequences[radix.chunked])
     _merge_last_batch(engine)
     _filter_running(engine)
@@ -248,7 +251,7 @@ def _defers_prefill(engine: Engine) -> bool:
 def get_new_batch_prefill(engine: Engine) -> int:
     """Form a prefill with decodes, and allocate its slots; return the kind of batch."""
     settings, state, radix = engine.radix.settings, engine.state, engine.radix.state
-    if settings.preempts or state.num_running == 0:
+    if settings.preempts or tree_windows.is_on(engine) or state.num_running == 0:
         radix.is_full = False
     if (radix.is_full or state.num_waiting == 0) and radix.chunked == NOT_CHUNKED:
         return NO_BATCH
@@ -268,6 +271,9 @@ def get_new_batch_prefill(engine: Engine) -> int:
     for index in range(radix.num_held_rows, state.num_listed):
         _leave_queue(engine, engine.sequences[engine.batch[index]])
     _queue_preempted(engine, 0)
+    if has_chunked and radix.admitted_chunked != NOT_CHUNKED:
+        radix.has_failed = True  # one amid its prompt waits for windows, and another is cut
+        return NO_BATCH
     radix.chunked = radix.chunked if has_chunked else radix.admitted_chunked
     if radix.chunked != NOT_CHUNKED:
         engine.radix.holdings[radix.chunked].middle_chunks += 1
@@ -412,6 +418,8 @@ def check_decode_mem(engine: Engine, num_running: int) -> bool:
     for index in range(num_running):
         needed += request_rows.num_tokens_required_next_decode(engine, engine.sequences[engine.running[index]])
     request_rows.evict_from_tree_cache(engine, needed)
+    if tree_windows.is_on(engine) and token_slots.num_free_window_tokens(engine) < needed:
+        return False
     return token_slots.num_free_tokens(engine) >= needed
 
 

@@ -105,6 +105,12 @@ class RadixSettings:
         "lru", "Leaf of the tree that is evicted first.", "--radix-eviction-policy", choices=EVICTION_POLICIES
     )
     disable_radix_cache: bool = setting(False, "Keep no prefix.", "--disable-radix-cache")
+    swa_full_tokens_ratio: float = setting(
+        0.8, "Slots of layers with windows for each slot of the others.", "--swa-full-tokens-ratio", above=0, at_most=1
+    )
+    swa_eviction_interval: int = setting(
+        128, "Tokens beyond the window after which a running request gives slots of windows back.", at_least=1
+    )
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -132,6 +138,21 @@ class Radix:
     def longest_tokens(self, num_slots: int) -> int:
         """Return the tokens of the longest sequence in a pool of `num_slots`."""
         return min(self.scheduler.context_length, num_slots) - 1
+
+    def num_window_slots(self, num_slots: int, window_tokens: int) -> int:
+        """Return the slots of layers that look back at `window_tokens`, beside `num_slots` of the others.
+
+        A share of those slots; without a prefix cache, what all requests can use at once.
+        """
+        unit, chunk = self.unit_tokens, self.scheduler.chunked_prefill_size
+        if window_tokens == 0:
+            return 0
+        if not self.cache.disable_radix_cache or chunk < 0:
+            return int(num_slots * self.cache.swa_full_tokens_ratio) // unit * unit
+        of_request = window_tokens + self.cache.swa_eviction_interval + 2 * unit
+        num_chunks = 1 if self.scheduler.disable_overlap_schedule else 2
+        most = self.scheduler.max_running_requests * of_request + num_chunks * chunk + unit
+        return min(num_slots, -(-most // unit) * unit)
 
     def most_new_tokens(self, prompt_tokens: npt.NDArray[np.int64], num_slots: int) -> npt.NDArray[np.int64]:
         """Return the limits of the answers to such prompts in a pool of `num_slots`; one with 0 has one output."""

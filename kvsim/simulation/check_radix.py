@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvsim.engine.radix_records import NO_PAGE, ROOT
+from kvsim.engine.radix_records import NO_PAGE, ROOT, SLOTS, WINDOWS
 from kvsim.engine.request_rows import NO_ROW
 from kvsim.errors import IntegrityError
 from kvsim.memory.waste import NUM_STATES, SlotState
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 def check_pages(driver: Driver) -> None:
     """Check that every page is free, in the tree or of one request alone, and that locks are those of requests.
 
+    The pool of windows has its own account.
+
     Raises:
         IntegrityError: with the figures that do not agree.
     """
@@ -29,10 +31,7 @@ def check_pages(driver: Driver) -> None:
     radix, unit = engine.radix, engine.settings.unit_tokens
     places: Counter[int] = Counter()
     locks: Counter[int] = Counter()
-    page = radix.state.first_free
-    while page != NO_PAGE and places[page] == 0:
-        places[page] += 1
-        page = radix.pages[page]
+    places.update(_free_pages(engine, SLOTS))
     if len(places) != engine.state.num_free:
         raise IntegrityError(f"{len(places)} pages stand in the free list, {engine.state.num_free} are counted.")
     for number in holders(engine):
@@ -48,6 +47,39 @@ def check_pages(driver: Driver) -> None:
             raise IntegrityError(f"node {node} has {radix.nodes[node].locks} locks, and {locks[node]} requests on it.")
     if len(places) != engine.settings.num_units or max(places.values()) > 1:
         raise IntegrityError(f"{len(places)} of {engine.settings.num_units} pages are in a place, or one is in two.")
+    if radix.settings.window_tokens:
+        _check_windows(engine)
+
+
+def _check_windows(engine: Engine) -> None:
+    """Check that every page of windows is free, or goes with one page of the tree or of a request alone."""
+    radix, unit = engine.radix, engine.settings.unit_tokens
+    first = engine.settings.num_units
+    free = [page - first for page in _free_pages(engine, WINDOWS)]
+    if len(free) != radix.state.num_free_windows:
+        raise IntegrityError(f"{len(free)} pages of windows are free, {radix.state.num_free_windows} are counted.")
+    held: list[int] = []
+    for node, pages in _pages_of_nodes(engine).items():
+        if radix.nodes[node].has_window:
+            held += pages
+        elif any(radix.windows[page] for page in pages):
+            raise IntegrityError(f"node {node} lacks its windows, and a page of it has one.")
+    for number in holders(engine):
+        holding = radix.holdings[number]
+        held += _row(engine, number)[max(holding.protected_tokens, holding.gone_tokens) // unit :]
+    places = Counter(free) + Counter(int(radix.windows[page]) - first for page in held)
+    if set(places) != set(range(1, radix.settings.window_pages + 1)) or max(places.values()) > 1:
+        raise IntegrityError(f"{len(places)} of {radix.settings.window_pages} pages of windows are in one place.")
+
+
+def _free_pages(engine: Engine, pool: int) -> list[int]:
+    """Return the free pages of a pool, in order; the list ends where it leads back to its begin."""
+    page = engine.radix.free[pool].first
+    pages: list[int] = []
+    while page != NO_PAGE and len(pages) <= len(engine.radix.pages):
+        pages.append(int(page))
+        page = engine.radix.pages[page]
+    return pages
 
 
 def held_slots(driver: Driver) -> npt.NDArray[np.int64]:

@@ -17,8 +17,8 @@ from kvsim.errors import WorkloadError
 from .modes import FASTEST, in_every_way
 
 WORKLOADS = sorted(Path(__file__).with_name("golden_sglang").glob("*.json"))
-WITHOUT = ("windows", "host_tier", "random_f")
-"""What is refused: sliding windows and a host tier."""
+WITHOUT = ("host_tier",)
+"""What is refused: a host tier."""
 REFUSED = [file for file in WORKLOADS if any(word in file.stem for word in WITHOUT)]
 FOLLOWED = [file for file in WORKLOADS if file not in REFUSED]
 
@@ -38,7 +38,7 @@ def test_what_is_not_followed_is_refused_in_a_sentence(workload: Path) -> None:
 
 
 def test_the_golden_workloads_cover_what_they_are_kept_for() -> None:
-    assert len(FOLLOWED) >= 44
+    assert len(FOLLOWED) >= 48
     verdicts = [verify_answer(file, file.with_suffix(".jsonl.gz"), compiled=FASTEST) for file in FOLLOWED]
     for count in ("num_preemptions", "num_evictions", "num_aborts"):
         assert any(getattr(verdict, count) for verdict in verdicts), count

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from kvsim.engine import radix_tree, token_slots
 from kvsim.engine.prefix_keys import PrefixKeys
-from kvsim.engine.radix_records import NO_PAGE, ROOT
+from kvsim.engine.radix_records import NO_PAGE, ROOT, SLOTS
 from kvsim.policies import Radix, RadixSettings, SGLangSettings
 from kvsim.policies.sglang import EVICTION_POLICIES
 
@@ -46,7 +46,7 @@ def engine_of(unit: int, eviction: str) -> Any:
 
 
 def free_list(engine: Any) -> list[int]:
-    pages, page = [], engine.radix.state.first_free
+    pages, page = [], engine.radix.free[SLOTS].first
     while page != NO_PAGE:
         pages.append(page)
         page = engine.radix.pages[page]
@@ -191,12 +191,12 @@ def test_the_tree_and_the_free_list_are_those_of_the_model(actions: list[Any], u
     locked: dict[int, tuple[int, Plain]] = {}
     for name, *arguments in actions:
         if name == "evict":
-            radix_tree.evict(engine, arguments[0] * unit)
+            radix_tree.evict(engine, arguments[0] * unit, 0)
             model.evict(arguments[0])
         elif name == "unlock":
             if arguments[0] in locked:
                 node, plain = locked.pop(arguments[0])
-                radix_tree.dec_lock_ref(engine, node)
+                radix_tree.dec_lock_ref(engine, node, 0)
                 for each in plain.path():
                     each.locks -= 1
         else:
