@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kvsim.conformance.oracle_connectors import TransferEngine, connector_state, handed_out, loads_of_step
 from kvsim.conformance.oracle_files import OFFLOAD_BLOCK_BYTES
 from kvsim.conformance.oracle_offload import CopyEngine, jobs_begun, offload_state
 from kvsim.conformance.second_keys import SecondKeys
-from kvsim.conformance.verdict import Verdict, difference
+from kvsim.conformance.verdict import Difference, Verdict, difference
 from kvsim.engine import in_flight
-from kvsim.engine.arrays import column
+from kvsim.engine.arrays import column, listed
 from kvsim.engine.clock import SCHEDULED
 from kvsim.engine.coefficients import no_times
 from kvsim.engine.driver import Driver
@@ -71,21 +72,28 @@ def verify_oracle(
         ours = next(simulated, {"kind": "nothing: every request has ended"})
         if recorded.get("deadlock"):  # the oracle gave up on requests that can never be scheduled
             return verdict
-        # Of records of different kinds only the kind is compared. The order of the free queue is optional in a file,
-        # and fields that only the oracle has are timings.
-        fields = ours.keys() & recorded.keys() if ours["kind"] == recorded["kind"] else {"kind"}
-        if any(ours[name] != recorded[name] for name in fields):
-            moment = f"{recorded['kind']} {recorded.get('i', '')}".rstrip()
-            theirs = {name: recorded[name] for name in recorded if name in fields}
-            return replace(verdict, difference=difference(f"{moment}, line {line}", theirs, ours))
+        if (found := difference_of(line, recorded, ours)) is not None:
+            return replace(verdict, difference=found)
         verdict = run.equal_so_far()
     return verdict
+
+
+def difference_of(line: int, recorded: Mapping[str, Any], ours: Mapping[str, Any]) -> Difference | None:
+    """Return the difference of a record, at a line of an answer, from ours; None if they are equal."""
+    # Of records of different kinds only the kind is compared. The order of the free queue is optional in a file,
+    # and fields that only the oracle has are timings.
+    fields = ours.keys() & recorded.keys() if ours["kind"] == recorded["kind"] else {"kind"}
+    if all(ours[name] == recorded[name] for name in fields):
+        return None
+    moment = f"{recorded['kind']} {recorded.get('i', '')}".rstrip()
+    theirs = {name: recorded[name] for name in recorded if name in fields}
+    return difference(f"{moment}, line {line}", theirs, ours)
 
 
 class OracleRun:
     """One engine that serves an oracle's workload and produces the records that the oracle would write."""
 
-    def __init__(self, workload: OracleWorkload, *, compiled: bool = False) -> None:
+    def __init__(self, workload: OracleWorkload, *, lease: int | None = None, compiled: bool = False) -> None:
         self._workload = workload
         self._drafts = workload.drafts(workload.scheduler.vllm)
         requests = workload.requests
@@ -100,6 +108,7 @@ class OracleRun:
             pipeline=workload.pipeline,
             retention_tokens=workload.retention_tokens,
             drafts=self._drafts,
+            connector=workload.connector,
             records_memory=True,
             copies_are_timed=False,
         )
@@ -121,6 +130,10 @@ class OracleRun:
         self._lengths: dict[int, dict[int, int]] = {}
         """Table lengths of running sequences before the current step was scheduled, by group."""
         self._copies = CopyEngine(workload) if workload.cache.kv_offloading_size else None
+        self.transfers = TransferEngine(workload, lease) if workload.connector is not None else None
+        """The ends of transfers with a store or another server."""
+        self._flying: deque[tuple[int, list[int], list[int]]] = deque()
+        """Steps whose output is still to be processed: number, sequences in the batch, sequences that get an output."""
         self._unsent: list[str] = []
         """Requests that have left since the last scheduler call."""
         self._num_steps = self._num_preemptions = self._num_aborts = 0
@@ -138,19 +151,25 @@ class OracleRun:
 
     def records(self) -> Iterator[dict[str, Any]]:
         """Yield the records that the oracle would write, in order. Never ends if a request can never be scheduled."""
-        yield self._meta()
-        call, driver, state = 0, self._driver, self._state
-        flying: deque[tuple[int, list[int], list[int]]] = deque()
-        """Steps whose output is still to be processed: number, sequences in the batch, sequences that get an output."""
+        yield self.meta()
+        call = 0
+        while self.has_work() or self._due:
+            if not self.has_work():
+                call = max(call, self._due[0][1].arrival_step)
+            self._arrive(call)
+            self._abort(call)
+            call += 1
+            yield from self.step()
+        yield {"kind": "end", "engine_calls": call}
+
+    def has_work(self) -> bool:
+        """Tell whether another engine call is due."""
+        return bool(self._flying) or self._driver.has_work()
+
+    def step(self) -> Iterator[dict[str, Any]]:
+        """Yield the records of one engine call: what it schedules, and the output that it processes."""
+        driver, state, flying = self._driver, self._state, self._flying
         while True:
-            if not state.awaiting:  # an engine call begins
-                if not flying and not driver.has_work():
-                    if not self._due:
-                        break
-                    call = max(call, self._due[0][1].arrival_step)
-                self._arrive(call)
-                self._abort(call)
-                call += 1
             before = self._outputs_due(*flying[0][1:]) if flying else {}
             groups = range(driver.engine.settings.num_groups)
             self._lengths = {
@@ -161,23 +180,57 @@ class OracleRun:
             self._count_changes()
             if moment == SCHEDULED:
                 flying.append((self._num_steps, list(driver.batch()), driver.emitting()))
-                record = self._schedule_record(driver.batch())
-                if self._copies is not None:
-                    record |= jobs_begun(driver, self._name)
-                    self._copies.run_step(driver)
-                yield record
+                yield self._scheduled()
             elif flying:
-                step, batch, _ = flying.popleft()
-                proposed = () if self._workload.scheduler.async_scheduling else [self._name(each) for each in batch]
-                ended = [int(driver.engine.lines[index].ended) for index in range(num_ended, state.num_ended)]
-                self._unsent += [self._name(number) for number in ended]
-                finished = [[self._name(number), self._reason(number)] for number in ended]
-                if self._drafts is not None:
-                    before |= self._outputs_of(before)
-                yield {"kind": "update", "i": step, "finished": finished} | before | self._state_record(proposed)
-        yield {"kind": "end", "engine_calls": call}
+                yield self._updated(before, num_ended)
+            if not state.awaiting:
+                return
 
-    def _meta(self) -> dict[str, Any]:
+    def _scheduled(self) -> dict[str, Any]:
+        """Return the record of the step that was scheduled last, and let its transfers begin."""
+        driver = self._driver
+        record = self._schedule_record(driver.batch())
+        if self._copies is not None:
+            record |= jobs_begun(driver, self._name)
+            self._copies.run_step(driver)
+        if self.transfers is not None:
+            connector = driver.engine.connector
+            loading = listed(connector.loads, 0, connector.state.num_loads)
+            record |= loads_of_step(driver, self._admitted(driver.batch()), loading, self._name)
+            self.transfers.run_step(driver)
+        return record
+
+    def _updated(self, before: dict[str, Any], num_ended: int) -> dict[str, Any]:
+        """Return the record of an output that was processed, `before` which requests had outputs and so many had
+        ended.
+        """
+        driver, state = self._driver, self._state
+        step, batch, _ = self._flying.popleft()
+        proposed = () if self._workload.scheduler.async_scheduling else [self._name(each) for each in batch]
+        ended = [int(driver.engine.lines[index].ended) for index in range(num_ended, state.num_ended)]
+        self._unsent += [self._name(number) for number in ended]
+        finished = [[self._name(number), self._reason(number)] for number in ended]
+        if self._drafts is not None or self.transfers is not None:
+            before |= self._outputs_of(before)
+        if self.transfers is not None:
+            before |= self._transfers_ended(step, ended, before["prev_outputs"])
+        return {"kind": "update", "i": step, "finished": finished} | before | self._state_record(proposed)
+
+    def add(self, row: int) -> None:
+        """Let a request arrive."""
+        self._arrived.append(row)
+        self._driver.add(row + 1)
+
+    def abort(self, row: int) -> None:
+        """Abort a request, if it is there."""
+        if row in self._arrived and self._is_live(row + 1):
+            self._driver.abort(row + 1)
+            self._count_changes()
+            self._unsent.append(self._name(row + 1))
+            self._num_aborts += 1
+
+    def meta(self) -> dict[str, Any]:
+        """Return the first record: settings of the engine."""
         settings, cache, num_blocks = self._workload.scheduler, self._workload.cache, self._workload.num_blocks
         rules = self._driver.engine.settings
         return {
@@ -205,17 +258,12 @@ class OracleRun:
     def _arrive(self, call: int) -> None:
         while self._due and self._due[0][1].arrival_step <= call:
             row, _ = self._due.popleft()
-            self._arrived.append(row)
-            self._driver.add(row + 1)
+            self.add(row)
 
     def _abort(self, call: int) -> None:
         while self._aborts and self._aborts[0][0] <= call:
             _, _, row = self._aborts.popleft()
-            if row in self._arrived and self._is_live(row + 1):
-                self._driver.abort(row + 1)
-                self._count_changes()
-                self._unsent.append(self._name(row + 1))
-                self._num_aborts += 1
+            self.abort(row)
 
     def _count_changes(self) -> None:
         changes = list(self._driver.changes())
@@ -228,7 +276,7 @@ class OracleRun:
         preempted = driver.preempted()
         self._num_steps += 1
         self._num_preemptions += len(preempted)
-        admitted = list(batch)[len(batch) - self._state.num_new_seqs :]
+        admitted = self._admitted(batch)
         new = [number for number in admitted if not driver.sequence(number).preemptions]
         handed_over = admitted if self._workload.pipeline.v2_model_runner else new
         tables = {self._name(number): self._by_group(self._entries_since(number)) for number in batch}
@@ -253,6 +301,24 @@ class OracleRun:
             | self._state_record()
         )
 
+    def _admitted(self, batch: dict[int, int]) -> list[int]:
+        """Return the sequences of a step that were waiting before it."""
+        return list(batch)[len(batch) - self._state.num_new_seqs :]
+
+    def _transfers_ended(self, step: int, ended: list[int], outputs: Mapping[str, int]) -> dict[str, Any]:
+        """Return the transfers that a step reported, and what it says of requests that another server goes on with.
+
+        `outputs` are those that each request had before.
+        """
+        assert self.transfers is not None
+        received, sent, bad = self.transfers.ended.pop(step)
+        return {
+            "received": [self._name(number) for number in received],
+            "sent": [self._name(number) for number in sent],
+            "bad": bad,
+            "params": handed_out(self._driver, ended, outputs, self._workload.scheduler.vllm, self._name),
+        }
+
     def _drafts_of_step(self) -> dict[str, Any]:
         """Return the drafts that each request of the step verifies, and how many are drafted behind it."""
         engine = self._driver.engine
@@ -271,14 +337,17 @@ class OracleRun:
         return {
             "tokens": {self._name(number): 1 for number in emitting if self._is_live(number)},
             "prev_outputs": {
-                self._name(number): self._num_outputs(number) for number in batch if self._is_live(number)
+                self._name(number): self._num_outputs(number)
+                for number in batch
+                if self._is_live(number) or self._is_held(number)
             },
         }
 
     def _outputs_of(self, before: dict[str, Any]) -> dict[str, Any]:
         """Return the outputs that requests got in an update, which may be several where drafts are right."""
         numbers = {request.name: row + 1 for row, request in enumerate(self._workload.requests)}
-        return {"tokens": {n: self._num_outputs(numbers[n]) - before["prev_outputs"][n] for n in before["tokens"]}}
+        gained = {name: self._num_outputs(numbers[name]) - before["prev_outputs"][name] for name in before["tokens"]}
+        return {"tokens": {name: tokens for name, tokens in gained.items() if tokens}}
 
     def _drafts_record(self, live: dict[str, int], proposed: Collection[str]) -> dict[str, Any]:
         """Return the drafts that wait for the next step, and the tokens in flight where a release counts them.
@@ -297,6 +366,8 @@ class OracleRun:
         live = {self._name(row + 1): row + 1 for row in self._arrived if self._is_live(row + 1)}
         if self._copies is not None:
             live |= {self._name(row + 1): row + 1 for row in self._arrived if self._still_loads(row + 1)}
+        if self.transfers is not None:
+            live |= {self._name(row + 1): row + 1 for row in self._arrived if self._is_held(row + 1)}
         keys = column(driver.engine.blocks, "key")
         held = {name: number for name, number in live.items() if driver.sequence(number).num_units}
         self._second_keys.note(held.values())
@@ -318,6 +389,7 @@ class OracleRun:
         } | (
             (offload_state(driver, self._name) if self._copies is not None else {})
             | (self._drafts_record(live, proposed) if self._drafts is not None else {})
+            | (self._connector_record() if self.transfers is not None else {})
         )
 
     def _tables(self, number: int) -> list[Any]:
@@ -339,6 +411,13 @@ class OracleRun:
         """Tell whether an aborted request keeps its blocks because its load has not ended."""
         return not self._is_live(number) and self._driver.sequence(number).num_units > 0
 
+    def _connector_record(self) -> dict[str, Any]:
+        return connector_state(self._driver, [row + 1 for row in self._arrived], self._name)
+
+    def _is_held(self, number: int) -> bool:
+        """Tell whether a request has ended and its blocks wait for a transfer."""
+        return self.transfers is not None and bool(self._driver.engine.connector.transfers[number].is_held)
+
     def _is_live(self, number: int) -> bool:
         return self._driver.sequence(number).status in _LIVE
 
@@ -350,6 +429,8 @@ class OracleRun:
         return self._workload.requests[number - 1].name
 
     def _reason(self, number: int) -> str:
+        if self.transfers is not None and self._driver.engine.connector.transfers[number].is_error:
+            return "error"
         stop_at = self._workload.requests[number - 1].stop_at
         return "stop" if stop_at is not None and self._num_outputs(number) >= stop_at else "length"
 

@@ -10,6 +10,7 @@ import zlib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from kvsim.conformance.oracle_connectors import connector_of, exchanging, prefilled
 from kvsim.conformance.oracle_groups import layout_of
 from kvsim.conformance.sglang_files import SGLANG_FIELDS
 from kvsim.errors import RecordingError, UsageError, WorkloadError
@@ -18,6 +19,7 @@ from kvsim.files.json_text import parse
 from kvsim.kv_groups import KVCacheLayout, MambaMode
 from kvsim.kv_groups.grouping import hashed_by_mode
 from kvsim.policies import releases
+from kvsim.policies.connectors import Connector, Exchange
 from kvsim.policies.drafts import Drafts
 from kvsim.policies.pipeline import Pipeline
 from kvsim.policies.settings import ContinuousSettings, Eviction, Order, PagedSettings
@@ -57,7 +59,6 @@ _NOT_KNOWN: Mapping[str, Any] = {
 }
 """Settings that newer releases have, and the value with which they change nothing."""
 _NOT_FOLLOWED = {
-    "kv": "KV connectors",
     "mm": "images and the encoder cache",
     "pcp": "prefill context parallelism",
 }
@@ -66,6 +67,7 @@ _LONGEST_MODEL = 131_072
 OFFLOAD_BLOCK_BYTES = 1 << 20
 """Bytes of a block on the host: a power of two, so that sizes in GiB are exact."""
 _TOKENS_PER_REQUEST = 1_000_000
+_NO_EXCHANGE = Exchange()
 _LARGEST = 1 << 24
 """Largest number of blocks, tokens or calls in an oracle workload: the oracle would run for days."""
 
@@ -90,6 +92,12 @@ class OracleRequest:
     """Drafts that are right, by the number of outputs; empty for all."""
     proposed_drafts: tuple[int, ...] = ()
     """Drafts that are proposed, by the number of outputs; empty for as many as may be."""
+    exchange: Exchange = _NO_EXCHANGE
+    """Its exchange of KV with a store or with another server."""
+    load_steps: int = 1
+    """Steps of a load, its first step included."""
+    send_steps: int = 1
+    """Steps until what it leaves was read, from the one after its end on."""
     adapter: int = 0
     """Number of its adapter; 0 for none."""
     salt: str = ""
@@ -112,6 +120,8 @@ class OracleWorkload:
     """Tokens between the boundaries at which windows and states are kept; None keeps all."""
     drafting: Mapping[str, Any] | None = None
     """Settings of speculative decoding; None without."""
+    connector: Connector | None = None
+    """The exchange of KV with a store or with another server, but for that of the requests; None without."""
     load_steps: int = 1
     """Steps of a copy from the host, its first step included; used if blocks are offloaded."""
     store_steps: int = 1
@@ -133,6 +143,8 @@ class OracleWorkload:
             scheduler = replace(self.scheduler, vllm=release)
             scheduler.check_known_to_release()
             self.drafts(release)
+            if self.connector is not None:
+                self.connector.check(release, 1 if self.layout is None else len(self.layout.groups))
         except UsageError as error:
             raise RecordingError(f"the oracle's answer cannot be compared: {error}") from error
         rules = releases.rules_of(release)
@@ -142,8 +154,18 @@ class OracleWorkload:
         )
         drafts = self.drafts(release)
         v2_model_runner = self.pipeline.v2_model_runner and has_v2_runner and (drafts is None or drafts.has_v2_runner)
+        connector = self.connector
+        backoff = drafts.prompt_ahead_tokens - 1 if drafts is not None and rules.spares_modules else 0
+        if connector is not None:
+            connector = replace(
+                connector,
+                backoff_tokens=0 if connector.is_store else max(backoff, 0),
+                exchanges=[request.exchange for request in self.requests],
+            )
         return replace(
             self,
+            connector=connector,
+            requests=tuple(prefilled(request, connector) for request in self.requests),
             layout=_hashed(self.layout, rules) if self.cache.enable_prefix_caching else self.layout,
             scheduler=scheduler,
             pipeline=replace(self.pipeline, v2_model_runner=v2_model_runner),
@@ -161,6 +183,7 @@ class OracleWorkload:
             self.drafting,
             release,
             caches_prefixes=self.cache.enable_prefix_caching,
+            has_connector=self.connector is not None,
             right=[request.right_drafts for request in self.requests],
             proposed=[request.proposed_drafts for request in self.requests],
         )
@@ -263,6 +286,7 @@ def parse_workload(document: Any, where: str) -> OracleWorkload:
         )
     except (UsageError, ValueError) as error:
         raise WorkloadError(f"{where}: {str(error).rstrip('.')}.") from error
+    connector = connector_of(document.get("kv") or {}, where)
     layout = layout_of(document, where, scheduler, cache) if "groups" in document else None
     return OracleWorkload(
         num_blocks=num_blocks,
@@ -272,7 +296,8 @@ def parse_workload(document: Any, where: str) -> OracleWorkload:
             pipeline_parallel_size=fields.integer("pipeline_parallel_size", 1, minimum=1),
             v2_model_runner=fields.flag("v2_model_runner", default=True),
         ),
-        requests=_requests(document["requests"], where, scheduler.max_model_len),
+        requests=_requests(document["requests"], where, scheduler.max_model_len, connector),
+        connector=connector,
         layout=layout,
         retention_tokens=None if document.get("retention_interval") is None else _retention_tokens(fields, layout),
         drafting=document.get("spec") or None,
@@ -282,17 +307,13 @@ def parse_workload(document: Any, where: str) -> OracleWorkload:
 
 
 def _check_followed(document: Any, where: str) -> None:
-    """Refuse, by its name, what kvsim does not follow: a workload of another driver, or of a feature.
+    """Refuse, by its name, what kvsim does not follow: a workload of another feature.
 
     Raises:
         WorkloadError: the workload is one.
     """
     if not isinstance(document, dict):
         return
-    if {"prefill", "decode"} <= document.keys():
-        raise WorkloadError(f"{where}: kvsim does not follow a prefill server together with a decode server.")
-    if {"ranks", "events"} <= document.keys():
-        raise WorkloadError(f"{where}: kvsim does not follow the choice of a data-parallel rank.")
     for name, feature in _NOT_FOLLOWED.items():
         if document.get(name) not in (None, 1, {}):
             raise WorkloadError(f"{where}: kvsim does not follow {feature} ({name}).")
@@ -340,22 +361,80 @@ def read_records(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         RecordingError: the file is missing, truncated, or a line is not a record of the oracle; the message names both.
     """
     line, fields, kind = 0, None, None
+    for line, text in _lines_of(file):
+        record = _record(text, f"{file}, line {line}", fields, after_end=kind in _ENDS)
+        kind = record["kind"]
+        fields = fields or _FIRST[kind]
+        yield line, record
+    _check_ended(file, line, kind)
+
+
+def read_pair_records(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the records of an oracle of two engines, each with its line number; each names its engine.
+
+    Raises:
+        RecordingError: the file is missing, truncated, or a line is not such a record; the message names both.
+    """
+    line, kind = 0, None
+    for line, text in _lines_of(file):
+        record = _object_with(("kind",) if line > 1 else ("kind", "vllm"), text, f"{file}, line {line}")
+        kind = record["kind"]
+        yield line, record
+    _check_ended(file, line, kind)
+
+
+def read_rank_records(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the choices of data-parallel ranks, each with its line number.
+
+    Raises:
+        RecordingError: the file is missing, damaged, or a line is not such a choice; the message names both.
+    """
+    for line, text in _lines_of(file):
+        record = _object_with(("add", "rank", "counts", "start", "inflight"), text, f"{file}, line {line}")
+        if not isinstance(record["counts"], list) or not all(isinstance(each, list) for each in record["counts"]):
+            raise RecordingError(f"{file}, line {line}: counts should be a list with a list for each rank.")
+        yield line, record
+
+
+def _lines_of(file: Path) -> Iterator[tuple[int, str]]:
+    """Yield the lines of an answer, which may be packed, with their numbers.
+
+    Raises:
+        RecordingError: it is missing, damaged or truncated.
+    """
+    line = 0
     try:
         content = content_of(file, _RECORDS_BYTES)
         content = unpacked(content, _RECORDS_BYTES) if file.suffix == ".gz" else content
         for encoded in content.splitlines(keepends=True):
             text = encoded.decode()
             line += 1
-            record = _record(text, f"{file}, line {line}", fields, after_end=kind in _ENDS)
-            kind = record["kind"]
-            fields = fields or _FIRST[kind]
-            yield line, record
+            yield line, text
     except FileNotFoundError:
         raise RecordingError(f"{file} does not exist; give the records that the oracle printed.") from None
     except (EOFError, OSError, zlib.error, UnicodeDecodeError) as error:
         raise RecordingError(f"{file} is damaged or truncated after line {line}: {error}.") from error
+
+
+def _check_ended(file: Path, line: int, kind: str | None) -> None:
     if kind not in _ENDS:
         raise RecordingError(f"{file} ends after line {line} without an end record: the oracle did not finish.")
+
+
+def _object_with(names: tuple[str, ...], text: str, where: str) -> dict[str, Any]:
+    """Return the object in a line, which has all fields that are named.
+
+    Raises:
+        RecordingError: it has not.
+    """
+    try:
+        record = parse(text)
+    except ValueError as error:
+        raise RecordingError(f"{where}: not JSON: {getattr(error, 'msg', error)}.") from error
+    missing = [name for name in names if not isinstance(record, dict) or name not in record]
+    if missing:
+        raise RecordingError(f"{where}: the record lacks {', '.join(missing)}.")
+    return dict(record)
 
 
 def _record(text: str, where: str, fields: Mapping[str, tuple[str, ...]] | None, *, after_end: bool) -> dict[str, Any]:
@@ -376,8 +455,12 @@ def _record(text: str, where: str, fields: Mapping[str, tuple[str, ...]] | None,
     return dict(record)
 
 
-def _requests(documents: list[Any], where: str, max_model_len: int) -> tuple[OracleRequest, ...]:
+def _requests(
+    documents: list[Any], where: str, max_model_len: int, connector: Connector | None
+) -> tuple[OracleRequest, ...]:
     requests = tuple(_request(row, item, f"{where}, request {row}") for row, item in enumerate(documents))
+    if connector is not None:
+        requests = exchanging(requests, documents, connector)
     if len({request.name for request in requests}) < len(requests):
         raise WorkloadError(f"{where}: two requests have the same id.")
     for row, request in enumerate(requests):

@@ -12,6 +12,7 @@ import numpy as np
 from kvsim import steptime
 from kvsim.engine import (
     clock,
+    connected,
     fast_forward,
     going_on,
     host_jobs,
@@ -226,6 +227,10 @@ class Driver:
     def report(self, job: int, call: int) -> None:
         """Report a copy with the output of a step, counted like calls of the scheduler from 1."""
         host_jobs.report(self.engine, job, call)
+
+    def report_transfer(self, number: int, call: int, *, is_load: bool) -> None:
+        """Report the end of a load of a sequence, or of the reading of what it left, with the output of a step."""
+        connected.report(self.engine, self.sequence(number), is_load, call)
 
     def use_slots(self, slots: list[int]) -> None:
         """Mark idle slots of host memory as used just now, in this order."""

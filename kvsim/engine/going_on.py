@@ -9,6 +9,12 @@ import numpy as np
 from kvsim.engine.arrays import column, dtype_of
 from kvsim.engine.state import Engine
 
+_LEFT_OUT = (
+    *("memory", "scheduler", "rules", "host", "connector", "radix", "step_times"),
+    *("steps", "outputs", "memory_rows"),
+)
+"""Parts of an engine that are the same in another, are copied one by one, or were taken away."""
+
 
 def moved(source: Engine, target: Engine) -> Engine:
     """Copy the state of the interpreted `source` into `target`, a compiled engine that has not begun; return it.
@@ -20,14 +26,19 @@ def moved(source: Engine, target: Engine) -> Engine:
     target = with_room_for_schedule(target, num_rows)
     for name in Engine._fields:
         old, new = getattr(source, name), getattr(target, name)
-        if name in ("memory", "scheduler", "rules", "host", "radix", "step_times", "steps", "outputs", "memory_rows"):
+        if name in _LEFT_OUT:
             continue
         end = num_rows if name == "schedule_rows" else len(old) if isinstance(new, np.ndarray) else 1
         _copy(old, new, end)
-    parts: Any = zip((*source.host, *source.radix), (*target.host, *target.radix), strict=True)
+    parts: Any = zip(_parts_of(source), _parts_of(target), strict=True)
     for old, new in parts:
         _copy(old, new, len(old) if isinstance(new, np.ndarray) else 1)
     return target
+
+
+def _parts_of(engine: Engine) -> tuple[Any, ...]:
+    """Return the records of what not every engine has."""
+    return (*engine.host, *engine.connector, *engine.radix)
 
 
 def _copy(old: Any, new: Any, end: int) -> None:

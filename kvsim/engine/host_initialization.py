@@ -93,8 +93,10 @@ def num_places(policy: Paged, num_units: int, size: int) -> int:
     return min(size, 5 * batch + most_loading(policy, num_units, size))
 
 
-def rows_of_loads(policy: Policy, num_units: int, size: int, width: int) -> int:
+def rows_of_loads(policy: Policy, num_units: int, size: int, width: int, *, has_connector: bool = False) -> int:
     """Return the changes of ownership by loads in one step, at most."""
+    if has_connector:
+        return min(size, num_units, _LOADS_PER_STEP) * rows_of_table(width)
     if not _has_offload(policy):
         return 0
     return min(most_loading(policy, num_units, size), _LOADS_PER_STEP) * rows_of_table(width)

@@ -48,3 +48,36 @@ def settle_tokens(engine: Engine, place: int) -> None:
     first = place * engine.settings.max_num_seqs
     for index in range(first, first + engine.launched[place].num_computing):
         engine.sequences[engine.computing[index]].in_flight -= engine.computing_tokens[index]
+
+
+@part
+def tokens_of(engine: Engine, place: int, sequence: Sequence) -> int:
+    """Return the tokens of a sequence that the step at `place` computes."""
+    first = place * engine.settings.max_num_seqs
+    for index in range(first, first + engine.launched[place].num_computing):
+        if engine.computing[index] == sequence.number:
+            return engine.computing_tokens[index]
+    return 0
+
+
+@part
+def drop_outputs(engine: Engine, place: int, sequence: Sequence) -> None:
+    """Drop what the step at `place` yields for a sequence."""
+    step, kept = engine.launched[place], 0
+    first = place * engine.settings.max_num_seqs
+    for index in range(first, first + step.num_emitting):
+        if engine.emitting[index] != sequence.number:
+            engine.emitting[first + kept] = engine.emitting[index]
+            if engine.settings.num_drafts > 0:
+                engine.emitting_drafts[first + kept] = engine.emitting_drafts[index]
+            kept += 1
+    step.num_emitting = kept
+
+
+@part
+def drop_all_outputs(engine: Engine, sequence: Sequence) -> None:
+    """Drop what the steps in flight yield for a sequence."""
+    place = engine.state.next_launched
+    for _ in range(engine.state.num_in_flight):
+        place = earlier(engine, place)
+        drop_outputs(engine, place, sequence)

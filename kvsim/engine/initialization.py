@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kvsim.engine import (
+    connected,
+    connector_initialization,
     custom_memory,
     host_initialization,
     kv_cache,
@@ -25,6 +27,7 @@ from kvsim.engine import (
 )
 from kvsim.engine.arrays import Numbers, Records, fill, make, make_growing, make_one, numbers
 from kvsim.engine.coefficients import step_times
+from kvsim.engine.connector_records import ConnectorTables
 from kvsim.engine.group_initialization import (
     check_groups,
     flight_is_counted,
@@ -47,6 +50,7 @@ from kvsim.engine.state import (
 from kvsim.errors import BudgetError, UnknownNameError, UsageError
 from kvsim.kv_groups import KVCacheLayout
 from kvsim.policies import Contiguous, Paged, Pipeline, Policy, Radix, Static
+from kvsim.policies.connectors import Connector
 from kvsim.policies.drafts import Drafts
 from kvsim.policies.kinds import most_running
 from kvsim.policies.releases import rules_of
@@ -114,6 +118,8 @@ class EnginePlan:
     """Events that can be ordered in one call."""
     drafts: Drafts | None = None
     """Speculative decoding as vLLM schedules it; None without."""
+    connector: Connector | None = None
+    """The exchange of KV with a store or with other servers; None without."""
     rules: CustomRules | None = None
     """A policy in Python at work."""
     eviction: OptimalEviction | None = None
@@ -152,7 +158,7 @@ class EnginePlan:
         records_of = partial(make, compiled=compiled)
         rows_of = partial(make_growing, compiled=compiled)
         return Engine(
-            memory=custom_memory.CUSTOM if is_custom else memory_of(policy),
+            memory=custom_memory.CUSTOM if is_custom else memory_of(policy, self.connector),
             scheduler=sglang_scheduler.SGLANG if isinstance(policy, Radix) else scheduler.SCHEDULER,
             rules=self.rules or _built_in_rules(self.eviction),
             settings=settings,
@@ -190,6 +196,7 @@ class EnginePlan:
             readers=records_of(records.Readers, self.num_units + 1 if settings.has_windows else 0),
             buckets=records_of(records.Bucket, _num_buckets(demand, policy, self.num_units)),
             host=self._host_tier(room, compiled=compiled),
+            connector=self._connector(room, compiled=compiled),
             radix=self._radix(settings.most_in_flight, room.memory_rows, compiled=compiled),
             holes=records_of(records.Hole, room.num_holes),
             rectangle=make_one(records.Rectangle, compiled=compiled),
@@ -226,8 +233,11 @@ class EnginePlan:
         for name, value in chosen.items():
             setattr(settings, name, value)
         waits_for_flight = isinstance(policy, Paged) and flight_is_counted(layout, policy)
+        if self.connector is not None and isinstance(policy, Paged):
+            _set_connector(settings, self.connector, policy)
+        settings.answers_awaited = settings.num_drafts > 0 or self.connector is not None
         settings.guesses = settings.lookahead_tokens > 0 and self.drafts is None
-        settings.counts_flight = settings.num_drafts > 0 or (
+        settings.counts_flight = settings.answers_awaited or (
             settings.most_in_flight > (1 if waits_for_flight else 2)
             and (waits_for_flight or settings.late_outputs_block)
         )
@@ -242,6 +252,18 @@ class EnginePlan:
             self.policy, self.demand, self.num_units, most_in_flight, most_memory_rows,
             window_tokens=self.window_tokens, reports=self.reports, compiled=compiled,
         )  # fmt: skip
+
+    def _connector(self, room: _Room, *, compiled: bool) -> ConnectorTables:
+        """Return the KV connector, empty where there is none."""
+        return connector_initialization.connector_tables(
+            self.connector,
+            self.drafts,
+            self.policy,
+            self.num_units,
+            len(self.demand.prompt),
+            FIRST_ROWS + room.rows_of_loads - host_initialization.rows_of_table(room.width),
+            compiled=compiled,
+        )
 
     def _host_tier(self, room: _Room, *, compiled: bool) -> HostTier:
         """Return the second tier, empty where nothing is offloaded."""
@@ -299,10 +321,15 @@ class _Room:
                 _check_modelled(policy.cache)
             host_initialization.check_offload(policy, len(layout.groups))
             places = host_initialization.num_places(policy, num_units, size)
+            if plan.connector is not None:
+                plan.connector.check(policy.scheduler.vllm, len(layout.groups))
+                places = min(size, 5 * batch + num_units)
             ahead = plan.pipeline.tokens_ahead(async_scheduling=policy.scheduler.async_scheduling)
             ahead += 2 * (1 + plan.drafts.lookahead_tokens + plan.drafts.num_tokens) if plan.drafts else 0
             widths = _table_widths(plan.demand, policy, layout, num_units, places, ahead)
-        rows_of_loads = host_initialization.rows_of_loads(policy, num_units, size, sum(widths))
+        rows_of_loads = host_initialization.rows_of_loads(
+            policy, num_units, size, sum(widths), has_connector=plan.connector is not None
+        )
         margin = _memory_margin(policy, batch, sum(widths) + len(layout.groups), num_units) + rows_of_loads
         return cls(
             batch=batch,
@@ -328,14 +355,16 @@ def _built_in_rules(eviction: OptimalEviction | None) -> scheduler.BuiltInRules:
     )
 
 
-def memory_of(policy: Policy) -> Memory:
-    """Return the kind of memory of a policy."""
+def memory_of(policy: Policy, connector: Connector | None = None) -> Memory:
+    """Return the kind of memory of a policy, where KV may come through a connector."""
     if isinstance(policy, Radix):
         return request_rows.RADIX
     if isinstance(policy, Static):
         return static_batch.RECTANGLE
     if isinstance(policy, Contiguous):
         return reservations.CONTIGUOUS
+    if connector is not None:
+        return connected.CONNECTED
     return tiered.TIERED if policy.cache.kv_offloading_size else kv_cache.PAGED
 
 
@@ -414,6 +443,14 @@ def _drafting(drafts: Drafts, policy: Paged) -> dict[str, Any]:
         "caches_processed": rules.caches_processed,
         "max_num_active_seqs": most_running,
     }
+
+
+def _set_connector(settings: records.Settings, connector: Connector, policy: Paged) -> None:
+    """Set what a connector asks of the scheduler."""
+    rules = rules_of(policy.scheduler.vllm)
+    settings.drops_late = connector.produces and rules.delivers_kept
+    settings.caches_processed = rules.caches_processed
+    settings.notes_every_step = True
 
 
 def _told(drafts: Drafts | None, size: int, *, compiled: bool) -> Records[records.Told]:

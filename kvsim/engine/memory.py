@@ -31,6 +31,11 @@ def _nothing_found(engine: Engine, sequence: Sequence) -> int:  # noqa: ARG001
 
 
 @part
+def _is_ready(engine: Engine, sequence: Sequence) -> bool:  # noqa: ARG001
+    return True
+
+
+@part
 def _no_units(engine: Engine, head: Sequence) -> int:  # noqa: ARG001
     return 0
 
@@ -104,6 +109,8 @@ class Memory:
     """The kind, in one word."""
 
     # What a scheduler asks of it.
+    take_over: Callable[[Engine, Sequence], bool] = _is_ready
+    """Use what a waiting sequence has loaded; return False while it loads, and is passed over."""
     find_prefix: Callable[[Engine, Sequence], int] = _nothing_found
     """Find the leading tokens of a waiting sequence that need not be computed; return their number, `SKIP` or `STOP`.
     """
@@ -118,6 +125,8 @@ class Memory:
     """Let other sequences hit the first `num_tokens` tokens of a running sequence, whose values are known."""
     free: Callable[[Engine, Sequence], None] = _ignore
     """Free all units of a sequence, whose status tells whether it will resume."""
+    frees_at_once: Callable[[Engine, Sequence], bool] = _is_ready
+    """Tell whether a running sequence may be preempted: its blocks are free then, or that does not matter."""
     expect_return: Callable[[Engine, Sequence], None] = _ignore
     """Prepare for the resumption of a sequence that is being preempted."""
 

@@ -66,14 +66,19 @@ class Settings:
     """A step is scheduled ahead also behind one that is empty, and although the oldest is computed already."""
     late_outputs_block: bool = False
     """A sequence that was preempted awaits no output, and waits until those under way have come."""
+    drops_late: bool = False
+    """Outputs under way of a sequence that is preempted are thrown away; it need not wait for them."""
     skipped_keep_places: bool = False
-    """A sequence that is passed over stays in the queue; otherwise it waits before the queue."""
+    """A sequence that is passed over stays in the queue, unless it holds blocks; otherwise it waits before the queue.
+    """
     keeps_turns: bool = False
     """No sequence misses its turn when one before it is preempted that had computed nothing in the step."""
     preempted_self_stops: bool = False
     """A sequence that is preempted because it needs memory itself ends the turns of those that run."""
     lone_prompt_is_limited: bool = False
     """`long_prefill_token_threshold` binds a sequence that is alone, too."""
+    answers_awaited: bool = False
+    """The model runner answers no more than the scheduler awaits."""
     counts_flight: bool = False
     """Whether tokens in flight are counted for each sequence, because its blocks or its turn wait for them."""
     unit_tokens: int = 0
@@ -141,7 +146,8 @@ class Settings:
     pads_alone: bool = False
     """Such drafts are added also where no running sequence is computed; near the longest length there are none."""
     caches_processed: bool = False
-    """Blocks of drafted tokens are cached when their step is processed, up to what no step in flight may take back."""
+    """Blocks of drafted tokens are cached when their step is processed, up to what no step in flight may take back;
+    with a connector, those of all tokens."""
     host_blocks: int = 0
     """Blocks of host memory that preempted sequences are swapped to; 0 for none."""
     host_block_s: float = 0.0

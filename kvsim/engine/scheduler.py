@@ -183,6 +183,9 @@ def serve_running(engine: Engine, budget: int) -> int:
             continue
         while not (has_room(sequence, num_tokens) or engine.memory.grow(engine, sequence, num_tokens)):
             chosen = engine.rules.choose_victim(engine, sequence)
+            if not engine.memory.frees_at_once(engine, engine.sequences[engine.running[chosen]]):
+                fast_forward.catch_up_from(engine, index, state.num_scheduled - 1)
+                return budget
             victim = remove_running(engine, chosen)
             tokens = take_out_of_batch(engine, victim)
             if tokens >= 0:
@@ -215,9 +218,10 @@ def admit_waiting(engine: Engine, budget: int) -> int:
         if most <= 0:
             break
         sequence = engine.rules.choose_next(engine)
-        is_late = settings.late_outputs_block and sequence.in_flight > 0
+        is_late = settings.late_outputs_block and not settings.drops_late and sequence.in_flight > 0
+        is_ready = memory.take_over(engine, sequence) and not is_late
         needs_slot = settings.max_adapters > 0 and not adapters.has_slot(engine, sequence)
-        computed = SKIP if is_late or needs_slot else memory.find_prefix(engine, sequence)
+        computed = SKIP if needs_slot or not is_ready else memory.find_prefix(engine, sequence)
         if computed == STOP or (computed >= 0 and state.holds_prefills and cadence.is_prefill(sequence, computed)):
             break
         if computed == SKIP:
@@ -314,6 +318,8 @@ def preempt(engine: Engine, sequence: Sequence) -> None:
     sequence.computed = sequence.drafts = 0
     if engine.settings.late_outputs_block:
         sequence.placeholders = 0
+    if engine.settings.drops_late:
+        in_flight.drop_all_outputs(engine, sequence)
     sequence.preemptions += 1
     engine.lists[state.num_preempted].preempted = sequence.number
     state.num_preempted += 1
@@ -378,8 +384,8 @@ def _run(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -> 
     sequence.status = RUNNING
     sequence.computed = computed
     sequence.handed_tokens = sequence.num_tokens
-    if engine.settings.num_drafts > 0:
-        sequence.handed_tokens = NEVER  # the drafter answers nothing that is not awaited
+    if engine.settings.answers_awaited:
+        sequence.handed_tokens = NEVER  # the model runner answers nothing that is not awaited
     _put_into_batch(engine, sequence, num_tokens)
 
 
@@ -460,7 +466,7 @@ def _append_output(engine: Engine, sequence: Sequence, index: int, now_s: float)
     if settings.ahead:
         if sequence.placeholders > 0:  # a preempted sequence may await nothing
             sequence.placeholders -= 1
-        known = sequence.computed - sequence.placeholders
+        known = sequence.computed - (sequence.in_flight if settings.caches_processed else sequence.placeholders)
         if sequence.status == RUNNING and known >= sequence.cache_at:
             engine.memory.cache(engine, sequence, known)
     elif settings.guesses:

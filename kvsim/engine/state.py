@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, Protocol
 
 from kvsim.engine.arrays import Numbers, Records
 from kvsim.engine.compiled import part
+from kvsim.engine.connector_records import ConnectorTables
 from kvsim.engine.host_tier import HostTier
 from kvsim.engine.memory import Memory
 from kvsim.engine.radix_records import Radix
@@ -139,6 +140,8 @@ class Engine(NamedTuple):
     """The prefix cache: a block is in the bucket of its key."""
     host: HostTier
     """The second tier; an empty tuple, whose type tells compiled code so, where there is none."""
+    connector: ConnectorTables
+    """The KV connector; an empty tuple where there is none."""
     radix: Radix
     """SGLang's cache and the state of its scheduler; an empty tuple where there is none."""
     holes: Records[Hole]

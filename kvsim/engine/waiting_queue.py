@@ -12,7 +12,7 @@ from kvsim.engine import linked_list
 from kvsim.engine.compiled import part
 from kvsim.engine.linked_list import HEAD
 from kvsim.engine.records import Sequence
-from kvsim.engine.state import Engine
+from kvsim.engine.state import LOADING, Engine
 
 
 @part
@@ -82,7 +82,8 @@ def next_in_pass(engine: Engine) -> Sequence:
     if state.num_looked_at == state.num_skipped:
         return peek(engine)
     skipped = engine.skipped[state.num_looked_at]
-    if engine.settings.by_priority and state.num_queued > 0 and _goes_before(engine, engine.lines[0].heap, skipped):
+    takes_smaller = engine.settings.by_priority and not engine.settings.skipped_keep_places
+    if takes_smaller and state.num_queued > 0 and _goes_before(engine, engine.lines[0].heap, skipped):
         return peek(engine)
     return engine.sequences[skipped]
 
@@ -114,20 +115,45 @@ def end_pass(engine: Engine) -> None:
     """Keep the sequences that were skipped: in the queue, or in front of those skipped earlier and not looked at."""
     state, half = engine.state, len(engine.skipped) // 2
     if engine.settings.skipped_keep_places:
-        for index in range(state.num_skipped_again - 1, -1, -1):
-            sequence = engine.sequences[engine.skipped[half + index]]
-            sequence.is_skipped = False
-            state.num_waiting -= 1
-            push_preempted(engine, sequence)
-        state.num_skipped_again = 0
-        return
+        _put_back(engine)
     for index in range(state.num_looked_at, state.num_skipped):
         engine.skipped[half + state.num_skipped_again] = engine.skipped[index]
         state.num_skipped_again += 1
     state.num_skipped = state.num_skipped_again
     for index in range(state.num_skipped):
         engine.skipped[index] = engine.skipped[half + index]
+        if engine.settings.by_priority and engine.settings.skipped_keep_places:
+            _sort_in(engine, index)
     state.num_looked_at = state.num_skipped_again = 0
+
+
+@part
+def _put_back(engine: Engine) -> None:
+    """Let those that were skipped wait in the queue again, at its front; those that load or were loaded stay."""
+    state, half = engine.state, len(engine.skipped) // 2
+    for index in range(state.num_skipped_again - 1, -1, -1):
+        sequence = engine.sequences[engine.skipped[half + index]]
+        if sequence.status != LOADING and sequence.computed == 0:
+            sequence.is_skipped = False
+            state.num_waiting -= 1
+            push_preempted(engine, sequence)
+    kept = 0
+    for index in range(state.num_skipped_again):
+        number = engine.skipped[half + index]
+        if engine.sequences[number].is_skipped:
+            engine.skipped[half + kept] = number
+            kept += 1
+    state.num_skipped_again = kept
+
+
+@part
+def _sort_in(engine: Engine, index: int) -> None:
+    """Move the skipped sequence at `index` to its place by priority among those before it."""
+    number = engine.skipped[index]
+    while index > 0 and _goes_before(engine, number, engine.skipped[index - 1]):
+        engine.skipped[index] = engine.skipped[index - 1]
+        index -= 1
+    engine.skipped[index] = number
 
 
 @part

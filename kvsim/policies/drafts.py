@@ -44,9 +44,15 @@ class Drafts:
 
     @classmethod
     def of(
-        cls, settings: Mapping[str, Any], release: str, *, caches_prefixes: bool, **told: Sequence[Sequence[int]]
+        cls,
+        settings: Mapping[str, Any],
+        release: str,
+        *,
+        caches_prefixes: bool,
+        has_connector: bool = False,
+        **told: Sequence[Sequence[int]],
     ) -> Self:
-        """Return what a method of drafting asks of a release.
+        """Return what a method of drafting asks of a release; with a KV connector, keys cover no tokens ahead.
 
         Raises:
             UsageError: the method or its number of tokens is none, or drafts of the release are not known.
@@ -62,7 +68,8 @@ class Drafts:
         drops = reads_states or method == "dflash"
         if rules.keys_cover_drafts:
             drops = reads_states and not settings.get("disable_block_drop", False)
-        covers = drops and rules.keys_cover_drafts and not settings.get("disable_lookahead_hashes", False)
+        covers = drops and rules.keys_cover_drafts and not has_connector
+        covers = covers and not settings.get("disable_lookahead_hashes", False)
         is_parallel = bool(settings.get("parallel_drafting", False))
         slots = int(method == "draft_model")
         if is_parallel:

@@ -78,6 +78,15 @@ class ReleaseRules:
     knows_reserve: bool = False
     """There is `scheduler_reserve_full_isl`; before, only the first chunk of a prompt has to fit."""
     knows_watermark: bool = False
+    delivers_kept: bool = False
+    """Outputs under way of a preempted request are thrown away where its KV must be delivered to another server."""
+    balances_own: bool = False
+    """A front end counts its own unanswered requests on each data-parallel rank, and waiting ones by the pool's usage.
+    """
+    spares_busy: bool = False
+    """A request is not preempted while a step in flight keeps its blocks from being free."""
+    reserves_drafts: bool = False
+    """Room that is reserved for prompts which load includes that of their drafts."""
     late_outputs_block: bool = False
     """A preempted request awaits no output, and is not admitted again before those under way have come."""
     skipped_keep_places: bool = False
@@ -301,6 +310,16 @@ CHANGES = (
         rules={"refuses_long_threshold": True},
     ),
     Change(
+        since="0.27.0",
+        says="A front end counts its own unanswered requests on each data-parallel rank.",
+        rules={"balances_own": True},
+    ),
+    Change(
+        since="0.27.0",
+        says="Outputs under way of a preempted request are thrown away where another server needs its KV.",
+        rules={"delivers_kept": True},
+    ),
+    Change(
         since="0.28.0",
         says="Freed blocks that hold no prefix are reused first, with prefix caching and without.",
         rules={"reused_first": ReusedFirst.ALL},
@@ -346,6 +365,11 @@ CHANGES = (
         rules={"every_state_has_v2_runner": False},
     ),
     Change(
+        since="0.30.0",
+        says="A request is not preempted while a step in flight keeps its blocks from being free.",
+        rules={"spares_busy": True},
+    ),
+    Change(
         since="0.31.0",
         says="A waiting request that is passed over keeps its place in the queue.",
         rules={"skipped_keep_places": True},
@@ -354,6 +378,11 @@ CHANGES = (
         since="0.31.0",
         says="long_prefill_token_threshold does not bind a request that is alone.",
         rules={"lone_prompt_is_limited": False},
+    ),
+    Change(
+        since="0.31.0",
+        says="Room that is reserved for prompts which load from elsewhere includes that of their drafts.",
+        rules={"reserves_drafts": True},
     ),
     Change(
         since="0.32.0",
@@ -425,6 +454,8 @@ OFFLOAD = "0.25.1"
 """The release whose native offload is known, with those of the same minor number."""
 DRAFTS = ((0, 25), (0, 33))
 """Major and minor of the releases whose speculative decoding is known."""
+CONNECTORS = DRAFTS
+"""Major and minor of the releases whose KV connectors are known."""
 DEFAULT = NEWEST
 """The release that is followed where none is named."""
 UNSTATED = "0.25.1"
@@ -509,6 +540,17 @@ def check_drafts(release: str) -> None:
     if number_of(release)[:2] not in DRAFTS:
         known = " and ".join(f"{major}.{minor}" for major, minor in DRAFTS)
         raise UsageError(f"kvsim knows speculative decoding of vLLM {known}, not that of {release}.")
+
+
+def check_connectors(release: str) -> None:
+    """Check that KV connectors of a release are known.
+
+    Raises:
+        UsageError: they are not.
+    """
+    if number_of(release)[:2] not in CONNECTORS:
+        known = " and ".join(f"{major}.{minor}" for major, minor in CONNECTORS)
+        raise UsageError(f"kvsim knows KV connectors of vLLM {known}, not those of {release}.")
 
 
 def check_offload(release: str) -> None:

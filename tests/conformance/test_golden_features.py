@@ -1,7 +1,8 @@
 """Workloads with features of vLLM's scheduler, decided as vLLM decided them: every field of every record.
 
 Each folder is of a release and of a feature: adapters (`lora`), options of the scheduler, speculative decoding
-(`spec`), and groups with the two caches of sparse attention, with draft layers and with decode context parallelism.
+(`spec`), KV connectors (`kv`), a prefill beside a decode server (`pd`), the choice of data-parallel ranks (`dp`), and
+groups with the two caches of sparse attention, with draft layers and with decode context parallelism.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from kvsim.conformance import read_records, read_workload, verify_oracle
-from kvsim.conformance.oracle_files import parse_workload
+from kvsim.conformance import read_records, verify_answer, verify_oracle
+from kvsim.conformance.oracle_files import parse_workload, read_pair_records
+from kvsim.conformance.oracle_pd import verify_pair
 from kvsim.errors import RecordingError, WorkloadError
 
 from .modes import in_every_way
@@ -21,6 +23,8 @@ from .modes import in_every_way
 FOLDER = Path(__file__).with_name("golden_features")
 WORKLOADS = sorted(FOLDER.glob("*/*/*.json"))
 LORA = sorted(FOLDER.glob("*/lora/*.json"))
+KV = sorted(FOLDER.glob("*/kv/*.json"))
+PD = sorted(FOLDER.glob("*/pd/*.json"))
 SPEC = sorted(FOLDER.glob("*/spec/*.json"))
 PLAIN: dict[str, Any] = {"num_blocks": 8, "requests": [{"id": "r0", "prompt_len": 4, "output_len": 2}]}
 
@@ -28,14 +32,13 @@ PLAIN: dict[str, Any] = {"num_blocks": 8, "requests": [{"id": "r0", "prompt_len"
 @in_every_way
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda file: "-".join((*file.parts[-3:-1], file.stem)))
 def test_every_decision_is_the_one_that_vllm_made(workload: Path, compiled: bool) -> None:
-    records = read_records(workload.with_suffix(".jsonl.gz"))
-    verdict = verify_oracle(read_workload(workload), records, compiled=compiled)
+    verdict = verify_answer(workload, workload.with_suffix(".jsonl.gz"), compiled=compiled)
     assert verdict.equal, verdict
     assert verdict.num_steps > 0
 
 
 def test_the_workloads_cover_what_they_are_kept_for() -> None:
-    assert {file.parts[-2] for file in WORKLOADS} == {"lora", "options", "groups", "spec"}
+    assert {file.parts[-2] for file in WORKLOADS} == {"lora", "options", "groups", "spec", "kv", "pd", "dp"}
     documents = [json.loads(file.read_text()) for file in WORKLOADS]
     settings = {name for document in documents for name in document}
     assert settings >= {"max_num_active_seqs", "long_prefill_token_threshold_adaptive", "prefill_schedule_interval"}
@@ -84,14 +87,92 @@ def test_adapters_decide_in_most_workloads_that_have_them() -> None:
     assert num_different > 18
 
 
+def _without(file: Path, *names: str) -> dict[str, Any]:
+    """A workload whose requests lack some fields."""
+    document: dict[str, Any] = json.loads(file.read_text())
+    for request in document["requests"]:
+        for name in names:
+            request.pop(name, None)
+    return document
+
+
+def test_connectors_decide_in_every_workload_that_has_them() -> None:
+    """With transfers that take a step more, or none that fails, workloads are decided otherwise."""
+    num_slower = num_sound = num_bad = 0
+    for file in KV:
+        document = json.loads(file.read_text())
+        for request in document["requests"]:
+            for name in ("load", "send"):
+                if name in request:
+                    request[name] += 1
+            request["match"] = max(request.get("match", 0) - document["block_size"], 0)
+        records = list(read_records(file.with_suffix(".jsonl.gz")))
+        num_slower += not verify_oracle(parse_workload(document, "workload"), records).equal
+        if any("bad" in request for request in json.loads(file.read_text())["requests"]):
+            num_bad += 1
+            num_sound += not verify_oracle(parse_workload(_without(file, "bad"), "workload"), records).equal
+    assert len(KV) == 52
+    assert num_slower > 48
+    assert num_bad == 18
+    assert num_sound > 16  # one names a block that is not loaded
+
+
+@pytest.mark.parametrize("field", ["router", "load", "lease"])
+def test_a_pair_of_servers_follows_what_it_is_told_of_transfers(field: str) -> None:
+    num_different = 0
+    for file in PD:
+        document = json.loads(file.read_text())
+        document[field] = 3 if field == "lease" else document.get(field, 0) + 1
+        for request in document["requests"]:
+            request.pop("load", None)
+        records = read_pair_records(file.with_suffix(".jsonl.gz"))
+        num_different += not verify_pair(document, "workload", records).equal
+    assert len(PD) == 28
+    assert num_different > 24
+
+
+@pytest.mark.parametrize(
+    ("kv", "words"),
+    [
+        ({"connector": "lmcache"}, "one of store, nixl"),
+        ({"connector": "store", "policy": "retry"}, "one of fail, recompute, not 'retry'"),
+        ({"connector": "store", "role": "kv_reader"}, "'kv_reader' is not a valid Role"),
+        ({"connector": "nixl", "extra": {"bidirectional_kv_xfer": True}}, "leave out kv.extra"),
+    ],
+)
+def test_connectors_that_are_not_known_are_refused(kv: dict[str, Any], words: str) -> None:
+    with pytest.raises(WorkloadError, match=words):
+        parse_workload(PLAIN | {"kv": kv}, "workload.json")
+
+
+def test_connectors_of_other_releases_and_models_are_refused() -> None:
+    document = PLAIN | {"kv": {"connector": "store"}}
+    with pytest.raises(
+        RecordingError, match=r"kvsim knows KV connectors of vLLM 0\.25 and 0\.33, not those of 0\.30\.0"
+    ):
+        parse_workload(document, "workload.json").of_release("0.30.0")
+    groups = [{"type": "sliding_window", "window": 8}, {"type": "full"}]
+    with pytest.raises(RecordingError, match="this one has 2 KV-cache groups"):
+        parse_workload(document | {"groups": groups}, "workload.json").of_release("0.33.0")
+
+
+@pytest.mark.parametrize("folder", ["pd", "dp"])
+def test_a_damaged_answer_of_two_engines_or_of_a_front_end_is_refused(folder: str, tmp_path: Path) -> None:
+    workload = sorted(FOLDER.glob(f"0.33.0/{folder}/*.json"))[0]
+    for name, text in (("cut", '{"kind"'), ("other", '{"kind": "meta"}\n'), ("list", "[]\n"), ("empty", "")):
+        answer = tmp_path / f"{name}.jsonl"
+        answer.write_text(text)
+        if folder == "dp" and not text:
+            continue  # no request was sent
+        with pytest.raises(RecordingError, match=str(answer)):
+            verify_answer(workload, answer)
+
+
 @pytest.mark.parametrize(
     ("more", "feature"),
     [
-        ({"kv": {"connector": "store"}}, "KV connectors (kv)"),
         ({"mm": {"compute": 8, "cache": 8}}, "images and the encoder cache (mm)"),
         ({"pcp": 2}, "prefill context parallelism (pcp)"),
-        ({"prefill": {}, "decode": {}}, "a prefill server together with a decode server"),
-        ({"ranks": 4, "events": []}, "the choice of a data-parallel rank"),
     ],
 )
 def test_what_is_not_followed_is_refused_by_its_name(more: dict[str, Any], feature: str) -> None:

@@ -1,0 +1,153 @@
+"""A prefill server beside a decode server, in lockstep with two of vLLM's own engines.
+
+One call is a step of the prefill engine, then one of the decode engine. A request goes to the prefill engine first;
+when it ends there, it reaches the decode engine after the calls that the router takes. What the decode engine has
+read, the prefill engine frees with its next step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+from kvsim.conformance.oracle import OracleRun, difference_of
+from kvsim.conformance.oracle_files import parse_workload
+from kvsim.conformance.verdict import Verdict
+from kvsim.errors import RecordingError, WorkloadError
+from kvsim.policies.releases import UNSTATED
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from kvsim.conformance.oracle_files import OracleWorkload
+
+_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
+
+
+def is_pair(document: Any) -> bool:
+    """Tell whether a workload is for a prefill and a decode engine."""
+    return isinstance(document, dict) and {"prefill", "decode"} <= document.keys()
+
+
+def verify_pair(
+    document: Any, where: str, records: Iterable[tuple[int, Mapping[str, Any]]], *, compiled: bool = False
+) -> Verdict:
+    """Run a workload for two engines in lockstep with the oracle's records.
+
+    Args:
+        document: the parsed workload; `where` begins every error message.
+        records: what the oracle said, each record with the number of its line.
+        compiled: run both engines as machine code; the verdict is the same.
+
+    Raises:
+        RecordingError: the first record says a release of vLLM that is not known.
+        WorkloadError: the workload says something impossible.
+    """
+    records = iter(records)
+    first = next(records, None)
+    if first is None:
+        raise RecordingError(f"{where}: the oracle's answer is empty.")
+    run = PairRun(document, where, str(first[1].get("vllm", UNSTATED)), compiled=compiled)
+    simulated, verdict = run.records(), run.equal_so_far()
+    for line, recorded in chain((first,), records):
+        ours = next(simulated, {"kind": "nothing: every request has ended"})
+        if (found := difference_of(line, recorded, ours)) is not None:
+            return replace(verdict, difference=found)
+        verdict = run.equal_so_far()
+    return verdict
+
+
+class PairRun:
+    """A prefill and a decode engine that serve one workload and produce the records that an oracle would write."""
+
+    def __init__(self, document: Any, where: str, release: str, *, compiled: bool = False) -> None:
+        sides = {side: _side(document, side, where).of_release(release) for side in _ROLES}
+        self._requests = document["requests"]
+        self._router = int(document.get("router", 0))
+        lease = int(document.get("lease", 1000))
+        self._prefill = OracleRun(sides["prefill"], lease=lease, compiled=compiled)
+        self._decode = OracleRun(sides["decode"], compiled=compiled)
+
+    def equal_so_far(self) -> Verdict:
+        """Return the verdict on everything up to now, assuming it is equal."""
+        one, other = self._prefill.equal_so_far(), self._decode.equal_so_far()
+        return Verdict(
+            num_steps=one.num_steps + other.num_steps,
+            num_allocations=one.num_allocations + other.num_allocations,
+            num_preemptions=one.num_preemptions + other.num_preemptions,
+            num_hits=one.num_hits + other.num_hits,
+            num_evictions=one.num_evictions + other.num_evictions,
+            num_aborts=one.num_aborts + other.num_aborts,
+        )
+
+    def records(self) -> Iterator[dict[str, Any]]:
+        """Yield the records that the oracle would write, in order."""
+        for engine, run in (("P", self._prefill), ("D", self._decode)):
+            yield {"engine": engine, "call": 0} | run.meta()
+        rows = range(len(self._requests))
+        due = sorted(rows, key=lambda row: self._requests[row].get("arrival_step", 0))
+        aborts = sorted(
+            (request["abort_step"], request["id"], row)
+            for row, request in enumerate(self._requests)
+            if request.get("abort_step") is not None
+        )
+        coming: list[tuple[int, int]] = []
+        gone: set[int] = set()
+        call = 0
+        while due or coming or self._prefill.has_work() or self._decode.has_work():
+            while due and self._requests[due[0]].get("arrival_step", 0) <= call:
+                self._prefill.add(due.pop(0))
+            while aborts and aborts[0][0] <= call:
+                row = aborts.pop(0)[2]
+                gone.add(row)
+                self._decode.abort(row)
+            if self._prefill.has_work():
+                for record in self._prefill.step():
+                    yield {"engine": "P", "call": call} | record
+                    names = record.get("params", ())
+                    coming += [(call + 1 + self._router, self._row(name)) for name in names]
+            for at, row in [each for each in coming if each[0] <= call]:
+                coming.remove((at, row))
+                if row not in gone:
+                    self._decode.add(row)
+            if self._decode.has_work():
+                for record in self._decode.step():
+                    yield {"engine": "D", "call": call} | record
+                    self._tell_read()
+            call += 1
+        yield {"kind": "end", "calls": call}
+
+    def _tell_read(self) -> None:
+        """Tell the prefill engine what the decode engine has read or does not need."""
+        one, other = self._prefill.transfers, self._decode.transfers
+        assert one is not None
+        assert other is not None
+        one.read.update(other.fetched)
+        other.fetched = []
+
+    def _row(self, name: str) -> int:
+        return next(row for row, request in enumerate(self._requests) if f"p-{request['id']}" == name)
+
+
+def _side(document: Any, side: str, where: str) -> OracleWorkload:
+    """Return the workload of one engine, whose requests arrive when the pair says so.
+
+    Raises:
+        WorkloadError: it says something impossible.
+    """
+    settings, requests = document[side], document.get("requests")
+    if not isinstance(settings, dict) or not isinstance(requests, list):
+        raise WorkloadError(f"{where}: a pair of engines is an object with prefill, decode and a list of requests.")
+    policy = settings.get("load_failure", "fail")
+    changes: dict[str, Any] = {"remote": side}
+    if side == "prefill":
+        changes["output_len"] = 1
+    own = []
+    for row, request in enumerate(requests):
+        if not isinstance(request, dict) or not isinstance(request.get("id"), str):
+            raise WorkloadError(f"{where}, request {row}: a request has an id, prompt_len and output_len.")
+        name = f"p-{request['id']}" if side == "prefill" else request["id"]
+        own.append({"load": document.get("load", 1)} | request | changes | {"id": name})
+    connector = {"connector": "nixl", "role": _ROLES[side], "policy": policy}
+    return parse_workload(settings | {"kv": connector, "requests": own}, f"{where}, {side}")

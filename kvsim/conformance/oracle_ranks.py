@@ -1,0 +1,70 @@
+"""The choice of data-parallel ranks, event by event, beside that of vLLM's own front end."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from kvsim.conformance.verdict import Verdict, difference
+from kvsim.errors import WorkloadError
+from kvsim.policies.data_parallel import RankBalancer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+_WITH_USAGE, _WITHOUT_USAGE = "0.33.0", "0.25.1"
+"""Releases that tell a front end of the usage of pools, and that do not; an answer states none."""
+
+
+def is_choice_of_ranks(document: Any) -> bool:
+    """Tell whether a workload asks for the choice of data-parallel ranks."""
+    return isinstance(document, dict) and {"ranks", "events"} <= document.keys()
+
+
+def verify_ranks(document: Any, where: str, records: Iterable[tuple[int, Mapping[str, Any]]]) -> Verdict:
+    """Choose a rank for each request of a workload, and compare the choices.
+
+    Args:
+        document: the parsed workload; `where` begins every error message.
+        records: what vLLM's front end chose, each record with the number of its line.
+
+    Raises:
+        WorkloadError: the workload says something impossible.
+    """
+    verdict, simulated = Verdict(), None
+    for line, recorded in records:
+        if simulated is None:
+            release = _WITH_USAGE if len(recorded["counts"][0]) > 2 else _WITHOUT_USAGE
+            simulated = _choices(document, where, release)
+        ours = next(simulated, {"add": "nothing: every request was sent"})
+        if ours != recorded:
+            return replace(verdict, difference=difference(f"request {recorded['add']}, line {line}", recorded, ours))
+        verdict = replace(verdict, num_steps=verdict.num_steps + 1)
+    return verdict
+
+
+def _choices(document: Mapping[str, Any], where: str, release: str) -> Iterator[dict[str, Any]]:
+    """Yield each request with the rank that gets it, and what the front end knows then."""
+    size = document["ranks"]
+    if type(size) is not int or size < 1:
+        raise WorkloadError(f"{where}: ranks should be a number from 1 on, not {size!r}.")
+    balancer = RankBalancer.of(
+        release, size, num_clients=document.get("client_count", 1), client=document.get("client_index", 0)
+    )
+    width = 3 if balancer.counts_own else 2
+    ranks: dict[str, int] = {}
+    for number, event in enumerate(document["events"]):
+        if "add" in event:
+            ranks[event["add"]] = rank = balancer.choose(event.get("rank"))
+            counts = [list(each[:width]) for each in balancer.counts]
+            yield {
+                "add": event["add"], "rank": rank, "counts": counts, "start": balancer.start,
+                "inflight": list(balancer.in_flight),
+            }  # fmt: skip
+        elif "done" in event:
+            if (done := ranks.pop(event["done"], None)) is not None:
+                balancer.answered(done)
+        elif "stats" in event:
+            balancer.counts = [[*each[:width], 0.0][:3] for each in event["stats"]]
+        else:
+            raise WorkloadError(f"{where}, event {number}: an event is one of add, done and stats.")

@@ -1,0 +1,87 @@
+"""The connector of an engine, as it is when a run begins."""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import cast
+
+import numpy as np
+
+from kvsim.engine.arrays import Records, fill, make, make_one, numbers
+from kvsim.engine.connector_records import (
+    BadBlock,
+    ConnectorSettings,
+    ConnectorState,
+    ConnectorTables,
+    Report,
+    Transfer,
+)
+from kvsim.policies import Paged, Policy
+from kvsim.policies.connectors import Connector, Exchange, Remote
+from kvsim.policies.drafts import Drafts
+from kvsim.policies.releases import rules_of
+
+
+def connector_tables(
+    connector: Connector | None,
+    drafts: Drafts | None,
+    policy: Policy,
+    num_units: int,
+    size: int,
+    rows: int,
+    *,
+    compiled: bool,
+) -> ConnectorTables:
+    """Return the connector of an engine for `size` requests, an empty tuple where there is none.
+
+    A load begins in a step only as long as there are at most `rows`.
+    """
+    if connector is None or not isinstance(policy, Paged):
+        return cast("ConnectorTables", ())
+    rules = rules_of(policy.scheduler.vllm)
+    settings = make_one(ConnectorSettings, compiled=compiled)
+    settings.is_store, settings.recomputes = connector.is_store, connector.recomputes
+    settings.defers_frees = connector.consumes and policy.scheduler.async_scheduling
+    settings.spares_busy = rules.spares_busy
+    settings.backoff_tokens, settings.most_rows = connector.backoff_tokens, rows
+    if drafts is not None and rules.reserves_drafts:
+        settings.draft_tokens = 1 + drafts.num_tokens + drafts.lookahead_tokens
+    exchanges = list(connector.exchanges) or [Exchange()] * size
+    bad = list(chain.from_iterable(exchange.bad for exchange in exchanges))
+    zeros = np.zeros(size, np.int64)
+    return ConnectorTables(
+        settings=settings,
+        state=make_one(ConnectorState, compiled=compiled),
+        transfers=_transfers(connector, exchanges, compiled=compiled),
+        prefilling=numbers(zeros.copy(), compiled=compiled),
+        loads=numbers(zeros.copy(), compiled=compiled),
+        notices=numbers(zeros.copy(), compiled=compiled),
+        sends=numbers(zeros.copy(), compiled=compiled),
+        reports=make(Report, size, compiled=compiled),
+        bad_places=numbers(np.array(bad, np.int64), compiled=compiled),
+        bad_blocks=make(BadBlock, len(bad), compiled=compiled),
+        marks=numbers(np.zeros(num_units + 1, np.int64), compiled=compiled),
+        errors=numbers(zeros.copy(), compiled=compiled),
+        deferred=numbers(zeros.copy(), compiled=compiled),
+    )
+
+
+def _transfers(connector: Connector, exchanges: list[Exchange], *, compiled: bool) -> Records[Transfer]:
+    """Return the exchange of every request."""
+    transfers = make(Transfer, len(exchanges) + 1, compiled=compiled)
+    num_bad = np.array([len(exchange.bad) for exchange in exchanges], np.int64)
+    remotes = [exchange.remote for exchange in exchanges]
+    reads = np.array([remote is Remote.READS for remote in remotes], np.bool_)
+    fill(
+        transfers,
+        1,
+        is_kept=np.array([exchange.is_kept for exchange in exchanges], np.bool_) if connector.is_store else reads,
+        fetches=np.array([remote is Remote.HAS_PROMPT for remote in remotes], np.bool_),
+        stored_tokens=np.array([exchange.stored_tokens for exchange in exchanges], np.int64),
+        is_async=np.array([not connector.is_store or exchange.is_async for exchange in exchanges], np.bool_),
+        num_unknown=np.array([exchange.num_unknown for exchange in exchanges], np.int64),
+        first_bad=np.cumsum(num_bad) - num_bad,
+        num_bad=num_bad,
+        rank=np.array([exchange.rank for exchange in exchanges], np.int64),
+    )
+    return transfers
