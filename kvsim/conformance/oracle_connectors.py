@@ -1,84 +1,17 @@
-"""Model an oracle with a KV connector: what its workload says of transfers, when they end, and its records."""
+"""Model an oracle with a KV connector: when transfers end, and its records."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kvsim.engine.arrays import listed
 from kvsim.engine.state import LOADING
-from kvsim.errors import WorkloadError
-from kvsim.policies.connectors import Connector, Exchange, Remote, Role
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
-    from kvsim.conformance.oracle_files import OracleRequest, OracleWorkload
+    from kvsim.conformance.oracle_files import OracleWorkload
     from kvsim.engine.driver import Driver
-
-_POLICIES = ("fail", "recompute")
-_REMOTES = {None: Remote.NONE, "prefill": Remote.READS, "decode": Remote.HAS_PROMPT}
-_KINDS = ("store", "nixl")
-
-
-def connector_of(document: Any, where: str) -> Connector | None:
-    """Return the connector of a workload; None without.
-
-    Raises:
-        WorkloadError: it is none that kvsim knows.
-    """
-    if not document:
-        return None
-    if not isinstance(document, dict) or document.get("connector") not in _KINDS:
-        raise WorkloadError(f"{where}: kv should be an object with a connector, one of {', '.join(_KINDS)}.")
-    if document.get("extra"):
-        raise WorkloadError(f"{where}: kvsim does not know extra settings of a connector; leave out kv.extra.")
-    policy = document.get("policy", "fail")
-    if policy not in _POLICIES:
-        raise WorkloadError(f"{where}: kv.policy should be one of {', '.join(_POLICIES)}, not {policy!r}.")
-    try:
-        role = Role(document.get("role", "kv_both"))
-    except ValueError as error:
-        raise WorkloadError(f"{where}: kv.role: {error}.") from error
-    return Connector(role=role, is_store=document["connector"] == "store", recomputes=policy == "recompute")
-
-
-def exchanging(
-    requests: tuple[OracleRequest, ...], documents: Sequence[Mapping[str, Any]], connector: Connector
-) -> tuple[OracleRequest, ...]:
-    """Return the requests with the exchange that a workload states for each."""
-    ranks = {name: rank for rank, name in enumerate(sorted(request.name for request in requests))}
-    return tuple(
-        replace(
-            request,
-            exchange=_exchange(document, connector, ranks[request.name]),
-            load_steps=int(document.get("load", 1)),
-            send_steps=int(document.get("send", 1)),
-        )
-        for request, document in zip(requests, documents, strict=True)
-    )
-
-
-def _exchange(document: Mapping[str, Any], connector: Connector, rank: int) -> Exchange:
-    bad = tuple(int(place) for place in document.get("bad") or ())
-    if not connector.is_store:
-        return Exchange(remote=_REMOTES[document.get("remote")], bad=bad, rank=rank)
-    return Exchange(
-        stored_tokens=int(document.get("match", 0)),
-        is_async=bool(document.get("async", True)),
-        num_unknown=int(document.get("unknown", 0)),
-        is_kept=bool(document.get("send", 0)),
-        bad=bad,
-        rank=rank,
-    )
-
-
-def prefilled(request: OracleRequest, connector: Connector | None) -> OracleRequest:
-    """Return a request as a prefill server serves it: without the tokens that are computed where it is decoded."""
-    backoff = 0 if connector is None else connector.backoff_tokens
-    if request.exchange.remote is not Remote.READS or not 0 < backoff < len(request.prompt):
-        return request
-    return replace(request, prompt=request.prompt[:-backoff], output_tokens=1)
 
 
 class TransferEngine:

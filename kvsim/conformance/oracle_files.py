@@ -10,7 +10,7 @@ import zlib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from kvsim.conformance.oracle_connectors import connector_of, exchanging, prefilled
+from kvsim.conformance.connector_fields import connector_of, exchange_of
 from kvsim.conformance.oracle_groups import layout_of
 from kvsim.conformance.sglang_files import SGLANG_FIELDS
 from kvsim.errors import RecordingError, UsageError, WorkloadError
@@ -19,13 +19,13 @@ from kvsim.files.json_text import parse
 from kvsim.kv_groups import KVCacheLayout, MambaMode
 from kvsim.kv_groups.grouping import hashed_by_mode
 from kvsim.policies import releases
-from kvsim.policies.connectors import Connector, Exchange
+from kvsim.policies.connectors import Connector, Exchange, Remote
 from kvsim.policies.drafts import Drafts
 from kvsim.policies.pipeline import Pipeline
 from kvsim.policies.settings import ContinuousSettings, Eviction, Order, PagedSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
 STATE_FIELDS = ("running", "waiting", "skipped", "free", "usage", "cached_keys", "blocks", "computed", "placeholders")
@@ -165,7 +165,7 @@ class OracleWorkload:
         return replace(
             self,
             connector=connector,
-            requests=tuple(prefilled(request, connector) for request in self.requests),
+            requests=tuple(_prefilled(request, connector) for request in self.requests),
             layout=_hashed(self.layout, rules) if self.cache.enable_prefix_caching else self.layout,
             scheduler=scheduler,
             pipeline=replace(self.pipeline, v2_model_runner=v2_model_runner),
@@ -460,7 +460,7 @@ def _requests(
 ) -> tuple[OracleRequest, ...]:
     requests = tuple(_request(row, item, f"{where}, request {row}") for row, item in enumerate(documents))
     if connector is not None:
-        requests = exchanging(requests, documents, connector)
+        requests = _exchanging(requests, documents, connector)
     if len({request.name for request in requests}) < len(requests):
         raise WorkloadError(f"{where}: two requests have the same id.")
     for row, request in enumerate(requests):
@@ -470,6 +470,30 @@ def _requests(
                 f"max_model_len {max_model_len}; vLLM's front end refuses it, and its scheduler fails on it."
             )
     return requests
+
+
+def _exchanging(
+    requests: tuple[OracleRequest, ...], documents: Sequence[Mapping[str, Any]], connector: Connector
+) -> tuple[OracleRequest, ...]:
+    """Return the requests with the exchange that a workload states for each."""
+    ranks = {name: rank for rank, name in enumerate(sorted(request.name for request in requests))}
+    return tuple(
+        replace(
+            request,
+            exchange=exchange_of(document, connector, ranks[request.name]),
+            load_steps=int(document.get("load", 1)),
+            send_steps=int(document.get("send", 1)),
+        )
+        for request, document in zip(requests, documents, strict=True)
+    )
+
+
+def _prefilled(request: OracleRequest, connector: Connector | None) -> OracleRequest:
+    """Return a request as a prefill server serves it: without the tokens that are computed where it is decoded."""
+    backoff = 0 if connector is None else connector.backoff_tokens
+    if request.exchange.remote is not Remote.READS or not 0 < backoff < len(request.prompt):
+        return request
+    return replace(request, prompt=request.prompt[:-backoff], output_tokens=1)
 
 
 def _request(row: int, document: Any, where: str) -> OracleRequest:
