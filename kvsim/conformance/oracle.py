@@ -201,8 +201,11 @@ class OracleRun:
         return record
 
     def _updated(self, before: dict[str, Any], num_ended: int) -> dict[str, Any]:
-        """Return the record of an output that was processed, `before` which requests had outputs and so many had
-        ended.
+        """Return the record of an output that was processed.
+
+        Args:
+            before: outputs of the requests before it.
+            num_ended: requests that had ended before it.
         """
         driver, state = self._driver, self._state
         step, batch, _ = self._flying.popleft()

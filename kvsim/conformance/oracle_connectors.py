@@ -27,7 +27,7 @@ class TransferEngine:
         self.fetched: list[int] = []
         """Sequences that were read from another server, or are not needed from it, with the last step."""
         self.ended: dict[int, tuple[list[int], list[int], list[int]]] = {}
-        """What each step reports: loads, sends and bad blocks."""
+        """The report of each step: loads, sends and bad blocks."""
 
     def run_step(self, driver: Driver) -> None:
         """Run the step that was scheduled last: begin its transfers, and report those that end with it."""
@@ -104,6 +104,6 @@ def handed_out(
         }
         if release != "0.25.1":
             said[name(number)] |= {"dcp_size": 1, "pp_size": 1, "transfer_mode": "pull"}
-            if outputs.get(name(number)) == 0:  # it is told once, with the first output
+            if outputs.get(name(number)) == 0:  # in the answer with the first output
                 said[name(number)] |= {"remote_prefill_cached_tokens": int(sequence.cached_tokens)}
     return said

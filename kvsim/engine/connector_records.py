@@ -44,7 +44,7 @@ class ConnectorState:
     """Sequences that have ended and whose blocks wait for a transfer."""
     num_prefilling: int = 0
     num_loads: int = 0
-    """Loads that were begun and that nobody has taken note of."""
+    """Loads that were begun and that the caller has not read yet."""
     num_notices: int = 0
     num_sends: int = 0
     num_reports: int = 0
@@ -133,7 +133,7 @@ class ConnectorTables(NamedTuple):
     prefilling: Numbers
     """Sequences that load, or were admitted with a part of their prompt: blocks for the rest are reserved."""
     loads: Numbers
-    """Sequences whose loads were begun, in order, until somebody takes note of them."""
+    """Sequences whose loads were begun, in order, until the caller reads the list."""
     notices: Numbers
     """Sequences whose prompts are not fetched: the other server may free them."""
     sends: Numbers
@@ -144,7 +144,7 @@ class ConnectorTables(NamedTuple):
     """Places of the blocks that fail to load, end to end."""
     bad_blocks: Records[BadBlock]
     marks: Numbers
-    """For each block whether it is bad; used within one update."""
+    """Marks of bad blocks, one for each block; used within one update."""
     errors: Numbers
     """Sequences that end with this update because their load failed."""
     deferred: Numbers

@@ -1,4 +1,4 @@
-"""Blocks that failed to load: whom they belong to, and what becomes of those sequences.
+"""Blocks that failed to load, and the sequences that hold them.
 
 A sequence falls back to the tokens before its first bad block. It computes the rest, or it ends, as the policy for
 failed loads says.

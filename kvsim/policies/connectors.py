@@ -43,7 +43,7 @@ class Exchange:
     num_unknown: int = 0
     """Times that the store answers "ask again" before it knows."""
     is_kept: bool = False
-    """Whether blocks stay at the end of the request until somebody has read them."""
+    """Whether blocks stay at the end of the request until they are read."""
     bad: Sequence[int] = ()
     """Places, among the blocks of the first load, of those that fail to load."""
     rank: int = 0

@@ -17,7 +17,7 @@ COUNTS_EVERY_S = 0.1
 
 @dataclass(slots=True, kw_only=True)
 class RankBalancer:
-    """One front end: what it was told of the ranks, and what it has sent to each.
+    """One front end: the last counts of the ranks, and the requests sent to each.
 
     The counts are those of the coordinator's last report, and grow with every request that is sent.
     """
