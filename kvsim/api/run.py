@@ -97,7 +97,7 @@ class Run(Recording):
             begin_story(session, playing=False)
         session.show()
         title = f"{self.meta.rules_name}, after {seconds(session.player.clock_s)}"
-        return Still(svg_of_stills([(title, session)], ColorBy.STATE, width, height))
+        return Still(svg_of_stills([(title, session)], ColorBy.STATE, width=width, height=height))
 
     def play(self, *, at_s: float | None = None) -> None:
         """Open the interface on this run, in the terminal that Python runs in; return when the person quits.

@@ -7,11 +7,11 @@ names the policy.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import NoReturn
 
-from kvsim.engine import block_pool, prefix_hits, scheduler, waiting_queue
+from kvsim.engine import block_pool, prefix_hits, scheduler, step_costs, waiting_queue
 from kvsim.engine.cached_blocks import CachedBlocks, Candidates
 from kvsim.engine.optimal_eviction import OptimalEviction
 from kvsim.engine.records import Sequence
@@ -261,6 +261,13 @@ class CustomRules:
         given = sum(engine.batch_tokens[index] for index in range(engine.state.num_listed))
         return engine.settings.max_num_batched_tokens - given
 
+    def cost_s(self, tokens: Mapping[ServedRequest, int] | None = None) -> float:
+        """Return how long this step would take with `tokens` more of each request."""
+        return step_costs.cost_s(
+            self.engine,
+            {self._sequence(request).number: self._positive(number) for request, number in (tokens or {}).items()},
+        )
+
     def serve_running(self) -> None:
         """Apply vLLM's rule to the running requests."""
         if self.engine.state.num_listed:
@@ -325,9 +332,12 @@ class CustomRules:
         return request.sequence
 
     def _at_most(self, num_tokens: int | None) -> int:
-        if num_tokens is not None and num_tokens < 1:
+        return self.tokens_left if num_tokens is None else min(self.tokens_left, self._positive(num_tokens))
+
+    def _positive(self, num_tokens: int) -> int:
+        if num_tokens < 1:
             self.refuse(f"asked for {num_tokens} tokens; a step computes 1 or more")
-        return self.tokens_left if num_tokens is None else min(self.tokens_left, num_tokens)
+        return num_tokens
 
 
 class _NoRoomError(Exception):

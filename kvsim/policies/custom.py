@@ -7,7 +7,7 @@ units and cached blocks, and none of the engine's records.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
@@ -130,6 +130,13 @@ class StepInMaking(Protocol):
     @property
     def tokens_left(self) -> int:
         """Tokens of `max_num_batched_tokens` that this step has not given to a request yet."""
+
+    def cost_s(self, tokens: Mapping[ServedRequest, int] | None = None) -> float:
+        """Return how long this step would take if it computed `tokens` of each request besides what it has already.
+
+        In seconds, from the beginning of the step to its outputs, by the step times of the run; a GPU that runs hot and
+        steps that overlap are left out. Nothing is allocated: the requests need not fit.
+        """
 
     def serve_running(self) -> None:
         """Apply vLLM's rule: give every running request its next tokens, in order of admission.

@@ -81,3 +81,11 @@ def test_a_router_takes_the_longest_hit_where_there_is_room() -> None:
     route = loaded("fullest_last").route
     assert route(None, [Seen(0, 0.95, hit_tokens=64), Seen(1, 0.5, hit_tokens=32), Seen(2, 0.1)]) == 1
     assert route(None, [Seen(0, 0.95, hit_tokens=64), Seen(1, 0.92)]) == 1
+
+
+def test_deadlines_are_met_more_often_and_tokens_follow_sooner() -> None:
+    example = loaded("deadlines")
+    found = example.main()
+    assert example.num_late(found["deadlines"]) == 0 < example.num_late(found["paged"])
+    tpot_s = {name: run.summary().tpot_s.p99 for name, run in found.items()}
+    assert tpot_s["deadlines"] < example.LONGEST_STEP_S < tpot_s["paged"]

@@ -354,3 +354,35 @@ def test_whatever_a_rule_answers_every_slot_is_accounted_for(seed: int, ahead: b
     run = kvsim.simulate(workload, Random(ContinuousSettings(async_scheduling=ahead)), machine, check=True)
     assert run.summary().num_finished == 10
     assert np.array_equal(run.requests.output_tokens, workload.output_tokens)
+
+
+class Priced(Plain):
+    """vLLM's rule; every step is priced when it is made, and the next decode before it is."""
+
+    name = "priced"
+
+    def __init__(self, scheduler: ContinuousSettings) -> None:
+        super().__init__(scheduler)
+        self.costs_s: list[float] = []
+
+    def schedule(self, step: StepInMaking) -> None:
+        assert step.cost_s() == 0.0
+        alone = {request: step.cost_s({request: 1}) for request in (*step.running, *step.waiting)}
+        together = step.cost_s(dict.fromkeys(alone, 1)) if alone else 0.0
+        assert together >= max(alone.values(), default=0.0)
+        super().schedule(step)
+        if step.tokens_left < self.scheduler.max_num_batched_tokens:
+            self.costs_s.append(step.cost_s())
+
+
+def test_a_step_costs_what_it_takes(requests: kvsim.Workload, machine: kvsim.Machine) -> None:
+    """What `cost_s` says of a step is the time from its beginning to the next, where nothing overlaps or waits."""
+    policy = Priced(ContinuousSettings(async_scheduling=False, max_num_batched_tokens=256))
+    run = kvsim.simulate(requests, policy, machine)
+    took_s = np.diff(run.steps.start_s)
+    busy = (run.steps.waiting[:-1] + run.steps.running[:-1] > 0) & (took_s < 2 * np.array(policy.costs_s[:-1]))
+    assert len(policy.costs_s) == len(run.steps)
+    assert busy.mean() > 0.9
+    entry_s = took_s[busy] - np.array(policy.costs_s[:-1])[busy]  # the host lets requests in between two steps
+    assert (entry_s > -1e-12).all()
+    assert np.median(entry_s) < 1e-9

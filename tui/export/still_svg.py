@@ -30,10 +30,17 @@ _LINES = 10
 
 
 def svg_of_stills(
-    stills: list[tuple[str, Session]], color_by: ColorBy, drawn: Sequence[tuple[str, list[list[Segment]]]] = ()
+    stills: list[tuple[str, Session]],
+    color_by: ColorBy,
+    drawn: Sequence[tuple[str, list[list[Segment]]]] = (),
+    *,
+    width: int = COLUMNS,
+    height: int = _LINES,
 ) -> str:
-    """Return the pools of several runs as one SVG, each with title and legend; drawings with titles follow."""
-    width, height = COLUMNS, _LINES
+    """Return the pools of several runs as one SVG, each with title and legend; drawings with titles follow.
+
+    A pool is `width` by `height` characters.
+    """
     pixels = width * CELL[0] + 2 * _MARGIN
     parts: list[str] = []
     top: float = _MARGIN
