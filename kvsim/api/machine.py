@@ -16,6 +16,7 @@ from kvsim.recording import Recording
 from kvsim.simulation import Machine
 from kvsim.sizing.budget import plan_budget
 from kvsim.sizing.settings import MachineSettings
+from kvsim.sizing.sglang_budget import plan_slots
 from kvsim.steptime.card import load_card
 
 if TYPE_CHECKING:
@@ -85,19 +86,22 @@ def machine(
     if stated.quantization is not None:
         how["quantization"] = find_quantization(stated.quantization)
     served = (model if isinstance(model, Model) else find_model(os.fspath(model))).served(**how)
-    if stated.kv_gib is not None and stated.num_blocks is not None:
-        raise UsageError("kv_gib and num_blocks set the same value; give only one.")
+    sizes = [name for name in ("kv_gib", "num_blocks", "mem_fraction_static") if getattr(stated, name) is not None]
+    if len(sizes) > 1:
+        raise UsageError(f"{' and '.join(sizes)} set the same value; give only one.")
     defaults = EngineDefaults.of("llm", gpu.memory_bytes, is_a100=gpu.name.startswith("A100"), release=vllm)
     max_num_batched_tokens = max_num_batched_tokens or defaults.max_num_batched_tokens
     scheduler = ContinuousSettings(max_num_batched_tokens=max_num_batched_tokens, vllm=vllm)
     kv_bytes = int(stated.kv_gib * GIB) if stated.kv_gib is not None else None
+    if stated.mem_fraction_static is not None:
+        kv_bytes = plan_slots(gpu, served, mem_fraction_static=stated.mem_fraction_static).kv_bytes
     budget = plan_budget(
         gpu,
         served,
         gpu_memory_utilization=stated.gpu_memory_utilization or defaults_of(vllm).gpu_memory_utilization,
         kv_memory_bytes=kv_bytes,
         num_blocks=stated.num_blocks,
-        oversize=stated.oversize,
+        oversize=stated.oversize or stated.mem_fraction_static is not None,
         max_num_seqs=max_num_seqs or defaults.max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         max_in_flight_tokens=Pipeline.of(served, vllm).max_in_flight_tokens(scheduler),

@@ -128,7 +128,14 @@ def server_of(flags: dict[str, Any], replicas: int = 1, meta: Meta | None = None
     from kvsim.policies.settings import ContinuousSettings
     from kvsim.settings import values_of
 
-    for name in ("swap_gib", "num_speculative_tokens", "kv_gib", "oversize", "pipeline_parallel_size"):
+    for name in (
+        "swap_gib",
+        "num_speculative_tokens",
+        "kv_gib",
+        "mem_fraction_static",
+        "oversize",
+        "pipeline_parallel_size",
+    ):
         if flags[name]:
             instead = "size" if name == "pipeline_parallel_size" else "run"
             raise UsageError(

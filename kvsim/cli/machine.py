@@ -100,6 +100,29 @@ def caches_prefixes(flags: Mapping[str, Any], model: Model) -> bool:
     return not model.recurrent_layers if stated is None else stated
 
 
+def gib_of_slots(flags: Mapping[str, Any], gpu: Gpu, model: Model) -> float:
+    """Return the GiB that SGLang's share leaves to its slots.
+
+    Raises:
+        UsageError: the size is told in another way, too.
+        BudgetError: no page fits.
+    """
+    from kvsim.sizing.sglang_budget import plan_slots
+
+    _check_one_size(flags)
+    slots = plan_slots(
+        gpu, model, mem_fraction_static=flags["mem_fraction_static"], page_size=flags.get("page_size") or 1
+    )
+    return slots.kv_bytes / GIB
+
+
+def _check_one_size(flags: Mapping[str, Any]) -> None:
+    told = ("kv_gib", "num_blocks", "gpu_memory_utilization", "mem_fraction_static")
+    names = [f"--{name.replace('_', '-')}" for name in told if flags[name] is not None]
+    if len(names) > 1:
+        raise UsageError(f"{' and '.join(names)} say the same thing; give only one.")
+
+
 def memory_of(flags: Mapping[str, Any], gpu: Gpu, model: Model, *, max_model_len: int | None = None) -> Budget:
     """Return the pool that the flags describe: of a given size, or of the memory that the GPU has left.
 
@@ -113,10 +136,7 @@ def memory_of(flags: Mapping[str, Any], gpu: Gpu, model: Model, *, max_model_len
     from kvsim.policies.releases import DEFAULT, defaults_of
     from kvsim.sizing.budget import plan_budget
 
-    told = [name for name in ("kv_gib", "num_blocks", "gpu_memory_utilization") if flags[name] is not None]
-    if len(told) > 1:
-        names = " and ".join(f"--{name.replace('_', '-')}" for name in told)
-        raise UsageError(f"{names} say the same thing; give only one.")
+    _check_one_size(flags)
     kv_gib = flags["kv_gib"]
     share = flags["gpu_memory_utilization"]
     finds = flags["max_model_len"] == FIND

@@ -13,6 +13,7 @@ from kvsim.cli.machine import (
     adjusted_words,
     caches_prefixes,
     engine_limits,
+    gib_of_slots,
     machine_of,
     memory_of,
 )
@@ -216,6 +217,9 @@ def build_scenario(
     gpu, model = machine_of(flags, None if source is None else source.meta)
     same_machine = source is not None and flags["model"] is None and gpu == find_gpu(source.meta.gpu)
     recorded = source.meta if same_machine and source is not None else None
+    if flags["mem_fraction_static"] is not None:
+        told = {"kv_gib": gib_of_slots(flags, gpu, model), "mem_fraction_static": None}
+        flags |= told | {"oversize": True}  # SGLang leaves less to all else than vLLM's account does
     kv_bytes, block_size, longest = _memory(flags, gpu, model, recorded)
     recorded_len = _recorded_len(recorded) if recorded is not None else None
     max_model_len = longest or recorded_len or model.max_position_embeddings
@@ -243,7 +247,7 @@ def _memory(flags: dict[str, Any], gpu: Gpu, model: Model, recorded: Meta | None
 
     The bytes are as told, as in the recording, or what the GPU leaves.
     """
-    told = ["kv_gib", "num_blocks", "gpu_memory_utilization", "quantization"]
+    told = ["kv_gib", "num_blocks", "gpu_memory_utilization", "mem_fraction_static", "quantization"]
     told += ["tensor_parallel_size", "pipeline_parallel_size"]
     pool = recorded.pool if recorded is not None and all(flags[name] is None for name in told) else None
     if pool is None or pool.num_units is None:

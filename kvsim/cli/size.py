@@ -59,12 +59,6 @@ def _list(*, as_json: bool) -> None:
     help="Policy that uses the memory; with static, the result is the largest batch; with radix, SGLang's slots beside "
     "vLLM's blocks.",
 )
-@click.option(
-    "--mem-fraction-static",
-    type=float,
-    metavar="SHARE",
-    help="Share of the memory that is free before the weights for these and slots; with --policy radix.  [SGLang's]",
-)
 @json_option
 def command(
     *,
@@ -72,7 +66,6 @@ def command(
     gpu_template: bool,
     tokens: int,
     policy: str,
-    mem_fraction_static: float | None,
     as_json: bool,
     **flags: Any,
 ) -> None:
@@ -92,9 +85,9 @@ def command(
     if policy == Radix.name:
         from kvsim.cli.size_sglang import size_slots
 
-        size_slots(flags, gpu, model, tokens, mem_fraction_static, as_json=as_json)
+        size_slots(flags, gpu, model, tokens, as_json=as_json)
         return
-    if mem_fraction_static is not None:
+    if flags["mem_fraction_static"] is not None:
         raise UsageError("--mem-fraction-static is SGLang's; give --policy radix with it, or --gpu-memory-utilization.")
     if policy != "static" and flags["max_model_len"] != FIND:
         check_length(model, flags["max_model_len"])

@@ -18,11 +18,10 @@ if TYPE_CHECKING:
     from kvsim.sizing.sglang_budget import SlotBudget
 
 
-def size_slots(
-    flags: Mapping[str, Any], gpu: Gpu, model: Model, tokens: int, fraction: float | None, *, as_json: bool
-) -> None:
+def size_slots(flags: Mapping[str, Any], gpu: Gpu, model: Model, tokens: int, *, as_json: bool) -> None:
     """Print the account of SGLang's slots, that of vLLM, and why the two differ."""
-    slots, blocks = plan_slots(gpu, model, mem_fraction_static=fraction), _of_vllm(flags, gpu, model)
+    slots = plan_slots(gpu, model, mem_fraction_static=flags["mem_fraction_static"])
+    blocks = _of_vllm({**flags, "mem_fraction_static": None}, gpu, model)
     num_sequences = slots.num_slots // tokens
     if as_json:
         print_json(_document(slots, blocks, tokens))

@@ -63,6 +63,14 @@ class MachineSettings:
     gpu_memory_utilization: float | None = setting(
         None, "GPU memory fraction, as in vLLM.", "--gpu-memory-utilization", unit="SHARE", shown="0.92"
     )
+    mem_fraction_static: float | None = setting(
+        None,
+        "Share of the memory that is free before the weights for these and the cache, as in SGLang.",
+        "--mem-fraction-static",
+        unit="SHARE",
+        above=0,
+        below=1,
+    )
     oversize: bool = setting(False, "Allow a model and a cache that the GPU has no memory for.", "--oversize")
     enforce_eager: bool = setting(False, "Launch kernels one by one, without captured graphs.", "--enforce-eager")
     times: Any = setting(

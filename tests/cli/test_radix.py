@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -11,6 +12,7 @@ from click.testing import CliRunner, Result
 
 import kvsim
 from kvsim.cli import cli
+from kvsim.policies import Radix, RadixSettings, SGLangSettings
 
 FEW = ("--num-requests", "12", "--rate", "60", "--num-blocks", "120", "--model", "Llama-3-8B", "--gpu", "H200",
        "--shared-prefix", "2x100", "--prompt-tokens", "150:0.4", "--output-tokens", "40:0.4")  # fmt: skip
@@ -67,3 +69,73 @@ def test_a_run_waits_for_what_admission_expects(page_size: int) -> None:
 def test_it_goes_by_its_name_in_python() -> None:
     run = kvsim.simulate("vllm-h200-granite-350m-gsm8k", policy="radix")
     assert (run.requests["finished_s"] > 0).all()
+
+
+FLAGS: dict[str, object] = {
+    "chunked_prefill_size": 64, "schedule_policy": "lpm", "schedule_conservativeness": 0.5, "page_size": 4,
+    "radix_eviction_policy": "lfu", "disable_radix_cache": True, "disable_overlap_schedule": True,
+    "enable_mixed_chunk": True, "max_prefill_tokens": 512, "max_running_requests": 7,
+}  # fmt: skip
+"""Arguments of SGLang's server, other than its defaults."""
+SHARE = 0.5
+"""A share of the memory that is free before the weights for these and the slots."""
+MACHINE = ("--model", "Llama-3-8B", "--gpu", "H100", "--num-requests", "6")
+
+
+def as_typed() -> list[str]:
+    """Return the flags, and the share."""
+    flags = ["--mem-fraction-static", str(SHARE)]
+    for name, value in FLAGS.items():
+        flags += ["--" + name.replace("_", "-"), *([] if value is True else [str(value)])]
+    return flags
+
+
+def recorded_settings(folder: Path) -> dict[str, object]:
+    policy = json.loads((folder / "meta.json").read_text())["policy"]
+    return {name: policy[name] for name in FLAGS}
+
+
+@pytest.mark.parametrize("command", ["run", "compare"])
+def test_arguments_of_the_server_are_taken_under_their_names(tmp_path: Path, command: str) -> None:
+    beside = ("--policy", "paged") if command == "compare" else ("--no-band",)
+    result = typed(command, *MACHINE, *as_typed(), *beside, "--policy", "radix", "-o", str(tmp_path / "rec"))
+    assert result.exit_code == 0, result.output
+    folder = tmp_path / "rec" / "radix" if command == "compare" else tmp_path / "rec"
+    assert recorded_settings(folder) == FLAGS
+    size = typed("size", "--policy", "radix", *MACHINE[:4], "--mem-fraction-static", str(SHARE), "--json")
+    pool = json.loads((folder / "meta.json").read_text())["pool"]
+    assert pool["num_units"] == json.loads(size.stdout)["num_slots"] // 4
+    assert typed("info", str(folder), "--check").exit_code == 0
+
+
+def test_they_are_taken_in_a_sweep_and_in_python(tmp_path: Path) -> None:
+    table = str(tmp_path / "s.parquet")
+    result = typed("sweep", *MACHINE, *as_typed(), "--policy", "radix", "--vary", "mem-fraction-static=0.4,0.5",
+                   "--jobs", "1", "-o", table)  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert pq.read_table(table)["mem_fraction_static"].to_pylist() == [0.4, 0.5]
+    on = kvsim.machine("H100", "Llama-3-8B", mem_fraction_static=SHARE)
+    chosen = {
+        kind: {field.name: FLAGS[field.name] for field in fields(kind) if field.name in FLAGS}
+        for kind in (SGLangSettings, RadixSettings)
+    }
+    policy = Radix(scheduler=SGLangSettings(**chosen[SGLangSettings]), cache=RadixSettings(**chosen[RadixSettings]))  # type: ignore[arg-type]
+    run = kvsim.simulate("vllm-h200-granite-350m-gsm8k", policy, on)
+    run.save(tmp_path / "rec")
+    assert recorded_settings(tmp_path / "rec") == FLAGS
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("run", "--policy", "radix", "--mem-fraction-static", "0.9", "--kv-gib", "3"), "say the same thing"),
+        (("run", "--policy", "radix", "--mem-fraction-static", "1.5"), "below 1"),
+        (("run", *MACHINE, "--policy", "radix", "--mem-fraction-static", "0.1"), "leaves no slot"),
+        (("fit", *MACHINE, "--mem-fraction-static", "0.9"), "is not searched by kvsim fit"),
+        (("fit", *MACHINE, "--schedule-policy", "lpm"), "it is for radix"),
+    ],
+)
+def test_a_share_that_cannot_be_is_refused_in_a_sentence(arguments: tuple[str, ...], said: str) -> None:
+    result = typed(*arguments)
+    assert result.exit_code != 0
+    assert said in str(result.exception or result.output)
