@@ -24,7 +24,16 @@ import numpy as np
 
 from kvsim.hardware import find_gpu
 from kvsim.models import find_model
-from kvsim.policies import POLICY_NAMES, Contiguous, Paged, Policy, Static
+from kvsim.policies import (
+    POLICY_NAMES,
+    Contiguous,
+    Paged,
+    Policy,
+    Radix,
+    RadixSettings,
+    SGLangSettings,
+    Static,
+)
 from kvsim.policies.settings import ContiguousSettings, ContinuousSettings, PagedSettings, Reserve, StaticSettings
 from kvsim.profiles import find
 from kvsim.recording import Recording
@@ -47,6 +56,16 @@ def policy_of(name: str, workload: str, *, sync: bool = False, caching: bool = F
     max_num_seqs, max_num_batched_tokens = limits(workload)
     if name == Static.name:
         return Static(scheduler=StaticSettings(batch_size=max_num_seqs, max_model_len=MAX_MODEL_LEN))
+    if name == Radix.name:
+        return Radix(
+            scheduler=SGLangSettings(
+                max_running_requests=max_num_seqs,
+                context_length=MAX_MODEL_LEN,
+                chunked_prefill_size=max_num_batched_tokens,
+                disable_overlap_schedule=sync,
+            ),
+            cache=RadixSettings(disable_radix_cache=not caching),
+        )
     scheduler = ContinuousSettings(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,

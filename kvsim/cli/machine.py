@@ -104,7 +104,7 @@ def gib_of_slots(flags: Mapping[str, Any], gpu: Gpu, model: Model) -> float:
     """Return the GiB that SGLang's share leaves to its slots.
 
     Raises:
-        UsageError: the size is told in another way, too.
+        UsageError: a flag states the size in another way, too.
         BudgetError: no page fits.
     """
     from kvsim.sizing.sglang_budget import plan_slots
