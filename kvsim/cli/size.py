@@ -101,7 +101,12 @@ def command(
             raise
         print_no_start(error, title_of(gpu, model), changes(flags, gpu, model))
         sys.exit(error.exit_code)
-    logs_longest = rules_of(flags["vllm"] or DEFAULT).logs_longest
+    release = flags["vllm"] or DEFAULT
+    if policy == "paged":
+        from kvsim.engine.group_initialization import check_groups
+
+        check_groups(budget.plan.layout, release, caches_prefixes=budget.plan.settings.caches_prefixes(model))
+    logs_longest = rules_of(release).logs_longest
     num_sequences, fits_as = _num_sequences(budget, policy, tokens)
     if as_json:
         document = _document(budget, policy, tokens, num_sequences, logs_longest=logs_longest)

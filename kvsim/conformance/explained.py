@@ -45,6 +45,8 @@ _RULES: tuple[tuple[str, str], ...] = (
 )
 """The rule that a difference in a field touches; the first field that differs decides."""
 _SETTINGS = "the settings that an engine makes of its flags"
+_NOTHING_LEFT = "num_new_tokens > 0"
+"""What vLLM asserts of a request that it admits: a hit of all its tokens leaves nothing to compute."""
 _LAST_TOKEN = "the last-token rule of prefix hits: a hit ends before the last token of a request"
 
 
@@ -178,6 +180,8 @@ def rule_of(told: Told, outcome: Outcome) -> str:
     assert difference is not None
     if _is_of_settings(outcome):
         return _SETTINGS
+    if _NOTHING_LEFT in told.failure and difference.moment == "the end":
+        return _LAST_TOKEN
     labels = {line.label.partition(".")[0].partition("[")[0] for line in difference.lines if line.differs}
     if "new_computed" in labels and not labels & {"preempted", "new", "resumed"}:
         prompts = {request["id"]: request["prompt_len"] for request in told.document["requests"]}

@@ -68,6 +68,7 @@ def verify_oracle(
     run = OracleRun(workload, compiled=compiled)
     simulated = run.records()
     verdict = run.equal_so_far()
+    recorded: Mapping[str, Any] = {}
     for line, recorded in records:
         ours = next(simulated, {"kind": "nothing: every request has ended"})
         if recorded.get("deadlock"):  # the oracle gave up on requests that can never be scheduled
@@ -75,6 +76,9 @@ def verify_oracle(
         if (found := difference_of(line, recorded, ours)) is not None:
             return replace(verdict, difference=found)
         verdict = run.equal_so_far()
+    if recorded.get("kind") != "end":  # vLLM ended before its time
+        next(simulated, None)
+        return replace(verdict, num_failures=run.num_failures)
     return verdict
 
 
@@ -147,7 +151,13 @@ class OracleRun:
             num_hits=self._num_units[MemoryKind.SHARE],
             num_evictions=self._num_units[MemoryKind.EVICT],
             num_aborts=self._num_aborts,
+            num_failures=self.num_failures,
         )
+
+    @property
+    def num_failures(self) -> int:
+        """Return the number of answers that no one awaited."""
+        return int(self._state.num_failures)
 
     def records(self) -> Iterator[dict[str, Any]]:
         """Yield the records that the oracle would write, in order. Never ends if a request can never be scheduled."""

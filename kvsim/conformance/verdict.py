@@ -52,6 +52,8 @@ class Verdict:
     num_evictions: int = 0
     """Blocks that lost a prefix because another request needed the block."""
     num_aborts: int = 0
+    num_failures: int = 0
+    """Answers that no one awaits, each of which ends vLLM: of records that stop before the end, in the next one, too."""
     difference: Difference | None = None
     """First difference; None if everything is equal."""
 

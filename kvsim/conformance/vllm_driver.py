@@ -17,6 +17,7 @@ import logging
 import os
 import sys
 import tempfile
+import traceback
 import types
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -676,9 +677,17 @@ def answer(serve: Callable[[Record, Path, Callable[[Record], None]], None], answ
                 serve(json.loads(line), Path(scratch), emit)
             except Exception as error:  # whatever stops one workload must not stop the next
                 logging.getLogger("kvsim").exception("failed")
-                closing = {"kind": "failed", "error": f"{type(error).__name__}: {error}"}
+                closing = {"kind": "failed", "error": _words_of(error)}
             emit(closing)
             answers.flush()
+
+
+def _words_of(error: Exception) -> str:
+    """Return the text of an error, or else the line of vLLM at which it was raised."""
+    if str(error):
+        return f"{type(error).__name__}: {error}"
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__} in {last.name} ({Path(last.filename).name}): {last.line}"
 
 
 if __name__ == "__main__":

@@ -78,13 +78,12 @@ def settings_of_groups(layout: KVCacheLayout, policy: Policy) -> dict[str, Any]:
     }
 
 
-def check_groups(layout: KVCacheLayout, policy: Paged) -> None:
+def check_groups(layout: KVCacheLayout, release: str, *, caches_prefixes: bool) -> None:
     """Check that the release of vLLM starts with such a model.
 
     Raises:
         UsageError: it does not.
     """
-    release = policy.scheduler.vllm
     is_padded = any(group.content_bytes and group.mamba_mode is None for group in layout.groups)
     if is_padded and not rules_of(release).pads_pages:
         raise UsageError(
@@ -92,7 +91,7 @@ def check_groups(layout: KVCacheLayout, policy: Paged) -> None:
             "another --block-size, or a release from 0.24 on."
         )
     keeps_every_state = any(group.mamba_mode is MambaMode.ALL for group in layout.groups)
-    if keeps_every_state and policy.cache.enable_prefix_caching and not rules_of(release).caches_every_state:
+    if keeps_every_state and caches_prefixes and not rules_of(release).caches_every_state:
         raise UsageError(
             f"vLLM {release} does not cache prefixes of a model that keeps the recurrent state of every block; take "
             "--no-prefix-caching, or an older release."

@@ -267,6 +267,8 @@ def aligned_tokens(engine: Engine, sequence: Sequence, computed: int, num_tokens
     """
     if engine.settings.cuts_at_boundaries:
         return _tokens_to_boundary(engine, sequence, computed, num_tokens)
+    if computed >= max(sequence.prompt_tokens, sequence.num_tokens - 1):
+        return num_tokens
     block_size = engine.settings.boundary_tokens
     last = sequence.num_tokens // block_size * block_size
     if computed + num_tokens < last:

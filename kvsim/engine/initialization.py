@@ -135,7 +135,8 @@ class EnginePlan:
         _check_pipeline(self.policy, self.pipeline, self.rules)
         groups = self.layout or one_group(self.policy)
         if isinstance(self.policy, Paged):
-            check_groups(groups, self.policy)
+            caches_prefixes = self.policy.cache.enable_prefix_caching
+            check_groups(groups, self.policy.scheduler.vllm, caches_prefixes=caches_prefixes)
         room = _Room.of(self, groups)
         engine = self._empty_engine(groups, room, compiled=compiled)
         engine.state.seq, engine.state.num_free = -1, self.num_units

@@ -448,7 +448,7 @@ CHANGES = (
 """New rules, in order of the releases."""
 
 OLDEST, NEWEST = "0.12.0", "0.33.0"
-OLDEST_WITH_GROUPS, OLDEST_WITH_STAGES = "0.18.0", "0.23.0"
+OLDEST_WITH_GROUPS, OLDEST_WITH_STAGES = "0.18.0", "0.20.0"
 """Oldest releases with known rules for layers of several kinds, and for pipelines."""
 OFFLOAD = "0.25.1"
 """The release whose native offload is known, with those of the same minor number."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import sys
@@ -16,7 +17,8 @@ import pytest
 from kvsim.conformance.conform import Conformity, conform, generated, workloads
 from kvsim.conformance.driven import DrivenVllm, EngineFailedError, VllmMissingError
 from kvsim.conformance.golden import golden_workloads
-from kvsim.conformance.told import Told, compare, tell
+from kvsim.conformance.explained import rule_of
+from kvsim.conformance.told import UNAWAITED, Told, compare, tell
 from kvsim.conformance.variants import variants_of
 from kvsim.errors import UsageError
 from kvsim.policies.releases import NEWEST, rules_of, varied
@@ -119,6 +121,35 @@ def test_a_workload_that_vllm_cannot_serve_does_not_stop_the_next(newest: Driven
     assert (broken.records, broken.failure) == ([], "ValueError: there are no layers of type unheard-of")
     assert tell(newest, name, document).failure == ""
     assert compare(tell(newest, name, document), NEWEST).equal
+
+
+def test_a_hit_of_a_whole_prompt_is_the_last_token_rule_although_vllm_ends() -> None:
+    """Nothing is left to compute, and vLLM's scheduler asserts that there is: the line that failed names the rule."""
+    document = dict(golden_workloads())["golden-reused_first-none"]
+    records = told(document, release=NEWEST).records[:4]
+    failed = Told(
+        name="failed",
+        document=document,
+        records=records,
+        failure="AssertionError in schedule: assert num_new_tokens > 0",
+    )
+    assert rule_of(failed, compare(failed, NEWEST)).startswith("the last-token rule")
+
+
+def test_an_end_of_vllm_that_kvsim_foresees_is_no_difference() -> None:
+    """vLLM before 0.27 ends at an answer that it does not await, and only there."""
+    file = Path(__file__).with_name("golden_ends") / "pipeline-0.20.2.json"
+    document = json.loads(file.read_text())
+    with gzip.open(file.with_suffix(".jsonl.gz"), "rt") as lines:
+        records = [json.loads(line) for line in lines]
+    assert records.pop()["kind"] == "failed"
+    words = f"AssertionError in _update_request_with_output: assert request.{UNAWAITED}"
+    ended = Told(name="ended", document=document, records=records, failure=words)
+    assert compare(ended, "0.20.2").equal
+    other = Told(name="other", document=document, records=records, failure="AssertionError in schedule: assert x")
+    assert not compare(other, "0.20.2").equal
+    earlier = Told(name="earlier", document=document, records=records[:-2], failure=words)
+    assert not compare(earlier, "0.20.2").equal
 
 
 class Stub:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 
@@ -176,6 +180,32 @@ def test_pages_that_do_not_divide_are_refused_where_vllm_does() -> None:
     OracleRun(workload.of_release("0.24.0"))
     with pytest.raises(UsageError, match=r"vLLM 0\.23\.0 does not start with a page"):
         OracleRun(workload.of_release("0.23.0"))
+
+
+def test_size_refuses_such_pages_before_an_engine_starts(
+    kvsim: Callable[..., CompletedProcess[str]], tmp_path: Path
+) -> None:
+    shape = {
+        "architectures": ["Gemma4ForCausalLM"], "model_type": "gemma4_text", "num_hidden_layers": 4, "hidden_size": 2560,
+        "num_attention_heads": 8, "num_key_value_heads": 4, "num_global_key_value_heads": 4, "head_dim": 256,
+        "global_head_dim": 384, "intermediate_size": 10240, "vocab_size": 32768, "max_position_embeddings": 32768,
+        "sliding_window": 1024, "layer_types": ["sliding_attention", "full_attention"] * 2, "torch_dtype": "bfloat16",
+        "tie_word_embeddings": True, "hidden_size_per_layer_input": 0,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    arguments = ("size", "--gpu", "H200", "--model", tmp_path / "config.json")
+    refused = kvsim(*arguments, "--vllm", "0.22.1")
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert refused.stderr.startswith("kvsim: vLLM 0.22.1 does not start with a page of one layer that does not divide")
+    assert kvsim(*arguments, "--vllm", "0.24.0").returncode == 0
+
+
+def test_pipelines_are_followed_from_the_oldest_release_that_was_asked() -> None:
+    check_known("0.20.0", num_stages=2)
+    with pytest.raises(
+        UsageError, match=r"vLLM 0\.19\.1 for pipelines are not known; those of 0\.20\.0 to 0\.33\.0 are"
+    ):
+        check_known("0.19.1", num_stages=2)
 
 
 def test_states_of_every_block_beside_smaller_blocks_are_refused_where_vllm_does() -> None:
