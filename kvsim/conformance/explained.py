@@ -46,7 +46,7 @@ _RULES: tuple[tuple[str, str], ...] = (
 """The rule that a difference in a field touches; the first field that differs decides."""
 _SETTINGS = "the settings that an engine makes of its flags"
 _NOTHING_LEFT = "num_new_tokens > 0"
-"""What vLLM asserts of a request that it admits: a hit of all its tokens leaves nothing to compute."""
+"""Assertion of vLLM about an admitted request, which fails if a hit holds all of its tokens."""
 _LAST_TOKEN = "the last-token rule of prefix hits: a hit ends before the last token of a request"
 
 

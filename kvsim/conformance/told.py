@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kvsim.conformance.variants import Document, Variant
 
 UNAWAITED = "num_output_placeholders >= 0"
-"""What vLLM asserts of an answer that its asynchronous scheduler awaits."""
+"""Assertion of vLLM about an answer, which fails if its asynchronous scheduler does not await it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

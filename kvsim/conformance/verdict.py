@@ -53,7 +53,7 @@ class Verdict:
     """Blocks that lost a prefix because another request needed the block."""
     num_aborts: int = 0
     num_failures: int = 0
-    """Answers that no one awaits, each of which ends vLLM: of records that stop before the end, in the next one, too."""
+    """Answers that no one awaits, each of which ends vLLM; where records stop early, those of the next one count."""
     difference: Difference | None = None
     """First difference; None if everything is equal."""
 

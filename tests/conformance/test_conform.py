@@ -16,8 +16,8 @@ import pytest
 
 from kvsim.conformance.conform import Conformity, conform, generated, workloads
 from kvsim.conformance.driven import DrivenVllm, EngineFailedError, VllmMissingError
-from kvsim.conformance.golden import golden_workloads
 from kvsim.conformance.explained import rule_of
+from kvsim.conformance.golden import golden_workloads
 from kvsim.conformance.told import UNAWAITED, Told, compare, tell
 from kvsim.conformance.variants import variants_of
 from kvsim.errors import UsageError

@@ -111,7 +111,7 @@ def test_defaults_follow_the_release() -> None:
         ("0.11.2", {}, "those of 0.12.0 to 0.33.0 are"),
         ("0.34.0", {}, "those of 0.12.0 to 0.33.0 are"),
         ("0.16.0", {"has_groups": True}, "layers of several kinds"),
-        ("0.22.1", {"num_stages": 2}, "pipelines"),
+        ("0.19.1", {"num_stages": 2}, "pipelines"),
         ("0.33.0", {"offloads": True}, "native offload"),
     ],
 )
@@ -186,16 +186,17 @@ def test_size_refuses_such_pages_before_an_engine_starts(
     kvsim: Callable[..., CompletedProcess[str]], tmp_path: Path
 ) -> None:
     shape = {
-        "architectures": ["Gemma4ForCausalLM"], "model_type": "gemma4_text", "num_hidden_layers": 4, "hidden_size": 2560,
-        "num_attention_heads": 8, "num_key_value_heads": 4, "num_global_key_value_heads": 4, "head_dim": 256,
-        "global_head_dim": 384, "intermediate_size": 10240, "vocab_size": 32768, "max_position_embeddings": 32768,
-        "sliding_window": 1024, "layer_types": ["sliding_attention", "full_attention"] * 2, "torch_dtype": "bfloat16",
+        "architectures": ["Gemma4ForCausalLM"], "model_type": "gemma4_text", "num_hidden_layers": 4,
+        "hidden_size": 2560, "num_attention_heads": 8, "num_key_value_heads": 4, "num_global_key_value_heads": 4,
+        "head_dim": 256, "global_head_dim": 384, "intermediate_size": 10240, "vocab_size": 32768,
+        "max_position_embeddings": 32768, "sliding_window": 1024, "torch_dtype": "bfloat16",
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
         "tie_word_embeddings": True, "hidden_size_per_layer_input": 0,
     }  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(shape))
     arguments = ("size", "--gpu", "H200", "--model", tmp_path / "config.json")
     refused = kvsim(*arguments, "--vllm", "0.22.1")
-    assert (refused.returncode, refused.stdout) == (1, "")
+    assert (refused.returncode, refused.stdout) == (2, "")
     assert refused.stderr.startswith("kvsim: vLLM 0.22.1 does not start with a page of one layer that does not divide")
     assert kvsim(*arguments, "--vllm", "0.24.0").returncode == 0
 
