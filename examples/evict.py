@@ -12,9 +12,9 @@ class LeastOftenHit(kvsim.CustomPolicy):
 
     name = "least-often-hit"
 
-    def evict(self, step, candidates):
-        """Evict the block with the fewest hits."""
-        return min(candidates, key=lambda block: (block.num_hits, -block.end_tokens))
+    def eviction_rank(self, block):
+        """Rank by hits."""
+        return block.num_hits, -block.end_tokens
 
 
 class TimeToLive(kvsim.CustomPolicy):
@@ -33,9 +33,9 @@ class PinnedPrompts(kvsim.CustomPolicy):
     name = "pinned-prompts"
     system_prompt_tokens = 256
 
-    def evict(self, step, candidates):
-        """Evict the first block that is not part of a system prompt, if there is one."""
-        return next((block for block in candidates if block.end_tokens > self.system_prompt_tokens), candidates[0])
+    def eviction_rank(self, block):
+        """Rank blocks of a system prompt last."""
+        return block.end_tokens <= self.system_prompt_tokens
 
 
 class TokensSaved(kvsim.CustomPolicy):
@@ -43,9 +43,9 @@ class TokensSaved(kvsim.CustomPolicy):
 
     name = "tokens-saved"
 
-    def evict(self, step, candidates):
-        """Evict the block with the smallest product."""
-        return min(candidates, key=lambda block: block.num_hits * (16 + block.tokens_below))
+    def eviction_rank(self, block):
+        """Rank by the product."""
+        return block.num_hits * (16 + block.tokens_below)
 
 
 RULES = (LeastOftenHit, TimeToLive, PinnedPrompts, TokensSaved)

@@ -1,14 +1,16 @@
 """The free blocks that keep a prefix, as an eviction rule of a custom policy sees them.
 
 The prefixes form a tree: a block's parent is the block before it in the prompt. `CachedBlocks` follows the prefix cache
-event by event, and keeps the free blocks in the order of the free queue.
+event by event, and keeps the free blocks in the order of the free queue or, for a rule that ranks them, in a heap.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from typing import overload
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from heapq import heappop, heappush
+from itertools import count
+from typing import Any, overload
 
 from kvsim.engine import prefix_hits
 from kvsim.engine.records import Sequence as Request
@@ -20,7 +22,8 @@ class Cached:
     """A block of the prefix cache."""
 
     __slots__ = (
-        "_tree", "cached_s", "end_tokens", "key", "last_used_s", "num_hits", "parent_key", "request", "tokens", "unit"
+        "_tree", "cached_s", "end_tokens", "key", "last_used_s", "num_hits", "parent_key", "rank", "request", "tokens",
+        "unit",
     )  # fmt: skip
 
     def __init__(self, tree: CachedBlocks, unit: int, key: int, request: ServedRequest) -> None:
@@ -28,6 +31,8 @@ class Cached:
         self.parent_key = NO_KEY
         self.tokens = self.end_tokens = self.num_hits = 0
         self.cached_s = self.last_used_s = 0.0
+        self.rank: tuple[Any, int] | None = None
+        """What the rule ranks the free block by, and a number in order of ranking."""
 
     def __repr__(self) -> str:
         return f"<block {self.unit}: {self.end_tokens} tokens of a prefix, {self.num_hits} hits>"
@@ -41,12 +46,21 @@ class Cached:
 class CachedBlocks:
     """The prefix cache of one engine, block by block."""
 
-    def __init__(self) -> None:
+    def __init__(self, rank: Callable[[Cached], Any] | None = None) -> None:
+        """Follow a prefix cache that is empty; `rank` orders its free blocks, the first to evict first."""
         self._by_unit: dict[int, Cached] = {}
         self.free_blocks: OrderedDict[int, Cached] = OrderedDict()
         """The blocks that no table holds, by block id, the least recently freed first."""
-        self._children: dict[int, dict[int, Cached]] = {}
-        """The cached blocks that continue a prefix, by block id."""
+        self._alike: defaultdict[int, dict[int, Cached]] = defaultdict(dict)
+        """The cached blocks of each prefix, by key and block id."""
+        self._continued: defaultdict[int, set[int]] = defaultdict(set)
+        """Keys of the cached prefixes that are one block longer, by key."""
+        self._below: dict[int, int] | None = None
+        """Tokens in cached blocks that continue a cached prefix, by key; None until a rule asks."""
+        self._rank = rank
+        self._ranked: list[tuple[Any, int, Cached]] = []
+        """A heap of free blocks; those whose rank has changed since are out of date."""
+        self._numbers = count()
 
     def add(self, engine: Engine, sequence: Request, request: ServedRequest, group: int, index: int) -> None:
         """Add the block of entry `index` of a table."""
@@ -57,14 +71,21 @@ class CachedBlocks:
         cached.cached_s = cached.last_used_s = engine.state.host_s
         if index > 0:
             cached.parent_key = prefix_hits.key_of(engine, sequence, group, index - 1)
-            self._children.setdefault(cached.parent_key, {})[unit] = cached
         self._by_unit[unit] = cached
+        alike = self._alike[cached.key]
+        alike[unit] = cached
+        if len(alike) == 1:
+            self._continued[cached.parent_key].add(cached.key)
+            if self._below is not None:
+                self._below[cached.key] = self._count_below(cached.key)
+                self._add_above(cached, tokens + self._below[cached.key])
 
     def hit(self, unit: int, request: ServedRequest) -> None:
         """Note that a request was admitted with block `unit`."""
         cached = self._by_unit[unit]
         cached.num_hits += 1
         cached.request = request
+        cached.rank = None
         self.free_blocks.pop(unit, None)
 
     def free(self, unit: int, now_s: float) -> None:
@@ -72,26 +93,73 @@ class CachedBlocks:
         if (cached := self._by_unit.get(unit)) is not None:
             self.free_blocks[unit] = cached
             cached.last_used_s = now_s
+            if self._rank is not None:
+                self._push(cached, self._rank(cached))
+
+    def first_ranked(self) -> Cached:
+        """Return the free block that the rule ranks first; of equal ones, the one that was ranked first."""
+        while self._ranked:
+            rank, number, cached = heappop(self._ranked)
+            if cached.rank == (rank, number):
+                return cached
+        raise AssertionError("no free block keeps a prefix")
 
     def remove(self, unit: int) -> None:
         """Remove a block that is evicted."""
         cached = self._by_unit.pop(unit)
         del self.free_blocks[unit]
-        if siblings := self._children.get(cached.parent_key):
-            del siblings[unit]
-            if not siblings:
-                del self._children[cached.parent_key]
+        cached.rank = None
+        alike = self._alike[cached.key]
+        del alike[unit]
+        if alike:
+            return
+        del self._alike[cached.key]
+        siblings = self._continued[cached.parent_key]
+        siblings.remove(cached.key)
+        if not siblings:
+            del self._continued[cached.parent_key]
+        if self._below is not None:
+            self._add_above(cached, -cached.tokens - self._below.pop(cached.key))
+        if self._rank is not None:
+            self._rank_again(cached)
 
     def tokens_below(self, key: int) -> int:
         """Count the tokens in cached blocks that continue the prefix `key`, each prefix once."""
-        total, ahead, seen = 0, [key], {key}
-        while ahead:
-            for child in self._children.get(ahead.pop(), {}).values():
-                if child.key not in seen:
-                    seen.add(child.key)
-                    ahead.append(child.key)
-                    total += child.tokens
-        return total
+        if self._below is None:
+            self._below = {}
+            for each in [cached.key for cached in sorted(self._by_unit.values(), key=lambda block: -block.end_tokens)]:
+                self._below[each] = self._count_below(each)
+        return self._below.get(key, 0)
+
+    def _count_below(self, key: int) -> int:
+        """Add up the prefixes that are one block longer than `key`, with all that continues them."""
+        assert self._below is not None
+        longer = self._continued.get(key, ())
+        return sum(next(iter(self._alike[each].values())).tokens + self._below[each] for each in longer)
+
+    def _add_above(self, cached: Cached, tokens: int) -> None:
+        """Add `tokens` to every cached prefix that `cached` continues without a gap."""
+        assert self._below is not None
+        while cached.parent_key in self._alike:
+            self._below[cached.parent_key] += tokens
+            cached = next(iter(self._alike[cached.parent_key].values()))
+
+    def _rank_again(self, evicted: Cached) -> None:
+        """Rank the blocks again that an evicted one continued, up to one whose rank stays."""
+        assert self._rank is not None
+        while evicted.parent_key in self._alike:
+            has_changed = False
+            for cached in self._alike[evicted.parent_key].values():
+                if cached.rank is not None and (rank := self._rank(cached)) != cached.rank[0]:
+                    self._push(cached, rank)
+                    has_changed = True
+            if not has_changed:
+                return
+            evicted = cached
+
+    def _push(self, cached: Cached, rank: Any) -> None:
+        cached.rank = rank, next(self._numbers)
+        heappush(self._ranked, (*cached.rank, cached))
 
 
 class Candidates(Sequence[Cached]):

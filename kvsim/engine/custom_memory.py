@@ -5,13 +5,16 @@ The allocator chooses the units. Here they are checked: each is free and in the 
 
 from __future__ import annotations
 
-from typing import Any, NoReturn, Protocol, cast
+from collections.abc import Callable
+from typing import Any, NoReturn, Protocol, TypeVar, cast
 
 from kvsim.engine import journal, totals
 from kvsim.engine.memory import Memory
 from kvsim.engine.records import Sequence
 from kvsim.engine.state import Engine
 from kvsim.policies.custom import Allocator, ServedRequest
+
+Answer = TypeVar("Answer")
 
 
 class MemoryRules(Protocol):
@@ -23,6 +26,9 @@ class MemoryRules(Protocol):
 
     def served(self, engine: Engine, sequence: Sequence) -> ServedRequest:
         """Return the request as the policy sees it."""
+
+    def ask(self, hook: Callable[..., Answer], *arguments: Any) -> Answer:
+        """Call a hook of the allocator."""
 
     def refuse(self, what: str) -> NoReturn:
         """End the run with an error: the policy broke a rule."""
@@ -51,7 +57,7 @@ def free(engine: Engine, sequence: Sequence) -> None:
     for unit in units:
         rules.is_taken[unit] = False
     state.num_free += len(units)
-    rules.allocator.free(rules.served(engine, sequence), units)
+    rules.ask(rules.allocator.free, rules.served(engine, sequence), units)
     sequence.num_units = 0
 
 
@@ -59,7 +65,7 @@ def unusable_units(engine: Engine, head: Sequence) -> int:
     """Count the free units that the allocator cannot use for the head of the queue."""
     rules = _rules(engine)
     assert rules.allocator is not None
-    unusable = rules.allocator.unusable_units(rules.served(engine, head))
+    unusable = rules.ask(rules.allocator.unusable_units, rules.served(engine, head))
     if not 0 <= unusable <= engine.state.num_free:
         rules.refuse(f"says that {unusable} of {engine.state.num_free} free units are unusable")
     return unusable
@@ -72,7 +78,7 @@ def _ask(engine: Engine, sequence: Sequence, num_tokens: int) -> bool:
     rules, state = _rules(engine), engine.state
     assert rules.allocator is not None
     unit_tokens = engine.settings.unit_tokens
-    answer = rules.allocator.allocate(rules.served(engine, sequence), num_tokens)
+    answer = rules.ask(rules.allocator.allocate, rules.served(engine, sequence), num_tokens)
     if answer is None:
         return False
     units = [int(unit) for unit in answer]

@@ -7,17 +7,18 @@ names the policy.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from typing import NoReturn
+from functools import partial
+from typing import Any, NoReturn, TypeVar
 
 from kvsim.engine import block_pool, prefix_hits, scheduler, step_costs, waiting_queue
 from kvsim.engine.cached_blocks import CachedBlocks, Candidates
 from kvsim.engine.optimal_eviction import OptimalEviction
 from kvsim.engine.records import Sequence
 from kvsim.engine.state import PREEMPTED, WAITING, Engine
-from kvsim.errors import PolicyError
-from kvsim.policies.custom import Allocator, CustomPolicy, ServedRequest, evicts
+from kvsim.errors import KvsimError, PolicyError
+from kvsim.policies.custom import Allocator, CustomPolicy, ServedRequest, evicts, ranks_blocks
 
 QUEUED = (WAITING, PREEMPTED)
 """States of a request that is in the queue."""
@@ -28,6 +29,9 @@ _MOST_EMPTY = 3
 
 _MOST_TIMES = 10
 """Times that all tokens may be computed before a request has to get its next one."""
+
+
+Answer = TypeVar("Answer")
 
 
 class Served:
@@ -111,7 +115,10 @@ class CustomRules:
         self.is_taken = bytearray(num_units)
         """Whether a unit is in a table; with a custom allocator only."""
         self._eviction = eviction
-        self._cached = CachedBlocks() if evicts(policy) else None
+        self._ranks = ranks_blocks(policy)
+        self._cached = (
+            CachedBlocks(partial(self.ask, policy.eviction_rank) if self._ranks else None) if evicts(policy) else None
+        )
         self._served: dict[int, Served] = {}
         self._engine: Engine | None = None
         self._num_empty = 0
@@ -136,7 +143,7 @@ class CustomRules:
         """Let the policy make the step; return the rest of its tokens."""
         self._engine, state = engine, engine.state
         self._has_declined = False
-        self.policy.schedule(self)
+        self.ask(self.policy.schedule, self)
         self._num_empty = 0 if state.num_listed or not scheduler.has_work(engine) else self._num_empty + 1
         if self._num_empty > _MOST_EMPTY and state.num_running:
             self.refuse("made a step in which nothing is computed, although requests run: the clock would not advance")
@@ -191,6 +198,10 @@ class CustomRules:
             return self._eviction.choose_evicted(engine)
         if self._cached is None:
             return block_pool.least_recently_freed(engine)
+        if self._ranks:
+            block = self._cached.first_ranked()
+            self._cached.remove(block.unit)
+            return block.unit
         self._engine, candidates = engine, Candidates(self._cached)
         chosen = self.policy.evict(self, candidates)
         if chosen not in candidates:
@@ -217,9 +228,22 @@ class CustomRules:
         if self._cached is not None:
             self._cached.free(block, engine.state.host_s)
 
-    def refuse(self, what: str) -> NoReturn:
-        """End the run with an error: the policy broke a rule."""
-        raise PolicyError(f"the policy {self.policy.name!r} {what}.")
+    def ask(self, hook: Callable[..., Answer], *arguments: Any) -> Answer:
+        """Call a hook of the policy, or of its allocator.
+
+        Raises:
+            PolicyError: it failed; the sentence names the error.
+        """
+        try:
+            return hook(*arguments)
+        except (KvsimError, _NoRoomError, _NoOtherError):
+            raise
+        except Exception as error:
+            self.refuse(f"failed in {hook.__name__}: {type(error).__name__}: {error}", error)
+
+    def refuse(self, what: str, error: Exception | None = None) -> NoReturn:
+        """End the run with an error: the policy broke a rule, or failed with `error`."""
+        raise PolicyError(f"the policy {self.policy.name!r} {what}.") from error
 
     @property
     def engine(self) -> Engine:

@@ -386,3 +386,49 @@ def test_a_step_costs_what_it_takes(requests: kvsim.Workload, machine: kvsim.Mac
     entry_s = took_s[busy] - np.array(policy.costs_s[:-1])[busy]  # the host lets requests in between two steps
     assert (entry_s > -1e-12).all()
     assert np.median(entry_s) < 1e-9
+
+
+@pytest.mark.parametrize("hook", ["admit", "eviction_rank"])
+def test_a_policy_that_fails_is_named_in_a_sentence(
+    requests: kvsim.Workload, machine: kvsim.Machine, hook: str
+) -> None:
+    def fail(*_: Any) -> Any:
+        raise ZeroDivisionError("no hits")
+
+    failing = type("Failing", (Plain,), {"name": "failing", hook: fail})()
+    with pytest.raises(PolicyError, match=r"the policy 'failing' failed in \w+: ZeroDivisionError: no hits\.") as found:
+        kvsim.simulate(requests, failing, machine)
+    error: BaseException | None = found.value
+    while error is not None and not isinstance(error, ZeroDivisionError):
+        error = error.__cause__
+    assert error is not None  # so that Python shows where it happened
+
+
+class RankedByHits(Plain):
+    name = "ranked"
+
+    def eviction_rank(self, block: CachedBlock) -> Any:
+        return block.num_hits * (BLOCK + block.tokens_below), block.last_used_s
+
+
+class ChosenByHits(Plain):
+    name = "chosen"
+
+    def evict(self, step: StepInMaking, candidates: Sequence[CachedBlock]) -> CachedBlock:
+        return min(candidates, key=lambda block: (block.num_hits * (BLOCK + block.tokens_below), block.last_used_s))
+
+
+@pytest.mark.parametrize("num_blocks", [30, 60])
+def test_ranks_evict_what_a_look_at_all_candidates_evicts(
+    requests: kvsim.Workload, make_machine: MakeMachine, num_blocks: int
+) -> None:
+    machine = make_machine(num_blocks * BLOCK)
+    assert same(
+        kvsim.simulate(requests, RankedByHits(), machine, check=True), kvsim.simulate(requests, ChosenByHits(), machine)
+    )
+
+
+def test_two_rules_of_eviction_are_refused(requests: kvsim.Workload, machine: kvsim.Machine) -> None:
+    both = type("Both", (RankedByHits, ChosenByHits), {"name": "both"})()
+    with pytest.raises(UsageError, match="the policy 'both' has both evict and eviction_rank; keep one of the two"):
+        kvsim.simulate(requests, both, machine)
