@@ -32,7 +32,7 @@ class Cached:
         self.tokens = self.end_tokens = self.num_hits = 0
         self.cached_s = self.last_used_s = 0.0
         self.rank: tuple[Any, int] | None = None
-        """What the rule ranks the free block by, and a number in order of ranking."""
+        """Rank of the free block by the rule, and the number of the ranking."""
 
     def __repr__(self) -> str:
         return f"<block {self.unit}: {self.end_tokens} tokens of a prefix, {self.num_hits} hits>"
