@@ -79,6 +79,7 @@ _CONTIGUOUS = (
     "--reserve doubling",
     "--reserve doubling --growth fail",
 )
+_EAGLE = '{"method": "eagle", "model": "a draft model", "num_speculative_tokens": %s}'
 _DRAFTED = (("0", ""), ("3", "0"), ("3", "0.5"), ("3", "0.7"), ("3", "0.9"), ("5", "0"), ("5", "0.7"))
 TABLES = (
     Table(
@@ -112,12 +113,12 @@ TABLES = (
         },
     ),
     Table(
-        "conformance.md",
-        "| drafted | acceptance rate |",
+        "drafts.md",
+        "| drafted | acceptance |",
         drafted,
         {
-            f"{drafts} | {rate}": "--no-prefix-caching --no-async-scheduling"
-            + (f" --speculative-tokens {drafts} --acceptance-rate {rate}" if rate else "")
+            f"{drafts} | {rate}": "--no-prefix-caching"
+            + (f" --speculative-config '{_EAGLE % drafts}' --acceptance {rate}" if rate else "")
             for drafts, rate in _DRAFTED
         },
     ),

@@ -130,7 +130,7 @@ def server_of(flags: dict[str, Any], replicas: int = 1, meta: Meta | None = None
 
     for name in (
         "swap_gib",
-        "num_speculative_tokens",
+        "speculative_config",
         "kv_gib",
         "mem_fraction_static",
         "oversize",

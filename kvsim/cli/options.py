@@ -12,6 +12,7 @@ import click
 from kvsim.errors import UsageError
 from kvsim.policies import EVERY_POLICY, KINDS, Paged
 from kvsim.policies.custom import is_policy_file
+from kvsim.policies.settings import OF_PAGED
 from kvsim.settings import Declared, Setting, settings_in
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -219,6 +220,8 @@ def policies_with(name: str) -> set[str]:
     """Return the policies that a flag is for; empty if it is none of a policy, or says how much memory there is."""
     if name == "block_size":
         return set()
+    if name in OF_PAGED:
+        return {Paged.name}
     names = {_LIKE.get(name, name), _OF_SGLANG.get(name, name)}
     return {
         policy for policy, kinds in KINDS.items() for kind in kinds for each in settings_in(kind) if each.name in names

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kvsim.cli.machine import (
@@ -58,16 +58,24 @@ class Scenario:
         from kvsim.kv_groups.specs import check_block_size
         from kvsim.policies import Contiguous, Paged, Radix, RadixSettings, SGLangSettings, Static
         from kvsim.policies.custom import check_hooks, is_policy_file, policy_from_file
-        from kvsim.policies.settings import ContiguousSettings, ContinuousSettings, PagedSettings, StaticSettings
+        from kvsim.policies.settings import (
+            OF_PAGED,
+            ContiguousSettings,
+            ContinuousSettings,
+            PagedSettings,
+            StaticSettings,
+        )
 
         if name == Static.name:
             return Static(scheduler=settings_from(StaticSettings, self.flags, max_model_len=self.max_model_len))
         if name == Radix.name:
             scheduling = settings_from(SGLangSettings, self.flags, context_length=self.max_model_len)
             return Radix(scheduler=scheduling, cache=settings_from(RadixSettings, self.flags))
-        scheduler = self._scheduler()
         if name == Contiguous.name:
+            others = {key: None if key in OF_PAGED else value for key, value in self.flags.items()}
+            scheduler = replace(self, flags=others)._scheduler()
             return Contiguous(scheduler=scheduler, cache=settings_from(ContiguousSettings, self.flags))
+        scheduler = self._scheduler()
         check_block_size(self.model, self.flags["block_size"])
         cache = paged_settings(self.flags, self.gpu, self.model, self.block_size)
         if not is_policy_file(name):
@@ -142,8 +150,6 @@ class Scenario:
 
     def times_of(self, rung: Rung) -> StepTimeModel:
         """Step times of one engine, vLLM's, launched as captured graphs or kernel by kernel."""
-        from dataclasses import replace
-
         from kvsim.policies import Paged
 
         return replace(self, flags=self.flags | {"clock": "one"})._step_time(Paged(), captured=rung.captured)
@@ -160,6 +166,7 @@ class Scenario:
             max_num_seqs=num_seqs,
             max_num_batched_tokens=num_tokens,
             max_model_len=self.max_model_len,
+            acceptance_seed=self.flags["seed"],
         )
         settings.check_starts()
         return settings
@@ -188,7 +195,6 @@ def paged_settings(flags: dict[str, Any], gpu: Gpu, model: Model, block_size: in
     known: dict[str, Any] = {
         "block_size": block_size,
         "enable_prefix_caching": caches_prefixes(flags, model),
-        "acceptance_seed": flags["seed"],
     }
     speed = flags["kv_offloading_gb_per_s"]
     if flags["kv_offloading_size"]:

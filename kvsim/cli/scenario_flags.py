@@ -10,7 +10,7 @@ import click
 from kvsim.cli.machine import tokens_or_auto
 from kvsim.cli.options import Command, flags_of, section
 from kvsim.cli.workload import workload_options
-from kvsim.errors import UsageError
+from kvsim.errors import UsageError, shortened
 from kvsim.policies.settings import MACHINE, ContiguousSettings, ContinuousSettings, PagedSettings, StaticSettings
 from kvsim.policies.sglang import RadixSettings, SGLangSettings
 from kvsim.sizing.settings import MachineSettings
@@ -23,6 +23,14 @@ def _refuse_swap_space(_context: click.Context, _option: click.Parameter, value:
         raise UsageError(
             "vLLM dropped --swap-space with its V1 engine, which computes preempted sequences again; "
             "--kv-offloading-size GIB is the host memory of vLLM 0.25.1, and --swap-gib GIB a model of the old swap."
+        )
+
+
+def _refuse_speculative_tokens(_context: click.Context, _option: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        raise UsageError(
+            "--speculative-tokens was a model of drafts and is gone; vLLM's own flag is followed: --speculative-config "
+            f"""'{{"method": "ngram", "num_speculative_tokens": {shortened(value)}}}'."""
         )
 
 
@@ -53,7 +61,10 @@ _OF_SIZE = (
     ),
 )
 """Settings that decide how many blocks there are."""
-_REFUSED = section(_PAGED)("--swap-space", hidden=True, expose_value=False, callback=_refuse_swap_space)
+_REFUSED = (
+    section(_PAGED)("--swap-space", hidden=True, expose_value=False, callback=_refuse_swap_space),
+    section(_SCHEDULING)("--speculative-tokens", hidden=True, expose_value=False, callback=_refuse_speculative_tokens),
+)
 _DEFAULTS = section(_SCHEDULING)(
     "--defaults",
     type=click.Choice(["llm", "server"]),
@@ -80,13 +91,13 @@ _MORE = (
 
 def machine_options(command: Command) -> Command:
     """Add the flags of a machine to `command`, which receives them as keyword arguments."""
-    for option in reversed((*(_SETTINGS[name] for name in _OF_SIZE), _REFUSED, _DEFAULTS)):
+    for option in reversed((*(_SETTINGS[name] for name in _OF_SIZE), *_REFUSED, _DEFAULTS)):
         command = option(command)
     return command
 
 
 def scenario_options(command: Command) -> Command:
     """Add every flag of a scenario to `command`, which receives them as keyword arguments."""
-    for option in reversed((*_SETTINGS.values(), _REFUSED, _DEFAULTS, *_MORE)):
+    for option in reversed((*_SETTINGS.values(), *_REFUSED, _DEFAULTS, *_MORE)):
         command = option(command)
     return workload_options(command)

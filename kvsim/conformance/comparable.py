@@ -46,9 +46,13 @@ def check_comparable(recording: Recording) -> None:
         f"was made under rules of its own ({meta.rules_name}); only vLLM's can be compared with vLLM's.",
     )
     refuse(
-        meta.policy.get("swap_gib") or meta.policy.get("num_speculative_tokens"),
-        "was made with swapping or speculation, which kvsim models and vLLM 0.25.1 does differently or not at all; "
-        "only runs without them can be compared block for block.",
+        meta.policy.get("swap_gib"),
+        "was made with swapping, which kvsim models and vLLM has not; only runs without it can be compared block for "
+        "block.",
+    )
+    refuse(
+        meta.num_drafts,
+        "has drafts, and kvsim compares recordings without; kvsim verify follows drafts in an oracle's answers.",
     )
     refuse(
         pool.num_units is None or pool.first_unit != NULL_BLOCK + 1,

@@ -21,8 +21,10 @@ from kvsim.kv_groups.grouping import hashed_by_mode
 from kvsim.policies import releases
 from kvsim.policies.connectors import Connector, Exchange, Remote
 from kvsim.policies.drafts import Drafts
+from kvsim.policies.outcomes import Outcomes
 from kvsim.policies.pipeline import Pipeline
 from kvsim.policies.settings import ContinuousSettings, Eviction, Order, PagedSettings
+from kvsim.policies.speculative_config import SpeculativeConfig
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -118,8 +120,8 @@ class OracleWorkload:
     """KV-cache groups; None for one group of full attention."""
     retention_tokens: int | None = None
     """Tokens between the boundaries at which windows and states are kept; None keeps all."""
-    drafting: Mapping[str, Any] | None = None
-    """Settings of speculative decoding; None without."""
+    drafting: SpeculativeConfig | None = None
+    """Speculative decoding; None without."""
     connector: Connector | None = None
     """The exchange of KV with a store or with another server, but for that of the requests; None without."""
     load_steps: int = 1
@@ -152,9 +154,9 @@ class OracleWorkload:
         has_v2_runner = rules.has_v2_runner and (
             rules.every_state_has_v2_runner or all(group.mamba_mode is not MambaMode.ALL for group in groups)
         )
-        drafts = self.drafts(release)
-        v2_model_runner = self.pipeline.v2_model_runner and has_v2_runner and (drafts is None or drafts.has_v2_runner)
-        connector = self.connector
+        drafts_so = self.drafting is None or self.drafting.has_v2_runner(release)
+        v2_model_runner = self.pipeline.v2_model_runner and has_v2_runner and drafts_so
+        drafts, connector = self.drafts(release), self.connector
         backoff = drafts.prompt_ahead_tokens - 1 if drafts is not None and rules.spares_modules else 0
         if connector is not None:
             connector = replace(
@@ -184,8 +186,8 @@ class OracleWorkload:
             release,
             caches_prefixes=self.cache.enable_prefix_caching,
             has_connector=self.connector is not None,
-            right=[request.right_drafts for request in self.requests],
-            proposed=[request.proposed_drafts for request in self.requests],
+            right=Outcomes.from_rows([request.right_drafts for request in self.requests]),
+            proposed=Outcomes.from_rows([request.proposed_drafts for request in self.requests]),
         )
         if self.layout is not None and not self.layout.is_uniform and drafts.drops_last_hit:
             raise UsageError(
@@ -300,10 +302,36 @@ def parse_workload(document: Any, where: str) -> OracleWorkload:
         connector=connector,
         layout=layout,
         retention_tokens=None if document.get("retention_interval") is None else _retention_tokens(fields, layout),
-        drafting=document.get("spec") or None,
+        drafting=_drafting(document.get("spec"), where),
         load_steps=offload.integer("load_delay", 1, minimum=1),
         store_steps=offload.integer("store_delay", 1, minimum=1),
     )
+
+
+def _drafting(document: Any, where: str) -> SpeculativeConfig | None:
+    """Return the speculative decoding of a workload; None without.
+
+    Raises:
+        WorkloadError: it is none that kvsim follows.
+    """
+    if not document:
+        return None
+    fields = _Fields(document, where)
+    method, num_tokens = document.get("method"), fields.integer("k", 0)
+    told = {
+        "method": "mtp" if method == "mtp_multi" else method,
+        "model": "a draft model",
+        "num_speculative_tokens": num_tokens,
+        "num_speculative_tokens_per_batch_size": document.get("per_batch"),
+        "parallel_drafting": fields.flag("parallel_drafting", default=False),
+        "disable_eagle_block_drop": fields.flag("disable_block_drop", default=False),
+        "disable_lookahead_block_hashes": fields.flag("disable_lookahead_hashes", default=False),
+    }
+    try:
+        config = SpeculativeConfig.of(told)
+    except UsageError as error:
+        raise WorkloadError(f"{where}: {str(error).rstrip('.')}.") from error
+    return replace(config, num_modules=num_tokens if method == "mtp_multi" else 1)
 
 
 def _check_followed(document: Any, where: str) -> None:

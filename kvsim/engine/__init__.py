@@ -4,7 +4,7 @@ numba compiles the functions unchanged, or they run interpreted. From the ground
 
     records        what is kept             state          all of it, in one tuple     compiled       the door to numba
     linked_list    free queue, queue        prefix_cache   keys -> blocks              block_pool     ids, references
-    kv_cache       tables over groups       host_swap      what leaves the GPU         speculation    drafted tokens
+    kv_cache       tables over groups       host_swap      what leaves the GPU         drafting       drafted tokens
     extents        a contiguous range       reservations   one extent a sequence       memory         either of the two
     waiting_queue  who is next              scheduler      who computes what           static_batch   padded rectangles
     host_pool      slots on the host        host_jobs      copies under way            copies         when they end

@@ -6,6 +6,7 @@ Where steps are scheduled ahead, drafts that are not known yet are counted in th
 
 from __future__ import annotations
 
+from kvsim.engine import totals
 from kvsim.engine.compiled import part
 from kvsim.engine.records import Sequence
 from kvsim.engine.state import RUNNING, Engine
@@ -94,16 +95,14 @@ def verify(engine: Engine, sequence: Sequence, num_verified: int) -> None:
         right = min(num_drafts, _num_right(engine, sequence, num_drafts))
     wrong = num_drafts - right
     if not is_stale and sequence.computed > 0:
-        sequence.computed -= wrong
-        engine.state.written -= wrong * settings.token_slots
+        _take_back(engine, sequence, wrong)
     if not is_stale and sequence.placeholders > 0:
         sequence.placeholders -= wrong
     kept = min(1 + right, sequence.end_tokens - sequence.num_tokens)
     awaited = sequence.placeholders > 0
     sequence.num_tokens += kept
     if settings.caches_processed and not is_stale:
-        sequence.computed -= 1 + right - kept
-        engine.state.written -= (1 + right - kept) * settings.token_slots
+        _take_back(engine, sequence, 1 + right - kept)
     if not is_stale and awaited:
         sequence.placeholders -= 1 + right if settings.caches_processed else kept
     if is_stale or sequence.status != RUNNING:
@@ -117,6 +116,14 @@ def verify(engine: Engine, sequence: Sequence, num_verified: int) -> None:
     known = min(known, sequence.num_tokens)
     if known >= sequence.cache_at:
         engine.memory.cache(engine, sequence, known)
+
+
+@part
+def _take_back(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
+    """Take tokens of a step back: their slots hold what was computed until the sequence computes again."""
+    totals.note_computed(engine, sequence)
+    sequence.rejected += num_tokens
+    sequence.computed -= num_tokens
 
 
 @part

@@ -44,10 +44,6 @@ def check_offload(policy: Paged, num_groups: int) -> None:
             "host memory is used either as vLLM 0.25.1 does (--kv-offloading-size) or as vLLM 0.x did (--swap-gib); "
             "give only one."
         )
-    if cache.num_speculative_tokens:
-        raise UsageError(
-            "kvsim does not know what --kv-offloading-size and speculative decoding do together; leave out one."
-        )
     if policy.scheduler.order is Order.PRIORITY:
         raise UsageError(
             "kvsim knows --kv-offloading-size for requests in order of arrival; leave out --order priority."

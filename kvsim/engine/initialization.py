@@ -21,7 +21,6 @@ from kvsim.engine import (
     reservations,
     scheduler,
     sglang_scheduler,
-    speculation,
     static_batch,
     tiered,
 )
@@ -125,6 +124,12 @@ class EnginePlan:
     eviction: OptimalEviction | None = None
     """The rule that evicts in place of vLLM's; with `rules`, these have it."""
 
+    @property
+    def most_unsure(self) -> int:
+        """Tokens of a sequence, at most, of which it shows only in the end whether they are computed."""
+        ahead = isinstance(self.policy, Paged) and self.policy.scheduler.async_scheduling
+        return 1 if self.drafts is None else (1 + ahead) * (1 + self.drafts.num_tokens) - 1
+
     def build(self, *, compiled: bool = False) -> Engine:
         """Build an engine that has not begun, to be run interpreted or `compiled`.
 
@@ -133,6 +138,7 @@ class EnginePlan:
             UsageError: two settings, or a setting and the model, do not go together.
         """
         _check_pipeline(self.policy, self.pipeline, self.rules)
+        _check_drafts(self)
         groups = self.layout or one_group(self.policy)
         if isinstance(self.policy, Paged):
             caches_prefixes = self.policy.cache.enable_prefix_caching
@@ -155,6 +161,7 @@ class EnginePlan:
         settings = self._settings(layout, room, compiled=compiled)
         is_custom = self.rules is not None and self.rules.allocator is not None
         times = step_times(self.step_time, compiled=compiled)
+        most_drafts = self.most_unsure if self.drafts else 0
         zeros = partial(_zeros, compiled=compiled)
         records_of = partial(make, compiled=compiled)
         rows_of = partial(make_growing, compiled=compiled)
@@ -166,7 +173,7 @@ class EnginePlan:
             step_times=times,
             stages=records_of(records.Stage, len(times)),
             state=make_one(records.State, compiled=compiled),
-            sequences=_sequences(demand, policy, self.refused, compiled=compiled),
+            sequences=_sequences(demand, policy, self.refused, most_drafts, compiled=compiled),
             times=_times(demand, compiled=compiled),
             unsure=records_of(records.Unsure, (size + 1) * settings.most_unsure),
             lines=records_of(records.Line, size),
@@ -202,7 +209,6 @@ class EnginePlan:
             holes=records_of(records.Hole, room.num_holes),
             rectangle=make_one(records.Rectangle, compiled=compiled),
             first_uses=_first_uses(demand, policy, compiled=compiled),
-            right_drafts=_right_drafts(policy, compiled=compiled),
             moments=records_of(records.Moment, self.num_moments),
             steps=rows_of(records.Step, STEPS_PER_SLICE),
             outputs=rows_of(records.Output, STEPS_PER_SLICE + settings.most_in_flight),
@@ -222,7 +228,7 @@ class EnginePlan:
             "records_memory": self.records_memory,
             "records_schedule": self.records_schedule,
             "stamp_at_entry": self.stamp_at_entry,
-            "most_unsure": max(policy.cache.num_speculative_tokens, 1) if isinstance(policy, Paged) else 1,
+            "most_unsure": self.most_unsure,
         }
         if isinstance(policy, Paged) and policy.cache.swap_gib:
             chosen |= _host_memory(policy.cache, self.unit_bytes)
@@ -237,7 +243,6 @@ class EnginePlan:
         if self.connector is not None and isinstance(policy, Paged):
             _set_connector(settings, self.connector, policy)
         settings.answers_awaited = settings.num_drafts > 0 or self.connector is not None
-        settings.guesses = settings.lookahead_tokens > 0 and self.drafts is None
         settings.counts_flight = settings.answers_awaited or (
             settings.most_in_flight > (1 if waits_for_flight else 2)
             and (waits_for_flight or settings.late_outputs_block)
@@ -409,16 +414,10 @@ def _settings_of(policy: Policy, num_units: int) -> dict[str, Any]:
 
 
 def _paged_settings(policy: Paged, num_units: int) -> dict[str, Any]:
-    if policy.cache.num_speculative_tokens and policy.scheduler.async_scheduling:
-        raise UsageError(
-            "speculative decoding is modelled for synchronous scheduling only: a step scheduled ahead cannot know "
-            "how many tokens the one before it accepts; set async_scheduling to False (--no-async-scheduling)."
-        )
     rules = rules_of(policy.scheduler.vllm)
     return {
         "prefix_caching": policy.cache.enable_prefix_caching,
         "watermark_blocks": int(policy.cache.watermark * (num_units + 1)) if rules.knows_watermark else 0,
-        "lookahead_tokens": policy.cache.num_speculative_tokens,
         "offloads": policy.cache.kv_offloading_size > 0,
     }
 
@@ -458,16 +457,17 @@ def _told(drafts: Drafts | None, size: int, *, compiled: bool) -> Records[record
     """Return the place of the given drafts of each request."""
     told = make(records.Told, size + 1 if drafts else 0, compiled=compiled)
     if drafts is not None:
-        right, proposed = (np.array([len(row) for row in rows], np.int64) for rows in (drafts.right, drafts.proposed))
-        ends = np.cumsum([*right, *proposed])
-        first = np.concatenate(([0], ends[:-1]))
-        fill(told, 1, first_right=first[:size], num_right=right, first_proposed=first[size:], num_proposed=proposed)
+        right, proposed = drafts.right, drafts.proposed
+        fill(
+            told, 1, first_right=right.first, num_right=right.lengths,
+            first_proposed=proposed.first + len(right.values), num_proposed=proposed.lengths,
+        )  # fmt: skip
     return told
 
 
 def _told_drafts(drafts: Drafts | None, *, compiled: bool) -> Numbers:
-    rows = [] if drafts is None else [*drafts.right, *drafts.proposed]
-    return numbers(np.array([number for row in rows for number in row], np.int64), compiled=compiled)
+    parts = [np.zeros(0, np.int64)] if drafts is None else [drafts.right.values, drafts.proposed.values]
+    return numbers(np.concatenate(parts), compiled=compiled)
 
 
 def _extents(cache: ContiguousSettings) -> dict[str, Any]:
@@ -504,12 +504,13 @@ def _check_pipeline(policy: Policy, pipeline: Pipeline, rules: CustomRules | Non
     if pipeline.pipeline_parallel_size == 1 or isinstance(policy, Static):
         return
     cache = policy.cache if isinstance(policy, Paged) else PagedSettings()
+    drafts = isinstance(policy, Paged) and bool(policy.scheduler.speculative_config)
     for what, flag, is_asked in (
         ("a policy of your own", "another --policy", rules is not None),
         ("SGLang's scheduler", "another --policy", isinstance(policy, Radix)),
         ("native offload", "--kv-offloading-size 0", cache.kv_offloading_size > 0),
         ("swapping to host memory", "--swap-gib 0", cache.swap_gib > 0),
-        ("speculative decoding", "--speculative-tokens 0", cache.num_speculative_tokens > 0),
+        ("speculative decoding", "no --speculative-config", drafts),
     ):
         if is_asked:
             raise UsageError(
@@ -518,17 +519,35 @@ def _check_pipeline(policy: Policy, pipeline: Pipeline, rules: CustomRules | Non
             )
 
 
+def _check_drafts(plan: EnginePlan) -> None:
+    """Refuse drafts beside what is not followed together with them."""
+    if isinstance(plan.policy, Contiguous) and bool(plan.policy.scheduler.speculative_config):
+        raise UsageError(
+            "speculative decoding is followed in a paged cache; take --policy paged, or no --speculative-config."
+        )
+    if plan.drafts is None:
+        return
+    assert isinstance(plan.policy, Paged)
+    cache, chosen = plan.policy.cache, plan.policy.scheduler
+    if chosen.drafting is not None:
+        chosen.drafting.check_starts(chosen.vllm, chosen.max_num_seqs, chosen.max_num_batched_tokens)
+    for what, flag, is_asked in (
+        ("a policy of your own", "another --policy", plan.rules is not None),
+        ("native offload", "no --kv-offloading-size", cache.kv_offloading_size > 0),
+        ("swapping to host memory", "no --swap-gib", cache.swap_gib > 0),
+    ):
+        if is_asked:
+            raise UsageError(f"kvsim does not follow speculative decoding and {what} together; take {flag}, or no "
+                             "--speculative-config.")  # fmt: skip
+
+
 def _check_modelled(cache: PagedSettings) -> None:
     """Refuse settings that are modelled for one group of full attention alone."""
-    for name, flag, value in (
-        ("swapping to host memory", "--swap-gib", cache.swap_gib),
-        ("speculative decoding", "--speculative-tokens", cache.num_speculative_tokens),
-    ):
-        if value:
-            raise UsageError(
-                f"{name} is modelled where every layer keeps every token; this model has several KV-cache groups, so "
-                f"leave {flag} out."
-            )
+    if cache.swap_gib:
+        raise UsageError(
+            "swapping to host memory is modelled where every layer keeps every token; this model has several KV-cache "
+            "groups, so leave --swap-gib out."
+        )
 
 
 def _host_memory(cache: PagedSettings, block_bytes: int) -> dict[str, Any]:
@@ -544,8 +563,7 @@ def _table_widths(
     demand: Demand, policy: Paged, layout: KVCacheLayout, num_units: int, places: int, tokens_ahead: int
 ) -> list[int]:
     """Return the entries of the longest table of every group."""
-    most_drafts = 2 * policy.cache.num_speculative_tokens
-    tokens = int((demand.prompt + demand.output).max(initial=1)) + max(most_drafts, tokens_ahead - 1)
+    tokens = int((demand.prompt + demand.output).max(initial=1)) + tokens_ahead - 1
     widths = [-(-min(tokens, policy.max_model_len) // group.block_size) for group in layout.groups]
     if layout.is_uniform:
         widths = [min(widths[0], num_units)]
@@ -637,23 +655,18 @@ def _first_uses(demand: Demand, policy: Policy, *, compiled: bool) -> Any:
     return made if compiled else made.tolist()
 
 
-def _right_drafts(policy: Policy, *, compiled: bool) -> Numbers:
-    drafts = np.zeros(0, np.int64)
-    if isinstance(policy, Paged) and policy.cache.num_speculative_tokens:
-        drafts = speculation.right_drafts(policy.cache.acceptance_rate, policy.cache.acceptance_seed)
-    return numbers(drafts, compiled=compiled)
-
-
 def _sequences(
-    demand: Demand, policy: Policy, refused: npt.NDArray[np.bool_], *, compiled: bool
+    demand: Demand, policy: Policy, refused: npt.NDArray[np.bool_], most_drafts: int, *, compiled: bool
 ) -> Records[records.Sequence]:
     sequences = make(records.Sequence, len(demand.prompt) + 1, compiled=compiled)
     if isinstance(policy, Radix):
         ahead = not policy.scheduler.disable_overlap_schedule
     else:
         ahead = not isinstance(policy, Static) and policy.scheduler.async_scheduling
-    drafts = policy.cache.num_speculative_tokens if isinstance(policy, Paged) else 0
-    unsure = demand.stops_late.astype(np.int32) if ahead else np.full(len(refused), drafts, np.int32)
+    unsure = demand.stops_late.astype(np.int32) if ahead else np.zeros(len(refused), np.int32)
+    if most_drafts:  # the last steps verify drafts behind the end, as far as the longest sequence goes
+        left = policy.max_model_len - (demand.prompt + demand.output - 1)
+        unsure = np.clip(left, 0, most_drafts).astype(np.int32)
     fill(
         sequences,
         1,

@@ -103,7 +103,7 @@ def scheduled(engine: Engine, sequence: Sequence, computed_before: int, tokens: 
         computed_before,
         tokens,
     )
-    row.repeat = repeat
+    row.repeat, row.known = repeat, sequence.num_tokens
 
 
 @part
@@ -122,7 +122,7 @@ def list_batch(engine: Engine) -> None:
 def goes_on(engine: Engine, sequence: Sequence, computed_before: int, tokens: int) -> bool:
     """Tell whether the open row of a sequence, repeated once more, describes this step."""
     open_row = sequence.open_row
-    if open_row < 0:
+    if open_row < 0 or engine.settings.num_drafts > 0:
         return False
     row = engine.schedule_rows[open_row]
     is_next = row.step + row.repeat == engine.state.num_steps and row.tokens == tokens

@@ -77,8 +77,10 @@ class Demand:
         elif isinstance(policy, Radix):
             fits = self.prompt < policy.most_prompt_tokens(num_units * policy.unit_tokens)
         else:
-            # Its last step may verify as many drafted tokens as it leaves room for after them.
-            last = self.prompt + self.output - 1 + self.stops_late + 2 * policy.cache.num_speculative_tokens
+            last = self.prompt + self.output - 1 + self.stops_late
+            if (drafting := policy.scheduler.drafting) is not None:  # its last steps verify drafts behind its end
+                steps = 1 + policy.scheduler.async_scheduling
+                last = last + drafting.most_behind_end(steps) + drafting.lookahead_tokens
             last = np.minimum(last, policy.max_model_len)
             if layout is None or layout.is_uniform:
                 fits = -(-last // policy.unit_tokens) <= num_units

@@ -68,8 +68,9 @@ def knows_prefixes(workload: Workload) -> bool:
     return known or bool((workload.prefix_group >= 0).any())
 
 
-def prompt_keys(workload: Workload, block_size: int) -> Ragged[np.int64]:
-    """Return the keys of the full blocks of every prompt, from the most detailed account of it.
+def prompt_keys(workload: Workload, block_size: int, ahead: int = 0) -> Ragged[np.int64]:
+    """Return the keys of the full blocks of every prompt, each with the `ahead` tokens behind it, from the most
+    detailed account of it.
 
     Where token ids or hashes are known they are those that `PrefixKeys` would hand out, one prompt after the other; the
     full blocks inside a named prefix have keys of their own. A row is empty where nothing is known.
@@ -80,9 +81,9 @@ def prompt_keys(workload: Workload, block_size: int) -> Ragged[np.int64]:
     unknown = np.ones(len(workload), np.bool_)
     num_blocks, parts, num_codes = np.zeros(len(workload), np.int64), [], 0
     for lengths, codes, size in (
-        _codes_of_tokens(workload, block_size),
-        _codes_of_hashes(workload, block_size),
-        _codes_of_prefixes(workload, block_size),
+        _codes_of_tokens(workload, block_size, ahead),
+        _codes_of_hashes(workload, block_size, ahead),
+        _codes_of_prefixes(workload, block_size, ahead),
     ):
         rows = unknown & (lengths >= 0)
         kept = np.repeat(rows, np.maximum(lengths, 0))
@@ -97,14 +98,14 @@ def prompt_keys(workload: Workload, block_size: int) -> Ragged[np.int64]:
     return Ragged(_by_first_appearance(all_codes, num_codes), offsets, np.int64)
 
 
-def with_answers(turns: Turns | None, prompts: Ragged[np.int64], block_size: int) -> Ragged[np.int64]:
+def with_answers(turns: Turns | None, prompts: Ragged[np.int64], block_size: int, ahead: int = 0) -> Ragged[np.int64]:
     """Return the keys of `prompts`, and of all that a later turn repeats: full blocks of histories and answers.
 
     What a prompt says of an answer before it holds; else the answer is the session's own.
     """
     if turns is None:
         return prompts
-    known, heard = prompts.lengths, turns.history_tokens.astype(np.int64) // block_size
+    known, heard = prompts.lengths, _full_blocks(turns.history_tokens.astype(np.int64), block_size, ahead)
     said, rows = np.maximum(known, heard), np.flatnonzero(turns.after >= 0)
     lengths = said.copy()
     np.maximum.at(lengths, turns.after[rows], heard[rows])
@@ -123,19 +124,24 @@ def with_answers(turns: Turns | None, prompts: Ragged[np.int64], block_size: int
     return Ragged(keys, offsets, np.int64)
 
 
-def _codes_of_tokens(workload: Workload, block_size: int) -> tuple[Column, Column, int]:
+def _full_blocks(tokens: npt.NDArray[np.integer[Any]], block_size: int, ahead: int) -> Column:
+    """Return the blocks of the first `tokens` tokens that are full, with `ahead` more behind them."""
+    return np.asarray(np.maximum(tokens - ahead, 0) // block_size)
+
+
+def _codes_of_tokens(workload: Workload, block_size: int, ahead: int) -> tuple[Column, Column, int]:
     """Return, for prompts of token ids, the full blocks of each (-1 for others), a number per block, and a bound of
     these.
     """
     token_ids, keys = workload.prompt_token_ids, PrefixKeys(block_size)
     if token_ids is None:
         return np.full(len(workload), -1), np.empty(0, np.int64), 0
-    codes = [code for row in range(len(workload)) for code in keys.from_tokens(token_ids[row].tolist())]
-    lengths = np.where(token_ids.lengths > 0, token_ids.lengths // block_size, -1)
+    codes = [code for row in range(len(workload)) for code in keys.from_tokens(token_ids[row].tolist(), ahead=ahead)]
+    lengths = np.where(token_ids.lengths > 0, _full_blocks(token_ids.lengths, block_size, ahead), -1)
     return lengths, np.array(codes, np.int64), len(codes)
 
 
-def _codes_of_hashes(workload: Workload, block_size: int) -> tuple[Column, Column, int]:
+def _codes_of_hashes(workload: Workload, block_size: int, ahead: int) -> tuple[Column, Column, int]:
     """Return, for prompts of one chained hash per unit, the full blocks of each, a number per block, and a bound of
     these.
     """
@@ -144,18 +150,20 @@ def _codes_of_hashes(workload: Workload, block_size: int) -> tuple[Column, Colum
         return np.full(len(workload), -1), np.empty(0, np.int64), 0
     _check_sizes(unit_tokens, block_size)
     blocks_per_unit = max(unit_tokens // block_size, 1)
-    lengths = np.minimum(workload.prompt_tokens, hashes.lengths * unit_tokens) // block_size
+    known = np.minimum(workload.prompt_tokens, hashes.lengths * unit_tokens).astype(np.int64)
+    lengths = _full_blocks(known, block_size, ahead)
     block, row = _places(lengths)
-    unit = hashes.offsets[row] + ((block + 1) * block_size - 1) // unit_tokens
+    # Where prompts part is known by units: units that differ count as different from their first token on.
+    unit = hashes.offsets[row] + ((block + 1) * block_size - 1 + ahead) // unit_tokens
     distinct, number = np.unique(hashes.values, return_inverse=True)
     codes = number[unit] * blocks_per_unit + block % blocks_per_unit
     return np.where(hashes.lengths > 0, lengths, -1), codes, len(distinct) * blocks_per_unit
 
 
-def _codes_of_prefixes(workload: Workload, block_size: int) -> tuple[Column, Column, int]:
+def _codes_of_prefixes(workload: Workload, block_size: int, ahead: int) -> tuple[Column, Column, int]:
     """Return, for prompts with a named prefix, the full blocks of each, a number per block, and a bound of these."""
     groups = workload.prefix_group.astype(np.int64)
-    lengths = np.where(groups >= 0, workload.prefix_tokens // block_size, 0).astype(np.int64)
+    lengths = np.where(groups >= 0, _full_blocks(workload.prefix_tokens, block_size, ahead), 0).astype(np.int64)
     block, row = _places(lengths)
     longest = int(lengths.max(initial=0))
     return np.where(groups >= 0, lengths, -1), groups[row] * longest + block, (int(groups.max()) + 1) * longest

@@ -129,10 +129,8 @@ class Settings:
     """Tokens of a sequence, at most, of which it shows only in the end whether they are computed."""
     lookahead_tokens: int = 0
     """Slots behind its tokens that every running sequence holds for drafts."""
-    guesses: bool = False
-    """Drafts are verified by the model of `speculation`, not as vLLM schedules them."""
     num_drafts: int = 0
-    """Tokens drafted for every sequence as vLLM schedules them; 0 without."""
+    """Tokens drafted for every sequence; 0 without."""
     draft_slots: int = 0
     """Tokens of a step that drafting itself takes for each sequence."""
     ahead_tokens: int = 0
@@ -690,3 +688,5 @@ class ScheduleRow:
     computed_before: Small = 0
     tokens: Small = 0
     repeat: Small = 0
+    known: Small = 0
+    """Tokens whose values were known; in runs with drafts."""

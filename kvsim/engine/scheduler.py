@@ -17,8 +17,6 @@ from kvsim.engine import (
     fast_forward,
     groups,
     in_flight,
-    speculation,
-    totals,
     waiting_queue,
 )
 from kvsim.engine.compiled import part
@@ -409,7 +407,8 @@ def describe(engine: Engine) -> None:
     for index in range(state.num_listed):
         sequence, tokens = engine.sequences[engine.batch[index]], engine.batch_tokens[index]
         context_tokens += sequence.computed + tokens
-        if tokens - sequence.drafts > 1 or sequence.computed < sequence.prompt_tokens:
+        is_again = tokens > 1 and (engine.settings.num_drafts == 0 or sequence.computed < sequence.num_tokens - 1)
+        if is_again or sequence.computed < sequence.prompt_tokens:
             num_prefill_tokens += tokens
             attention_pairs += tokens * sequence.computed + tokens * (tokens + 1) // 2
     state.num_prefill_tokens, state.context_tokens = num_prefill_tokens, context_tokens
@@ -441,8 +440,6 @@ def _commit(engine: Engine) -> None:
             if settings.ahead:
                 sequence.placeholders += 0 if settings.num_drafts > 0 else 1
                 sequence.decodes_from = state.num_scheduled + settings.decode_interval
-            elif settings.guesses:
-                sequence.drafts = sequence.computed - sequence.num_tokens
         elif sequence.computed >= sequence.handed_tokens:
             # Resumed while a token of it was under way. The scheduler awaits nothing, but vLLM's model runner does not
             # know of that token, and answers it again.
@@ -462,19 +459,13 @@ def _append_output(engine: Engine, sequence: Sequence, index: int, now_s: float)
     if settings.num_drafts > 0:
         drafting.verify(engine, sequence, engine.emitting_drafts[index])
         return
-    sequence.num_tokens += speculation.num_outputs(engine, sequence)
+    sequence.num_tokens += 1
     if settings.ahead:
         if sequence.placeholders > 0:  # a preempted sequence may await nothing
             sequence.placeholders -= 1
         known = sequence.computed - (sequence.in_flight if settings.caches_processed else sequence.placeholders)
         if sequence.status == RUNNING and known >= sequence.cache_at:
             engine.memory.cache(engine, sequence, known)
-    elif settings.guesses:
-        totals.note_computed(engine, sequence)
-        # The slots of rejected drafts will be written again; until then they hold what was computed.
-        sequence.rejected = sequence.computed - (sequence.num_tokens - 1)
-        sequence.computed = sequence.num_tokens - 1
-        sequence.drafts = settings.lookahead_tokens
 
 
 @part

@@ -150,8 +150,6 @@ class Engine(NamedTuple):
     first_uses: Any
     """Seconds that choosing kernels takes in every step of a static batch and, behind all of these, how many
     have to be built."""
-    right_drafts: Numbers
-    """Number of drafts that are right in a row from each draw of speculative decoding on."""
     moments: Records[Moment]
     """Events that the caller orders next, where the engine does not run on its clock."""
     steps: Records[Step]

@@ -11,7 +11,7 @@ from kvsim.errors import UsageError
 from kvsim.kv_groups.group import CacheKind, KVCacheGroup
 from kvsim.policies import Radix
 from kvsim.policies.releases import UNSTATED, LeftOut, ReleaseRules, defaults_of, number_of, rules_of
-from kvsim.recording import Recording
+from kvsim.recording import Meta, Recording
 from kvsim.recording.by_request import TokenSteps
 from kvsim.recording.rules import require
 from kvsim.recording.tables import WHOLE_TABLE, IntArray, MemoryKind
@@ -101,6 +101,11 @@ def _blocks_behind_hits(group: KVCacheGroup, aligned: int) -> int:
     return min(-(-(group.window - 1) // group.block_size), per)
 
 
+def _tokens_ahead(meta: Meta) -> int:
+    """Return the known tokens, at most, that a block waits for with drafts, as its key covers them."""
+    return meta.num_drafts if rules_of(str(meta.policy.get("vllm", UNSTATED))).keys_cover_drafts else 0
+
+
 def _cached_tokens(replay: Replay, rows: IntArray) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Return the tokens of each request that had been cached when `rows` released its units, at least and at most.
 
@@ -115,9 +120,9 @@ def _cached_tokens(replay: Replay, rows: IntArray) -> tuple[npt.NDArray[np.int64
     before = _num_in_flight(replay, request, moments[newest], newest - 1)
     least = total - np.minimum(before, _num_in_flight(replay, request, seq, newest))
     known = progress.reached(request, _step_of_previous_end(recording, request, seq)) + 1
-    if meta.policy.get("num_speculative_tokens"):  # behind the first token, the values are guesses
-        begin = total - progress.tokens_in(request, newest)
-        least = np.where(begin >= requests.prompt_tokens[request], begin + 1, total)
+    if recording.has_drafts:  # behind the known tokens, the values are guesses
+        then, known = progress.known(request, newest)
+        return np.minimum(total, then) - _tokens_ahead(meta), known
     most = np.where(total <= known, total, least)
     if recording.copies is not None:  # blocks with a copy under way are released later
         return total - before, total

@@ -1,19 +1,15 @@
-"""Speculative decoding in vLLM: what a method of drafting asks of the scheduler and of the cache."""
+"""Demands of speculative decoding on the scheduler and on the cache."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Self
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Self
 
-from kvsim.errors import UnknownNameError, UsageError
+from kvsim.policies.kinds import AnyPolicy, Paged
+from kvsim.policies.outcomes import Outcomes, outcomes_of
 from kvsim.policies.releases import check_drafts, rules_of
-
-_READS_STATES = ("eagle", "eagle3", "mtp", "mtp_multi")
-"""Methods whose layers read the states of the model, one token behind."""
-_LOOKS_UP = ("ngram", "ngram_gpu", "suffix")
-"""Methods that look drafts up in the request's own tokens."""
-METHODS = (*_READS_STATES, "dflash", "draft_model", *_LOOKS_UP)
+from kvsim.policies.speculative_config import READS_STATES, SpeculativeConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,61 +27,48 @@ class Drafts:
     prompt_ahead_tokens: int = 0
     """Tokens of a prompt that drafting reads ahead."""
     drops_last_hit: bool = False
-    has_v2_runner: bool = True
-    """Whether model runner V2 serves it."""
     limits_running: bool = False
     """Whether a step must have the lookahead of every request that runs."""
     by_batch: Sequence[tuple[int, int, int]] = ()
     """Tokens drafted behind a step of a number of requests, from and to included; empty if that does not matter."""
-    right: Sequence[Sequence[int]] = field(default=(), repr=False)
-    """Drafts that are right, for each request by the number of its outputs; an empty row: all."""
-    proposed: Sequence[Sequence[int]] = field(default=(), repr=False)
-    """Drafts that are proposed, for each request by the number of its outputs; an empty row: as many as may be."""
+    right: Outcomes
+    """Drafts that are right, for each request by the number of its outputs; a request without numbers: all."""
+    proposed: Outcomes
+    """Drafts that are proposed, for each request by the number of its outputs; without numbers: as many as may be."""
 
     @classmethod
     def of(
         cls,
-        settings: Mapping[str, Any],
+        config: SpeculativeConfig,
         release: str,
         *,
         caches_prefixes: bool,
+        right: Outcomes,
+        proposed: Outcomes,
         has_connector: bool = False,
-        **told: Sequence[Sequence[int]],
     ) -> Self:
         """Return what a method of drafting asks of a release; with a KV connector, keys cover no tokens ahead.
 
         Raises:
-            UsageError: the method or its number of tokens is none, or drafts of the release are not known.
+            UsageError: drafts of the release are not known.
         """
         check_drafts(release)
-        method, num_tokens, rules = settings.get("method"), settings.get("k"), rules_of(release)
-        if method not in METHODS:
-            raise UnknownNameError("method", str(method), METHODS)
-        if type(num_tokens) is not int or num_tokens < 1:
-            raise UsageError(f"drafts should be at least 1 token, not {num_tokens!r}")
-        reads_states = method in _READS_STATES
-        modules = num_tokens if method == "mtp_multi" and rules.spares_modules else 1
-        drops = reads_states or method == "dflash"
-        if rules.keys_cover_drafts:
-            drops = reads_states and not settings.get("disable_block_drop", False)
-        covers = drops and rules.keys_cover_drafts and not has_connector
-        covers = covers and not settings.get("disable_lookahead_hashes", False)
-        is_parallel = bool(settings.get("parallel_drafting", False))
-        slots = int(method == "draft_model")
-        if is_parallel:
-            slots = num_tokens if method == "draft_model" else num_tokens - 1
-        by_runner_v2 = reads_states or method == "dflash" or rules.drafts_have_v2_runner
+        if has_connector:
+            config = replace(config, has_plain_hashes=True)
+        method, num_tokens, rules = config.method, config.num_tokens, rules_of(release)
+        reads_states = method in READS_STATES
+        modules = min(config.num_modules, num_tokens) if rules.spares_modules else 1
         return cls(
             num_tokens=num_tokens,
-            lookahead_tokens=0 if method in _LOOKS_UP else num_tokens + (method == "dflash"),
-            slots=slots,
-            ahead_tokens=modules if covers and caches_prefixes else 0,
+            lookahead_tokens=config.lookahead_tokens,
+            slots=config.slots,
+            ahead_tokens=config.tokens_ahead(release) if caches_prefixes else 0,
             prompt_ahead_tokens=modules if reads_states or method == "dflash" else 0,
-            drops_last_hit=drops and not covers,
-            has_v2_runner=by_runner_v2 and not is_parallel and method != "suffix",
+            drops_last_hit=config.drops_last_hit(release),
             limits_running=method == "dflash" and rules.keys_cover_drafts,
-            by_batch=tuple((int(begin), int(end), int(k)) for begin, end, k in settings.get("per_batch") or ()),
-            **told,
+            by_batch=config.by_batch,
+            right=right,
+            proposed=proposed,
         )
 
     def numbers_by_batch(self, most: int) -> list[int]:
@@ -97,3 +80,24 @@ class Drafts:
             earlier = [k for begin, _, k in self.by_batch if begin <= max(size, 1)]
             numbers.append(earlier[-1] if earlier else self.num_tokens)
         return numbers
+
+
+def drafts_of(policy: AnyPolicy, num_requests: int) -> Drafts | None:
+    """Return what speculative decoding asks of the engine; None without.
+
+    Raises:
+        WorkloadError: the file of accepted drafts cannot be read.
+    """
+    if not isinstance(policy, Paged) or (config := policy.scheduler.drafting) is None:
+        return None
+    chosen = policy.scheduler
+    right, proposed = outcomes_of(
+        chosen.acceptance, config.rates, config.num_tokens, chosen.acceptance_seed, num_requests
+    )
+    return Drafts.of(
+        config,
+        chosen.vllm,
+        caches_prefixes=policy.cache.enable_prefix_caching,
+        right=right,
+        proposed=proposed,
+    )

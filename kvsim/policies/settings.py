@@ -7,12 +7,16 @@ from enum import Enum
 from typing import Any, Final, Self
 
 from kvsim.errors import UsageError
-from kvsim.policies.releases import DEFAULT, NEWEST, OLDEST, check_has, defaults_of, rules_of
+from kvsim.policies.acceptance import shares_of
+from kvsim.policies.releases import DEFAULT, NEWEST, OLDEST, check_drafts, check_has, defaults_of, rules_of
+from kvsim.policies.speculative_config import SpeculativeConfig, canonical
 from kvsim.settings import check_settings, setting, settings_in
 
 MACHINE: Final = "Machine and memory"
 """Heading of the flags that say where requests are served, and with how much memory."""
 
+OF_PAGED: Final = ("speculative_config", "acceptance", "acceptance_seed", "enable_lora", "max_loras")
+"""Settings of scheduling that are followed where memory is a paged cache."""
 PCIE_GEN5_X16_GB_PER_S = 63.0
 """PCI Express 5.0 over 16 lanes, one direction, in 10^9 bytes per second: 32 GT/s each, encoded 128b/130b."""
 LINK_EFFICIENCY = 0.8
@@ -20,6 +24,13 @@ LINK_EFFICIENCY = 0.8
 _LINK_GB_PER_S = PCIE_GEN5_X16_GB_PER_S * LINK_EFFICIENCY
 _SPEED: Final = {"above": 0, "below": 1_000_000}
 _DURATION: Final = {"at_least": 0, "below": 1_000}
+
+
+def _acceptance_words(acceptance: Any) -> str:
+    """Return the acceptance of drafts as the flag takes it; Python may give a number, a sequence or a path."""
+    if isinstance(acceptance, list | tuple):
+        return ",".join(str(share) for share in acceptance)
+    return str(acceptance)
 
 
 def _max_model_len() -> Any:
@@ -146,6 +157,23 @@ class ContinuousSettings:
     )
     enable_lora: bool = setting(False, "Serve requests that name an adapter (LoRA).")
     max_loras: int = setting(1, "Adapters in use at once.", requires="enable_lora", at_least=1, at_most=1 << 20)
+    speculative_config: Any = setting(
+        "",
+        "Speculative decoding, as vLLM takes it: a JSON object with method, num_speculative_tokens, model and others.",
+        "--speculative-config",
+        " -sc",
+        unit="JSON",
+        shown="none",
+    )
+    acceptance: Any = setting(
+        "0.7",
+        "Drafts that are right: a rate for each behind a right one, shares by position (0.8,0.6,0.4), or a file.",
+        "--acceptance",
+        unit="SHARES",
+        requires="speculative_config",
+        shown="0.7; assumed",
+    )
+    acceptance_seed: int = setting(0, "Seed that decides which drafts are right.", at_least=0)
     reserve_full_prompt: bool = setting(
         True, "Admit a request only if its whole prompt fits now (vLLM's `scheduler_reserve_full_isl`)."
     )
@@ -158,8 +186,35 @@ class ContinuousSettings:
 
     def __post_init__(self) -> None:
         check_settings(self)
+        object.__setattr__(self, "speculative_config", canonical(self.speculative_config or ""))
+        object.__setattr__(self, "acceptance", _acceptance_words(self.acceptance))
+        drafting = self.drafting
+        if drafting is not None:
+            self._check_drafts(drafting)
         if self.async_scheduling is None:
-            object.__setattr__(self, "async_scheduling", defaults_of(self.vllm).async_scheduling)
+            may_be = drafting is None or drafting.is_async(self.vllm)
+            object.__setattr__(self, "async_scheduling", defaults_of(self.vllm).async_scheduling and may_be)
+
+    @property
+    def drafting(self) -> SpeculativeConfig | None:
+        """The configuration of speculative decoding; None without."""
+        return SpeculativeConfig.parse(self.speculative_config) if self.speculative_config else None
+
+    def _check_drafts(self, drafting: SpeculativeConfig) -> None:
+        """Check that a release drafts so.
+
+        Raises:
+            UsageError: it does not, or kvsim does not know how.
+        """
+        check_drafts(self.vllm)
+        drafting.check_known_to(self.vllm)
+        if not drafting.rates:
+            shares_of(self.acceptance, drafting.num_tokens)
+        if self.async_scheduling and not drafting.is_async(self.vllm):
+            raise UsageError(
+                f"vLLM {self.vllm} does not schedule ahead with drafts of the method {drafting.method!r}; leave "
+                "--async-scheduling out."
+            )
 
     def limited(self, max_model_len: int, defaults: EngineDefaults) -> Self:
         """Return these settings with the limits that they leave out: the model's length, and vLLM's sizes of a step."""
@@ -195,6 +250,8 @@ class ContinuousSettings:
                 "--max-num-batched-tokens, lower --max-model-len, or leave out --no-chunked-prefill."
             )
         self.check_known_to_release()
+        if (drafting := self.drafting) is not None:
+            drafting.check_starts(self.vllm, self.max_num_seqs, tokens)
         threshold = self.long_prefill_token_threshold
         if threshold > self.max_model_len and rules_of(self.vllm).refuses_long_threshold:
             raise UsageError(
@@ -223,8 +280,7 @@ class ContinuousSettings:
 class PagedSettings:
     """The paged cache; the defaults are vLLM 0.25.1's.
 
-    Speculative decoding and the swap of vLLM 0.x, both off by default, are modelled and not verified; see
-    docs/conformance.md.
+    The swap of vLLM 0.x, off by default, is modelled and not verified; see docs/conformance.md.
     """
 
     block_size: int = setting(
@@ -325,25 +381,6 @@ class PagedSettings:
         requires="swap_gib",
         **_SPEED,
     )
-    num_speculative_tokens: int = setting(
-        0,
-        "Tokens drafted for each sequence and step; with --no-async-scheduling.",
-        "--speculative-tokens",
-        unit="N",
-        shown="none; a model, not vLLM's",
-        at_least=0,
-        at_most=1 << 10,
-    )
-    acceptance_rate: float = setting(
-        0.7,
-        "Probability that a drafted token is accepted if all drafted before it were.",
-        "--acceptance-rate",
-        unit="SHARE",
-        requires="num_speculative_tokens",
-        at_least=0,
-        at_most=1,
-    )
-    acceptance_seed: int = setting(0, "Seed that decides which drafts are accepted.", at_least=0)
 
     def __post_init__(self) -> None:
         check_settings(self)

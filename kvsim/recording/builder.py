@@ -116,9 +116,17 @@ class RecordingBuilder:
             status=RequestStatus.REFUSED if refused else RequestStatus.UNFINISHED,
         )
 
-    def scheduled(self, request: int, computed_before: int, tokens: int, time_s: float, repeat: int = 1) -> None:
+    def scheduled(
+        self,
+        request: int,
+        computed_before: int,
+        tokens: int,
+        time_s: float,
+        repeat: int = 1,
+        known: int | None = None,
+    ) -> None:
         """Record that `request` computes `tokens` tokens in the current step, and in each of the next `repeat - 1`
-        steps.
+        steps. With drafts, `known` are its tokens whose values are known.
         """
         self._last_scheduled.append(request)
         first_scheduled_s = self._requests.columns["first_scheduled_s"]
@@ -126,7 +134,7 @@ class RecordingBuilder:
             first_scheduled_s[request] = time_s
             self._requests.columns["cached_tokens"][request] = computed_before
             self._begun_since.append(request)
-        self._schedule.add(self._num_steps, request, computed_before, tokens, repeat)
+        self._schedule.add(self._num_steps, request, computed_before, tokens, repeat, known)
 
     def scheduled_again(self) -> None:
         """Record that the requests of the previous step compute one more token each."""

@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kvsim.errors import RecordingError, shortened
+from kvsim.errors import RecordingError, UsageError, shortened
 from kvsim.policies import EVERY_POLICY
+from kvsim.policies.speculative_config import SpeculativeConfig
 from kvsim.recording.model import HASH_TOKENS
 
 _LARGEST = 1 << 53
@@ -34,7 +35,7 @@ _COUNTS = {
     "engine": ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "hash_block_size", "tensor_parallel_size"),
     "model": ("tensor_parallel_size", "pipeline_parallel_size"),
 }
-_SIZES_OF_POLICY = ("kv_offloading_block_size", "host_blocks", "store_threshold", "num_speculative_tokens")
+_SIZES_OF_POLICY = ("kv_offloading_block_size", "host_blocks", "store_threshold")
 _AMOUNTS = {
     "policy": ("kv_offloading_size", "load_gb_per_s", "store_gb_per_s", "copy_latency_s", "swap_gib", "watermark"),
     "engine": ("gpu_memory_utilization",),
@@ -59,6 +60,8 @@ def check_meta(document: Mapping[str, Any], file: Path) -> None:
     _require(policy.get("name", "paged") in EVERY_POLICY, file, "policy.name", f"one of {', '.join(EVERY_POLICY)}",
              document)  # fmt: skip
     _require(policy.get("rules") is None or isinstance(policy["rules"], str), file, "policy.rules", "a text", document)
+    if policy.get("speculative_config") not in (None, ""):
+        _check_drafts(policy["speculative_config"], file)
     for part, names in _COUNTS.items():
         for name in names:
             value = document.get(part, {}).get(name)
@@ -86,6 +89,14 @@ def check_meta(document: Mapping[str, Any], file: Path) -> None:
         _require(value is None or listed, file, name, "a list of whole numbers from 0 on", document)
     if document.get("earlier_batches") is not None:
         _check_batches(document["earlier_batches"], file, document)
+
+
+def _check_drafts(told: object, file: Path) -> None:
+    """Check the configuration of speculative decoding, which a recording states as vLLM's flag takes it."""
+    try:
+        SpeculativeConfig.parse(told if isinstance(told, str) else "")
+    except UsageError as error:
+        raise RecordingError(f"{file}: policy.speculative_config: {error}") from error
 
 
 def _check_model(model: Mapping[str, Any], file: Path, document: Mapping[str, Any]) -> None:

@@ -185,7 +185,7 @@ def _most_to_grow(recording: Recording, request: IntArray, step: IntArray) -> np
     decodes = (computed >= requests.prompt_tokens[request]) & (requests.preemptions[request] <= 1)
     most = {**meta.engine, **meta.policy}.get("max_num_batched_tokens") or _NO_LIMIT
     tokens = np.where(decodes, 1, np.minimum(np.maximum(left, 1), most))
-    tokens += 2 * (meta.policy.get("num_speculative_tokens") or 0)
+    tokens += 2 * (meta.num_drafts + 1) if meta.num_drafts else 0
     sizes = [group.block_size for group in meta.pool.groups] or [meta.pool.unit_tokens]
     units: npt.NDArray[np.int64] = np.sum([-(-tokens // size) for size in sizes], axis=0, dtype=np.int64)
     return units

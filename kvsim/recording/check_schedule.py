@@ -98,30 +98,20 @@ def _check_steps_against_schedule(recording: Recording, file: Path) -> None:
         lambda rows: tokens[rows] == np.add(steps.prefill_tokens[rows], steps.decode_tokens[rows], dtype=np.int64),
         steps, file, rule,
     )  # fmt: skip
-    least, most = _prefill_tokens(recording)
-    prefill = _per_step(schedule, len(steps), schedule.tokens.astype(np.int64), least)
-    if most is least:
-        agree(steps.prefill_tokens, prefill, file, "prefill_tokens", "schedule.parquet")
-        return
-    require(steps.prefill_tokens >= prefill, file, "prefill_tokens should be no less than schedule.parquet has")
-    prefill = _per_step(schedule, len(steps), schedule.tokens.astype(np.int64), most)
-    require(steps.prefill_tokens <= prefill, file, "prefill_tokens should be no more than schedule.parquet has")
+    prefill = _per_step(schedule, len(steps), schedule.tokens.astype(np.int64), _prefill_steps(recording))
+    agree(steps.prefill_tokens, prefill, file, "prefill_tokens", "schedule.parquet")
 
 
-def _prefill_tokens(recording: Recording) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return the least and the most prefill steps of each row of the schedule.
-
-    Several tokens at once are no answer, unless drafts are verified; those of a request that was preempted may be both.
-    """
+def _prefill_steps(recording: Recording) -> npt.NDArray[np.int64]:
+    """Return the steps of each row of the schedule that compute a prompt, or what a preemption lost."""
     schedule, requests = recording.schedule, recording.requests
-    repeats, drafts = schedule.repeats.astype(np.int64), recording.meta.policy.get("num_speculative_tokens") or 0
+    repeats = schedule.repeats.astype(np.int64)
     rest = requests.prompt_tokens[schedule.request].astype(np.int64) - schedule.computed_before
     of_prompt = np.clip(-(-rest // schedule.tokens), 0, repeats)
-    least = np.where(schedule.tokens > 1 + drafts, repeats, of_prompt)
-    if not drafts:
-        return least, least
-    may_be = (schedule.tokens > 1) & (requests.preemptions[schedule.request] > 0)
-    return least, np.where(may_be, repeats, least)
+    is_again = schedule.tokens > 1
+    if schedule.known is not None:  # several tokens may also be drafts
+        is_again &= schedule.computed_before < schedule.known - 1
+    return np.where(is_again, repeats, of_prompt)
 
 
 def _per_step(schedule: Schedule, num_steps: int, amount: IntArray, repeats: IntArray) -> IntArray:
@@ -152,18 +142,45 @@ def _check_rows_of_requests(recording: Recording, file: Path) -> None:
     since = np.searchsorted(released, row_key[:-1] + schedule.step[rows[:-1]])
     upto = np.searchsorted(released, row_key[1:] + schedule.step[rows[1:]], side="right")
     was_preempted = goes_on & (upto > since)
-    least, before = _accepted_tokens(recording)[rows], schedule.computed_before[rows[1:]]
-    no_gap = ~goes_on | was_preempted | ((before <= after[:-1]) & (before >= least[:-1]))
+    before = schedule.computed_before[rows[1:]]
+    should = after[:-1] if schedule.known is None else _behind_drafts(recording, rows, after)
+    no_gap = ~goes_on | was_preempted | (before == should)
     require(no_gap, file, "computed_before should be what the request has computed in earlier rows", rows[1:])
 
 
-def _accepted_tokens(recording: Recording) -> npt.NDArray[np.int64]:
-    """Return the computed tokens that are left of each row of the schedule at least: all, but for drafts."""
-    schedule, requests, after = recording.schedule, recording.requests, computed_after(recording.schedule)
-    before_last = after - schedule.tokens
-    is_of_prompt = before_last < requests.prompt_tokens[schedule.request]
-    drafts = recording.meta.policy.get("num_speculative_tokens") or 0
-    return np.where(is_of_prompt | (schedule.tokens > 1 + drafts), after, before_last + 1)
+def _behind_drafts(recording: Recording, rows: IntArray, after: IntArray) -> npt.NDArray[np.int64]:
+    """Return the computed tokens with which each of `rows` should begin, but the first, if its request goes on.
+
+    A request that has computed its known tokens begins at the last known one, behind what is under way.
+    """
+    schedule, steps = recording.schedule, recording.steps
+    assert schedule.known is not None
+    known, step = schedule.known[rows].astype(np.int64), schedule.step[rows]
+    under_way = steps.output_seq[step[:-1]] > steps.schedule_seq[step[1:]]
+    behind = np.where(under_way, schedule.computed_before[rows[:-1]] + 1, after[:-1])
+    decodes = known[1:] - 1 + np.where(under_way, schedule.tokens[rows[:-1]], 0)
+    return np.where(behind < known[:-1], after[:-1], decodes)
+
+
+def _check_known(recording: Recording, known: IntArray, file: Path) -> None:
+    """Check the known tokens of each row: from the prompt on, and up to what earlier steps may have yielded."""
+    schedule, requests, steps = recording.schedule, recording.requests, recording.steps
+    rows = stable_order(schedule.request, len(requests))
+    request, tokens = schedule.request[rows], schedule.tokens[rows].astype(np.int64)
+    now = known[rows].astype(np.int64)
+    require(now >= requests.prompt_tokens[request], file, "known should be no less than the prompt", rows)
+    is_last = np.append(request[1:] != request[:-1], True)
+    ended = requests.status[request] == RequestStatus.FINISHED
+    in_all = requests.prompt_tokens[request].astype(np.int64) + requests.output_tokens[request]
+    later = np.where(is_last, in_all, np.append(now[1:], 0))
+    rule = "known should not fall, and an output comes behind the last step of a request"
+    require(later >= now + (is_last & ended), file, rule, rows)
+    seq = np.append(steps.schedule_seq[schedule.step[rows]][1:], 0)
+    under_way = np.append(False, (steps.output_seq[schedule.step[rows]] > seq)[:-1]) & (
+        np.append(-1, request[:-1]) == request
+    )
+    most = now + tokens + np.where(under_way, np.append(0, tokens[:-1]), 0)
+    require(later <= most, file, "known should be no more than the steps before verify", rows)
 
 
 def _check_requests_against_schedule(recording: Recording, ends: Ends, file: Path) -> None:
@@ -176,11 +193,8 @@ def _check_requests_against_schedule(recording: Recording, ends: Ends, file: Pat
     require((requests.status != RequestStatus.REFUSED) | ~is_scheduled, file, "a refused request was scheduled")
     enough = (requests.output_tokens == 0) | (final >= tokens_behind_outputs(recording)) | begun_before(recording)
     require(enough, file, "output_tokens should not be more than schedule.parquet has computed")
-    if recording.meta.policy.get("num_speculative_tokens"):
-        accepted = np.zeros(len(requests), np.int64)
-        np.maximum.at(accepted, schedule.request, _accepted_tokens(recording))
-        least = accepted - requests.prompt_tokens + finished
-        require(requests.output_tokens >= least, file, "output_tokens should be no less than schedule.parquet needs")
+    if schedule.known is not None:
+        _check_known(recording, schedule.known, file.with_name("schedule.parquet"))
     if not len(steps):
         return
     left = ~is_scheduled | ~(requests.finished_s < steps.start_s[last_steps(recording)])

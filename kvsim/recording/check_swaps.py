@@ -40,7 +40,7 @@ def check_swaps(recording: Recording, stays: Stays, admitted: Admissions, file: 
     came_units[admitted.computed <= admitted.hits] = 0
     came = np.bincount(admitted.step, weights=came_units, minlength=len(steps)).astype(np.int64)
     agree(steps.swapped_in_units, came, file, "swapped_in_units", "schedule.parquet")
-    if recording.meta.policy.get("num_speculative_tokens"):
+    if recording.has_drafts:
         _check_bounds(recording, steps.swapped_out_units, came, file)
     else:
         left = _swapped_out(recording, stays, admitted)

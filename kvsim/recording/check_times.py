@@ -8,7 +8,14 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from kvsim.recording.by_request import TokenSteps, answered_rows, computed_after, first_rows, last_steps
+from kvsim.recording.by_request import (
+    RowsByRequest,
+    TokenSteps,
+    answered_rows,
+    computed_after,
+    first_rows,
+    last_steps,
+)
 from kvsim.recording.check_batches import check_batches
 from kvsim.recording.model import Recording
 from kvsim.recording.rules import CLOCK_S, agree, require, require_of
@@ -68,10 +75,13 @@ class Ends(NamedTuple):
 
     @classmethod
     def of(cls, recording: Recording) -> Ends:
-        """Return the ends; a request's last step if it is in a static batch or its accepted drafts are unknown."""
+        """Return the ends: the last step of a request in a static batch, the one that frees its memory with drafts."""
         requests = recording.requests
         finished = (requests.status == RequestStatus.FINISHED) & ~begun_before(recording)
-        if recording.meta.policy_name == "static" or recording.meta.policy.get("num_speculative_tokens"):
+        if recording.has_drafts:  # a preempted request has no memory, and ends with the output that was under way
+            rows, released = np.flatnonzero(finished), _step_of_last_release(recording)
+            return cls(rows, np.where(released >= 0, released, last_steps(recording))[rows])
+        if recording.meta.policy_name == "static":
             rows = np.flatnonzero(finished)
             return cls(rows, last_steps(recording)[rows])
         behind, unsure = _tokens_behind_outputs(recording)
@@ -110,8 +120,20 @@ def check_outputs(recording: Recording, ends: Ends, file: Path) -> None:
         check_batches(recording, file)
     elif not recording.meta.begins_in_the_middle:
         rule = "prompt_tokens should be where a step of schedule.parquet ends"
-        require(first.is_end, file, rule, first.request)
+        require(first.is_end | _begins_with_drafts(recording, first), file, rule, first.request)
         _check_aborted(recording, file)
+
+
+def _begins_with_drafts(recording: Recording, first: TokenSteps) -> npt.NDArray[np.bool_]:
+    """Return whether the last token of each prompt is computed together with drafts, behind a hit of all others."""
+    if not recording.has_drafts:
+        return np.zeros(len(first.request), np.bool_)
+    rows = RowsByRequest.of(recording)
+    row = rows.newest(first.request, first.step + 1)
+    before: npt.NDArray[np.bool_] = (
+        recording.schedule.computed_before[row] + 1 == recording.requests.prompt_tokens[first.request]
+    )
+    return before
 
 
 def _last_seq(recording: Recording) -> int:
@@ -125,6 +147,8 @@ def _last_seq(recording: Recording) -> int:
 def _check_aborted(recording: Recording, file: Path) -> None:
     """Check that an aborted request did not leave with the output of its last token."""
     requests, last_step = recording.requests, last_steps(recording, never=-1)
+    if recording.has_drafts:
+        last_step = np.maximum(_step_of_last_release(recording), -1)
     aborted = np.flatnonzero((requests.status == RequestStatus.ABORTED) & (last_step >= 0))
     apart = requests.finished_s[aborted] != recording.steps.end_s[last_step[aborted]]
     require(apart, file, "an aborted request should not end with the output of its last step", aborted)

@@ -6,7 +6,8 @@ crash. The events are::
     ["meta", {...}]                                               first line: as in meta.json
     ["arrive", name, time_s, prompt, max, priority, [hashes]]     the next row of the requests
     ["seq"]                                                       the engine's state changes; what follows is part of it
-    ["tokens", time_s, [[request, before, tokens], ...]]          what the step being scheduled computes
+    ["tokens", time_s, [[request, before, tokens], ...]]          what the step being scheduled computes; with drafts,
+                                                                  a fourth number: the request's known tokens
     ["again", time_s]                                             the same sequences as in the last step, one token each
     ["step", {column: value, ...}]                                the step is scheduled
     ["output", step, time_s]                                      its output was processed
@@ -52,8 +53,8 @@ def apply(builder: RecordingBuilder, event: list[Any]) -> None:  # noqa: PLR0912
                 requests = [row[0] for row in rows]
                 for extreme in (min(requests), max(requests)) if requests else ():
                     _row(builder, extreme)
-                for request, computed_before, tokens in rows:
-                    builder.scheduled(request, computed_before, tokens, time_s)
+                for request, computed_before, tokens, *known in rows:
+                    builder.scheduled(request, computed_before, tokens, time_s, 1, *known)
             case ["step", dict(columns)]:
                 builder.check_step(columns)
                 builder.step(**columns)

@@ -163,7 +163,7 @@ class GrowingSteps(GrowingTable):
 class GrowingSchedule(GrowingTable):
     """One row per request and run of steps; the last row of a request extends until something else happens."""
 
-    __slots__ = ("_before", "_open_row", "_repeat", "_request", "_step", "_tokens")
+    __slots__ = ("_before", "_known", "_open_row", "_repeat", "_request", "_step", "_tokens")
 
     def __init__(self) -> None:
         super().__init__(Schedule)
@@ -171,12 +171,19 @@ class GrowingSchedule(GrowingTable):
         # Every step adds all its requests: a lookup of columns by name would double the time.
         self._step, self._request = self.columns["step"], self.columns["request"]
         self._before, self._tokens = self.columns["computed_before"], self.columns["tokens"]
-        self._repeat = self.columns["repeat"]
+        self._repeat, self._known = self.columns["repeat"], self.columns["known"]
 
-    def add(self, step: int, request: int, computed_before: int, tokens: int, repeat: int) -> None:
-        """Record that `request` computes `tokens` tokens in `step` and in each of the next `repeat - 1` steps."""
+    def add(
+        self, step: int, request: int, computed_before: int, tokens: int, repeat: int, known: int | None = None
+    ) -> None:
+        """Record that `request` computes `tokens` tokens in `step` and in each of the next `repeat - 1` steps.
+
+        A row that says how many tokens were `known` is not extended.
+        """
         open_row = self._open_row.get(request)
-        if open_row is not None:
+        if known is not None:
+            self._known.append(known)
+        elif open_row is not None:
             row = open_row - self.first
             times = self._repeat[row]
             if (

@@ -13,6 +13,7 @@ from kvsim.errors import RecordingError
 from kvsim.files import identity
 from kvsim.kv_groups.group import KVCacheGroup, KVCacheLayout
 from kvsim.policies import Radix
+from kvsim.policies.speculative_config import SpeculativeConfig
 from kvsim.recording.tables import Copies, IntArray, Memory, Requests, Schedule, Steps
 
 FORMAT = identity.FORMAT
@@ -130,6 +131,12 @@ class Meta:
         return int(stated or self.pool.unit_tokens)
 
     @property
+    def num_drafts(self) -> int:
+        """Tokens drafted for each request and step at most; 0 without speculative decoding."""
+        told = self.policy.get("speculative_config")
+        return SpeculativeConfig.parse(told).num_tokens if told else 0
+
+    @property
     def begins_in_the_middle(self) -> bool:
         """Whether the recorder joined a running engine, so that earlier events are only partly known."""
         return bool(self.extra.get("joined_at_step"))
@@ -165,6 +172,11 @@ class Recording:
         """Recorded seconds; everything present at the start is at least as old."""
         begin_s = float(self.steps.start_s[0]) if self.meta.begins_in_the_middle and len(self.steps) else 0.0
         return self.duration_s - begin_s
+
+    @property
+    def has_drafts(self) -> bool:
+        """Whether steps verified drafts (speculative decoding)."""
+        return self.schedule.known is not None
 
     @property
     def num_preemptions(self) -> int:

@@ -256,6 +256,8 @@ class Schedule(ColumnTable):
     computed_before: IntArray = column("int32")
     tokens: IntArray = column("int32")
     repeat: IntArray | None = optional_column("int32")
+    known: IntArray | None = optional_column("int32")
+    """Tokens of the request with known values when the step was scheduled; in runs with drafts, step by step."""
 
     @property
     def repeats(self) -> IntArray:

@@ -23,14 +23,8 @@ class Progress:
         self._repeats = schedule.repeats[order].astype(np.int64)
         request = schedule.request[order].astype(np.int64)
         self._key = request * self._num_steps + self._step
-        # Drafts that were wrong: where the next step of the same request begins before the end of the last.
-        ends = self._before + self._tokens * self._repeats
-        self._rejected = np.zeros(len(ends), np.int64)
-        if recording.meta.policy.get("num_speculative_tokens"):
-            goes_on = (request[1:] == request[:-1]) & (self._before[1:] > self._before[:-1])
-            goes_on &= self._before[:-1] >= recording.requests.prompt_tokens[request[:-1]]
-            self._rejected[:-1] = np.where(goes_on, np.maximum(ends[:-1] - self._before[1:], 0), 0)
-
+        self._known = None if schedule.known is None else schedule.known[order].astype(np.int64)
+        self._in_all = recording.requests.prompt_tokens.astype(np.int64) + recording.requests.output_tokens
         num_requests = len(recording.requests)
         self._first_row = np.searchsorted(request, np.arange(num_requests + 1))
         self.initial = np.zeros(num_requests, np.int64)
@@ -65,7 +59,8 @@ class Progress:
         self._step = np.insert(self._step, place, self.waiting[1])
         self._before = np.insert(self._before, place, self.waiting[2])
         self._tokens, self._repeats = np.insert(self._tokens, place, 0), np.insert(self._repeats, place, 0)
-        self._rejected = np.insert(self._rejected, place, 0)
+        if self._known is not None:  # what was known in the next step
+            self._known = np.insert(self._known, place, np.append(self._known, 0)[place])
         self._first_row += np.searchsorted(request, np.arange(len(self._first_row)))
 
     def computed(self, requests: IntArray, steps: IntArray | int) -> npt.NDArray[np.int64]:
@@ -94,6 +89,18 @@ class Progress:
         row, _, found = self._newest(requests, steps)
         return np.where(found, self._tokens[row], 0)
 
+    def known(self, requests: IntArray, steps: IntArray) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Return the known tokens of each of `requests` in the newest of its steps up to `steps`, and those behind it.
+
+        For runs with drafts.
+        """
+        assert self._known is not None
+        row, _, found = self._newest(requests, steps)
+        behind = np.append(self._known, 0)[row + 1]
+        is_last = row + 1 >= self._first_row[np.asarray(requests) + 1]
+        behind = np.where(is_last, self._in_all[requests], behind)
+        return np.where(found, self._known[row], 0), np.where(found, behind, 0)
+
     def reached(self, requests: IntArray, steps: IntArray) -> npt.NDArray[np.int64]:
         """Return the most tokens that each of `requests` had computed until `steps`; preemptions may discard them."""
         row, times, found = self._newest(requests, steps)
@@ -121,8 +128,11 @@ class Progress:
         rows = slice(*self._first_row[request : request + 2])
         times = np.minimum(step - self._step[rows] + 1, self._repeats[rows])
         reached = self._before[rows] + self._tokens[rows] * times
-        reached -= np.where(times == self._repeats[rows], self._rejected[rows], 0)
-        return int(reached.max(where=times > 0, initial=self.initial[request]))
+        most = int(reached.max(where=times > 0, initial=self.initial[request]))
+        if self._known is None:
+            return most
+        [behind] = self.known(np.array([request]), np.array([step]))[1]
+        return min(most, int(behind) - 1)
 
     def begins_at(self, request: int, step: int) -> int | None:
         """Return the computed tokens of `request` before `step`, or None if it is not scheduled in `step`."""

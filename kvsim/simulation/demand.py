@@ -31,8 +31,7 @@ def demand_of(
         caching = policy.cache.enable_prefix_caching or policy.cache.kv_offloading_size > 0
     keys = Ragged.empty(len(workload), np.int64)
     if (caching or recording) and knows_prefixes(workload):
-        unit = hash_tokens(workload, policy, layout)
-        keys = with_answers(workload.turns, prompt_keys(workload, unit), unit)
+        keys = _keys(workload, hash_tokens(workload, policy, layout), _tokens_ahead(policy))
     return Demand(
         prompt=prompt,
         output=np.maximum(np.minimum(workload.output_tokens, longest), 1),
@@ -41,6 +40,18 @@ def demand_of(
         arrival_s=workload.arrival_s,
         keys=keys,
     )
+
+
+def _keys(workload: Workload, unit: int, ahead: int) -> Ragged[np.int64]:
+    """Return the keys of prompts, and of answers that later turns repeat, each with `ahead` tokens behind it."""
+    return with_answers(workload.turns, prompt_keys(workload, unit, ahead), unit, ahead)
+
+
+def _tokens_ahead(policy: Policy) -> int:
+    """Return the tokens behind a block that its key covers, for drafts."""
+    if not isinstance(policy, Paged) or policy.scheduler.drafting is None:
+        return 0
+    return policy.scheduler.drafting.tokens_ahead(policy.scheduler.vllm) if policy.cache.enable_prefix_caching else 0
 
 
 def refused(
@@ -93,11 +104,14 @@ def hash_tokens(workload: Workload, policy: Policy, layout: KVCacheLayout | None
 def recorded_hashes(
     workload: Workload, policy: Policy, layout: KVCacheLayout | None, demand: Demand, rows: range
 ) -> Ragged[np.int64]:
-    """Return the prompt hashes of a recording: all keys of prompts with known contents.
+    """Return the prompt hashes of a recording: all keys of prompts with known contents, each of its block alone.
 
     `rows` are the rows of the prompts in the workload of all servers.
     """
-    return all_prompt_keys(demand.keys, workload.prompt_tokens // hash_tokens(workload, policy, layout), rows)
+    unit, keys = hash_tokens(workload, policy, layout), demand.keys
+    if _tokens_ahead(policy) and len(keys.values):
+        keys = _keys(workload, unit, 0)
+    return all_prompt_keys(keys, workload.prompt_tokens // unit, rows)
 
 
 def provenance_of_hashes(workload: Workload, policy: Policy) -> dict[str, int]:

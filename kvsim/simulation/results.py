@@ -252,7 +252,9 @@ class FinalRows:
         status, open_rows = _chosen(sequences, "status", nodes), _chosen(sequences, "open_row", nodes)
         may_go_on = open_rows[(status == RUNNING) & (open_rows >= 0)]
         num_final = int(may_go_on.min(initial=num_rows))
-        names = ("step", "request", "computed_before", "tokens", "repeat")
+        names = ["step", "request", "computed_before", "tokens", "repeat"]
+        if engine.settings.num_drafts:
+            names.append("known")
         final = {name: column(rows, name, num_final).copy() for name in names}
         self._builder.append(Schedule(**final | {"request": self._numbered(final["request"])}))
         still_open = np.maximum(open_rows - num_final, NO_ROW)

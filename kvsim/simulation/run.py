@@ -27,6 +27,7 @@ from kvsim.errors import UsageError
 from kvsim.metrics import Limits
 from kvsim.policies import AnyPolicy, Paged, Static, describe
 from kvsim.policies.custom import CustomPolicy, evicts
+from kvsim.policies.drafts import drafts_of
 from kvsim.policies.kinds import evicts_optimally
 from kvsim.policies.releases import defaults_of
 from kvsim.policies.settings import Order, PrefixEviction
@@ -195,6 +196,7 @@ class Run:
             records_memory=builder is not None,
             records_schedule=builder is not None,
             checking=options.get("check", False),
+            drafts=drafts_of(policy, size),
             rules=None if own is None else CustomRules(own, setup.num_units, eviction),
             eviction=eviction,
         )

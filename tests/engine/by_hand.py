@@ -11,6 +11,7 @@ from kvsim.engine.driver import Driver
 from kvsim.engine.initialization import EnginePlan
 from kvsim.engine.known_requests import Demand
 from kvsim.policies import Radix, limited
+from kvsim.policies.drafts import drafts_of
 from kvsim.policies.settings import EngineDefaults
 from kvsim.workload import Ragged
 
@@ -43,7 +44,8 @@ def driver_of(policy: Policy, num_units: int, *requests: tuple[int, ...], **opti
     demand = demand_of(*requests, **known)
     if not isinstance(policy, Radix):
         policy = limited(policy, 8192, EngineDefaults.LLM_LARGE)
-    plan = EnginePlan(demand, policy, num_units, no_times(), refused=refused, records_memory=True, **options)
+    options |= {"drafts": drafts_of(policy, len(requests)), "records_memory": True}
+    plan = EnginePlan(demand, policy, num_units, no_times(), refused=refused, **options)
     return Driver(plan.build(compiled=compiled), compiled=compiled)
 
 

@@ -1,21 +1,24 @@
-"""Speculative decoding, which is modelled: tokens are conserved, and the rate means what it says."""
+"""Speculative decoding: tokens are conserved, slots add up, and the acceptance means what it says."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvsim.engine import speculation
 from kvsim.engine.driver import Driver
 from kvsim.engine.state import FINISHED, PREEMPTED
-from kvsim.errors import UsageError
+from kvsim.errors import UsageError, WorkloadError
 from kvsim.metrics import waste
 from kvsim.policies import Paged
+from kvsim.policies.acceptance import shares_of
+from kvsim.policies.outcomes import Outcomes, outcomes_of
 from kvsim.policies.settings import ContinuousSettings, PagedSettings
 from kvsim.recording import RequestStatus
 from kvsim.simulation import Machine, simulate
@@ -30,16 +33,20 @@ MAX_LEN = 64
 
 
 def speculative(
-    num_tokens: int, rate: float, *, block_size: int = 4, caching: bool = True, **scheduler: object
+    num_tokens: int,
+    acceptance: float | str,
+    *,
+    block_size: int = 4,
+    caching: bool = True,
+    method: str = "eagle",
+    **scheduler: object,
 ) -> Paged:
+    config = {"method": method, "model": "a draft model", "num_speculative_tokens": num_tokens}
+    chosen = {"max_model_len": MAX_LEN, "async_scheduling": False, "acceptance": acceptance} | scheduler
+    chosen |= {"speculative_config": config} if num_tokens else {}
     return Paged(
-        scheduler=ContinuousSettings(**{"max_model_len": MAX_LEN, "async_scheduling": False} | scheduler),  # type: ignore[arg-type]
-        cache=PagedSettings(
-            block_size=block_size,
-            num_speculative_tokens=num_tokens,
-            acceptance_rate=rate,
-            enable_prefix_caching=caching,
-        ),
+        scheduler=ContinuousSettings(**chosen),  # type: ignore[arg-type]
+        cache=PagedSettings(block_size=block_size, enable_prefix_caching=caching),
     )
 
 
@@ -62,23 +69,116 @@ def step(driver: Driver) -> dict[int, int]:
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.3, 0.7, 1.0])
-def test_the_rate_is_that_of_guesses_whose_predecessors_were_right(rate: float) -> None:
-    right = speculation.right_drafts(rate, seed=1)
+def test_the_rate_is_that_of_drafts_behind_right_ones(rate: float) -> None:
+    shares = shares_of(str(rate), 4)
+    assert shares is not None
+    right = Outcomes.drawn(shares, 1, 1).values
     reached = [np.count_nonzero(right >= count) for count in range(5)]
     for before, after in pairwise(reached):
         assert after == pytest.approx(rate * before, abs=0.01 * len(right))
 
 
+def test_shares_by_position_are_those_of_all_steps() -> None:
+    right = Outcomes.drawn((0.8, 0.6, 0.1), 0, 1).values
+    assert [np.mean(right >= count) for count in (1, 2, 3, 4)] == pytest.approx([0.8, 0.6, 0.1, 0], abs=0.01)
+
+
 def test_a_seed_decides() -> None:
-    one, again, other = (speculation.right_drafts(0.5, seed) for seed in (1, 1, 2))
+    one, again, other = (Outcomes.drawn((0.5,), seed, 3).values for seed in (1, 1, 2))
     np.testing.assert_array_equal(one, again)
     assert (one != other).any()
 
 
-def test_a_step_scheduled_ahead_cannot_know(make_workload: MakeWorkload, make_machine: MakeMachine) -> None:
-    policy = speculative(2, 0.5, async_scheduling=True)
-    with pytest.raises(UsageError, match=r"synchronous scheduling only: .* \(--no-async-scheduling\)"):
-        simulate(make_workload((0.0, 4, 4)), policy, make_machine(100))
+def test_a_file_says_what_is_right_and_what_is_proposed(tmp_path: Path) -> None:
+    file = tmp_path / "accepted.txt"
+    file.write_text("# of two requests\n2 0 1\n\n1/3, 0/0\n")
+    right, proposed = outcomes_of(str(file), (), 3, 0, 3)
+    rows = [
+        [each.values[each.first[row] :][: each.lengths[row]].tolist() for row in range(3)] for each in (right, proposed)
+    ]
+    assert rows == [[[2, 0, 1], [1, 0], [2, 0, 1]], [[], [3, 0], []]]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("1 x", "line 1: accepted drafts are whole numbers"),
+        ("1/2 1", "or all are right/proposed"),
+        ("0\n3/2", "line 2: more drafts are right than are proposed"),
+        ("# nothing", "there is no line with accepted drafts"),
+    ],
+)
+def test_a_file_that_cannot_be_right_is_refused_by_its_line(tmp_path: Path, text: str, words: str) -> None:
+    file = tmp_path / "accepted.txt"
+    file.write_text(text)
+    with pytest.raises(WorkloadError, match=words):
+        outcomes_of(str(file), (), 3, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        ("{", "should be a JSON object in quotes"),
+        ("[]", "should be a JSON object, not"),
+        ({"method": "eagle", "num_speculative_tokens": 2}, "vLLM does not start method 'eagle' without"),
+        ({"method": "ngram"}, "should say num_speculative_tokens"),
+        (
+            {"method": "ngram", "num_speculative_tokens": 2, "tokens": 1},
+            "there is no key of speculative_config 'tokens'",
+        ),
+        (
+            {"method": "ngram", "num_speculative_tokens": "2"},
+            "num_speculative_tokens of speculative_config should be int",
+        ),
+        ({"method": "dspark", "num_speculative_tokens": 2}, "does not follow drafts of the method 'dspark'"),
+        ({"method": "ngram", "num_speculative_tokens": 2, "tensor_parallel_size": 1}, "draft_tensor_parallel_size"),
+        (
+            {"method": "ngram", "num_speculative_tokens": 2, "num_speculative_tokens_per_batch_size": [[2, 4, 1]]},
+            "should begin at 1",
+        ),
+        (
+            {"method": "ngram", "num_speculative_tokens": 2, "synthetic_acceptance_rates": [0.5, 0.2]},
+            "are for rejection_sample_method 'synthetic' alone",
+        ),
+        (
+            {
+                "method": "ngram",
+                "num_speculative_tokens": 2,
+                "rejection_sample_method": "synthetic",
+                "synthetic_acceptance_rates": [0.5, 0.6],
+            },
+            "should not rise",
+        ),
+    ],
+)
+def test_what_vllm_refuses_is_refused_with_its_reason(told: object, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        ContinuousSettings(speculative_config=told)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"vllm": "0.30.0"}, "knows speculative decoding of vLLM 0.25 and 0.33, not that of 0.30.0"),
+        ({"vllm": "0.25.1", "async_scheduling": True}, "does not schedule ahead with drafts of the method 'ngram'"),
+        ({"acceptance": "0.5,0.6"}, "should not rise from position to position"),
+        ({"acceptance": "0.5,0.4,0.3"}, "acceptance names 3 positions, and 2 tokens are drafted"),
+        ({"acceptance": 1.5}, "acceptance should be shares between 0 and 1"),
+    ],
+)
+def test_settings_beside_drafts_are_checked(settings: dict[str, Any], words: str) -> None:
+    drafting = {"method": "ngram", "num_speculative_tokens": 2}
+    with pytest.raises(UsageError, match=words):
+        ContinuousSettings(speculative_config=drafting, **settings)
+
+
+def test_a_release_schedules_ahead_where_it_can() -> None:
+    def is_ahead(method: str, vllm: str) -> bool:
+        told = {"method": method, "model": "x", "num_speculative_tokens": 2}
+        return ContinuousSettings(speculative_config=told, vllm=vllm).async_scheduling
+
+    assert [is_ahead(method, "0.33.0") for method in ("eagle", "ngram", "suffix")] == [True, True, False]
+    assert [is_ahead(method, "0.25.1") for method in ("eagle", "ngram", "ngram_gpu")] == [True, False, True]
 
 
 @pytest.mark.parametrize("num_tokens", [1, 2, 5])

@@ -39,6 +39,7 @@ from .changes import CHANGES, differing, figures, with_columns
 
 SHIPPED = ("vllm-h200-granite-350m-gsm8k", "hf-h200-granite-350m-batch64-static")
 SCHEDULER = ContinuousSettings(max_model_len=64, max_num_seqs=8, max_num_batched_tokens=40)
+DRAFTING = {"method": "eagle", "model": "a draft model", "num_speculative_tokens": 3}
 SGLANG = SGLangSettings(
     context_length=64, max_running_requests=8, chunked_prefill_size=24, max_prefill_tokens=48,
     schedule_conservativeness=0.05, retract_decode_steps=2,
@@ -51,9 +52,13 @@ POLICIES: dict[str, tuple[Policy, int]] = {
     ),
     "drafts": (
         Paged(
-            scheduler=replace(SCHEDULER, async_scheduling=False),
-            cache=PagedSettings(block_size=4, num_speculative_tokens=3),
+            scheduler=replace(SCHEDULER, async_scheduling=False, speculative_config=DRAFTING),
+            cache=PagedSettings(block_size=4),
         ),
+        120,
+    ),
+    "drafts ahead": (
+        Paged(scheduler=replace(SCHEDULER, speculative_config=DRAFTING), cache=PagedSettings(block_size=4)),
         120,
     ),
     "swap": (Paged(scheduler=SCHEDULER, cache=PagedSettings(block_size=4, swap_gib=1.0)), 90),
@@ -118,7 +123,6 @@ def _is_coherent(before: Recording, after: Recording) -> bool:
     for may_be, table, names in (
         (_may_arrive_then, "requests", ["arrival_s"]),
         (_may_be_as_long, "requests", ["output_tokens", "prompt_tokens", "max_tokens"]),
-        (_may_accept_so_many, "schedule", ["computed_before"]),
         (_may_take_so_long, "steps", ["start_s", "end_s"]),
     ):
         if may_be(before, after):
@@ -156,11 +160,11 @@ def _may_be_as_long(before: Recording, after: Recording) -> bool:
     in the last step of a request is told by nothing.
     """
     requests, told, schedule = after.requests, before.requests, before.schedule
-    if before.meta.policy.get("num_speculative_tokens"):
-        last = np.array([np.flatnonzero(schedule.request == row)[-1] for row in range(len(told))])
-        begin = schedule.computed_before[last] + schedule.tokens[last] * (schedule.repeats[last] - 1)
-        most = begin + schedule.tokens[last] + 1 - told.prompt_tokens
-        least = np.where(begin < told.prompt_tokens, most, begin + 2 - told.prompt_tokens)
+    if before.has_drafts:
+        assert schedule.known is not None
+        rows = [np.flatnonzero(schedule.request == row)[-2:] for row in range(len(told))]
+        least = np.array([schedule.known[last[-1]] for last in rows]) + 1 - told.prompt_tokens
+        most = least - 1 + np.array([schedule.tokens[last].sum() for last in rows])
         fits = (requests.output_tokens >= least) & (requests.output_tokens <= most)
         return bool(fits.all()) and np.array_equal(requests.prompt_tokens, told.prompt_tokens)
     if before.meta.policy_name != "static":
@@ -171,27 +175,6 @@ def _may_be_as_long(before: Recording, after: Recording) -> bool:
         for rows in first.values() if rows.any()
         for name in ("prompt_tokens", "output_tokens")
     )  # fmt: skip
-
-
-def _may_accept_so_many(before: Recording, after: Recording) -> bool:
-    """How many drafts of a step were accepted is told by where the next begins: by one token, or by all drafts more."""
-    drafts = before.meta.policy.get("num_speculative_tokens")
-    if not drafts:
-        return False
-    told, schedule = before.schedule, after.schedule
-    changed = np.flatnonzero(schedule.computed_before != told.computed_before)
-    for row in changed.tolist():
-        rows = np.flatnonzero(told.request == told.request[row])
-        place = int(np.searchsorted(rows, row))
-        ends = schedule.computed_before[rows] + schedule.tokens[rows] * schedule.repeats[rows]
-        begins = ends - schedule.tokens[rows]
-        for one, other in ((place - 1, place), (place, place + 1)):
-            if not 0 <= one < other < len(rows):
-                continue
-            accepted = schedule.computed_before[rows[other]] - begins[one]
-            if not 1 <= accepted <= schedule.tokens[rows[one]] <= drafts + 1:
-                return False
-    return True
 
 
 def _may_take_so_long(before: Recording, after: Recording) -> bool:

@@ -174,8 +174,9 @@ def _paged(draw: _Draw, longest: int) -> list[str]:
     elif kind == "swap":
         more = ["--swap-gib", str(draw.one_of(0.1, 1)), *draw.some(0.5, "--swap-gb-per-s", 1, 50)]
     elif kind == "drafts":
-        more = ["--speculative-tokens", str(draw.one_of(1, 3, 5)), *draw.some(0.5, "--acceptance-rate", 0, 0.5, 1)]
-        scheduling += [] if "--no-async-scheduling" in scheduling else ["--no-async-scheduling"]
+        method, most = draw.one_of("eagle", "eagle3", "mtp", "draft_model", "ngram_gpu", "dflash"), draw.one_of(1, 3, 5)
+        told = f'{{"method": "{method}", "model": "x", "num_speculative_tokens": {most}}}'
+        more = ["--speculative-config", told, *draw.some(0.5, "--acceptance", 0, 0.5, 1)]
     elif kind == "groups":
         model = draw.one_of(*GROUPED)
         more = draw.some(0.5, "--prefix-caching") if model in RECURRENT else []

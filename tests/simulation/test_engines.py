@@ -114,14 +114,19 @@ POLICIES = st.one_of(
     st.builds(Paged, scheduler=st.builds(ContinuousSettings, **SCHEDULERS), cache=st.builds(PagedSettings, **BLOCKS)),
     st.builds(
         Paged,
-        scheduler=st.builds(ContinuousSettings, **SCHEDULERS | {"async_scheduling": st.just(value=False)}),
-        cache=st.builds(
-            PagedSettings,
-            **BLOCKS,
-            num_speculative_tokens=st.integers(1, 5),
-            acceptance_rate=st.sampled_from([0.0, 0.5, 0.8, 1.0]),
+        scheduler=st.builds(
+            ContinuousSettings,
+            **SCHEDULERS | {"async_scheduling": st.sampled_from([None, False]), "max_num_seqs": st.just(3)},
+            vllm=st.sampled_from(["0.25.1", "0.33.0"]),
+            speculative_config=st.builds(
+                lambda method, num_tokens: {"method": method, "model": "x", "num_speculative_tokens": num_tokens},
+                st.sampled_from(["eagle", "mtp", "ngram"]),
+                st.integers(1, 5),
+            ),
+            acceptance=st.sampled_from([0.0, 0.5, 0.8, 1.0, "0.9"]),
             acceptance_seed=st.integers(0, 3),
         ),
+        cache=st.builds(PagedSettings, **{name: BLOCKS[name] for name in BLOCKS if not name.startswith("swap")}),
     ),
     st.builds(
         Contiguous,

@@ -163,7 +163,7 @@ def test_where_vllm_itself_would_end_the_recording_and_the_answer_say_so() -> No
         ),
         (Paged(cache=PagedSettings(swap_gib=1.0)), 2, LLAMA, "swapping"),
         (
-            Paged(scheduler=ContinuousSettings(async_scheduling=False), cache=PagedSettings(num_speculative_tokens=2)),
+            Paged(scheduler=ContinuousSettings(speculative_config={"method": "ngram", "num_speculative_tokens": 2})),
             2,
             LLAMA,
             "speculative",

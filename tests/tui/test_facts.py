@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kvsim.policies import Paged
-from kvsim.policies.settings import ContinuousSettings, PagedSettings
+from kvsim.policies.settings import ContinuousSettings
 from kvsim.simulation import simulate
 from kvsim.workload import Workload
 from kvsim_tui.dialogs.find_dialog import look_up
@@ -59,8 +59,12 @@ def test_the_figures_of_a_request(tiny: Recording) -> None:
 def test_drafts_that_were_wrong_are_neither_outputs_nor_computed_again(
     make_machine: Callable[[int], Machine],
 ) -> None:
-    scheduler = ContinuousSettings(max_model_len=128, async_scheduling=False)
-    policy = Paged(scheduler=scheduler, cache=PagedSettings(num_speculative_tokens=3, acceptance_rate=0.5))
+    drafting = {"method": "eagle", "model": "a draft model", "num_speculative_tokens": 3}
+    policy = Paged(
+        scheduler=ContinuousSettings(
+            max_model_len=128, async_scheduling=False, speculative_config=drafting, acceptance=0.5
+        )
+    )
     workload = Workload(arrival_s=[0.0], prompt_tokens=[20], output_tokens=[30], max_tokens=[30])
     recording = simulate(workload, policy, make_machine(400), engine="interpreted")
     session, outputs = Session(recording), []
