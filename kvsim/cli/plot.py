@@ -52,6 +52,10 @@ _KINDS = (
 @click.option("--size", metavar="WIDTHxHEIGHT", help="Size in inches, such as 3.4x2.2.  [of the purpose]")
 @click.option("--dpi", type=click.IntRange(30, 2400), help="Pixels of an inch in PNG.  [of the purpose]")
 @click.option("--title", metavar="TEXT", help="Another title than the finding.")
+@click.option(
+    "--label", "labels", metavar="TEXT", multiple=True, help="Name of a recording; once for each, in their order."
+)
+@click.option("--order", metavar="NAMES", help="Order of the recordings: their names or labels, with commas.")
 @click.option("--no-title", is_flag=True, help="Leave the finding to the caption.")
 @click.option("--no-source", is_flag=True, help="Leave out the line that says where the data is from.")
 @click.option("--transparent", is_flag=True, help="Draw no background.")
@@ -67,6 +71,8 @@ def command(
     size: str | None,
     dpi: int | None,
     title: str | None,
+    labels: tuple[str, ...],
+    order: str | None,
     no_title: bool,
     no_source: bool,
     transparent: bool,
@@ -79,7 +85,7 @@ def command(
     """
     if title is not None and no_title:
         raise UsageError("--title and --no-title each choose the title; give only one.")
-    from kvsim.plots import FIGURES, OF_A_SWEEP, Finish, check_kind, may_save, save
+    from kvsim.plots import FIGURES, OF_A_SWEEP, OF_SEVERAL, Finish, check_kind, may_save, save
 
     finish = Finish(
         title="" if no_title else None if title is None else printable(title),
@@ -91,6 +97,8 @@ def command(
     inches = None if size is None else _inches(size)
     if (dpi or 300) ** 2 * math.prod(inches or (11.0, 11.0)) > _MOST_PIXELS:
         raise UsageError("--size and --dpi together give more than 100 million pixels; lower one.")
+    if (labels or order is not None) and (everything or what[0] not in OF_SEVERAL):
+        raise UsageError(f"--label and --order name the recordings of {', '.join(OF_SEVERAL)}; leave them out here.")
     if everything:
         folder = output or Path("figures")
         recordings = _read(what)
@@ -102,8 +110,31 @@ def command(
     file = output or Path(f"{kind}.png")
     may_save(file, "plot", overwrite=overwrite)
     runs = _points(names) if kind in OF_A_SWEEP else _read(names)
-    picture = FIGURES[kind](*runs, purpose=purpose, size=inches)
+    if labels or order is not None:
+        runs, named = _arranged(runs, tuple(map(printable, labels)), order)
+        picture = OF_SEVERAL[kind](*runs, purpose=purpose, size=inches, names=named)
+    else:
+        picture = FIGURES[kind](*runs, purpose=purpose, size=inches)
     click.echo(save(picture, file, finish=finish))
+
+
+def _arranged(
+    runs: list[Recording], labels: tuple[str, ...], order: str | None
+) -> tuple[list[Recording], tuple[str, ...]]:
+    """Return the recordings and their names in the order of a figure.
+
+    Raises:
+        UsageError: there is not one label for each recording, or the order does not name each once.
+    """
+    from kvsim.plots.words import names_for
+
+    names = names_for(runs, labels, len(runs))
+    if order is None:
+        return runs, names
+    wanted = [name.strip() for name in order.split(",")]
+    if sorted(wanted) != sorted(names):
+        raise UsageError(f"--order should name each recording once ({', '.join(names)}), not {printable(order)!r}.")
+    return [runs[names.index(name)] for name in wanted], tuple(wanted)
 
 
 def _inches(size: str) -> tuple[float, float]:

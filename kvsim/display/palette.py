@@ -20,9 +20,6 @@ HUES_ON_LIGHT: Final = (
 )  # fmt: skip
 NUM_HUES: Final = len(HUES_ON_DARK)
 
-TINT_SHARE: Final = 0.62
-"""Share of the background colour in the tint of reserved slots."""
-
 
 def mixed(color: str, other: str, share: float) -> str:
     """Mix `color` with a `share` of `other`, 0 to 1."""

@@ -1,4 +1,4 @@
-"""Names of policies and slot states as shown on the screen, in tables and in figures.
+"""Names of policies; names and colours of slot states: one of each on the screen, in tables and in figures.
 
 Columns of files and fields of the library keep the names of `SlotState`.
 """
@@ -21,6 +21,41 @@ STATE_NAMES: Final[dict[SlotState, str]] = {
     SlotState.EXTERNAL: "external",
     SlotState.FREE: "free",
 }
+STATE_MEANINGS: Final[dict[SlotState, str]] = {
+    SlotState.TOKEN: "written and needed",
+    SlotState.RESERVED: "will be written",
+    SlotState.INTERNAL: "held for nothing",
+    SlotState.PADDING: "only fills the batch",
+    SlotState.EXPIRED: "left the window",
+    SlotState.CACHED: "free, keeps a prefix",
+    SlotState.EXTERNAL: "free, but in pieces",
+    SlotState.FREE: "free and usable",
+}
+"""What each name means, in at most 20 characters."""
+STATES_ON_DARK: Final[dict[SlotState, str]] = {
+    SlotState.TOKEN: "#8ad0f7",
+    SlotState.RESERVED: "#1f5fa8",
+    SlotState.INTERNAL: "#e2601a",
+    SlotState.PADDING: "#f9ec5c",
+    SlotState.EXPIRED: "#9d81d6",
+    SlotState.CACHED: "#31846a",
+    SlotState.EXTERNAL: "#d58fb8",
+    SlotState.FREE: "#3a424d",
+}
+"""Colours on a dark background: light blue, dark blue, orange, yellow, violet, green, pink and grey."""
+STATES_ON_LIGHT: Final[dict[SlotState, str]] = {
+    SlotState.TOKEN: "#72b8e4",
+    SlotState.RESERVED: "#294782",
+    SlotState.INTERNAL: "#d4531c",
+    SlotState.PADDING: "#fce34d",
+    SlotState.EXPIRED: "#37157a",
+    SlotState.CACHED: "#26734e",
+    SlotState.EXTERNAL: "#d46fad",
+    SlotState.FREE: "#c1c7cf",
+}
+"""The same eight on a light background and in print. Any two differ by 8 of 100 steps of CIE L*, and in the eyes of
+colour-blind readers by 16 or more in CIE 1976 Lab.
+"""
 
 
 def policy_name(name: str) -> str:

@@ -6,7 +6,7 @@ number of recordings, names or policies, and RecordingError for recordings witho
 """
 
 from kvsim.plots.comparisons import RunPoint, points_of_table
-from kvsim.plots.everything import FIGURES, OF_A_SWEEP, check_kind, figure_of, plans
+from kvsim.plots.everything import FIGURES, OF_A_SWEEP, OF_SEVERAL, check_kind, figure_of, plans
 from kvsim.plots.figure_files import Finish, may_save, save
 from kvsim.plots.film import film_of
 from kvsim.plots.film_page import write_page
@@ -21,6 +21,7 @@ __all__ = [
     "FIGURES",
     "FILMS",
     "OF_A_SWEEP",
+    "OF_SEVERAL",
     "Finish",
     "Picture",
     "Purpose",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvsim.errors import RecordingError, UsageError
-from kvsim.plots.memory_map import sampled_units
+from kvsim.plots.memory_map import mark_fragmentation, sampled_units
 from kvsim.plots.sampling import replay_of, waste_of
 from kvsim.plots.words import memory, names_for, number, source_line
 from kvsim.recording import RequestStatus
@@ -109,6 +109,7 @@ def _reel(recording: Recording, name: str, times_s: FloatArray, max_cells: int) 
     units = sampled_units(replay.num_units, num_cells)
     frames = np.array([replay.frame_at(time_s) for time_s in times_s.tolist()])
     states, owners = replay.states_at(frames.tolist(), units)
+    mark_fragmentation(states, slots.slots[frames])
     steps, requests = recording.steps, recording.requests
     finished_s = np.sort(requests.finished_s[requests.status == RequestStatus.FINISHED])
     return Reel(

@@ -19,7 +19,8 @@ from kvsim.files.atomic import whole_file
 from kvsim.files.marks import MARK_BYTES
 from kvsim.memory.waste import SlotState
 from kvsim.plots.memory_map import colors_of
-from kvsim.plots.style import INK, MUTED, OWNER_COLORS, OWNER_TINTS, STATE_COLORS, STATE_LABELS
+from kvsim.plots.style import INK, MUTED, OWNER_COLORS, STATE_COLORS, STATE_LABELS
+from kvsim.plots.words import spaced
 
 if TYPE_CHECKING:
     import os
@@ -32,9 +33,9 @@ if TYPE_CHECKING:
 _PANEL_PX = {1: 640, 2: 420, 3: 320}
 """Width of each pool in pixels, by the number of pools."""
 _MARGIN, _GAP = 16, 20
-_STATES, _HUES, _TINTS = (
+_STATES, _HUES = (
     np.array([channels_of(color) for color in colors], np.uint8)
-    for colors in ([STATE_COLORS[state] for state in SlotState], OWNER_COLORS, OWNER_TINTS)
+    for colors in ([STATE_COLORS[state] for state in SlotState], OWNER_COLORS)
 )
 _GREYS = np.linspace(0x1F, 0xFF, 24).round().astype(np.uint8)[:, None].repeat(3, axis=1)
 """Greys in a GIF's palette for the antialiasing of letters."""
@@ -97,7 +98,7 @@ def frame_images(film: Film) -> Iterator[Image.Image]:
     """Yield the frames of `film` as images with a palette."""
     layout = _Layout(film)
     palette = Image.new("P", (1, 1))
-    palette.putpalette(np.vstack((_STATES, _HUES, _TINTS, _GREYS)).ravel().tolist())
+    palette.putpalette(np.vstack((_STATES, _HUES, _GREYS)).ravel().tolist())
     for frame in range(len(film.times_s)):
         yield layout.draw(frame).quantize(palette=palette, dither=Image.Dither.NONE)
 
@@ -164,7 +165,7 @@ class _Layout:
         pen = ImageDraw.Draw(image)
         film = self._film
         now_s, end_s = float(film.times_s[frame]), float(film.times_s[-1])
-        pen.text((_MARGIN, 10), f"{now_s:,.2f} s" if end_s < 100 else f"{now_s:,.0f} s", INK, self._bold)
+        pen.text((_MARGIN, 10), spaced(f"{now_s:,.2f} s" if end_s < 100 else f"{now_s:,.0f} s"), INK, self._bold)
         left, right = _MARGIN + 110, self._width - _MARGIN
         pen.rectangle((left, 18, right, 20), "#d5d9dd")
         pen.rectangle((left, 16, left + (right - left) * now_s / end_s, 22), INK)
@@ -180,11 +181,10 @@ class _Layout:
 
     def _draw_legend_entry(self, pen: ImageDraw.ImageDraw, state: SlotState, x: int, y: int) -> None:
         """Draw one entry of the legend, with the colours of some requests if the reels show owners."""
-        by_owner = {SlotState.TOKEN: OWNER_COLORS, SlotState.RESERVED: OWNER_TINTS}
         label = STATE_LABELS[state]
         pen.rectangle((x, y + 2, x + 12, y + 14), STATE_COLORS[state], MUTED)
-        if state in by_owner and all(reel.by_owner for reel in self._film.reels):
-            for place, color in enumerate(by_owner[state][:4]):
+        if state is SlotState.TOKEN and all(reel.by_owner for reel in self._film.reels):
+            for place, color in enumerate(OWNER_COLORS[:4]):
                 pen.rectangle((x + 16 + 8 * place, y + 2, x + 24 + 8 * place, y + 14), color)
             x += 36
             label += ", by request"
@@ -195,7 +195,7 @@ class _Layout:
     ) -> None:
         colors = colors_of(reel.states[frame], reel.owners[frame] if reel.by_owner else None)
         pen.text((x, 38), self._cut(reel.name, self._plain), INK, self._plain)
-        pen.text((x, 60), self._cut(reel.about, self._small), MUTED, self._small)
+        pen.text((x, 60), self._cut(spaced(reel.about), self._small), MUTED, self._small)
         image.paste(Image.fromarray(grid.picture(colors)), (x, self._grid_top))
         y, edge = self._bar_top, 0.0
         for state in SlotState:
@@ -205,17 +205,14 @@ class _Layout:
                 pen.rectangle((begin, y, end - 1, y + 13), STATE_COLORS[state])
             edge += share
         over = self._film.times_s[frame] >= reel.end_s
-        done = (
-            f"finished after {reel.end_s:,.4g} s"
-            if over
-            else f"{reel.batch[frame]:,} running, {reel.waiting[frame]:,} waiting"
-        )
+        counts = f"{reel.batch[frame]:,} running, {reel.waiting[frame]:,} waiting"
+        done = spaced(f"finished after {reel.end_s:,.4g} s" if over else counts)
         pen.text(
             (x, y + 18), f"{reel.shares_percent[frame, SlotState.TOKEN]:.0f}% live tokens · {done}", INK, self._small
         )
         answered = f"{reel.finished[frame]:,} of {reel.num_requests:,} answered"
         in_all = f" · takes {reel.end_s:,.4g} s in all" if reel.end_s > self._film.times_s[-1] else ""
-        pen.text((x, y + 35), answered + in_all, MUTED, self._small)
+        pen.text((x, y + 35), spaced(answered + in_all), MUTED, self._small)
 
     def _cut(self, text: str, font: ImageFont.FreeTypeFont) -> str:
         """Shorten `text` to the width of the panel."""

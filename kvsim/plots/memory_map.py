@@ -11,7 +11,7 @@ from kvsim.display.palette import NUM_HUES, channels_of
 from kvsim.memory.waste import NUM_STATES, SlotState
 from kvsim.metrics import waste_shares
 from kvsim.plots.sampling import TimeBins, replay_of, waste_of
-from kvsim.plots.style import OWNER_COLORS, OWNER_TINTS, STATE_COLORS, Picture, Purpose, Size, style
+from kvsim.plots.style import OWNER_COLORS, STATE_COLORS, Picture, Purpose, Size, style
 from kvsim.plots.words import ByteUnit, memory, number, percentages, source_line
 from kvsim.replay.unfolding import NO_OWNER
 
@@ -28,8 +28,7 @@ MAX_COLUMNS, MAX_ROWS = 1500, 800
 def _colors() -> npt.NDArray[np.uint8]:
     table = np.empty((NUM_STATES, 1 + NUM_HUES, 3), np.uint8)
     table[:] = np.array([channels_of(STATE_COLORS[state]) for state in SlotState], np.uint8)[:, None]
-    for state, of_owners in ((SlotState.TOKEN, OWNER_COLORS), (SlotState.RESERVED, OWNER_TINTS)):
-        table[state, 1:] = [channels_of(color) for color in of_owners]
+    table[SlotState.TOKEN, 1:] = [channels_of(color) for color in OWNER_COLORS]
     return table.reshape(-1, 3)
 
 
@@ -42,11 +41,11 @@ _GOLDEN = (5**0.5 - 1) / 2
 def memory_map(recording: Recording, *, purpose: Purpose = "web", size: Size | None = None) -> Picture:
     """Draw every address of the pool over time, with the colour of the state that most slots of a unit are in.
 
-    Tokens have the hue of the request that holds the unit, as in the interface, and reserved slots a tint of it. Static
+    Tokens have the hue of the request that holds the unit, as in the interface. Static
     batches are drawn by state only, to show padding.
 
     Each row of pixels follows one unit; if the pool has more units than the picture has rows, one of each group of
-    neighbours is sampled. A column shows the frame at its beginning. The state `external` is shown as `free`."""
+    neighbours is sampled. A column shows the frame at its beginning."""
     replay = replay_of(recording)
     states, owners, bins = pixel_states(replay)
     by_owner = recording.meta.policy_name != "static"
@@ -104,7 +103,17 @@ def pixel_states(replay: Replay) -> tuple[npt.NDArray[np.uint8], IntArray, TimeB
         np.searchsorted(replay.recording.steps.start_s, bins.edges_s[:-1], side="right") - 1, return_inverse=True
     )
     states, owners = replay.states_at(frames.tolist(), units)
+    mark_fragmentation(states, waste_of(replay.recording).slots[frames])
     return states.T[:, column_of], owners.T[:, column_of], bins
+
+
+def mark_fragmentation(states: npt.NDArray[np.uint8], slots: npt.NDArray[np.int64]) -> None:
+    """Change `free` to `external` in the frames whose free slots are all too scattered for the head of the queue.
+
+    `states` has the shape (frames, units); `slots` counts the slots of the pool in each state: (frames, states).
+    """
+    fragmented = (slots[:, SlotState.FREE] == 0) & (slots[:, SlotState.EXTERNAL] > 0)
+    states[(states == SlotState.FREE) & fragmented[:, None]] = SlotState.EXTERNAL
 
 
 def sampled_units(num_units: int, num_rows: int) -> npt.NDArray[np.int64]:

@@ -1,7 +1,6 @@
 """Style of all figures: one style sheet in three sizes, and one palette for the eight states of a slot.
 
-The palette was chosen by lightness first: printed in grey, any two states differ by 8 of 100 steps of CIE L* or more,
-and with any of the three kinds of colour blindness no two colours come closer than 16 in CIE 1976 Lab.
+Colours and names of the states are those of the screen (`kvsim.metrics.names`).
 """
 
 from __future__ import annotations
@@ -19,15 +18,18 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.legend_handler import HandlerTuple
 from matplotlib.patches import Patch
-from matplotlib.ticker import LogFormatter, LogLocator, NullLocator, ScalarFormatter
+from matplotlib.text import Text
+from matplotlib.ticker import FixedFormatter, LogFormatter, LogLocator, NullLocator, ScalarFormatter, StrMethodFormatter
 from matplotlib.transforms import Bbox
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from kvsim.display.palette import HUES_ON_LIGHT, TINT_SHARE, mixed
+from kvsim.display.palette import HUES_ON_LIGHT
 from kvsim.errors import UnknownNameError, UsageError
 from kvsim.memory.waste import SlotState
+from kvsim.metrics.names import STATE_MEANINGS, STATE_NAMES, STATES_ON_LIGHT
 from kvsim.plots.axes import marked
+from kvsim.plots.words import spaced
 
 if TYPE_CHECKING:
     import os
@@ -38,22 +40,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
     from matplotlib.text import Text
-    from matplotlib.ticker import Locator
+from matplotlib.ticker import Locator
 
 Purpose: TypeAlias = Literal["paper", "slide", "web"]
 Size: TypeAlias = tuple[float, float]
 """Width and height in inches."""
 
-STATE_COLORS = {
-    SlotState.TOKEN: "#7cc0ec",
-    SlotState.RESERVED: "#1f5fa8",
-    SlotState.INTERNAL: "#c9452d",
-    SlotState.PADDING: "#f5cd55",
-    SlotState.EXPIRED: "#45189e",
-    SlotState.CACHED: "#2e9c76",
-    SlotState.EXTERNAL: "#3a1c46",
-    SlotState.FREE: "#e4e8ec",
-}
+STATE_COLORS = STATES_ON_LIGHT
 STATE_HATCHES = {
     SlotState.INTERNAL: "////",
     SlotState.PADDING: "....",
@@ -61,20 +54,13 @@ STATE_HATCHES = {
     SlotState.EXTERNAL: "xxxx",
 }
 """Hatches of wasted states, which make waste visible without colour."""
+_EXPLAINED = (SlotState.RESERVED, SlotState.EXPIRED, SlotState.CACHED, SlotState.EXTERNAL)
 STATE_LABELS = {
-    SlotState.TOKEN: "tokens",
-    SlotState.RESERVED: "reserved: will be written",
-    SlotState.INTERNAL: "never written",
-    SlotState.PADDING: "padding",
-    SlotState.EXPIRED: "expired: left the window",
-    SlotState.CACHED: "free, prefix cached",
-    SlotState.EXTERNAL: "external: rounding, unusable",
-    SlotState.FREE: "free",
+    state: f"{name}: {STATE_MEANINGS[state]}" if state in _EXPLAINED else name for state, name in STATE_NAMES.items()
 }
+"""Names of the states, with a meaning where the name alone does not tell it."""
 OWNER_COLORS = tuple(HUES_ON_LIGHT)
 """Colours that tell requests apart, by their row in the recording."""
-OWNER_TINTS = tuple(mixed(hue, "#ffffff", TINT_SHARE) for hue in HUES_ON_LIGHT)
-"""Colours of reserved slots, by the row of the request that holds them."""
 LINES: tuple[dict[str, Any], ...] = tuple(
     {"color": color, "linestyle": dashes}
     for color, dashes in (("#1d4f91", "-"), ("#c9452d", "--"), ("#2e9c76", "-."), ("#3a1c46", ":"))
@@ -90,6 +76,13 @@ _PNG_LEVEL = 3
 """Compression level of PNG files; the usual 6 takes half as long again and saves a twelfth."""
 
 INK, MUTED = "#1f2328", "#5b636d"
+
+
+class _Spaced(StrMethodFormatter):
+    """Labels of ticks with thin spaces between thousands."""
+
+    def __call__(self, x: float, pos: int | None = None) -> str:
+        return spaced(super().__call__(x, pos))
 
 
 class _Several(tuple[Patch, ...]):
@@ -234,17 +227,15 @@ class Picture(Figure):
     def add_state_legend(self, states: Iterable[SlotState], *, hatched: bool = True, by_owner: bool = False) -> None:
         """Add a legend of `states` below the title, which must be set first.
 
-        With `by_owner`, tokens have a hue for each request, and reserved slots a tint of it.
+        With `by_owner`, tokens have a hue for each request.
         """
         hatches = STATE_HATCHES if hatched else {}
         states = list(states)
         handles: list[Any] = []
-        if by_owner:
-            for state, colors in ((SlotState.TOKEN, OWNER_COLORS), (SlotState.RESERVED, OWNER_TINTS)):
-                if state in states:
-                    states.remove(state)
-                    patches = tuple(Patch(facecolor=color, linewidth=0) for color in colors[:4])
-                    handles.append(_Several.of(patches, f"{STATE_LABELS[state]}, by request"))
+        if by_owner and SlotState.TOKEN in states:
+            states.remove(SlotState.TOKEN)
+            patches = tuple(Patch(facecolor=color, linewidth=0) for color in OWNER_COLORS[:4])
+            handles.append(_Several.of(patches, f"{STATE_LABELS[SlotState.TOKEN]}, by request"))
         handles += [
             Patch(
                 facecolor=STATE_COLORS[state],
@@ -293,6 +284,7 @@ class Picture(Figure):
             large = isinstance(formatter, ScalarFormatter) and max(axis.get_view_interval()) >= 10_000
             if large or isinstance(formatter, LogFormatter):  # the latter writes formulas
                 axis.set_major_formatter("{x:,.10g}")
+        self._space_thousands()
         # Matplotlib lays out six artists for each tick, several times. Minor ticks have no labels and need no room;
         # their number depends on the final layout.
         minor = {axis: axis.get_minor_locator() for axis in axises if isinstance(axis.get_minor_locator(), LogLocator)}
@@ -325,6 +317,17 @@ class Picture(Figure):
                 f"a figure of {width_in:g} x {height_in:g} inches has no room for its panels; give a larger --size, or "
                 "leave out the title and the source."
             )
+
+    def _space_thousands(self) -> None:
+        for text in self.findobj(Text):
+            text.set_text(spaced(text.get_text()))
+        for axes in self.axes:
+            for axis in (axes.xaxis, axes.yaxis):
+                ticks = axis.get_major_formatter()
+                if isinstance(ticks, StrMethodFormatter):
+                    axis.set_major_formatter(_Spaced(ticks.fmt))
+                elif isinstance(ticks, FixedFormatter):
+                    axis.set_major_formatter(FixedFormatter([spaced(label) for label in ticks.seq]))
 
     def write(
         self,

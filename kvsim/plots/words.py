@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -131,6 +132,11 @@ def names_for(recordings: Sequence[Recording], names: Sequence[str], at_most: in
             f"give 1 to {at_most} recordings and a name for each."
         )
     return named
+
+
+def spaced(text: str) -> str:
+    """Write thousands apart with thin spaces, which are read alike in all languages, in place of commas."""
+    return re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "\N{THIN SPACE}", text)
 
 
 def seconds(value: float) -> str:

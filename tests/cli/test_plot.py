@@ -107,3 +107,30 @@ def test_what_cannot_be_drawn(kvsim: Run, folder: Path, arguments: tuple[str, ..
     done = kvsim("plot", *arguments, folder=folder)
     assert done.returncode == 2
     assert done.stderr.startswith(f"kvsim: {sentence}")
+
+
+def test_labels_and_their_order_are_a_writers(kvsim: Run, folder: Path, tmp_path: Path) -> None:
+    runs = [folder / "cmp" / policy for policy in ("paged", "static")]
+    labels = ("--label", "pages", "--label", "a rectangle")
+    for order, first in (((), "pages"), (("--order", "a rectangle, pages"), "a rectangle")):
+        done = kvsim("plot", "waste-bars", *runs, "-o", tmp_path / "bars.png", *labels, *order)
+        assert done.returncode == 0, done.stderr
+        words = (tmp_path / "bars.alt.txt").read_text()
+        assert min(("pages", "a rectangle"), key=words.index) == first
+
+
+@pytest.mark.parametrize(
+    ("kind", "flags", "complaint"),
+    [
+        ("waste-bars", ("--label", "a", "--label", "b"), "a name for each"),
+        ("waste-bars", ("--label", "a", "--order", "b"), "--order should name each recording once (a), not 'b'"),
+        ("memory-map", ("--label", "a"), "--label and --order name the recordings of waste-bars"),
+    ],
+)
+def test_labels_that_fit_nothing_are_refused(
+    kvsim: Run, folder: Path, tmp_path: Path, kind: str, flags: tuple[str, ...], complaint: str
+) -> None:
+    done = kvsim("plot", kind, folder / "b700", "-o", tmp_path / "x.png", *flags)
+    assert done.returncode != 0
+    assert complaint in " ".join(done.stderr.split())
+    assert not list(tmp_path.iterdir())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from itertools import combinations
 from typing import TYPE_CHECKING
@@ -11,22 +12,30 @@ import pytest
 from matplotlib.colors import to_rgb
 from matplotlib.container import BarContainer
 from matplotlib.patches import StepPatch
+from matplotlib.text import Text
 
 from kvsim.display.palette import channels_of
 from kvsim.errors import RecordingError, UnknownNameError, UsageError
+from kvsim.hardware import find_gpu
+from kvsim.machines import card_of, from_card
 from kvsim.memory.waste import SlotState
 from kvsim.metrics import waste, waste_shares
-from kvsim.plots import FIGURES, OF_A_SWEEP
+from kvsim.models import find_model
+from kvsim.plots import FIGURES, OF_A_SWEEP, figure_of
 from kvsim.plots.everything import OF_ONE, OF_SEVERAL
 from kvsim.plots.latency import latency
 from kvsim.plots.memory_map import MAX_COLUMNS, MAX_ROWS, memory_map, pixel_states
 from kvsim.plots.occupancy import occupancy
 from kvsim.plots.sampling import TimeBins
-from kvsim.plots.style import OWNER_COLORS, OWNER_TINTS, STATE_COLORS, STATE_LABELS, style
+from kvsim.plots.style import OWNER_COLORS, STATE_COLORS, STATE_LABELS, style
 from kvsim.plots.waste_bars import waste_bars
 from kvsim.plots.waste_over_time import waste_over_time
-from kvsim.plots.words import ByteUnit, distinct_names, each_named, memory, provenance
+from kvsim.plots.words import ByteUnit, distinct_names, each_named, memory, provenance, spaced
+from kvsim.policies import Contiguous
+from kvsim.policies.settings import ContiguousSettings, ContinuousSettings, Reserve
 from kvsim.replay import Replay
+from kvsim.simulation import Machine, simulate
+from kvsim.workload import AllAtOnce, LogNormal, generate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -184,7 +193,7 @@ def test_a_map_is_drawn_in_the_hues_of_owners_and_the_colours_of_other_states(by
     colours = {tuple(pixel) for pixel in drawn.reshape(-1, 3).tolist()}
     named = {text.get_text() for text in picture.legends[0].get_texts()}
     of_states = {channels_of(STATE_COLORS[state]) for state, label in STATE_LABELS.items() if label in named}
-    of_owners = {channels_of(colour) for colour in (*OWNER_COLORS, *OWNER_TINTS)}
+    of_owners = {channels_of(colour) for colour in OWNER_COLORS}
     assert of_states <= colours <= of_states | of_owners
     assert colours & of_owners
     assert "tokens, by request" in named
@@ -283,3 +292,47 @@ def test_provenance_names_whole_clauses_of_long_step_times(by_hand: Recording) -
     assert provenance(replace(by_hand, meta=meta)).endswith(f"step time: {clauses[0]}")
     meta = replace(by_hand.meta, engine={"name": "kvsim", "step_time": "; ".join(clauses[::2])})
     assert provenance(replace(by_hand, meta=meta)).endswith("step time: card of H200; typical error 2 %")
+
+
+def test_numbers_are_written_alike_in_all_languages() -> None:
+    assert spaced("6,400 slots, 1,234,567 tokens; A, B, 12,34") == (
+        "6\u2009400 slots, 1\u2009234\u2009567 tokens; A, B, 12,34"
+    )
+
+
+@pytest.mark.parametrize("kind", ["memory-map", "occupancy", "queue"])
+def test_no_figure_has_a_comma_between_thousands(kind: str, paged: Recording) -> None:
+    picture = figure_of(kind, [paged])
+    picture.axes[0].set_xlim(0, 20_000)
+    picture.axes[0].xaxis.set_major_formatter("{x:,.10g}")
+    picture.fix_layout()
+    picture.draw_without_rendering()
+    texts = [text.get_text() for text in picture.findobj(Text)]
+    assert "20\u2009000" in texts
+    assert not [text for text in texts if re.search(r"\d,\d{3}", text)]
+    assert kind != "memory-map" or any("\u2009" in text for text in texts)
+
+
+def test_a_map_draws_external_fragmentation_where_it_is_counted() -> None:
+    """Reservations of several lengths leave holes in which the next request does not fit."""
+    workload = generate(
+        60,
+        arrivals=AllAtOnce(),
+        prompt=LogNormal(mean_tokens=150, sigma=0.8),
+        output=LogNormal(mean_tokens=120, sigma=0.8),
+        seed=1,
+    )
+    policy = Contiguous(
+        cache=ContiguousSettings(reserve=Reserve.ORACLE), scheduler=ContinuousSettings(max_model_len=2048)
+    )
+    model = find_model("Meta-Llama-3-8B")
+    machine = Machine(
+        gpu=find_gpu("H200"), model=model, kv_bytes=4096 * model.kv_bytes_per_token,
+        step_time=from_card(card_of(find_gpu("H200")), find_gpu("H200"), model, "vllm"),
+    )  # fmt: skip
+    recording = simulate(workload, policy, machine)
+    counted = waste_shares(waste(recording)).pool_percent[SlotState.EXTERNAL]
+    assert counted > 3
+    states, _, _ = pixel_states(Replay(recording))
+    drawn = 100 * (states == SlotState.EXTERNAL).mean()
+    assert drawn == pytest.approx(counted, abs=2.5)

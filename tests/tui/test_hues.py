@@ -10,7 +10,7 @@ from kvsim.display.palette import NUM_HUES
 from kvsim.memory.waste import SlotState
 from kvsim_tui.look.states import ASCII, COLOR, DARK, GLYPHS, LIGHT, Palette, Symbols, contrast
 from kvsim_tui.look.themes import THEMES, palette_of
-from kvsim_tui.pool.paint import NUM_PAINTS, OWNER, TINT, UnitChange, hue_of, paint_colors, paint_glyphs
+from kvsim_tui.pool.paint import NUM_PAINTS, OWNER, UnitChange, hue_of, paint_glyphs
 
 # Machado, Oliveira and Fernandes (2009): how linear RGB looks to eyes without one kind of cone.
 EYES = {
@@ -53,25 +53,16 @@ def test_what_is_held_stands_out_from_the_background_of_every_theme(theme: objec
     assert min(contrast(hue, palette.void) for hue in palette.hues) > 2
 
 
-@pytest.mark.parametrize("palette", [DARK, LIGHT], ids=["dark", "light"])
-def test_what_is_not_written_is_a_dim_tint_of_its_owner(palette: Palette) -> None:
-    colors = paint_colors(palette)
-    for hue in range(NUM_HUES):
-        tint, full = colors[TINT + hue], colors[OWNER + hue]
-        assert contrast(tint, palette.void) < contrast(full, palette.void)
-    assert len(set(palette.changes)) == len(UnitChange)
-
-
 @pytest.mark.parametrize("symbols", [GLYPHS, ASCII])
 def test_without_colours_every_owner_has_a_letter(symbols: Symbols) -> None:
     glyphs = paint_glyphs(symbols)
     assert len(glyphs) == NUM_PAINTS
-    assert len(set(glyphs[OWNER : OWNER + 2 * NUM_HUES])) == 2 * NUM_HUES
-    assert glyphs[OWNER:TINT].lower() == glyphs[TINT : TINT + NUM_HUES]
+    assert len(set(glyphs[OWNER : OWNER + NUM_HUES])) == NUM_HUES
     assert glyphs[: len(SlotState)] == symbols.states
 
 
 def test_a_request_keeps_its_hue() -> None:
+    assert all(len(set(palette.changes)) == len(UnitChange) for palette in (DARK, LIGHT))
     assert hue_of(5) == hue_of(5 + NUM_HUES)
     assert len({hue_of(request) for request in range(NUM_HUES)}) == NUM_HUES
     assert COLOR.palette is DARK

@@ -21,7 +21,7 @@ from kvsim_tui.pool.canvas import Canvas
 from kvsim_tui.pool.cells import Cells
 from kvsim_tui.pool.levels import levels
 from kvsim_tui.pool.lines import Lines
-from kvsim_tui.pool.paint import EMPTY, HOLDERS, NUM_PAINTS, OWNER, SHARED, TINT, ColorBy
+from kvsim_tui.pool.paint import EMPTY, HOLDERS, NUM_PAINTS, OWNER, SHARED, ColorBy
 from kvsim_tui.pool.picture import DrawnUnits, Paints
 
 if TYPE_CHECKING:
@@ -87,13 +87,12 @@ def test_paints_kept_up_to_date_equal_paints_computed_afresh(shipped: Callable[[
             assert np.array_equal(getattr(paints, name), getattr(fresh, name)), (frame, name)
 
 
-def test_owners_have_hues_and_what_they_have_not_written_a_tint(tiny: Recording) -> None:
+def test_owners_have_hues_and_what_they_have_not_written_is_reserved(tiny: Recording) -> None:
     replay = Replay(tiny)
     paints = Paints(replay, DrawnUnits(replay), ColorBy.OWNER)
     assert paints.written[:2].tolist() == [OWNER, OWNER]
-    assert paints.rest[1] == TINT
+    assert paints.rest[1] == SlotState.RESERVED
     assert paints.whole[2] == SlotState.FREE
-    assert OWNER + NUM_HUES == TINT
 
 
 @pytest.mark.parametrize("name", ["paged", "large", "static"])
@@ -191,7 +190,7 @@ def test_a_followed_request_is_seen_in_every_cell_that_has_something_of_it(
         paints = np.stack((keys & 0xFF, keys >> 8 & 0xFF))
         coloured = (paints >= OWNER) & (paints < HOLDERS)
         hue = request % NUM_HUES
-        assert set(paints[coloured].tolist()) <= {OWNER + hue, TINT + hue}
+        assert set(paints[coloured].tolist()) <= {OWNER + hue}
         units = replay.block_table(request)[1] - replay.first_unit
         seen = (coloured | (paints == SHARED)).any(axis=0)
         assert seen.sum() == len(np.unique(tiling.cell_of(units)))

@@ -48,7 +48,7 @@ PRESSURE = (
     Question("How much do the others hold?", "", r"62 more +10,149", (SMALL,)),
     Question("What does one cell stand for?", "v", r"1 cell = 1 block"),
     Question("What does the colour mean?", "", r"colour: owner"),
-    Question("And which colour is what?", "", r"requests, in 24 hues .*reserved .*never written .*free"),
+    Question("And which colour is what?", "", r"tokens, of any request .*reserved .*never written .*free"),
     Question("How full is the pool?", "", r"in use +100\.0%"),
     Question("Where is the memory?", "", r"tokens +97\.9% written and needed"),
     Question("How many run?", "", r"running +81"),

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import colorsys
+from dataclasses import replace
 from itertools import combinations, pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from rich.color import Color
 
+from kvsim.display.palette import NUM_HUES
 from kvsim.memory.waste import SlotState
-from kvsim_tui.look.states import ASCII, COLOR, DARK, GLYPHS, LIGHT, LOOKS, STACK, Palette, Symbols, luma
-from kvsim_tui.pool.paint import CURSOR, DIM, paint_colors
+from kvsim.metrics.names import STATE_MEANINGS, STATE_NAMES, STATES_ON_DARK, STATES_ON_LIGHT
+from kvsim.plots.style import STATE_COLORS, STATE_LABELS
+from kvsim.replay import Replay
+from kvsim_tui.look.states import ASCII, COLOR, DARK, GLYPHS, LIGHT, STACK, Palette, Symbols, luma
+from kvsim_tui.pool.paint import CURSOR, DIM, OWNER, ColorBy, paint_colors
+from kvsim_tui.pool.picture import DrawnUnits, Paints
+from kvsim_tui.pool.swatches import paint_swatch, swatch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kvsim.recording import Recording
 
 # Viénot, Brettel and Mollon (1999): how linear RGB looks to eyes without one kind of cone.
 DICHROMACY = {
@@ -30,7 +45,7 @@ def _lab(linear: np.ndarray) -> np.ndarray:
 
 
 def test_every_state_has_a_look_and_a_place_in_the_stack() -> None:
-    assert set(LOOKS) == set(STACK) == set(SlotState)
+    assert set(STATE_NAMES) == set(STATE_MEANINGS) == set(STACK) == set(SlotState)
 
 
 @pytest.mark.parametrize("palette", [DARK, LIGHT], ids=["dark", "light"])
@@ -57,10 +72,71 @@ def test_plain_symbols_are_plain() -> None:
 
 
 def test_explanations_fit_the_legend() -> None:
-    assert max(len(look.meaning) for look in LOOKS.values()) <= 20
+    assert max(map(len, STATE_MEANINGS.values())) <= 20
 
 
 def test_shade_is_nearer_to_the_background() -> None:
     dark, light = paint_colors(DARK), paint_colors(LIGHT)
     assert luma(dark[DIM + CURSOR]) < luma(dark[CURSOR]) * 0.6
     assert luma(light[DIM + CURSOR]) > luma("#ffffff") / 2
+
+
+def _hue_degrees(color: str) -> float:
+    return colorsys.rgb_to_hsv(*(int(color[at : at + 2], 16) for at in (1, 3, 5)))[0] * 360
+
+
+@pytest.mark.parametrize("palette", [DARK, LIGHT], ids=["dark", "light"])
+def test_a_state_has_one_colour_in_map_bar_legend_time_line_and_print(palette: Palette) -> None:
+    symbols = replace(COLOR, palette=palette)
+    for state in SlotState:
+        color = palette.states[state]
+        assert paint_colors(palette)[state] == color
+        for sample in (swatch(state, symbols), paint_swatch(state, symbols)):
+            assert sample.style is not None
+            assert sample.style.color == Color.parse(color)
+    assert STATE_COLORS == STATES_ON_LIGHT == LIGHT.states
+    assert DARK.states == STATES_ON_DARK
+
+
+@pytest.mark.parametrize("state", [state for state in SlotState if state is not SlotState.FREE])
+def test_a_state_has_the_same_hue_on_dark_and_light_ground(state: SlotState) -> None:
+    one, other = (_hue_degrees(palette.states[state]) for palette in (DARK, LIGHT))
+    assert abs((one - other + 180) % 360 - 180) < 16
+
+
+def test_a_state_has_one_name_in_print_and_on_the_screen() -> None:
+    for state, name in STATE_NAMES.items():
+        assert STATE_LABELS[state] in (name, f"{name}: {STATE_MEANINGS[state]}")
+
+
+@pytest.mark.parametrize("by", ColorBy)
+@pytest.mark.parametrize("name", ["paged", "static", "offload"])
+def test_what_holds_no_token_has_the_colour_of_its_state_whatever_colour_means(
+    shipped: Callable[[str], Recording], name: str, by: ColorBy
+) -> None:
+    """Only what is written, and by age or number of holders what is held, is coloured by something else."""
+    replay = Replay(shipped(name))
+    replay.seek(replay.num_frames // 2)
+    states = DrawnUnits(replay)
+    paints = Paints(replay, states, by)
+    free = replay.refs == 0
+    assert np.array_equal(paints.whole[free], states.dominant[free])
+    if by not in (ColorBy.SHARING, ColorBy.AGE):
+        assert np.array_equal(paints.rest, states.rest)
+
+
+def test_more_requests_than_hues_in_scattered_memory_have_no_hues_but_the_followed_one(
+    shipped: Callable[[str], Recording],
+) -> None:
+    replay = Replay(shipped("paged"))
+    assert replay.recording.steps.running.max() > NUM_HUES
+    replay.seek(replay.num_frames // 2)
+    paints = Paints(replay, DrawnUnits(replay), ColorBy.OWNER)
+    hued = range(OWNER, OWNER + NUM_HUES)
+    assert not np.isin(paints.whole, hued).any()
+    request = int(replay.live_requests()[3])
+    paints.follow(request)
+    own = np.isin(paints.whole, hued)
+    assert own.any()
+    assert (replay.owner[own] == request).all()
+    assert not np.isin(paints.follow(None), np.flatnonzero(np.isin(paints.whole, hued))).any()

@@ -12,7 +12,7 @@ from kvsim.recording import find, read
 from kvsim_tui.app import KvsimApp
 from kvsim_tui.look.states import ASCII, COLOR, DARK, GLYPHS, LIGHT, Palette, Symbols
 from kvsim_tui.playback.session import Session
-from kvsim_tui.pool.paint import DIM, EMPTY, KIND_TINT, NUM_PAINTS, OWNER, REUSABLE, ColorBy, UnitChange, paint_colors
+from kvsim_tui.pool.paint import DIM, EMPTY, KEPT, NUM_PAINTS, OWNER, ColorBy, UnitChange, paint_colors
 from kvsim_tui.pool.swatches import paint_swatch
 from kvsim_tui.widgets.below_pool import BelowPool
 from kvsim_tui.widgets.pool_view import PoolView
@@ -31,7 +31,7 @@ def test_every_paint_has_a_sample_and_one_in_shade(symbols: Symbols) -> None:
 def test_cached_memory_is_told_from_every_owner_and_from_free_memory(palette: Palette) -> None:
     colors = paint_colors(palette)
     others = [*palette.hues, colors[SlotState.FREE]]
-    assert min(dist(channels_of(colors[REUSABLE]), channels_of(other)) for other in others) > 38
+    assert min(dist(channels_of(colors[SlotState.CACHED]), channels_of(other)) for other in others) > 38
 
 
 @pytest.mark.parametrize("palette", [DARK, LIGHT], ids=["dark", "light"])
@@ -39,11 +39,11 @@ def test_shade_is_grey_and_no_colour_of_the_legend_is(palette: Palette) -> None:
     """What other requests hold than the followed one cannot be taken for anything that a colour means."""
     colors = paint_colors(palette)
     lit, shade = colors[:DIM], colors[DIM:]
-    held_by_none = {SlotState.FREE, SlotState.CACHED, REUSABLE, EMPTY, *UnitChange}
+    held_by_none = {SlotState.FREE, SlotState.CACHED, EMPTY, *UnitChange}
     greys = [channels_of(shade[paint]) for paint in range(NUM_PAINTS) if paint not in held_by_none]
     assert max(max(grey) - min(grey) for grey in greys) <= 8
     assert all(shade[paint] == lit[paint] for paint in held_by_none)
-    meanings = [channels_of(lit[paint]) for paint in (*SlotState, *range(OWNER, KIND_TINT))]
+    meanings = [channels_of(lit[paint]) for paint in (*SlotState, *range(OWNER, KEPT))]
     free = channels_of(palette.states[SlotState.FREE])
     assert min(dist(grey, free) for grey in greys) > 20
     assert all(max(meaning) - min(meaning) > 8 for meaning in meanings if dist(meaning, free) > 20)

@@ -11,9 +11,9 @@ from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.widgets import Static
 
-from kvsim.metrics.names import STATE_NAMES
+from kvsim.metrics.names import STATE_MEANINGS, STATE_NAMES
 
-from ..look.states import LOOKS, STACK
+from ..look.states import STACK
 from ..pool.swatches import swatch
 from .modal import Modal
 
@@ -81,7 +81,7 @@ class HelpScreen(Modal[None]):
         for state in STACK:
             mark = swatch(state, self._symbols)
             states.add_row(
-                Text(mark.text * 2, mark.style or ""), Text(STATE_NAMES[state], "bold"), LOOKS[state].meaning
+                Text(mark.text * 2, mark.style or ""), Text(STATE_NAMES[state], "bold"), STATE_MEANINGS[state]
             )
         for key, meaning in KEYS:
             keys.add_row(Text(key, "bold"), meaning)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -14,15 +13,16 @@ from ..look.states import STACK
 from ..look.words import percent, plural
 from ..pool.brush import Brush
 from ..pool.canvas import Canvas
+from ..pool.colors import tells_owners
 from ..pool.host_map import map_keys
 from ..pool.layer_kinds import layer_kinds, places_of_units
 from ..pool.levels import best_level, levels
 from ..pool.lines import Lines
-from ..pool.paint import KIND_TINT, OWNER, REUSABLE, SHARED, TINT, ColorBy, hue_of, paint_glyphs
+from ..pool.paint import OWNER, SHARED, ColorBy, hue_of, paint_glyphs
 from ..pool.tiling import one_cell
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     import numpy.typing as npt
     from rich.style import Style
@@ -72,42 +72,34 @@ def _drawn(keys: npt.NDArray[np.int32], symbols: Symbols) -> list[list[tuple[str
 
 def entries(session: Session, color_by: ColorBy) -> list[tuple[list[int], str]]:
     """Return paints and words of the legend. Shares are of the rows of a training batch, or else of the pool."""
-    slots = session.breakdown
     if color_by is ColorBy.STATE:
         return _states(session, STACK)
     if color_by is ColorBy.LAYERS:
         return _layers(session)
     live = [row for row in session.replay.live_requests().tolist() if session.recording.requests.prompt_tokens[row]]
-    if len(live) <= _MOST_NAMED:
+    if not tells_owners(session.replay):
+        found = [([int(SlotState.TOKEN)], f"tokens of {len(live)} requests")]
+    elif len(live) <= _MOST_NAMED:
         found = [([OWNER + hue_of(row)], session.request_name(row)) for row in live]
     else:
         found = [([OWNER + hue_of(row) for row in live[:4]], f"{len(live)} requests")]
-    if slots[SlotState.RESERVED]:
-        found.append(([TINT, TINT + 1], STATE_NAMES[SlotState.RESERVED]))
     if (session.replay.refs > 1).any():
         found.append(([SHARED], "shared"))
-    states = [SlotState.PADDING, SlotState.INTERNAL, SlotState.EXPIRED, SlotState.CACHED, SlotState.FREE]
-    if session.rows is not None:
-        states.remove(SlotState.FREE)
-    return found + _states(session, states, {SlotState.CACHED: REUSABLE})
+    return found + _states(session, [state for state in STACK if state is not SlotState.TOKEN])
 
 
 def _layers(session: Session) -> list[tuple[list[int], str]]:
     """Return the legend by kind of layers, and the states of the other slots."""
-    slots, replay = session.breakdown, session.replay
+    replay = session.replay
     places, kinds = places_of_units(replay, np.flatnonzero(replay.refs > 0)), layer_kinds(replay)
     found = []
     for kind in kinds:
         held = int((places == kind.place).sum())
         found.append(([kind.paint], f"{kind.words}: {plural(held, session.unit_name)}"))
-    if slots[SlotState.RESERVED]:
-        found.append(([KIND_TINT + kind.place for kind in kinds], STATE_NAMES[SlotState.RESERVED]))
-    return found + _states(session, (SlotState.INTERNAL, SlotState.EXPIRED, SlotState.CACHED, SlotState.FREE))
+    return found + _states(session, [state for state in STACK if state is not SlotState.TOKEN])
 
 
-def _states(
-    session: Session, states: Iterable[SlotState], paints: Mapping[SlotState, int] = MappingProxyType({})
-) -> list[tuple[list[int], str]]:
+def _states(session: Session, states: Iterable[SlotState]) -> list[tuple[list[int], str]]:
     """Return the paint of each of `states` that has slots, and its name with its share."""
     slots, rows = session.breakdown, session.rows
     if rows is None:
@@ -115,9 +107,7 @@ def _states(
     else:
         whole, states = rows.num_rows * rows.row_tokens, [state for state in states if state is not SlotState.FREE]
     return [
-        ([paints.get(state, state)], f"{STATE_NAMES[state]} {percent(int(slots[state]), whole)}")
-        for state in states
-        if slots[state]
+        ([int(state)], f"{STATE_NAMES[state]} {percent(int(slots[state]), whole)}") for state in states if slots[state]
     ]
 
 

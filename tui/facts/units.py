@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvsim.memory.waste import SlotState
-from kvsim.metrics.names import STATE_NAMES
+from kvsim.metrics.names import STATE_MEANINGS, STATE_NAMES
 from kvsim.replay.unfolding import NO_OWNER
 
-from ..look.states import LOOKS
 from ..look.words import percent, plural, seconds
 from ..pool.layer_kinds import group_words
 
@@ -31,7 +30,7 @@ def unit_lines(session: Session, unit: int) -> list[tuple[str, str]]:
         lines = [("is", ", ".join(_counted(state, int(slots[state])) for state in SlotState if slots[state]))]
     else:
         mostly = SlotState(int(slots.argmax()))
-        lines = [("is", STATE_NAMES[mostly]), ("meaning", LOOKS[mostly].meaning)]
+        lines = [("is", STATE_NAMES[mostly]), ("meaning", STATE_MEANINGS[mostly])]
     if owner == NO_OWNER:
         return [*lines, ("held by", "no request")]
     number = int(replay.group[unit]) if len(replay.groups) > 1 else 0

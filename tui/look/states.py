@@ -1,7 +1,6 @@
-"""Names and colours of the eight states of a slot.
+"""Looks of the eight states of a slot on a terminal: palettes for both kinds of background, and glyphs.
 
-In colour by state, the hues are those of Okabe and Ito's colour-blind safe set, with luminances changed to be distinct
-in greyscale. Without colour each state has its own glyph, and without Unicode its own letter.
+Without colour each state has its own glyph, and without Unicode its own letter.
 """
 
 from __future__ import annotations
@@ -11,29 +10,19 @@ from typing import Final
 
 from kvsim.display.palette import HUES_ON_DARK, HUES_ON_LIGHT, channels_of, mixed
 from kvsim.memory.waste import SlotState
+from kvsim.metrics.names import STATES_ON_DARK, STATES_ON_LIGHT
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateLook:
-    """Text and appearance of one state."""
-
-    meaning: str
-    """Legend, in at most 20 characters."""
-    color: str
-    glyph: str
-    letter: str
-
-
-LOOKS: Final[dict[SlotState, StateLook]] = {
-    SlotState.TOKEN: StateLook(meaning="written and needed", color="#8ad0f7", glyph="█", letter="#"),
-    SlotState.RESERVED: StateLook(meaning="will be written", color="#1f5fa8", glyph="▒", letter="r"),
-    SlotState.INTERNAL: StateLook(meaning="held for nothing", color="#e2601a", glyph="×", letter="x"),
-    SlotState.PADDING: StateLook(meaning="only fills the batch", color="#f9ec5c", glyph="▓", letter="P"),
-    SlotState.EXPIRED: StateLook(meaning="left the window", color="#9d81d6", glyph="-", letter="-"),
-    SlotState.CACHED: StateLook(meaning="free, keeps a prefix", color="#17966c", glyph="○", letter="c"),
-    SlotState.EXTERNAL: StateLook(meaning="free, but in pieces", color="#d58fb8", glyph="~", letter="~"),
-    SlotState.FREE: StateLook(meaning="free and usable", color="#3a424d", glyph="·", letter="."),
+_GLYPHS: Final = {
+    SlotState.TOKEN: "█#",
+    SlotState.RESERVED: "▒r",
+    SlotState.INTERNAL: "×x",
+    SlotState.PADDING: "▓P",
+    SlotState.EXPIRED: "--",
+    SlotState.CACHED: "○c",
+    SlotState.EXTERNAL: "~~",
+    SlotState.FREE: "·.",
 }
+"""Glyph and letter of each state."""
 
 STACK: Final = (
     SlotState.TOKEN,
@@ -90,7 +79,7 @@ LEAST_CONTRAST: Final = 1.65
 """Smallest contrast between free memory and the background."""
 
 DARK: Final = Palette(
-    states={state: look.color for state, look in LOOKS.items()},
+    states=STATES_ON_DARK,
     hues=HUES_ON_DARK,
     shared="#fff6dc",
     shared_by_two="#a37a35",
@@ -102,16 +91,7 @@ DARK: Final = Palette(
     cursor="#ffffff",
 )
 LIGHT: Final = Palette(
-    states={
-        SlotState.TOKEN: "#083f75",
-        SlotState.RESERVED: "#84b4ea",
-        SlotState.INTERNAL: "#d9480f",
-        SlotState.PADDING: "#fae24c",
-        SlotState.EXPIRED: "#2a1240",
-        SlotState.CACHED: "#0b7a53",
-        SlotState.EXTERNAL: "#b970a0",
-        SlotState.FREE: "#bdc3cb",
-    },
+    states=STATES_ON_LIGHT,
     hues=HUES_ON_LIGHT,
     shared="#452b00",
     shared_by_two="#c99b4a",
@@ -122,7 +102,6 @@ LIGHT: Final = Palette(
     ink="#1c2430",
     cursor="#000000",
 )
-"""Colours with the luminance order reversed: used memory has the highest contrast."""
 
 
 def contrast(one: str, other: str) -> float:
@@ -183,7 +162,7 @@ class Symbols:
 _UP, _RIGHT = " ▁▂▃▄▅▆▇█", " ▏▎▍▌▋▊▉█"
 COLOR: Final = Symbols(
     color=True,
-    states="".join(LOOKS[state].glyph for state in SlotState),
+    states="".join(_GLYPHS[state][0] for state in SlotState),
     up=_UP,
     right=_RIGHT,
     dot="·",
@@ -198,7 +177,7 @@ COLOR: Final = Symbols(
 GLYPHS: Final = replace(COLOR, color=False, right="")
 ASCII: Final = Symbols(
     color=False,
-    states="".join(LOOKS[state].letter for state in SlotState),
+    states="".join(_GLYPHS[state][1] for state in SlotState),
     up=" .:-=+*%#",
     right="",
     dot="|",

@@ -39,8 +39,7 @@ class Canvas:
         self._half_blocks = half_blocks
         self._states = DrawnUnits(replay)
         self._paints = Paints(replay, self._states, color_by)
-        self.followed: int | None = None
-        """Request that is lit while all others are in shade; if all lines have names, its name is marked instead."""
+        self._followed: int | None = None
         self.cursor: int | None = None
         """The selected unit, from 0 in address order."""
         self.tiling = tiling
@@ -56,6 +55,16 @@ class Canvas:
         self._cells = Cells(tiling, self._paints.whole) if tiling.detail is Detail.MIX else None
 
     @property
+    def followed(self) -> int | None:
+        """Request that is lit while all others are in shade; if all lines have names, its name is marked instead."""
+        return self._followed
+
+    @followed.setter
+    def followed(self, request: int | None) -> None:
+        self._followed = request
+        self._repaint(self._paints.follow(request))
+
+    @property
     def color_by(self) -> ColorBy:
         """Meaning of colour."""
         return self._paints.by
@@ -63,6 +72,7 @@ class Canvas:
     @color_by.setter
     def color_by(self, color_by: ColorBy) -> None:
         self._paints = Paints(self._replay, self._states, color_by)
+        self._paints.follow(self._followed)
         self.tiling = self._tiling
 
     @property

@@ -12,8 +12,9 @@ from kvsim.memory.waste import SlotState
 from kvsim.metrics.names import STATE_NAMES
 
 from ..look.words import plural, seconds
-from ..pool.paint import AGE, AGES, DIM, HOLDERS, KIND_TINT, OWNER, REUSABLE, SHARED, TINT, ColorBy, hue_of
+from ..pool.paint import AGE, AGES, DIM, HOLDERS, OWNER, SHARED, ColorBy, hue_of
 from ..pool.swatches import paint_swatch
+from .colors import tells_owners
 from .layer_kinds import layer_kinds
 
 if TYPE_CHECKING:
@@ -72,23 +73,22 @@ def legend(by: ColorBy, sessions: Sequence[Session], lit: str | None = None) -> 
     """Return the meaning of the paints of the pools: samples, and a few words for each."""
     # Paints that one pool can show are explained for all.
     session = max(sessions, key=lambda one: (len(one.replay.groups), one.recording.meta.prefix_caching))
-    free, cached = [_state(SlotState.FREE)], (int(SlotState.CACHED),)
-    caches, reserved = session.recording.meta.prefix_caching, STATE_NAMES[SlotState.RESERVED]
+    caches = session.recording.meta.prefix_caching
+    kept = [_state(SlotState.CACHED)] if caches else []
+    reserved, free = _state(SlotState.RESERVED), _state(SlotState.FREE)
     whose: list[tuple[tuple[int, ...], str]]
     match by:
         case ColorBy.OWNER:
-            hues = tuple(range(OWNER, OWNER + 4))
-            if lit is None:
-                few = len(session.recording.requests) <= NUM_HUES
-                whose = [
-                    (hues, "one request each" if few else f"requests, in {NUM_HUES} hues"),
-                    ((TINT, TINT + 1), reserved),
-                ]
+            hued = all(tells_owners(one.replay) for one in sessions)
+            hues = tuple(range(OWNER, OWNER + 4)) if hued else (int(SlotState.TOKEN),)
+            if lit is not None:
+                whose = _lit_alone(lit, hues[:3], OWNER + hue_of(session.recording.row_of(lit)))
+            elif hued:
+                whose = [(hues, "one request each" if len(session.recording.requests) <= NUM_HUES else "requests")]
             else:
-                hue = hue_of(session.recording.row_of(lit))
-                whose = [*_lit_alone(lit, hues[:3], OWNER + hue), ((TINT + hue,), reserved)]
-            sharing_too = [((SHARED,), f"shared {factor(session)}".strip()), ((REUSABLE,), "cached")] if caches else []
-            return [*whose, *_waste(sessions), *sharing_too, *free]
+                whose = [(hues, "tokens, of any request")]
+            sharing_too = [((SHARED,), f"shared {factor(session)}".strip()), *kept] if caches else []
+            return [*whose, reserved, *_waste(sessions), *sharing_too, free]
         case ColorBy.STATE:
             others = "" if lit is None else f"; {lit} alone is lit, all others are grey"
             return [((), f"colours as in the bar below{others}")]
@@ -97,8 +97,7 @@ def legend(by: ColorBy, sessions: Sequence[Session], lit: str | None = None) -> 
             whose = [((kind.paint,), kind.words) for kind in kinds]
             if lit is not None:
                 whose = [*_lit_alone(lit, tuple(kind.paint for kind in kinds)), *whose]
-            tints = tuple(KIND_TINT + kind.place for kind in kinds)
-            return [*whose, *_waste(sessions), (tints, reserved), *([(cached, "cached")] if caches else []), *free]
+            return [*whose, reserved, *_waste(sessions), *kept, free]
         case ColorBy.SHARING:
             degrees = (HOLDERS, HOLDERS + 1, HOLDERS + 3, HOLDERS + 5)
             whose = [] if lit is None else _lit_alone(lit, degrees[:3])
@@ -107,8 +106,8 @@ def legend(by: ColorBy, sessions: Sequence[Session], lit: str | None = None) -> 
                 ((), sharing(session) or "no block is shared"),
                 (degrees[:1], "one holder"),
                 (degrees[1:], "2, 8, more holders"),
-                (cached, "cached"),
-                *free,
+                _state(SlotState.CACHED),
+                free,
             ]
         case ColorBy.AGE:
             oldest_s = session.recording.recorded_s / 4
@@ -118,7 +117,7 @@ def legend(by: ColorBy, sessions: Sequence[Session], lit: str | None = None) -> 
                 ((AGE + AGES - 1,), "just taken"),
                 (ages, ""),
                 ((AGE,), f"held for {seconds(oldest_s / 2, oldest_s / 100)} and more"),
-                *free,
+                free,
             ]
 
 

@@ -8,7 +8,7 @@ from enum import Enum, IntEnum
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
-from kvsim.display.palette import NUM_HUES, TINT_SHARE, mixed
+from kvsim.display.palette import NUM_HUES, mixed
 from kvsim.memory.waste import NUM_STATES, SlotState
 
 from ..look.states import luma
@@ -43,10 +43,8 @@ SHARED: Final = 10
 """Held by several requests at once."""
 OWNER: Final = 16
 """First paint of written slots, by the hue of the owner."""
-TINT: Final = OWNER + NUM_HUES
-"""First paint of reserved slots, by the hue of the owner."""
 AGES: Final = 8
-AGE: Final = TINT + NUM_HUES
+AGE: Final = OWNER + NUM_HUES
 """The first paint of ages, from old to new."""
 HOLDERS: Final = AGE + AGES
 """The first paint of numbers of holders."""
@@ -56,26 +54,20 @@ KIND: Final = HOLDERS + len(HOLDER_STEPS) + 1
 """First paint of slots written by a kind of layers: full attention, two windows, two states, all others."""
 _KIND_HUES: Final = (2, 0, 7, 3, 5, 10)
 """Hues of the kinds of layers, none near the colour of expired slots."""
-KIND_TINT: Final = KIND + len(_KIND_HUES)
-"""First paint of the reserved slots of a kind of layers."""
 DIM: Final = 128
 """Offset from a paint to its grey, for cells of requests other than the followed one."""
-REUSABLE: Final = KIND_TINT + len(_KIND_HUES)
-"""Paint of a cached unit if colour means the owner: muted, because the green of caches is near some hues."""
-_MUTED: Final = 0.6
-"""Share of free memory's colour in that of a cached unit among owners."""
-KEPT: Final = REUSABLE + 1
+KEPT: Final = KIND + len(_KIND_HUES)
 """First paint of stored copies in host memory: darker hues of their requests."""
 _KEPT_SHARE: Final = 0.45
 """Share of the background in a stored copy, so that copies in transfer are conspicuous."""
 NUM_PAINTS: Final = KEPT + NUM_HUES
 assert NUM_PAINTS <= DIM
 
-_HELD_BY_NONE: Final = frozenset((SlotState.FREE, SlotState.CACHED, REUSABLE, EMPTY, *UnitChange))
+_HELD_BY_NONE: Final = frozenset((SlotState.FREE, SlotState.CACHED, EMPTY, *UnitChange))
 """Paints without a grey: units without a holder, and recent changes."""
 _UNWRITTEN: Final = frozenset(
     (SlotState.RESERVED, SlotState.INTERNAL, SlotState.PADDING, SlotState.EXPIRED, SlotState.EXTERNAL)
-).union(range(TINT, TINT + NUM_HUES), range(KIND_TINT, KIND_TINT + len(_KIND_HUES)))
+)
 """Paints without live tokens: the darkest grey in shade."""
 _DARKEST_SHADE: Final = 0.27
 _SHADES: Final = 0.29
@@ -88,7 +80,7 @@ _IMPORTANT: Final = (SlotState.INTERNAL, SlotState.PADDING, SHARED, *UnitChange)
 def importance() -> list[int]:
     """Return the weight of a unit of each paint beside the most frequent paint of its cell."""
     weights = [4] * NUM_PAINTS
-    for paint in (SlotState.TOKEN, *range(OWNER, TINT), *range(KIND, KIND_TINT)):
+    for paint in (SlotState.TOKEN, *range(OWNER, AGE), *range(KIND, KEPT)):
         weights[paint] = 16  # written slots weigh more than reserved ones
     for paint in _IMPORTANT:
         weights[paint] = 1 << 20
@@ -132,8 +124,6 @@ def _colors(
     colors[CURSOR], colors[SHARED] = cursor, shared
     colors[UnitChange.TAKEN : UnitChange.TAKEN + len(UnitChange)] = changes
     colors[OWNER : OWNER + NUM_HUES] = hues
-    colors[TINT : TINT + NUM_HUES] = [mixed(hue, void, TINT_SHARE) for hue in hues]
-    colors[REUSABLE] = mixed(states[SlotState.CACHED], states[SlotState.FREE], _MUTED)
     bright, steps = states[SlotState.TOKEN], len(HOLDER_STEPS)
     colors[AGE : AGE + AGES] = [mixed(aged, bright, level / (AGES - 1)) for level in range(AGES)]
     colors[HOLDERS] = mixed(bright, void, 0.6)
@@ -141,7 +131,7 @@ def _colors(
         mixed(shared_by_two, shared, (level - 1) / (steps - 1)) for level in range(1, steps + 1)
     ]
     for number, hue in enumerate(_KIND_HUES):
-        colors[KIND + number], colors[KIND_TINT + number] = hues[hue], mixed(hues[hue], void, TINT_SHARE)
+        colors[KIND + number] = hues[hue]
     colors[KEPT : KEPT + NUM_HUES] = [mixed(hue, void, _KEPT_SHARE) for hue in hues]
     return (*colors, *(_shade(paint, color, void) for paint, color in enumerate(colors)))
 
@@ -159,14 +149,13 @@ def paint_glyphs(symbols: Symbols) -> str:
     """Return a character for every paint, for terminals without colours."""
     glyphs = [" "] * NUM_PAINTS
     glyphs[: len(SlotState)] = symbols.states
-    glyphs[CURSOR], glyphs[SHARED], glyphs[REUSABLE] = "_", "&", symbols.states[SlotState.CACHED]
+    glyphs[CURSOR], glyphs[SHARED] = "_", "&"
     for change, glyph in zip(UnitChange, "+-=!", strict=True):
         glyphs[change] = glyph
     letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"[:NUM_HUES]
     glyphs[OWNER : OWNER + NUM_HUES] = letters
-    glyphs[TINT : TINT + NUM_HUES] = letters.lower()
     glyphs[AGE : AGE + AGES] = "12345678"
     glyphs[HOLDERS : HOLDERS + len(HOLDER_STEPS) + 1] = "12489+"
-    glyphs[KIND : KIND_TINT + len(_KIND_HUES)] = "FWVSTXfwvstx"
+    glyphs[KIND:KEPT] = "FWVSTX"
     glyphs[KEPT : KEPT + NUM_HUES] = letters
     return "".join(glyphs)

@@ -14,8 +14,9 @@ from kvsim.memory.waste import SlotState
 from kvsim.replay.unfolding import NO_OWNER
 
 from ..look.stack import EIGHTHS
+from .colors import tells_owners
 from .layer_kinds import places_of_units
-from .paint import AGE, AGES, DIM, EMPTY, HOLDER_STEPS, HOLDERS, KIND, KIND_TINT, OWNER, REUSABLE, SHARED, TINT, ColorBy
+from .paint import AGE, AGES, DIM, EMPTY, HOLDER_STEPS, HOLDERS, KIND, OWNER, SHARED, ColorBy
 
 if TYPE_CHECKING:
     from kvsim.replay.replay import Replay
@@ -90,6 +91,8 @@ class Paints:
         self.written = np.full(replay.num_units, SlotState.FREE, np.uint8)
         self.rest = self.written.copy()
         self.whole = self.written.copy()
+        self._is_neutral = by is ColorBy.OWNER and not tells_owners(replay)
+        self._followed = NO_OWNER
         self._lit = np.zeros(replay.num_units, np.uint8)
         self._lit_units = np.empty(0, np.int64)
         self.update(replay.occupied())
@@ -101,6 +104,14 @@ class Paints:
         if len(units):
             self._paint(units)
         return units
+
+    def follow(self, request: int | None) -> IndexArray:
+        """Give `request` its hue where no other request has one; return the units that may look different now."""
+        followed = NO_OWNER if request is None else request
+        if not self._is_neutral or followed == self._followed:
+            return np.empty(0, np.int64)
+        self._followed = followed
+        return self.update(self._replay.occupied())
 
     def light_up(self, lights: Lights) -> IndexArray:
         """Paint `lights` and no older ones; return the units that may look different now."""
@@ -124,14 +135,13 @@ class Paints:
             case ColorBy.STATE:
                 pass
             case ColorBy.OWNER:
-                hue = (owner % NUM_HUES).astype(np.uint8)
-                written = np.where(written == SlotState.PADDING, SlotState.PADDING, OWNER + hue)
+                hued = OWNER + (owner % NUM_HUES).astype(np.uint8)
+                if self._is_neutral:
+                    hued = np.where(owner == self._followed, hued, np.uint8(SlotState.TOKEN))
+                written = np.where(written == SlotState.PADDING, SlotState.PADDING, hued)
                 written[refs > 1] = SHARED
-                rest = np.where(rest == SlotState.RESERVED, TINT + hue, rest)
             case ColorBy.LAYERS:
-                place = places_of_units(replay, units)
-                written = KIND + place
-                rest = np.where(rest == SlotState.RESERVED, KIND_TINT + place, rest)
+                written = KIND + places_of_units(replay, units)
             case ColorBy.SHARING:
                 written = (HOLDERS + np.searchsorted(HOLDER_STEPS, refs, side="left")).astype(np.uint8)
                 rest = np.where(held, HOLDERS, rest)
@@ -150,8 +160,6 @@ class Paints:
             (self.rest, rest),
             (self.whole, whole),
         ):
-            if self.by is ColorBy.OWNER:
-                values = np.where(values == SlotState.CACHED, REUSABLE, values)  # noqa: PLW2901
             paints[units] = np.where(lit > 0, lit, values)
 
     def _ages(self, units: IndexArray) -> PaintArray:
@@ -186,7 +194,7 @@ def with_one_owner_lit(
     first: PaintArray, second: PaintArray, eighths: PaintArray, lit: MaskArray, request: int
 ) -> tuple[PaintArray, PaintArray, PaintArray]:
     """Return the two paints of mixed cells, and the eighths of the first, with all requests but `request` in shade."""
-    mine = (OWNER + request % NUM_HUES, TINT + request % NUM_HUES, SHARED)
+    mine = (OWNER + request % NUM_HUES, SlotState.RESERVED, SHARED)
     is_mine = [np.isin(paints, mine) & lit for paints in (first, second)]
     unseen = lit & ~is_mine[0] & ~is_mine[1]
     first = dimmed(first, is_mine[0])

@@ -6,12 +6,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvsim.display.palette import NUM_HUES
 from kvsim.memory.waste import NUM_STATES, SlotState
 from kvsim.replay.unfolding import NO_OWNER
 
-from .layer_kinds import places_of_units
-from .paint import KIND_TINT, OWNER, REUSABLE, SHARED, TINT, ColorBy
+from .paint import ColorBy
 from .picture import dimmed
 
 if TYPE_CHECKING:
@@ -55,11 +53,4 @@ def _paints_of_states(replay: Replay, units: IndexArray, written: PaintArray, co
     if color_by is ColorBy.STATE:
         return paints
     paints[held, SlotState.TOKEN] = written[held]
-    if color_by is ColorBy.OWNER:
-        hue = (owner % NUM_HUES).astype(np.uint8)
-        paints[held, SlotState.TOKEN] = np.where(replay.refs[units] > 1, SHARED, OWNER + hue)[held]
-        paints[held, SlotState.RESERVED] = (TINT + hue)[held]
-        paints[:, SlotState.CACHED] = REUSABLE
-    elif color_by is ColorBy.LAYERS:
-        paints[held, SlotState.RESERVED] = (KIND_TINT + places_of_units(replay, units))[held]
     return paints

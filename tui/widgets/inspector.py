@@ -13,7 +13,7 @@ from ..facts.requests import request_facts, request_lines
 from ..facts.tree import tree_lines
 from ..facts.units import unit_heading, unit_lines, unit_story
 from ..look.words import plural
-from ..pool.paint import OWNER, hue_of
+from ..pool.colors import paint_of
 from .panel import Panel
 from .waste_bar import state_bar
 
@@ -63,7 +63,7 @@ class Inspector(Panel):
             return [*lines, Strip([self.text("enter or / follows a request", "weak")])]
         facts = request_facts(session, session.followed)
         heading = self.text(f"request {session.request_name(session.followed)} ", "strong")
-        lines.append(Strip([heading, self.sample(OWNER + hue_of(session.followed))]))
+        lines.append(Strip([heading, self.sample(paint_of(session, session.followed))]))
         lines += self.labelled(request_lines(session, session.followed, facts))
         if facts.holds:
             bar = state_bar(np.array(facts.slots), self.size.width, self.symbols, named=False)
@@ -73,5 +73,5 @@ class Inspector(Panel):
     def _unit_heading(self, unit: int) -> Strip:
         """Return the name of a unit, and the colour of its owner, which the cursor hides."""
         owner = int(self.session.replay.owner[unit])
-        sample = [] if owner == NO_OWNER else [self.sample(OWNER + hue_of(owner))]
+        sample = [] if owner == NO_OWNER else [self.sample(paint_of(self.session, owner))]
         return Strip([self.text(f"{unit_heading(self.session, unit)} ", "strong"), *sample])

@@ -8,9 +8,9 @@ from rich.segment import Segment
 from textual.strip import Strip
 from textual.widget import Widget
 
-from kvsim.metrics.names import STATE_NAMES
+from kvsim.metrics.names import STATE_MEANINGS, STATE_NAMES
 
-from ..look.states import LOOKS, STACK
+from ..look.states import STACK
 from ..pool.legend import legend_entries
 from ..pool.paint import ColorBy
 from ..pool.swatches import swatch
@@ -59,4 +59,4 @@ class Legend(Widget):
         return Strip(segments).adjust_cell_length(width, style)
 
     def _entry(self, state: SlotState, *, meaning: bool) -> str:
-        return f" {STATE_NAMES[state]}: {LOOKS[state].meaning}" if meaning else f" {STATE_NAMES[state]}"
+        return f" {STATE_NAMES[state]}: {STATE_MEANINGS[state]}" if meaning else f" {STATE_NAMES[state]}"

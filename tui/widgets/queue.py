@@ -14,7 +14,7 @@ from kvsim.recording.tables import RequestStatus
 
 from ..facts.wait_reasons import units_needed, wait_reason
 from ..look.words import ending, plural
-from ..pool.paint import OWNER, hue_of
+from ..pool.colors import paint_of
 from .panel import Panel
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ class Queue(Panel, can_focus=True, inherit_bindings=False):
         kind = "cursor" if request == self._cursor else "strong" if mark == ">" else "text"
         return [
             self.text(mark, kind),
-            self.sample(OWNER + hue_of(request)),
+            self.sample(paint_of(self.session, request)),
             self.text(f" {name}".ljust(width - 2), kind),
         ]
 

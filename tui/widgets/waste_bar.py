@@ -11,11 +11,11 @@ from textual.content import Content
 from textual.strip import Strip
 from textual.widget import Widget
 
-from kvsim.metrics.names import STATE_NAMES
+from kvsim.metrics.names import STATE_MEANINGS, STATE_NAMES
 
 from ..facts.headlines import selection
 from ..look.stack import stacked
-from ..look.states import LOOKS, STACK, ink_on
+from ..look.states import STACK, ink_on
 from ..look.words import percent, shortened
 from ..pool.swatches import stack_cells, swatch
 
@@ -106,7 +106,7 @@ class WasteBar(Widget):
         """Return the least widths of `number` columns; the last one has no gap behind it."""
         widths = []
         for column in range(number):
-            longest = max((len(LOOKS[state].meaning) for state in self._listed[column::number]), default=0)
+            longest = max((len(STATE_MEANINGS[state]) for state in self._listed[column::number]), default=0)
             widths.append(_FIGURES_WIDTH + self._name_width(column, number) + longest * meanings + _GAP)
         return [*widths[:-1], widths[-1] - _GAP]
 
@@ -114,13 +114,13 @@ class WasteBar(Widget):
         return max((len(STATE_NAMES[state]) for state in self._listed[column::number]), default=0)
 
     def _entry(self, state: SlotState, width: int, name_width: int, *, meaning: bool) -> list[Segment]:
-        session, look = self._session, LOOKS[state]
+        session = self._session
         base = self.get_component_rich_style("waste--text")
         share = percent(int(session.breakdown[state]), session.capacity)
         text = f" {STATE_NAMES[state]:<{name_width}} {share:>6} "
         segments = [swatch(state, self._symbols), Segment(text, base + Style(bold=bool(session.breakdown[state])))]
         if meaning:
-            segments.append(Segment(look.meaning, self.get_component_rich_style("waste--meaning")))
+            segments.append(Segment(STATE_MEANINGS[state], self.get_component_rich_style("waste--meaning")))
         return list(Strip(segments).adjust_cell_length(width, base))
 
 
