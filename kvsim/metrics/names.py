@@ -31,7 +31,7 @@ STATE_MEANINGS: Final[dict[SlotState, str]] = {
     SlotState.EXTERNAL: "free, but in pieces",
     SlotState.FREE: "free and usable",
 }
-"""What each name means, in at most 20 characters."""
+"""Meaning of each name, in at most 20 characters."""
 STATES_ON_DARK: Final[dict[SlotState, str]] = {
     SlotState.TOKEN: "#8ad0f7",
     SlotState.RESERVED: "#1f5fa8",
