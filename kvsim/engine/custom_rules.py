@@ -18,7 +18,7 @@ from kvsim.engine.optimal_eviction import OptimalEviction
 from kvsim.engine.records import Sequence
 from kvsim.engine.state import PREEMPTED, WAITING, Engine
 from kvsim.errors import KvsimError, PolicyError
-from kvsim.policies.custom import Allocator, CustomPolicy, ServedRequest, evicts, ranks_blocks
+from kvsim.policies.custom import Allocator, CustomPolicy, ServedRequest, check_names, evicts, overrides, ranks_blocks
 
 QUEUED = (WAITING, PREEMPTED)
 """States of a request that is in the queue."""
@@ -110,6 +110,8 @@ class CustomRules:
         self.policy = policy
         make = policy.allocator
         self.allocator: Allocator | None = None if make is None else make(num_units, policy.unit_tokens)
+        if self.allocator is not None:
+            check_names(type(self.allocator), Allocator)
         self.tables: dict[int, list[int]] = {}
         """The units of each request that has a table, by the number of its record; with a custom allocator only."""
         self.is_taken = bytearray(num_units)
@@ -179,10 +181,15 @@ class CustomRules:
         """Return the index, among the running requests, of the one to preempt for `needs`."""
         if self._alone is not None:
             raise _NoRoomError
+        if not overrides(self.policy, "victim"):
+            return scheduler.VLLM.choose_victim(engine, needs)
         return self._place(self.policy.victim(self, self.served(engine, needs)), "victim")
 
     def choose_next(self, engine: Engine) -> Sequence:
-        """Return the request that is admitted next."""
+        """Return the request that is admitted next. Those that were passed over are looked at again first."""
+        is_own = self._next is not None or overrides(self.policy, "admit")
+        if engine.state.num_looked_at < engine.state.num_skipped or not is_own:
+            return waiting_queue.next_in_pass(engine)
         chosen = self.policy.admit(self) if self._next is None else next(self._next, None)
         if chosen is None:
             self._has_declined = True

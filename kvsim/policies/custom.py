@@ -289,9 +289,14 @@ def policy_from_file(text: str) -> CustomPolicy:
     raise UsageError(f"{path} has {names}; give one policy as {path}:CLASS.")
 
 
+def overrides(policy: CustomPolicy, hook: str) -> bool:
+    """Tell whether `policy` has a hook of its own."""
+    return getattr(type(policy), hook) is not getattr(CustomPolicy, hook)
+
+
 def evicts(policy: CustomPolicy) -> bool:
     """Tell whether `policy` has a rule of eviction."""
-    return type(policy).evict is not CustomPolicy.evict or ranks_blocks(policy)
+    return overrides(policy, "evict") or ranks_blocks(policy)
 
 
 def ranks_blocks(policy: CustomPolicy) -> bool:
@@ -300,8 +305,8 @@ def ranks_blocks(policy: CustomPolicy) -> bool:
     Raises:
         UsageError: it has another rule as well.
     """
-    ranks = type(policy).eviction_rank is not CustomPolicy.eviction_rank
-    if ranks and type(policy).evict is not CustomPolicy.evict:
+    ranks = overrides(policy, "eviction_rank")
+    if ranks and overrides(policy, "evict"):
         raise UsageError(f"the policy {policy.name!r} has both evict and eviction_rank; keep one of the two.")
     return ranks
 
@@ -312,13 +317,21 @@ def check_hooks(policy: CustomPolicy) -> None:
     Raises:
         UsageError: there is such a method; the sentence names the hook.
     """
-    for given, protocol in ((type(policy), CustomPolicy), (policy.allocator, Allocator)):
-        _check_names(given, protocol)
+    check_names(type(policy), CustomPolicy)
+    if isinstance(policy.allocator, type):
+        check_names(policy.allocator, Allocator)
 
 
-def _check_names(given: Any, protocol: Any) -> None:
+def check_names(kind: type, protocol: Any) -> None:
+    """Refuse a class that has, or inherits, a method whose name is almost one of `protocol`.
+
+    Raises:
+        UsageError: there is such a method; the sentence names what it should be called.
+    """
     hooks = [name for name in dir(protocol) if not name.startswith("_")]
-    for name, value in vars(given).items() if isinstance(given, type) else ():
+    given = {name: value for each in reversed(kind.__mro__) if each is not object for name, value in vars(each).items()}
+    for name, value in given.items():
         near = [] if name.startswith("_") or name in hooks else get_close_matches(name, hooks, n=1, cutoff=0.8)
-        if near and near[0] not in vars(given) and (callable(value) or near[0] in ("name", "scheduler", "cache")):
-            raise UsageError(f"{given.__name__}.{name} is never called; {protocol.__name__} has {near[0]}.")
+        is_given = near and given.get(near[0], vars(protocol).get(near[0])) is not vars(protocol).get(near[0])
+        if near and not is_given and (callable(value) or near[0] in ("name", "scheduler", "cache")):
+            raise UsageError(f"{kind.__name__}.{name} is never called; {protocol.__name__} has {near[0]}.")

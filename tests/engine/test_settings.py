@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from kvsim.engine.custom_rules import CustomRules
 from kvsim.errors import UsageError
 from kvsim.hardware import find_gpu
 from kvsim.policies import POLICY_NAMES, Allocator, Contiguous, CustomPolicy, Paged, Policy, Static, describe, limited
@@ -139,3 +140,13 @@ def test_a_misspelt_hook_is_refused_with_the_right_name() -> None:
         check_hooks(Mine())
     with pytest.raises(UsageError, match=r"Units\.alocate is never called; Allocator has allocate\."):
         check_hooks(Own())
+
+    class Later(Mine):
+        """The misspelt hook is inherited."""
+
+    with pytest.raises(UsageError, match=r"Later\.admitt is never called; CustomPolicy has admit\."):
+        check_hooks(Later())
+    made = Own()
+    made.allocator = lambda num_units, unit_tokens: Units()  # type: ignore[assignment,abstract]  # noqa: ARG005
+    with pytest.raises(UsageError, match=r"Units\.alocate is never called; Allocator has allocate\."):
+        CustomRules(made, 10)
