@@ -13,6 +13,7 @@ from kvsim.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from kvsim.live.kv_event_feed import KvEventFeed
     from kvsim.live.metrics_feed import MetricsFeed
     from kvsim.recording import Recording
 
@@ -89,8 +90,16 @@ def attach(
     play(KvsimApp(Past().open(first_excerpt(feed)), ascii=ascii, calm=calm, feed=feed), keep)
 
 
-def watch_metrics(feed: MetricsFeed, *, keep: Callable[[], None], ascii: bool = False) -> None:  # noqa: A002
-    """Watch a server through its Prometheus metrics, until the person quits; a signal that ends this has `keep` called.
+def watch_metrics(
+    feed: MetricsFeed,
+    cache: KvEventFeed | None = None,
+    *,
+    keep: Callable[[], None],
+    ascii: bool = False,  # noqa: A002
+) -> None:
+    """Watch a server through its Prometheus metrics, and its KV events if followed, until the person quits.
+
+    A signal that ends this has `keep` called.
 
     Raises:
         DefectError: the interface failed.
@@ -98,7 +107,7 @@ def watch_metrics(feed: MetricsFeed, *, keep: Callable[[], None], ascii: bool = 
     from .live.metrics_app import MetricsApp  # noqa: PLC0415
     from .screens.defects import play  # noqa: PLC0415
 
-    play(MetricsApp(feed, ascii=ascii), keep)
+    play(MetricsApp(feed, cache, ascii=ascii), keep)
 
 
 def screenshot(

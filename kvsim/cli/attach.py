@@ -20,11 +20,56 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from kvsim.live.kv_event_feed import KvEventFeed
 
-def attach(tui: Any, address: str, output: Path | None, *, overwrite: bool, ascii_only: bool, calm: bool) -> None:
+
+def kv_events_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the flags for the KV events that a server publishes beside its metrics."""
+    for option in (
+        click.option(
+            "--kv-events-replay",
+            metavar="ADDRESS",
+            help="With --kv-events: the server's replay_endpoint, for events that were missed.",
+        ),
+        click.option(
+            "--kv-events",
+            metavar="ADDRESS",
+            help="Follow the KV events that vLLM or SGLang publishes beside its /metrics, at tcp://HOST:PORT or PORT.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+@contextmanager
+def cache_feed(address: str | None, replay: str | None) -> Iterator[KvEventFeed | None]:
+    """Follow the KV events at `address`, if any.
+
+    Raises:
+        UsageError: it is no address, or there is a `replay` alone.
+    """
+    if address is None:
+        if replay is not None:
+            raise UsageError("--kv-events-replay asks for events that --kv-events has missed; give both.")
+        yield None
+        return
+    from kvsim.live.kv_event_feed import KvEventFeed
+
+    feed = KvEventFeed(address, replay=replay)
+    try:
+        yield feed
+    finally:
+        feed.close()
+
+
+def attach(
+    tui: Any, address: str, output: Path | None, *, events: tuple[str | None, str | None], overwrite: bool,
+    ascii_only: bool, calm: bool,
+) -> None:  # fmt: skip
     """Watch the server at `address` until the person quits, and write the recording to `output`.
 
-    A web server is asked for its metrics; any other is listened to for events.
+    A web server is asked for its metrics, and its KV `events` and their replays are followed, if their addresses are
+    given; any other server is listened to for events of its own.
 
     Raises:
         UsageError: it is no address, or `output` may not be written.
@@ -35,7 +80,10 @@ def attach(tui: Any, address: str, output: Path | None, *, overwrite: bool, asci
     if output is not None:
         _check_output(page, output, overwrite=overwrite)
     if page is not None:
-        _watch_metrics(tui, page, output, overwrite=overwrite, ascii_only=ascii_only)
+        with cache_feed(*events) as cache:
+            _watch_metrics(tui, page, output, cache, overwrite=overwrite, ascii_only=ascii_only)
+    elif any(events):
+        raise UsageError(f"KV events are shown beside the /metrics of a server; no web server answers at {address}.")
     else:
         _watch_events(tui, address, output, overwrite=overwrite, ascii_only=ascii_only, calm=calm)
     if output is not None:
@@ -53,7 +101,9 @@ def _check_output(page: str | None, output: Path, *, overwrite: bool) -> None:
     may_replace(output, "tui", overwrite=overwrite)
 
 
-def _watch_metrics(tui: Any, address: str, output: Path | None, *, overwrite: bool, ascii_only: bool) -> None:
+def _watch_metrics(
+    tui: Any, address: str, output: Path | None, cache: KvEventFeed | None, *, overwrite: bool, ascii_only: bool
+) -> None:
     from kvsim.live.metrics import as_csv
     from kvsim.live.metrics_feed import MetricsFeed
 
@@ -66,7 +116,7 @@ def _watch_metrics(tui: Any, address: str, output: Path | None, *, overwrite: bo
 
     with _kept(output, write_it) as keep:
         try:
-            tui.watch_metrics(feed, keep=keep, ascii=ascii_only)
+            tui.watch_metrics(feed, cache, keep=keep, ascii=ascii_only)
         finally:
             feed.close()
     _say_end(feed.ended)

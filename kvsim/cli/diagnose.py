@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING
 
 import click
 
+from kvsim.cli.attach import cache_feed, kv_events_options
 from kvsim.cli.options import engine_option, jobs_option
 from kvsim.cli.show import echo, json_option, print_json, print_table, progress
 from kvsim.display.text import message
+from kvsim.errors import UsageError
 
 if TYPE_CHECKING:
     from kvsim.diagnosis import Diagnosis, Glance
     from kvsim.live.event_feed import LiveFeed
+    from kvsim.live.kv_event_feed import KvEventFeed
     from kvsim.live.metrics_feed import MetricsFeed
     from kvsim.recording import Recording
     from kvsim.simulation import EngineName
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
 @click.option(
     "--seconds", type=click.FloatRange(0.1, 3600), default=10.0, show_default=True, help="Time to watch a server."
 )
+@kv_events_options
 @click.option("--profile", metavar="PROFILE", help="Step times: a profile or a machine card.  [the one that matches]")
 @click.option("--points", type=click.IntRange(0, 100_000), default=40, show_default=True, help="Changes to simulate.")
 @jobs_option
@@ -37,6 +41,8 @@ def command(
     ttft_p99: float | None,
     tpot_p99: float | None,
     seconds: float,
+    kv_events: str | None,
+    kv_events_replay: str | None,
     profile: str | None,
     points: int,
     jobs: int,
@@ -55,12 +61,15 @@ def command(
 
     goal = Goal(ttft_p99_s=ttft_p99, tpot_p99_s=tpot_p99)
     if (page := _page_of(source)) is not None:
-        seen = _glance(page, seconds)
+        with cache_feed(kv_events, kv_events_replay) as cache:
+            seen = _glance(page, seconds, cache)
         if as_json:
             print_json(seen.as_dict())
         else:
             _print_glance(seen)
         return
+    if kv_events is not None or kv_events_replay is not None:
+        raise UsageError(f"KV events are read beside the /metrics of a server, and {source} is none.")
     recording = _recording(source, seconds)
     if recording.meta.policy_name == "radix":
         from kvsim.cli.diagnose_sglang import diagnose_sglang
@@ -82,7 +91,6 @@ def _page_of(source: str) -> str | None:
     """Return the page of metrics that `source` is or serves; None if it is a recording, or publishes events."""
     from pathlib import Path
 
-    from kvsim.errors import UsageError
     from kvsim.live.address import page_of
 
     if Path(source).exists():
@@ -97,7 +105,7 @@ def _recording(source: str, seconds: float) -> Recording:
     """Return the recording in a folder or of that name, or the events that a server publishes in `seconds`."""
     from pathlib import Path
 
-    from kvsim.errors import RecordingError, UsageError
+    from kvsim.errors import RecordingError
     from kvsim.live.address import parse_address
     from kvsim.recording import find, read
 
@@ -122,7 +130,7 @@ def _recording(source: str, seconds: float) -> Recording:
     return read(find(source))
 
 
-def _glance(url: str, seconds: float) -> Glance:
+def _glance(url: str, seconds: float, cache: KvEventFeed | None) -> Glance:
     from kvsim.diagnosis import glance
     from kvsim.live.metrics_feed import MetricsFeed
 
@@ -131,7 +139,10 @@ def _glance(url: str, seconds: float) -> Glance:
         _warn_of_end(_watch(feed, seconds))
         if feed.restarts:
             echo("warning: counters fell: the server began anew. This is about what came after.", err=True)
-        return glance(feed.looks())
+        if cache is None:
+            return glance(feed.looks())
+        _warn_of_end(cache.ended)
+        return glance(feed.looks(), cache.look())
     finally:
         feed.close()
 

@@ -49,6 +49,7 @@ _FEW_REQUESTS = 1_000
     metavar="ADDRESS",
     help="Watch a live server: HOST:PORT or PORT, of a KVSIM_PUBLISH or of its /metrics, or their http:// address.",
 )
+@live.kv_events_options
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Folder for the recording of --attach.")
 @click.option("--serve", is_flag=True, help="Show the same program in a browser, served to this machine alone.")
 @click.option("--port", type=click.IntRange(1, 65535), help=f"With --serve: where.  [{_PORT}]")
@@ -75,6 +76,8 @@ def command(
     compare: bool,
     lesson: str | None,
     attach: str | None,
+    kv_events: str | None,
+    kv_events_replay: str | None,
     output: Path | None,
     serve: bool,
     port: int | None,
@@ -96,7 +99,7 @@ def command(
         policy = Paged.name
     if policy is not None:
         check_policy_flags(context, [policy])
-    _check_companions(output, attach, port, serve=serve)
+    _check_companions(output or kv_events or kv_events_replay, attach, port, serve=serve)
     if at_s is not None and not 0 <= at_s < float("inf"):
         raise UsageError(f"--at should be a time of 0 seconds or more, not {at_s}.")
     columns_rows = _size(size)
@@ -112,7 +115,8 @@ def command(
     ascii_only = ascii_only or os.environ.get("TERM") == "dumb"
     tui = import_module("kvsim_tui")
     if attach is not None:
-        live.attach(tui, attach, output, overwrite=overwrite, ascii_only=ascii_only, calm=calm)
+        events = (kv_events, kv_events_replay)
+        live.attach(tui, attach, output, events=events, overwrite=overwrite, ascii_only=ascii_only, calm=calm)
         return
     make: Callable[[Any], Any]
     runs = ample = None
@@ -152,9 +156,10 @@ def _check_one_source(
         raise UsageError(f"{names[0]} says what to show, so it takes no recording {recording_name!r}.")
 
 
-def _check_companions(output: Path | None, attach: str | None, port: int | None, *, serve: bool) -> None:
-    if output is not None and attach is None:
-        raise UsageError("-o writes what was seen of a live server, so it needs --attach.")
+def _check_companions(of_server: Path | str | None, attach: str | None, port: int | None, *, serve: bool) -> None:
+    if of_server is not None and attach is None:
+        flags = "--kv-events follows" if isinstance(of_server, str) else "-o writes"
+        raise UsageError(f"{flags} what is seen of a live server, so it needs --attach.")
     if port is not None and not serve:
         raise UsageError("--port says where to serve, so it needs --serve.")
 

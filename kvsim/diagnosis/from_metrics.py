@@ -9,11 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from kvsim.live.cache_words import cache_facts, cache_limits
 from kvsim.live.server_load import ServerLoad, load_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from kvsim.live.kv_event_feed import CacheLook
     from kvsim.live.metrics import ServerMetrics
 
 _FULL = 0.95
@@ -57,8 +59,8 @@ class Glance:
         }
 
 
-def glance(looks: Sequence[ServerMetrics]) -> Glance:
-    """Diagnose a server from `looks`, at least one, in order of time."""
+def glance(looks: Sequence[ServerMetrics], cache: CacheLook | None = None) -> Glance:
+    """Diagnose a server from `looks`, at least one, in order of time, and from what its KV events told."""
     load = load_of(looks)
     now = load.now
     facts = [f"{100 * now.usage:.0f} % of the pool is in use{_blocks(now)}; {now.running:,} run, {now.waiting:,} wait"]
@@ -75,6 +77,10 @@ def glance(looks: Sequence[ServerMetrics]) -> Glance:
         facts.append(f"{each}; {lengths} of output a request on average, preempted prompts counted again")
     if load.hit_share is not None:
         facts.append(_hits(load.hit_share, now.block_size))
+    limits: tuple[str, ...] = ()
+    if cache is not None:
+        facts += cache_facts(cache, now.num_blocks)
+        limits = cache_limits(cache)
     return Glance(
         load=load,
         verdict=_verdict(looks, load),
@@ -84,6 +90,7 @@ def glance(looks: Sequence[ServerMetrics]) -> Glance:
             "how many computed tokens each preemption lost",
             "the lengths of single requests, and so what a setting would change",
             f"{', '.join(_LIMITS[now.server])} and {_SHARES[now.server]}",
+            *limits,
         ),
         to_record=_to_record(now),
     )

@@ -1,12 +1,15 @@
-"""KV events of vLLM: the blocks that a server puts into its prefix cache and removes from it, by hash.
+"""KV events of vLLM and SGLang: the blocks that a server puts into its prefix cache and removes from it, by hash.
 
 A batch is an array of its time, its events and the engine's rank. An event is an array that begins with its kind before
-vLLM 0.24, and a map with its `type` from then on. Later releases append fields, which are passed over here.
+vLLM 0.24, and a map with its `type` from then on; SGLang 0.5.23 sends maps, too, and leaves out what is None. Later
+releases append fields, which are passed over here.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections import deque
+from dataclasses import dataclass, field
 from typing import Any
 
 from kvsim.errors import MissingExtraError, RecordingError, shortened
@@ -23,9 +26,13 @@ _FIELDS = {
     "AllBlocksCleared": (),
 }
 """The fields of each kind of event, in the order of an array."""
-_REQUIRED = {"BlockStored": 6, "BlockRemoved": 2, "AllBlocksCleared": 0}
+_REQUIRED = {"BlockStored": 4, "BlockRemoved": 1, "AllBlocksCleared": 0}
 """The number of fields that every release has."""
-_MAX_BYTES = 64 << 20
+MAX_BYTES = 64 << 20
+"""Maximum bytes of a batch."""
+_MOST_BLOCKS = 1 << 24
+_MOST_AGES = 10_000
+"""Removed blocks whose ages are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +51,9 @@ class StoredBlock:
     """The block before it; None for the first of a prompt."""
     num_tokens: int
     kind: str | None
-    """Kind of its layers, such as full_attention or sliding_window; None before vLLM 0.22."""
+    """Kind of its layers, such as full_attention or sliding_window; None before vLLM 0.22, and of SGLang."""
+    stored_s: float = field(default=0.0, compare=False)
+    """Time of its batch, by the server's clock, in seconds."""
 
 
 class CachedBlocks:
@@ -58,6 +67,12 @@ class CachedBlocks:
     def __init__(self) -> None:
         self.blocks: dict[Place, dict[Hash, StoredBlock]] = {}
         self.num_batches = 0
+        self.num_stored = self.num_removed = self.num_cleared = 0
+        """Blocks that were stored and removed, and how often all were cleared at once."""
+        self.ages_s: deque[float] = deque(maxlen=_MOST_AGES)
+        """Seconds for which the last removed blocks had been cached."""
+        self.newest_s: float | None = None
+        """Time of the newest batch, by the server's clock."""
 
     def hear(self, payload: bytes) -> None:
         """Follow one batch, as it is published.
@@ -66,26 +81,47 @@ class CachedBlocks:
             RecordingError: it is no batch of KV events.
             MissingExtraError: msgpack is not installed.
         """
-        for kind, fields in _events(_decoded(payload)):
+        batch = _decoded(payload)
+        for kind, fields in _events(batch):
             if kind == "AllBlocksCleared":
                 self.blocks.clear()
+                self.num_cleared += 1
                 continue
-            place = Place(fields["medium"] or "GPU", fields.get("group_idx") or 0)
+            place = Place(fields.get("medium") or "GPU", fields.get("group_idx") or 0)
             blocks = self.blocks.setdefault(place, {})
             if kind == "BlockStored":
-                blocks.update(_stored(fields))
+                self._store(blocks, _stored(fields, float(batch[0])))
             else:
-                for name in fields["block_hashes"]:
-                    blocks.pop(name, None)
+                self._remove(blocks, fields["block_hashes"], float(batch[0]))
+        self.newest_s = float(batch[0])
         self.num_batches += 1
 
+    def forget(self) -> None:
+        """Forget all blocks: the server began anew."""
+        self.blocks.clear()
 
-def _stored(fields: dict[str, Any]) -> dict[Hash, StoredBlock]:
+    def _store(self, blocks: dict[Hash, StoredBlock], stored: dict[Hash, StoredBlock]) -> None:
+        for name, block in stored.items():
+            if name not in blocks:
+                blocks[name] = block
+                self.num_stored += 1
+        if len(blocks) > _MOST_BLOCKS:
+            raise RecordingError(f"the KV events tell of more than {_MOST_BLOCKS:,} cached blocks, which cannot be.")
+
+    def _remove(self, blocks: dict[Hash, StoredBlock], names: list[Hash], now_s: float) -> None:
+        for name in names:
+            block = blocks.pop(name, None)
+            if block is not None:
+                self.num_removed += 1
+                self.ages_s.append(max(now_s - block.stored_s, 0.0))
+
+
+def _stored(fields: dict[str, Any], time_s: float) -> dict[Hash, StoredBlock]:
     """Return the blocks of one event; each is the parent of the next."""
     hashes, size = fields["block_hashes"], fields["block_size"]
     parents = [fields["parent_block_hash"], *hashes[:-1]]
     return {
-        name: StoredBlock(parent, size, fields.get("kv_cache_spec_kind"))
+        name: StoredBlock(parent, size, fields.get("kv_cache_spec_kind"), time_s)
         for name, parent in zip(hashes, parents, strict=True)
     }
 
@@ -95,8 +131,8 @@ def _decoded(payload: bytes) -> Any:
         import msgpack  # noqa: PLC0415
     except ImportError as error:
         raise MissingExtraError("Reading KV events", "events") from error
-    if len(payload) > _MAX_BYTES:
-        raise RecordingError(f"a batch of KV events has at most {_MAX_BYTES:,} bytes, not {len(payload):,}.")
+    if len(payload) > MAX_BYTES:
+        raise RecordingError(f"a batch of KV events has at most {MAX_BYTES:,} bytes, not {len(payload):,}.")
     try:
         return msgpack.unpackb(payload)
     except (ValueError, msgpack.UnpackException) as error:
@@ -110,7 +146,7 @@ def _events(batch: Any) -> list[tuple[str, dict[str, Any]]]:
         RecordingError: it is no batch, or an event lacks a field, or has one of another type.
     """
     match batch:
-        case [int() | float(), list(events), *_]:
+        case [int() | float() as time_s, list(events), *_] if math.isfinite(time_s):
             return [_event(event) for event in events]
     raise RecordingError(f"{shortened(repr(batch))} is no batch of KV events: time, events, rank.")
 
@@ -127,7 +163,7 @@ def _event(event: Any) -> tuple[str, dict[str, Any]]:
         if name not in fields:
             raise RecordingError(f"a {kind} of the KV events has no {name}.")
     if not _is_sound(fields):
-        raise RecordingError(f"{shortened(repr(event))} has fields that a {kind} of vLLM cannot have.")
+        raise RecordingError(f"{shortened(repr(event))} has fields that a {kind} cannot have.")
     return kind, fields
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from kvsim.errors import RecordingError, UsageError
 from kvsim.machines.choice import served_model
@@ -13,6 +14,7 @@ from kvsim.metrics.kept_prefixes import check_kept_prefixes
 from kvsim.metrics.slot_account import Waste, waste
 from kvsim.recording import Recording
 from kvsim.recording.check import check_events
+from kvsim.recording.order import units_of_runs
 from kvsim.recording.rules import agree, require
 from kvsim.recording.tables import IntArray, MemoryKind
 from kvsim.replay import Replay
@@ -39,6 +41,7 @@ def refuse_contradictions(recording: Recording, folder: Path) -> Waste | None:
         agree(steps.free_units[stated], free[stated], folder / "steps.parquet", "free_units", "memory.parquet", stated)
     if replay.ledger.unit_by_unit:
         _check_units(replay, folder)
+        _check_evictions(recording, folder / "memory.parquet")
         check_kept_prefixes(replay, folder / "memory.parquet")
     return slots
 
@@ -89,6 +92,36 @@ def _check_units(replay: Replay, folder: Path) -> None:
             lost = (kind != MemoryKind.EVICT) | part.kept
             require(lost, file, "a unit that is evicted should keep a prefix", part.row)
         kept_prefixes.check(part, kind, file)
+
+
+def _check_evictions(recording: Recording, file: Path) -> None:
+    """Check that a simulated block is evicted in the step that hands it out, and after all that no request ever had.
+
+    Nothing else takes its prefix, and a block that was freed is behind the new ones in the queue.
+    """
+    memory, meta, pool = recording.memory, recording.meta, recording.meta.pool
+    if meta.source != "simulation" or meta.policy_name != "paged" or "rules" in meta.policy:
+        return
+    evicts = np.flatnonzero(memory.kind == MemoryKind.EVICT)
+    if not len(evicts):
+        return
+
+    def moments(rows: IntArray) -> tuple[IntArray, npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Return the row of each unit of `rows`, its address, and a number for its address and the moment."""
+        run, offset = units_of_runs(memory.length[rows])
+        unit = memory.address[rows][run].astype(np.int64) + offset
+        return rows[run], unit, unit * (int(memory.seq[-1]) + 1) + memory.seq[rows][run]
+
+    (rows, _, evicted), (given_in, unit, given) = map(
+        moments, (evicts, np.flatnonzero(memory.kind == MemoryKind.APPEND))
+    )
+    require(np.isin(evicted, given), file, "a unit that is evicted should be handed out in the same step", rows)
+    num_used = len(np.unique(unit[memory.seq[given_in] <= memory.seq[evicts[0]]]))
+    if num_used != pool.num_units:
+        raise RecordingError(
+            f"{file}, row {int(evicts[0])}: a unit is evicted after {num_used:,} were used, and pool.num_units of "
+            f"meta.json is {pool.num_units or 0:,}."
+        )
 
 
 class _Prefixes:

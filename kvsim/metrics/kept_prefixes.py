@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from kvsim.errors import UsageError
 from kvsim.kv_groups.group import CacheKind, KVCacheGroup
+from kvsim.metrics.retained_prefixes import SPARSE, check_retained
 from kvsim.policies import Radix
 from kvsim.policies.releases import UNSTATED, LeftOut, ReleaseRules, defaults_of, number_of, rules_of
 from kvsim.recording import Meta, Recording
@@ -16,9 +17,6 @@ from kvsim.recording.by_request import TokenSteps
 from kvsim.recording.rules import require
 from kvsim.recording.tables import WHOLE_TABLE, IntArray, MemoryKind
 from kvsim.replay import Replay
-
-_SPARSE = (CacheKind.SLIDING_WINDOW, CacheKind.MAMBA)
-"""Kinds whose blocks may be kept for hits at some boundaries alone."""
 
 
 def check_kept_prefixes(replay: Replay, file: Path) -> None:
@@ -49,13 +47,18 @@ def check_kept_prefixes(replay: Replay, file: Path) -> None:
         num_full = tokens // together * together // size
         return np.where(is_whole, np.where(misses_part, 0, num_full), is_hit & (position < num_full))
 
-    least, most = map(kept, _cached_tokens(replay, rows))
+    tokens = _cached_tokens(replay, rows)
+    least, most = map(kept, tokens)
     if meta.source != "simulation":  # a server may be set to keep windows and states at some boundaries alone
         least = np.where(is_whole & (memory.length[rows] > 0), least, 0)
     if is_sparse:  # and newer releases do so by default
-        least[np.isin(group, [index for index, each in enumerate(pool.groups) if each.kind in _SPARSE])] = 0
+        least[np.isin(group, [index for index, each in enumerate(pool.groups) if each.kind in SPARSE])] = 0
     rule = "cached should be the units that are full of what schedule.parquet computed"
     require((memory.cached[rows] >= least) & (memory.cached[rows] <= most), file, rule, rows)
+    if is_sparse and pool.groups and meta.source == "simulation":
+        of_rows = np.zeros((2, len(memory)), np.int64)
+        of_rows[:, rows] = tokens
+        check_retained(replay, of_rows[0], of_rows[1], file)
 
 
 def _check_kept_by_tree(replay: Replay, file: Path) -> None:

@@ -13,7 +13,7 @@ from kvsim.recording.holdings import Holdings
 from kvsim.recording.model import Recording
 from kvsim.recording.order import is_new
 from kvsim.recording.rules import require, within
-from kvsim.recording.tables import WHOLE_TABLE, Memory, MemoryKind
+from kvsim.recording.tables import WHOLE_TABLE, MemoryKind
 
 
 def check_tables_of_groups(recording: Recording, folder: Path) -> None:
@@ -25,7 +25,7 @@ def check_tables_of_groups(recording: Recording, folder: Path) -> None:
     memory, file = recording.memory, folder / "memory.parquet"
     _check_rows(recording, file)
     tables, operations = tables_of_groups(memory, len(recording.requests))
-    _check_growth(memory, file)
+    _check_growth(recording, file)
     happened = np.bincount(operations.row, minlength=len(memory))
     require(happened == memory.length, file, "length should be that of what the table holds and gives back")
     is_part = (memory.kind == MemoryKind.RELEASE) & (memory.address != WHOLE_TABLE)
@@ -62,8 +62,9 @@ def _check_rows(recording: Recording, file: Path) -> None:
         )
 
 
-def _check_growth(memory: Memory, file: Path) -> None:
-    """Check that rows that append to a table are consecutive; positions between them are null."""
+def _check_growth(recording: Recording, file: Path) -> None:
+    """Check that rows that append to a table are consecutive; positions before hits, and between states, are null."""
+    memory, groups = recording.memory, recording.meta.pool.groups
     whole = (memory.kind == MemoryKind.RELEASE) & (memory.address == WHOLE_TABLE)
     placed = (memory.kind == MemoryKind.APPEND) | (memory.kind == MemoryKind.SHARE)
     rows = np.flatnonzero(placed | whole)
@@ -74,6 +75,14 @@ def _check_growth(memory: Memory, file: Path) -> None:
     before[is_new(memory.request[rows]) | is_new(memory.groups[rows])] = 0
     behind = whole[rows] | (position >= before)
     require(behind, file, "position should not be before the end of the request's table", rows)
+    has_gaps = np.array([group.kind not in _WHOLE for group in groups])[memory.groups[rows]]
+    is_state = np.array([group.kind is CacheKind.MAMBA for group in groups])[memory.groups[rows]]
+    may_skip = whole[rows] | is_state | (has_gaps & (before == 0))
+    require(may_skip | (position == before), file, "position should be where the request's table ends", rows)
+
+
+_WHOLE = (CacheKind.FULL, CacheKind.MLA)
+"""Kinds whose tables have no gaps."""
 
 
 def _check_ends(tables: Holdings, file: Path) -> None:

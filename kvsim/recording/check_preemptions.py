@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvsim.errors import RecordingError
+from kvsim.kv_groups.group import CacheKind
 from kvsim.policies import Radix
 from kvsim.recording.by_request import RowsByRequest, last_steps
 from kvsim.recording.check_queue import Stays, so_far
@@ -186,6 +187,9 @@ def _most_to_grow(recording: Recording, request: IntArray, step: IntArray) -> np
     most = {**meta.engine, **meta.policy}.get("max_num_batched_tokens") or _NO_LIMIT
     tokens = np.where(decodes, 1, np.minimum(np.maximum(left, 1), most))
     tokens += 2 * (meta.num_drafts + 1) if meta.num_drafts else 0
-    sizes = [group.block_size for group in meta.pool.groups] or [meta.pool.unit_tokens]
-    units: npt.NDArray[np.int64] = np.sum([-(-tokens // size) for size in sizes], axis=0, dtype=np.int64)
+    tokens_of = [(group.block_size, group.kind is not CacheKind.MAMBA) for group in meta.pool.groups]
+    units = np.zeros(len(request), np.int64)
+    for size, is_of_tokens in tokens_of or [(meta.pool.unit_tokens, True)]:
+        begin = computed if is_of_tokens else np.zeros_like(computed)
+        units += -(-(begin + tokens) // size) - -(-begin // size)
     return units

@@ -75,9 +75,10 @@ def _check_unusable(recording: Recording, stated: IntArray, stays: Stays, file: 
     birth_row = _births_of_heads(recording, stays, rows)
     rows, birth_row = rows[birth_row >= 0], birth_row[birth_row >= 0]
     asked = memory.requested[birth_row].astype(np.int64)
-    rows, asked = rows[fits := steps.free_units[rows] >= asked], asked[fits]
+    would_do = steps.free_units[rows] >= asked
     needed = _power_of_two_from(asked) if buddies else asked
-    found = np.where(_longest_holes(recording, rows, buddies=buddies) < needed, steps.free_units[rows], 0)
+    is_split = would_do & (_longest_holes(recording, rows, buddies=buddies) < needed)
+    found = np.where(is_split, steps.free_units[rows], 0)
     agree(stated[rows], found, file, "unusable_units", "memory.parquet", rows)
 
 

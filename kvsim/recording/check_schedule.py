@@ -8,11 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 from kvsim.recording.by_request import computed_after, first_rows, last_steps
-from kvsim.recording.check_times import MAX_STEPS, Ends, begun_before, check_outputs, tokens_behind_outputs
+from kvsim.recording.check_times import MAX_EVENTS, Ends, begun_before, check_outputs, tokens_behind_outputs
 from kvsim.recording.model import Recording
 from kvsim.recording.order import stable_order
 from kvsim.recording.rules import CLOCK_S, agree, is_time, require, require_of, rises, within
-from kvsim.recording.tables import IntArray, MemoryKind, RequestStatus, Schedule, Steps
+from kvsim.recording.tables import IntArray, RequestStatus, Schedule, Steps
 
 _COUNTS = ("prefill_tokens", "decode_tokens", "num_scheduled", "running", "waiting", "preempted")
 
@@ -136,11 +136,10 @@ def _check_rows_of_requests(recording: Recording, file: Path) -> None:
     require(once, file, "the request is scheduled twice in one step", rows[1:])
     # Others may have computed more of a prefix than a request that was preempted, and it hits what they left.
     memory = recording.memory
-    released = np.sort(memory.request[memory.kind == MemoryKind.RELEASE].astype(np.int64) * MAX_STEPS
-                         + memory.step[memory.kind == MemoryKind.RELEASE])  # fmt: skip
-    row_key = request.astype(np.int64) * MAX_STEPS
-    since = np.searchsorted(released, row_key[:-1] + schedule.step[rows[:-1]])
-    upto = np.searchsorted(released, row_key[1:] + schedule.step[rows[1:]], side="right")
+    released = np.sort(memory.request[memory.ends].astype(np.int64) * MAX_EVENTS + memory.seq[memory.ends])
+    row_key = request.astype(np.int64) * MAX_EVENTS
+    since = np.searchsorted(released, row_key[:-1] + steps.schedule_seq[end[:-1] - 1], side="right")
+    upto = np.searchsorted(released, row_key[1:] + steps.schedule_seq[schedule.step[rows[1:]]], side="right")
     was_preempted = goes_on & (upto > since)
     before = schedule.computed_before[rows[1:]]
     should = after[:-1] if schedule.known is None else _behind_drafts(recording, rows, after)

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from kvsim.recording.by_request import RowsByRequest
 from kvsim.recording.check_queue import Stays
@@ -40,47 +39,76 @@ def check_swaps(recording: Recording, stays: Stays, admitted: Admissions, file: 
     came_units[admitted.computed <= admitted.hits] = 0
     came = np.bincount(admitted.step, weights=came_units, minlength=len(steps)).astype(np.int64)
     agree(steps.swapped_in_units, came, file, "swapped_in_units", "schedule.parquet")
-    if recording.has_drafts:
-        _check_bounds(recording, steps.swapped_out_units, came, file)
-    else:
-        left = _swapped_out(recording, stays, admitted)
-        agree(steps.swapped_out_units, left, file, "swapped_out_units", "schedule.parquet")
+    host = _Host(recording, admitted)
+    for event in _events(recording, stays, admitted):
+        host.follow(event)
+    agree(steps.swapped_out_units, host.left_units, file, "swapped_out_units", "schedule.parquet")
+    rule = "a request should begin with its hits, or with what was swapped out"
+    require(~np.isin(admitted.step, host.wrong_steps), file, rule, admitted.step)
 
 
-def _check_bounds(recording: Recording, stated: IntArray, came: npt.NDArray[np.int64], file: Path) -> None:
-    """Check what left where no table says how many drafts were accepted, so that computed tokens are unknown."""
-    steps, memory = recording.steps, recording.memory
-    ends = memory.ends
-    gone = np.searchsorted(steps.schedule_seq, memory.seq[ends])
-    most = np.bincount(gone, weights=memory.length[ends], minlength=len(steps) + 1)[:-1]
-    require(stated <= most, file, "swapped_out_units should be no more than memory.parquet gives back")
-    so_far = np.cumsum(stated, dtype=np.int64)
-    require(so_far >= np.cumsum(came), file, "swapped_in_units should be no more than went out before")
+class _Event(NamedTuple):
+    """An abort, a preemption or an admission of a request; in one step they happen in this order."""
+
+    step: int
+    kind: int
+    row: int
+    """Row of the kind's own table, for admissions of `Admissions`."""
+    request: int
+    computed: int = 0
+    """Computed tokens of a victim."""
 
 
-def _swapped_out(recording: Recording, stays: Stays, admitted: Admissions) -> npt.NDArray[np.int64]:
-    """Count the units that leave in each step: all of a preempted request's computed tokens, or none without room."""
-    steps, pool, requests = recording.steps, recording.meta.pool, recording.requests
-    num_free = int(recording.meta.policy["swap_gib"] * _GIB) // pool.bytes_per_unit
+_ABORT, _VICTIM, _ADMISSION = range(3)
+
+
+def _events(recording: Recording, stays: Stays, admitted: Admissions) -> list[_Event]:
+    """Return what changes the host memory, in order."""
+    steps, requests = recording.steps, recording.requests
+    aborted = np.flatnonzero(requests.status == RequestStatus.ABORTED)
+    aborted_step = np.searchsorted(steps.start_s, requests.finished_s[aborted])
     step = np.minimum(stays.end_step, len(steps) - 1)
     victims = np.flatnonzero((stays.end_step == step) & (steps.schedule_seq[step] == stays.end_seq))
     victims = victims[np.argsort(stays.end_row[victims])]
     request, step = stays.end_request[victims], step[victims]
     computed = RowsByRequest.of(recording).computed_before(recording.schedule, request, step)
-    num_units = -(-computed // pool.unit_tokens)
-    aborted = np.flatnonzero(requests.status == RequestStatus.ABORTED)
-    aborted_step = np.searchsorted(steps.start_s, requests.finished_s[aborted])
-    # In one step, aborts come first, and victims give way before others are admitted.
-    events = [(at, 0, number, 0) for at, number in zip(aborted_step.tolist(), aborted.tolist(), strict=True)]
-    columns = (step.tolist(), request.tolist(), num_units.tolist())
-    events += [(at, 1, number, units) for at, number, units in zip(*columns, strict=True)]
-    events += [(at, 2, number, 0) for at, number in zip(admitted.step.tolist(), admitted.request.tolist(), strict=True)]
-    left, parked = np.zeros(len(steps), np.int64), dict[int, int]()
-    for at, kind, number, units in sorted(events, key=lambda event: event[:2]):
-        if kind != 1:
-            num_free += parked.pop(number, 0)
-        elif units <= num_free:
-            num_free -= units
-            parked[number] = units
-            left[at] += units
-    return left
+    kinds = (
+        (_ABORT, aborted_step, aborted),
+        (_VICTIM, step, request, computed),
+        (_ADMISSION, admitted.step, admitted.request),
+    )
+    return sorted(
+        _Event(at, kind, row, *values)
+        for kind, *columns in kinds
+        for row, (at, *values) in enumerate(zip(*(column.tolist() for column in columns), strict=True))
+    )
+
+
+class _Host:
+    """Host memory as events follow each other: it has all of a victim's computed tokens, or none without room."""
+
+    def __init__(self, recording: Recording, admitted: Admissions) -> None:
+        self._unit_tokens, self._admitted = recording.meta.pool.unit_tokens, admitted
+        self._num_free = int(recording.meta.policy["swap_gib"] * _GIB) // recording.meta.pool.bytes_per_unit
+        self._parked: dict[int, int] = {}
+        """Tokens of each request on the host."""
+        self.left_units = np.zeros(len(recording.steps), np.int64)
+        """Units that leave in each step."""
+        self.wrong_steps: list[int] = []
+        """Steps in which a request begins with other tokens."""
+
+    def follow(self, event: _Event) -> None:
+        """Let the next event happen."""
+        if event.kind == _VICTIM:
+            num_units = -(-event.computed // self._unit_tokens)
+            if num_units <= self._num_free:
+                self._parked[event.request] = event.computed
+                self._num_free -= num_units
+                self.left_units[event.step] += num_units
+            return
+        parked = self._parked.pop(event.request, 0)
+        self._num_free += -(-parked // self._unit_tokens)
+        if event.kind == _ADMISSION:
+            computed, hits = (int(column[event.row]) for column in (self._admitted.computed, self._admitted.hits))
+            if computed != max(hits, parked):
+                self.wrong_steps.append(event.step)

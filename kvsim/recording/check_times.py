@@ -23,8 +23,8 @@ from kvsim.recording.tables import FloatArray, IntArray, MemoryKind, RequestStat
 
 _OWN_READING_S = 0.01
 """Seconds after the end of a step at which a recorder has read the clock again for the answers that it brought."""
-MAX_STEPS = 1 << 32
-"""A number of steps that no recording has."""
+MAX_EVENTS = 1 << 32
+"""A number of steps, and of events, that no recording has."""
 
 
 def check_clock(recording: Recording, folder: Path) -> None:
@@ -222,7 +222,7 @@ def _tokens_behind_outputs(recording: Recording) -> tuple[npt.NDArray[np.int64],
     request, begins, repeats = schedule.request[rows], schedule.step[rows], schedule.repeats[rows].astype(np.int64)
     before = schedule.computed_before[rows].astype(np.int64)
     after = computed_after(schedule)[rows]
-    of_request = request.astype(np.int64) * MAX_STEPS
+    of_request = request.astype(np.int64) * MAX_EVENTS
     answers = (of_request + after == np.maximum.accumulate(of_request + after)) & (
         after >= requests.prompt_tokens[request]
     )

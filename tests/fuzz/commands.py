@@ -49,6 +49,8 @@ COMMANDS: dict[str, tuple[str, ...]] = {
                 "2", "--device", "cpu", "-o", "out", "--overwrite"),
     "measure": ("measure", "-o", "out.toml"),
     "attach": ("tui", "--attach", "127.0.0.1:1", "-o", "out", "--overwrite"),
+    "attach KV events": ("tui", "--attach", "http://127.0.0.1:1/metrics", "--kv-events", "1", "--kv-events-replay", "2",
+                         "-o", "out.csv", "--overwrite"),
     "attach metrics": ("tui", "--attach", "http://127.0.0.1:1/metrics", "-o", "out.csv", "--overwrite"),
 }  # fmt: skip
 _LOADED = ("pandas", "perfetto.trace_builder.proto_builder")

@@ -75,7 +75,8 @@ def test_blocks_that_are_told_again_count_once_and_a_partial_one_is_promoted() -
     ([1.0, {}], "no batch of KV events"),
     ([1.0, [["BlockMoved", [1]]]], "no KV event that is known"),
     ([1.0, [["BlockStored", [1], None]]], "has no token_ids"),
-    ([1.0, [{"type": "BlockRemoved", "block_hashes": [1]}]], "has no medium"),
+    ([1.0, [{"type": "BlockRemoved", "medium": "GPU"}]], "has no block_hashes"),
+    ([float("nan"), []], "no batch of KV events"),
     ([1.0, [BY_NAME | {"block_hashes": ["eleven"]}]], "cannot have"),
     ([1.0, [BY_NAME | {"block_size": 0}]], "cannot have"),
     ([1.0, [BY_NAME | {"block_hashes": True}]], "cannot have"),
@@ -90,3 +91,12 @@ def test_what_is_no_event_is_refused_in_a_sentence(batch: Any, reason: str) -> N
 def test_bytes_that_are_no_msgpack_are_refused(payload: bytes) -> None:
     with pytest.raises(RecordingError, match="no batch of KV events"):
         CachedBlocks().hear(payload)
+
+
+def test_sglang_leaves_out_what_is_none() -> None:
+    stored = {"type": "BlockStored", "block_hashes": [1, 2], "token_ids": [7, 8], "block_size": 1}
+    cached = heard(stored | {"parent_block_hash": None}, stored | {"parent_block_hash": 2, "block_hashes": [3]})
+    assert list(cached.blocks[GPU]) == [1, 2, 3]
+    heard({"type": "BlockRemoved", "block_hashes": [3]}, cached=cached)
+    assert list(cached.blocks[GPU]) == [1, 2]
+    assert (cached.num_stored, cached.num_removed, len(cached.ages_s)) == (3, 1, 1)

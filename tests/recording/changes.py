@@ -5,7 +5,7 @@ Each keeps to the format, and most keep the sums.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -27,10 +27,22 @@ def with_columns(recording: Recording, table: str, **columns: Any) -> Recording:
     return replace(recording, **{table: replace(getattr(recording, table), **columns)})
 
 
-def numbers_of(table: ColumnTable) -> list[str]:
-    """The columns of numbers that `table` has."""
-    return [name for name, spec in table.columns()
+def numbers_of(table: ColumnTable | None) -> list[str]:
+    """The columns of numbers that `table` has, if it is there."""
+    return [] if table is None else [name for name, spec in table.columns()
             if spec.dtype not in ("str", "list<int64>") and getattr(table, name) is not None]  # fmt: skip
+
+
+def single_numbers(rng: np.random.Generator, recording: Recording, *, most: int) -> Iterator[tuple[str, Recording]]:
+    """Yield recordings in which one number alone is one more or less: of up to `most` rows of every column."""
+    places = [(table, name) for table in _TABLES for name in numbers_of(getattr(recording, table))]
+    for table, name in places:
+        column = getattr(getattr(recording, table), name)
+        for row in rng.permutation(len(column))[:most].tolist():
+            for amount in (1, -1) if column.dtype.kind != "f" else (1e-4, -1e-4):
+                values = column.copy()
+                values[row] = max(int(column[row]) + amount, 0) if column.dtype.kind == "u" else column[row] + amount
+                yield f"{table}.{name}[{row}] {amount:+}", with_columns(recording, table, **{name: values})
 
 
 def one_value(rng: np.random.Generator, recording: Recording) -> Recording | None:

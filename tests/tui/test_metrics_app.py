@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from kvsim.live.kv_event_feed import CacheLook
 from kvsim.live.metrics import parse_metrics
 from kvsim_tui.live.metrics_app import MetricsApp
 
@@ -105,3 +106,33 @@ async def test_one_look_is_enough_to_begin() -> None:
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.pause()
         assert "times since the server started" in text_of(app)
+
+
+class Cache:
+    """KV events of a server that was attached to late, and of which two batches were lost."""
+
+    ended: str | None = None
+
+    def look(self) -> CacheLook:
+        return CacheLook(
+            num_blocks=8_086, num_tokens=129_376, elsewhere=(("CPU", 12),), num_stored=9_000, num_removed=914,
+            num_cleared=0, ages_s=(10.0, 30.0, 50.0), shared=((1_024, 7),), num_batches=40, lost=2, replayed=0,
+            restarts=0, from_start=False, quiet_s=0.1,
+        )  # fmt: skip
+
+
+async def test_kv_events_say_what_they_know_and_what_they_do_not() -> None:
+    app = MetricsApp(Looks(), Cache())  # type: ignore[arg-type]
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause()
+        shown = text_of(app)
+    for words in (
+        "At least 8,086 blocks of 80,864 keep a prefix, 10 % of the pool: 129,376 tokens",
+        "9,000 blocks were stored and 914 removed since kvsim listens",
+        "more than 30 s",
+        "Not known: which request holds a block",
+        "Not known: blocks that were cached before kvsim listened",
+        "Not known: what 2 lost batches said",
+        "metrics and KV events do not say",
+    ):
+        assert words in shown

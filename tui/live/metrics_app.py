@@ -26,7 +26,7 @@ from ..look.themes import THEMES
 from ..screens.defects import Careful
 from ..widgets.headline import Headline
 from ..widgets.key_line import KeyLine
-from .metrics_text import cache_lines, chart_lines, forecast, request_lines, time_lines
+from .metrics_text import cache_lines, chart_lines, event_lines, forecast, request_lines, time_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from textual.app import ComposeResult
     from textual.binding import BindingType
 
+    from kvsim.live.kv_event_feed import KvEventFeed
     from kvsim.live.metrics_feed import MetricsFeed
 
 POLL_S = 1.0
@@ -80,9 +81,15 @@ class MetricsApp(Careful, App[None]):
     ]
     ENABLE_COMMAND_PALETTE = False
 
-    def __init__(self, feed: MetricsFeed, *, ascii: bool = False) -> None:  # noqa: A002 - the flag's name
+    def __init__(
+        self,
+        feed: MetricsFeed,
+        cache: KvEventFeed | None = None,
+        *,
+        ascii: bool = False,  # noqa: A002 - the flag's name
+    ) -> None:
         super().__init__()
-        self._feed = feed
+        self._feed, self._cache = feed, cache
         self._looks = feed.looks()
         self._load = load_of(self._looks)
         self._ended: str | None = None
@@ -94,11 +101,13 @@ class MetricsApp(Careful, App[None]):
         self.theme = THEMES[0].name
 
     def compose(self) -> ComposeResult:
-        """Compose the headline, four panels and the key line."""
+        """Compose the headline, the panels and the key line."""
         plain = self.symbols.ascii
         yield Headline(self.symbols)
         with Vertical(id="metrics"):
             yield Words("KV cache", lambda width, _: cache_lines(self._load, width, plain=plain), id="metrics-cache")
+            if self._cache is not None:
+                yield Words("prefix cache, by KV events", self._cache_lines, id="metrics-events")
             yield Words("requests", lambda width, _: request_lines(self._load, width), id="metrics-requests")
             yield Words("times", lambda width, _: time_lines(self._load, width, plain=plain), id="metrics-times")
             yield Words(
@@ -126,6 +135,10 @@ class MetricsApp(Careful, App[None]):
         for panel in self.query(Words):
             panel.refresh()
 
+    def _cache_lines(self, width: int, height: int) -> list[Text]:
+        assert self._cache is not None
+        return event_lines(self._cache.look(), self._cache.ended, self._load.now.num_blocks, width, height)
+
     def file_name(self) -> str:
         """Return a file name for this moment, without its ending."""
         return f"metrics-{file_stem(self._feed.name)}"
@@ -151,7 +164,8 @@ class MetricsApp(Careful, App[None]):
         else:
             state = [f"METRICS {name}"]
         restarts = [f"restarted {self._feed.restarts} times"] if self._feed.restarts else []
-        about = [printable(now.model) or "unknown model", *restarts, "which blocks are whose, metrics do not say"]
+        sources = "metrics do" if self._cache is None else "metrics and KV events do"
+        about = [printable(now.model) or "unknown model", *restarts, f"which blocks are whose, {sources} not say"]
         self.query_one(Headline).tell([*(ended or state), *about], [*state, *about])
         where = forecast(self._load) if quiet_s <= _QUIET_S and self._ended is None else ""
         self.query_one("#metrics-cache", Words).border_title = f"KV cache{', ' + where if where else ''}"

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from rich.text import Text
 
+from kvsim.live.cache_words import cache_facts, cache_limits
+
 from ..look.stack import columns
 from ..look.states import COLOR
 from ..look.words import milliseconds, plural
@@ -15,6 +17,7 @@ from ..look.words import milliseconds, plural
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from kvsim.live.kv_event_feed import CacheLook
     from kvsim.live.metrics import Histogram, ServerMetrics
     from kvsim.live.server_load import ServerLoad
 
@@ -40,6 +43,19 @@ def cache_lines(load: ServerLoad, width: int, *, plain: bool) -> list[Text]:
     whole, rest = divmod(filled, 8)
     bar = "#" * round(width * now.usage) if plain else "█" * whole + (COLOR.right[rest] if rest else "")
     return [Text(_fitting(parts, width, plain=plain), "strong"), Text(bar.ljust(width, "." if plain else "░"), "bar")]
+
+
+def event_lines(look: CacheLook, ended: str | None, num_blocks: int | None, width: int, height: int) -> list[Text]:
+    """Return what KV events tell of the prefix cache, and behind it what they do not, in `height` lines."""
+    facts = [Text(_first_upper(fact)[:width], "text") for fact in cache_facts(look, num_blocks)]
+    told = [ended] if ended is not None else []
+    limits = [Text(f"Not known: {limit}"[:width], "weak") for limit in cache_limits(look)]
+    ends = [Text(sentence[:width], "strong") for sentence in told]
+    return [*ends, *facts[: max(height - len(limits) - len(ends), 1)], *limits][:height]
+
+
+def _first_upper(sentence: str) -> str:
+    return sentence[:1].upper() + sentence[1:]
 
 
 def forecast(load: ServerLoad) -> str:
