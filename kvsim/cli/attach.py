@@ -29,7 +29,7 @@ def kv_events_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--kv-events-replay",
             metavar="ADDRESS",
-            help="With --kv-events: the server's replay_endpoint, for events that were missed.",
+            help="The server's replay_endpoint, which sends events that --kv-events missed.",
         ),
         click.option(
             "--kv-events",

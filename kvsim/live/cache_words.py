@@ -1,4 +1,4 @@
-"""What the KV events of a server say of its prefix cache in sentences, and what they cannot say."""
+"""Sentences about the prefix cache of a server from its KV events, and about what these leave open.
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PUBLISH = (
 
 
 def cache_facts(look: CacheLook, num_blocks: int | None) -> tuple[str, ...]:
-    """Return what was told: the blocks of the cache, of the pool's `num_blocks` if known; how long they stay; prefixes.
+    """Return the facts: the blocks of the cache, of the pool's `num_blocks` if known; how long they stay; prefixes.
 
     What was lost, or is older than the events, is in `cache_limits`.
     """
@@ -40,7 +40,7 @@ def cache_facts(look: CacheLook, num_blocks: int | None) -> tuple[str, ...]:
 
 
 def cache_limits(look: CacheLook) -> tuple[str, ...]:
-    """Return what the events do not tell."""
+    """Return the limits of the events."""
     limits = ["which request holds a block, and the blocks that keep no prefix: events tell of the prefix cache alone"]
     if not look.num_batches:
         limits.append(f"anything yet: no event has come. A server publishes with {_PUBLISH}")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 PORT = 5557
-"""Port at which vLLM publishes, unless it is told another."""
+"""Port at which vLLM publishes, unless it is given another."""
 _END = (-1).to_bytes(8, "big", signed=True)
 _POLL_MS = 100
 _REPLAY_S = 5.0
@@ -30,7 +30,7 @@ _WHAT = "Reading KV events"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheLook:
-    """What the KV events of a server have told so far."""
+    """State of a server's prefix cache by its KV events so far."""
 
     num_blocks: int
     """Blocks of the GPU's prefix cache that are known, of all KV-cache groups."""
@@ -86,7 +86,7 @@ class KvEventFeed:
         self._thread.start()
 
     def look(self) -> CacheLook:
-        """Return what was told so far."""
+        """Return the state by now."""
         with self._lock:
             cached = self._cached
             gpu = {place: blocks for place, blocks in cached.blocks.items() if place.medium == "GPU"}

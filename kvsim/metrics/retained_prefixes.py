@@ -141,7 +141,7 @@ class _Turns:
 
 
 class _Kept(NamedTuple):
-    """When blocks of a group got the key of a prefix, and when they lost it: by key, then by time."""
+    """Moments at which blocks of a group got the key of a prefix, and lost it: by key, then by time."""
 
     keys: IntArray
     """The keys of prefixes, which rise: their places are their numbers."""
