@@ -1,4 +1,4 @@
-"""Sentences about the prefix cache of a server from its KV events, and about what these leave open.
+"""Sentences about the prefix cache of a server from its KV events, and about what these leave open."""
 
 from __future__ import annotations
 
