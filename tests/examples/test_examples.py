@@ -25,6 +25,12 @@ def loaded(name: str) -> Any:
     return module
 
 
+def policies_in(name: str) -> list[Any]:
+    """The policies that an example defines."""
+    kinds = [kind for kind in vars(loaded(name)).values() if isinstance(kind, type)]
+    return [kind for kind in kinds if kvsim.CustomPolicy in kind.__mro__ and kind.__module__ == name]
+
+
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)
 def test_an_example_is_at_most_eighty_lines_and_says_what_it_does(file: Path) -> None:
     text = file.read_text(encoding="utf-8")
@@ -89,3 +95,27 @@ def test_deadlines_are_met_more_often_and_tokens_follow_sooner() -> None:
     assert example.num_late(found["deadlines"]) == 0 < example.num_late(found["paged"])
     tpot_s = {name: run.summary().tpot_s.p99 for name, run in found.items()}
     assert tpot_s["deadlines"] < example.LONGEST_STEP_S < tpot_s["paged"]
+
+
+def test_a_tree_of_tokens_finds_what_sglangs_does_and_more_than_blocks() -> None:
+    found = loaded("radix_tree").main()
+    hits = {name: run.requests.cached_tokens.sum() for name, run in found.items()}
+    assert hits["radix-tree"] > 1.2 * hits["paged"]
+    assert hits["radix-tree"] == pytest.approx(hits["radix"], rel=0.1)
+
+
+@pytest.mark.parametrize(
+    "policy", [policy for file in EXAMPLES for policy in policies_in(file.stem)], ids=lambda policy: policy.__name__
+)
+def test_every_example_is_checked_and_shown(policy: type[kvsim.CustomPolicy]) -> None:
+    """Every slot is accounted for at every step, and the run opens in the interface."""
+    requests = kvsim.generate(
+        20,
+        arrivals=kvsim.Poisson(rate_per_s=40),
+        prompt=60,
+        output=20,
+        prefixes=kvsim.SharedPrefixes(num_groups=4, tokens=40),
+    )
+    run = kvsim.simulate(requests, policy(), kvsim.machine("H200/Llama-3-8B", num_blocks=40), check=True)
+    assert run.summary().num_finished == 20
+    assert run.meta.rules_name in str(run.picture())
