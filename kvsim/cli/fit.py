@@ -38,6 +38,11 @@ _goal = section("Targets")
     show_default=True,
     help="Changes to simulate; 0: only the load that was asked for.",
 )
+@click.option(
+    "--gpu-hour-price",
+    metavar="PRICE",
+    help="Price of a GPU hour, such as 2.5 or H100=2.5,B200=6; with a range such as --load 1x..4x.",
+)
 @jobs_option
 @engine_option
 @click.option(
@@ -56,6 +61,7 @@ def command(
     tpot_p99: float | None,
     replicas: int,
     points: int,
+    gpu_hour_price: str | None,
     jobs: int,
     engine: EngineName,
     figure: Path | None,
@@ -68,16 +74,23 @@ def command(
     The load: --users N who each wait for an answer before the next request, or --rate R requests a second, with
     --prompt-tokens and --output-tokens; or the requests of --workload FILE, without flags those of a recording that
     comes with kvsim. Limits that are not given are those of vllm serve. Every change in the answer was simulated with
-    the same requests, repeated until the rate is steady.
+    the same requests, repeated until the rate is steady. With a range such as --load 1x..4x, the answer is for the
+    first multiple, and a table has the servers that each of four multiples needs.
 
     kvsim fit --model Llama-3.1-70B-Instruct --gpu H100 --tensor-parallel-size 4 --users 128 --prompt-tokens 1000
     --output-tokens 300
     """
-    from kvsim.cli.fit_answer import print_fit
+    from kvsim.cli.fit_answer import print_fit, print_growth
     from kvsim.cli.load import load_of, requests_of
     from kvsim.fitting import Goal, Search, answer, engine_for
+    from kvsim.fitting.growth import grown, multiples_of, prices_of
 
     check_policy_flags(context, ["paged"])
+    multiples = multiples_of(flags["load"]) if ".." in (flags["load"] or "") else ()
+    if multiples:
+        flags["load"] = f"{multiples[0]}x"
+    elif gpu_hour_price is not None:
+        raise UsageError("--gpu-hour-price is for the table of a range of loads; give --load 1x..4x as well.")
     if flags["eviction"] == "optimal":
         raise UsageError("--eviction optimal is a bound that no server reaches; leave it out.")
     if figure is not None:
@@ -96,21 +109,24 @@ def command(
         )
     if not flags["workload"]:
         workload = cut_at(workload, server.max_model_len, stated=flags["max_model_len"] is not None)
-    load = load_of(flags, workload)
+    load, prices = load_of(flags, workload), prices_of(gpu_hour_price, server.gpu.name)
     offloads = server.cache.kv_offloading_size > 0
     chosen = engine_for(load, points + 40 if points else 3, offloads=offloads) if engine == "auto" else engine
     with progress("fit") as report:
         search = Search(num_jobs=jobs or -1, engine=chosen, progress=report)
         found = answer(server, load, goal, search, most=points, find_largest=points > 0)
+        rows = grown(found, search, multiples, prices) if multiples else []
     if figure is not None:
         from kvsim.plots import save
         from kvsim.plots.fit import draw_fit
 
         save(draw_fit(found), figure, made_by="fit")
     if as_json:
-        print_json(found.as_dict())
+        print_json(found.as_dict() | ({"growth": [row.as_dict() for row in rows]} if multiples else {}))
     else:
         print_fit(found)
+        if multiples:
+            print_growth(rows, multiples)
 
 
 def server_of(flags: dict[str, Any], replicas: int = 1, meta: Meta | None = None) -> Server:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from kvsim.fitting import Answer, Outcome, Remedy
+    from kvsim.fitting.growth import Grown
 
 Band = "Mapping[str, tuple[float, float]]"
 
@@ -78,6 +79,24 @@ def print_remedies(remedies: Sequence[Remedy], before: Outcome, *, fits: bool) -
         behind = f", {each.change.server.replicas} times behind one queue" if each.change.server.replicas > 1 else ""
         on = f"  # {each.change.server.num_gpus} x {each.change.server.gpu.name}{behind}"
         echo(f"{number}  {each.change.server.flags()}{on}")
+
+
+def print_growth(rows: Sequence[Grown], multiples: Sequence[float]) -> None:
+    """Print the servers that each multiple of the load needs, cheapest first."""
+    missing = [f"{times:g}x" for times in multiples if times not in {row.times for row in rows}]
+    note = f"no number of servers that was tried fits {', '.join(missing)}" if missing else ""
+    has_price = any(row.price_per_hour is not None for row in rows)
+    heads = ["load", "servers", "GPUs", *(["an hour", "a million tokens"] if has_price else []), *_NAMES[:3], "kind"]
+    lines = []
+    for row in rows:
+        outcome, million = row.outcome, row.price_per_million
+        prices = ("–", "–") if million is None else (f"{row.price_per_hour:,.2f}", f"{million:,.3f}")
+        lines.append((
+            f"{row.times:g}x", f"{row.server.replicas}", f"{row.server.num_gpus} x {row.server.gpu.name}",
+            *(prices if has_price else ()), f"{outcome.output_tokens_per_s:,.0f}", seconds(outcome.ttft_s.p99),
+            seconds(outcome.tpot_s.p99), row.words,
+        ))  # fmt: skip
+    print_table("the fewest servers for a growing load, cheapest kinds first", heads, lines, note=note)
 
 
 def change_words(remedy: Remedy, before: Outcome) -> str:

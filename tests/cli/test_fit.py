@@ -39,9 +39,31 @@ def test_json_has_everything_that_was_tried(type_command: Run) -> None:
     assert document["command"].startswith("vllm serve meta-llama/Meta-Llama-3-8B ")
 
 
+def test_a_growing_load_needs_more_servers(type_command: Run) -> None:
+    growing = (*SMALL, "--points", "20", "--load", "0.5x..1.5x", "--gpu-hour-price", "H200=2,B200=5")
+    code, said, _ = type_command(*growing, "--json")
+    assert code == 0
+    rows = json.loads(said)["growth"]
+    asked = {row["load"]: row for row in rows if row["kind"] == "as asked"}
+    assert list(asked) == [0.5, 0.833, 1.167, 1.5]
+    numbers = [row["servers"] for row in asked.values()]
+    assert numbers == sorted(numbers)
+    assert numbers[0] == 1 < numbers[-1]
+    assert [row["price_per_hour"] for row in asked.values()] == [2.0 * number for number in numbers]
+    for times in asked:
+        prices = [row["price_per_hour"] for row in rows if row["load"] == times and row["price_per_hour"]]
+        assert prices == sorted(prices)
+    code, said, _ = type_command(*growing)
+    assert "the fewest servers for a growing load, cheapest kinds first" in said
+
+
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
+        (("--users", "2", "--load", "4x..1x"), "a range such as 1x..4x, not '4x..1x'"),
+        (("--users", "2", "--gpu-hour-price", "2"), "--gpu-hour-price is for the table of a range of loads"),
+        (("--users", "2", "--load", "1x..4x", "--gpu-hour-price", "-1"), "should be a price such as 2.5"),
+        (("--users", "2", "--load", "1x..4x", "--gpu-hour-price", "X9=1"), "'X9'"),
         (("--prompt-tokens", "9"), "--prompt-tokens says what requests are and not how many come: give --users N or"),
         (("--users", "2", "--rate", "3"), "--users wait for their answers, so they have no --rate"),
         (("--users", "999999"), "999,999 users would take 3,999,996 requests in each of the runs that are tried"),
