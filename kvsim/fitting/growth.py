@@ -62,8 +62,8 @@ class Grown:
 def grown(answer: Answer, search: Search, multiples: Sequence[float], prices: Mapping[str, float]) -> list[Grown]:
     """Return the servers that fit each multiple of a load, cheapest first, by simulation; `answer` is of the first.
 
-    The kinds are the server that was asked about, and single changes of GPUs that were tried: other cards, or more of
-    them for each server. `prices` are per GPU hour, by the name of the GPU.
+    The kinds are the server that was asked about, and single changes of GPUs that were tried: other cards, or more GPUs
+    for each server. `prices` are per GPU hour, by the name of the GPU.
     """
     kinds = {"as asked": replace(answer.server, replicas=1)} | {
         each.change.words: replace(each.change.server, replicas=1)
