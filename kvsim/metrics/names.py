@@ -5,9 +5,14 @@ Columns of files and fields of the library keep the names of `SlotState`.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+from kvsim.display.palette import NUM_HUES
 from kvsim.memory.waste import SlotState
+from kvsim.policies import Paged, Radix
+
+if TYPE_CHECKING:
+    from kvsim.recording import Recording
 
 STATIC_BATCHES: Final = "static batches"
 """Shown name of the policy `static`."""
@@ -56,6 +61,15 @@ STATES_ON_LIGHT: Final[dict[SlotState, str]] = {
 """The same eight on a light background and in print. Any two differ by 8 of 100 steps of CIE L*, and in the eyes of
 colour-blind readers by 16 or more in CIE 1976 Lab.
 """
+_SCATTERING: Final = (Paged.name, Radix.name)
+"""Policies whose requests hold memory wherever it is free."""
+
+
+def tells_owners(recording: Recording) -> bool:
+    """Tell whether hues mean owners: not where more requests than there are hues hold scattered memory at a time."""
+    running = recording.steps.running
+    most = int(running.max()) if len(running) else 0
+    return most <= NUM_HUES or recording.meta.policy_name not in _SCATTERING
 
 
 def policy_name(name: str) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvsim.errors import RecordingError, UsageError
-from kvsim.plots.memory_map import mark_fragmentation, sampled_units
+from kvsim.plots.memory_map import mark_fragmentation, sampled_units, shows_owners
 from kvsim.plots.sampling import replay_of, waste_of
 from kvsim.plots.words import memory, names_for, number, source_line
 from kvsim.recording import RequestStatus
@@ -41,8 +41,6 @@ class Reel:
     """The state that most slots of each cell's unit are in, lowest address first: uint8[frames, cells]."""
     owners: npt.NDArray[np.int64]
     """The request that holds each cell's unit, by its row, -1 where none does: int64[frames, cells]."""
-    by_owner: bool
-    """Whether tokens have a hue for each request; static batches are drawn by state only, to show padding."""
     shares_percent: FloatArray
     """Percent of the whole pool in each state, not of the sampled cells: float64[frames, 8]."""
     batch: npt.NDArray[np.int64]
@@ -62,6 +60,8 @@ class Film:
     times_s: FloatArray
     """Evenly spaced times of the frames in seconds: float64[frames]."""
     reels: tuple[Reel, ...]
+    by_owner: bool
+    """Whether tokens have a hue for each request: in all pools, so that one legend is true of each, or in none."""
     source: str
     """The source of the film, as a sentence."""
 
@@ -100,7 +100,8 @@ def film_of(recordings: Sequence[Recording], *, num_frames: int, until_s: float 
         _reel(recording, name, times_s, _CELLS[len(recordings)])
         for recording, name in zip(recordings, names, strict=True)
     )
-    return Film(times_s=times_s, reels=reels, source=source_line(recordings))
+    by_owner = all(map(shows_owners, recordings))
+    return Film(times_s=times_s, reels=reels, by_owner=by_owner, source=source_line(recordings))
 
 
 def _reel(recording: Recording, name: str, times_s: FloatArray, max_cells: int) -> Reel:
@@ -117,7 +118,6 @@ def _reel(recording: Recording, name: str, times_s: FloatArray, max_cells: int) 
         about=_about(replay, num_cells),
         states=states,
         owners=owners.astype(np.int64),
-        by_owner=recording.meta.policy_name != "static",
         shares_percent=100 * slots.slots[frames] / slots.capacity,
         batch=np.append(steps.num_scheduled, 0)[frames].astype(np.int64),
         waiting=np.append(steps.waiting, 0)[frames].astype(np.int64),

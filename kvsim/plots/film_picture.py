@@ -183,7 +183,7 @@ class _Layout:
         """Draw one entry of the legend, with the colours of some requests if the reels show owners."""
         label = STATE_LABELS[state]
         pen.rectangle((x, y + 2, x + 12, y + 14), STATE_COLORS[state], MUTED)
-        if state is SlotState.TOKEN and all(reel.by_owner for reel in self._film.reels):
+        if state is SlotState.TOKEN and self._film.by_owner:
             for place, color in enumerate(OWNER_COLORS[:4]):
                 pen.rectangle((x + 16 + 8 * place, y + 2, x + 24 + 8 * place, y + 14), color)
             x += 36
@@ -193,7 +193,7 @@ class _Layout:
     def _draw_reel(
         self, image: Image.Image, pen: ImageDraw.ImageDraw, reel: Reel, grid: _Grid, x: int, frame: int
     ) -> None:
-        colors = colors_of(reel.states[frame], reel.owners[frame] if reel.by_owner else None)
+        colors = colors_of(reel.states[frame], reel.owners[frame] if self._film.by_owner else None)
         pen.text((x, 38), self._cut(reel.name, self._plain), INK, self._plain)
         pen.text((x, 60), self._cut(spaced(reel.about), self._small), MUTED, self._small)
         image.paste(Image.fromarray(grid.picture(colors)), (x, self._grid_top))

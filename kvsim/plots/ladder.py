@@ -25,6 +25,8 @@ _WORSE: Final = "#c9452d"
 _WORSE_GAIN: Final = 0.995
 """Gain below which a rung counts as slower."""
 _BAR_HEIGHT: Final = 0.5
+_LEAST_WIDE_IN: Final = 5.0
+"""Width of a figure, in inches, with room for labels beside the bars."""
 
 
 def _gain(rung: dict[str, Any]) -> str:
@@ -62,16 +64,18 @@ def ladder(*recordings: Recording, purpose: Purpose = "web", size: Size | None =
     here = np.array([rung["tokens_per_s"] for rung in rungs])
     ample = np.array([rung["ample_tokens_per_s"] for rung in rungs])
     with style(purpose):
-        picture = Picture(purpose, size, aspect=0.24 + 0.09 * len(rungs))
+        is_narrow = (size is None and purpose == "paper") or (size is not None and size[0] < _LEAST_WIDE_IN)
+        picture = Picture(purpose, size, aspect=0.24 + (0.12 if is_narrow else 0.09) * len(rungs))
         axes = picture.subplots()
         places = np.arange(len(rungs))
-        axes.barh(places, ample, height=_BAR_HEIGHT, facecolor="none", edgecolor=MUTED, linestyle=":")
-        axes.barh(places, here, height=_BAR_HEIGHT, color=STATE_COLORS[SlotState.TOKEN])
+        height = _BAR_HEIGHT / 2 if is_narrow else _BAR_HEIGHT
+        axes.barh(places, ample, height=height, facecolor="none", edgecolor=MUTED, linestyle=":")
+        axes.barh(places, here, height=height, color=STATE_COLORS[SlotState.TOKEN])
         axes.set(xlim=(0, ample.max() * 1.02), ylim=(len(rungs) - 0.6, -0.6), yticks=places)
-        axes.set_yticklabels([rung["name"] for rung in rungs])
+        axes.set_yticklabels([] if is_narrow else [rung["name"] for rung in rungs])
         axes.set_xlabel("output tokens per second, whole run")
         axes.grid(visible=False, axis="y")
-        _label_bars(axes, rungs)
+        (_label_bars_above if is_narrow else _label_bars)(axes, rungs)
         factor = here[-1] / here[0]
         picture.headline(
             f"One change at a time: {factor:,.0f} times the tokens a second",
@@ -90,6 +94,16 @@ def ladder(*recordings: Recording, purpose: Purpose = "web", size: Size | None =
         for rung in rungs
     )
     return picture
+
+
+def _label_bars_above(axes: Axes, rungs: list[dict[str, Any]]) -> None:
+    """Write all words of each rung above its bars: a column has no room beside them."""
+    axes.set_ylim(len(rungs) - 0.6, -1.0)
+    for place, rung in enumerate(rungs):
+        result = f"{rung['tokens_per_s']:,.0f} tokens/s, {rung['mean_batch']:.0f} at a time"
+        words = f" {rung['name']}: {rung['change']}\n {result}" + (f", {_gain(rung)}" if place else "")
+        color = _WORSE if place and rung["gain"] < _WORSE_GAIN else INK
+        axes.text(0, place - _BAR_HEIGHT / 4, words, va="bottom", fontsize="small", color=color)
 
 
 def _label_bars(axes: Axes, rungs: list[dict[str, Any]]) -> None:

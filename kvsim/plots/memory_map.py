@@ -10,6 +10,7 @@ from matplotlib.colors import ListedColormap, NoNorm
 from kvsim.display.palette import NUM_HUES, channels_of
 from kvsim.memory.waste import NUM_STATES, SlotState
 from kvsim.metrics import waste_shares
+from kvsim.metrics.names import tells_owners
 from kvsim.plots.sampling import TimeBins, replay_of, waste_of
 from kvsim.plots.style import OWNER_COLORS, STATE_COLORS, Picture, Purpose, Size, style
 from kvsim.plots.words import ByteUnit, memory, number, percentages, source_line
@@ -41,14 +42,14 @@ _GOLDEN = (5**0.5 - 1) / 2
 def memory_map(recording: Recording, *, purpose: Purpose = "web", size: Size | None = None) -> Picture:
     """Draw every address of the pool over time, with the colour of the state that most slots of a unit are in.
 
-    Tokens have the hue of the request that holds the unit, as in the interface. Static
-    batches are drawn by state only, to show padding.
+    Tokens have the hue of the request that holds the unit, as in the interface. Static batches, and pools in which more
+    requests than there are hues are scattered, are drawn by state only.
 
     Each row of pixels follows one unit; if the pool has more units than the picture has rows, one of each group of
     neighbours is sampled. A column shows the frame at its beginning."""
     replay = replay_of(recording)
     states, owners, bins = pixel_states(replay)
-    by_owner = recording.meta.policy_name != "static"
+    by_owner = shows_owners(recording)
     pool = recording.meta.pool
     num_bytes = replay.num_units * pool.bytes_per_unit
     unit = ByteUnit.for_size(num_bytes)
@@ -78,6 +79,11 @@ def memory_map(recording: Recording, *, purpose: Purpose = "web", size: Size | N
         f"On average {percentages(shares)}."
     )
     return picture
+
+
+def shows_owners(recording: Recording) -> bool:
+    """Tell whether a picture of the pool has a hue for each request: not of rectangles, which are about padding."""
+    return recording.meta.policy_name != "static" and tells_owners(recording)
 
 
 def codes_of(states: npt.NDArray[np.uint8], owners: IntArray | None) -> npt.NDArray[np.uint8]:

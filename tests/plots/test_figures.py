@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
 from matplotlib.container import BarContainer
 from matplotlib.patches import StepPatch
@@ -23,6 +24,7 @@ from kvsim.metrics import waste, waste_shares
 from kvsim.models import find_model
 from kvsim.plots import FIGURES, OF_A_SWEEP, figure_of
 from kvsim.plots.everything import OF_ONE, OF_SEVERAL
+from kvsim.plots.ladder import ladder
 from kvsim.plots.latency import latency
 from kvsim.plots.memory_map import MAX_COLUMNS, MAX_ROWS, memory_map, pixel_states
 from kvsim.plots.occupancy import occupancy
@@ -40,7 +42,7 @@ from kvsim.workload import AllAtOnce, LogNormal, generate
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from kvsim.plots import Picture
+    from kvsim.plots import Picture, Purpose
     from kvsim.recording import Recording
 
 ALONE = [name for name in OF_SEVERAL | OF_ONE | OF_A_SWEEP if name != "roofline"]
@@ -336,3 +338,25 @@ def test_a_map_draws_external_fragmentation_where_it_is_counted() -> None:
     states, _, _ = pixel_states(Replay(recording))
     drawn = 100 * (states == SlotState.EXTERNAL).mean()
     assert drawn == pytest.approx(counted, abs=2.5)
+
+
+@pytest.mark.parametrize("purpose", ["paper", "web"])
+def test_words_of_the_ladder_do_not_run_into_each_other(by_hand: Recording, purpose: Purpose) -> None:
+    names = ("one by one", "static batches", "contiguous", "paged", "asynchronous scheduling")
+    same = {"mean_batch": 12.0, "gain": 10.0, "memory_gain": 2.0, "time_gain": 5.0}
+    rungs = [
+        {"rung": number, "name": name, "change": "a change that takes several words to say"}
+        | {"tokens_per_s": 10.0**number, "ample_tokens_per_s": 2 * 10.0**number}
+        | same
+        for number, name in enumerate(names)
+    ]
+    runs = [replace(by_hand, meta=replace(by_hand.meta, extra={"ladder": rung})) for rung in rungs]
+    picture = ladder(*runs, purpose=purpose)
+    picture.fix_layout()
+    FigureCanvasAgg(picture)
+    words = [text for text in picture.axes[0].texts if text.get_text()]
+    boxes = [text.get_window_extent() for text in words]
+    assert not [(one, other) for one, other in combinations(boxes, 2) if one.overlaps(other)]
+    assert all(box.x1 <= picture.bbox.x1 + 1 for box in boxes)
+    bars = [patch.get_window_extent().width for patch in picture.axes[0].patches]
+    assert max(bars) > 0.3 * picture.bbox.width, "bars are seen"

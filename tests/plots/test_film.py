@@ -14,13 +14,14 @@ import numpy as np
 import pytest
 from PIL.GifImagePlugin import GifImageFile
 
+from kvsim.display.palette import channels_of
 from kvsim.errors import RecordingError, UsageError
 from kvsim.memory.waste import SlotState
 from kvsim.metrics import waste
 from kvsim.plots import film_of
 from kvsim.plots.film_page import write_page
 from kvsim.plots.film_picture import frame_images, write_gif, write_mp4
-from kvsim.plots.style import STATE_COLORS
+from kvsim.plots.style import OWNER_COLORS, STATE_COLORS
 from kvsim.replay import Replay
 
 if TYPE_CHECKING:
@@ -163,3 +164,13 @@ def test_an_mp4_is_one(by_hand: Recording, tmp_path: Path) -> None:
     )
     assert first[4:8] == b"ftyp"
     assert first == second
+
+
+def test_all_panes_share_one_legend(by_hand: Recording, paged: Recording, static: Recording) -> None:
+    assert film_of([by_hand], num_frames=3).by_owner, "few requests, each with a hue"
+    for together in ([by_hand, static], [paged], [by_hand, paged]):
+        film = film_of(together, num_frames=3)
+        assert not film.by_owner, "padding, or more scattered requests than hues"
+        picture = np.asarray(next(frame_images(film)).convert("RGB")).reshape(-1, 3)
+        drawn = {tuple(color) for color in np.unique(picture, axis=0).tolist()}
+        assert not drawn & {channels_of(color) for color in OWNER_COLORS}

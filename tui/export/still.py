@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from kvsim.memory.waste import SlotState
-from kvsim.metrics.names import STATE_NAMES
+from kvsim.metrics.names import STATE_NAMES, tells_owners
 
 from ..look.states import STACK
 from ..look.words import percent, plural
 from ..pool.brush import Brush
 from ..pool.canvas import Canvas
-from ..pool.colors import tells_owners
 from ..pool.host_map import map_keys
 from ..pool.layer_kinds import layer_kinds, places_of_units
 from ..pool.levels import best_level, levels
@@ -77,7 +76,7 @@ def entries(session: Session, color_by: ColorBy) -> list[tuple[list[int], str]]:
     if color_by is ColorBy.LAYERS:
         return _layers(session)
     live = [row for row in session.replay.live_requests().tolist() if session.recording.requests.prompt_tokens[row]]
-    if not tells_owners(session.replay):
+    if not tells_owners(session.recording):
         found = [([int(SlotState.TOKEN)], f"tokens of {len(live)} requests")]
     elif len(live) <= _MOST_NAMED:
         found = [([OWNER + hue_of(row)], session.request_name(row)) for row in live]

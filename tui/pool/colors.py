@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from kvsim.display.palette import NUM_HUES
 from kvsim.memory.waste import SlotState
-from kvsim.policies import Paged, Radix
+from kvsim.metrics.names import tells_owners
 
 from .paint import OWNER, ColorBy, hue_of
 
@@ -17,20 +16,10 @@ if TYPE_CHECKING:
 
     from ..playback.session import Session
 
-_SCATTERING: Final = (Paged.name, Radix.name)
-"""Policies whose requests hold memory wherever it is free."""
-
-
-def tells_owners(replay: Replay) -> bool:
-    """Tell whether hues mean owners: not where more requests than there are hues hold scattered memory at a time."""
-    running = replay.recording.steps.running
-    most = int(running.max()) if len(running) else 0
-    return most <= NUM_HUES or replay.recording.meta.policy_name not in _SCATTERING
-
 
 def paint_of(session: Session, request: int) -> int:
     """Return the paint of what `request` has written: its hue where hues mean owners or it is followed."""
-    is_hued = request == session.followed or tells_owners(session.replay)
+    is_hued = request == session.followed or tells_owners(session.recording)
     return OWNER + hue_of(request) if is_hued else int(SlotState.TOKEN)
 
 

@@ -9,12 +9,11 @@ from rich.style import Style
 
 from kvsim.display.palette import NUM_HUES
 from kvsim.memory.waste import SlotState
-from kvsim.metrics.names import STATE_NAMES
+from kvsim.metrics.names import STATE_NAMES, tells_owners
 
 from ..look.words import plural, seconds
 from ..pool.paint import AGE, AGES, DIM, HOLDERS, OWNER, SHARED, ColorBy, hue_of
 from ..pool.swatches import paint_swatch
-from .colors import tells_owners
 from .layer_kinds import layer_kinds
 
 if TYPE_CHECKING:
@@ -79,7 +78,7 @@ def legend(by: ColorBy, sessions: Sequence[Session], lit: str | None = None) -> 
     whose: list[tuple[tuple[int, ...], str]]
     match by:
         case ColorBy.OWNER:
-            hued = all(tells_owners(one.replay) for one in sessions)
+            hued = all(tells_owners(one.recording) for one in sessions)
             hues = tuple(range(OWNER, OWNER + 4)) if hued else (int(SlotState.TOKEN),)
             if lit is not None:
                 whose = _lit_alone(lit, hues[:3], OWNER + hue_of(session.recording.row_of(lit)))

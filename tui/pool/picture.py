@@ -11,10 +11,10 @@ import numpy as np
 
 from kvsim.display.palette import NUM_HUES
 from kvsim.memory.waste import SlotState
+from kvsim.metrics.names import tells_owners
 from kvsim.replay.unfolding import NO_OWNER
 
 from ..look.stack import EIGHTHS
-from .colors import tells_owners
 from .layer_kinds import places_of_units
 from .paint import AGE, AGES, DIM, EMPTY, HOLDER_STEPS, HOLDERS, KIND, OWNER, SHARED, ColorBy
 
@@ -91,7 +91,7 @@ class Paints:
         self.written = np.full(replay.num_units, SlotState.FREE, np.uint8)
         self.rest = self.written.copy()
         self.whole = self.written.copy()
-        self._is_neutral = by is ColorBy.OWNER and not tells_owners(replay)
+        self._is_neutral = by is ColorBy.OWNER and not tells_owners(replay.recording)
         self._followed = NO_OWNER
         self._lit = np.zeros(replay.num_units, np.uint8)
         self._lit_units = np.empty(0, np.int64)
