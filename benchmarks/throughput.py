@@ -126,7 +126,7 @@ def run(arguments: argparse.Namespace) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--policy", action="append", choices=POLICY_NAMES)
+    parser.add_argument("--policy", action="append", choices=[*POLICY_NAMES, Radix.name])
     parser.add_argument("--workload", action="append")
     parser.add_argument(
         "--model", action="append", help=f"[{MODEL}] its memory is that of the blocks if all its layers were full"

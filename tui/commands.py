@@ -37,6 +37,9 @@ def commands(app: Host, playback: PlaybackScreen) -> Iterator[SystemCommand]:
     yield SystemCommand("More detail", "Zoom into the pool", lambda: playback.action_zoom(1))
     yield SystemCommand("Less detail", "Zoom out of the pool", lambda: playback.action_zoom(-1))
     yield SystemCommand("Compare", "The same requests under every policy, on one clock", app.action_compare)
+    yield SystemCommand(
+        "Radix tree", "Runs of slots in SGLang's cache, who holds them, what can go", playback.action_tree
+    )
     yield SystemCommand("Remedies", "Changes of the server, each with its predicted effect", playback.action_diagnose)
     yield SystemCommand("Lessons", "Short guided scenarios", app.action_lessons)
     yield SystemCommand("Save a picture", "Write the screen as an SVG file", lambda: save(app, playback, "svg"))

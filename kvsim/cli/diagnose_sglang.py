@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from kvsim.diagnosis import Retraction, Tried
     from kvsim.recording import Recording
 
+_GAIN = 1.01
+"""Factor on the output from which on a change is advised."""
 _MOST = 5
 """Retractions that are described: those after which most answers are lost."""
 
@@ -39,6 +41,7 @@ def diagnose_sglang(recording: Recording, *, tries: bool, as_json: bool) -> None
                 for each in found
             ],
             "tried": [asdict(each) for each in tried],
+            "advice": advice(tried) if tried else [],
         })  # fmt: skip
         return
     echo(verdict.sentence)
@@ -51,8 +54,45 @@ def diagnose_sglang(recording: Recording, *, tries: bool, as_json: bool) -> None
                 for each in tried]  # fmt: skip
         columns = ["the same requests, simulated", "output tokens/s", "TTFT p99", "retractions"]
         print_table("", columns, rows, figures=(1, 2, 3))
-        best = max(tried, key=lambda each: each.tokens_per_s)
-        echo(f"Most output of what was tried: {best.flags}.")
+        for sentence in advice(tried):
+            echo(sentence)
+
+
+def advice(tried: list[Tried]) -> list[str]:
+    """Return what the simulations of other settings advise: the better direction, the other one, and more memory."""
+    now, memory = tried[0], tried[-1]
+    lower, higher = (
+        max((each for each in tried if (each.factor < 1) == is_lower and each.factor != 1), key=_output)
+        for is_lower in (True, False)
+    )
+    best, other = (lower, higher) if _output(lower) > _output(higher) else (higher, lower)
+    way = "lower" if best is lower else "higher"
+    if _output(best) < _GAIN * _output(now):
+        said = [
+            "Keep --schedule-conservativeness: of what was tried, no value brings 1 % more output.",
+            f"A lower one ({lower.flags.split()[-1]}) brings {_effect(lower, now)}.",
+            f"A higher one ({higher.flags.split()[-1]}) brings {_effect(higher, now)}.",
+        ]
+    else:
+        said = [
+            f"Take {best.flags}, a {way} value: {_effect(best, now)}.",
+            f"In the other direction, {other.flags} brings {_effect(other, now)}.",
+        ]
+    return [*said, f"{memory.flags} brings {_effect(memory, now)}."]
+
+
+def _output(tried: Tried) -> float:
+    return tried.tokens_per_s
+
+
+def _effect(tried: Tried, now: Tried) -> str:
+    """Describe a change by its output, its latest first token and its retractions, beside those of now."""
+    gain = 100 * (tried.tokens_per_s / now.tokens_per_s - 1)
+    return (
+        f"{tried.tokens_per_s:,.0f} tokens/s instead of {now.tokens_per_s:,.0f} ({gain:+.1f} %), TTFT p99 "
+        f"{seconds(tried.ttft_p99_s)} instead of {seconds(now.ttft_p99_s)}, {tried.num_retractions:,} retractions "
+        f"instead of {now.num_retractions:,}"
+    )
 
 
 def _missing_tokens(retraction: Retraction) -> float:

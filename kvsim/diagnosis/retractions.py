@@ -188,6 +188,8 @@ class Tried:
     """A change of one setting, simulated with the same requests."""
 
     flags: str
+    factor: float
+    """Factor on `schedule_conservativeness`; 1 for another change, or none."""
     tokens_per_s: float
     ttft_p99_s: float
     num_retractions: int
@@ -201,18 +203,20 @@ def try_remedies(recording: Recording, report: Callable[[int, int], None]) -> li
     kv_bytes = meta.pool.num_units * meta.pool.bytes_per_unit
     machine = Machine(gpu=gpu, model=model, kv_bytes=kv_bytes, step_time=step_times(gpu, model, "vllm"))
     now = policy.scheduler.schedule_conservativeness
-    choices = [("as it is", policy, machine)]
+    choices = [("as it is", 1.0, policy, machine)]
     for factor in _FACTORS:
         changed = replace(policy.scheduler, schedule_conservativeness=round(now * factor, 4))
-        choices.append((f"--schedule-conservativeness {now * factor:g}", replace(policy, scheduler=changed), machine))
-    choices.append(("10 % more memory", policy, replace(machine, kv_bytes=int(kv_bytes * _MORE_MEMORY))))
+        flag = f"--schedule-conservativeness {now * factor:g}"
+        choices.append((flag, factor, replace(policy, scheduler=changed), machine))
+    choices.append(("10 % more memory", 1.0, policy, replace(machine, kv_bytes=int(kv_bytes * _MORE_MEMORY))))
     found = []
-    for nth, (flags, other, on) in enumerate(choices):
+    for nth, (flags, factor, other, on) in enumerate(choices):
         report(nth, len(choices))
         summary = measure(as_sent(recording), other, on, users=users_of(recording), refuse_misfits=True).summary
         found.append(
             Tried(
                 flags=flags,
+                factor=factor,
                 tokens_per_s=summary.output_tokens_per_s,
                 ttft_p99_s=summary.ttft_s.p99,
                 num_retractions=summary.num_preemptions,

@@ -116,6 +116,8 @@ class RadixState:
     last_chunked: int = NOT_CHUNKED
     num_prefills: int = 0
     """Requests of the last prefill that computed prompts."""
+    num_ended_before: int = 0
+    """Requests that had ended when those that run were looked through last."""
     num_last: int = 0
     """Requests of that batch, if it was a prefill."""
     runs_last: bool = False

@@ -184,6 +184,8 @@ def extend(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
 
 @part
 def _num_new_pages(engine: Engine, computed: int, num_tokens: int) -> int:
+    if engine.settings.unit_tokens == 1:
+        return num_tokens
     return token_slots.ceil_pages(engine, computed + num_tokens) - token_slots.ceil_pages(engine, computed)
 
 

@@ -202,7 +202,10 @@ def _merge_last_batch(engine: Engine) -> None:
 @part
 def _filter_running(engine: Engine) -> None:
     """Drop the running requests that have ended."""
-    state, kept = engine.state, 0
+    state, radix, kept = engine.state, engine.radix.state, 0
+    if state.num_ended == radix.num_ended_before:
+        return
+    radix.num_ended_before = state.num_ended
     for index in range(state.num_running):
         if engine.sequences[engine.running[index]].status == RUNNING:
             engine.running[kept] = engine.running[index]
@@ -414,8 +417,8 @@ def _list_running(engine: Engine) -> None:
 @part
 def check_decode_mem(engine: Engine, num_running: int) -> bool:
     """Tell whether the first `num_running` running requests can decode one token each; evict for that."""
-    needed = 0
-    for index in range(num_running):
+    needed = num_running if engine.settings.unit_tokens == 1 else 0
+    for index in range(0 if engine.settings.unit_tokens == 1 else num_running):
         needed += request_rows.num_tokens_required_next_decode(engine, engine.sequences[engine.running[index]])
     request_rows.evict_from_tree_cache(engine, needed)
     if tree_windows.is_on(engine) and token_slots.num_free_window_tokens(engine) < needed:

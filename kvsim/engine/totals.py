@@ -31,7 +31,9 @@ from kvsim.engine.state import Engine, table_of
 def add_slots(engine: Engine, sequence: Sequence, before: int, more: int) -> None:
     """Add `more` requested slots of a sequence that has `before`."""
     engine.state.requested += more
-    held = engine.unsure[_first_unsure(engine, sequence)].slots > 0  # a sequence that is moved keeps its slots
+    is_sure = before + more <= sequence.full_tokens - sequence.num_unsure
+    # A sequence that is moved keeps its slots.
+    held = not is_sure and engine.unsure[_first_unsure(engine, sequence)].slots > 0
     _add_useful(engine, sequence, before, before + more, 1, held)
 
 

@@ -13,8 +13,9 @@ from click.testing import CliRunner
 
 from kvsim.calibration.prior import vllm_prior
 from kvsim.cli import cli
+from kvsim.cli.diagnose_sglang import advice
 from kvsim.diagnosis import retractions_of, try_remedies
-from kvsim.diagnosis.retractions import expected_shares, policy_of
+from kvsim.diagnosis.retractions import Tried, expected_shares, policy_of
 from kvsim.errors import UsageError
 from kvsim.hardware import find_gpu
 from kvsim.models import find_model
@@ -85,7 +86,8 @@ def test_the_command_names_the_moment_and_what_was_tried(tmp_path: Path) -> None
     assert text.exit_code == 0, text.output
     assert f"at {retractions_of(recording)[0].at_s:,.2f} s" in text.output
     assert "% of running answers from then on" in text.output
-    assert "Most output of what was tried" in text.output
+    assert "--schedule-conservativeness" in text.output
+    assert "10 % more memory brings" in text.output
     document = json.loads(CliRunner().invoke(cli, ["diagnose", folder, "--points", "0", "--json"]).stdout)
     assert len(document["retractions"]) == len(retractions_of(recording))
     assert document["tried"] == []
@@ -102,3 +104,28 @@ def test_only_sglang_retracts() -> None:
     recording = simulate(workload(), Paged(), machine_of(1600), engine="interpreted")
     with pytest.raises(UsageError, match="only radix retracts"):
         retractions_of(recording)
+
+
+def tried_values(lower: float, higher: float) -> list[Tried]:
+    """Return four simulations, of 100 tokens/s as it is, and of these with other values."""
+    rows = (("as it is", 1.0, 100.0), ("--schedule-conservativeness 0.3", 0.3, lower),
+            ("--schedule-conservativeness 3", 3.0, higher), ("10 % more memory", 1.0, 120.0))  # fmt: skip
+    return [
+        Tried(flags=flags, factor=factor, tokens_per_s=output, ttft_p99_s=2.0, num_retractions=4)
+        for flags, factor, output in rows
+    ]
+
+
+@pytest.mark.parametrize(
+    ("lower", "higher", "said"),
+    [
+        (110.0, 90.0, "Take --schedule-conservativeness 0.3, a lower value: 110 tokens/s instead of 100 (+10.0 %)"),
+        (90.0, 110.0, "Take --schedule-conservativeness 3, a higher value: 110 tokens/s instead of 100 (+10.0 %)"),
+        (90.0, 100.5, "Keep --schedule-conservativeness"),
+    ],
+)
+def test_the_direction_that_helps_is_advised_with_figures(lower: float, higher: float, said: str) -> None:
+    sentences = advice(tried_values(lower, higher))
+    assert sentences[0].startswith(said)
+    assert f"{min(lower, higher):,.0f} tokens/s" in " ".join(sentences)
+    assert "+20.0 %" in sentences[-1]

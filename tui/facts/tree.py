@@ -34,7 +34,7 @@ def tree_lines(session: Session, unit: int) -> list[tuple[str, str]]:
     units, places = runs.address.astype(np.int64) - replay.first_unit, runs.position.astype(np.int64)
     alike = replay.cached[units] if is_cached else replay.refs[units] == replay.refs[unit]
     if not is_cached:
-        in_tree = places < _tree_units(session, whose)
+        in_tree = places < in_tree_units(session, whose)
         if not in_tree[units == unit].any():
             return [("in the tree", "not yet: an answer goes there when it ends")]
         alike = alike & in_tree
@@ -49,7 +49,7 @@ def tree_lines(session: Session, unit: int) -> list[tuple[str, str]]:
     return [*lines, ("locked by", "no request: it can be evicted"), ("given up", f"{ago} ago")]
 
 
-def _tree_units(session: Session, request: int) -> int:
+def in_tree_units(session: Session, request: int) -> int:
     """Return the leading units of a running request that are in the tree: its prompt, once that is computed."""
     replay, prompt = session.replay, int(session.recording.requests.prompt_tokens[request])
     computed = int(replay.computed(np.array([request]))[0])

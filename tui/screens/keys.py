@@ -39,6 +39,7 @@ BINDINGS: Final = (
     Binding("slash", "find", "Find", key_display="/", id="find"),
     Binding("c", "app.compare", "Compare", id="compare"),
     Binding("d", "diagnose", "Remedies", id="diagnose"),
+    Binding("t", "tree", "Tree", show=False, id="tree"),
     Binding("l", "app.lessons", "Lessons", id="lessons"),
     Binding("s", "app.save('svg')", "Save", id="save"),
     Binding("S", "app.save('png')", "Save as PNG", show=False, id="save.png"),

@@ -182,6 +182,18 @@ class PlaybackScreen(Transport):
 
         self.app.run_in_thread(lambda: diagnosed(session.recording), show, "Simulating what would help")
 
+    def action_tree(self) -> None:
+        """Show the radix tree of SGLang's cache at this moment."""
+        from ..dialogs.radix_tree import RadixTreeScreen  # noqa: PLC0415 - nothing that the first picture needs
+        from ..facts.radix_tree import has_tree  # noqa: PLC0415
+
+        session = next((each for each in self.sessions() if has_tree(each)), None)
+        if session is None:
+            self.notify("No run here keeps a radix tree; kvsim run --policy radix does.", timeout=3)
+            return
+        self.player.playing = False
+        self.app.push_screen(RadixTreeScreen(session))
+
     def show_found(self, found: tuple[str, int] | None) -> None:
         """Follow the request or select the block that was found; None if the question was closed."""
         raise NotImplementedError

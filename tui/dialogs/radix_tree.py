@@ -1,0 +1,119 @@
+"""Show the whole radix tree of SGLang's cache at the current moment."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Final
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+from textual.binding import Binding, BindingType
+from textual.containers import VerticalScroll
+from textual.widgets import Static
+
+from ..facts.radix_tree import tree_at
+from ..look.words import plural, seconds
+from .modal import Modal
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from textual.app import ComposeResult
+
+    from ..facts.radix_tree import RadixTree, Run
+    from ..playback.session import Session
+
+_MOST_RUNS: Final = 400
+"""Runs that are listed; a longer list is cut."""
+_DEEPEST: Final = 12
+"""Levels that are set in."""
+_FEW: Final = 3
+"""Holders that are named."""
+
+
+class RadixTreeScreen(Modal[None]):
+    """One page: a line for each run of slots, set in below the run that it continues."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,t,q", "close", "Close")]
+
+    def __init__(self, session: Session) -> None:
+        super().__init__()
+        self._session, self._tree = session, tree_at(session)
+
+    def compose(self) -> ComposeResult:
+        """Compose the page."""
+        with VerticalScroll(id="tree"):
+            yield Static(self._page())
+
+    def on_mount(self) -> None:
+        """Scroll with the arrow keys at once."""
+        self.query_one("#tree").focus()
+
+    def _page(self) -> Group:
+        tree, session = self._tree, self._session
+        parts: list[RenderableType] = [Text(_summary(session, tree), "bold")]
+        if tree.wiped is not None:
+            parts.append(_wiped(session, tree))
+        if not tree.runs:
+            return Group(*parts)
+        table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim")
+        for name in ("run", "tokens", "held by", "last used"):
+            table.add_column(name, justify="right" if name in ("tokens", "last used") else "left", no_wrap=True)
+        first = _goes_first(session, tree)
+        for run in tree.runs[:_MOST_RUNS]:
+            table.add_row(*_cells(session, run, is_first=run is first))
+        parts += ["", table]
+        if len(tree.runs) > _MOST_RUNS:
+            left = tree.runs[_MOST_RUNS:]
+            parts.append(f"and {plural(len(left), 'run')} more, {sum(run.num_units for run in left):,} slots")
+        return Group(*parts)
+
+
+def _summary(session: Session, tree: RadixTree) -> str:
+    if not tree.runs:
+        return "The tree is empty: no prompt has been computed, or all were evicted."
+    name, evictable = session.unit_name, tree.num_units - tree.num_locked
+    return (
+        f"The radix tree: {plural(tree.num_units, name)} in {plural(len(tree.runs), 'run')}; {tree.num_locked:,} "
+        f"locked, {evictable:,} can be evicted, from the leaves."
+    )
+
+
+def _wiped(session: Session, tree: RadixTree) -> str:
+    wiped = tree.wiped
+    assert wiped is not None
+    return (
+        f"The last retraction, of {session.request_name(wiped.request)} {_ago(session, wiped.frame)}, gave up "
+        f"{wiped.num_own:,} of its own and evicted {wiped.num_evicted:,} of the tree in the same step."
+    )
+
+
+def _ago(session: Session, frame: int) -> str:
+    age_s = float(session.times_s[session.player.frame]) - float(session.times_s[frame])
+    return f"{seconds(max(age_s, 0.0), session.player.duration_s / 1000)} ago"
+
+
+def _goes_first(session: Session, tree: RadixTree) -> Run | None:
+    """Return the leaf that is evicted next, where the one that was used longest ago goes first."""
+    leaves = [run for run in tree.runs if run.is_evictable]
+    if session.recording.meta.policy.get("radix_eviction_policy", "lru") != "lru" or not leaves:
+        return None
+    return min(leaves, key=lambda run: run.used_frame)
+
+
+def _cells(session: Session, run: Run, *, is_first: bool) -> tuple[Text, Text, Text, Text]:
+    """Return the line of a run: bold where it is locked, dim where it waits for what is below it."""
+    size, end = session.replay.unit_tokens, run.begin + run.num_units
+    style = "bold" if run.num_holders else "" if run.is_evictable else "dim"
+    lead = "  " * min(run.depth - 1, _DEEPEST) + "└ " if run.depth else ""
+    if run.num_holders:
+        names = [session.request_name(row) for row in run.holders[:_FEW]]
+        more = run.num_holders - len(names)
+        held = f"{run.num_holders}: {', '.join(names)}{f' and {more} more' if more else ''}"
+    elif run.is_evictable:
+        held = "none: goes first" if is_first else "none: can go"
+    else:
+        held = "none: after those below"
+    used = "now" if run.num_holders else _ago(session, run.used_frame)
+    length = plural(run.num_units, session.unit_name)
+    cells = (f"{lead}{length}", f"{run.begin * size + 1:,} to {end * size:,}", held, used)
+    return tuple(Text(cell, style) for cell in cells)  # type: ignore[return-value]

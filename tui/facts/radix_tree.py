@@ -1,0 +1,198 @@
+"""The whole radix tree at a moment: runs of slots, who holds them, what can be evicted, what a retraction wiped.
+
+A recording says which slots each request lists, not which nodes there are. As long as a slot is in the tree, one slot
+comes before it. So the tree follows from the tables: a run ends where paths part, where other requests hold what
+follows, or where a prompt ends.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from kvsim.recording.tables import WHOLE_TABLE, MemoryKind
+
+from ..playback.run_events import EventKind
+from .tree import in_tree_units
+
+if TYPE_CHECKING:
+    from ..playback.session import Session
+
+_NONE = -1
+
+
+@dataclass(slots=True)
+class Run:
+    """Neighbouring slots of the tree with the same holders."""
+
+    begin: int
+    """Units of the path before the run."""
+    num_units: int
+    num_holders: int
+    used_frame: int
+    """Frame of the last use."""
+    depth: int
+    holders: list[int] = field(default_factory=list)
+    """Rows of the requests that hold it."""
+    children: list[Run] = field(default_factory=list)
+    num_below: int = 0
+    """Units of the run and of all below it."""
+
+    @property
+    def is_evictable(self) -> bool:
+        """Whether it can be evicted now: no request holds it, and nothing is below it."""
+        return self.num_holders == 0 and not self.children
+
+
+@dataclass(frozen=True, slots=True)
+class Wiped:
+    """The units that the last retraction gave up."""
+
+    frame: int
+    request: int
+    num_own: int
+    """Units of the request that were in no tree."""
+    num_evicted: int
+    """Units of the tree that were evicted in that step."""
+
+
+@dataclass(frozen=True, slots=True)
+class RadixTree:
+    """All runs at one moment, a parent before its children, the largest branch first."""
+
+    runs: tuple[Run, ...]
+    wiped: Wiped | None
+
+    @property
+    def num_units(self) -> int:
+        """Units in the tree."""
+        return sum(run.num_units for run in self.runs)
+
+    @property
+    def num_locked(self) -> int:
+        """Units that requests hold."""
+        return sum(run.num_units for run in self.runs if run.num_holders)
+
+
+def has_tree(session: Session) -> bool:
+    """Tell whether the run keeps a radix tree."""
+    return session.recording.meta.policy_name == "radix" and bool(session.recording.meta.prefix_caching)
+
+
+def tree_at(session: Session) -> RadixTree:
+    """Return the tree at the current frame."""
+    units = _Units(session)
+    top = _runs(session, units)
+    ordered: list[Run] = []
+    pending = [*reversed(top)]
+    while pending:
+        run = pending.pop()
+        ordered.append(run)
+        pending += reversed(run.children)
+    return RadixTree(tuple(ordered), _last_wiped(session))
+
+
+class _Units:
+    """The path, the last use and the last holder of each unit, by the rows of a recording up to a frame."""
+
+    def __init__(self, session: Session) -> None:
+        replay, memory = session.replay, session.recording.memory
+        size = replay.num_units
+        self.before = np.full(size, _NONE, np.int64)
+        """The unit before it on its path."""
+        self.place = np.zeros(size, np.int64)
+        self.used_seq = np.zeros(size, np.int64)
+        self.last = np.full(size, _NONE, np.int64)
+        """The request that listed it last."""
+        self.tables: dict[int, list[int]] = {}
+        end = int(np.searchsorted(memory.seq, replay.frame_seq[session.player.frame], side="right"))
+        columns = (memory.seq, memory.kind, memory.request, memory.position, memory.address, memory.length)
+        for seq, kind, request, position, address, length in zip(
+            *(column[:end].tolist() for column in columns), strict=True
+        ):
+            if kind in (MemoryKind.APPEND, MemoryKind.SHARE):
+                self._list(seq, request, position, address - replay.first_unit, length)
+            elif kind == MemoryKind.RELEASE and address == WHOLE_TABLE:
+                table = self.tables.pop(request, [])
+                self.used_seq[table] = seq
+
+    def _list(self, seq: int, request: int, position: int, first: int, length: int) -> None:
+        table = self.tables.setdefault(request, [])
+        units = np.arange(first, first + length)
+        table[position : position + length] = units.tolist()
+        self.before[units] = units - 1
+        self.before[first] = table[position - 1] if position else _NONE
+        if position + length < len(table):  # those behind came before a copy in the tree took this place
+            self.before[table[position + length]] = first + length - 1
+        self.place[units] = np.arange(position, position + length)
+        self.used_seq[units], self.last[units] = seq, request
+
+
+def _runs(session: Session, units: _Units) -> list[Run]:
+    """Return the runs that begin at the root; the others are below them."""
+    replay, frame = session.replay, session.player.frame
+    paths = {row: table[: in_tree_units(session, row)] for row, table in units.tables.items()}
+    num_holders = np.zeros(replay.num_units, np.int64)
+    for path in paths.values():
+        num_holders[path] += 1
+    is_in = (num_holders > 0) | replay.cached
+    inside = np.flatnonzero(is_in)
+    before = np.where(is_in[units.before], units.before, _NONE)
+    before[units.before == _NONE] = _NONE
+    num_children = np.bincount(before[inside][before[inside] != _NONE], minlength=replay.num_units)
+    prompt_units = session.recording.requests.prompt_tokens[units.last] // replay.unit_tokens
+    begins = before == _NONE
+    begins |= (num_children[before] > 1) | (num_holders != num_holders[before]) | (units.place == prompt_units)
+    run_of: dict[int, Run] = {}
+    top: list[Run] = []
+    for unit in inside[np.argsort(units.place[inside], kind="stable")].tolist():
+        parent = run_of.get(int(before[unit]))
+        if parent is not None and not begins[unit]:
+            parent.num_units += 1
+            run_of[unit] = parent
+            continue
+        used = int(np.searchsorted(replay.frame_seq, units.used_seq[unit]))
+        run = Run(
+            int(units.place[unit]), 1, int(num_holders[unit]), min(used, frame), parent.depth + 1 if parent else 0
+        )
+        run_of[unit] = run
+        (parent.children if parent else top).append(run)
+    for row, path in paths.items():
+        place = 0
+        while place < len(path):
+            run = run_of[path[place]]
+            run.holders.append(row)
+            run.used_frame, place = frame, run.begin + run.num_units
+    _add_up(top)
+    return top
+
+
+def _add_up(top: list[Run]) -> None:
+    """Count the units below each run, and put the largest branch first."""
+    ordered = [*top]
+    for run in ordered:
+        ordered += run.children
+    for run in reversed(ordered):
+        run.num_below = run.num_units + sum(child.num_below for child in run.children)
+        run.children.sort(key=lambda child: -child.num_below)
+    top.sort(key=lambda run: -run.num_below)
+
+
+def _last_wiped(session: Session) -> Wiped | None:
+    """Return what the last retraction up to the current frame gave up."""
+    events = session.events.of_kinds((EventKind.PREEMPTED,))
+    happened = np.flatnonzero(events.frame <= session.player.frame)
+    if not len(happened):
+        return None
+    frame, request = int(events.frame[happened[-1]]), int(events.request[happened[-1]])
+    memory, seqs = session.recording.memory, session.replay.frame_seq
+    begin, end = np.searchsorted(memory.seq, (seqs[max(frame - 1, 0)], seqs[frame]), side="right")
+    kind, length = memory.kind[begin:end], memory.length[begin:end]
+    is_release: npt.NDArray[np.bool_] = (kind == MemoryKind.RELEASE) & (memory.address[begin:end] == WHOLE_TABLE)
+    own = is_release & (memory.request[begin:end] == request)
+    kept = 0 if memory.cached is None else int(memory.cached[begin:end][own].sum())
+    evicted = int(length[kind == MemoryKind.EVICT].sum())
+    return Wiped(frame, request, int(length[own].sum()) - kept, evicted)
