@@ -16,6 +16,7 @@ import numpy as np
 
 from kvsim.conformance.oracle_connectors import TransferEngine, connector_state, handed_out, loads_of_step
 from kvsim.conformance.oracle_files import OFFLOAD_BLOCK_BYTES
+from kvsim.conformance.oracle_images import EncoderRecords
 from kvsim.conformance.oracle_offload import CopyEngine, jobs_begun, offload_state
 from kvsim.conformance.second_keys import SecondKeys
 from kvsim.conformance.verdict import Difference, Verdict, difference
@@ -112,12 +113,14 @@ class OracleRun:
             pipeline=workload.pipeline,
             retention_tokens=workload.retention_tokens,
             drafts=self._drafts,
+            encoding=workload.encoding,
             connector=workload.connector,
             records_memory=True,
             copies_are_timed=False,
         )
         self._driver = Driver(plan.build(compiled=compiled), compiled=compiled)
         self._state = self._driver.engine.state
+        self._images = EncoderRecords(workload.encoding, self._driver, self._name) if workload.encoding else None
         self._second_keys = SecondKeys(workload, self._driver)
         self._num_units: Counter[int] = Counter()
         """Blocks that changed hands so far, by kind of change."""
@@ -311,6 +314,7 @@ class OracleRun:
                 "finished_ids_sent": sent,
             }
             | (self._drafts_of_step() if self._drafts is not None else {})
+            | (self._images.of_step(batch) if self._images is not None else {})
             | self._state_record()
         )
 
@@ -403,6 +407,7 @@ class OracleRun:
             (offload_state(driver, self._name) if self._copies is not None else {})
             | (self._drafts_record(live, proposed) if self._drafts is not None else {})
             | (self._connector_record() if self.transfers is not None else {})
+            | (self._images.state() if self._images is not None else {})
         )
 
     def _tables(self, number: int) -> list[Any]:
@@ -470,7 +475,7 @@ def _keys(workload: OracleWorkload, ahead: int) -> list[list[int]]:
     simulation, later keys cannot be shared."""
     keys = PrefixKeys(workload.cache.block_size)
     rows = [
-        keys.from_tokens(_tokens(row, request), (request.adapter, request.salt), ahead)
+        keys.from_tokens(_tokens(row, request), (request.adapter, request.salt), ahead, request.images)
         for row, request in enumerate(workload.requests)
     ]
     num_requests = Counter(key for row in rows for key in row)

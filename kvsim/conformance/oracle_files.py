@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvsim.conformance.connector_fields import connector_of, exchange_of
 from kvsim.conformance.oracle_groups import layout_of
+from kvsim.conformance.oracle_images import encoding_of, images_of
 from kvsim.conformance.sglang_files import SGLANG_FIELDS
 from kvsim.errors import RecordingError, UsageError, WorkloadError
 from kvsim.files.contents import TEXT_BYTES, content_of, unpacked
@@ -21,6 +22,7 @@ from kvsim.kv_groups.grouping import hashed_by_mode
 from kvsim.policies import releases
 from kvsim.policies.connectors import Connector, Exchange, Remote
 from kvsim.policies.drafts import Drafts
+from kvsim.policies.encoding import Encoding, ImageInput
 from kvsim.policies.outcomes import Outcomes
 from kvsim.policies.pipeline import Pipeline
 from kvsim.policies.settings import ContinuousSettings, Eviction, Order, PagedSettings
@@ -61,7 +63,6 @@ _NOT_KNOWN: Mapping[str, Any] = {
 }
 """Settings that newer releases have, and the value with which they change nothing."""
 _NOT_FOLLOWED = {
-    "mm": "images and the encoder cache",
     "pcp": "prefill context parallelism",
 }
 """Features of vLLM's scheduler that kvsim does not follow, by the field of a workload that asks for them."""
@@ -92,6 +93,8 @@ class OracleRequest:
     priority: int
     right_drafts: tuple[int, ...] = ()
     """Drafts that are right, by the number of outputs; empty for all."""
+    images: tuple[ImageInput, ...] = ()
+    """Images of its prompt, in order of their places."""
     proposed_drafts: tuple[int, ...] = ()
     """Drafts that are proposed, by the number of outputs; empty for as many as may be."""
     exchange: Exchange = _NO_EXCHANGE
@@ -120,6 +123,8 @@ class OracleWorkload:
     """KV-cache groups; None for one group of full attention."""
     retention_tokens: int | None = None
     """Tokens between the boundaries at which windows and states are kept; None keeps all."""
+    encoding: Encoding | None = None
+    """Images of the prompts; None without."""
     drafting: SpeculativeConfig | None = None
     """Speculative decoding; None without."""
     connector: Connector | None = None
@@ -145,6 +150,8 @@ class OracleWorkload:
             scheduler = replace(self.scheduler, vllm=release)
             scheduler.check_known_to_release()
             self.drafts(release)
+            if self.encoding is not None:
+                self.encoding.check(release, num_groups=1 if self.layout is None else len(self.layout.groups))
             if self.connector is not None:
                 self.connector.check(release, 1 if self.layout is None else len(self.layout.groups))
         except UsageError as error:
@@ -290,6 +297,7 @@ def parse_workload(document: Any, where: str) -> OracleWorkload:
         raise WorkloadError(f"{where}: {str(error).rstrip('.')}.") from error
     connector = connector_of(document.get("kv") or {}, where)
     layout = layout_of(document, where, scheduler, cache) if "groups" in document else None
+    requests = _requests(document["requests"], where, scheduler.max_model_len, connector)
     return OracleWorkload(
         num_blocks=num_blocks,
         scheduler=scheduler,
@@ -298,7 +306,8 @@ def parse_workload(document: Any, where: str) -> OracleWorkload:
             pipeline_parallel_size=fields.integer("pipeline_parallel_size", 1, minimum=1),
             v2_model_runner=fields.flag("v2_model_runner", default=True),
         ),
-        requests=_requests(document["requests"], where, scheduler.max_model_len, connector),
+        requests=requests,
+        encoding=encoding_of(_object("mm", document.get("mm") or {}, where), requests, where),
         connector=connector,
         layout=layout,
         retention_tokens=None if document.get("retention_interval") is None else _retention_tokens(fields, layout),
@@ -546,6 +555,7 @@ def _request(row: int, document: Any, where: str) -> OracleRequest:
         salt=str(document.get("salt") or ""),
         right_drafts=tuple(document.get("accept") or ()),
         proposed_drafts=tuple(document.get("propose") or ()),
+        images=images_of(document.get("mm"), where),
     )
 
 

@@ -86,14 +86,15 @@ def end_step(engine: Engine) -> None:
 
 
 @part
-def verify(engine: Engine, sequence: Sequence, num_verified: int) -> None:
-    """Append what a step yields for a sequence: the right ones of its drafts, and a token; take the others back."""
+def verify(engine: Engine, sequence: Sequence, index: int) -> None:
+    """Append what a step yields for a sequence, at `index` of those emitted: the right ones of its drafts, and a token.
+
+    The others are taken back.
+    """
     settings = engine.settings
     is_stale = settings.late_outputs_block and sequence.status != RUNNING
-    num_drafts, right = abs(num_verified), 0
-    if num_verified > 0:
-        right = min(num_drafts, _num_right(engine, sequence, num_drafts))
-    wrong = num_drafts - right
+    wrong = num_wrong(engine, sequence, index)
+    right = abs(engine.emitting_drafts[index]) - wrong
     if not is_stale and sequence.computed > 0:
         _take_back(engine, sequence, wrong)
     if not is_stale and sequence.placeholders > 0:
@@ -124,6 +125,16 @@ def _take_back(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
     totals.note_computed(engine, sequence)
     sequence.rejected += num_tokens
     sequence.computed -= num_tokens
+
+
+@part
+def num_wrong(engine: Engine, sequence: Sequence, index: int) -> int:
+    """Return the wrong ones of the drafts that a step verifies for a sequence, at `index` of those emitted."""
+    if engine.settings.num_drafts == 0:
+        return 0
+    num_verified = engine.emitting_drafts[index]
+    right = min(num_verified, _num_right(engine, sequence, num_verified)) if num_verified > 0 else 0
+    return abs(num_verified) - right
 
 
 @part

@@ -27,6 +27,7 @@ from kvsim.engine import (
 from kvsim.engine.arrays import Numbers, Records, fill, make, make_growing, make_one, numbers
 from kvsim.engine.coefficients import step_times
 from kvsim.engine.connector_records import ConnectorTables
+from kvsim.engine.encoder_records import encoder_cache
 from kvsim.engine.group_initialization import (
     check_groups,
     flight_is_counted,
@@ -51,6 +52,7 @@ from kvsim.kv_groups import KVCacheLayout
 from kvsim.policies import Contiguous, Paged, Pipeline, Policy, Radix, Static
 from kvsim.policies.connectors import Connector
 from kvsim.policies.drafts import Drafts
+from kvsim.policies.encoding import Encoding
 from kvsim.policies.kinds import most_running
 from kvsim.policies.releases import rules_of
 from kvsim.policies.settings import ContiguousSettings, Growth, Order, PagedSettings, Reserve
@@ -117,6 +119,8 @@ class EnginePlan:
     """Events that can be ordered in one call."""
     drafts: Drafts | None = None
     """Speculative decoding as vLLM schedules it; None without."""
+    encoding: Encoding | None = None
+    """Images of the prompts; None without."""
     connector: Connector | None = None
     """The exchange of KV with a store or with other servers; None without."""
     rules: CustomRules | None = None
@@ -204,6 +208,7 @@ class EnginePlan:
             readers=records_of(records.Readers, self.num_units + 1 if settings.has_windows else 0),
             buckets=records_of(records.Bucket, _num_buckets(demand, policy, self.num_units)),
             host=self._host_tier(room, compiled=compiled),
+            encoder=encoder_cache(self.encoding, size, compiled=compiled),
             connector=self._connector(room, compiled=compiled),
             radix=self._radix(settings.most_in_flight, room.memory_rows, compiled=compiled),
             holes=records_of(records.Hole, room.num_holes),
@@ -236,6 +241,8 @@ class EnginePlan:
             chosen["retention_tokens"] = NEVER if self.retention_tokens is None else self.retention_tokens
         if self.drafts is not None and isinstance(policy, Paged):
             chosen |= _drafting(self.drafts, policy)
+        if self.encoding is not None and isinstance(policy, Paged):
+            chosen |= _encoding(self.encoding, policy)
         settings = make_one(records.Settings, compiled=compiled)
         for name, value in chosen.items():
             setattr(settings, name, value)
@@ -243,9 +250,13 @@ class EnginePlan:
         if self.connector is not None and isinstance(policy, Paged):
             _set_connector(settings, self.connector, policy)
         settings.answers_awaited = settings.num_drafts > 0 or self.connector is not None
-        settings.counts_flight = settings.answers_awaited or (
-            settings.most_in_flight > (1 if waits_for_flight else 2)
-            and (waits_for_flight or settings.late_outputs_block)
+        settings.counts_flight = (
+            settings.answers_awaited
+            or settings.encoder_tokens > 0
+            or (
+                settings.most_in_flight > (1 if waits_for_flight else 2)
+                and (waits_for_flight or settings.late_outputs_block)
+            )
         )
         settings.leaves_alone = not self.rules and _leaves_alone(settings)
         return settings
@@ -327,6 +338,8 @@ class _Room:
                 _check_modelled(policy.cache)
             host_initialization.check_offload(policy, len(layout.groups))
             places = host_initialization.num_places(policy, num_units, size)
+            if plan.encoding is not None:
+                plan.encoding.check(policy.scheduler.vllm, num_groups=len(layout.groups))
             if plan.connector is not None:
                 plan.connector.check(policy.scheduler.vllm, len(layout.groups))
                 places = min(size, 5 * batch + num_units)
@@ -451,6 +464,17 @@ def _set_connector(settings: records.Settings, connector: Connector, policy: Pag
     settings.drops_late = connector.produces and rules.delivers_kept
     settings.caches_processed = rules.caches_processed
     settings.notes_every_step = True
+
+
+def _encoding(encoding: Encoding, policy: Paged) -> dict[str, Any]:
+    """Return the settings of the encoder and its cache."""
+    rules = rules_of(policy.scheduler.vllm)
+    return {
+        "encoder_tokens": encoding.compute_tokens,
+        "keeps_images_whole": encoding.is_whole,
+        "cuts_before_images": rules.cuts_before_images,
+        "counts_repeated_images": rules.counts_repeated_images,
+    }
 
 
 def _told(drafts: Drafts | None, size: int, *, compiled: bool) -> Records[records.Told]:
@@ -610,6 +634,7 @@ def _leaves_alone(settings: records.Settings) -> bool:
     concerns = (
         settings.lookahead_tokens
         or settings.num_drafts
+        or settings.encoder_tokens
         or settings.compaction
         or settings.by_priority
         or settings.notes_every_step

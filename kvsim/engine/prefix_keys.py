@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvsim.errors import WorkloadError
+from kvsim.policies.encoding import ImageInput
 from kvsim.workload import Ragged, Turns, Workload
 
 Column = npt.NDArray[np.int64]
@@ -26,16 +27,24 @@ class PrefixKeys:
         self.block_size = block_size
         self._keys: dict[Hashable, int] = {}
 
-    def from_tokens(self, token_ids: Sequence[int], apart: Hashable = None, ahead: int = 0) -> list[int]:
+    def from_tokens(
+        self, token_ids: Sequence[int], apart: Hashable = None, ahead: int = 0, images: Sequence[ImageInput] = ()
+    ) -> list[int]:
         """Return the keys of the full blocks of a prompt given as token ids.
 
         Prompts are equal only where what keeps them `apart` is equal, too: an adapter, or a salt. A key also covers
-        the `ahead` tokens behind its block.
+        the `ahead` tokens behind its block, and the `images` that reach into these tokens.
         """
         keys: list[int] = []
         before = -1 if apart is None else self._intern(("apart", apart))
         for end in range(self.block_size, len(token_ids) + 1 - ahead, self.block_size):
-            before = self._intern(("tokens", before, tuple(token_ids[end - self.block_size : end + ahead])))
+            begin = end - self.block_size
+            inside = tuple(
+                (image.content, image.offset - begin)
+                for image in images
+                if image.offset < end + ahead and begin < image.end
+            )
+            before = self._intern(("tokens", before, tuple(token_ids[begin : end + ahead]), inside))
             keys.append(before)
         return keys
 

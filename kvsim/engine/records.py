@@ -51,6 +51,14 @@ class Settings:
     """Adapters that may be in use at once; 0 where adapters are not limited."""
     running_keep_adapters: bool = False
     """A running sequence keeps its adapter in use also in a step that does not compute it."""
+    encoder_tokens: int = 0
+    """Outputs of the encoder that one step computes, at most; 0 where prompts have no images."""
+    keeps_images_whole: bool = False
+    """A step computes all tokens of an image, or none."""
+    cuts_before_images: bool = False
+    """A chunk ends right before an image without room, whatever drafting reads ahead."""
+    counts_repeated_images: bool = False
+    """An image that a sequence repeats is in use until its last place is computed."""
     ahead: bool = False
     """Steps are scheduled ahead of the output that is known: a sequence decodes on a token that has no value yet."""
     most_in_flight: int = 1

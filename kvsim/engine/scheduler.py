@@ -14,6 +14,7 @@ from kvsim.engine import (
     block_pool,
     cadence,
     drafting,
+    encoder_cache,
     fast_forward,
     groups,
     in_flight,
@@ -60,6 +61,8 @@ def schedule(engine: Engine) -> None:
     state.most_prompt_tokens = _most_prompt_tokens(engine)
     if engine.settings.prefill_interval > 1:
         cadence.begin_step(engine)
+    if engine.settings.encoder_tokens > 0:
+        encoder_cache.begin_step(engine)
     state.has_chunk = False
     state.input_tokens = engine.settings.max_num_batched_tokens
     budget = engine.rules.fill_step(engine)
@@ -100,9 +103,12 @@ def update(engine: Engine) -> None:
     if settings.counts_flight:
         in_flight.settle_tokens(engine, launched)
     engine.memory.before_update(engine, launched)
-    num_ended, now_s = state.num_ended, state.host_s
+    num_ended, now_s, num_settled = state.num_ended, state.host_s, 0
     for index in range(first, first + engine.launched[launched].num_emitting):
         sequence = engine.sequences[engine.emitting[index]]
+        if settings.encoder_tokens > 0:
+            wrong = drafting.num_wrong(engine, sequence, index)
+            num_settled = encoder_cache.settle(engine, launched, num_settled, sequence.number, wrong)
         # A step scheduled ahead may hold a sequence that has left since; its token is thrown away.
         if sequence.status in (FINISHED, ABORTED):
             continue
@@ -112,9 +118,13 @@ def update(engine: Engine) -> None:
         _append_output(engine, sequence, index, now_s)
         if sequence.num_tokens >= sequence.end_tokens:
             engine.memory.free(engine, sequence)
+            if settings.encoder_tokens > 0:
+                encoder_cache.let_go(engine, sequence)
             if sequence.status == PREEMPTED:
                 waiting_queue.remove(engine, sequence)
             end(engine, sequence, FINISHED, now_s)
+    if settings.encoder_tokens > 0:
+        encoder_cache.settle(engine, launched, num_settled, 0, 0)
     if settings.num_drafts > 0 and not settings.ahead:
         drafting.propose(engine, launched)
     engine.memory.after_update(engine)
@@ -129,6 +139,8 @@ def abort(engine: Engine, sequence: Sequence) -> None:
     if sequence.status in (WAITING, PREEMPTED, LOADING):
         waiting_queue.remove(engine, sequence)
     engine.memory.free(engine, sequence)
+    if engine.settings.encoder_tokens > 0:
+        encoder_cache.let_go(engine, sequence)
     end(engine, sequence, ABORTED, engine.state.host_s)
     engine.state.unflushed = True
     _drop_ended(engine)
@@ -198,6 +210,8 @@ def serve_running(engine: Engine, budget: int) -> int:
                 return budget
             continue
         state.has_chunk |= sequence.is_chunk
+        if settings.encoder_tokens > 0:
+            encoder_cache.take(engine)
         _put_into_batch(engine, sequence, num_tokens)
         budget -= num_tokens
     fast_forward.catch_up_from(engine, index, state.num_scheduled - 1)  # those that get nothing
@@ -226,16 +240,11 @@ def admit_waiting(engine: Engine, budget: int) -> int:
             waiting_queue.skip(engine, sequence)
             continue
         num_tokens = _num_tokens_to_begin_with(engine, sequence, computed, most)
-        if settings.num_drafts > 0 and num_tokens > 0:
-            num_tokens = drafting.unsplit_tokens(engine, sequence, computed, num_tokens)
-            if num_tokens == 0:
-                waiting_queue.skip(engine, sequence)
-                continue
-        if num_tokens == 0 or not memory.admit(engine, sequence, computed, num_tokens):
+        if num_tokens == SKIP:
+            waiting_queue.skip(engine, sequence)
+            continue
+        if num_tokens == 0 or not _admit(engine, sequence, computed, num_tokens):
             break
-        waiting_queue.pop(engine, sequence)
-        if settings.max_adapters > 0:
-            adapters.use(engine, sequence)
         state.has_prefill |= cadence.is_prefill(sequence, computed)
         _run(engine, sequence, computed, num_tokens)
         budget -= num_tokens
@@ -243,6 +252,22 @@ def admit_waiting(engine: Engine, budget: int) -> int:
     if settings.prefill_interval > 1:
         cadence.end_pass(engine)
     return budget
+
+
+@part
+def _admit(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -> bool:
+    """Allocate the memory of a waiting sequence, which leaves the queue; return False where there is too little."""
+    settings = engine.settings
+    if not engine.memory.admit(engine, sequence, computed, num_tokens):
+        if settings.encoder_tokens > 0:
+            encoder_cache.let_go(engine, sequence)
+        return False
+    waiting_queue.pop(engine, sequence)
+    if settings.max_adapters > 0:
+        adapters.use(engine, sequence)
+    if settings.encoder_tokens > 0:
+        encoder_cache.take(engine)
+    return True
 
 
 @part
@@ -261,6 +286,8 @@ def num_tokens_to_go_on_with(engine: Engine, sequence: Sequence, budget: int) ->
     num_tokens = min(num_tokens, budget, settings.max_model_len - 1 - sequence.computed)
     if settings.boundary_tokens > 0:
         num_tokens = groups.aligned_tokens(engine, sequence, sequence.computed, num_tokens, 0)
+    if settings.encoder_tokens > 0 and num_tokens > 0:
+        num_tokens = encoder_cache.plan(engine, sequence, sequence.computed, num_tokens)
     if settings.num_drafts > 0:
         num_tokens = drafting.unsplit_tokens(engine, sequence, sequence.computed, num_tokens)
     return num_tokens
@@ -268,7 +295,7 @@ def num_tokens_to_go_on_with(engine: Engine, sequence: Sequence, budget: int) ->
 
 @part
 def _num_tokens_to_begin_with(engine: Engine, sequence: Sequence, computed: int, budget: int) -> int:
-    """Return the number of tokens that a waiting sequence computes in its first step; 0 if `budget` is too small."""
+    """Return the tokens that a waiting sequence computes in its first step; 0 if admission ends, or `SKIP`."""
     settings, num_tokens = engine.settings, sequence.num_tokens - computed
     if settings.num_drafts > 0 and num_tokens == 1:
         num_tokens = drafting.padded_tokens(engine, computed, budget)
@@ -281,6 +308,14 @@ def _num_tokens_to_begin_with(engine: Engine, sequence: Sequence, computed: int,
     num_tokens = min(num_tokens, budget)
     if settings.boundary_tokens > 0:
         num_tokens = groups.aligned_tokens(engine, sequence, computed, num_tokens, engine.state.num_uncached)
+    if settings.encoder_tokens > 0 and num_tokens > 0:
+        num_tokens = encoder_cache.plan(engine, sequence, computed, num_tokens)
+        if num_tokens == 0 and settings.cuts_before_images:
+            return SKIP
+    if settings.num_drafts > 0 and num_tokens > 0:
+        num_tokens = drafting.unsplit_tokens(engine, sequence, computed, num_tokens)
+        if num_tokens == 0:
+            return SKIP
     return num_tokens
 
 
@@ -313,6 +348,8 @@ def preempt(engine: Engine, sequence: Sequence) -> None:
     sequence.status = PREEMPTED
     engine.memory.expect_return(engine, sequence)
     engine.memory.free(engine, sequence)
+    if engine.settings.encoder_tokens > 0:
+        encoder_cache.let_go(engine, sequence)
     sequence.computed = sequence.drafts = 0
     if engine.settings.late_outputs_block:
         sequence.placeholders = 0
@@ -344,6 +381,8 @@ def take_out_of_batch(engine: Engine, sequence: Sequence) -> int:
         if engine.batch[index] == sequence.number:
             tokens = engine.batch_tokens[index]
             drafting.give_back(engine, tokens)
+            if engine.settings.encoder_tokens > 0:
+                encoder_cache.give_back(engine, sequence)
             state.num_listed -= 1
             for later in range(index, state.num_listed):
                 engine.batch[later] = engine.batch[later + 1]
@@ -457,7 +496,7 @@ def _append_output(engine: Engine, sequence: Sequence, index: int, now_s: float)
     if sequence.num_tokens == sequence.prompt_tokens:
         engine.times[sequence.number].first_token_s = now_s
     if settings.num_drafts > 0:
-        drafting.verify(engine, sequence, engine.emitting_drafts[index])
+        drafting.verify(engine, sequence, index)
         return
     sequence.num_tokens += 1
     if settings.ahead:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol
 from kvsim.engine.arrays import Numbers, Records
 from kvsim.engine.compiled import part
 from kvsim.engine.connector_records import ConnectorTables
+from kvsim.engine.encoder_records import EncoderCache
 from kvsim.engine.host_tier import HostTier
 from kvsim.engine.memory import Memory
 from kvsim.engine.radix_records import Radix
@@ -140,6 +141,8 @@ class Engine(NamedTuple):
     """The prefix cache: a block is in the bucket of its key."""
     host: HostTier
     """The second tier; an empty tuple, whose type tells compiled code so, where there is none."""
+    encoder: EncoderCache
+    """Images of prompts, and the cache of their encoder."""
     connector: ConnectorTables
     """The KV connector; an empty tuple where there is none."""
     radix: Radix

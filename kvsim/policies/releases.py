@@ -99,6 +99,11 @@ class ReleaseRules:
     """`long_prefill_token_threshold` binds where one request alone is there, too."""
     refuses_long_threshold: bool = False
     """vLLM does not start with a `long_prefill_token_threshold` above `max_model_len`."""
+    cuts_before_images: bool = False
+    """A chunk ends right before an image without room, whatever drafting reads ahead; who gets nothing is passed over.
+    """
+    counts_repeated_images: bool = False
+    """An image that a request repeats is in use until its last place is computed."""
     running_keep_adapters: bool = False
     """A running request keeps its adapter in use also in a step that does not compute it."""
     drafts_have_v2_runner: bool = False
@@ -406,6 +411,16 @@ CHANGES = (
     ),
     Change(
         since="0.33.0",
+        says="A chunk ends right before an image without room; a request that gets no token so is passed over.",
+        rules={"cuts_before_images": True},
+    ),
+    Change(
+        since="0.33.0",
+        says="An image that a request repeats is in use until its last place is computed.",
+        rules={"counts_repeated_images": True},
+    ),
+    Change(
+        since="0.33.0",
         says="A running request keeps its adapter in use also in a step that does not compute it.",
         rules={"running_keep_adapters": True},
     ),
@@ -456,6 +471,8 @@ DRAFTS = ((0, 25), (0, 33))
 """Major and minor of the releases whose speculative decoding is known."""
 CONNECTORS = DRAFTS
 """Major and minor of the releases whose KV connectors are known."""
+IMAGES = DRAFTS
+"""Major and minor of the releases whose encoder cache is known."""
 DEFAULT = NEWEST
 """The release that is followed where none is named."""
 UNSTATED = "0.25.1"
@@ -551,6 +568,17 @@ def check_connectors(release: str) -> None:
     if number_of(release)[:2] not in CONNECTORS:
         known = " and ".join(f"{major}.{minor}" for major, minor in CONNECTORS)
         raise UsageError(f"kvsim knows KV connectors of vLLM {known}, not those of {release}.")
+
+
+def check_images(release: str) -> None:
+    """Check that the encoder cache of a release is known.
+
+    Raises:
+        UsageError: it is not.
+    """
+    if number_of(release)[:2] not in IMAGES:
+        known = " and ".join(f"{major}.{minor}" for major, minor in IMAGES)
+        raise UsageError(f"kvsim knows the encoder cache of vLLM {known}, not that of {release}.")
 
 
 def check_offload(release: str) -> None:

@@ -1,8 +1,8 @@
 """Workloads with features of vLLM's scheduler, decided as vLLM decided them: every field of every record.
 
-Each folder is of a release and of a feature: adapters (`lora`), options of the scheduler, speculative decoding
-(`spec`), KV connectors (`kv`), a prefill beside a decode server (`pd`), the choice of data-parallel ranks (`dp`), and
-groups with the two caches of sparse attention, with draft layers and with decode context parallelism.
+Each folder is of a release and of a feature: adapters (`lora`), images (`mm`), options of the scheduler, speculative
+decoding (`spec`), KV connectors (`kv`), a prefill beside a decode server (`pd`), the choice of data-parallel ranks
+(`dp`), and groups with the two caches of sparse attention, with draft layers and with decode context parallelism.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def test_every_decision_is_the_one_that_vllm_made(workload: Path, compiled: bool
 
 
 def test_the_workloads_cover_what_they_are_kept_for() -> None:
-    assert {file.parts[-2] for file in WORKLOADS} == {"lora", "options", "groups", "spec", "kv", "pd", "dp"}
+    assert {file.parts[-2] for file in WORKLOADS} == {"lora", "options", "groups", "spec", "kv", "pd", "dp", "mm"}
     documents = [json.loads(file.read_text()) for file in WORKLOADS]
     settings = {name for document in documents for name in document}
     assert settings >= {"max_num_active_seqs", "long_prefill_token_threshold_adaptive", "prefill_schedule_interval"}
@@ -171,7 +171,6 @@ def test_a_damaged_answer_of_two_engines_or_of_a_front_end_is_refused(folder: st
 @pytest.mark.parametrize(
     ("more", "feature"),
     [
-        ({"mm": {"compute": 8, "cache": 8}}, "images and the encoder cache (mm)"),
         ({"pcp": 2}, "prefill context parallelism (pcp)"),
     ],
 )

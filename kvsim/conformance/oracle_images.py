@@ -1,0 +1,102 @@
+"""Images in an oracle's workload and records: the inputs of the encoder, and the state of its cache."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kvsim.engine.encoder_cache import reclaimable
+from kvsim.errors import WorkloadError
+from kvsim.policies.encoding import Encoding, ImageInput
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from kvsim.conformance.oracle_files import OracleRequest
+    from kvsim.engine.driver import Driver
+
+
+def images_of(documents: Any, where: str) -> tuple[ImageInput, ...]:
+    """Return the images of a request.
+
+    Raises:
+        WorkloadError: they are none.
+    """
+    try:
+        images = [
+            ImageInput(
+                content=str(each["hash"]),
+                offset=int(each["offset"]),
+                length=int(each["length"]),
+                embedded=tuple((int(first), int(number)) for first, number in each.get("embed") or ()),
+            )
+            for each in documents or ()
+        ]
+    except (TypeError, KeyError, ValueError) as error:
+        raise WorkloadError(f"{where}: mm should be a list of images with hash, offset and length.") from error
+    return tuple(sorted(images, key=lambda each: each.offset))
+
+
+def encoding_of(settings: Mapping[str, Any], requests: Iterable[OracleRequest], where: str) -> Encoding | None:
+    """Return the images of a workload, and what the encoder has for them; None without.
+
+    Raises:
+        WorkloadError: the settings are none.
+    """
+    if not settings:
+        return None
+    compute, cache = settings.get("compute"), settings.get("cache")
+    if type(compute) is not int or type(cache) is not int or min(compute, cache) < 1:
+        raise WorkloadError(f"{where}: mm should have compute and cache, each a number of embeddings.")
+    return Encoding(
+        compute_tokens=compute,
+        cache_tokens=cache,
+        is_whole=bool(settings.get("whole", False)),
+        inputs=[request.images for request in requests],
+    )
+
+
+class EncoderRecords:
+    """The fields of the records that tell of the encoder cache."""
+
+    def __init__(self, encoding: Encoding, driver: Driver, name: Callable[[int], str]) -> None:
+        self._driver, self._name = driver, name
+        contents = dict.fromkeys(str(each.content) for row in encoding.inputs for each in row)
+        self._hashes = ["", *contents]
+        self._inputs = encoding.inputs
+
+    def of_step(self, batch: Iterable[int]) -> dict[str, Any]:
+        """Return the images that the step computes for each sequence of its batch, and those that it has evicted."""
+        engine = self._driver.engine
+        cache, step = engine.encoder, int(engine.state.num_scheduled)
+        encoded = {}
+        for number in batch:
+            first = int(cache.first_inputs[number])
+            indices = range(len(self._inputs[number - 1]))
+            places = [index for index in indices if int(cache.inputs[first + index].encoded_in) == step]
+            if places:
+                encoded[self._name(number)] = places
+        evicted = [int(cache.evicted[index]) for index in range(int(cache.state.num_evicted))]
+        if engine.settings.cuts_before_images:  # one that is there again is not told
+            evicted = [number for number in evicted if not cache.images[number].is_cached]
+        return {"encoder": encoded, "encoder_freed": [self._hashes[number] for number in evicted]}
+
+    def state(self) -> dict[str, Any]:
+        """Return the state of the cache: free slots, the order of eviction, and the users of each image."""
+        cache = self._driver.engine.encoder
+        users: dict[str, list[str]] = {
+            self._hashes[number]: [] for number in range(1, len(self._hashes)) if cache.images[number].is_cached
+        }
+        for row, images in enumerate(self._inputs):
+            first = int(cache.first_inputs[row + 1])
+            for index, image in enumerate(images):
+                if cache.inputs[first + index].is_user:
+                    users[str(image.content)].append(self._name(row + 1))
+        order = [self._hashes[number] for number in reclaimable(cache.images)]
+        return {
+            "enc": {
+                "free": int(cache.state.num_free),
+                "freeable": int(cache.state.num_reclaimable),
+                "order": order,
+                "refs": {name: sorted(names) for name, names in users.items()},
+            }
+        }

@@ -1,0 +1,230 @@
+"""The encoder cache: outputs of the encoder for images of prompts, kept until the places of an image are computed.
+
+A step computes an image as a whole, before its tokens in the prompt. Where the step's budget or the cache has no
+room for it, the chunk is cut right before the image. Equal images are computed once, and shared. What no sequence uses
+is evicted where room is needed, the image let go first of all first.
+
+In a step, `plan` cuts a chunk and plans its images, `take` puts them into the cache when the chunk is scheduled.
+"""
+
+from __future__ import annotations
+
+from kvsim.engine import linked_list
+from kvsim.engine.arrays import Records
+from kvsim.engine.compiled import part
+from kvsim.engine.encoder_records import EncodedImage, EncoderInput
+from kvsim.engine.linked_list import HEAD
+from kvsim.engine.records import Sequence
+from kvsim.engine.state import Engine
+
+
+@part
+def begin_step(engine: Engine) -> None:
+    """Give the step being scheduled its budget of outputs."""
+    state = engine.encoder.state
+    state.budget = engine.settings.encoder_tokens
+    state.num_evicted = state.num_planned = state.planned_tokens = 0
+
+
+@part
+def plan(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -> int:
+    """Choose the images to compute for a chunk of `num_tokens` tokens behind those `computed`; return its length then."""
+    settings, state = engine.settings, engine.encoder.state
+    state.num_calls += 1
+    state.num_planned = state.planned_tokens = 0
+    ahead = settings.prompt_ahead_tokens
+    seen_until = computed + num_tokens + ahead
+    for index in range(engine.encoder.first_inputs[sequence.number], engine.encoder.first_inputs[sequence.number + 1]):
+        place = engine.encoder.inputs[index]
+        if place.end <= computed:
+            continue
+        if place.offset >= seen_until:
+            break
+        is_cut = settings.keeps_images_whole and computed + num_tokens < place.end
+        if settings.cuts_before_images and is_cut and computed <= place.offset:
+            return max(0, place.offset - computed - ahead)
+        if _is_there(engine, index):
+            continue
+        if not settings.cuts_before_images and is_cut and computed < place.offset:
+            return max(0, place.offset - computed - ahead)
+        image = engine.encoder.images[place.content]
+        if not _make_room(engine, image.num_tokens):
+            return _tokens_before(engine, place, computed, num_tokens)
+        until = seen_until if settings.cuts_before_images else computed + num_tokens
+        if _has_output(engine, place, computed, until):
+            image.planned_in = state.num_calls
+            state.planned_tokens += image.num_tokens
+            _add_to_plan(engine, index)
+    return num_tokens
+
+
+@part
+def _is_there(engine: Engine, index: int) -> bool:
+    """Tell whether the plan or the cache has the image of an input; if the cache has it, the sequence uses it."""
+    image = engine.encoder.images[engine.encoder.inputs[index].content]
+    if image.planned_in == engine.encoder.state.num_calls:
+        if engine.settings.counts_repeated_images:
+            _add_to_plan(engine, -index)
+        return True
+    if not image.is_cached:
+        return False
+    if image.num_users == 0:
+        linked_list.remove(engine.encoder.images, engine.encoder.inputs[index].content)
+        engine.encoder.state.num_reclaimable -= image.num_tokens
+    _hold(engine, index)
+    return True
+
+
+@part
+def _add_to_plan(engine: Engine, index: int) -> None:
+    engine.encoder.planned[engine.encoder.state.num_planned] = index
+    engine.encoder.state.num_planned += 1
+
+
+@part
+def _make_room(engine: Engine, num_tokens: int) -> bool:
+    """Tell whether the step can compute an image beside those of the plan, and the cache can hold it; evict for it."""
+    state = engine.encoder.state
+    if num_tokens > state.budget - state.planned_tokens:
+        return False
+    needed = num_tokens + state.planned_tokens
+    if needed <= state.num_free:
+        return True
+    if needed > state.num_reclaimable:
+        return False
+    while needed > state.num_free:
+        number = engine.encoder.images[HEAD].next
+        image = engine.encoder.images[number]
+        linked_list.remove(engine.encoder.images, number)
+        image.is_cached = False
+        state.num_free += image.num_tokens
+        if state.num_evicted < len(engine.encoder.evicted):
+            engine.encoder.evicted[state.num_evicted] = number
+            state.num_evicted += 1
+    return True
+
+
+@part
+def _tokens_before(engine: Engine, place: EncoderInput, computed: int, num_tokens: int) -> int:
+    """Return the tokens of a chunk before an image that has no room."""
+    if engine.settings.cuts_before_images:
+        return min(num_tokens, place.offset - computed) if computed < place.offset else 0
+    return max(0, place.offset - computed - engine.settings.prompt_ahead_tokens)
+
+
+@part
+def _has_output(engine: Engine, place: EncoderInput, begin: int, end: int) -> bool:
+    """Tell whether one of the tokens from `begin` to `end` of a prompt carries an output of the image."""
+    for run in range(place.first_run, place.first_run + place.num_runs):
+        first = place.offset + engine.encoder.runs[2 * run]
+        if first < end and begin < first + engine.encoder.runs[2 * run + 1]:
+            return True
+    return False
+
+
+@part
+def take(engine: Engine) -> None:
+    """Put the images of the plan into the cache: the step computes them."""
+    state = engine.encoder.state
+    if state.planned_tokens == 0:
+        return
+    state.budget -= state.planned_tokens
+    for planned in range(state.num_planned):
+        index = engine.encoder.planned[planned]
+        if index > 0:
+            place = engine.encoder.inputs[index]
+            image = engine.encoder.images[place.content]
+            image.is_cached = True
+            state.num_free -= image.num_tokens
+            state.num_reclaimable -= image.num_tokens
+            state.num_encoded += 1
+            state.encoded_tokens += image.num_tokens
+            place.encoded_in = engine.state.num_scheduled
+        _hold(engine, abs(index))
+
+
+@part
+def give_back(engine: Engine, sequence: Sequence) -> None:
+    """Give back what the step was to compute for a sequence that is preempted in it; its images stay in the cache."""
+    for index in range(engine.encoder.first_inputs[sequence.number], engine.encoder.first_inputs[sequence.number + 1]):
+        place = engine.encoder.inputs[index]
+        if place.encoded_in == engine.state.num_scheduled:
+            engine.encoder.state.budget += engine.encoder.images[place.content].num_tokens
+            place.encoded_in = 0
+
+
+@part
+def settle(engine: Engine, launched: int, begin: int, number: int, wrong: int) -> int:
+    """Let go of what sequences of a step have computed, from place `begin` of its list on up to that of a sequence.
+
+    Its `wrong` drafts do not count. Number 0 is of none: all are settled. Return the place behind.
+    """
+    first, place = launched * engine.settings.max_num_seqs, begin
+    while place < engine.launched[launched].num_computing:
+        sequence = engine.sequences[engine.computing[first + place]]
+        place += 1
+        is_last = sequence.number == number
+        processed = sequence.computed - sequence.placeholders
+        let_go_computed(engine, sequence, processed - wrong if is_last and sequence.placeholders == 0 else processed)
+        if is_last:
+            break
+    return place
+
+
+@part
+def let_go_computed(engine: Engine, sequence: Sequence, processed: int) -> None:
+    """Let go of the images of a sequence whose places lie within the `processed` tokens."""
+    if not engine.settings.cuts_before_images:
+        processed -= engine.settings.prompt_ahead_tokens
+    for index in range(engine.encoder.first_inputs[sequence.number], engine.encoder.first_inputs[sequence.number + 1]):
+        place = engine.encoder.inputs[index]
+        if place.is_held and place.end <= processed:
+            _let_go(engine, index)
+
+
+@part
+def let_go(engine: Engine, sequence: Sequence) -> None:
+    """Let go of all images of a sequence."""
+    for index in range(engine.encoder.first_inputs[sequence.number], engine.encoder.first_inputs[sequence.number + 1]):
+        if engine.encoder.inputs[index].is_held:
+            _let_go(engine, index)
+
+
+@part
+def _hold(engine: Engine, index: int) -> None:
+    """Let a sequence use an image for one of its places."""
+    place = engine.encoder.inputs[index]
+    first = engine.encoder.inputs[place.first_alike]
+    if not first.is_user:
+        first.is_user = True
+        engine.encoder.images[place.content].num_users += 1
+    if not place.is_held:
+        place.is_held = True
+        first.num_held += 1
+
+
+@part
+def _let_go(engine: Engine, index: int) -> None:
+    """Let a sequence use an image for one of its places no more; one without users can be evicted."""
+    place = engine.encoder.inputs[index]
+    first = engine.encoder.inputs[place.first_alike]
+    place.is_held = False
+    first.num_held -= 1
+    if not first.is_user or (engine.settings.counts_repeated_images and first.num_held > 0):
+        return
+    first.is_user = False
+    image = engine.encoder.images[place.content]
+    image.num_users -= 1
+    if image.num_users == 0:
+        linked_list.push_back(engine.encoder.images, place.content)
+        engine.encoder.state.num_reclaimable += image.num_tokens
+
+
+def reclaimable(images: Records[EncodedImage]) -> list[int]:
+    """List the images that can be evicted, the first of all first."""
+    listed: list[int] = []
+    number = int(images[HEAD].next)
+    while number != HEAD:
+        listed.append(number)
+        number = int(images[number].next)
+    return listed
