@@ -298,6 +298,7 @@ def parse_workload(document: Any, where: str) -> OracleWorkload:
     connector = connector_of(document.get("kv") or {}, where)
     layout = layout_of(document, where, scheduler, cache) if "groups" in document else None
     requests = _requests(document["requests"], where, scheduler.max_model_len, connector)
+    images = [request.images for request in requests]
     return OracleWorkload(
         num_blocks=num_blocks,
         scheduler=scheduler,
@@ -307,7 +308,7 @@ def parse_workload(document: Any, where: str) -> OracleWorkload:
             v2_model_runner=fields.flag("v2_model_runner", default=True),
         ),
         requests=requests,
-        encoding=encoding_of(_object("mm", document.get("mm") or {}, where), requests, where),
+        encoding=encoding_of(_object("mm", document.get("mm") or {}, where), images, where),
         connector=connector,
         layout=layout,
         retention_tokens=None if document.get("retention_interval") is None else _retention_tokens(fields, layout),

@@ -9,9 +9,8 @@ from kvsim.errors import WorkloadError
 from kvsim.policies.encoding import Encoding, ImageInput
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from kvsim.conformance.oracle_files import OracleRequest
     from kvsim.engine.driver import Driver
 
 
@@ -36,7 +35,7 @@ def images_of(documents: Any, where: str) -> tuple[ImageInput, ...]:
     return tuple(sorted(images, key=lambda each: each.offset))
 
 
-def encoding_of(settings: Mapping[str, Any], requests: Iterable[OracleRequest], where: str) -> Encoding | None:
+def encoding_of(settings: Mapping[str, Any], inputs: Sequence[Sequence[ImageInput]], where: str) -> Encoding | None:
     """Return the images of a workload, and what the encoder has for them; None without.
 
     Raises:
@@ -51,7 +50,7 @@ def encoding_of(settings: Mapping[str, Any], requests: Iterable[OracleRequest], 
         compute_tokens=compute,
         cache_tokens=cache,
         is_whole=bool(settings.get("whole", False)),
-        inputs=[request.images for request in requests],
+        inputs=inputs,
     )
 
 
