@@ -160,5 +160,16 @@ def test_a_notebook_holds_no_results(file: Path) -> None:
     assert not any(cell["outputs"] for cell in code)
 
 
+@pytest.mark.parametrize("file", sorted((DOCS / "notebooks").glob("*.ipynb")), ids=lambda file: file.stem)
+def test_a_notebook_runs(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What its cells assert is so, such as the figures of published results."""
+    monkeypatch.chdir(file.parent)
+    monkeypatch.setattr("matplotlib.pyplot.show", lambda: None)
+    names: dict[str, object] = {"__name__": file.stem}
+    for cell in json.loads(file.read_text(encoding="utf-8"))["cells"]:
+        if cell["cell_type"] == "code":
+            exec(compile("".join(cell["source"]), file.name, "exec"), names)
+
+
 def test_the_first_notebook_has_twelve_cells() -> None:
     assert len(json.loads((DOCS / "notebooks" / "first-hour.ipynb").read_text(encoding="utf-8"))["cells"]) == 12
