@@ -20,6 +20,7 @@ from kvsim.engine import (
     in_flight,
     moments,
     offload,
+    prefix_hits,
     static_batch,
     waiting_queue,
 )  # fmt: skip
@@ -51,6 +52,7 @@ class Driver:
         """The engine as it is now; the rows of a slice stand in its records until the next slice begins."""
         chosen = act_on_batch if engine.memory is static_batch.RECTANGLE else act
         self._act: Any = _compiled(chosen) if compiled else chosen
+        self._look_up: Any = _compiled(look_up) if compiled else look_up
         self._compile_later = compile_later
         self._is_long, self._is_interrupted, self._has_asked = False, False, compiled
 
@@ -89,12 +91,20 @@ class Driver:
             self._has_asked = True
             if (target := self._compile_later()) is not None:
                 self.engine, self._act = going_on.moved(self.engine, target), _compiled(self._act)
+                self._look_up = _compiled(look_up)
         if not self._is_interrupted:
             self._begin_slice()
         outcome = int(self._act(self.engine, _ADVANCE, until_s))
         self._is_long |= outcome == clock.FULL
         self._is_interrupted = outcome in (clock.CHECK, clock.BATCHED)
         return outcome
+
+    def hit_tokens(self, number: int) -> int:
+        """Return the leading tokens of a request's prompt that the prefix cache holds now; nothing changes."""
+        if not self.engine.settings.prefix_caching:
+            return 0
+        with np.errstate(over="ignore"):  # keys are hashed modulo 2**64
+            return int(self._look_up(self.engine, 0, float(number)))
 
     def next_moment(self) -> int:
         """Advance to the next moment of the engine's loop, without regard to the clock; see `clock.next_moment`."""
@@ -271,6 +281,12 @@ def act(engine: Engine, action: int, argument: float) -> int:
     elif action == _PLAY:
         outcome = moments.play(engine, int(argument))
     return outcome
+
+
+@part
+def look_up(engine: Engine, action: int, argument: float) -> int:  # noqa: ARG001  there is one action
+    """Return the leading tokens of the prompt of sequence `argument` that the prefix cache holds."""
+    return prefix_hits.find(engine, engine.sequences[int(argument)])
 
 
 _SOURCES = (Path(__file__).parent, Path(steptime.__file__).parent)

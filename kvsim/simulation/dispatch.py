@@ -11,9 +11,9 @@ import numpy.typing as npt
 from kvsim.errors import UsageError
 from kvsim.policies import Radix
 from kvsim.policies.routers import SEES_PREFIXES, RoutedRequest, RouteName, Router, router_of
+from kvsim.simulation.server import ServerProcess, distinct
 
 if TYPE_CHECKING:
-    from kvsim.simulation.server import ServerProcess
     from kvsim.simulation.setup import Setup
 
 CachedKeys = npt.NDArray[np.int64]
@@ -76,13 +76,19 @@ class Dispatcher:
     """Sends each request to the server that a router chooses, with what prefix caches held `lag_s` seconds before."""
 
     def __init__(
-        self, router: Router, requests: Callable[[int, float], RoutedRequest], num_units: int, *, lag_s: float = 0.0
+        self,
+        router: Router,
+        requests: Callable[[int, float], RoutedRequest],
+        num_requests: int,
+        num_units: int,
+        *,
+        lag_s: float = 0.0,
     ) -> None:
         """Send requests, which `requests` describes by row and time, to servers with `num_units` units each."""
         self.lag_s = lag_s
         self._router, self._requests, self._num_units = router, requests, num_units
         self._hits: dict[int, list[int]] = {}
-        self.duplicates = DuplicatePrefixes()
+        self.duplicates = DuplicatePrefixes(num_requests)
 
     @classmethod
     def of(cls, setup: Setup, route: RouteName | str | Router = "shortest", lag_s: float = 0.0) -> Dispatcher:
@@ -113,7 +119,7 @@ class Dispatcher:
                 arrival_s=at_s,
             )
 
-        return cls(router_of(route), describe_request, setup.num_units, lag_s=lag_s)
+        return cls(router_of(route), describe_request, len(workload), setup.num_units, lag_s=lag_s)
 
     def look(self, row: int, servers: Sequence[ServerProcess]) -> None:
         """Note what the prompt in `row` would find on each server now, for when it is sent."""
@@ -145,25 +151,16 @@ class Dispatcher:
 class DuplicatePrefixes:
     """Cached prefix blocks that more than one server holds, sampled as requests arrive."""
 
-    def __init__(self) -> None:
-        self._num_seen, self._stride = 0, 1
-        self._samples: list[int] = []
-
-    @classmethod
-    def of(cls, samples: Sequence[Sequence[CachedKeys]]) -> DuplicatePrefixes:
-        """Return what the samples of each server, taken at the same times, have in common."""
-        duplicates = cls()
-        duplicates._samples = [num_extra(held) for held in zip(*samples, strict=True)]
-        return duplicates
+    def __init__(self, num_requests: int, samples: Sequence[Sequence[CachedKeys]] = ()) -> None:
+        """Prepare for `num_requests` arrivals, or take the `samples` of each server, which were at the same times."""
+        self._num_requests, self._num_seen = num_requests, 0
+        self._samples = [num_extra(held) for held in zip(*samples, strict=True)]
 
     def look(self, servers: Sequence[ServerProcess]) -> None:
         """Take a sample if it is time for one."""
-        self._num_seen += 1
-        if (self._num_seen - 1) % self._stride == 0:
+        if self._num_seen in sampled_arrivals(self._num_requests, len(servers)):
             self._samples.append(num_extra([server.cached_keys() for server in servers]))
-        if len(self._samples) > most_samples(len(servers)):
-            del self._samples[1::2]
-            self._stride *= 2
+        self._num_seen += 1
 
     @property
     def mean_blocks(self) -> float:
@@ -176,19 +173,12 @@ class DuplicatePrefixes:
         return max(self._samples, default=0)
 
 
-def most_samples(num_servers: int) -> int:
-    """Return the most samples that are kept; with one more, every other one is dropped, and fewer are taken."""
-    return min(max(4096 // num_servers, 16), 256)
-
-
-def sampled_rows(num_requests: int, num_servers: int) -> range:
-    """Return the rows at whose arrival `DuplicatePrefixes` keeps a sample in the end."""
-    stride = 1
-    while len(range(0, num_requests, stride)) > most_samples(num_servers):
-        stride *= 2
-    return range(0, num_requests, stride)
+def sampled_arrivals(num_requests: int, num_servers: int) -> range:
+    """Return the arrivals, counted from 0, at which samples are taken: at most 256, fewer of more than 16 servers."""
+    most = min(max(4096 // num_servers, 16), 256)
+    return range(0, num_requests, -(-num_requests // most))
 
 
 def num_extra(held: Sequence[CachedKeys]) -> int:
     """Count the keys that servers hold, without one of each."""
-    return sum(map(len, held)) - len(np.unique(np.concatenate(held)))
+    return sum(map(len, held)) - len(distinct(np.concatenate(held)))

@@ -11,7 +11,7 @@ from kvsim.policies import AnyPolicy
 from kvsim.policies.custom import CustomPolicy
 from kvsim.policies.routers import RouteName, Router
 from kvsim.recording import Recording, RecordingBuilder, write
-from kvsim.simulation.dispatch import CachedKeys, Dispatcher, DuplicatePrefixes, sampled_rows
+from kvsim.simulation.dispatch import CachedKeys, Dispatcher, DuplicatePrefixes, sampled_arrivals
 from kvsim.simulation.machine import Machine
 from kvsim.simulation.measured import Measured
 from kvsim.simulation.run import Run, record_setup
@@ -151,7 +151,7 @@ class Apart:
     ) -> Apart:
         """Return the servers of `setup`, recorded to folders in `path` or to `builders`, if any."""
         arrival_s = setup.workload.arrival_s
-        rows = sampled_rows(len(arrival_s), num_servers) if setup.demand.keys.values.size else range(0)
+        rows = sampled_arrivals(len(arrival_s), num_servers) if setup.demand.keys.values.size else range(0)
         sample_s = tuple(float(arrival_s[row]) for row in rows)
         return cls(setup=setup, num_servers=num_servers, sample_s=sample_s, path=path, builders=builders)
 
@@ -184,7 +184,7 @@ def _finish_apart(
         num_ended += len(one.requests)
         if progress:
             progress(num_ended, num_requests)
-    duplicates = DuplicatePrefixes.of(samples)
+    duplicates = DuplicatePrefixes(num_requests, samples)
     return Fleet(measured, duplicates.mean_blocks, duplicates.most_blocks)
 
 

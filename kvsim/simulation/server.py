@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 import simpy
 
-from kvsim.engine import prefix_hits
 from kvsim.engine.arrays import column
 from kvsim.engine.clock import ANSWERED, BATCHED, CHECK, CROWDED, FULL, IDLE, STALLED
 from kvsim.engine.driver import Driver
@@ -77,19 +76,15 @@ class ServerProcess:
 
     def hit_tokens(self, row: int) -> int:
         """Return the leading tokens of the prompt in `row` of the workload that the prefix cache holds now."""
-        engine = self.driver.engine
-        if not engine.settings.prefix_caching:
-            return 0
-        with np.errstate(over="ignore"):  # keys are hashed modulo 2**64
-            return int(prefix_hits.find(engine, self.driver.sequence(row + 1)))
+        return self.driver.hit_tokens(row + 1)
 
     def cached_keys(self) -> npt.NDArray[np.int64]:
-        """Return the keys of the cached blocks whose prefix other requests may have, too; each once."""
+        """Return the keys of the cached blocks whose prefix other requests may have, too; each once, in order."""
         engine = self.driver.engine
         if not engine.settings.prefix_caching:
             return np.empty(0, np.int64)
         keys = column(engine.blocks, "key")
-        return np.unique(keys[keys >= 0])
+        return distinct(keys[keys >= 0])
 
     def send(self, row: int, at_s: float) -> simpy.Event:
         """Send the request in `row` of the workload; the event says when it has ended, in seconds."""
@@ -173,6 +168,12 @@ class ServerProcess:
         )
         uses = np.concatenate(first)
         engine.first_uses[: len(uses)] = uses if isinstance(engine.first_uses, np.ndarray) else uses.tolist()
+
+
+def distinct(keys: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return each key once, in order: for integers, several times as fast as `np.unique`."""
+    ordered = np.sort(keys)
+    return ordered[np.diff(ordered, prepend=-1) > 0]
 
 
 def stalled(engine: Engine, number: int, row: int) -> StalledError:

@@ -56,7 +56,7 @@ def dispatcher(route: str | Router, lag_s: float = 0.0) -> Dispatcher:
     def describe(row: int, at_s: float) -> RoutedRequest:
         return RoutedRequest(row=row, prompt_tokens=8, priority=0, session=row % 3 - 1, arrival_s=at_s)
 
-    return Dispatcher(router_of(route), describe, 8, lag_s=lag_s)
+    return Dispatcher(router_of(route), describe, 25, 8, lag_s=lag_s)
 
 
 def finished_s(server: ServerProcess) -> np.ndarray[Any, Any]:
