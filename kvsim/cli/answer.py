@@ -187,6 +187,7 @@ def _within(ranges: Mapping[str, tuple[float, float]], name: str, *, mean: bool 
 def _waiting(summary: Summary) -> str:
     waits = summary.waiting_for
     found = {"memory": waits.memory, "a place in the batch": waits.batch, "tokens of a step": waits.tokens}
+    found["a slot of their adapter"] = waits.adapters
     causes = ", ".join(f"{value:,.1f} for {name}" for name, value in found.items() if value >= 0.05)
     return f"{_number(summary.mean_waiting, ',.1f')} requests on average{f': {causes}' if causes else ''}"
 

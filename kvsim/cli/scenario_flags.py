@@ -10,7 +10,7 @@ import click
 from kvsim.cli.machine import tokens_or_auto
 from kvsim.cli.options import Command, flags_of, section
 from kvsim.cli.workload import workload_options
-from kvsim.errors import UsageError, shortened
+from kvsim.errors import UsageError
 from kvsim.policies.settings import MACHINE, ContiguousSettings, ContinuousSettings, PagedSettings, StaticSettings
 from kvsim.policies.sglang import RadixSettings, SGLangSettings
 from kvsim.sizing.settings import MachineSettings
@@ -28,9 +28,10 @@ def _refuse_swap_space(_context: click.Context, _option: click.Parameter, value:
 
 def _refuse_speculative_tokens(_context: click.Context, _option: click.Parameter, value: str | None) -> None:
     if value is not None:
+        number = int(value) if value.isascii() and value.isdigit() else 3
         raise UsageError(
             "--speculative-tokens was a model of drafts and is gone; vLLM's own flag is followed: --speculative-config "
-            f"""'{{"method": "ngram", "num_speculative_tokens": {shortened(value)}}}'."""
+            f"""'{{"method": "ngram", "num_speculative_tokens": {number}}}'."""
         )
 
 

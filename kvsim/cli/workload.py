@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 DEFAULT_WORKLOAD = "vllm-h200-llama-3-8b-sharegpt-pressure"
 """A recording of a real server under memory pressure, whose requests are served again where no others are named."""
+_MOST_ADAPTERS, _MOST_SKEW = 1 << 20, 100
 _DEFAULT_NUM_REQUESTS = 400
 _DEFAULT_NUM_SESSIONS, _DEFAULT_TURNS = 100, "5"
 DEFAULT_TOKENS = "200:0.8"
@@ -92,6 +93,11 @@ _OPTIONS = (
         help="Shared prefixes of generated prompts: their number, and the tokens of each.",
     ),
     _requests(
+        "--adapters",
+        metavar="NUMBER[:SKEW]",
+        help="Adapters (LoRA) that requests name, the n-th 1/n^SKEW as often as the first.  [1]",
+    ),
+    _requests(
         "--sessions",
         type=int,
         callback=REQUESTS,
@@ -153,7 +159,7 @@ def workload_and_source(flags: dict[str, Any]) -> tuple[Workload, Recording | Re
         source = None if path.is_file() else read_requests(path)
         columns = columns_of(flags["columns"])
         workload = importers.read_workload(path, columns=columns) if source is None else importers.workload_of(source)
-        return _answering(_loaded(_part(workload, flags), flags), factor), source
+        return _naming(_answering(_loaded(_part(workload, flags), flags), factor), flags), source
     if flags["workload"] is not None:
         raise UsageError(
             "--workload serves recorded requests, so it excludes --arrivals, --prompt-tokens, --output-tokens, "
@@ -161,7 +167,28 @@ def workload_and_source(flags: dict[str, Any]) -> tuple[Workload, Recording | Re
         )
     if flags["columns"] is not None:
         raise UsageError("--columns says what stands in a CSV file; give the file with --workload.")
-    return _answering(_loaded(_generated(flags), flags), factor), None
+    return _naming(_answering(_loaded(_generated(flags), flags), factor), flags), None
+
+
+def _naming(workload: Workload, flags: Mapping[str, Any]) -> Workload:
+    """Return the requests with the adapters that `--adapters` asks for.
+
+    Raises:
+        UsageError: it asks for none.
+    """
+    if flags["adapters"] is None:
+        return workload
+    number, _, skew = flags["adapters"].partition(":")
+    try:
+        count, exponent = int(number), float(skew or 1)
+    except ValueError:
+        count, exponent = 0, 0.0
+    if not (1 <= count <= _MOST_ADAPTERS and 0 <= exponent <= _MOST_SKEW):
+        raise UsageError(
+            f"--adapters should be a number from 1 to {_MOST_ADAPTERS:,}, and a skew from 0 to {_MOST_SKEW}, such as "
+            f"20:1, not {shortened(flags['adapters'])}."
+        )
+    return workload.with_adapters(count, exponent, flags["seed"])
 
 
 def is_generated(flags: Mapping[str, Any]) -> bool:

@@ -64,7 +64,7 @@ class Point:
         digest = hashlib.sha256(f"(Machine({on}), {settings!r}, {self.refuse_misfits!r})".encode())
         digest.update(json.dumps(dict(self.settings), sort_keys=True).encode())
         for column in (workload.arrival_s, workload.prompt_tokens, workload.output_tokens, workload.max_tokens,
-                       workload.priority, workload.prefix_group, workload.prefix_tokens):  # fmt: skip
+                       workload.priority, workload.prefix_group, workload.prefix_tokens, workload.adapter):  # fmt: skip
             digest.update(np.ascontiguousarray(column).tobytes())
         digest.update(np.ascontiguousarray(workload.prompt_hashes.values).tobytes())
         if len(workload.prompt_hashes.values):

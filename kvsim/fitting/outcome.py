@@ -170,7 +170,7 @@ def outcome_of(load: Load, runs: Sequence[Measured], machine: Machine) -> Outcom
     num_preemptions = sum(summary.num_preemptions for summary in summaries)
     waits = WaitingFor(
         **{name: float(np.nansum([getattr(each.waiting_for, name) for each in summaries]))
-           for name in ("memory", "batch", "tokens")}
+           for name in ("memory", "batch", "tokens", "adapters")}
     )  # fmt: skip
     present = sum(summary.mean_batch + summary.mean_waiting for summary in summaries)
     computed = sum(summary.computed_tokens for summary in summaries)

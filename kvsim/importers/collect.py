@@ -38,6 +38,7 @@ class RequestCollector:
     output_tokens: list[int] = field(default_factory=list)
     max_tokens: list[int] = field(default_factory=list)
     priority: list[int] = field(default_factory=list)
+    adapter: list[int] = field(default_factory=list)
     prefix: list[tuple[str, int] | None] = field(default_factory=list)
     hashes: list[Sequence[int]] = field(default_factory=list)
     ids: list[str] = field(default_factory=list)
@@ -51,6 +52,7 @@ class RequestCollector:
         *,
         max_tokens: int | None = None,
         priority: int = 0,
+        adapter: int = 0,
         prefix: tuple[str, int] | None = None,
         hashes: Sequence[int] = (),
         request_id: str | None = None,
@@ -65,6 +67,7 @@ class RequestCollector:
         self.output_tokens.append(output_tokens)
         self.max_tokens.append(output_tokens if max_tokens is None else max_tokens)
         self.priority.append(priority)
+        self.adapter.append(adapter)
         self.prefix.append(prefix)
         self.hashes.append(hashes)
         if request_id is not None:
@@ -86,6 +89,7 @@ class RequestCollector:
         self.output_tokens += output_tokens
         self.max_tokens += output_tokens
         self.priority += [0] * count
+        self.adapter += [0] * count
         self.prefix += [None] * count
         self.hashes += [()] * count
         return True
@@ -105,6 +109,7 @@ class RequestCollector:
             output_tokens=self.output_tokens,
             max_tokens=self.max_tokens,
             priority=self.priority,
+            adapter=self.adapter,
             prefix_group=[names[prefix[0]] if prefix else -1 for prefix in self.prefix] if names else None,
             prefix_tokens=[prefix[1] if prefix else 0 for prefix in self.prefix] if names else None,
             prefix_names=tuple(names),

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
 COLUMNS = ("arrival_s", "prompt_tokens", "output_tokens")
-OPTIONAL = ("id", "max_tokens", "priority", "prefix_group", "prefix_tokens")
-"""Optional columns. An empty field means: no limit beyond the output, priority 0, no shared prefix."""
+OPTIONAL = ("id", "max_tokens", "priority", "prefix_group", "prefix_tokens", "adapter")
+"""Optional columns. An empty field means: no limit beyond the output, priority 0, no shared prefix, no adapter."""
 UNITS = {
     "s": "s sec secs second seconds",
     "ms": "ms msec msecs milli millis millisecond milliseconds",

@@ -223,7 +223,15 @@ def _add(requests: RequestCollector, row: SourceRow, names: _Names, lines_by_id:
     prompt_tokens = row.whole(names.prompt)
     prefix = _prefix(ours, prompt_tokens)
     requests.add(
-        row, arrival, prompt_tokens, output_tokens, max_tokens=limit, priority=priority, prefix=prefix, request_id=name
+        row,
+        arrival,
+        prompt_tokens,
+        output_tokens,
+        max_tokens=limit,
+        priority=priority,
+        adapter=ours.whole("adapter") if _given(ours, "adapter") else 0,
+        prefix=prefix,
+        request_id=name,
     )
 
 

@@ -42,6 +42,7 @@ def workload_of(recording: Recording | RecordedRequests, *, waiting: bool = True
         output_tokens=requests.output_tokens[rows],
         max_tokens=np.maximum(requests.max_tokens[rows], requests.output_tokens[rows]),
         priority=requests.priority[rows],
+        adapter=None if requests.adapter is None else requests.adapter[rows],
         prompt_hashes=requests.prompt_hashes.take(rows),
         hash_unit_tokens=recording.meta.hash_block_size,
         turns=turns,

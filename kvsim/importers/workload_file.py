@@ -38,6 +38,8 @@ def write_workload(workload: Workload, path: str | os.PathLike[str]) -> Path:
 
     columns: dict[str, pa.Array] = {"arrival_s": from_numpy(workload.arrival_s, pa.float64())}
     columns |= {name: from_numpy(getattr(workload, name), pa.int32()) for name in _SCALARS}
+    if workload.adapter.any():
+        columns["adapter"] = from_numpy(workload.adapter, pa.int32())
     columns["prompt_hashes"] = _lists(workload.prompt_hashes, pa.int64())
     if workload.prompt_token_ids is not None:
         columns["prompt_token_ids"] = _lists(workload.prompt_token_ids, pa.int32())
@@ -69,7 +71,7 @@ def read(path: str | os.PathLike[str]) -> Workload:
     if not file.is_file():
         raise WorkloadError(f"{path} is no file.")
     wanted = {"arrival_s": pa.float64(), **dict.fromkeys(_SCALARS, pa.int32()), "prompt_hashes": pa.list_(pa.int64())}
-    optional = {"prompt_token_ids": pa.list_(pa.int32()), "id": pa.string()}
+    optional = {"prompt_token_ids": pa.list_(pa.int32()), "id": pa.string(), "adapter": pa.int32()}
     optional |= {name: pa.type_for_alias(kind) for name, kind in _TURNS}
     try:
         table = read_parquet(file, wanted | optional)
@@ -90,6 +92,7 @@ def read(path: str | os.PathLike[str]) -> Workload:
     return Workload(
         arrival_s=to_numpy(table["arrival_s"]),
         **{name: to_numpy(table[name]) for name in _SCALARS},
+        adapter=to_numpy(table["adapter"]) if "adapter" in table.column_names else None,
         prompt_hashes=_ragged(table["prompt_hashes"], np.int64),
         prompt_token_ids=_ragged(table["prompt_token_ids"], np.int32) if tokens else None,
         turns=Turns(**{name: to_numpy(table[name]) for name, _ in _TURNS}) if all(waiting) else None,

@@ -27,6 +27,7 @@ class Limit(Enum):
     MEMORY = "memory"
     BATCH = "the batch limit"
     TOKENS = "the token budget of a step"
+    ADAPTERS = "the slots of adapters"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +61,7 @@ def limit_of(summary: Summary) -> Limit | None:
         return Limit.MEMORY
     waits = summary.waiting_for
     by_limit = {Limit.MEMORY: waits.memory, Limit.BATCH: waits.batch, Limit.TOKENS: waits.tokens}
+    by_limit[Limit.ADAPTERS] = waits.adapters
     most = max(by_limit, key=lambda limit: np.nan_to_num(by_limit[limit]))
     return most if by_limit[most] >= _SOME else None
 
@@ -77,6 +79,9 @@ def _cause(summary: Summary, limit: Limit | None) -> str:
         limits = summary.limits
         setting = f"{limits.seqs_setting} {limits.max_num_seqs:,}" if limits and limits.max_num_seqs else "batch_size"
         return f"The batch is full ({setting}): {waits.batch:,.1f} requests wait for a place in it on average."
+    if limit is Limit.ADAPTERS:
+        slots = f" (max_loras {summary.limits.max_loras:,})" if summary.limits else ""
+        return f"Slots of adapters are short{slots}: {waits.adapters:,.1f} requests wait for one on average."
     if limit is Limit.TOKENS:
         limits = summary.limits
         setting = f" ({limits.tokens_setting} {limits.max_num_batched_tokens:,})" if limits else ""

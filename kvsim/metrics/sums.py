@@ -25,8 +25,10 @@ Numbers = npt.NDArray[np.integer]
 
 STEPS_TOGETHER = 4_096
 """Steps added at once: more leave the processor's cache, fewer cost more calls."""
-_SCHEDULED, _WAITING, _FOR_MEMORY, _FOR_BATCH, _FOR_TOKENS, _HELD, _STATES = range(7)
+_SCHEDULED, _WAITING, _FOR_MEMORY, _FOR_BATCH, _FOR_TOKENS, _FOR_ADAPTERS, _HELD, _STATES = range(8)
 """Rows of the integrals over time; the eight states are the last rows."""
+_FREE_SHARE = 0.1
+"""Share of the pool that is free where requests wait for something else than memory."""
 _ROUNDING = 1e-9
 """Share of the pool that sums of times may lose to rounding, so that a share may be this much below 0."""
 
@@ -86,6 +88,11 @@ class Sums:
         limits = self._limits or Limits(max_num_seqs=0, max_num_batched_tokens=0)
         totals[_SCHEDULED], totals[_WAITING], totals[_HELD] = steps.scheduled, steps.waiting, steps.held
         totals[_FOR_MEMORY : _FOR_TOKENS + 1] = limits.split(steps.waiting, steps.running, steps.tokens)
+        totals[_FOR_ADAPTERS] = 0
+        if limits.max_loras:
+            has_memory = steps.held <= (1 - _FREE_SHARE) * self._capacity
+            totals[_FOR_ADAPTERS] = np.where(has_memory, totals[_FOR_MEMORY], 0)
+            totals[_FOR_MEMORY] -= totals[_FOR_ADAPTERS]
         totals[_STATES:] = steps.states
         if self.num_steps == 0:
             self._begin_s = float(steps.start_s[0])
@@ -122,7 +129,7 @@ class Sums:
         integrals[_STATES + SlotState.INTERNAL] += useless_slot_s
         mean = integrals / time_s if time_s else np.full(len(integrals), np.nan)
         mean[np.abs(mean) < _ROUNDING * self._capacity * (np.arange(len(mean)) >= _STATES)] = 0.0
-        memory, batch, tokens = mean[_FOR_MEMORY : _FOR_TOKENS + 1].tolist()
+        memory, batch, tokens, adapters = mean[_FOR_MEMORY : _FOR_ADAPTERS + 1].tolist()
         status = np.bincount(requests.status, minlength=len(RequestStatus))
         num_finished, output_tokens = int(status[RequestStatus.FINISHED]), int(requests.output_tokens.sum())
         times, hits = latencies_of(requests), prefix_hits(meta, requests)
@@ -154,7 +161,11 @@ class Sums:
             computed_tokens=self._computed_tokens,
             vain_tokens=_vain_tokens(self._computed_tokens, requests),
             mean_waiting=float(mean[_WAITING]),
-            waiting_for=UNKNOWN if self._limits is None else WaitingFor(memory=memory, batch=batch, tokens=tokens),
+            waiting_for=(
+                UNKNOWN
+                if self._limits is None
+                else WaitingFor(memory=memory, batch=batch, tokens=tokens, adapters=adapters)
+            ),
             limits=self._limits,
             **{name: Distribution.of(getattr(times, name)) for name in ("wait_s", "ttft_s", "tpot_s", "e2e_s")},
             waste=shares_of(mean[_STATES:], self._capacity) if time_s else UNKNOWN_SHARES,

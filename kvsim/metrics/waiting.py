@@ -27,6 +27,8 @@ class Limits:
 
     max_num_seqs: int
     max_num_batched_tokens: int
+    max_loras: int = 0
+    """Adapters in use at once; 0 where no request names one."""
 
     @classmethod
     def of(cls, policy: Mapping[str, Any], engine: Mapping[str, Any] = MappingProxyType({})) -> Limits | None:
@@ -38,7 +40,8 @@ class Limits:
         num_seqs, num_tokens = (_first(name, (engine, policy)) for name in ("max_num_seqs", "max_num_batched_tokens"))
         if num_seqs is None or num_tokens is None:
             return None
-        return cls(max_num_seqs=num_seqs, max_num_batched_tokens=num_tokens)
+        slots = _first("max_loras", (policy,)) if policy.get("enable_lora") else None
+        return cls(max_num_seqs=num_seqs, max_num_batched_tokens=num_tokens, max_loras=slots or 0)
 
     def split(self, waiting: Column, running: Column, tokens: Column) -> tuple[Column, Column, Column]:
         """Split the waiting requests of each step into those waiting for memory, for the batch, and for tokens.
@@ -83,6 +86,10 @@ class WaitingFor:
     """
     tokens: float
     """Requests waiting for tokens of the step: `max_num_batched_tokens`."""
+    adapters: float = 0.0
+    """Requests waiting for a slot of their adapter (`max_loras`): with adapters, those that no other limit makes wait
+    while a tenth of the pool is free.
+    """
 
 
 UNKNOWN = WaitingFor(memory=np.nan, batch=np.nan, tokens=np.nan)

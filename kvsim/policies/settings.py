@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Final, Self
 
-from kvsim.errors import UsageError
+from kvsim.errors import UsageError, shortened
 from kvsim.policies.acceptance import shares_of
 from kvsim.policies.releases import DEFAULT, NEWEST, OLDEST, check_drafts, check_has, defaults_of, rules_of
 from kvsim.policies.speculative_config import SpeculativeConfig, canonical
@@ -15,7 +15,10 @@ from kvsim.settings import check_settings, setting, settings_in
 MACHINE: Final = "Machine and memory"
 """Heading of the flags that say where requests are served, and with how much memory."""
 
-OF_PAGED: Final = ("speculative_config", "acceptance", "acceptance_seed", "enable_lora", "max_loras")
+_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+OF_PAGED: Final = (
+    "speculative_config", "acceptance", "acceptance_seed", "enable_lora", "max_loras", "max_lora_rank", "max_cpu_loras",
+)  # fmt: skip
 """Settings of scheduling that are followed where memory is a paged cache."""
 PCIE_GEN5_X16_GB_PER_S = 63.0
 """PCI Express 5.0 over 16 lanes, one direction, in 10^9 bytes per second: 32 GT/s each, encoded 128b/130b."""
@@ -155,8 +158,26 @@ class ContinuousSettings:
         at_least=1,
         at_most=1 << 20,
     )
-    enable_lora: bool = setting(False, "Serve requests that name an adapter (LoRA).")
-    max_loras: int = setting(1, "Adapters in use at once.", requires="enable_lora", at_least=1, at_most=1 << 20)
+    enable_lora: bool = setting(False, "Serve requests that name an adapter (LoRA).", "--enable-lora")
+    max_loras: int = setting(
+        1, "Adapters in use at once.", "--max-loras", requires="enable_lora", at_least=1, at_most=1 << 20
+    )
+    max_lora_rank: int = setting(
+        16,
+        "Largest rank of an adapter: each of the --max-loras slots has room for it.",
+        "--max-lora-rank",
+        requires="enable_lora",
+        choices={str(rank): rank for rank in _LORA_RANKS},
+    )
+    max_cpu_loras: int = setting(
+        None,
+        "Adapters kept in host memory, no fewer than --max-loras.",
+        "--max-cpu-loras",
+        shown="--max-loras",
+        requires="enable_lora",
+        at_least=1,
+        at_most=1 << 20,
+    )
     speculative_config: Any = setting(
         "",
         "Speculative decoding, as vLLM takes it: a JSON object with method, num_speculative_tokens, model and others.",
@@ -186,6 +207,16 @@ class ContinuousSettings:
 
     def __post_init__(self) -> None:
         check_settings(self)
+        if self.max_lora_rank not in _LORA_RANKS:
+            raise UsageError(
+                f"max_lora_rank should be one of {', '.join(map(str, _LORA_RANKS))}, not "
+                f"{shortened(self.max_lora_rank)}: vLLM does not start."
+            )
+        if (self.max_cpu_loras or self.max_loras) < self.max_loras:
+            raise UsageError(
+                f"max_cpu_loras should be at least the {self.max_loras} of max_loras, not {self.max_cpu_loras}: vLLM "
+                "does not start."
+            )
         object.__setattr__(self, "speculative_config", canonical(self.speculative_config or ""))
         object.__setattr__(self, "acceptance", _acceptance_words(self.acceptance))
         drafting = self.drafting
@@ -228,6 +259,7 @@ class ContinuousSettings:
             max_num_batched_tokens=num_tokens,
             max_model_len=longest,
             max_num_active_seqs=self.max_num_active_seqs or num_seqs,
+            max_cpu_loras=self.max_cpu_loras or self.max_loras,
         )
 
     def check_starts(self) -> None:

@@ -35,7 +35,7 @@ _COUNTS = {
     "engine": ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "hash_block_size", "tensor_parallel_size"),
     "model": ("tensor_parallel_size", "pipeline_parallel_size"),
 }
-_SIZES_OF_POLICY = ("kv_offloading_block_size", "host_blocks", "store_threshold")
+_SIZES_OF_POLICY = ("kv_offloading_block_size", "host_blocks", "store_threshold", "max_loras")
 _AMOUNTS = {
     "policy": ("kv_offloading_size", "load_gb_per_s", "store_gb_per_s", "copy_latency_s", "swap_gib", "watermark"),
     "engine": ("gpu_memory_utilization",),

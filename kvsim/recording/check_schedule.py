@@ -84,6 +84,28 @@ def check_agreement(recording: Recording, ends: Ends, folder: Path) -> None:
     _check_steps_against_schedule(recording, folder / "steps.parquet")
     _check_rows_of_requests(recording, folder / "schedule.parquet")
     _check_requests_against_schedule(recording, ends, folder / "requests.parquet")
+    _check_adapters(recording, folder / "requests.parquet")
+
+
+def _check_adapters(recording: Recording, file: Path) -> None:
+    """Check that no step computes requests of more adapters than there are slots for."""
+    adapter, slots = recording.requests.adapter, recording.meta.policy.get("max_loras")
+    if adapter is None:
+        return
+    require(adapter >= 0, file, "adapter should not be negative")
+    if not isinstance(slots, int) or not recording.meta.policy.get("enable_lora"):
+        return
+    schedule, steps = recording.schedule, recording.steps
+    of_row = adapter[schedule.request].astype(np.int64)
+    in_use = np.zeros(len(steps), np.int64)
+    for number in np.unique(of_row[of_row > 0]).tolist():
+        rows = np.flatnonzero(of_row == number)
+        change = np.zeros(len(steps) + 1, np.int64)
+        np.add.at(change, schedule.step[rows], 1)
+        np.add.at(change, schedule.step[rows].astype(np.int64) + schedule.repeats[rows], -1)
+        in_use += np.cumsum(change)[:-1] > 0
+    rule = f"a step should compute requests of at most {slots} adapters (max_loras), by requests.parquet"
+    require(in_use <= slots, file.with_name("steps.parquet"), rule)
 
 
 def _check_steps_against_schedule(recording: Recording, file: Path) -> None:

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from kvsim.engine.known_requests import Demand
 from kvsim.engine.prefix_keys import all_prompt_keys, knows_prefixes, prompt_keys, with_answers
-from kvsim.errors import BudgetError, WorkloadError
+from kvsim.errors import BudgetError, UsageError, WorkloadError
 from kvsim.kv_groups import KVCacheLayout
 from kvsim.policies import Paged, Policy, Radix
 from kvsim.recording.model import HASH_TOKENS
@@ -37,14 +37,34 @@ def demand_of(
         output=np.maximum(np.minimum(workload.output_tokens, longest), 1),
         limit=np.minimum(workload.max_tokens, longest),
         priority=workload.priority.astype(np.int64),
+        adapter=_adapters(workload, policy),
         arrival_s=workload.arrival_s,
         keys=keys,
     )
 
 
 def _keys(workload: Workload, unit: int, ahead: int) -> Ragged[np.int64]:
-    """Return the keys of prompts, and of answers that later turns repeat, each with `ahead` tokens behind it."""
-    return with_answers(workload.turns, prompt_keys(workload, unit, ahead), unit, ahead)
+    """Return the keys of prompts, and of answers that later turns repeat, each with `ahead` tokens behind it.
+
+    Prompts are equal only for one and the same adapter.
+    """
+    keys = with_answers(workload.turns, prompt_keys(workload, unit, ahead), unit, ahead)
+    if not workload.adapter.any():
+        return keys
+    apart = keys.values * (int(workload.adapter.max()) + 1) + np.repeat(workload.adapter, keys.lengths)
+    return Ragged(apart, keys.offsets, np.int64)
+
+
+def _adapters(workload: Workload, policy: Policy) -> npt.NDArray[np.int64]:
+    """Return the adapter of each request.
+
+    Raises:
+        UsageError: there are some, and the server takes none.
+    """
+    if workload.adapter.any() and isinstance(policy, Paged) and not policy.scheduler.enable_lora:
+        raise UsageError("the requests name adapters, which vLLM refuses without --enable-lora; give it, with "
+                         "--max-loras and --max-lora-rank.")  # fmt: skip
+    return workload.adapter.astype(np.int64)
 
 
 def _tokens_ahead(policy: Policy) -> int:

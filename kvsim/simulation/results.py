@@ -300,6 +300,8 @@ def requests_of(engine: Engine, workload: Workload, rows: npt.NDArray[np.int64],
     waiting: dict[str, npt.NDArray[Any]] = {}
     if turns is not None:
         waiting = {name: getattr(turns, name) for name in ("after", "pause_s", "history_tokens")}
+    if workload.adapter.any():
+        waiting["adapter"] = workload.adapter[rows]
     return Requests(
         request=np.arange(len(rows), dtype=np.int32),
         id=np.asarray(workload.ids, np.str_)[rows],

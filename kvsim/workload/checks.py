@@ -26,6 +26,7 @@ SCALAR_COLUMNS = (
     "priority",
     "prefix_group",
     "prefix_tokens",
+    "adapter",
 )
 """The fields of a `Workload` that hold one number per request."""
 
@@ -45,6 +46,8 @@ class _Rows(Protocol):
     def prefix_group(self) -> Int32Array: ...
     @property
     def prefix_tokens(self) -> Int32Array: ...
+    @property
+    def adapter(self) -> Int32Array: ...
     @property
     def prefix_names(self) -> Sequence[str]: ...
     @property
@@ -124,6 +127,7 @@ def _rules(workload: _Rows) -> list[tuple[str, NDArray[np.bool_]]]:
             f"prefix_group is {{prefix_group}}; it must be -1 (none) or below the {num_groups} prefix_names",
             (group < -1) | (group >= num_groups),
         ),
+        ("adapter is {adapter}; it must be 0 (none) or a number from 1 on", workload.adapter < 0),
         (
             "prefix_tokens is {prefix_tokens} in prefix_group {prefix_group}; it must be 0 for group -1, else above 0",
             np.where(group < 0, shared != 0, shared < 1),

@@ -34,6 +34,8 @@ class Request:
     priority: int = 0
     """Smaller is served first, by those policies that look at it."""
     prefix: SharedPrefix | None = None
+    adapter: int = 0
+    """Number of the adapter (LoRA) that it names, from 1 on; 0 for none."""
     prompt_hashes: tuple[int, ...] = ()
     """One chained hash per full `Workload.hash_unit_tokens` tokens of the prompt: equal hash, equal whole prefix."""
     prompt_token_ids: tuple[int, ...] | None = None

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from kvsim.workload.turns import Turns
 
 
+_ADAPTERS = 4
+"""Number of the stream of random numbers for adapters."""
 _NO_TIME_S = 1e-12
 """Requests that arrive within it arrive at once."""
 
@@ -52,7 +54,8 @@ class Workload:
     """Requests in order of arrival; the order of equal arrivals is the order given. Never empty.
 
     The constructor copies its columns, checks every row and sorts them. Columns left out mean: `max_tokens` equal to
-    `output_tokens`, priority 0, no shared prefix, no hashes, no token ids, no turns, and ids `r0`, `r1`, ... by row.
+    `output_tokens`, priority 0, no shared prefix, no adapter, no hashes, no token ids, no turns, and ids `r0`, `r1`,
+    ... by row.
 
     A turn that waits for another arrives when that one has ended and its pause is over; its `arrival_s` is the earliest
     second, no earlier than that of the turn it waits for.
@@ -73,6 +76,8 @@ class Workload:
     """Index into `prefix_names`, -1 where nothing is shared."""
     prefix_tokens: Int32Array
     """Leading tokens of the prompt that are the group's, 0 where nothing is shared."""
+    adapter: Int32Array
+    """Number of the adapter (LoRA) that the request names, from 1 on; 0 for none."""
     prefix_names: Sequence[str]
     prompt_hashes: Ragged[np.int64]
     """Chained hashes of each prompt, at most one per full `hash_unit_tokens` tokens: int64 values."""
@@ -96,6 +101,7 @@ class Workload:
         priority: ArrayLike | None = None,
         prefix_group: ArrayLike | None = None,
         prefix_tokens: ArrayLike | None = None,
+        adapter: ArrayLike | None = None,
         prefix_names: Sequence[str] = (),
         prompt_hashes: Ragged[np.int64] | None = None,
         hash_unit_tokens: int = 16,
@@ -115,6 +121,7 @@ class Workload:
             "priority": np.broadcast_to(0, n) if priority is None else priority,
             "prefix_group": np.broadcast_to(-1, n) if prefix_group is None else prefix_group,
             "prefix_tokens": np.broadcast_to(0, n) if prefix_tokens is None else prefix_tokens,
+            "adapter": np.broadcast_to(0, n) if adapter is None else adapter,
         }
         self._set(
             {
@@ -155,6 +162,7 @@ class Workload:
             prefix_group=[group_numbers[prefix.group] if prefix else -1 for prefix in prefixes],
             prefix_tokens=[prefix.tokens if prefix else 0 for prefix in prefixes],
             prefix_names=tuple(group_numbers),
+            adapter=[row.adapter for row in rows],
             prompt_hashes=Ragged.from_rows([row.prompt_hashes for row in rows], np.int64),
             hash_unit_tokens=hash_unit_tokens,
             prompt_token_ids=(
@@ -181,6 +189,7 @@ class Workload:
             max_tokens=int(self.max_tokens[row]),
             priority=int(self.priority[row]),
             prefix=SharedPrefix(group=self.prefix_names[group], tokens=prefix_tokens) if group >= 0 else None,
+            adapter=int(self.adapter[row]),
             prompt_hashes=tuple(self.prompt_hashes[row].tolist()),
             prompt_token_ids=tuple(prompt) if prompt else None,
         )
@@ -230,6 +239,15 @@ class Workload:
             name=self.name,
             description=f"{self.description}, with answers {factor:g} times as long".removeprefix(", "),
         )
+
+    def with_adapters(self, number: int, skew: float, seed: int) -> Workload:
+        """Return the requests, each of which names one of `number` adapters; the n-th is drawn 1 / n^`skew` as often as
+        the first.
+        """
+        weights = np.arange(1, number + 1, dtype=np.float64) ** -skew
+        adapter = 1 + np.random.default_rng((seed, _ADAPTERS)).choice(number, len(self), p=weights / weights.sum())
+        said = f"; {number:,} adapters, the n-th as often as 1/n^{skew:g}" if skew else f"; {number:,} adapters"
+        return replace(self, adapter=frozen(adapter.astype(np.int32)), description=f"{self.description}{said}")
 
     def cut(self, max_model_len: int) -> Workload:
         """Return the requests, clipped to a server of sequences of `max_model_len` tokens: a longer prompt loses its

@@ -76,9 +76,10 @@ REQUESTS = (
     *("--num-requests", 25, "--arrivals", "poisson", "--rate", 60, "--prompt-tokens", "100:0.8"),
     *("--output-tokens", "30:0.6", "--shared-prefix", "3x100", "--max-model-len", 1024, "--refuse-misfits"),
 )
+DRAFTING = '{"method": "eagle", "model": "a draft model", "num_speculative_tokens": 3}'
 FEATURES: dict[str, tuple[str | int, ...]] = {
     "plain": ("--num-blocks", 60),
-    "drafts": ("--num-blocks", 60, "--speculative-tokens", 3, "--no-async-scheduling"),
+    "drafts": ("--num-blocks", 60, "--speculative-config", DRAFTING),
     "offload": (
         *("--vllm", "0.25.1", "--num-blocks", 130, "--max-num-seqs", 2, "--no-prefix-caching"),
         *("--kv-offloading-size", "0.2"),

@@ -154,6 +154,8 @@ def request_lines(session: Session, request: int, facts: RequestFacts) -> list[t
         *([("wasted", _wasted(session, facts)), *share_lines(session, request)] if facts.holds else []),
         ("preempted", _times(facts.preemptions, int(requests.preemptions[request]))),
         *([] if facts.holds else preemption_lines(session, request)),
+        *_adapter(session, request),
+        *(_drafts(session, request, facts) if facts.holds else []),
     ]
     waited_s = float(requests.first_scheduled_s[request] - requests.arrival_s[request])
     begun = requests.first_scheduled_s[request] <= session.player.clock_s
@@ -166,6 +168,24 @@ def request_lines(session: Session, request: int, facts: RequestFacts) -> list[t
     if begun:
         lines.append(("first wait", seconds(waited_s, resolution_s)))
     return lines
+
+
+def _adapter(session: Session, request: int) -> list[tuple[str, str]]:
+    """Return the adapter that a request names; empty if nobody names one."""
+    adapter = session.recording.requests.adapter
+    return [] if adapter is None else [("adapter", f"number {adapter[request]}" if adapter[request] else "none")]
+
+
+def _drafts(session: Session, request: int, facts: RequestFacts) -> list[tuple[str, str]]:
+    """Return the slots of a request behind its known tokens: outputs and drafts under way, and lookahead."""
+    if not session.recording.has_drafts:
+        return []
+    replay = session.replay
+    step = np.array([min(replay.frame, replay.num_frames - 2)])
+    [known] = replay.progress.known(np.array([request]), step)[0]
+    under_way = max(facts.computed - int(known), 0)
+    ahead = max(facts.num_units * replay.unit_tokens - facts.computed, 0) if len(replay.groups) == 1 else 0
+    return [("drafts", f"{plural(under_way, 'slot')} under way, {ahead:,} behind")]
 
 
 def _padding(facts: RequestFacts) -> list[tuple[str, str]]:

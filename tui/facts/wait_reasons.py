@@ -37,7 +37,20 @@ def wait_reason(session: Session) -> tuple[str, ...]:
         return (f"batch full: {limits.max_num_seqs:,} requests at a time", "batch full")
     if by_tokens[0]:
         return (f"step full: {limits.max_num_batched_tokens:,} tokens at a time", "step full")
-    return _short_of_memory(session, beside_preemption=bool(steps.preempted[step]))
+    return _short_of_adapters(session) or _short_of_memory(session, beside_preemption=bool(steps.preempted[step]))
+
+
+def _short_of_adapters(session: Session) -> tuple[str, ...]:
+    """Return that the head of the queue waits for a slot of its adapter; empty if it does not."""
+    adapter, slots = session.recording.requests.adapter, session.recording.meta.policy.get("max_loras")
+    head = next(iter(session.replay.waiting_requests().tolist()), None)
+    if adapter is None or head is None or not isinstance(slots, int):
+        return ()
+    in_use = set(adapter[session.replay.live_requests()].tolist()) - {0}
+    if len(in_use) < slots or int(adapter[head]) in in_use | {0}:
+        return ()
+    name = session.request_name(head)
+    return (f"{name} names adapter {adapter[head]}; all {slots:,} slots are in use", "no slot for its adapter")
 
 
 def _short_of_memory(session: Session, *, beside_preemption: bool) -> tuple[str, ...]:
