@@ -181,7 +181,7 @@ class Requests(ColumnTable):
     history_tokens: IntArray | None = optional_column("int32")
     """Leading tokens of the prompt that are that request's: its prompt, then its answer."""
     adapter: IntArray | None = optional_column("int32")
-    """Number of the adapter (LoRA) that the request names, from 1 on; 0 for none. Absent where nobody names one."""
+    """Number of the adapter (LoRA) that the request names, from 1 on; 0 for none. Absent where no request names one."""
 
     @property
     def turns(self) -> Turns | None:

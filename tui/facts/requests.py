@@ -171,7 +171,7 @@ def request_lines(session: Session, request: int, facts: RequestFacts) -> list[t
 
 
 def _adapter(session: Session, request: int) -> list[tuple[str, str]]:
-    """Return the adapter that a request names; empty if nobody names one."""
+    """Return the adapter that a request names; empty if no request names one."""
     adapter = session.recording.requests.adapter
     return [] if adapter is None else [("adapter", f"number {adapter[request]}" if adapter[request] else "none")]
 
