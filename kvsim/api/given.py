@@ -105,7 +105,7 @@ def policy_of(given: PolicyLike, machine: Machine, max_model_len: int | None = N
         if isinstance(limits, Paged | Contiguous):
             limits.scheduler.check_starts()
         return given
-    longest = max_model_len or machine.model.max_position_embeddings
+    longest = max_model_len or machine.longest
     if given == Static.name:
         return Static(scheduler=StaticSettings(max_model_len=longest))
     if given == Radix.name:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kvsim.errors import UsageError, shortened
 from kvsim.hardware import GIB, Gpu, find_gpu, find_gpus
+from kvsim.kv_groups.specs import check_length
 from kvsim.machines import is_card, served_model, step_times
 from kvsim.models import Model, find_model, find_quantization
 from kvsim.policies import Pipeline, Static
@@ -35,6 +37,7 @@ def machine(
     engine: str = "vllm",
     max_num_seqs: int | None = None,
     max_num_batched_tokens: int | None = None,
+    max_model_len: int | None = None,
     vllm: str = DEFAULT,
     **settings: Any,
 ) -> Machine:
@@ -50,6 +53,7 @@ def machine(
         engine: engine of the step times: "vllm", "hf-dynamic" or "hf-static".
         max_num_seqs: sequences of the largest step, which takes memory from the cache; vLLM's default on the GPU.
         max_num_batched_tokens: tokens of the largest step, which also takes memory; vLLM's default on the GPU.
+        max_model_len: longest sequence in tokens of policies that do not state it; the model's, if left out.
         vllm: release of vLLM whose defaults and sizing are followed.
         settings: those of `kvsim.sizing.settings.MachineSettings`, such as `kv_gib`, `num_blocks`,
             `tensor_parallel_size` or `times`, which may also be a `kvsim.StepTimeModel` of your own.
@@ -60,9 +64,11 @@ def machine(
         BudgetError: the model does not fit, or leaves no room for a cache.
     """
     stated = MachineSettings(**settings)
+    if max_model_len is not None and max_model_len < 1:
+        raise UsageError(f"max_model_len should be at least 1, not {max_model_len}.")
     captured, source = not stated.enforce_eager, stated.times
     if isinstance(gpu, Recording):
-        return _of_recording(gpu, source, engine, captured=captured)
+        return replace(_of_recording(gpu, source, engine, captured=captured), max_model_len=max_model_len)
     tensor_parallel_size = stated.tensor_parallel_size
     if not isinstance(gpu, Gpu):
         if not isinstance(gpu, str | os.PathLike):
@@ -78,6 +84,28 @@ def machine(
             gpu, tensor_parallel_size = _gpus(text, tensor_parallel_size)
     if not model:
         raise UsageError(f'a machine is a GPU and a model, such as "{DEFAULT_MACHINE}"; name the model as well.')
+    served = _served(model, stated, tensor_parallel_size)
+    check_length(served, max_model_len)
+    defaults = EngineDefaults.of("llm", gpu.memory_bytes, is_a100=gpu.name.startswith("A100"), release=vllm)
+    return Machine(
+        gpu=gpu,
+        model=served,
+        kv_bytes=_kv_bytes(
+            gpu,
+            served,
+            stated,
+            max_num_seqs=max_num_seqs or defaults.max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens or defaults.max_num_batched_tokens,
+            max_model_len=max_model_len,
+            vllm=vllm,
+        ),
+        step_time=_times(source, gpu, served, engine, captured=captured),
+        max_model_len=max_model_len,
+    )
+
+
+def _served(model: str | Model | os.PathLike[str], stated: MachineSettings, tensor_parallel_size: int | None) -> Model:
+    """Return the model as it is served."""
     how: dict[str, Any] = {
         "kv_cache_dtype": stated.kv_cache_dtype,
         "tensor_parallel_size": tensor_parallel_size,
@@ -85,36 +113,43 @@ def machine(
     }
     if stated.quantization is not None:
         how["quantization"] = find_quantization(stated.quantization)
-    served = (model if isinstance(model, Model) else find_model(os.fspath(model))).served(**how)
+    return (model if isinstance(model, Model) else find_model(os.fspath(model))).served(**how)
+
+
+def _kv_bytes(
+    gpu: Gpu,
+    model: Model,
+    stated: MachineSettings,
+    *,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    max_model_len: int | None,
+    vllm: str,
+) -> int:
+    """Return the memory for keys and values, in bytes: as stated, or what the GPU leaves."""
     sizes = [name for name in ("kv_gib", "num_blocks", "mem_fraction_static") if getattr(stated, name) is not None]
     if len(sizes) > 1:
         raise UsageError(f"{' and '.join(sizes)} set the same value; give only one.")
-    defaults = EngineDefaults.of("llm", gpu.memory_bytes, is_a100=gpu.name.startswith("A100"), release=vllm)
-    max_num_batched_tokens = max_num_batched_tokens or defaults.max_num_batched_tokens
     scheduler = ContinuousSettings(max_num_batched_tokens=max_num_batched_tokens, vllm=vllm)
     kv_bytes = int(stated.kv_gib * GIB) if stated.kv_gib is not None else None
     if stated.mem_fraction_static is not None:
-        kv_bytes = plan_slots(gpu, served, mem_fraction_static=stated.mem_fraction_static).kv_bytes
+        kv_bytes = plan_slots(gpu, model, mem_fraction_static=stated.mem_fraction_static).kv_bytes
     budget = plan_budget(
         gpu,
-        served,
+        model,
         gpu_memory_utilization=stated.gpu_memory_utilization or defaults_of(vllm).gpu_memory_utilization,
         kv_memory_bytes=kv_bytes,
         num_blocks=stated.num_blocks,
         oversize=stated.oversize or stated.mem_fraction_static is not None,
-        max_num_seqs=max_num_seqs or defaults.max_num_seqs,
+        max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
-        max_in_flight_tokens=Pipeline.of(served, vllm).max_in_flight_tokens(scheduler),
+        max_model_len=max_model_len,
+        max_in_flight_tokens=Pipeline.of(model, vllm).max_in_flight_tokens(scheduler),
         keeps_every_state=defaults_of(vllm).keeps_every_state,
         estimates_graphs=defaults_of(vllm).estimates_graphs,
     )
-    return Machine(
-        gpu=gpu,
-        model=served,
-        # Contiguous policies use what whole blocks leave over, so a stated size stays as it is.
-        kv_bytes=budget.kv_bytes_in_all if kv_bytes is None or served.pipeline_parallel_size > 1 else kv_bytes,
-        step_time=_times(source, gpu, served, engine, captured=captured),
-    )
+    # Contiguous policies use what whole blocks leave over, so a stated size stays as it is.
+    return budget.kv_bytes_in_all if kv_bytes is None or model.pipeline_parallel_size > 1 else kv_bytes
 
 
 def machine_for(

@@ -182,7 +182,7 @@ def compare_releases(
         on = machine_for(machine, source, "paged", release)
         if policy is not None:
             return replace(policy, scheduler=replace(policy.scheduler, vllm=release)), on
-        limits = ContinuousSettings(vllm=release, max_model_len=longest or on.model.max_position_embeddings)
+        limits = ContinuousSettings(vllm=release, max_model_len=longest or on.longest)
         return Paged(scheduler=limits), on
 
     return explain_upgrade(old, new, requests, setup, **options)

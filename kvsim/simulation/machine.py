@@ -28,6 +28,8 @@ class Machine:
     kv_bytes: int
     """Memory for keys and values: on one GPU, or on one of every stage of a pipeline, added up."""
     step_time: StepTimeModel
+    max_model_len: int | None = None
+    """Longest sequence in tokens of policies that do not state it; None for the model's."""
 
     def __repr__(self) -> str:
         num_gpus = self.model.tensor_parallel_size * self.model.pipeline_parallel_size
@@ -41,7 +43,12 @@ class Machine:
         """Return the built-in policy that `policy` is or is based on, with the limits that it has on this machine."""
         is_a100, release = self.gpu.name.startswith("A100"), release_of(base_of(policy))
         defaults = EngineDefaults.of("llm", self.gpu.memory_bytes, is_a100=is_a100, release=release)
-        return limited(policy, self.model.max_position_embeddings, defaults)
+        return limited(policy, self.longest, defaults)
+
+    @property
+    def longest(self) -> int:
+        """Longest sequence in tokens, prompt and answer together, of a policy that does not state it."""
+        return self.max_model_len or self.model.max_position_embeddings
 
     def layout(self, policy: AnyPolicy) -> KVCacheLayout | None:
         """Return the KV-cache groups of the model in the blocks of `policy`; None if its memory has no blocks.

@@ -73,3 +73,18 @@ def test_what_cannot_be_right_is_a_sentence() -> None:
         kvsim.machine("H2O/Llama-3-8B")
     with pytest.raises(BudgetError, match="weights"):
         kvsim.machine("T4/Llama-3.1-70B-Instruct")
+
+
+def test_the_longest_sequence_is_stated_where_the_machine_is() -> None:
+    """As `--max-model-len` is; a policy that states its own keeps it."""
+    machine = kvsim.machine("H200/Llama-3-8B", num_blocks=500, max_model_len=2048)
+    requests = kvsim.Workload(arrival_s=[0.0], prompt_tokens=[100], output_tokens=[20])
+    for policy in ("paged", "contiguous", "static", kvsim.Paged()):
+        assert kvsim.simulate(requests, policy, machine).meta.policy["max_model_len"] == 2048
+    assert kvsim.simulate(requests, "radix", machine).meta.policy["context_length"] == 2048
+    stated = kvsim.Paged(scheduler=kvsim.ContinuousSettings(max_model_len=1024))
+    assert kvsim.simulate(requests, stated, machine).meta.policy["max_model_len"] == 1024
+    with pytest.raises(UsageError, match="with --max-model-len 10000: its configuration allows 8,192 tokens"):
+        kvsim.machine("H200/Llama-3-8B", max_model_len=10_000)
+    with pytest.raises(UsageError, match="max_model_len should be at least 1, not 0"):
+        kvsim.machine("H200/Llama-3-8B", max_model_len=0)
