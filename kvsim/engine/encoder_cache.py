@@ -28,7 +28,7 @@ def begin_step(engine: Engine) -> None:
 
 @part
 def plan(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -> int:
-    """Choose the images to compute for a chunk of `num_tokens` tokens behind those `computed`; return its length then."""
+    """Choose the images to compute for a chunk of `num_tokens` behind those `computed`; return its length then."""
     settings, state = engine.settings, engine.encoder.state
     state.num_calls += 1
     state.num_planned = state.planned_tokens = 0
