@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -72,7 +73,9 @@ async def test_no_request_is_left_out_of_the_strips(
         session = next(iter(app.playback.sessions()))
         found = holdings(session)
         lines = lines_of(app)
-        assert lines[0].startswith(f"{len(found)} requests hold {(session.replay.refs > 0).sum():,} blocks")
+        assert re.match(rf"{len(found)} requests(:| hold) {(session.replay.refs > 0).sum():,} blocks", lines[0])
+        largest = max((owner for one in found for owner in one.owners), key=lambda owner: owner.num_tokens)
+        assert f"most {session.request_name(largest.request)}: {largest.num_tokens:,}" in lines[0]
         names = [session.request_name(one.owners[0].request) for one in found]
         shown = [name for name in names if any(f" {name} " in line for line in lines)]
         assert shown == names[: len(shown)], "the largest are shown"

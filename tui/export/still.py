@@ -100,11 +100,10 @@ def _layers(session: Session) -> list[tuple[list[int], str]]:
 
 def _states(session: Session, states: Iterable[SlotState]) -> list[tuple[list[int], str]]:
     """Return the paint of each of `states` that has slots, and its name with its share."""
-    slots, rows = session.breakdown, session.rows
-    if rows is None:
-        whole = session.capacity
-    else:
-        whole, states = rows.num_rows * rows.row_tokens, [state for state in states if state is not SlotState.FREE]
+    slots, rows, whole = session.breakdown.copy(), session.rows, session.capacity
+    if rows is not None:  # what is free outside the rows is no part of them
+        whole = rows.num_rows * rows.row_tokens
+        slots[SlotState.FREE] += whole - slots.sum()
     return [
         ([int(state)], f"{STATE_NAMES[state]} {percent(int(slots[state]), whole)}") for state in states if slots[state]
     ]

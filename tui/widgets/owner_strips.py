@@ -94,22 +94,33 @@ class OwnerStrips(Panel):
         return [self._summary(found), *rows]
 
     def _summary(self, found: Sequence[OwnerGroup]) -> Strip:
-        """Return who holds how much, what sharing saves, and what is free."""
+        """Return who holds how much and who most, what sharing saves, and what is free; in fewer words without room."""
         session, unit = self.session, self.session.unit_name
         owners = [owner for holding in found for owner in holding.owners]
         shared = sum(holding.num_shared for holding in found)
         saved = sum(owner.num_shared for owner in owners) - shared
         held = shared + sum(owner.num_units - owner.num_shared for owner in owners)
         free = int(session.breakdown[SlotState.FREE] + session.breakdown[SlotState.CACHED])
+        largest = max(owners, key=lambda owner: owner.num_tokens, default=None)
+        most = "" if largest is None else f"{session.request_name(largest.request)}: {largest.num_tokens:,}"
+        requests, free_share = plural(len(owners), "request"), percent(free, session.capacity)
         parts = [
-            f"{plural(len(owners), 'request')} hold {plural(held, unit)}",
+            f"{requests} hold {plural(held, unit)}",
+            f"most {most} tokens" if most else "",
             f"{plural(shared, f'shared {unit}')} save {saved:,}" if shared else "nothing is shared",
-            f"{percent(free, session.capacity)} free" + " or cached" * session.recording.meta.prefix_caching,
+            f"{free_share} free" + " or cached" * session.recording.meta.prefix_caching,
         ]
-        text = f" {self.symbols.dot} ".join(parts)
-        while len(text) > self.size.width and len(parts) > 1:
+        short = [
+            f"{requests}: {plural(held, unit)}",
+            f"most {most}" if most else "",
+            f"{shared:,} shared save {saved:,}" if shared else "nothing is shared",
+            f"{free_share} free",
+        ]
+        between = f" {self.symbols.dot} "
+        if len(between.join(filter(None, parts))) > self.size.width:
+            parts = short
+        while len(text := between.join(filter(None, parts))) > self.size.width and len(parts) > 1:
             parts.pop()
-            text = f" {self.symbols.dot} ".join(parts)
         return Strip([self.text(text, "strong")])
 
     def _lines_of(self, holding: OwnerGroup, edges: tuple[str, str, str], most_members: int) -> Iterator[_Line]:
