@@ -101,7 +101,7 @@ def _layers(session: Session) -> list[tuple[list[int], str]]:
 def _states(session: Session, states: Iterable[SlotState]) -> list[tuple[list[int], str]]:
     """Return the paint of each of `states` that has slots, and its name with its share."""
     slots, rows, whole = session.breakdown.copy(), session.rows, session.capacity
-    if rows is not None:  # what is free outside the rows is no part of them
+    if rows is not None:  # free slots outside the rows do not count
         whole = rows.num_rows * rows.row_tokens
         slots[SlotState.FREE] += whole - slots.sum()
     return [
