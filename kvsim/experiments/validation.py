@@ -182,7 +182,7 @@ def validate(
         simulated=simulated,
         times_from=times.label,
         held_out=not isinstance(times, Watched | Roofline) or recording.name not in times.fitted_to,
-        extrapolates=tuple(times.beyond()) if isinstance(times, Watched) else (),
+        extrapolates=tuple(simulated.meta.extra.get(KEY, ())),
         assumes=assumptions_of(recording),
         rows=(*_rows(recording, simulated), *_memory_rows(recording)),
         clocks=_clocks(times, recording),

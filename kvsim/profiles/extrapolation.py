@@ -32,6 +32,10 @@ class Watched:
         self.label = profile.label
         self.calibrated = profile.calibrated
 
+    def anew(self) -> Watched:
+        """Return the same profile, as if nothing had been asked."""
+        return Watched(self._profile, self.times)
+
     @property
     def fitted_to(self) -> frozenset[str]:
         """The names of the recordings that the profile was fitted to."""

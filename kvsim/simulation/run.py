@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Unpack
 
@@ -49,6 +50,7 @@ from kvsim.simulation.sources import (
     Source,
     Users,
 )
+from kvsim.steptime import StepTimeModel
 from kvsim.steptime.kernels import KernelsSeen
 from kvsim.workload import Ragged, Workload
 
@@ -148,7 +150,8 @@ class Run:
 
     def meta(self, number: int = 0) -> Meta:
         """Return the provenance of a server's results, once the run is over."""
-        return self.setup.meta(int(self._replicas[number].server.driver.engine.state.num_failures))
+        replica = self._replicas[number]
+        return self.setup.meta(replica.step_time, int(replica.server.driver.engine.state.num_failures))
 
     def _source(self, num_replicas: int, dispatcher: Dispatcher, sample_s: Sequence[float]) -> Source:
         setup, workload = self.setup, self.setup.workload
@@ -170,20 +173,20 @@ class Run:
 
     def _replica(self, source: Source, builder: RecordingBuilder | None) -> Replica:
         setup, policy, machine, options = self.setup, self.setup.base, self.setup.machine, self.setup.options
+        # Each server has its own account of the steps that leave the fitted range.
+        step_time = machine.step_time.anew() if isinstance(machine.step_time, Watched) else machine.step_time
         own = setup.policy if isinstance(setup.policy, CustomPolicy) else None
         eviction = None if self._future is None else OptimalEviction(self._future)
         # Code that is compiled for one server of several serves the others, too.
         size, choice = len(setup.workload) * setup.rows.step, engine_for(options.get("engine", "auto"), setup.policy)
         # A check looks at everything at every step, in Python, which reads objects faster than arrays.
         memory = None if options.get("check", False) else memory_of(policy)
-        compiled = begins_compiled(
-            size, int(setup.demand.output.sum()) * setup.rows.step, machine.step_time, choice, memory
-        )
+        compiled = begins_compiled(size, int(setup.demand.output.sum()) * setup.rows.step, step_time, choice, memory)
         plan = EnginePlan(
             setup.demand,
             policy,
             setup.num_units,
-            machine.step_time,
+            step_time,
             refused=setup.refused,
             layout=setup.layout,
             pipeline=setup.pipeline,
@@ -202,12 +205,13 @@ class Run:
         )
 
         def compile_later() -> Engine | None:
-            return plan.build(compiled=True) if may_compile(size, machine.step_time, choice) else None
+            return plan.build(compiled=True) if may_compile(size, step_time, choice) else None
 
         driver = Driver(plan.build(compiled=compiled), compiled=compiled, compile_later=compile_later)
         totals = Totals(setup.pool, Limits.of(describe(setup.policy, policy)))
         tables = None if builder is None else FinalRows(builder)
-        listeners = (totals.take, self._watch) if tables is None else (totals.take, tables.take, self._watch)
+        watch = partial(self._watch, step_time)
+        listeners = (totals.take, watch) if tables is None else (totals.take, tables.take, watch)
         kernels = KernelsSeen(machine.gpu, machine.model, options.get("earlier", ()))
         server = ServerProcess(
             self._environment,
@@ -217,16 +221,16 @@ class Run:
             horizon=source.horizon_s,
             rows=setup.rows,
         )
-        return Replica(server, totals, tables)
+        return Replica(server, totals, tables, step_time)
 
     def times_of_admission(self) -> npt.NDArray[np.float64]:
         """Return when each request of the workload was first scheduled by the one server, in seconds; NaN for never."""
         [replica] = self._replicas
         return np.array(column(replica.server.driver.engine.times, "first_scheduled_s")[1:])
 
-    def _watch(self, engine: Engine) -> None:
+    def _watch(self, step_time: StepTimeModel, engine: Engine) -> None:
         """Report the largest steps of a slice to a model that asks for them, and the progress."""
-        step_time, progress = self.setup.machine.step_time, self.setup.options.get("progress")
+        progress = self.setup.options.get("progress")
         if isinstance(step_time, Watched) and (largest := largest_shape(engine)):
             step_time.saw(largest)
         if progress:
@@ -240,6 +244,7 @@ class Replica(NamedTuple):
     server: ServerProcess
     totals: Totals
     tables: FinalRows | None
+    step_time: StepTimeModel
 
     def finish(self, workload: Workload, hashes: Ragged[np.int64], meta: Meta, name: str) -> Measured:
         """Return the results; requests are numbered in order of arrival."""

@@ -18,6 +18,7 @@ from kvsim.recording import Meta, Pool
 from kvsim.simulation.demand import demand_of, hash_tokens, provenance_of_hashes, recorded_hashes, refused
 from kvsim.simulation.machine import Machine, check_stages, release_of
 from kvsim.simulation.modes import EngineName
+from kvsim.steptime import StepTimeModel
 from kvsim.steptime.kernels import Batch
 from kvsim.workload import Ragged, Workload
 
@@ -141,13 +142,13 @@ class Setup:
         """Return the prompt hashes of a recording of all requests."""
         return recorded_hashes(self.workload, self.base, self.layout, self.demand, self.rows)
 
-    def meta(self, num_failures: int) -> Meta:
-        """Return the provenance of a run that is over, which would have ended vLLM `num_failures` times."""
+    def meta(self, step_time: StepTimeModel, num_failures: int) -> Meta:
+        """Return the provenance of a server's run that is over, which would have ended vLLM `num_failures` times."""
         machine = self.machine
         model = {key: value for key, value in asdict(machine.model).items() if value not in (None, (), "")}
         return Meta(
             source="simulation",
-            engine={"name": "kvsim", "step_time": machine.step_time.label, "calibrated": machine.step_time.calibrated}
+            engine={"name": "kvsim", "step_time": step_time.label, "calibrated": step_time.calibrated}
             | (asdict(self.pipeline) if self.pipeline.pipeline_parallel_size > 1 else {})
             | ({"vllm_failures": num_failures} if (num_failures) else {})
             | ({"hash_block_size": hash_tokens(self.workload, self.base, self.layout)} if self.pool.groups else {}),
@@ -157,5 +158,5 @@ class Setup:
             pool=self.pool,
             command=self.options.get("command", ""),
             notes=self.workload.description,
-            extra=provenance(machine.step_time) | provenance_of_hashes(self.workload, self.base),
+            extra=provenance(step_time) | provenance_of_hashes(self.workload, self.base),
         )

@@ -66,6 +66,12 @@ def test_a_recording_says_where_its_times_extrapolate(count: int, leaves: bool) 
         assert meta.extra[KEY][0].startswith(f"num_seqs up to {count}, fitted on")
 
 
+def test_a_run_says_nothing_of_the_run_before_it() -> None:
+    machine = Machine(gpu=H200, model=LLAMA, kv_bytes=8 << 30, step_time=Watched(PROFILE))
+    assert KEY in simulate(requests(MOST_SEQUENCES + 12), Paged(), machine).meta.extra
+    assert KEY not in simulate(requests(40), Paged(), machine).meta.extra
+
+
 def test_compare_warns_on_standard_error_and_in_json() -> None:
     arguments = ["--arrivals", "at-once", "--num-requests", "6", "--prompt-tokens", "20", "--output-tokens", "3"]
     result = CliRunner().invoke(
