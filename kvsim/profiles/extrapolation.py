@@ -5,6 +5,7 @@ A fitted model says something about every step; it was only judged on those like
 
 from __future__ import annotations
 
+from copy import copy
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -33,8 +34,10 @@ class Watched:
         self.calibrated = profile.calibrated
 
     def anew(self) -> Watched:
-        """Return the same profile, as if nothing had been asked."""
-        return Watched(self._profile, self.times)
+        """Return a copy that remembers nothing."""
+        new = copy(self)
+        new._largest = [0] * len(StepShape._fields)
+        return new
 
     @property
     def fitted_to(self) -> frozenset[str]:

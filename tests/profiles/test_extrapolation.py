@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from kvsim.calibration.prior import vllm_prior
 from kvsim.cli.compare import command as compare
 from kvsim.hardware import find_gpu
+from kvsim.machines import step_times
 from kvsim.models import find_model
 from kvsim.policies import Paged
 from kvsim.profiles import find
@@ -70,6 +71,13 @@ def test_a_run_says_nothing_of_the_run_before_it() -> None:
     machine = Machine(gpu=H200, model=LLAMA, kv_bytes=8 << 30, step_time=Watched(PROFILE))
     assert KEY in simulate(requests(MOST_SEQUENCES + 12), Paged(), machine).meta.extra
     assert KEY not in simulate(requests(40), Paged(), machine).meta.extra
+
+
+def test_a_run_has_the_label_of_its_machines_times() -> None:
+    times = step_times(H200, LLAMA, "vllm")
+    assert isinstance(times, Watched)
+    meta = simulate(requests(4), Paged(), Machine(gpu=H200, model=LLAMA, kv_bytes=8 << 30, step_time=times)).meta
+    assert meta.engine["step_time"] == times.label != PROFILE.label
 
 
 def test_compare_warns_on_standard_error_and_in_json() -> None:
