@@ -194,3 +194,23 @@ def test_a_followed_request_is_seen_in_every_cell_that_has_something_of_it(
         units = replay.block_table(request)[1] - replay.first_unit
         seen = (coloured | (paints == SHARED)).any(axis=0)
         assert seen.sum() == len(np.unique(tiling.cell_of(units)))
+
+
+@pytest.mark.parametrize("by", ColorBy)
+def test_free_memory_in_pieces_too_short_for_the_queue_is_drawn_as_the_bar_counts_it(
+    shipped: Callable[[str], Recording], by: ColorBy
+) -> None:
+    """And the map follows from frame to frame as if it were drawn afresh."""
+    recording = shipped("paged")
+    steps = recording.steps
+    pieces = np.where(np.arange(len(steps)) % 3 == 1, steps.free_units, 0).astype(np.int32)
+    replay = Replay(replace(recording, steps=replace(steps, unusable_units=pieces)))
+    states = DrawnUnits(replay)
+    paints = Paints(replay, states, by)
+    for frame in (4, 5, 6, 7, 4):
+        replay.seek(frame)
+        paints.update(states.update())
+        empty = states.dominant == SlotState.FREE
+        assert empty.any()
+        assert set(paints.whole[empty].tolist()) == {SlotState.EXTERNAL if frame % 3 == 1 else SlotState.FREE}
+        assert np.array_equal(paints.whole, Paints(replay, DrawnUnits(replay), by).whole)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 from rich.segment import Segment
 from rich.style import Style
 
@@ -132,7 +133,13 @@ def _waste(sessions: Sequence[Session]) -> list[tuple[tuple[int, ...], str]]:
     """Return the states of waste that the recordings can have, in the order of the bars of states."""
     static = [session.recording.meta.policy_name == "static" for session in sessions]
     windows = any(group.window for session in sessions for group in session.replay.groups)
-    possible = ((SlotState.EXPIRED, windows), (SlotState.PADDING, any(static)), (SlotState.INTERNAL, not all(static)))
+    pieces = any(np.any(session.recording.steps.unusable_units) for session in sessions)
+    possible = (
+        (SlotState.EXPIRED, windows),
+        (SlotState.PADDING, any(static)),
+        (SlotState.INTERNAL, not all(static)),
+        (SlotState.EXTERNAL, pieces),
+    )
     return [_state(state) for state, is_possible in possible if is_possible]
 
 

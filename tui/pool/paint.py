@@ -63,11 +63,9 @@ _KEPT_SHARE: Final = 0.45
 NUM_PAINTS: Final = KEPT + NUM_HUES
 assert NUM_PAINTS <= DIM
 
-_HELD_BY_NONE: Final = frozenset((SlotState.FREE, SlotState.CACHED, EMPTY, *UnitChange))
+_HELD_BY_NONE: Final = frozenset((SlotState.FREE, SlotState.CACHED, SlotState.EXTERNAL, EMPTY, *UnitChange))
 """Paints without a grey: units without a holder, and recent changes."""
-_UNWRITTEN: Final = frozenset(
-    (SlotState.RESERVED, SlotState.INTERNAL, SlotState.PADDING, SlotState.EXPIRED, SlotState.EXTERNAL)
-)
+_UNWRITTEN: Final = frozenset((SlotState.RESERVED, SlotState.INTERNAL, SlotState.PADDING, SlotState.EXPIRED))
 """Paints without live tokens: the darkest grey in shade."""
 _DARKEST_SHADE: Final = 0.27
 _SHADES: Final = 0.29

@@ -93,12 +93,16 @@ class Paints:
         self.whole = self.written.copy()
         self._is_neutral = by is ColorBy.OWNER and not tells_owners(replay.recording)
         self._followed = NO_OWNER
+        self._is_fragmented = is_fragmented(replay)
         self._lit = np.zeros(replay.num_units, np.uint8)
         self._lit_units = np.empty(0, np.int64)
-        self.update(replay.occupied())
+        self.update(np.arange(replay.num_units) if self._is_fragmented else replay.occupied())
 
     def update(self, units: IndexArray) -> IndexArray:
         """Follow the states of `units`; return the units that may look different now."""
+        fragmented = is_fragmented(self._replay)
+        if fragmented != self._is_fragmented:
+            self._is_fragmented, units = fragmented, np.arange(len(self.whole))
         if self.by is ColorBy.AGE:
             units = np.union1d(units, self._replay.occupied())
         if len(units):
@@ -127,6 +131,8 @@ class Paints:
     def _paint(self, units: IndexArray) -> None:
         states, replay = self._states, self._replay
         dominant, rest, fill = states.dominant[units], states.rest[units], states.fill[units]
+        if self._is_fragmented:
+            dominant, rest = (np.where(part == SlotState.FREE, SlotState.EXTERNAL, part) for part in (dominant, rest))
         owner, refs = replay.owner[units], replay.refs[units]
         held = owner != NO_OWNER
         # The written part of a mostly unwritten unit holds tokens: padding fills whole extents.
@@ -182,6 +188,14 @@ class Paints:
             np.floor(np.log2(oldest / np.maximum(age, oldest * 2.0**-AGES))), 0, AGES - 1
         ).astype(np.uint8)
         return levels
+
+
+def is_fragmented(replay: Replay) -> bool:
+    """Tell whether what is free is all too scattered for the head of the queue now."""
+    steps, frame = replay.recording.steps, replay.frame
+    if steps.unusable_units is None or frame >= len(steps):
+        return False
+    return 0 < int(steps.free_units[frame]) <= int(steps.unusable_units[frame])
 
 
 def dimmed(paints: PaintArray, lit: MaskArray) -> PaintArray:
