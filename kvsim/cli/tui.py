@@ -42,7 +42,7 @@ _FEW_REQUESTS = 1_000
 @click.command("tui", cls=ServedCommand)
 @click.argument("recording_name", metavar="[RECORDING]", required=False)
 @click.option("--policy", type=PolicyParam(), help="Simulate this policy instead of replaying a recording.")
-@click.option("--compare", is_flag=True, help="Simulate all policies and show them on one clock.")
+@click.option("--compare", is_flag=True, help="Simulate all policies, SGLang's among them, and show them on one clock.")
 @click.option("--lesson", is_flag=False, flag_value=_LIST, metavar="[N]", help="Play a lesson; without N, list them.")
 @click.option(
     "--attach",
@@ -201,13 +201,22 @@ def _recording(name: str | None, policy: str | None, flags: dict[str, Any], repo
 def _all_policies(flags: dict[str, Any], report: Any) -> list[Recording]:
     """Simulate every policy with the requests and the machine of the flags."""
     scenario = build_scenario(**flags)
-    return [_simulate(scenario, policy, report) for policy in POLICY_NAMES]
+    return [_simulate(scenario, policy, report) for policy in _compared(scenario)]
+
+
+def _compared(scenario: Scenario) -> tuple[str, ...]:
+    """Return the policies that serve the model: all, but SGLang's where layers have windows or states."""
+    from kvsim.kv_groups import CacheSettings, cache_layout
+    from kvsim.policies import EVERY_POLICY
+
+    layout = cache_layout(scenario.model, CacheSettings(max_model_len=scenario.model.max_position_embeddings))
+    return EVERY_POLICY if layout.is_uniform else POLICY_NAMES
 
 
 def _ample_tokens_per_s(flags: dict[str, Any]) -> list[float]:
     """Return the throughput of each policy with ample memory, in the order of `_all_policies`."""
     scenario = build_scenario(**flags)
-    return with_memory_for_everything(scenario, {name: scenario.policy(name) for name in POLICY_NAMES}, _quiet)
+    return with_memory_for_everything(scenario, {name: scenario.policy(name) for name in _compared(scenario)}, _quiet)
 
 
 def _simulate(scenario: Scenario, policy: str, report: Any) -> Recording:

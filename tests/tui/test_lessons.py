@@ -691,3 +691,16 @@ def test_a_lesson_begins_with_its_subject(guided: Callable[[str], Guided], numbe
         before, _, after = page.partition("About the figures: ")
         assert after, "provenance is told"
         assert lesson.captions[-1].title in before, "after everything else"
+
+
+def test_lesson_12_compares_the_hits_of_both_caches_at_every_size(guided: Callable[[str], Guided]) -> None:
+    lesson = guided("12")
+    found = lesson.found()
+    sizes = [num_tokens for num_tokens, _ in found]
+    assert sizes == sorted(sizes)
+    blocks, tree = zip(*(shares for _, shares in found), strict=True)
+    assert blocks[0] < blocks[-1]
+    assert tree[0] < tree[-1]
+    assert blocks[-1] < tree[-1], "with memory for all, a block rounds away what a slot does not"
+    drawn = lesson.drawing(lesson.captions[-1], 80, GLYPHS)
+    assert len(drawn[0][1]) == 2 * len(found)

@@ -44,13 +44,15 @@ class Drawing(Enum):
     """Block table of the followed request."""
     LADDER = "ladder"
     """Throughput of each rung, and its cost."""
+    HITS = "hits"
+    """Share of prompt tokens that each run finds in its cache, by the size of the memory."""
     SCHEDULE = "schedule"
     """Time in which each request waits and runs."""
 
     @property
     def stands_alone(self) -> bool:
         """Whether a page shows the drawing in place of the pool."""
-        return self in (Drawing.READS, Drawing.LAUNCHES, Drawing.LADDER)
+        return self in (Drawing.READS, Drawing.LAUNCHES, Drawing.LADDER, Drawing.HITS)
 
 
 _COSTS: Final = {
@@ -66,6 +68,7 @@ _COSTS: Final = {
 _LABEL: Final = 17
 _RUNG: Final = 26
 _NAME: Final = 3
+_SIZE: Final = 14
 
 
 class Pen:
@@ -188,6 +191,24 @@ def ladder(climbed: Sequence[Climbed], width: int, symbols: Symbols, height: int
         if 2 * len(climbed) <= height:
             words = f"  {rung.mean_batch:.1f} at a time on average; its cost: {_COSTS[rung.name]}"
             lines.append([pen.text(words[:width], weak=True)])
+    return lines
+
+
+def hits(found: Sequence[tuple[int, Sequence[float]]], labels: Sequence[str], width: int, symbols: Symbols) -> Lines:
+    """Draw bars of the shares that were `found` in the cache, one for each label, below each size of the memory."""
+    pen, lines = Pen(symbols), list[list[Segment]]()
+    room = max(width - _LABEL - _SIZE - 8, 8)
+    for num_tokens, shares in found:
+        for nth, (label, share) in enumerate(zip(labels, shares, strict=True)):
+            size = f"{num_tokens:,} tokens" if nth == 0 else ""
+            lines.append(
+                [
+                    pen.text(size.ljust(_SIZE), weak=True),
+                    pen.text(label[: _LABEL - 1].ljust(_LABEL)),
+                    pen.bar(share, room, symbols.palette.hues[2 * nth + 1]),
+                    pen.text(f" {100 * share:>4.0f} %"),
+                ]
+            )
     return lines
 
 

@@ -11,7 +11,7 @@ from kvsim.errors import KvsimError
 from kvsim.experiments.rungs import climb, rungs
 from kvsim.machines import card_of, from_card, host_link
 from kvsim.policies import Paged, Static
-from kvsim.simulation import Machine, simulate
+from kvsim.simulation import Machine, measure, simulate
 from kvsim.steptime import Roofline
 
 from ..facts.step_cost import StepCost
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 
 _frame = attrgetter("frame")
+_SIZES = (0.75, 0.875, 1.0, 1.125, 1.25, 2.0)
+"""Factors on the memory of a lesson."""
 
 
 class Guided:
@@ -58,6 +60,7 @@ class Guided:
             self.sessions = [Session(recordings[0])]
         self.player = self.comparison.player if self.comparison else self.sessions[0].player
         self._climbed: list[Climbed] = []
+        self._found: list[tuple[int, list[float]]] = []
         captions = sorted((self._caption(spec) for spec in lesson.captions), key=lambda caption: caption.frame)
         if lesson.try_this:
             captions[-1] = replace(captions[-1], text=f"{captions[-1].text} Try it: {lesson.try_this}")
@@ -101,26 +104,29 @@ class Guided:
         """Return titles and lines of the drawings of `caption` at the current frame, in about `height` lines; its
         schedule has one per run.
         """
-        session = self.sessions[0]
+        session, drawn = self.sessions[0], list[tuple[str, drawings.Lines]]()
         match caption.draws:
             case Drawing.READS:
                 lines = drawings.reads(self.cost(session), width, symbols)
-                return [("What one step reads from GPU memory", lines)]
+                drawn = [("What one step reads from GPU memory", lines)]
             case Drawing.LAUNCHES:
                 lines = drawings.launches(self.cost(session), width, symbols)
-                return [("One step, launched in two ways, on one axis of time", lines)]
+                drawn = [("One step, launched in two ways, on one axis of time", lines)]
             case Drawing.TABLE if caption.follow is not None:
                 lines = drawings.table(session, session.recording.row_of(caption.follow), width, symbols)
-                return [(f"The block table of {caption.follow}", lines)]
+                drawn = [(f"The block table of {caption.follow}", lines)]
             case Drawing.LADDER:
-                return [("The ladder: one change on every rung", drawings.ladder(self.climb(), width, symbols, height))]
+                lines = drawings.ladder(self.climb(), width, symbols, height)
+                drawn = [("The ladder: one change on every rung", lines)]
+            case Drawing.HITS:
+                lines = drawings.hits(self.found(), [run.label for run in self.lesson.runs], width, symbols)
+                drawn = [("Prompt tokens found in the cache, by the memory that there is", lines)]
             case Drawing.SCHEDULE:
-                return [
+                drawn = [
                     (f"{run.label}: who is served when", self.timetable(session, width, symbols))
                     for run, session in zip(self.lesson.runs, self.sessions, strict=True)
                 ]
-            case _:
-                return []
+        return drawn
 
     def timetable(self, session: Session, width: int, symbols: Symbols) -> drawings.Lines:
         """Return the schedule of one run, on the time axis of all."""
@@ -170,6 +176,22 @@ class Guided:
                 lambda rung: times if rung.captured else times.uncaptured(),
             )
         return self._climbed
+
+    def found(self) -> list[tuple[int, list[float]]]:
+        """Return sizes of the memory in tokens, and the share of prompt tokens that each run finds in its cache there;
+        compute it once.
+        """
+        if not self._found:
+            lesson, machine = self.lesson, self._machine(self._step_times())
+            for factor in _SIZES:
+                on = replace(machine, kv_bytes=int(machine.kv_bytes * factor))
+                shares = []
+                for run in lesson.runs:
+                    assert not isinstance(run.policy, TrainingRows)
+                    requests = measure(lesson.workload, run.policy, on, refuse_misfits=True).requests
+                    shares.append(float(requests.cached_tokens.sum() / requests.prompt_tokens.sum()))
+                self._found.append((on.kv_bytes // lesson.model.kv_bytes_per_token, shares))
+        return self._found
 
     def _caption(self, spec: CaptionSpec) -> Caption:
         lesson, session = self.lesson, self.sessions[spec.run]

@@ -14,7 +14,7 @@ A lesson is a small scenario with captions, in TOML, so that a teacher can write
     captured_graphs = true         # false: the host starts every kernel; may be left out
 
     [[run]]                        # one run is watched; two or three are compared
-    policy = "contiguous"          # or "static", "paged"; with that policy's settings. For training, "padded", "packed"
+    policy = "contiguous"          # or "static", "paged", "radix"; with its settings. For training, "padded", "packed"
     reserve = "max"
     max_model_len = 16384
     vllm = "0.25.1"                # release whose rules are followed; may be left out for the newest that is known
@@ -34,7 +34,7 @@ A lesson is a small scenario with captions, in TOML, so that a teacher can write
     title = "Four answers, and the memory is gone"
     text = "They hold {waste.token_percent} of the pool."     # see `figures`
     follow = "A"                   # everything else in shade until the next caption
-    draws = "table"                # or reads, launches, ladder, schedule: a drawing below the pool; may be left out
+    draws = "table"                # or reads, launches, ladder, hits, schedule: a drawing below the pool
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from kvsim.errors import UsageError, WorkloadError
 from kvsim.files.contents import TOML_BYTES, content_of
 from kvsim.hardware import find_gpu
 from kvsim.models import find_model
-from kvsim.policies import Contiguous, Paged, Static
+from kvsim.policies import EVERY_POLICY, Contiguous, Paged, Radix, RadixSettings, SGLangSettings, Static
 from kvsim.policies.releases import DEFAULT
 from kvsim.policies.settings import ContiguousSettings, ContinuousSettings, PagedSettings, Reserve, StaticSettings
 from kvsim.workload import AllAtOnce, LogNormal, Request, SharedPrefix, SharedPrefixes, Workload, generate
@@ -124,7 +124,7 @@ def read_lesson(file: Path) -> Lesson:
 
 
 def _run(table: TomlTable) -> LessonRun:
-    name = table.choice("policy", (Paged.name, Contiguous.name, Static.name, TrainingRows.PADDED, TrainingRows.PACKED))
+    name = table.choice("policy", (*EVERY_POLICY, TrainingRows.PADDED, TrainingRows.PACKED))
     try:
         policy = _policy(table, name)
     except UsageError as error:
@@ -140,6 +140,11 @@ def _policy(table: TomlTable, name: str) -> Policy | TrainingRows:
     max_model_len = table.whole("max_model_len", 4096)
     if name == Static.name:
         return Static(scheduler=StaticSettings(batch_size=table.whole("batch_size", 16), max_model_len=max_model_len))
+    if name == Radix.name:
+        return Radix(
+            scheduler=SGLangSettings(context_length=max_model_len),
+            cache=RadixSettings(page_size=table.whole("page_size", 1)),
+        )
     scheduler = ContinuousSettings(
         max_model_len=max_model_len,
         max_num_seqs=table.whole("max_num_seqs", 256),
