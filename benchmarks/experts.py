@@ -70,12 +70,8 @@ def models() -> dict[str, Model]:
     }
 
 
-def predict(model: Model) -> dict[str, dict[str, float]]:
-    """Simulate every load with the card that ships."""
-    times = from_card(card_of(find_gpu(GPU), 1), find_gpu(GPU), model, "vllm", in_process=True)
-    machine = Machine(
-        gpu=find_gpu(GPU), model=model, kv_bytes=KV_BYTES, step_time=in_batches_of(ENGINE["max_num_seqs"], times)
-    )
+def predict(machine: Machine) -> dict[str, dict[str, float]]:
+    """Simulate every load."""
     limits = {name: ENGINE[name] for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens")}
     policy = Paged(scheduler=ContinuousSettings(**limits))
     told = {}
@@ -91,20 +87,27 @@ def predict(model: Model) -> dict[str, dict[str, float]]:
     return told
 
 
-def record(folder: Path, output: Path) -> None:
+def by_card(model: Model) -> Machine:
+    """Return one GPU with the card that ships."""
+    gpu = find_gpu(GPU)
+    times = from_card(card_of(gpu, 1), gpu, model, "vllm", in_process=True)
+    return Machine(gpu=gpu, model=model, kv_bytes=KV_BYTES, step_time=in_batches_of(ENGINE["max_num_seqs"], times))
+
+
+def record(folder: Path, output: Path, gpus: str = "h200", **engine_args: int) -> None:
     """One engine start and all its recordings."""
     from kvsim.capture.drive import DrivenEngine  # noqa: PLC0415  asks for vLLM
 
     name = folder.name
     count = len(WARM_UP_TOKENS)
     alone = Workload(arrival_s=np.zeros(count), prompt_tokens=WARM_UP_TOKENS, output_tokens=np.full(count, 2))
-    with DrivenEngine(str(folder), **ENGINE) as engine:
+    with DrivenEngine(str(folder), **ENGINE, **engine_args) as engine:
         engine.serve(alone, users=1, seed=7)
         for load, (workload, users) in LOADS.items():
             if load != "light":
                 engine.serve(workload, users=users, seed=8)
-            run = output / f"vllm-h200-{name}-{load}"
-            found = engine.record(workload, run, users=users, command="python benchmarks/experts.py record")
+            run = output / f"vllm-{gpus}-{name}-{load}"
+            found = engine.record(workload, run, users=users, command=f"python {' '.join(sys.argv[:2])}")
             print(name, load, found.duration_s, summarize(found).tpot_s.mean, flush=True)
 
 
@@ -115,7 +118,7 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path)
     arguments = parser.parse_args()
     if arguments.action == "predict":
-        told = {name: predict(model) for name, model in models().items()}
+        told = {name: predict(by_card(model)) for name, model in models().items()}
         json.dump(
             {f"{GPU} {name} {load}": figures for name, loads in told.items() for load, figures in loads.items()},
             sys.stdout,

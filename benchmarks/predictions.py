@@ -1,7 +1,8 @@
-"""Left-out predictions by what they rest on: benchmarks/predictions.py [--write]
+"""Left-out predictions by what they rest on: benchmarks/predictions.py [--write] [BASIS ...]
 
-Prints one table per basis, misses first; --write puts them into docs/accuracy.md, and the medians and worst of every
-class, with the recordings that tell them, into kvsim/machines/errors.toml, from which every summary quotes.
+Makes those of each named basis anew (TABLES, GPU, MACHINE, ...), or all. Prints one table per basis, misses first;
+--write puts them into docs/accuracy.md, and the medians and worst of every class, with the recordings that tell them,
+into kvsim/machines/errors.toml, from which every summary quotes. Needs the extra kvsim[kernels].
 """
 
 from __future__ import annotations
@@ -30,13 +31,22 @@ from kvsim.machines import (
     served_model,
     sheet_card,
 )
-from kvsim.machines.known_errors import FIGURES, FILE, PREEMPTIONS, ErrorClass, KnownError, Outside
+from kvsim.machines.kernel_tables import table_card
+from kvsim.machines.known_errors import (
+    FIGURES,
+    FILE,
+    PREEMPTIONS,
+    ErrorClass,
+    KnownError,
+    Outside,
+    known_errors,
+)
 from kvsim.profiles import served_name
 from kvsim.recording import Recording, find, read, shipped_names
 from kvsim.steptime import Pace, at_pace
 from kvsim.steptime.card import Card, load_card
 
-MEASURED = ("8e7132d6", "16b87d30", "5b3fd3e7", "36f35ba1", "4362a16e", "6561975f")
+MEASURED = ("8e7132d6", "16b87d30", "5b3fd3e7", "36f35ba1", "4362a16e", "6561975f", "73c6158a")
 """Machines whose cards ship, or lie in `cards` beside this file."""
 CARDS = Path(__file__).with_name("cards")
 ROWS = {
@@ -75,9 +85,15 @@ _OUTSIDE = (
     (Basis.GPU, *_HOPPER, "dense", 1, "Llama-2-7b", 4, (-1.7, 3.7), (-1.7, 3.6), _HTTP),
     (Basis.LINKED, *_HOPPER, "dense", 2, "CodeLlama-34b", 2, (9.8, 13.1), (9.9, 13.1), _HTTP),
     (Basis.LINKED, *_HOPPER, "dense", 4, "Llama-2-70b", 2, (1.8, 6.1), (2.7, 6.1), _HTTP),
-    (Basis.LINKED, *_HOPPER, "experts", 2, "Mixtral-8x7B-v0.1", 4, (-1.1, 3.5), (-0.9, 3.7), _HTTP),
+    (Basis.LINKED, *_HOPPER, "experts", 2, "Mixtral-8x7B-v0.1", 4, (-1.1, 3.6), (-0.9, 3.8), _HTTP),
+    (Basis.TABLES, *_HOPPER, "dense", 1, "Llama-2-7b", 4, (-7.3, 3.2), (-7.4, 3.0), _HTTP),
+    (Basis.TABLES, *_HOPPER, "dense", 2, "CodeLlama-34b", 2, (2.7, 3.2), (2.6, 3.2), _HTTP),
+    (Basis.TABLES, *_HOPPER, "dense", 4, "Llama-2-70b", 2, (-2.7, 3.8), (-1.7, 3.8), _HTTP),
+    (Basis.TABLES, *_HOPPER, "experts", 2, "Mixtral-8x7B-v0.1", 4, (-2.7, 0.9), (-2.6, 1.1), _HTTP),
     (Basis.SHEET, "Ada AD102", "RTX 4090", "dense", 1, "Llama-3.1-8B", 1, (6.5, 6.5), (4.2, 4.2), _SERVING_SIM),
     (Basis.SHEET, "Blackwell GB202", "RTX PRO 6000", "dense", 1, "Llama-3.1-8B", 1, (-1.2, -1.2), (-1.1, -1.1),
+     _SERVING_SIM),
+    (Basis.TABLES, "Blackwell GB202", "RTX PRO 6000", "dense", 1, "Llama-3.1-8B", 1, (-4.2, -4.2), (-3.2, -3.2),
      _SERVING_SIM),
 )  # fmt: skip
 OUTSIDE = tuple(
@@ -94,7 +110,7 @@ OUTSIDE = tuple(
     )
     for basis, family, gpu, layers, num_gpus, model, num_runs, e2e, tpot, source in _OUTSIDE
 )
-"""Runs that others recorded, and how far off kvsim is (the RTX cards: was at revision b286871). Step times were fitted
+"""Runs that others recorded, and how far off kvsim is (`benchmarks/outside.py` has every stage). Step times were fitted
 to none of them. Mixtral was +22 to +30 % off before the times of experts went by measured kernels."""
 
 PAGE = Path(__file__).parents[1] / "docs" / "accuracy.md"
@@ -113,6 +129,8 @@ SUMMARY = {
     Basis.GPU: "such a GPU measured in another host, the model not (a card that ships)",
     Basis.SHEET_FITTED: "a data sheet, fitted to one recording there",
     Basis.SHEET: "a data sheet (H100 from the H200's efficiencies)",
+    Basis.LINKED: "a card that ships, and sums over several GPUs guessed",
+    Basis.TABLES: "kernel tables, and the host of a card that ships",
     Basis.STAGES: "a card that ships, and stages by a formula",
 }
 """Rows of the page's first table."""
@@ -250,6 +268,22 @@ def data_sheet(everything: dict[str, Recording]) -> Iterator[Found]:
             yield "the data sheet", by_card(sheet_of(recording), recording)
 
 
+def sums_guessed(everything: dict[str, Recording]) -> Iterator[Found]:
+    """Cards of one GPU with guessed sums over several."""
+    for recording in everything.values():
+        card = card_of(find_gpu(recording.meta.gpu), served_model(recording.meta).tensor_parallel_size)
+        if not card.measured:
+            yield "a card of one GPU", by_card(card, recording)
+
+
+def kernel_tables(everything: dict[str, Recording]) -> Iterator[Found]:
+    """Kernel tables, with the host of the card that ships."""
+    for recording in everything.values():
+        gpu, model = find_gpu(recording.meta.gpu), served_model(recording.meta)
+        card = table_card(gpu, model, card_of(gpu, model.tensor_parallel_size))
+        yield "kernel tables", by_card(card, recording)
+
+
 def stages(_: dict[str, Recording]) -> Iterator[Found]:
     """Cards with the layers in stages, on recordings of pipelines."""
     for folder in PIPELINES:
@@ -265,6 +299,8 @@ TABLES = {
     Basis.GPU: gpu_measured,
     Basis.SHEET_FITTED: sheet_fitted,
     Basis.SHEET: data_sheet,
+    Basis.LINKED: sums_guessed,
+    Basis.TABLES: kernel_tables,
     Basis.STAGES: stages,
 }
 
@@ -398,8 +434,9 @@ def with_classes(page: str, classes: Mapping[ErrorClass, KnownError]) -> str:
 def main() -> None:
     everything, page = recordings(), PAGE.read_text(encoding="utf-8")
     lines = ["# Made by: benchmarks/predictions.py --write. Errors in percent, of recordings left out."]
-    classes: dict[ErrorClass, KnownError] = {}
-    for basis, predict in TABLES.items():
+    wanted = {basis: predict for basis, predict in TABLES.items() if basis.name in sys.argv} or TABLES
+    classes = {kind: known for kind, known in known_errors().items() if kind.basis not in wanted}
+    for basis, predict in wanted.items():
         found = sorted(predict(everything), key=lambda item: -abs(error(item[1], "e2e")))
         rows = [row_of(told, result) for told, result in found]
         print(f"\n### {basis.value.capitalize()}: {len(found)} predictions\n", *HEAD, *rows, sep="\n", flush=True)

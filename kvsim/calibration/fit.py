@@ -26,8 +26,9 @@ from kvsim.calibration.observed import Observed, check_distinct, observe_on
 from kvsim.calibration.predict import error_scale_s, machine_of, step_durations, step_errors
 from kvsim.calibration.prior import vllm_prior
 from kvsim.errors import UsageError
-from kvsim.hardware import find_gpu
+from kvsim.hardware import Gpu, find_gpu
 from kvsim.machines import card_of, served_model
+from kvsim.models import Model
 from kvsim.profiles import Profile, Residual, listed_name
 from kvsim.recording import Recording
 from kvsim.steptime import Pace, Roofline, StepShape, generate_times
@@ -83,18 +84,7 @@ def calibrate(
         UsageError: there is no recording, one is there twice, they are of different machines, or one has no measured
             times.
     """
-    if not recordings:
-        raise UsageError("there is nothing to calibrate on; give at least one recording.")
-    check_distinct(recordings)
-    gpu = find_gpu(_same("GPU", [find_gpu(item.meta.gpu).name for item in recordings]))
-    engine = _same("engine", [engine_of(item) for item in recordings])
-    models = [served_model(item.meta) for item in recordings]
-    _same("tensor-parallel size", [str(model.tensor_parallel_size) for model in models])
-    model_name = _same("model", [listed_name(model) for model in models])
-    for item in recordings:
-        if item.meta.source == "simulation":
-            raise UsageError(f"{item.name} is a simulation; calibrate on recordings of a real engine.")
-    model = models[0]
+    gpu, engine, model = _subject(recordings)
     if engine == "vllm":
         prior = vllm_prior(gpu, model)
     else:
@@ -117,7 +107,7 @@ def calibrate(
     shapes = [np.concatenate(columns) for columns in zip(*(item.shape for item in observed), strict=True)]
     return Profile(
         gpu=gpu.name,
-        model=model_name,
+        model=listed_name(model),
         engine=engine,
         tensor_parallel_size=model.tensor_parallel_size,
         times=replace(times, label=f"calibrated on {gpu.name}", calibrated=True),
@@ -127,6 +117,22 @@ def calibrate(
         },
         residuals=tuple(residuals),
     )
+
+
+def _subject(recordings: Sequence[Recording]) -> tuple[Gpu, str, Model]:
+    """Return the GPU, engine and model of all recordings; see `calibrate` for what is refused."""
+    if not recordings:
+        raise UsageError("there is nothing to calibrate on; give at least one recording.")
+    check_distinct(recordings)
+    gpu = find_gpu(_same("GPU", [find_gpu(item.meta.gpu).name for item in recordings]))
+    engine = _same("engine", [engine_of(item) for item in recordings])
+    models = [served_model(item.meta) for item in recordings]
+    _same("tensor-parallel size", [str(model.tensor_parallel_size) for model in models])
+    _same("model", [listed_name(model) for model in models])
+    for item in recordings:
+        if item.meta.source == "simulation":
+            raise UsageError(f"{item.name} is a simulation; calibrate on recordings of a real engine.")
+    return gpu, engine, models[0]
 
 
 def engine_of(recording: Recording) -> str:

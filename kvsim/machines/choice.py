@@ -215,7 +215,8 @@ def from_card(
     kind = "kernel tables" if card.is_of_tables else "machine card" if calibrated else "uncalibrated machine card"
     of = ", fitted to recordings that the card does not name" if card.factors and not card.fitted_to else ""
     label = f"{kind} of {gpu.name} ({card.source}) with {model.name} ({engine}{of})"
-    label = with_error(label, class_of(basis, gpu, model, engine, captured=captured), model)
+    error_class = class_of(basis, gpu, model, engine, captured=captured)
+    label = with_error(label, error_class, model, times_sparse=card.sparse is not None)
     return replace(times, label=label, calibrated=calibrated, fitted_to=card.fitted_to.get(served_name(model), ()))
 
 

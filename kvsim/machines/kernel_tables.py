@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from kvsim.errors import MissingExtraError, UsageError
-from kvsim.steptime.card import Attention, Card, Experts, Products
-from kvsim.steptime.curves import attention_cost
+from kvsim.steptime.card import Attention, Card, Experts, Products, SparseAttention
+from kvsim.steptime.curves import attention_cost, product_curve
 from kvsim.steptime.sizes import captured_size
-from kvsim.steptime.work import work_of
+from kvsim.steptime.work import attention_products, work_of
 
 if TYPE_CHECKING:
     from kvsim.hardware import Gpu
@@ -44,9 +44,7 @@ _SYSTEMS = {
 }
 """Folders of the tables, by the name of the GPU. The RTX PRO 6000 of the tables is the Server Edition."""
 _WORSE = ("RTX PRO 6000",)
-"""GPUs for which the data sheet was closer to a recording: -1 % end to end, and -16 % by tables, which are of newer
-kernels than the recorded engine's."""
-_ITEM_BYTES = {"bfloat16": 2, "fp8": 1}
+"""GPUs for which the data sheet was closer to a run that others recorded: -1 % end to end, and -4 % by tables."""
 _SIZES = (*sorted({captured_size(m) for m in range(1, 513)}), 640, 768, 1024, 1536, 2048, 4096, 8192, 16384)
 _STREAMED_BYTES = 1 << 29
 """Least weights, in bytes, that no cache of a GPU holds from one measurement to the next."""
@@ -57,7 +55,19 @@ _MIXED = {"num_decodes": 128, "decode_context": 1024, "prompt_tokens": 1024, "pr
 """A step with a prompt, which is not in the tables: its reading takes longer than alone as on the base card."""
 _EVEN = "balanced"
 """Distribution of tokens over experts: every expert gets as many."""
-_EXPERT_TYPES = {16.0: "bfloat16", 8.0: "fp8", 4.0: "w4a16_mxfp4"}
+_EXPERT_TYPES = {
+    "": ("bfloat16",),
+    "fp8": ("fp8_block", "fp8"),
+    "mxfp4": ("w4a16_mxfp4",),
+    "nvfp4": ("nvfp4",),
+    "awq": ("int4_wo",),
+    "gptq": ("int4_wo",),
+}
+"""Types of experts in the tables by the method of the weights, the likeliest first."""
+_SELECTED_TOKENS = 2048
+"""Tokens that the indexers of DeepSeek-V3.2 and GLM-5 pick (`index_topk`)."""
+_LONG_PROMPT = 2048
+"""Shortest prompt of the rows of sparse attention whose launches take less than their kernels."""
 
 
 _Rows = dict[str, np.ndarray]
@@ -82,8 +92,8 @@ class _Tables(NamedTuple):
     """Version of the package."""
 
     def rows(self, kind: str, name: str, **wanted: Any) -> _Rows:
-        """Return the columns of the newest table of vLLM's kernels, only rows with the `wanted` values; a dictionary
-        without entries if there is no such table."""
+        """Return the columns of the newest table of vLLM's kernels, only rows with the `wanted` values, of several
+        kernels for the same sizes the fastest; a dictionary without entries if there is no such table."""
         from pyarrow import parquet  # noqa: PLC0415  slow to import
 
         found = sorted((self.folder / kind / "vllm").glob(f"*/{name}_perf.parquet"), key=_release)
@@ -91,8 +101,16 @@ class _Tables(NamedTuple):
             return {}
         schema = parquet.read_schema(found[-1]).names
         filters = [(column, "==", value) for column, value in wanted.items() if column in schema]
-        table = parquet.read_table(found[-1], filters=filters or None)
-        return {column: table[column].to_numpy() for column in table.column_names} if len(table) else {}
+        table = parquet.read_table(found[-1], filters=filters or None).sort_by("latency")
+        columns = {column: table[column].to_numpy() for column in table.column_names}
+        return _fastest(columns) if len(table) else {}
+
+
+def _fastest(rows: _Rows) -> _Rows:
+    """Return the first of all rows with the same whole numbers."""
+    sizes = np.stack([column for column in rows.values() if np.issubdtype(column.dtype, np.integer)], axis=1)
+    _, first = np.unique(sizes, axis=0, return_index=True)
+    return {name: column[first] for name, column in rows.items()}
 
 
 def _release(file: Path) -> tuple[int, ...]:
@@ -143,11 +161,7 @@ def table_card(gpu: Gpu, model: Model, base: Card) -> Card:
         raise UsageError(f"{PACKAGE} has no tables of {gpu.name}; it has those of {', '.join(_SYSTEMS)}.")
     work = work_of(model)
     rate = base.read_bytes_per_s if base.measured else _streaming_rate(tables) or base.read_bytes_per_s
-    products = {
-        dtype: found
-        for dtype, size in _ITEM_BYTES.items()
-        if (found := _products(tables, dtype, work, rate / size)) is not None
-    }
+    products = _all_products(tables, work, model, rate)
     sums = _sums(tables, model.tensor_parallel_size)
     return replace(
         base,
@@ -156,9 +170,10 @@ def table_card(gpu: Gpu, model: Model, base: Card) -> Card:
         measured=False,
         read_bytes_per_s=rate,
         products={**base.products, **products},
-        attention=_attention(tables, base, work, gpu) or base.attention,
+        attention=_attention(tables, base, work, gpu, rate) or base.attention,
         all_reduce=sums or base.all_reduce,
         experts=_experts(tables, work, model),
+        sparse=_sparse(tables, work, model, products),
         is_of_tables=True,
     )
 
@@ -175,6 +190,19 @@ def _streaming_rate(tables: _Tables) -> float:
     num_bytes = 2.0 * rows["n"] * rows["k"]
     large = num_bytes >= _STREAMED_BYTES
     return float(np.median(num_bytes[large] / rows["latency"][large])) * 1e3
+
+
+def _all_products(tables: _Tables, work: Work, model: Model, bytes_per_s: float) -> dict[str, Products]:
+    """Return the products of `work` by type of the weights, as far as there are tables.
+
+    Those in fp8 are of scales by tensor: those of scales by block were measured waiting for their launches (57 us on an
+    H200 for matrices that take 5).
+    """
+    item_bytes = {"bfloat16": 2.0, "fp8": 1.0}
+    if model.quantization is not None and model.quantization.method == "nvfp4":
+        item_bytes["nvfp4"] = work.weight_bits / 8
+    found = {dtype: _products(tables, dtype, work, bytes_per_s / size) for dtype, size in item_bytes.items()}
+    return {dtype: products for dtype, products in found.items() if products is not None}
 
 
 def _products(tables: _Tables, dtype: str, work: Work, weights_per_s: float) -> Products | None:
@@ -235,8 +263,13 @@ def _sums(tables: _Tables, num_gpus: int) -> tuple[tuple[int, float], ...]:
     return tuple((2 * int(rows["message_size"][row]), float(rows["latency"][row]) / 1e3) for row in order)
 
 
-def _attention(tables: _Tables, base: Card, work: Work, gpu: Gpu) -> tuple[Attention, ...]:
-    """Return rows of attention for every kind of layer, as a card has them."""
+def _read_bytes(row: Attention) -> int:
+    """Return the bytes of keys and values that the decodes of a row read."""
+    return 4 * row.num_kv_heads * row.head_dim * row.num_decodes * row.decode_context
+
+
+def _attention(tables: _Tables, base: Card, work: Work, gpu: Gpu, bytes_per_s: float) -> tuple[Attention, ...]:
+    """Return rows of attention for every kind of layer, as a card has them; none reads faster than memory."""
     common = {"attn_dtype": "bfloat16", "kv_cache_dtype": "bfloat16", "window_size": 0}
     decoding = tables.rows("attention", "generation_attention", **common)
     prompts = tables.rows("attention", "context_attention", **common, batch_size=1)
@@ -247,7 +280,10 @@ def _attention(tables: _Tables, base: Card, work: Work, gpu: Gpu) -> tuple[Atten
         heads = _nearest_heads(decoding, reading)
         if heads is None:
             return ()
-        rows = _rows_of(decoding, heads, decoding["step"] + 1, ("num_decodes", "decode_context"))
+        rows = [
+            replace(row, seconds=max(row.seconds, _read_bytes(row) / bytes_per_s))
+            for row in _rows_of(decoding, heads, decoding["step"] + 1, ("num_decodes", "decode_context"))
+        ]
         alone = _rows_of(prompts, heads, prompts["isl"], ("prompt_tokens", "prompt_context"))
         if not rows or not alone:
             return ()
@@ -304,22 +340,78 @@ def _experts(tables: _Tables, work: Work, model: Model) -> Experts | None:
     """Return the times of a layer's experts by tokens, if they were measured; None otherwise."""
     if not work.expert_weights:
         return None
-    size = model.tensor_parallel_size
-    rows = tables.rows(
-        "moe",
-        "moe",
-        moe_dtype=_EXPERT_TYPES.get(work.expert_bits, ""),
-        distribution=_EVEN,
-        hidden_size=model.hidden_size,
-        inter_size=model.expert_intermediate_size or model.intermediate_size,
-        num_experts=work.num_experts,
-        topk=work.num_experts_per_token,
-        moe_tp_size=size,
-        moe_ep_size=1,
-    )
-    if not rows:
+    method = model.quantization.method if model.quantization and model.quantization.expert_bits else ""
+    wanted = {
+        "distribution": _EVEN,
+        "hidden_size": model.hidden_size,
+        "inter_size": model.expert_intermediate_size or model.intermediate_size,
+        "num_experts": work.num_experts,
+        "topk": work.num_experts_per_token,
+        "moe_tp_size": model.tensor_parallel_size,
+        "moe_ep_size": 1,
+    }
+    candidates = (tables.rows("moe", "moe", moe_dtype=dtype, **wanted) for dtype in _EXPERT_TYPES.get(method, ()))
+    rows = next(filter(None, candidates), None)
+    if rows is None:
         return None
     order = np.argsort(rows["num_tokens"], kind="stable")
     tokens, seconds = rows["num_tokens"][order], rows["latency"][order] / 1e3
     least = {int(each): float(seconds[tokens == each].min()) for each in np.unique(tokens)}
     return Experts(sizes=tuple(least), seconds=tuple(least.values()))
+
+
+def _sparse(tables: _Tables, work: Work, model: Model, products: dict[str, Products]) -> SparseAttention | None:
+    """Return the times of sparse attention beside its products, of whose module there is a table; None otherwise.
+
+    Decodes are fitted as a start, sequences, scored tokens and selected ones; prompts of thousands of tokens as scored
+    and selected pairs, because shorter ones were measured waiting for their launches.
+    """
+    reading = next((each for each in work.readings if each.is_sparse), None)
+    if reading is None:
+        return None
+    is_fp8 = 8 <= work.weight_bits < 16
+    wanted = {
+        "architecture": model.architecture,
+        "num_heads": reading.num_heads,
+        "gemm_type": "fp8_block" if is_fp8 else "bfloat16",
+        "kv_cache_dtype": "fp8" if reading.is_fp8 else "bfloat16",
+    }
+    decoding = tables.rows("sparse_attention", "dsa_generation_module", **wanted)
+    prompts = tables.rows("sparse_attention", "dsa_context_module", **wanted, batch_size=1, step=0)
+    table = products.get("fp8" if is_fp8 else "bfloat16")
+    if not decoding or not prompts or table is None:
+        return None
+    curves = [product_curve(table, *weights) for weights in attention_products(model)]
+
+    def beside_products_s(milliseconds: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+        return np.array(milliseconds) / 1e3 - [sum(curve(int(each)) for curve in curves) for each in tokens]
+
+    few = decoding["batch_size"] <= _MOST_DECODES
+    seqs, contexts = decoding["batch_size"][few].astype(float), decoding["step"][few] + 1.0
+    read = np.minimum(contexts, _SELECTED_TOKENS)
+    features = np.stack([np.ones_like(seqs), seqs, seqs * contexts, seqs * read], axis=1)
+    step_s, sequence_s, token_s, selected_s = _fitted(features, beside_products_s(decoding["latency"][few], seqs))
+    long = prompts["isl"] >= _LONG_PROMPT
+    queries = prompts["isl"][long].astype(float)
+    pairs, selected = queries**2 / 2, _SELECTED_TOKENS * (queries - _SELECTED_TOKENS / 2)
+    pair_s, selected_pair_s = _fitted(
+        np.stack([pairs, selected], axis=1), beside_products_s(prompts["latency"][long], queries)
+    )
+    return SparseAttention(
+        selected_tokens=_SELECTED_TOKENS,
+        step_s=step_s,
+        sequence_s=sequence_s,
+        token_s=token_s,
+        selected_token_s=selected_s,
+        pair_s=pair_s,
+        selected_pair_s=selected_pair_s,
+    )
+
+
+def _fitted(features: np.ndarray, seconds: np.ndarray) -> list[float]:
+    """Return the costs of the features, none negative, with small relative errors."""
+    from scipy.optimize import nnls  # noqa: PLC0415  slow to import
+
+    told = seconds > 0
+    costs, _ = nnls(features[told] / seconds[told, None], np.ones(int(told.sum())))
+    return [float(cost) for cost in costs]

@@ -248,9 +248,9 @@ def interval_in(label: str) -> KnownError | None:
     return known if known is not None and known.tells_an_interval else None
 
 
-def with_error(label: str, kind: ErrorClass, model: Model) -> str:
-    """Add to `label` the parts missing in its times, the class of its predictions, and their error."""
-    missing = ", ".join(untimed(model))
+def with_error(label: str, kind: ErrorClass, model: Model, *, times_sparse: bool = False) -> str:
+    """Add to `label` the parts missing in its times, the class of its predictions, and their error; see `untimed`."""
+    missing = ", ".join(untimed(model, times_sparse=times_sparse))
     clauses = (label, f"{_UNTIMED}{missing}" if missing else "", kind.words, error_words(kind))
     return "; ".join(filter(None, clauses))
 
@@ -266,7 +266,8 @@ def error_words(kind: ErrorClass) -> str:
         return known.words()
     outside = [each.words() for each in outside_errors().get(kind, ())]
     unchecked = kind.basis is Basis.TABLES and not outside
-    found = ["kernel tables, never checked against a recording" if unchecked else "error never measured", *outside]
+    tables = ": kernel tables, never checked against a recording" if unchecked else ""
+    found = [f"error never measured{tables}", *outside]
     if kind.basis is Basis.GPU and (near := known_errors().get(replace(kind, basis=Basis.MACHINE))) is not None:
         found.append(f"on the very machine that the card is of, {near.words()}")
     return "; ".join(found)

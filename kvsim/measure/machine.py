@@ -6,6 +6,7 @@ import importlib.metadata
 from collections.abc import Callable
 from datetime import date
 from functools import partial
+from typing import Any
 
 from kvsim.errors import MissingExtraError, UsageError
 from kvsim.steptime.card import Card
@@ -36,24 +37,16 @@ def measure(num_gpus: int = 1, progress: Callable[[str], None] = lambda _: None)
     import torch  # noqa: PLC0415
 
     from kvsim.measure.attention_kernels import measure_attention  # noqa: PLC0415
-    from kvsim.measure.links import all_reduce, copies  # noqa: PLC0415
+    from kvsim.measure.links import all_reduce  # noqa: PLC0415
     from kvsim.measure.products import FEW_SIZES, measure_products  # noqa: PLC0415
-    from kvsim.measure.timing import launch_s, seconds_per_call  # noqa: PLC0415
+    from kvsim.measure.timing import launch_s  # noqa: PLC0415
 
     progress("all-reduce")
     reduce_name, reduced = all_reduce(num_gpus)
     progress("host")
     one_launch_s = launch_s()
     progress("memory and links")
-    data = torch.ones(_STREAM_BYTES // 4, dtype=torch.float32, device="cuda")
-    streamed_s = seconds_per_call([data.sum])
-    other = torch.empty_like(data)
-    copied_s = seconds_per_call([partial(other.copy_, data)])
-    del data, other
-    small = torch.zeros(8, device="cuda")
-    gap_s = seconds_per_call([partial(small.add_, 1.0)] * _KERNELS)
-    to_gpu, to_host = copies()
-    torch.cuda.empty_cache()
+    rates = _memory_and_links()
     progress("matrix products")
     products = {"bfloat16": measure_products(SHAPES)}
     torch.cuda.empty_cache()
@@ -69,16 +62,37 @@ def measure(num_gpus: int = 1, progress: Callable[[str], None] = lambda _: None)
         source=f"measured {date.today().isoformat()}, PyTorch {torch.__version__}{_vllm()}; {attention_name}"
         + (f", {reduce_name}" if reduce_name else ""),
         measured=True,
-        read_bytes_per_s=_STREAM_BYTES / streamed_s,
-        copy_bytes_per_s=2 * _STREAM_BYTES / copied_s,
-        kernel_s=gap_s,
         launch_s=one_launch_s,
-        to_gpu_bytes_per_s=to_gpu,
-        to_host_bytes_per_s=to_host,
         products=products,
         attention=attention,
         all_reduce=reduced,
+        **rates,
     )
+
+
+def _memory_and_links() -> dict[str, Any]:
+    """Return the rates of a card that one buffer tells, and the gap between two small kernels."""
+    import torch  # noqa: PLC0415
+
+    from kvsim.measure.links import copies  # noqa: PLC0415
+    from kvsim.measure.timing import seconds_per_call  # noqa: PLC0415
+
+    data = torch.ones(_STREAM_BYTES // 4, dtype=torch.float32, device="cuda")
+    streamed_s = seconds_per_call([data.sum])
+    other = torch.empty_like(data)
+    copied_s = seconds_per_call([partial(other.copy_, data)])
+    del data, other
+    small = torch.zeros(8, device="cuda")
+    gap_s = seconds_per_call([partial(small.add_, 1.0)] * _KERNELS)
+    to_gpu, to_host = copies()
+    torch.cuda.empty_cache()
+    return {
+        "read_bytes_per_s": _STREAM_BYTES / streamed_s,
+        "copy_bytes_per_s": 2 * _STREAM_BYTES / copied_s,
+        "kernel_s": gap_s,
+        "to_gpu_bytes_per_s": to_gpu,
+        "to_host_bytes_per_s": to_host,
+    }
 
 
 def _check_gpus(num_gpus: int) -> None:

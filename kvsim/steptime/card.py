@@ -59,6 +59,26 @@ class Experts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SparseAttention:
+    """Seconds of one layer's sparse attention beside its four large products: an indexer scores all tokens, and
+    queries read those that it picks. Of one model on each of its GPUs."""
+
+    selected_tokens: int
+    """Most tokens that a query reads."""
+    step_s: float
+    sequence_s: float
+    """Cost per decoding sequence."""
+    token_s: float
+    """Cost of scoring one cached token for one sequence."""
+    selected_token_s: float
+    """Cost of reading one selected token."""
+    pair_s: float
+    """Cost of scoring one cached token for one query of a prompt."""
+    selected_pair_s: float
+    """Cost of one query of a prompt and one selected token."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
     """Speeds of a machine, in seconds and bytes per second."""
 
@@ -87,6 +107,8 @@ class Card:
     """Bytes and seconds of a sum over `num_gpus` GPUs; empty for one."""
     experts: Experts | None = None
     """Experts of the one model that the card was filled for, from kernel tables; not in files."""
+    sparse: SparseAttention | None = None
+    """Sparse attention of that model, likewise."""
     is_of_tables: bool = False
     """True if the curves are those of kernel tables; not in files."""
     factors: Mapping[str, float] = field(default_factory=dict)
@@ -118,6 +140,7 @@ def _card(document: Mapping[str, Any]) -> Card:
         source=_text(document, "source"),
         measured=_yes_or_no(document, "measured"),
         experts=None,
+        sparse=None,
         is_of_tables=False,
         **{name: _positive(rates, name) for name in _RATES},
         products={

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from kvsim.models import Model
-    from kvsim.steptime.card import Card
+    from kvsim.steptime.card import Card, SparseAttention
     from kvsim.steptime.work import Reading, Weights, Work
 
 SMALL_KERNEL = 1.75
@@ -158,7 +158,8 @@ def never_asleep(card: Card, model: Model, *, num_processors: int = 132) -> Roof
 
 def _never_asleep(card: Card, model: Model, work: Work, num_processors: int) -> Roofline:
     table, token_s, weights = _by_size(card, work)
-    costs = [(reading, attention_cost(card, reading, num_processors)) for reading in work.readings]
+    dense = [reading for reading in work.readings if card.sparse is None or not reading.is_sparse]
+    costs = [(reading, attention_cost(card, reading, num_processors)) for reading in dense]
     main = max(costs, key=lambda item: item[0].num_layers * item[0].bytes_per_token, default=None)
     few = logits_s = 0.0
     if work.output is not None:
@@ -168,10 +169,8 @@ def _never_asleep(card: Card, model: Model, work: Work, num_processors: int) -> 
     attention_s = sum(
         reading.num_layers * (cost.step_s + SPLIT_S + FP8_QUERY_S * reading.is_fp8) for reading, cost in costs
     )
-    split_s = sum(
-        reading.num_layers * reading.num_heads * reading.head_dim * SPLIT_ELEMENT_S for reading in work.readings
-    )
-    return Roofline(
+    split_s = sum(reading.num_layers * reading.num_heads * reading.head_dim * SPLIT_ELEMENT_S for reading in dense)
+    times = Roofline(
         label=f"card of {card.gpu} with {model.name}",
         **_host(card.launch_s, work),
         new_shape_s=0.0,
@@ -196,6 +195,22 @@ def _never_asleep(card: Card, model: Model, work: Work, num_processors: int) -> 
         throttle_share=0.0,
         power_share=THROTTLE_SHARE,
         of_size_s=tuple(table),
+    )
+    num_sparse = sum(reading.num_layers for reading in work.readings) - sum(reading.num_layers for reading in dense)
+    return times if card.sparse is None else _with_sparse(times, card.sparse, num_sparse)
+
+
+def _with_sparse(times: Roofline, sparse: SparseAttention, num_layers: float) -> Roofline:
+    """Add the layers with sparse attention to `times`: what the indexer picks is read like a window."""
+    return replace(
+        times,
+        step_s=times.step_s + num_layers * sparse.step_s,
+        sequence_s=times.sequence_s + num_layers * sparse.sequence_s,
+        context_token_s=times.context_token_s + num_layers * sparse.token_s,
+        window_tokens=float(sparse.selected_tokens),
+        window_token_s=num_layers * sparse.selected_token_s,
+        attention_pair_s=times.attention_pair_s + num_layers * sparse.pair_s,
+        window_pair_s=num_layers * sparse.selected_pair_s,
     )
 
 
@@ -273,12 +288,15 @@ def _layers_s(card: Card, work: Work, m: int, products_s: float) -> float:
 
 
 def _product_curve(card: Card, bits: float, weights: Weights) -> Callable[[int], float]:
-    """Return the time of a product by weight type: fp8 as measured; fewer bits are read so and multiplied in bf16."""
+    """Return the time of a product by weight type: fp8 and nvfp4 as measured; others in fewer bits are read so and
+    multiplied in bf16."""
     plain = product_curve(card.products["bfloat16"], weights.n, weights.k)
     if bits >= 16:
         return plain
     if bits >= 8:
         return product_curve(card.products["fp8"], weights.n, weights.k) if "fp8" in card.products else plain
+    if "nvfp4" in card.products:
+        return product_curve(card.products["nvfp4"], weights.n, weights.k)
     one_s = plain(1)
     streamed_s = one_s * bits / 16 / FOUR_BIT_SHARE
     return lambda m: max(streamed_s, plain(m) - one_s + streamed_s)
@@ -293,7 +311,7 @@ def _experts_s(card: Card, work: Work, m: int) -> float:
     share_missed = (1 - work.num_experts_per_token / work.num_experts) ** m
     reached = work.num_experts * (1 - share_missed)
     streamed_s = reached * work.expert_weights * work.expert_bits / 8 / (EXPERT_READ_SHARE * card.read_bytes_per_s)
-    rate = EXPERT_ARITHMETIC_SHARE * _flops_per_s(card, "fp8" if work.expert_bits == 8 else "bfloat16")
+    rate = EXPERT_ARITHMETIC_SHARE * _flops_per_s(card, "fp8" if 8 <= work.expert_bits < 16 else "bfloat16")
     computed_s = 2 * m * work.num_experts_per_token * work.expert_weights / rate
     return work.expert_layers * (EXPERT_S + hypot(streamed_s, computed_s))
 

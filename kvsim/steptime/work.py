@@ -63,6 +63,8 @@ class Reading:
     """True if the cache is in fp8."""
     window: int
     """Window in tokens; 0 for all."""
+    is_sparse: bool
+    """True if an indexer picks the tokens to read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,16 +153,24 @@ def work_of(model: Model) -> Work:
     )
 
 
-def untimed(model: Model) -> tuple[str, ...]:
-    """Describe the work of a server of `model` that is missing in step times.
+def attention_products(model: Model) -> list[Weights]:
+    """Return the products of one attention layer on each GPU, those of the first kind that the model has."""
+    return _attention_products(model, model.attention_layers[0])
+
+
+def untimed(model: Model, *, times_sparse: bool = False) -> tuple[str, ...]:
+    """Describe the work of a server of `model` that is missing in step times; `times_sparse` is set if those of sparse
+    attention are known.
 
     A process launches its first large steps slowly. The effect was largest in workers of several GPUs with windows: 28
     to 47 ms each in the first second, and 16 to 18 when the same load came again.
     """
     has_workers = model.tensor_parallel_size * model.pipeline_parallel_size > 1
     found = {
-        "its sparse attention (each token reads all that are cached and nothing picks them)": any(
-            isinstance(layer, Mla) and layer.sparse for layer in model.attention_layers
+        "its sparse attention (each token reads all that are cached and nothing picks them)": not times_sparse
+        and any(isinstance(layer, Mla) and layer.sparse for layer in model.attention_layers),
+        "compiling the kernels of its experts (at first use in a fresh server: 0.8 to 1.6 s each)": (
+            model.num_expert_parameters > 0
         ),
         "recurrent layers other than Mamba 2 (but for their weights and states)": any(
             not isinstance(layer, Mamba2) for layer in model.recurrent_layers
@@ -254,6 +264,7 @@ def _readings(model: Model) -> tuple[Reading, ...]:
             is_fp8=model.kv_cache_dtype.startswith("fp8"),
             bytes_per_token=model.layer_bytes_per_token(layer),
             window=layer.window if isinstance(layer, SlidingWindow | ChunkedLocal) else 0,
+            is_sparse=isinstance(layer, Mla) and layer.sparse,
         )
         for layer, count in found.items()
     )

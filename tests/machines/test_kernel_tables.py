@@ -18,11 +18,15 @@ from kvsim.machines import Basis, card_of, choice, class_in, kernel_tables, step
 from kvsim.machines.known_errors import with_error
 from kvsim.models import find_model
 from kvsim.steptime.curves import experts_s, product_curve, reduce_s
-from kvsim.steptime.work import work_of
+from kvsim.steptime.work import attention_products, work_of
 
 H100 = find_gpu("H100 SXM")
 RATE = 3e12
 """Bytes per second of the products in these tables; each starts in 2 us."""
+
+
+_WIDTHS = (512, 1024, 4096, 8192, 16384, 65536)
+SIZES = list(product((1, 8, 64, 512, 4096, 16384), _WIDTHS, _WIDTHS))
 
 
 def product_ms(m: int, n: int, k: int) -> float:
@@ -45,10 +49,8 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     metadata = tmp_path / "aiconfigurator_core-9.9.dist-info" / "METADATA"
     metadata.parent.mkdir()
     metadata.write_text("Metadata-Version: 2.1\nName: aiconfigurator-core\nVersion: 9.9\n")
-    widths = (1024, 4096, 8192, 16384, 65536)
     write(folder, "gemm", "gemm", [
-        {"gemm_dtype": "bfloat16", "m": m, "n": n, "k": k, "latency": product_ms(m, n, k)}
-        for m, n, k in product((1, 8, 64, 512, 4096, 16384), widths, widths)
+        {"gemm_dtype": "bfloat16", "m": m, "n": n, "k": k, "latency": product_ms(m, n, k)} for m, n, k in SIZES
     ])  # fmt: skip
     write(folder, "comm", "custom_allreduce", [
         {"kernel_source": source, "num_gpus": 2, "message_size": 1 << power, "latency": late + (1 << power) / 2e8}
@@ -117,6 +119,54 @@ def test_experts_are_of_even_tokens_and_few_tokens_reach_few() -> None:
     times = [experts_s(card.experts, m, 8, 2) for m in (1, 2, 4, 16, 512, 4096, 8192)]
     assert times == sorted(times)
     assert times[-1] == pytest.approx(2 * 1.4e-3, rel=0.01)
+
+
+SPARSE = {"step_s": 1e-4, "sequence_s": 5e-7, "token_s": 4e-11, "selected_token_s": 2e-10}
+SPARSE_PAIRS = {"pair_s": 2e-12, "selected_pair_s": 4e-10}
+
+
+def test_sparse_attention_is_told_apart_from_its_products(package: Path) -> None:
+    model = served("DeepSeek-V3.2", 8)
+    common = {
+        "architecture": model.architecture,
+        "num_heads": 16,
+        "gemm_type": "fp8_block",
+        "kv_cache_dtype": "bfloat16",
+    }
+    alone = kernel_tables.table_card(H100, model, card_of(H100, 8))
+    curves = [product_curve(alone.products["bfloat16"], *weights) for weights in attention_products(model)]
+    fp8 = [{"gemm_dtype": "fp8", "m": m, "n": n, "k": k, "latency": product_ms(m, n, k)} for m, n, k in SIZES]
+    bf16 = [row | {"gemm_dtype": "bfloat16"} for row in fp8]
+    write(package, "gemm", "gemm", fp8 + bf16)
+
+    def module_ms(seconds: float, tokens: int) -> float:
+        return 1e3 * (seconds + sum(curve(tokens) for curve in curves))
+
+    def decoding_s(seqs: int, context: int) -> float:
+        features = {
+            "step_s": 1,
+            "sequence_s": seqs,
+            "token_s": seqs * context,
+            "selected_token_s": seqs * min(context, 2048),
+        }
+        return sum(SPARSE[name] * count for name, count in features.items())
+
+    def prompt_s(queries: int) -> float:
+        return SPARSE_PAIRS["pair_s"] * queries**2 / 2 + SPARSE_PAIRS["selected_pair_s"] * 2048 * (queries - 1024)
+
+    write(package, "sparse_attention", "dsa_generation_module", [
+        common | {"batch_size": seqs, "step": context - 1, "latency": module_ms(decoding_s(seqs, context), seqs)}
+        for seqs, context in product((1, 8, 64, 256), (256, 1024, 4096, 32768))
+    ])  # fmt: skip
+    write(package, "sparse_attention", "dsa_context_module", [
+        common | {"batch_size": 1, "step": 0, "isl": queries, "latency": module_ms(prompt_s(queries), queries)}
+        for queries in (64, 2048, 4096, 8192, 16384)
+    ])  # fmt: skip
+    card = kernel_tables.table_card(H100, model, card_of(H100, 8))
+    assert card.sparse is not None
+    for name, cost in (SPARSE | SPARSE_PAIRS).items():
+        assert getattr(card.sparse, name) == pytest.approx(cost, rel=0.03), name
+    assert "sparse attention (each token" not in step_times(H100, model, "vllm", source="kernels").label
 
 
 @pytest.mark.usefixtures("package")
