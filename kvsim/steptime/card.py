@@ -108,7 +108,7 @@ class Card:
     experts: Experts | None = None
     """Experts of the one model that the card was filled for, from kernel tables; not in files."""
     sparse: SparseAttention | None = None
-    """Sparse attention of that model, likewise."""
+    """Sparse attention of that model, from kernel tables; not in files."""
     is_of_tables: bool = False
     """True if the curves are those of kernel tables; not in files."""
     factors: Mapping[str, float] = field(default_factory=dict)
