@@ -74,8 +74,10 @@ class Point:
             digest.update(workload.prompt_token_ids.offsets.tobytes())
             digest.update(workload.prompt_token_ids.values.tobytes())
         if workload.turns is not None:
-            for column in (workload.turns.after, workload.turns.pause_s, workload.turns.history_tokens):
-                digest.update(np.ascontiguousarray(column).tobytes())
+            turns = workload.turns
+            also = turns.also_after
+            for waits in (turns.after, turns.pause_s, turns.history_tokens, also.offsets, also.values):
+                digest.update(waits.tobytes())
         return digest.hexdigest()[:16]
 
 

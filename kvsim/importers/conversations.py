@@ -48,10 +48,10 @@ def _add(requests: RequestCollector, row: SourceRow) -> None:
         raise row.error(f"there is no field {shortened(unknown[0])}; the fields are {', '.join(_KNOWN)}")
     turns = requests.turns
     assert turns is not None
-    name, session, after_name = _text(row, "id"), _text(row, "session"), _text(row, "after")
+    name, session, names = _text(row, "id"), _text(row, "session"), _names(row)
     if name is not None and not requests.ids and requests.prompt_tokens:
         raise row.error("it has an id, and the first line has none; give one to the first line, too")
-    after = turns.before(row, session, [] if after_name is None else [after_name])
+    after = turns.before(row, session, names)
     there = 0 if after == NONE else requests.prompt_tokens[after] + requests.output_tokens[after]
     if after == NONE and (given := [name for name in ("pause_s", "history_tokens") if name in row.fields]):
         raise row.error(f"{given[0]} is of a turn that waits for another; name that one in after, or give a session")
@@ -75,7 +75,17 @@ def _add(requests: RequestCollector, row: SourceRow) -> None:
     )
     if added:
         pause_s = _seconds(row, "pause_s") if "pause_s" in row.fields else 0.0
-        turns.add(after, pause_s, history, name=name, session=session)
+        turns.add(after, pause_s, history, name=name, session=session, names=names)
+
+
+def _names(row: SourceRow) -> list[str]:
+    """Return the names of the turns that a line waits for: one, or a list of several."""
+    names = row.fields.get("after")
+    if not isinstance(names, list):
+        return [] if names is None else [_text(row, "after") or ""]
+    if not names or not all(isinstance(name, str) for name in names):
+        raise row.error("after should be the id of a turn, or a list of such")
+    return names
 
 
 def _arrival(row: SourceRow, requests: RequestCollector, after: int) -> Any:

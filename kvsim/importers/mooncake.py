@@ -54,7 +54,6 @@ class _Lines:
         )
         self._stamp_ms: list[float | None] = []
         """Time of each request in the file; None where there is none."""
-        self._num_joins = 0
         self._has_names = "request_id" in source.first_object()
 
     def add(self, row: SourceRow) -> None:
@@ -73,20 +72,16 @@ class _Lines:
             row, first, prompt_tokens, row.whole("output_length"), hashes=hashes, request_id=self._name(row, name)
         ):
             return
-        self._num_joins += len(names or []) > 1
         self._stamp_ms.append(stamp if isinstance(stamp, int | float) else None)
         pause_s = 0.0 if after == NONE else self._pause_s(row, after, stated=bool(names))
-        turns.add(after, pause_s, self._history(after), name=name, session=session)
+        turns.add(after, pause_s, self._history(after), name=name, session=session, names=names or [])
 
     def _name(self, row: SourceRow, name: str | None) -> str | None:
         return (name or f"line-{row.line}") if self._has_names else None
 
     def workload(self) -> Workload:
         """Return the requests."""
-        joins = self._num_joins
-        return self._requests.workload(
-            f"; {joins:,} wait for several requests, of which the last in the file counts" if joins else ""
-        )
+        return self._requests.workload()
 
     def _pause_s(self, row: SourceRow, after: int, *, stated: bool) -> float:
         """Return the seconds that are stated, or else those between the times of the two lines."""

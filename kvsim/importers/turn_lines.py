@@ -5,10 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from kvsim.errors import shortened
+from kvsim.workload import Ragged
 from kvsim.workload.turns import NONE, WHOLE, Turns
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kvsim.importers.source import SourceRow
 
 
@@ -19,6 +24,7 @@ class TurnLines:
     after: list[int] = field(default_factory=list)
     pause_s: list[float] = field(default_factory=list)
     history_tokens: list[int] = field(default_factory=list)
+    also_after: list[list[int]] = field(default_factory=list)
     _row_of: dict[str, int] = field(default_factory=dict)
     """Row of each named request."""
     _last_of: dict[str, int] = field(default_factory=dict)
@@ -41,9 +47,17 @@ class TurnLines:
         return NONE if session is None else self._last_of.get(session, NONE)
 
     def add(
-        self, after: int, pause_s: float, history_tokens: int = WHOLE, *, name: str | None, session: str | None
+        self,
+        after: int,
+        pause_s: float,
+        history_tokens: int = WHOLE,
+        *,
+        name: str | None,
+        session: str | None,
+        names: Sequence[str] = (),
     ) -> None:
-        """Add the turn of the next request."""
+        """Add the turn of the next request, which waits for all that `names` names."""
+        self.also_after.append([other for each in dict.fromkeys(names) if (other := self._row_of[each]) != after])
         row = len(self.after)
         self.after.append(after)
         self.pause_s.append(pause_s)
@@ -57,4 +71,9 @@ class TurnLines:
         """Return the turns; None if no request waits for another."""
         if not any(after >= 0 for after in self.after):
             return None
-        return Turns(after=self.after, pause_s=self.pause_s, history_tokens=self.history_tokens)
+        return Turns(
+            after=self.after,
+            pause_s=self.pause_s,
+            history_tokens=self.history_tokens,
+            also_after=Ragged.from_rows(self.also_after, np.int64),
+        )

@@ -44,6 +44,8 @@ def write_workload(workload: Workload, path: str | os.PathLike[str]) -> Path:
     if workload.prompt_token_ids is not None:
         columns["prompt_token_ids"] = _lists(workload.prompt_token_ids, pa.int32())
     if workload.turns is not None:
+        if len(workload.turns.also_after.values):
+            columns["also_after"] = _lists(workload.turns.also_after, pa.int64())
         columns |= {name: from_numpy(getattr(workload.turns, name), pa.type_for_alias(kind)) for name, kind in _TURNS}
     if not (isinstance(workload.ids, Numbered) and repr(workload.ids) == repr(Numbered("r", range(len(workload))))):
         columns["id"] = from_texts(list(workload.ids))
@@ -72,7 +74,7 @@ def read(path: str | os.PathLike[str]) -> Workload:
         raise WorkloadError(f"{path} is no file.")
     wanted = {"arrival_s": pa.float64(), **dict.fromkeys(_SCALARS, pa.int32()), "prompt_hashes": pa.list_(pa.int64())}
     optional = {"prompt_token_ids": pa.list_(pa.int32()), "id": pa.string(), "adapter": pa.int32()}
-    optional |= {name: pa.type_for_alias(kind) for name, kind in _TURNS}
+    optional |= {name: pa.type_for_alias(kind) for name, kind in _TURNS} | {"also_after": pa.list_(pa.int64())}
     try:
         table = read_parquet(file, wanted | optional)
     except ValueError as error:
@@ -95,13 +97,21 @@ def read(path: str | os.PathLike[str]) -> Workload:
         adapter=to_numpy(table["adapter"]) if "adapter" in table.column_names else None,
         prompt_hashes=_ragged(table["prompt_hashes"], np.int64),
         prompt_token_ids=_ragged(table["prompt_token_ids"], np.int32) if tokens else None,
-        turns=Turns(**{name: to_numpy(table[name]) for name, _ in _TURNS}) if all(waiting) else None,
+        turns=_turns(table) if all(waiting) else None,
         ids=ids,
         prefix_names=tuple(about["prefix_names"]),
         hash_unit_tokens=about["hash_unit_tokens"],
         name=about["name"],
         description=about["description"],
     )
+
+
+def _turns(table: pa.Table) -> Turns:
+    """Return the turns; files of earlier versions have none that waits for several."""
+    from kvsim.files.arrow_columns import to_numpy  # noqa: PLC0415
+
+    also = _ragged(table["also_after"], np.int64) if "also_after" in table.column_names else None
+    return Turns(**{name: to_numpy(table[name]) for name, _ in _TURNS}, also_after=also)
 
 
 def _about(metadata: dict[bytes, bytes], path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -189,7 +189,7 @@ class ClosedLoop:
 
 
 class Conversations:
-    """Sessions of turns, each of which is sent when the turn that it waits for has ended and its pause is over.
+    """Sessions of turns, each of which is sent when the turns that it waits for have ended and its pause is over.
 
     First turns arrive at their times. With `users`, each user has one session after the other instead, regardless of
     arrival times, and thinks in between.
@@ -206,8 +206,12 @@ class Conversations:
         self._session: list[int] = turns.session.tolist()
         self._first_turns = np.flatnonzero(turns.after < 0).tolist()
         self._next_session = iter(self._first_turns)
-        self._num_open = [1] * len(self._first_turns)
-        """Turns of each session that have not ended and whose moment is known."""
+        self._num_awaited = turns.num_awaited()
+        """Turns that each turn waits for and that have not ended."""
+        self._ready_s = [0.0] * len(turns)
+        """Time at which the last of the ended ones had ended and the pause was over."""
+        self._num_left = np.bincount(turns.session).tolist()
+        """Turns of each session that have not ended."""
         self._dispatcher = dispatcher
         self._users = users
 
@@ -239,14 +243,17 @@ class Conversations:
             self._environment.process(self._turn(row, at_s))
 
     def _turn(self, row: int, at_s: float) -> Generator[simpy.Event, float, None]:
-        """Send a turn at `at_s`, and go on with those that wait for it when it has ended."""
+        """Send a turn at `at_s`; when it has ended, go on with those that wait for no other."""
         if at_s > self._environment.now:
             yield self._environment.timeout(at_s - self._environment.now)
         ended_s = yield self._dispatcher.choose(row, at_s, self._servers).send(row, at_s)
-        followers, session = self._followers[row], self._session[row]
-        self._num_open[session] += len(followers) - 1
-        for later in followers:
-            later_s = max(ended_s + self._pause_s[later], self._arrival_s[later])
-            self._environment.process(self._turn(later, later_s))
-        if self._users is not None and not self._num_open[session]:
+        session = self._session[row]
+        self._num_left[session] -= 1
+        for later in self._followers[row]:
+            self._num_awaited[later] -= 1
+            self._ready_s[later] = max(self._ready_s[later], ended_s + self._pause_s[later])
+            if not self._num_awaited[later]:
+                later_s = max(self._ready_s[later], self._arrival_s[later])
+                self._environment.process(self._turn(later, later_s))
+        if self._users is not None and not self._num_left[session]:
             self._begin(ended_s + self._users.think_s)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from kvsim.errors import WorkloadError, shortened
-from kvsim.workload.columns import LONGEST_S, float_column, frozen, int_column
+from kvsim.errors import UsageError, WorkloadError, shortened
+from kvsim.workload.columns import LONGEST_S, Ragged, float_column, frozen, int_column
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,8 +56,17 @@ class Turns:
     Where -1 is given, the whole, as far as the prompt reaches.
     """
 
+    also_after: Ragged[np.int64]
+    """Rows of other turns that a request waits for: n rows. It arrives when the last of all has ended and its pause is
+    over."""
+
     def __init__(
-        self, *, after: ArrayLike, pause_s: ArrayLike | None = None, history_tokens: ArrayLike | None = None
+        self,
+        *,
+        after: ArrayLike,
+        pause_s: ArrayLike | None = None,
+        history_tokens: ArrayLike | None = None,
+        also_after: Ragged[np.int64] | None = None,
     ) -> None:
         rows = int_column("after", after, np.int32)
         n = rows.size
@@ -65,6 +74,9 @@ class Turns:
         object.__setattr__(self, "after", rows)
         object.__setattr__(self, "pause_s", float_column("pause_s", np.zeros(n) if pause_s is None else pause_s, n))
         object.__setattr__(self, "history_tokens", int_column("history_tokens", history, np.int32, n))
+        object.__setattr__(self, "also_after", Ragged.empty(n, np.int64) if also_after is None else also_after)
+        if len(self.also_after) != n:
+            raise UsageError(f"also_after should have a row for each of the {n} turns, not {len(self.also_after)}.")
 
     def __len__(self) -> int:
         return self.after.size
@@ -94,7 +106,19 @@ class Turns:
         for row, after in enumerate(self.after.tolist()):
             if after >= 0:
                 followers[after].append(row)
+        for row, other in zip(self._joining.tolist(), self.also_after.values.tolist(), strict=True):
+            followers[other].append(row)
         return followers
+
+    def num_awaited(self) -> list[int]:
+        """Return, for each row, the number of turns that it waits for."""
+        found: list[int] = ((self.after >= 0) + self.also_after.lengths).tolist()
+        return found
+
+    @property
+    def _joining(self) -> Int64Array:
+        """Row of each of the values of `also_after`."""
+        return np.repeat(np.arange(len(self)), self.also_after.lengths)
 
     def checked(self, workload: _Lengths) -> Turns:
         """Return the turns with every history as a number of tokens.
@@ -122,6 +146,7 @@ class Turns:
             after=self.after,
             pause_s=self.pause_s,
             history_tokens=np.where(history < 0, np.minimum(prompt, most), history),
+            also_after=self.also_after,
         )
 
     def earliest_s(self, arrival_s: FloatArray) -> FloatArray:
@@ -136,16 +161,26 @@ class Turns:
         place = np.full(len(self) + 1, NONE, np.int64)
         place[rows] = np.arange(len(rows))
         place[NONE] = NONE
-        after = place[self.after[rows]]
-        return Turns(
-            after=after, pause_s=self.pause_s[rows], history_tokens=np.where(after < 0, 0, self.history_tokens[rows])
-        )
+        after, also = place[self.after[rows]], self.also_after.take(rows)
+        if not len(also.values):
+            return self._renumbered(after, rows, None)
+        others = [[other for other in place[also[row]].tolist() if other >= 0] for row in range(len(rows))]
+        for row in np.flatnonzero(after < 0):
+            after[row] = others[row].pop(0) if others[row] else NONE
+        return self._renumbered(after, rows, Ragged.from_rows(others, np.int64))
+
+    def _renumbered(self, after: Int64Array, rows: Int64Array, also_after: Ragged[np.int64] | None) -> Turns:
+        history = np.where((after < 0) | (self.after[rows] < 0), 0, self.history_tokens[rows])
+        return Turns(after=after, pause_s=self.pause_s[rows], history_tokens=history, also_after=also_after)
 
     def closed(self, kept: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Return the turns that are left where those not `kept`, and all that wait for a dropped one, are dropped."""
         kept = kept.copy()
-        for rows in self._levels()[1:]:
-            kept[rows] &= kept[self.after[rows]]
+        num_kept = -1
+        while num_kept != (num_kept := int(kept.sum())):  # until no turn waits for a dropped one
+            kept[self._joining[~kept[self.also_after.values]]] = False
+            for rows in self._levels()[1:]:
+                kept[rows] &= kept[self.after[rows]]
         return kept
 
     def _levels(self) -> list[Int64Array]:
@@ -160,6 +195,17 @@ class Turns:
             levels.append(np.sort(order[np.repeat(begin[rows], sizes) + within]))
         return levels[:-1]
 
+    def _is_circular(self) -> NDArray[np.bool_]:
+        """Tell of each turn whether it waits for itself by way of others."""
+        waits, followers = self.num_awaited(), self.followers()
+        ready = [row for row, number in enumerate(waits) if not number]
+        while ready:
+            for row in followers[ready.pop()]:
+                waits[row] -= 1
+                if not waits[row]:
+                    ready.append(row)
+        return np.array(waits, np.int64) > 0
+
     def _bad_pauses(self) -> NDArray[np.bool_]:
         return np.asarray(~((self.pause_s >= 0) & (self.pause_s <= LONGEST_S)))
 
@@ -173,7 +219,14 @@ class Turns:
                 f"request {shortened(workload.ids[row])} (row {row}): it waits for row {self.after[row]}, and the "
                 f"rows are 0 to {n - 1}; give -1 where a request waits for none."
             )
-        circular = self.turn < 0
+        joining, others = self._joining, self.also_after.values
+        if ((others < 0) | (others >= n) | (self.after[joining] < 0)).any():
+            row = int(joining[((others < 0) | (others >= n) | (self.after[joining] < 0)).argmax()])
+            raise WorkloadError(
+                f"request {shortened(workload.ids[row])} (row {row}): also_after should name rows 0 to {n - 1}, of a "
+                "turn that has one in after, too."
+            )
+        circular = (self.turn < 0) | self._is_circular()
         if circular.any():
             row = int(circular.argmax())
             raise WorkloadError(

@@ -118,7 +118,30 @@ def test_dynamos_agents_wait_for_what_they_name(tmp_path: Path) -> None:
     assert turns.after.tolist() == [-1, 0, 0, 2]
     assert turns.pause_s.tolist() == [0.0, 0.01, 0.0, 2.51]
     assert turns.history_tokens.tolist() == [0, 0, 0, 0]
-    assert workload.description.endswith("; 1 wait for several requests, of which the last in the file counts")
+    assert turns.also_after[3].tolist() == [1]
+    assert turns.num_awaited() == [0, 1, 1, 2]
+
+
+def test_a_list_of_turns_is_waited_for_and_kept(tmp_path: Path) -> None:
+    workload = lines(
+        tmp_path,
+        {"id": "a", "arrival_s": 0.0, "prompt_tokens": 100, "output_tokens": 10},
+        {"id": "b", "after": "a", "new_tokens": 10, "output_tokens": 400},
+        {"id": "c", "after": ["a"], "new_tokens": 10, "output_tokens": 5},
+        {"id": "d", "after": ["b", "c", "b"], "pause_s": 1.0, "new_tokens": 10, "output_tokens": 5},
+    )
+    assert turns_of(workload).after.tolist() == [-1, 0, 0, 2]
+    assert turns_of(workload).also_after[3].tolist() == [1]
+    file = tmp_path / "kept.parquet"
+    write_workload(workload, file)
+    assert turns_of(read_workload(file)).also_after[3].tolist() == [1]
+    for after in ([], ["a", 3]):
+        with pytest.raises(WorkloadError, match="line 2: after should be"):
+            lines(
+                tmp_path,
+                {"id": "a", "arrival_s": 0.0, "prompt_tokens": 100, "output_tokens": 10},
+                {"id": "b", "after": after, "new_tokens": 10, "output_tokens": 5},
+            )
 
 
 @pytest.mark.parametrize(

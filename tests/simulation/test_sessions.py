@@ -176,3 +176,28 @@ def test_without_a_cache_every_token_is_computed() -> None:
 
 def test_a_recording_without_turns_has_none() -> None:
     assert read(find("vllm-h200-llama-3-8b-sharegpt-pressure")).requests.turns is None
+
+
+@pytest.mark.parametrize("users", [None, 1])
+def test_a_turn_that_waits_for_several_comes_after_the_last(users: int | None, tmp_path: Path) -> None:
+    """The branch of 400 tokens ends last, whichever is named first; the user's next session waits for all turns."""
+    for first, second in ((1, 2), (2, 1)):
+        turns = Turns(
+            after=[-1, 0, 0, first, -1],
+            pause_s=[0, 0, 0, 0.25, 0],
+            also_after=Ragged.from_rows([[], [], [], [second], []], np.int64),
+        )
+        workload = Workload(
+            arrival_s=np.zeros(5),
+            prompt_tokens=[50, 80, 80, 500, 50],
+            output_tokens=[10, 400, 5, 5, 5],
+            turns=turns,
+        )
+        run = simulate(workload, PAGED, SLOW, users=users, check=True)
+        requests = run.requests
+        row = {name: number for number, name in enumerate(requests.id)}
+        assert requests.arrival_s[row["r3"]] == pytest.approx(requests.finished_s[row["r1"]] + 0.25, abs=1e-3)
+        if users:
+            assert requests.arrival_s[row["r4"]] >= requests.finished_s[row["r3"]]
+        write(run, tmp_path / f"{first}")
+        assert len(read(tmp_path / f"{first}").requests) == 5

@@ -9,14 +9,14 @@ import pytest
 
 from kvsim.errors import UsageError, WorkloadError
 from kvsim.importers import LengthLimits, within
-from kvsim.workload import Turns, Workload
+from kvsim.workload import Ragged, Turns, Workload
 
 
 def table(after: list[int], **more: Any) -> Workload:
     """Requests with prompts of 10, 20, 30, ... tokens and answers of 5."""
     n = len(after)
     columns: dict[str, Any] = {"arrival_s": np.zeros(n), "prompt_tokens": 10 * np.arange(1, n + 1)}
-    turns = {name: more.pop(name) for name in ("pause_s", "history_tokens") if name in more}
+    turns = {name: more.pop(name) for name in ("pause_s", "history_tokens", "also_after") if name in more}
     return Workload(**columns | {"output_tokens": np.full(n, 5)} | more, turns=Turns(after=after, **turns))
 
 
@@ -94,3 +94,29 @@ def test_columns_of_other_lengths_are_refused() -> None:
         Turns(after=[-1, 0], pause_s=[0, 0, 0])
     with pytest.raises(UsageError, match="turns has 1 rows; it must have 2"):
         Workload(arrival_s=[0, 0], prompt_tokens=[1, 1], output_tokens=[1, 1], turns=Turns(after=[-1]))
+
+
+def test_a_turn_may_wait_for_several() -> None:
+    also = Ragged.from_rows([[], [], [], [1], []], np.int64)
+    turns = turns_of(table([-1, 0, 0, 2, -1], also_after=also))
+    assert turns.num_awaited() == [0, 1, 1, 2, 0]
+    assert turns.followers() == [[1, 2], [3], [3], [], []]
+    some = turns.take(np.array([0, 1, 3, 4]))
+    assert (some.after.tolist(), some.num_awaited()) == ([-1, 0, 1, -1], [0, 1, 1, 0])
+    kept = turns.closed(np.array([True, False, True, True, True]))
+    assert kept.tolist() == [True, False, True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("rows", "sentence"),
+    [
+        ([[], [], [7]], r"also_after should name rows 0 to 2"),
+        ([[1], [], []], r"of a turn that has one in after, too"),
+        ([[], [2], []], r"wait for each other in a circle"),
+    ],
+)
+def test_waiting_for_several_must_be_possible(rows: list[list[int]], sentence: str) -> None:
+    with pytest.raises(WorkloadError, match=sentence):
+        table([-1, 0, 1], also_after=Ragged.from_rows(rows, np.int64))
+    with pytest.raises(UsageError, match="also_after should have a row for each of the 3 turns, not 2"):
+        table([-1, 0, 1], also_after=Ragged.from_rows([[], []], np.int64))
