@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from kvsim.diagnosis.startup_log import LoggedFigure, StartupLog
 from kvsim.live.exposition import Sample, samples
+from kvsim.live.metrics import parse_metrics
 
 if TYPE_CHECKING:
     from kvsim.recording import Recording
@@ -28,6 +29,8 @@ _GAUGES = {
     "sglang:token_usage": "usage",
     "sglang:max_total_num_tokens": "tokens",
 }
+_USAGES = ("vllm:kv_cache_usage_perc", "sglang:token_usage")
+"""Gauges that a whole page has; a few pasted lines may lack them."""
 _MOST = 1e15
 _RECORDED = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "gpu_memory_utilization")
 
@@ -41,8 +44,10 @@ def read_metrics_page(text: str) -> StartupLog:
     """Read what metrics say of memory; of several engines, the first.
 
     Raises:
-        RecordingError: a line of the page is no metric.
+        RecordingError: a line of the page is no metric, or a page that is whole contradicts itself.
     """
+    if any(line.startswith(_USAGES) for line in text.splitlines()):
+        parse_metrics(text)
     server = "vllm" if any(line.startswith("vllm:") for line in text.splitlines()) else "sglang"
     told = StartupLog(server=server, source="metrics")
     wanted = (*_GAUGES, "vllm:cache_config_info")

@@ -149,8 +149,8 @@ def parse_metrics(page: str, time_s: float = 0.0) -> ServerMetrics:
     _check_kinds(page)
     _check_whole(found)
     about = found.get("vllm:cache_config_info", [])
-    blocks = [_whole(sample.labels.get("num_gpu_blocks", "")) for sample in about]
-    sizes = {_whole(sample.labels.get("block_size", "")) for sample in about}
+    blocks = [_whole(sample, "num_gpu_blocks") for sample in about]
+    sizes = {_whole(sample, "block_size") for sample in about}
     models = {sample.labels.get("model_name", "") for sample in found["vllm:kv_cache_usage_perc"]}
     values("vllm:num_requests_waiting_by_reason", _MAX_COUNT)
     values(_BY_SOURCE, _MAX_COUNT)
@@ -271,9 +271,18 @@ def _check_buckets(
         raise RecordingError(f"the metrics say {name}_sum = {sum_s:g}, which its buckets cannot hold.")
 
 
-def _whole(text: str) -> int | None:
-    """Return the number in a label; None if it is invalid or larger than any pool."""
-    return int(text) if text.isascii() and text.isdigit() and len(text) <= 10 and int(text) > 0 else None
+def _whole(sample: Sample, label: str) -> int | None:
+    """Return the number in a label; None if the server has not set it.
+
+    Raises:
+        RecordingError: it is no number, or larger than any pool.
+    """
+    text = sample.labels.get(label, "")
+    if text in ("", "None"):
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) <= 10 and int(text) > 0):
+        raise RecordingError(f"the metrics say {sample.name} with {label} = {shortened(text)!r}, which cannot be.")
+    return int(text)
 
 
 _CSV_COLUMNS = (

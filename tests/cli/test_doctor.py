@@ -221,7 +221,7 @@ def test_metrics_that_cannot_be_are_left_out_or_refused(true: str, false: str, d
     code, output, complaint = doctor(VLLM_PAGE.replace(true, false), "--gpu", "A100-80G")
     assert code in (0, 1)
     assert "Traceback" not in complaint
-    assert "vLLM" in output or "is not a sample of a metric" in complaint
+    assert "vLLM" in output or "is not a sample of a metric" in complaint or "which cannot be" in complaint
 
 
 def test_metrics_of_sglang_say_the_tokens(doctor: Run) -> None:
@@ -256,3 +256,10 @@ def test_what_is_neither_a_file_nor_an_address_is_named(type_command: Run) -> No
         assert (code, output) == (2, "")
         assert f"{source} cannot be read: it is no file, no recording, and no server answers there" in complaint
     assert type_command("doctor", "http://127.0.0.1:1")[0] == 1
+
+
+def test_a_page_that_contradicts_itself_is_refused(doctor: Run) -> None:
+    line = next(line for line in VLLM_PAGE.splitlines() if line.startswith("vllm:kv_cache_usage_perc"))
+    code, _, complaint = doctor(f"{VLLM_PAGE}\n{line}\n")
+    assert code == 1
+    assert "is there twice" in complaint

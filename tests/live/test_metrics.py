@@ -146,9 +146,11 @@ def test_a_time_and_an_exemplar_beside_a_value_are_passed_over() -> None:
     assert parse_metrics(page) == parse_metrics(PAGE)
 
 
-def test_blocks_that_cannot_be_are_not_known() -> None:
+def test_blocks_that_cannot_be_are_refused() -> None:
     for number in ("9" * 5000, "-3", "0", "many", "²"):
-        assert parse_metrics(PAGE.replace('num_gpu_blocks="101"', f'num_gpu_blocks="{number}"')).num_blocks is None
+        with pytest.raises(RecordingError, match="cache_config_info with num_gpu_blocks = .*, which cannot be"):
+            parse_metrics(PAGE.replace('num_gpu_blocks="101"', f'num_gpu_blocks="{number}"'))
+    assert parse_metrics(PAGE.replace('num_gpu_blocks="101"', 'num_gpu_blocks="None"')).num_blocks is None
 
 
 def test_labels_are_parsed_in_one_pass() -> None:
