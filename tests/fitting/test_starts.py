@@ -19,8 +19,9 @@ from kvsim.fitting import Server, changes
 from kvsim.hardware import GPUS
 from kvsim.kv_groups.specs import check_block_size
 from kvsim.models import Model, all_models
+from kvsim.policies.releases import OFFLOAD
 from kvsim.policies.settings import EngineDefaults, PagedSettings
-from tests.vllm_engine.install import MAIN, missing, python_path
+from tests.vllm_engine.install import MAIN, NEWEST, missing, python_path
 from tests.vllm_engine.process import ROOT
 
 
@@ -30,10 +31,10 @@ class Refusal(Protocol):
 
 
 @contextmanager
-def refusals(log: Any) -> Iterator[Refusal]:
-    """A process with vLLM's own classes."""
+def refusals(log: Any, release: str) -> Iterator[Refusal]:
+    """A process with the own classes of a release of vLLM."""
     settings = {
-        "PYTHONPATH": python_path(MAIN, ROOT),
+        "PYTHONPATH": python_path(release, ROOT),
         "VLLM_LOGGING_LEVEL": "ERROR",
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
@@ -71,7 +72,7 @@ def config_of(model: Model) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def any_server(rng: random.Random) -> Server:
+def any_server(rng: random.Random, release: str) -> Server:
     """A server as somebody might describe it."""
     model, gpu = rng.choice(all_models()), rng.choice(GPUS)
     heads = model.num_attention_heads
@@ -84,7 +85,7 @@ def any_server(rng: random.Random) -> Server:
     asked = rng.choice((None, 1, 7, 64, 256, 1024, 4096)), rng.choice((None, 10, 512, 2048, 8192, 65536))
     defaults = EngineDefaults.of("server", gpu.memory_bytes, is_a100=gpu.name.startswith("A100"))
     num_seqs, num_tokens = defaults.limits(*asked, longest, chunked=chunked)
-    offload = rng.choice((0.0, 0.0, 4.0, 0.5))
+    offload = rng.choice((0.0, 0.0, 4.0, 0.5)) if release == OFFLOAD else 0.0
     server = Server(
         gpu=gpu, model=served, max_num_seqs=num_seqs, max_num_batched_tokens=num_tokens, max_model_len=longest,
         gpu_memory_utilization=rng.choice((0.5, 0.9, 0.92, 0.96)), block_size=block_size,
@@ -94,19 +95,19 @@ def any_server(rng: random.Random) -> Server:
         ),
         enable_chunked_prefill=chunked, long_prefill_token_threshold=rng.choice((0, 512)),
         async_scheduling=rng.random() < 0.8, captured=rng.random() < 0.9, num_blocks=rng.choice((None, None, 5000)),
-        name=rng.choice(("", model.name.rpartition("/")[2], model.name)), vllm=MAIN,
+        name=rng.choice(("", model.name.rpartition("/")[2], model.name)), vllm=release,
     )  # fmt: skip
     check_block_size(served, block_size)
     server.policy()
     return server
 
 
-def check_lines(refusal: Refusal, number: int, seed: int) -> None:
+def check_lines(refusal: Refusal, release: str, number: int, seed: int) -> None:
     """Put `number` lines of servers, and of changes of them, to vLLM."""
     rng, judged = random.Random(seed), 0
     while judged < number:
         try:
-            server = any_server(rng)
+            server = any_server(rng, release)
         except KvsimError:
             continue  # which is refused before anything is printed
         own = server.model.quantization
@@ -124,22 +125,24 @@ def check_lines(refusal: Refusal, number: int, seed: int) -> None:
             judged += 1
 
 
-def test_vllm_starts_with_every_line_that_an_answer_prints(tmp_path: Any) -> None:
-    if reason := missing(MAIN):
+@pytest.mark.parametrize("release", [MAIN, pytest.param(NEWEST, marks=pytest.mark.slow)])
+def test_vllm_starts_with_every_line_that_an_answer_prints(release: str, tmp_path: Any) -> None:
+    if reason := missing(release):
         pytest.skip(reason)
-    with refusals(tmp_path / "log") as refusal:
+    with refusals(tmp_path / "log", release) as refusal:
         config = config_of(all_models()[0])
         line = "vllm serve an/model --max-num-seqs"
         assert "must be greater than or equal to max_num_seqs" in refusal(
             f"{line} 1024 --max-num-batched-tokens 512", config
         )
         assert refusal(f"{line} 4 --swap-space 4", config) == "SystemExit: 2"
-        check_lines(refusal, 30, seed=1)
+        check_lines(refusal, release, 30, seed=1)
 
 
 @pytest.mark.slow
-def test_vllm_starts_with_five_hundred_lines(tmp_path: Any) -> None:
-    if reason := missing(MAIN):
+@pytest.mark.parametrize("release", [MAIN, NEWEST])
+def test_vllm_starts_with_five_hundred_lines(release: str, tmp_path: Any) -> None:
+    if reason := missing(release):
         pytest.skip(reason)
-    with refusals(tmp_path / "log") as refusal:
-        check_lines(refusal, 500, seed=2)
+    with refusals(tmp_path / "log", release) as refusal:
+        check_lines(refusal, release, 500, seed=2)

@@ -16,6 +16,8 @@ DENSE = ("Meta-Llama-3-8B", "Qwen3-0.6B", "Qwen2.5-7B-Instruct", "DeepSeek-V2-Li
 GROUPED = ("gemma-3-1b-it", "gpt-oss-20b", "gemma-3-270m", "granite-4.0-h-350m", "granite-4.0-h-tiny")
 """Models with KV-cache groups: windows, and recurrent states."""
 RECURRENT = ("granite-4.0-h-350m", "granite-4.0-h-tiny")
+OLDER = ("0.20.2", "0.22.1", "0.23.0", "0.24.0", "0.25.1", "0.26.0", "0.27.0", "0.28.0", "0.30.0", "0.31.0")
+"""Releases before the newest, each with rules of its own."""
 RECORDED = ("vllm-h200-llama-3-8b-sharegpt-pressure", "vllm-h100-llama-3-8b-prefixes", "vllm-h200-granite-350m-gsm8k")
 """Requests that stop before their limits, and with prompts that share prefixes."""
 
@@ -51,6 +53,8 @@ def drawn_settings(seed: int, folder: Path) -> list[str]:
     arguments = ["--policy", policy, "--seed", str(draw.random.randrange(1000))]
     requests = _requests(draw, longest)
     senders = _senders(draw, requests)
+    if "--sessions" in requests:  # whose turns wait for answers
+        senders = _without("--max-concurrency", senders)
     if "at-once" in senders or ("--max-concurrency" in senders and "--rate" not in senders):
         requests = _without("--load", requests)  # which makes them arrive faster
     arguments += requests + senders
@@ -86,6 +90,9 @@ def _requests(draw: _Draw, longest: int) -> list[str]:
 
 def _generated(draw: _Draw, longest: int) -> list[str]:
     arguments = ["--num-requests", str(draw.one_of(2, 3, 8, 25, 60))]
+    if draw.chance(0.15):
+        arguments = ["--sessions", str(draw.one_of(1, 4, 12)), "--turns", str(draw.one_of(1, 3, "4:0.5"))]
+        arguments += draw.some(0.6, "--pause", 0.05, "0.5:1", 3)
     mean_prompt, mean_output = draw.one_of(5, 40, 100, longest // 3), draw.one_of(1, 4, 30, 80)
     if draw.chance(0.2):
         arguments += ["--random-range-ratio", str(draw.one_of(0, 0.5, 0.9))]
@@ -183,11 +190,13 @@ def _paged(draw: _Draw, longest: int) -> list[str]:
         more += draw.some(0.2, "--disable-hybrid-kv-cache-manager") if model not in RECURRENT else []
     elif kind == "pipeline":
         model, more = draw.one_of(*DENSE[:3]), ["--pipeline-parallel-size", "2"]
+    if kind in ("plain", "swap") or model in ("gemma-3-1b-it", "gpt-oss-20b"):
+        more += draw.some(0.5, "--vllm", *OLDER)
     if "--prefix-caching" not in more and kind != "offload":
         more += draw.some(0.25, "--no-prefix-caching")
     if kind != "groups":
         more += draw.some(0.3, "--block-size", 16, 32, 64)
-        more += draw.some(0.15, "--watermark", 0.01, 0.1)
+        more += draw.some(0.15, "--watermark", 0.01, 0.1) if "--vllm" not in more or kind == "offload" else []
     return [*scheduling, *more, *_machine(draw, model, longest)]
 
 
