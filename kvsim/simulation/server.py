@@ -89,7 +89,11 @@ class ServerProcess:
     def send(self, row: int, at_s: float) -> simpy.Event:
         """Send the request in `row` of the workload; the event says when it has ended, in seconds."""
         self.driver.send(row + 1, at_s)
-        answer = self._answers[row + 1] = self._environment.event()
+        answer = self._environment.event()
+        if self.driver.sequence(row + 1).is_refused:  # its client is told at once, whatever the server is doing
+            answer.succeed(at_s)
+        else:
+            self._answers[row + 1] = answer
         if not self._sent.triggered:
             self._sent.succeed()
         return answer
@@ -144,9 +148,7 @@ class ServerProcess:
         for index in range(self._num_answered, engine.state.num_ended):
             node = int(engine.lines[index].ended)
             if (answer := self._answers.pop(node, None)) is not None:
-                # A request that is refused is refused when it arrives.
-                refused = engine.sequences[node].is_refused
-                answer.succeed(float(engine.times[node].arrival_s) if refused else self.driver.host_s)
+                answer.succeed(self.driver.host_s)
         self._num_answered = engine.state.num_ended
 
     def _say_first_uses(self) -> None:

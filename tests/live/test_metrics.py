@@ -148,7 +148,7 @@ def test_a_time_and_an_exemplar_beside_a_value_are_passed_over() -> None:
 
 def test_blocks_that_cannot_be_are_refused() -> None:
     for number in ("9" * 5000, "-3", "0", "many", "²"):
-        with pytest.raises(RecordingError, match="cache_config_info with num_gpu_blocks = .*, which cannot be"):
+        with pytest.raises(RecordingError, match=r"cache_config_info with num_gpu_blocks = .*, which cannot be"):
             parse_metrics(PAGE.replace('num_gpu_blocks="101"', f'num_gpu_blocks="{number}"'))
     assert parse_metrics(PAGE.replace('num_gpu_blocks="101"', 'num_gpu_blocks="None"')).num_blocks is None
 

@@ -53,7 +53,8 @@ def drawn_settings(seed: int, folder: Path) -> list[str]:
     arguments = ["--policy", policy, "--seed", str(draw.random.randrange(1000))]
     requests = _requests(draw, longest)
     senders = _senders(draw, requests)
-    if "--sessions" in requests:  # whose turns wait for answers
+    if "--sessions" in requests:  # whose turns wait for answers, which are part of later prompts
+        requests = _without("--answers", _without("--load", requests))
         senders = _without("--max-concurrency", senders)
     if "at-once" in senders or ("--max-concurrency" in senders and "--rate" not in senders):
         requests = _without("--load", requests)  # which makes them arrive faster

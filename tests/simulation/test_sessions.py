@@ -17,7 +17,8 @@ from kvsim.importers import workload_of
 from kvsim.policies import Paged
 from kvsim.policies.settings import ContinuousSettings, PagedSettings
 from kvsim.recording import Recording, find, read, write
-from kvsim.simulation import measure_replicas, simulate
+from kvsim.recording.tables import RequestStatus
+from kvsim.simulation import measure_replicas, simulate, simulate_replicas
 from kvsim.workload import Ragged, Turns, Workload
 
 from .test_engines import STEP_TIME, assert_same, machine_of
@@ -167,6 +168,17 @@ def test_several_servers_answer_every_turn_once(route: Any) -> None:
     runs = measure_replicas(workload, PAGED, SLOW, 2, route).servers
     assert sum(len(run.requests) for run in runs) == len(workload)
     assert all(np.isfinite(run.requests.finished_s).all() for run in runs)
+
+
+def test_the_turn_behind_a_refused_one_is_sent_at_once() -> None:
+    """While its server computes for others, which would be told of the refusal later: arrivals ascend on every one."""
+    workload = conversation(9, sessions=7, pause_s=0.0)
+    policy = replace(PAGED, scheduler=replace(PAGED.scheduler, max_model_len=300))
+    runs, _ = simulate_replicas(workload, policy, SLOW, 2, "round-robin", refuse_misfits=True)
+    arrivals = [run.requests.arrival_s for run in runs]
+    assert sum(map(len, arrivals)) == len(workload)
+    assert sum((run.requests.status == RequestStatus.REFUSED).sum() for run in runs) > 20
+    assert all((np.diff(arrival_s) >= 0).all() for arrival_s in arrivals)
 
 
 def test_without_a_cache_every_token_is_computed() -> None:
