@@ -90,7 +90,7 @@ class ServerProcess:
         """Send the request in `row` of the workload; the event says when it has ended, in seconds."""
         self.driver.send(row + 1, at_s)
         answer = self._environment.event()
-        if self.driver.sequence(row + 1).is_refused:  # its client is told at once, whatever the server is doing
+        if self.driver.sequence(row + 1).is_refused:  # its client knows at once, whatever the server computes
             answer.succeed(at_s)
         else:
             self._answers[row + 1] = answer
