@@ -13,6 +13,7 @@ from kvsim.cli.options import bounded
 from kvsim.cli.scenario_flags import machine_options
 from kvsim.cli.server_lines import ServedCommand
 from kvsim.cli.show import echo, json_option, print_json, print_table, size
+from kvsim.cli.size_images import image_of, image_rows
 from kvsim.errors import BudgetError, UsageError
 from kvsim.kv_groups.reasons import caching_words, why_so_large
 from kvsim.kv_groups.specs import check_block_size, check_length
@@ -59,6 +60,14 @@ def _list(*, as_json: bool) -> None:
     help="Policy that uses the memory; with static, the result is the largest batch; with radix, SGLang's slots beside "
     "vLLM's blocks.",
 )
+@click.option("--image", metavar="WxH", help="Say what one image of this size in pixels costs, such as 1920x1080.")
+@click.option(
+    "--image-tokens",
+    type=int,
+    callback=bounded(at_least=1, at_most=1 << 20),
+    metavar="N",
+    help="Say what one image of N tokens costs, where the rule of the model is not known.",
+)
 @json_option
 def command(
     *,
@@ -66,6 +75,8 @@ def command(
     gpu_template: bool,
     tokens: int,
     policy: str,
+    image: str | None,
+    image_tokens: int | None,
     as_json: bool,
     **flags: Any,
 ) -> None:
@@ -108,9 +119,10 @@ def command(
         check_groups(budget.plan.layout, release, caches_prefixes=budget.plan.settings.caches_prefixes(model))
     logs_longest = rules_of(release).logs_longest
     num_sequences, fits_as = _num_sequences(budget, policy, tokens)
+    costs = image_of(budget, image, image_tokens)
     if as_json:
         document = _document(budget, policy, tokens, num_sequences, logs_longest=logs_longest)
-        print_json(document | {"unmeasured": _unmeasured(flags, budget)})
+        print_json(document | {"unmeasured": _unmeasured(flags, budget)} | ({"image": costs} if costs else {}))
         return
     on_one = "on each GPU" if _num_gpus(budget) > 1 else ""
     rows = [(term.label, size(term.size_bytes), on_one, term.why) for term in budget.terms]
@@ -125,6 +137,7 @@ def command(
             f"of {tokens:,} tokens {fits_as}",
         ),
         *_otherwise_rows(budget, policy, tokens),
+        *image_rows(costs),
         *_caching_rows(budget, policy),
     ]
     echo(_verdict(flags, budget, policy, tokens, num_sequences))
@@ -244,14 +257,18 @@ def _note(flags: Mapping[str, Any], budget: Budget) -> str:
 
 def _unmeasured(flags: Mapping[str, Any], budget: Budget) -> list[str]:
     """Name the terms that were measured in older releases alone."""
-    release = flags["vllm"] or DEFAULT
-    if not rules_of(release).profiles_free_memory or all(term.label != "activations" for term in budget.terms):
-        return []
-    sentence = (
+    release, model = flags["vllm"] or DEFAULT, budget.model
+    is_computed = any(term.label == "activations" for term in budget.terms)
+    sentences = []
+    if is_computed and model.image_class and not budget.encoder_cache_tokens:
+        sentences.append(f"what vLLM keeps for images of {model.image_class} is not in: its largest image is not known")
+    if not rules_of(release).profiles_free_memory or not is_computed:
+        return sentences
+    sentences.append(
         f"activations, captured graphs and memory outside PyTorch were measured in vLLM 0.25.1; {release} takes one "
         "difference of free memory instead, which was not measured"
     )
-    return [sentence]
+    return sentences
 
 
 def _caching_rows(budget: Budget, policy: str) -> list[tuple[str, str, str, str]]:

@@ -93,8 +93,8 @@ class EncoderCache(NamedTuple):
     """Images that the step being scheduled has evicted, in order, as far as there is room; one may be there again."""
 
 
-def encoder_cache(encoding: Encoding | None, size: int, *, compiled: bool) -> EncoderCache:
-    """Return the cache of an engine with `size` requests: empty, or with no room at all."""
+def encoder_cache(encoding: Encoding | None, *, compiled: bool) -> EncoderCache:
+    """Return the cache of an engine that has begun nothing; without images, nothing has a place in it."""
     rows = encoding.inputs if encoding is not None else ()
     flat = [each for row in rows for each in row]
     starts = np.cumsum([1, *(len(row) for row in rows)])
@@ -121,7 +121,7 @@ def encoder_cache(encoding: Encoding | None, size: int, *, compiled: bool) -> En
     return EncoderCache(
         state=state,
         inputs=inputs,
-        first_inputs=numbers(np.array([0, *starts] if flat else np.zeros(size + 2), np.int64), compiled=compiled),
+        first_inputs=numbers(np.array([0, *starts] if rows else [], np.int64), compiled=compiled),
         runs=numbers(np.array(runs, np.int64).reshape(-1), compiled=compiled),
         images=images,
         planned=numbers(np.zeros(most, np.int64), compiled=compiled),

@@ -208,7 +208,7 @@ class EnginePlan:
             readers=records_of(records.Readers, self.num_units + 1 if settings.has_windows else 0),
             buckets=records_of(records.Bucket, _num_buckets(demand, policy, self.num_units)),
             host=self._host_tier(room, compiled=compiled),
-            encoder=encoder_cache(self.encoding, size, compiled=compiled),
+            encoder=encoder_cache(self.encoding, compiled=compiled),
             connector=self._connector(room, compiled=compiled),
             radix=self._radix(settings.most_in_flight, room.memory_rows, compiled=compiled),
             holes=records_of(records.Hole, room.num_holes),

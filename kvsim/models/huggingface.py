@@ -13,7 +13,15 @@ from kvsim.files.json_text import parse
 from kvsim.models import attention, recurrent
 from kvsim.models.config import Config
 from kvsim.models.layers import FullAttention, Layer
-from kvsim.models.parameters import count_parameters, dense_size, encoder_parameters, has_experts, is_tied, mixture
+from kvsim.models.parameters import (
+    count_parameters,
+    dense_size,
+    encoder_parameters,
+    has_experts,
+    image_levels,
+    is_tied,
+    mixture,
+)
 from kvsim.models.positions import longest_sequence
 from kvsim.models.quantized import quantization_of
 from kvsim.models.shape import Model
@@ -165,6 +173,8 @@ def from_fields(fields: Mapping[str, Any], *, name: str, where: str, longest: in
         expert_intermediate_size=experts.intermediate_size if experts else 0,
         num_expert_parameters=counts.expert,
         num_encoder_parameters=encoder_parameters(config),
+        image_class=next((name for name in config.texts("architectures") or () if name in _WRAPPERS), ""),
+        num_image_levels=1 + image_levels(config),
         quantization=quantization,
         kv_cache_dtype=quantization.kv_cache_dtype if quantization else "auto",
     )

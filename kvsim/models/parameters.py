@@ -167,6 +167,13 @@ def encoder_parameters(config: Config) -> int:
     return depth * (4 * width**2 + matrices * width * inner) + 3 * patch**2 * width + projector
 
 
+def image_levels(config: Config) -> int:
+    """Count the outputs of an image tower that go into deeper layers, for each token (Qwen3-VL's deepstack)."""
+    stated = config.fields.get("vision_config")
+    levels = stated.get("deepstack_visual_indexes") if isinstance(stated, dict) else None
+    return len(levels) if isinstance(levels, list) else 0
+
+
 def _per_layer_embeddings(config: Config, num_layers: int) -> int:
     """Count the per-layer embeddings of Gemma 3n and 4: one per token and layer, and its projections."""
     width = config.count("hidden_size_per_layer_input", default=0, least=0)

@@ -68,6 +68,10 @@ class Model:
     """Parameters of all routed experts in all layers."""
     num_encoder_parameters: int = 0
     """Parameters of towers for images or sound. They are loaded, but no text token passes through them."""
+    image_class: str = ""
+    """Class of a model for images, such as "Qwen3VLForConditionalGeneration"; empty for a model for text."""
+    num_image_levels: int = 1
+    """Outputs of the encoder for one token: 1, and those that go into deeper layers."""
     quantization: Quantization | None = None
     """Format of the stored weights; None for `dtype`."""
     stored_weight_bytes: int | None = None
@@ -238,6 +242,11 @@ class Model:
     def encoder_bytes(self) -> int:
         """Bytes of towers for images or sound, which are not quantized."""
         return self.num_encoder_parameters * self.dtype_bytes
+
+    @property
+    def image_token_bytes(self) -> int:
+        """Bytes of the encoder's outputs for one token of an image."""
+        return self.hidden_size * self.dtype_bytes * self.num_image_levels
 
     @property
     def num_lookup_parameters(self) -> int:

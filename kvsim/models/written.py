@@ -25,7 +25,7 @@ _REQUIRED = (
     "max_position_embeddings",
     "dtype",
 )
-_TEXTS = ("name", "note", "architecture")
+_TEXTS = ("name", "note", "architecture", "image_class")
 _LISTS_OF_TEXTS = ("sources", "from_memory")
 _LISTS = (*_LISTS_OF_TEXTS, "layer_kinds", "layer_caches")
 _MAY_BE_ZERO = (

@@ -24,6 +24,7 @@ from kvsim.kv_groups import (
     plan_cache,
 )
 from kvsim.kv_groups.specs import BACKEND_BLOCK, FLASHINFER_MLA_BLOCK
+from kvsim.models.images import RULES
 from kvsim.sizing.activations import captured_graphs, outside_pytorch, peak_activations
 
 if TYPE_CHECKING:
@@ -56,6 +57,8 @@ class Budget:
     """Terms of the budget in order; their sum is `kv_bytes`."""
     stage: int = 0
     """Pipeline stage with the least memory, to which the budget belongs."""
+    encoder_cache_tokens: int = 0
+    """Tokens of images whose encoder outputs are kept at once; 0 for a model for text, or where that is not known."""
 
     def __repr__(self) -> str:
         pool = f"{self.num_blocks:,} blocks, {self.capacity_tokens:,} tokens, {self.kv_bytes / GIB:.2f} GiB"
@@ -199,7 +202,12 @@ def plan_budget(
         allowance = _allowance(gpu, gpu_memory_utilization)
         steps = (max_num_batched_tokens, max_num_seqs)
         accounts = [
-            (*allowance, *terms, *_overheads(model, *steps, is_last=stage is stages[-1], graphs=estimates_graphs))
+            (
+                *allowance,
+                *terms,
+                *_overheads(model, *steps, is_last=stage is stages[-1], graphs=estimates_graphs),
+                *_encoder_terms(model, max_num_batched_tokens, stage),
+            )
             for terms, stage in zip(weights, stages, strict=True)
         ]
         rooms = [sum(term.size_bytes for term in allowance)] * len(stages)
@@ -218,7 +226,9 @@ def plan_budget(
         raise BudgetError(str(error), _lines(accounts[stage])) from None
     pool = plan.num_blocks * sizes[stage]
     rounding = BudgetTerm("rounding", pool - available[stage], f"whole blocks of {_size(sizes[stage])}")
-    return Budget(gpu=gpu, model=model, plan=plan, terms=(*accounts[stage], rounding), stage=stage)
+    kept = encoder_cache_tokens(model, max_num_batched_tokens)
+    terms = (*accounts[stage], rounding)
+    return Budget(gpu=gpu, model=model, plan=plan, terms=terms, stage=stage, encoder_cache_tokens=kept)
 
 
 def _mla_block_size(gpu: Gpu) -> int | None:
@@ -271,6 +281,21 @@ def _overheads(model: Model, num_tokens: int, num_seqs: int, *, is_last: bool, g
         *([("captured graphs", captured_graphs(model))] if graphs else []),
     )
     return tuple(BudgetTerm(label, -size, f"estimate: {why}") for label, (size, why) in estimates)
+
+
+def encoder_cache_tokens(model: Model, max_num_batched_tokens: int) -> int:
+    """Return the tokens of images whose encoder outputs are kept at once; 0 for a model for text, or an unknown one."""
+    rule = RULES.get(model.image_class)
+    return max(max_num_batched_tokens, rule.most_tokens) if rule is not None else 0
+
+
+def _encoder_terms(model: Model, max_num_batched_tokens: int, stage: range) -> tuple[BudgetTerm, ...]:
+    """Return the outputs of the encoder that the first stage keeps."""
+    tokens = encoder_cache_tokens(model, max_num_batched_tokens)
+    if not tokens or stage.start:
+        return ()
+    why = f"outputs for {tokens:,} tokens of images, {model.image_token_bytes:,} bytes each; the tower's peak is not in"
+    return (BudgetTerm("encoder cache", -tokens * model.image_token_bytes, why),)
 
 
 def _lines(account: Sequence[BudgetTerm]) -> list[tuple[str, int, str]]:

@@ -1,0 +1,86 @@
+"""Tokens of an image, by the rules of the processors of Qwen2.5-VL and Qwen3-VL.
+
+An image is scaled until its sides are multiples of one length and its area lies within limits; each square of that
+length is a token. One token before them and one behind them mark the image in a prompt.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from kvsim.errors import UsageError
+
+MARKS = 2
+"""Tokens around an image: where it begins, and where it ends."""
+_MOST_STRETCHED = 200
+"""Ratio of the sides from which the processors refuse an image."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageRule:
+    """The rule of one processor."""
+
+    side_pixels: int
+    """Pixels of the side of a token: of a patch, times the patches that are merged."""
+    least_pixels: int
+    most_pixels: int
+
+    @property
+    def most_tokens(self) -> int:
+        """Tokens of the largest image, without the marks."""
+        return self.most_pixels // self.side_pixels**2
+
+    def scaled(self, width: int, height: int) -> tuple[int, int]:
+        """Return width and height in pixels after the processor has scaled an image.
+
+        Raises:
+            UsageError: the processor refuses such an image.
+        """
+        if min(width, height) < 1 or max(width, height) > _MOST_STRETCHED * min(width, height):
+            raise UsageError(
+                f"an image of {width}x{height} pixels is none that the processor takes: one side may be at most "
+                f"{_MOST_STRETCHED} times as long as the other."
+            )
+        side = self.side_pixels
+        wide, high = (max(side, round(length / side) * side) for length in (width, height))
+        if wide * high > self.most_pixels:
+            shrink = math.sqrt(width * height / self.most_pixels)
+            wide, high = (max(side, math.floor(length / shrink / side) * side) for length in (width, height))
+        elif wide * high < self.least_pixels:
+            grow = math.sqrt(self.least_pixels / (width * height))
+            wide, high = (math.ceil(length * grow / side) * side for length in (width, height))
+        return wide, high
+
+    def num_tokens(self, width: int, height: int) -> int:
+        """Return the tokens of an image, without the marks.
+
+        Raises:
+            UsageError: the processor refuses such an image.
+        """
+        wide, high = self.scaled(width, height)
+        return wide // self.side_pixels * (high // self.side_pixels)
+
+
+_QWEN2_5 = ImageRule(side_pixels=28, least_pixels=56**2, most_pixels=28**2 * 16_384)
+_QWEN3 = ImageRule(side_pixels=32, least_pixels=1 << 16, most_pixels=1 << 24)
+RULES = {
+    "Qwen2_5_VLForConditionalGeneration": _QWEN2_5,
+    "Qwen3VLForConditionalGeneration": _QWEN3,
+    "Qwen3VLMoeForConditionalGeneration": _QWEN3,
+}
+"""Rules by the class of the model; the limits are those that the published processors state (from memory)."""
+
+
+def image_rule(image_class: str) -> ImageRule:
+    """Return the rule of a class of models.
+
+    Raises:
+        UsageError: it is not known.
+    """
+    if image_class not in RULES:
+        raise UsageError(
+            f"the tokens of an image of {image_class} are not known to kvsim; those of Qwen2.5-VL and Qwen3-VL are. "
+            "Where you know them, give --image-tokens instead of --image."
+        )
+    return RULES[image_class]
