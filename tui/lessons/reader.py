@@ -42,7 +42,7 @@ from __future__ import annotations
 import re
 import tomllib
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from kvsim.display.text import printable_lines, printable_values
 from kvsim.errors import UsageError, WorkloadError
@@ -85,19 +85,7 @@ def read_lesson(file: Path) -> Lesson:
     except (ValueError, RecursionError) as error:
         raise LessonError(f"{file} is not TOML: {error}.") from error
     lesson = TomlTable(file, "", document)
-    machine = lesson.table("machine")
-    model, gpu = (machine.named(key, find) for key, find in (("model", find_model), ("gpu", find_gpu)))
-    kv_gb, kv_tokens = machine.number("kv_gb", 0.0), machine.whole("kv_tokens", 0)
-    if (kv_gb > 0) == (kv_tokens > 0):
-        raise machine.error("kv_gb", "give the memory as kv_gb or as kv_tokens, and make it positive")
-    captured_graphs = machine.flag("captured_graphs", default=True)
-    machine.end()
-    runs = tuple(_run(table) for table in lesson.tables("run"))
-    if len(runs) > _MAX_RUNS:
-        raise lesson.error("run", f"at most {_MAX_RUNS} runs can be compared, not {len(runs)}")
-    num_rows = sum(isinstance(run.policy, TrainingRows) for run in runs)
-    if num_rows and (num_rows, len(runs)) != (2, 2):
-        raise lesson.error("run", "padded and packed are shown beside each other; give both and nothing else")
+    machine, runs = _machine(lesson.table("machine")), _runs(lesson)
     try:
         workload = _workload(lesson, file.stem)
     except (UsageError, WorkloadError) as error:
@@ -109,10 +97,7 @@ def read_lesson(file: Path) -> Lesson:
         file=file,
         title=lesson.text("title"),
         summary=lesson.text("summary"),
-        gpu=gpu,
-        model=model,
-        kv_bytes=int(kv_gb * 1e9) or kv_tokens * model.kv_bytes_per_token,
-        captured_graphs=captured_graphs,
+        **machine,
         runs=runs,
         workload=workload,
         try_this=" ".join(lesson.text("try", "").split()),
@@ -121,6 +106,28 @@ def read_lesson(file: Path) -> Lesson:
     )
     lesson.end()
     return found
+
+
+def _machine(table: TomlTable) -> dict[str, Any]:
+    """Return the fields of a lesson that describe what everything runs on."""
+    model, gpu = (table.named(key, find) for key, find in (("model", find_model), ("gpu", find_gpu)))
+    kv_gb, kv_tokens = table.number("kv_gb", 0.0), table.whole("kv_tokens", 0)
+    if (kv_gb > 0) == (kv_tokens > 0):
+        raise table.error("kv_gb", "give the memory as kv_gb or as kv_tokens, and make it positive")
+    captured = table.flag("captured_graphs", default=True)
+    table.end()
+    kv_bytes = int(kv_gb * 1e9) or kv_tokens * model.kv_bytes_per_token
+    return {"gpu": gpu, "model": model, "kv_bytes": kv_bytes, "captured_graphs": captured}
+
+
+def _runs(lesson: TomlTable) -> tuple[LessonRun, ...]:
+    runs = tuple(_run(table) for table in lesson.tables("run"))
+    if len(runs) > _MAX_RUNS:
+        raise lesson.error("run", f"at most {_MAX_RUNS} runs can be compared, not {len(runs)}")
+    num_rows = sum(isinstance(run.policy, TrainingRows) for run in runs)
+    if num_rows and (num_rows, len(runs)) != (2, 2):
+        raise lesson.error("run", "padded and packed are shown beside each other; give both and nothing else")
+    return runs
 
 
 def _run(table: TomlTable) -> LessonRun:

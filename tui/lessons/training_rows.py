@@ -49,28 +49,17 @@ class TrainingRows:
             if address < (row + 1) * width:
                 tails[members[-1]] = (f"padding of row {row + 1}", address, (row + 1) * width - address)
 
-        builder, free = RecordingBuilder(), num_slots
+        builder = RecordingBuilder()
         requests = {index: builder.arrived(workload.ids[index], 0.0, lengths[index] + 1, 1) for index in order}
+        free = num_slots
         for step, index in enumerate(order):
             laid = [(requests[index], begins[index], lengths[index] + 1)]
             if index in tails:
                 name, address, length = tails[index]
                 # Without a prompt, all that it computes is padding.
                 laid.append((builder.arrived(name, float(step), 0, 0), address, length))
-            builder.next_seq()
-            for request, address, length in laid:
-                builder.append_extent(request, 0, address, length, length)
-                builder.scheduled(request, 0, length, float(step))
-            held = sum(length for _, _, length in laid)
-            free -= held
-            builder.step(
-                start_s=float(step), prefill_tokens=held, decode_tokens=0, num_scheduled=len(laid), running=step + 1,
-                waiting=len(order) - step - 1, preempted=0, free_units=free, cached_units=0,
-                unusable_units=0,
-            )  # fmt: skip
-            builder.next_seq()
-            builder.output(step, step + 1.0)
-            builder.emitted(requests[index], step + 1.0)
+            free -= sum(length for _, _, length in laid)
+            _lay(builder, laid, step, len(order), free)
         meta = Meta(
             source="simulation",
             engine={},
@@ -80,3 +69,21 @@ class TrainingRows:
             pool=Pool(unit_tokens=1, num_units=num_slots, bytes_per_unit=machine.model.kv_bytes_per_token),
         )
         return builder.finish(meta, self.PACKED if self.packed else self.PADDED)
+
+
+def _lay(
+    builder: RecordingBuilder, laid: list[tuple[int, int, int]], step: int, num_sequences: int, free_slots: int
+) -> None:
+    """Write a step that lays extents into the rows: requests, addresses and lengths, a sequence before its padding."""
+    builder.next_seq()
+    for request, address, length in laid:
+        builder.append_extent(request, 0, address, length, length)
+        builder.scheduled(request, 0, length, float(step))
+    builder.step(
+        start_s=float(step), prefill_tokens=sum(length for _, _, length in laid), decode_tokens=0,
+        num_scheduled=len(laid), running=step + 1, waiting=num_sequences - step - 1, preempted=0, free_units=free_slots,
+        cached_units=0, unusable_units=0,
+    )  # fmt: skip
+    builder.next_seq()
+    builder.output(step, step + 1.0)
+    builder.emitted(laid[0][0], step + 1.0)
