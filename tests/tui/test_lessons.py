@@ -20,6 +20,7 @@ from kvsim_tui.facts.preemption import preemption_at
 from kvsim_tui.facts.requests import request_facts
 from kvsim_tui.facts.schedule import Doing, schedule
 from kvsim_tui.lessons import Guided, Lesson, LessonError, all_lessons, find_lesson, read_lesson
+from kvsim_tui.lessons.caption_figures import Figures
 from kvsim_tui.lessons.drawings import Drawing
 from kvsim_tui.lessons.reading import as_markdown, as_text
 from kvsim_tui.look.states import ASCII, GLYPHS
@@ -588,6 +589,26 @@ def test_lesson_1_draws_rows_of_one_height_with_less_than_a_character_of_tokens(
     session = lesson.sessions[0]
     slots_a_character = 16384 / 78
     assert session.replay.computed(session.replay.live_requests()).max() < slots_a_character
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_running_means_in_a_caption_what_it_means_above_the_picture(
+    guided: Callable[[str], Guided], number: str
+) -> None:
+    """A row that is held after its answer does not run."""
+    lesson = guided(number)
+    if lesson.sessions[0].rows is not None:
+        pytest.skip("rows for training have no running requests")
+    text = as_text(lesson, GLYPHS)
+    for caption in lesson.captions:
+        lesson.show(caption.frame)
+        part = text.partition(caption.title)[2]
+        for session in lesson.sessions:
+            running = Figures(session, {}, lesson.cost(session), lesson.climb).fill("{now.running}")
+            assert caption.draws is not None or f"{running} running" in part
+    if number == "2":
+        lesson.show(lesson.captions[2].frame)
+        assert "for 2 answers" in lesson.captions[2].text
 
 
 def test_lesson_2_has_the_same_step_times_as_lesson_7(guided: Callable[[str], Guided]) -> None:

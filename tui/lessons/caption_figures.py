@@ -161,7 +161,7 @@ class Figures:
         served, total = int(session.served[frame]), int(session.served[-1])
         preempted = int(session.recording.steps.preempted[: frame + 1].sum())
         return {
-            "running": f"{session.counts('running')[frame]:,}",
+            "running": f"{session.counts('running')[frame] - session.num_idle:,}",
             "waiting": f"{session.counts('waiting')[frame]:,}",
             "waiting_names": ", ".join(waiting) or "no request",
             "finished": f"{session.num_finished:,}",
