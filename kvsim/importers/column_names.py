@@ -12,8 +12,12 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
 COLUMNS = ("arrival_s", "prompt_tokens", "output_tokens")
-OPTIONAL = ("id", "max_tokens", "priority", "prefix_group", "prefix_tokens", "adapter")
-"""Optional columns. An empty field means: no limit beyond the output, priority 0, no shared prefix, no adapter."""
+TURNS = ("after", "pause_s", "history_tokens")
+"""Optional columns of turns, which wait for the requests whose ids are in `after`."""
+OPTIONAL = ("id", "max_tokens", "priority", "prefix_group", "prefix_tokens", "adapter", *TURNS)
+"""Optional columns. An empty field means: no limit beyond the output, priority 0, no shared prefix, no adapter, no
+wait, no pause, the whole history.
+"""
 UNITS = {
     "s": "s sec secs second seconds",
     "ms": "ms msec msecs milli millis millisecond milliseconds",

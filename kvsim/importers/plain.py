@@ -6,6 +6,7 @@ no arrivals. Arrival times are numbers of any unit, or dates; unless the column 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,8 @@ from kvsim.errors import UsageError, WorkloadError, shortened
 from kvsim.importers.arrival_times import NO_ARRIVALS, Clock
 from kvsim.importers.collect import RequestCollector
 from kvsim.importers.column_names import COLUMNS, OPTIONAL, by_quantity, counts_tokens, folded, meaning, rivals
+from kvsim.importers.turn_lines import TurnLines
+from kvsim.workload.turns import WHOLE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -177,6 +180,9 @@ def _ours(name: str) -> str:
 
 def _read(source: TextSource, names: _Names, published: str | None) -> Workload:
     """Return the requests of a file whose columns are known."""
+    turns = TurnLines() if "after" in names.optional else None
+    if turns is not None and (names.arrival is None or "id" not in names.optional):
+        raise WorkloadError(f"{source.path}, line 1: the column after needs the columns id and arrival_s; add them.")
     if names.arrival is None:
         requests = RequestCollector(source=source, what=published or "lengths")
     else:
@@ -190,7 +196,7 @@ def _read(source: TextSource, names: _Names, published: str | None) -> Workload:
             known=names.is_published,
             from_first=folded(names.arrival) not in _UNSHIFTED,
         )
-        requests = RequestCollector(source=source, what=published or "CSV", clock=clock)
+        requests = RequestCollector(source=source, what=published or "CSV", clock=clock, turns=turns)
     lines_by_id: dict[str, int] = {}
     for block in source.csv_blocks(names.required, tuple(names.optional.values())):
         if not names.optional:
@@ -222,7 +228,11 @@ def _add(requests: RequestCollector, row: SourceRow, names: _Names, lines_by_id:
         raise row.error(f"line {lines_by_id[name]} has the id {name!r} already; give another")
     prompt_tokens = row.whole(names.prompt)
     prefix = _prefix(ours, prompt_tokens)
-    requests.add(
+    waits_for = (
+        [] if requests.turns is None else [each.strip() for each in ours.fields["after"].split(";") if each.strip()]
+    )
+    _check_turn(ours, has_turns=requests.turns is not None, waits=bool(waits_for))
+    added = requests.add(
         row,
         arrival,
         prompt_tokens,
@@ -233,6 +243,29 @@ def _add(requests: RequestCollector, row: SourceRow, names: _Names, lines_by_id:
         prefix=prefix,
         request_id=name,
     )
+    if added and requests.turns is not None:
+        pause_s = _seconds(ours, "pause_s") if _given(ours, "pause_s") else 0.0
+        history = ours.whole("history_tokens", maximum=prompt_tokens) if _given(ours, "history_tokens") else WHOLE
+        after = requests.turns.before(ours, None, waits_for)
+        requests.turns.add(after, pause_s, history, name=name, session=None, names=waits_for)
+
+
+def _seconds(row: SourceRow, name: str) -> float:
+    try:
+        value = float(row.fields[name])
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < math.inf:
+        raise row.error(f"{name} should be a number of seconds, 0 or more, not {shortened(row.fields[name])}")
+    return value
+
+
+def _check_turn(row: SourceRow, *, has_turns: bool, waits: bool) -> None:
+    """Refuse what is said of a turn where a request waits for none."""
+    given = [name for name in ("pause_s", "history_tokens") if _given(row, name)]
+    if given and not waits:
+        where = "name that one in after" if has_turns else "give a column after, with ids"
+        raise row.error(f"{given[0]} is of a turn that waits for another; {where}")
 
 
 def _prefix(row: SourceRow, prompt_tokens: int) -> tuple[str, int] | None:

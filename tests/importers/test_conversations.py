@@ -177,3 +177,49 @@ def test_sharegpt_gives_every_turn(tmp_path: Path) -> None:
     assert turns_of(workload).after.tolist() == [-1, 0, -1]
     assert turns_of(workload).history_tokens.tolist() == [0, 30, 0]
     assert "without 1 that have no prompt or no answer" in workload.description
+
+
+def csv(tmp_path: Path, *rows: str) -> Workload:
+    file = tmp_path / "talk.csv"
+    file.write_text("\n".join(rows), encoding="utf-8")
+    return read_workload(file)
+
+
+HEADER = "id,arrival_s,prompt_tokens,output_tokens,after,pause_s,history_tokens"
+
+
+def test_columns_say_what_waits_for_what(tmp_path: Path) -> None:
+    workload = csv(
+        tmp_path, HEADER, "a,0,100,10,,,", "b,0,150,400,a,,", "c,0,130,5,a,0.5,64", "d,2,600,5,b;c,1,", "e,1,50,5,,,"
+    )
+    turns = turns_of(workload)
+    assert [str(name) for name in workload.ids] == ["a", "b", "c", "e", "d"]
+    assert turns.after.tolist() == [-1, 0, 0, -1, 2]
+    assert turns.pause_s.tolist() == [0, 0, 0.5, 0, 1]
+    assert turns.history_tokens.tolist() == [0, 110, 64, 0, 135]
+    assert turns.also_after[4].tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    ("rows", "sentence"),
+    [
+        (
+            ("id,prompt_tokens,output_tokens,after", "a,10,5,"),
+            r"line 1: the column after needs the columns id and arrival_s",
+        ),
+        ((HEADER, "a,0,10,5,x,,"), r"line 2: it waits for 'x', and no line before it has this name"),
+        ((HEADER, "a,0,10,5,,1,"), r"line 2: pause_s is of a turn that waits for another; name that one in after"),
+        (
+            (HEADER, "a,0,10,5,,,", "b,0,20,5,a,-1,"),
+            r"line 3: pause_s should be a number of seconds, 0 or more, not '-1'",
+        ),
+        ((HEADER, "a,0,10,5,,,", "b,0,20,5,a,,21"), r"line 3: history_tokens should be a whole number from 0 to 20"),
+        (
+            ("arrival_s,prompt_tokens,output_tokens,pause_s", "0,10,5,1"),
+            r"line 2: pause_s is of a turn.*give a column after",
+        ),
+    ],
+)
+def test_columns_that_cannot_be_right_are_refused(tmp_path: Path, rows: tuple[str, ...], sentence: str) -> None:
+    with pytest.raises(WorkloadError, match=sentence):
+        csv(tmp_path, *rows)
