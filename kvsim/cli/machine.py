@@ -167,7 +167,26 @@ def memory_of(flags: Mapping[str, Any], gpu: Gpu, model: Model, *, max_model_len
         hybrid_manager=flags["hybrid_manager"] is not False,
         max_model_len=max_model_len,
         find_max_model_len=finds,
+        **_additions(flags, model),
     )
+
+
+def _additions(flags: Mapping[str, Any], model: Model) -> dict[str, Any]:
+    """Return what drafts and the slots of adapters, as `plan_budget` takes them."""
+    from kvsim.policies.releases import DEFAULT
+    from kvsim.policies.settings import ContinuousSettings
+    from kvsim.sizing.drafter import drafter_of
+
+    found: dict[str, Any] = {}
+    if (
+        config := ContinuousSettings(
+            speculative_config=flags.get("speculative_config"), vllm=flags["vllm"] or DEFAULT
+        ).drafting
+    ) is not None:
+        found |= {"drafter": drafter_of(config, model), "num_drafts": config.num_tokens}
+    if flags.get("enable_lora"):
+        found |= {"max_loras": flags["max_loras"] or 1, "max_lora_rank": int(flags["max_lora_rank"] or 16)}
+    return found
 
 
 def title_of(gpu: Gpu, model: Model) -> str:

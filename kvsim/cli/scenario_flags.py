@@ -58,6 +58,10 @@ _OF_SIZE = (
         "hybrid_manager",
         "max_num_seqs",
         "max_num_batched_tokens",
+        "speculative_config",
+        "enable_lora",
+        "max_loras",
+        "max_lora_rank",
         "vllm",
     ),
 )

@@ -158,7 +158,7 @@ def _block_rows(budget: Budget, on_one: str) -> list[tuple[str, str, str, str]]:
     if len(layout.groups) == 1:
         per_token = size(budget.bytes_per_block // budget.block_size)
         rows.append(("one token", per_token, on_one, "a block's bytes, by its tokens"))
-        return rows
+        return rows + _draft_rows(budget, on_one)
     seen: dict[int, list[KVCacheGroup]] = {}
     for group in layout.groups:
         seen.setdefault(group.spec, []).append(group)
@@ -174,6 +174,16 @@ def _block_rows(budget: Budget, on_one: str) -> list[tuple[str, str, str, str]]:
             (f"{kind}{window}", f"{layers} layers", "", f"{tables}, {block}; at most {held:,} blocks a sequence")
         )
     return rows
+
+
+def _draft_rows(budget: Budget, on_one: str) -> list[tuple[str, str, str, str]]:
+    """Return the share of a block that belongs to the layers that draft; empty without any."""
+    layers = budget.plan.settings.draft_layers
+    if not layers:
+        return []
+    mine = sum(budget.model.layer_bytes_per_token(layer) for layer in layers) * budget.block_size
+    share = f"{100 * mine / budget.bytes_per_block:.1f} % of each block: {len(layers)} draft layers"
+    return [("draft layers", size(mine), on_one, share.removesuffix("s" if len(layers) == 1 else ""))]
 
 
 def _steps(budget: Budget) -> int:

@@ -141,7 +141,8 @@ def _grouped(model: Model, settings: CacheSettings) -> tuple[KVCacheLayout, tupl
     starts = [0]
     for caches in by_layer:
         starts.append(starts[-1] + len(caches))
-    ends = pipeline_stages(len(by_layer), model.pipeline_parallel_size)
+    ends = list(pipeline_stages(len(by_layer) - len(settings.draft_layers), model.pipeline_parallel_size))
+    ends[-1] = range(ends[-1].start, len(by_layer))
     stages = tuple(range(starts[stage.start], starts[stage.stop]) for stage in ends)
     # vLLM disables the hybrid manager for chunked models, unless an environment variable enables it.
     is_chunked = any(spec.kind == "chunked_local" for spec in specs)

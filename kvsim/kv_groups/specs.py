@@ -91,6 +91,8 @@ class CacheSettings:
     """
     hash_block_size: int | None = None
     num_speculative_tokens: int = 0
+    draft_layers: tuple[Layer, ...] = ()
+    """Caches of the layers that draft, behind those of the model, on its last stage."""
 
     def caches_prefixes(self, model: Model) -> bool:
         """Tell whether prefixes are cached for `model`."""
@@ -109,8 +111,9 @@ def layer_specs(model: Model, settings: CacheSettings) -> tuple[tuple[LayerSpec,
     _check(settings)
     block_size = _block_size(model, settings)
     recurrent = model.recurrent_layers
+    every = (*model.layers, *((layer,) for layer in settings.draft_layers))
     if not recurrent:
-        return tuple(tuple(_attention(model, layer, block_size) for layer in caches) for caches in model.layers)
+        return tuple(tuple(_attention(model, layer, block_size) for layer in caches) for caches in every)
     mode = settings.mamba_mode(model)
     page_bytes = None
     if model.attention_layers:
@@ -123,7 +126,7 @@ def layer_specs(model: Model, settings: CacheSettings) -> tuple[tuple[LayerSpec,
             else _attention(model, layer, block_size)
             for layer in caches
         )
-        for caches in model.layers
+        for caches in every
     )
 
 

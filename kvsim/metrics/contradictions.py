@@ -64,6 +64,7 @@ def _check_bytes(recording: Recording, file: Path) -> None:
             f"{largest:,}."
         )
     num_layers, stated_layers = sum(group.num_layers for group in pool.groups), meta.model.get("num_layers")
+    num_layers -= meta.model.get("num_draft_layers", 0)
     is_stated = bool(pool.groups) and not meta.model.get("layer_caches")
     if is_stated and isinstance(stated_layers, int) and num_layers > stated_layers:
         raise RecordingError(

@@ -90,7 +90,8 @@ def _check_unit(recording: Recording, file: Path) -> None:
         )
     token_bytes = meta.model.get("kv_bytes_per_token")
     if token_bytes is not None and (
-        not isinstance(token_bytes, int) or token_bytes * pool.unit_tokens != pool.bytes_per_unit
+        not isinstance(token_bytes, int)
+        or (token_bytes + meta.model.get("draft_bytes_per_token", 0)) * pool.unit_tokens != pool.bytes_per_unit
     ):
         raise RecordingError(
             f"{file}: model.kv_bytes_per_token should be what a token takes of pool.bytes_per_unit, which is "

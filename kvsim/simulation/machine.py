@@ -10,12 +10,14 @@ from kvsim.hardware import GIB, Gpu
 from kvsim.kv_groups import CacheSettings, KVCacheLayout, bytes_per_block, cache_layout
 from kvsim.kv_groups.grouping import hashed_by_mode
 from kvsim.models import Model
+from kvsim.models.layers import Layer
 from kvsim.policies import AnyPolicy, Contiguous, Paged, Pipeline, Policy, Radix, Static, base_of, limited
 from kvsim.policies.custom import CustomPolicy
 from kvsim.policies.releases import DEFAULT, defaults_of, rules_of
 from kvsim.policies.settings import EngineDefaults
 from kvsim.recording import Pool
 from kvsim.recording.model import MAX_UNITS
+from kvsim.sizing.drafter import drafter_of
 from kvsim.steptime import StepTimeModel
 
 
@@ -67,6 +69,7 @@ class Machine:
             keeps_every_state=defaults_of(base.scheduler.vllm).keeps_every_state,
             hybrid_manager=base.cache.hybrid_manager and not base.cache.uniform_cache,
             uniform=base.cache.uniform_cache,
+            draft_layers=self.draft_layers(base),
         )
         of_stages = bytes_per_block(self.model, settings)
         layout = replace(cache_layout(self.model, settings), bytes_per_block=sum(of_stages))
@@ -80,6 +83,21 @@ class Machine:
                 layout = hashed_by_mode(layout)
             _check_hashes(self.model, layout)
         return layout
+
+    def draft_layers(self, policy: Paged) -> tuple[Layer, ...]:
+        """Return the caches of the layers that draft.
+
+        Raises:
+            UsageError: the draft model is not known, or drafts of such a model are not followed.
+        """
+        config = policy.scheduler.drafting
+        if config is None:
+            return ()
+        if self.model.recurrent_layers:
+            raise UsageError(f"kvsim does not follow drafts of a model with recurrent layers, as {self.model.name} has;"
+                             " leave --speculative-config out.")  # fmt: skip
+        drafter = drafter_of(config, self.model)
+        return () if drafter is None else drafter.layers
 
     def pool(self, policy: AnyPolicy) -> Pool:
         """Return the pool of `policy` in that memory.

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from kvsim.engine.known_requests import Demand
 from kvsim.errors import UnknownNameError
 from kvsim.kv_groups import KVCacheLayout
-from kvsim.policies import AnyPolicy, Pipeline, Policy, describe
+from kvsim.policies import AnyPolicy, Paged, Pipeline, Policy, describe
 from kvsim.profiles.extrapolation import provenance
 from kvsim.recording import Meta, Pool
 from kvsim.simulation.demand import demand_of, hash_tokens, provenance_of_hashes, recorded_hashes, refused
@@ -146,6 +146,8 @@ class Setup:
         """Return the provenance of a server's run that is over, which would have ended vLLM `num_failures` times."""
         machine = self.machine
         model = {key: value for key, value in asdict(machine.model).items() if value not in (None, (), "")}
+        drafting = machine.draft_layers(self.base) if isinstance(self.base, Paged) else ()
+        draft_bytes = sum(machine.model.layer_bytes_per_token(layer) for layer in drafting)
         return Meta(
             source="simulation",
             engine={"name": "kvsim", "step_time": step_time.label, "calibrated": step_time.calibrated}
@@ -153,7 +155,9 @@ class Setup:
             | ({"vllm_failures": num_failures} if (num_failures) else {})
             | ({"hash_block_size": hash_tokens(self.workload, self.base, self.layout)} if self.pool.groups else {}),
             gpu=machine.gpu.name,
-            model=model | {"kv_bytes_per_token": machine.model.kv_bytes_per_token},
+            model=model
+            | {"kv_bytes_per_token": machine.model.kv_bytes_per_token}
+            | ({"num_draft_layers": len(drafting), "draft_bytes_per_token": draft_bytes} if drafting else {}),
             policy=describe(self.policy, self.base),
             pool=self.pool,
             command=self.options.get("command", ""),

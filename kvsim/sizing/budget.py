@@ -26,12 +26,14 @@ from kvsim.kv_groups import (
 from kvsim.kv_groups.specs import BACKEND_BLOCK, FLASHINFER_MLA_BLOCK
 from kvsim.models.images import RULES
 from kvsim.sizing.activations import captured_graphs, outside_pytorch, peak_activations
+from kvsim.sizing.adapter_slots import slot_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kvsim.hardware import Gpu
     from kvsim.models import Model
+    from kvsim.sizing.drafter import Drafter
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +159,10 @@ def plan_budget(
     num_blocks: int | None = None,
     oversize: bool = False,
     estimates_graphs: bool = True,
+    drafter: Drafter | None = None,
+    num_drafts: int = 0,
+    max_loras: int = 0,
+    max_lora_rank: int = 16,
 ) -> Budget:
     """Return the KV pool that vLLM would create on `gpu` for `model`; defaults as in its `LLM` class on a large GPU.
 
@@ -177,6 +183,10 @@ def plan_budget(
         num_blocks: Exact number of blocks; replaces the terms above.
         oversize: Whether to create the pool even if it exceeds the GPU together with the weights.
         estimates_graphs: Whether the memory of CUDA graphs is taken from the pool.
+        drafter: What drafts, with weights and cached layers of its own; None for nothing or a look-up.
+        num_drafts: Tokens drafted for every request and step; recurrent layers keep a state for each.
+        max_loras: Slots for adapters; 0 for none.
+        max_lora_rank: Rank that each slot has room for.
     """
     if not 0 < gpu_memory_utilization <= 1:
         raise UsageError(f"gpu_memory_utilization is {gpu_memory_utilization}; it must be above 0 and at most 1.")
@@ -190,9 +200,12 @@ def plan_budget(
         keeps_every_state=keeps_every_state,
         hybrid_manager=hybrid_manager,
         mla_block_size=_mla_block_size(gpu),
+        num_speculative_tokens=num_drafts,
+        draft_layers=() if drafter is None else drafter.layers,
     )
     stages = pipeline_stages(model.num_layers, model.pipeline_parallel_size)
     weights = [weight_terms(model, stage) for stage in stages]
+    weights = [(*terms, *_additions(model, drafter, max_loras, max_lora_rank)) for terms in weights]
     sizes = bytes_per_block(model, settings)
     if num_blocks is not None or kv_memory_bytes is not None:
         accounts = [_stated(kv_memory_bytes, num_blocks, size) for size in sizes]
@@ -272,6 +285,21 @@ def weight_terms(model: Model, stage: range) -> tuple[BudgetTerm, ...]:
         return terms
     tower = math.ceil(model.encoder_bytes / model.tensor_parallel_size)
     return (*terms, BudgetTerm("tower for images", -tower, "estimate: width and depth of its layers"))
+
+
+def _additions(model: Model, drafter: Drafter | None, max_loras: int, max_lora_rank: int) -> tuple[BudgetTerm, ...]:
+    """Return the weights of what drafts, and the slots of adapters."""
+    if model.pipeline_parallel_size > 1 and (drafter or max_loras):
+        raise UsageError("draft layers and slots of adapters are accounted for where one stage holds all layers; take "
+                         "--pipeline-parallel-size 1.")  # fmt: skip
+    terms = []
+    if drafter is not None:
+        terms.append(BudgetTerm("draft weights", -drafter.weight_bytes, drafter.why))
+    if max_loras:
+        size = slot_bytes(model, max_lora_rank)
+        why = f"{max_loras:,} slots of rank {max_lora_rank} (--max-loras), {_size(size)} each, used or not"
+        terms.append(BudgetTerm("adapters", -max_loras * size, why))
+    return tuple(terms)
 
 
 def _overheads(model: Model, num_tokens: int, num_seqs: int, *, is_last: bool, graphs: bool) -> tuple[BudgetTerm, ...]:

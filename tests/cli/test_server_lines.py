@@ -82,10 +82,10 @@ def test_sglang_takes_abbreviations_and_a_checkpoint_knows_its_bits(size: Run) -
 
 
 def test_flags_that_are_not_taken_are_named(size: Run) -> None:
-    flags = "--enable-lora --swap-space 4 --port 80 --max-num-partial-prefills 2"
+    flags = "--enable-eplb --swap-space 4 --port 80 --max-num-partial-prefills 2"
     code, _, errors = size("--from", f"vllm serve Qwen/Qwen3-8B {flags}")
     assert code == 0
-    assert "Not followed: --enable-lora; " in errors
+    assert "Not followed: --enable-eplb; " in errors
     assert "Passed over: --swap-space, which vLLM does not have" in errors
     assert "--max-num-partial-prefills, which vLLM does not have since 0.27" in errors
     assert errors.count("--port") == 1

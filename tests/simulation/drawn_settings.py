@@ -183,7 +183,7 @@ def _paged(draw: _Draw, longest: int) -> list[str]:
         more = ["--swap-gib", str(draw.one_of(0.1, 1)), *draw.some(0.5, "--swap-gb-per-s", 1, 50)]
     elif kind == "drafts":
         method, most = draw.one_of("eagle", "eagle3", "mtp", "draft_model", "ngram_gpu", "dflash"), draw.one_of(1, 3, 5)
-        told = f'{{"method": "{method}", "model": "x", "num_speculative_tokens": {most}}}'
+        told = f'{{"method": "{method}", "model": "Qwen/Qwen3-0.6B", "num_speculative_tokens": {most}}}'
         more = ["--speculative-config", told, *draw.some(0.5, "--acceptance", 0, 0.5, 1)]
     elif kind == "groups":
         model = draw.one_of(*GROUPED)
