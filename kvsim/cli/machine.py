@@ -173,9 +173,9 @@ def memory_of(flags: Mapping[str, Any], gpu: Gpu, model: Model, *, max_model_len
 
 def _additions(flags: Mapping[str, Any], model: Model) -> dict[str, Any]:
     """Return what drafts and the slots of adapters, as `plan_budget` takes them."""
+    from kvsim.policies.drafter import drafter_of
     from kvsim.policies.releases import DEFAULT
     from kvsim.policies.settings import ContinuousSettings
-    from kvsim.sizing.drafter import drafter_of
 
     found: dict[str, Any] = {}
     if (

@@ -13,11 +13,11 @@ from kvsim.models import Model
 from kvsim.models.layers import Layer
 from kvsim.policies import AnyPolicy, Contiguous, Paged, Pipeline, Policy, Radix, Static, base_of, limited
 from kvsim.policies.custom import CustomPolicy
+from kvsim.policies.drafter import drafter_of
 from kvsim.policies.releases import DEFAULT, defaults_of, rules_of
 from kvsim.policies.settings import EngineDefaults
 from kvsim.recording import Pool
 from kvsim.recording.model import MAX_UNITS
-from kvsim.sizing.drafter import drafter_of
 from kvsim.steptime import StepTimeModel
 
 

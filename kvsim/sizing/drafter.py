@@ -1,21 +1,12 @@
-"""Weights and cached layers of what drafts: a draft model, heads that read the model's states, or its own modules."""
+"""Layers in the cache, and weights, of what drafts."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvsim.errors import UnknownNameError, UsageError
-from kvsim.models import find_model
-from kvsim.models.layers import FullAttention
-
 if TYPE_CHECKING:
-    from kvsim.models import Model
     from kvsim.models.layers import Layer
-    from kvsim.policies.speculative_config import SpeculativeConfig
-
-_EAGLE3_VOCABULARY = 32_000
-"""Tokens that published EAGLE3 heads draft from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,63 +19,3 @@ class Drafter:
     """Bytes of its weights on each GPU."""
     why: str
     """Source of the weights, in words."""
-
-
-def drafter_of(config: SpeculativeConfig, model: Model) -> Drafter | None:
-    """Return what drafts for `model`; None where drafts are looked up in the request's own tokens.
-
-    Raises:
-        UsageError: the draft model is not known, or its layers are not of plain attention.
-    """
-    if config.looks_up:
-        return None
-    if config.method == "draft_model":
-        return _draft_model(config, model)
-    gpus = model.tensor_parallel_size
-    if config.method == "mtp":
-        layer = model.attention_layers[-1]
-        tables = model.vocab_size * model.hidden_size * (1 if model.tie_word_embeddings else 2) * model.dtype_bytes
-        weights = (model.weight_bytes - tables) // model.num_layers
-        weights += 2 * model.hidden_size**2 * model.dtype_bytes
-        return Drafter(
-            layers=(layer,) * config.num_modules,
-            weight_bytes=config.num_modules * weights // gpus,
-            why="estimate: a layer of the model, and the projection before it",
-        )
-    layer = FullAttention(num_kv_heads=model.num_kv_heads, head_dim=model.head_dim, value_head_dim=model.head_dim)
-    parameters = _head_parameters(model, is_third=config.method == "eagle3")
-    return Drafter(
-        layers=(layer,),
-        weight_bytes=parameters * model.dtype_bytes // gpus,
-        why=f"estimate: one layer shaped as the model's, {parameters:,} parameters; embeddings are shared",
-    )
-
-
-def _head_parameters(model: Model, *, is_third: bool) -> int:
-    """Count the parameters of an EAGLE head, or of an EAGLE3 head, which reads three states and has a vocabulary of
-    its own.
-    """
-    hidden, heads = model.hidden_size, model.num_attention_heads * model.head_dim
-    kv = model.num_kv_heads * model.head_dim
-    wide = 2 * hidden if is_third else hidden
-    layer = wide * (heads + 2 * kv) + heads * hidden + 3 * hidden * model.intermediate_size
-    if is_third:
-        return layer + 3 * hidden**2 + _EAGLE3_VOCABULARY * hidden
-    return layer + 2 * hidden**2
-
-
-def _draft_model(config: SpeculativeConfig, model: Model) -> Drafter:
-    assert config.model is not None
-    try:
-        draft = find_model(config.model)
-    except UnknownNameError as error:
-        raise UsageError(f"the draft model decides how large a block is: {error}") from error
-    if draft.recurrent_layers or draft.kv_lora_rank is not None:
-        raise UsageError(f"kvsim does not know the cache of {draft.name} as a draft model: its layers are not of plain "
-                         "attention.")  # fmt: skip
-    size = config.tensor_parallel_size or model.tensor_parallel_size
-    return Drafter(
-        layers=draft.attention_layers,
-        weight_bytes=draft.weight_bytes // size,
-        why=f"{draft.name}, {draft.num_parameters:,} parameters",
-    )
