@@ -112,8 +112,10 @@ def alloc_for_decode(engine: Engine, first: int, num_seqs: int) -> None:
     if tree_windows.is_on(engine):
         _slide_in_decode(engine, first, num_seqs)
     evict_from_tree_cache(engine, num_seqs * engine.settings.unit_tokens)
+    has_windows = tree_windows.is_on(engine)
     for index in range(first, first + num_seqs):
-        engine.radix.holdings[engine.batch[index]].num_decodes += 1
+        if has_windows:
+            engine.radix.holdings[engine.batch[index]].num_decodes += 1
         extend(engine, engine.sequences[engine.batch[index]], 1)
 
 

@@ -22,7 +22,7 @@ from kvsim.engine.compiled import part
 from kvsim.engine.prefill_adder import CONTINUE, NO_TOKEN, OTHER, num_outputs
 from kvsim.engine.radix_records import DECODE, EXTEND, MIXED, NO_BATCH, NOT_CHUNKED
 from kvsim.engine.records import Sequence
-from kvsim.engine.scheduler import describe, end
+from kvsim.engine.scheduler import end
 from kvsim.engine.scheduling import Scheduler
 from kvsim.engine.state import ABORTED, FINISHED, PREEMPTED, RUNNING, WAITING, Engine
 
@@ -120,18 +120,29 @@ def _rest(engine: Engine) -> None:
 
 @part
 def _run_batch(engine: Engine, mode: int) -> None:
-    """Launch the batch: its tokens count as computed from now on."""
+    """Launch the batch: its tokens count as computed from now on.
+
+    It is described in the same walk, which most of the time of a simulation goes into.
+    """
     state, radix = engine.state, engine.radix.state
-    describe(engine)
     radix.num_launched += 1
     radix.is_rested = False
     first = state.next_launched * engine.settings.max_num_seqs
+    num_tokens = num_prefill_tokens = context_tokens = attention_pairs = 0
     for index in range(state.num_listed):
-        sequence = engine.sequences[engine.batch[index]]
-        sequence.computed += engine.batch_tokens[index]
-        state.num_tokens_in_batch += engine.batch_tokens[index]
-        engine.radix.holdings[sequence.number].launched_in = radix.num_launched
-        engine.emitting[first + index] = sequence.number
+        number, tokens = engine.batch[index], engine.batch_tokens[index]
+        sequence = engine.sequences[number]
+        begin = sequence.computed
+        context_tokens += begin + tokens
+        if tokens > 1 or begin < sequence.prompt_tokens:
+            num_prefill_tokens += tokens
+            attention_pairs += tokens * begin + tokens * (tokens + 1) // 2
+        sequence.computed = begin + tokens
+        num_tokens += tokens
+        engine.radix.holdings[number].launched_in = radix.num_launched
+        engine.emitting[first + index] = number
+    state.num_tokens_in_batch, state.num_prefill_tokens = num_tokens, num_prefill_tokens
+    state.context_tokens, state.attention_pairs = context_tokens, attention_pairs
     state.written += state.num_tokens_in_batch
     if mode != DECODE:
         radix.last_prefill_tokens = state.num_tokens_in_batch

@@ -12,7 +12,10 @@ from pathlib import Path
 import pytest
 
 from kvsim.conformance import verify_answer
+from kvsim.conformance.oracle_sglang import SGLangRun
+from kvsim.conformance.sglang_files import parse_sglang_workload
 from kvsim.errors import WorkloadError
+from kvsim.simulation.check_radix import check_pages
 
 from .modes import FASTEST, in_every_way
 
@@ -67,3 +70,13 @@ def test_a_field_that_differs_is_found(tmp_path: Path, kind: str, field: str, ot
     assert verdict.difference is not None
     assert verdict.difference.moment.startswith(kind)
     assert any(line.label.startswith(field) for line in verdict.difference.lines)
+
+
+@pytest.mark.parametrize("workload", [file for file in FOLLOWED if "window" in file.stem], ids=lambda file: file.stem)
+def test_both_pools_are_accounted_for_at_every_record(workload: Path) -> None:
+    run = SGLangRun(parse_sglang_workload(json.loads(workload.read_text()), workload.name))
+    for _record in run.records():
+        check_pages(run._driver)
+    radix = run._driver.engine.radix
+    assert radix.settings.window_pages > 0
+    assert radix.state.num_free_windows + radix.state.num_cached_windows == radix.settings.window_pages
