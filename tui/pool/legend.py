@@ -79,14 +79,15 @@ def legend(by: ColorBy, sessions: Sequence[Session], lit: str | None = None) -> 
     whose: list[tuple[tuple[int, ...], str]]
     match by:
         case ColorBy.OWNER:
-            hued = all(tells_owners(one.recording) for one in sessions)
-            hues = tuple(range(OWNER, OWNER + 4)) if hued else (int(SlotState.TOKEN),)
+            hued = {tells_owners(one.recording) for one in sessions}
+            hues = tuple(range(OWNER, OWNER + 4)) if True in hued else (int(SlotState.TOKEN),)
+            whose = []
             if lit is not None:
                 whose = _lit_alone(lit, hues[:3], OWNER + hue_of(session.recording.row_of(lit)))
-            elif hued:
+            elif True in hued:
                 whose = [(hues, "one request each" if len(session.recording.requests) <= NUM_HUES else "requests")]
-            else:
-                whose = [(hues, "tokens, of any request")]
+            if lit is None and False in hued:
+                whose.append(((int(SlotState.TOKEN),), "tokens, of any request"))
             sharing_too = [((SHARED,), f"shared {factor(session)}".strip()), *kept] if caches else []
             return [*whose, reserved, *_waste(sessions), *sharing_too, free]
         case ColorBy.STATE:
