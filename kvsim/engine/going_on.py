@@ -10,7 +10,7 @@ from kvsim.engine.arrays import column, dtype_of
 from kvsim.engine.state import Engine
 
 _LEFT_OUT = (
-    *("memory", "scheduler", "rules", "host", "connector", "radix", "step_times"),
+    *("memory", "scheduler", "rules", "host", "connector", "radix", "encoder", "step_times"),
     *("steps", "outputs", "memory_rows"),
 )
 """Parts of an engine that are the same in another, are copied one by one, or were taken away."""
@@ -38,7 +38,7 @@ def moved(source: Engine, target: Engine) -> Engine:
 
 def _parts_of(engine: Engine) -> tuple[Any, ...]:
     """Return the records of what not every engine has."""
-    return (*engine.host, *engine.connector, *engine.radix)
+    return (*engine.host, *engine.connector, *engine.radix, *engine.encoder)
 
 
 def _copy(old: Any, new: Any, end: int) -> None:
