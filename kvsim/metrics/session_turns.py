@@ -127,38 +127,65 @@ def session_turns(recording: Recording) -> SessionTurns:
 
 
 def _causes(recording: Recording, lost: IntArray) -> tuple[FloatArray, IntArray]:
-    """Return when and for which request the first lost block of each turn was evicted."""
-    requests, memory, unit = recording.requests, recording.memory, recording.meta.pool.unit_tokens
+    """Return when and for which request the first lost block of each turn was evicted.
+
+    With several KV-cache groups a block is lost that any group lacks behind the hit; the last such eviction counts.
+    """
+    requests, memory, unit = recording.requests, recording.memory, recording.meta.hash_block_size
     evicted_s, evicted_for = np.full(len(requests), np.nan), np.full(len(requests), NONE, np.int32)
-    turns = requests.turns
-    if turns is None or recording.meta.pool.groups or recording.meta.hash_block_size != unit or not lost.any():
+    turns, sizes = requests.turns, np.array(_block_sizes(recording))
+    if turns is None or (sizes % unit).any() or not lost.any():
         return evicted_s, evicted_for
     keys = with_answers(turns, requests.prompt_hashes, unit)
-    taken = _evictions(memory, keys.values, keys.offsets)
-    hurt = np.flatnonzero(lost > 0)
-    first = keys.values[keys.offsets[hurt] + requests.cached_tokens[hurt] // unit]
+    taken = _evictions(memory, keys.values, keys.offsets, sizes // unit)
     schedule_s = recording.steps.start_s
-    for request, key in zip(hurt.tolist(), first.tolist(), strict=True):
-        begin, end = np.searchsorted(taken.key, key, "left"), np.searchsorted(taken.key, key, "right")
-        at_s = schedule_s[memory.step[taken.row[begin:end]]]
-        before = np.flatnonzero((at_s <= requests.first_scheduled_s[request]) & (taken.by[begin:end] != request))
-        if len(before):
-            evicted_s[request], evicted_for[request] = at_s[before[-1]], taken.by[begin:end][before[-1]]
+    for request in np.flatnonzero(lost > 0).tolist():
+        found: list[tuple[float, int]] = []
+        for group, size in enumerate(sizes.tolist()):
+            place = (int(requests.cached_tokens[request]) // size + 1) * (size // unit) - 1
+            key = (keys.values[keys.offsets[request] + place], group) if place < keys.lengths[request] else None
+            begin, end = taken.rows_of(key)
+            at_s = schedule_s[memory.step[taken.row[begin:end]]]
+            before = np.flatnonzero((at_s <= requests.first_scheduled_s[request]) & (taken.by[begin:end] != request))
+            if len(before):
+                found.append((float(at_s[before[-1]]), int(taken.by[begin:end][before[-1]])))
+        if found:
+            evicted_s[request], evicted_for[request] = max(found)
     return evicted_s, evicted_for
 
 
+def _block_sizes(recording: Recording) -> list[int]:
+    """Return the tokens of a block in each KV-cache group."""
+    pool = recording.meta.pool
+    return [group.block_size for group in pool.groups] or [pool.unit_tokens]
+
+
 class _Evictions(NamedTuple):
-    """Evictions by the key of the evicted block, and in order for each key."""
+    """Evictions by the key and the group of the evicted block, and in order for each."""
 
     key: npt.NDArray[np.int64]
+    """Key of the block's prefix times the number of groups, and the group."""
+    num_groups: int
     row: IntArray
     """Row of the memory table."""
     by: IntArray
     """Request that took the block next."""
 
+    def rows_of(self, key: tuple[np.int64, int] | None) -> tuple[int, int]:
+        """Return where the evictions of a block begin and end; the block is given by key and group."""
+        if key is None:
+            return 0, 0
+        wanted = key[0] * self.num_groups + key[1]
+        return int(np.searchsorted(self.key, wanted, "left")), int(np.searchsorted(self.key, wanted, "right"))
 
-def _evictions(memory: Memory, keys: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64]) -> _Evictions:
-    """Return the evictions of blocks whose contents have a key: what was last written there, and who wrote next."""
+
+def _evictions(
+    memory: Memory, keys: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64], hashes_per_block: npt.NDArray[np.int64]
+) -> _Evictions:
+    """Return the evictions of blocks whose contents have a key: what was last written there, and who wrote next.
+
+    A block of a group has the key of the last of its `hashes_per_block`.
+    """
     rows = np.flatnonzero((memory.kind == MemoryKind.APPEND) | (memory.kind == MemoryKind.EVICT))
     length = memory.length[rows].astype(np.int64)
     row = np.repeat(rows, length)
@@ -170,9 +197,10 @@ def _evictions(memory: Memory, keys: npt.NDArray[np.int64], offsets: npt.NDArray
     evicts = evicts[(evicts > 0) & (evicts + 1 < len(row))]
     alike = (address[evicts - 1] == address[evicts]) & (address[evicts + 1] == address[evicts])
     evicts = evicts[alike & (memory.kind[row[evicts - 1]] == MemoryKind.APPEND)]
-    wrote = memory.request[row[evicts - 1]]
-    place = offsets[wrote] + position[evicts - 1]
+    wrote, group = memory.request[row[evicts - 1]], memory.groups[row[evicts - 1]]
+    place = offsets[wrote] + (position[evicts - 1] + 1) * hashes_per_block[group] - 1
     known = place < offsets[wrote + 1]
-    evicts, key = evicts[known], keys[place[known]]
+    num_groups = len(hashes_per_block)
+    evicts, key = evicts[known], keys[place[known]] * num_groups + group[known]
     order = np.lexsort((row[evicts], key))
-    return _Evictions(key[order], row[evicts][order], memory.request[row[evicts + 1]][order])
+    return _Evictions(key[order], num_groups, row[evicts][order], memory.request[row[evicts + 1]][order])

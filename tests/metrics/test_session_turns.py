@@ -87,3 +87,20 @@ def test_without_sessions_there_are_no_turns() -> None:
     assert by_turn(run.requests, 16) == []
     with pytest.raises(RecordingError, match="has no sessions: none of its requests waits for another"):
         _ = run.turns
+
+
+@pytest.mark.parametrize("model", ["gemma-3-4b-it", "gpt-oss-20b"])
+def test_with_several_groups_the_eviction_is_named_too(model: str) -> None:
+    """Layers with windows have blocks of their own, which are evicted like the others."""
+    talks = converse(25, turns=4, pauses=2.0, prompt=150, output=60, arrivals=kvsim.workload.Constant(rate_per_s=4.0))
+    machine = kvsim.machine("H200", model, num_blocks=400)
+    policy = Paged(scheduler=ContinuousSettings(max_num_seqs=8, max_model_len=4096))
+    run = kvsim.simulate(talks, policy, machine, engine="interpreted")
+    assert run.meta.pool.groups
+    turns = run.turns
+    hurt, named = turns.lost_tokens > 0, ~np.isnan(turns.evicted_s)
+    assert hurt.sum() > 5
+    assert (named <= hurt).all()
+    assert named.sum() > 0.8 * hurt.sum()
+    assert (turns.evicted_s[named] <= run.requests.first_scheduled_s[named]).all()
+    assert (turns.evicted_for[named] != turns.request[named]).all()
