@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, settings
 
 from kvsim.calibration.prior import vllm_prior
 from kvsim.hardware import find_gpu
+from kvsim.machines import kernel_tables
 from kvsim.models import find_model
 from kvsim.recording import Meta, Pool, Recording, find, read
 from kvsim.simulation import Machine
@@ -27,6 +28,9 @@ __all__ = ["live", "made_beside_the_tests", "pytest_collection_modifyitems"]
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PRESSURE = "vllm-h200-llama-3-8b-sharegpt-pressure"
+
+# Answers are those without the extra kvsim[kernels], whether it is installed or not.
+kernel_tables.PACKAGE = "left-out-of-tests"
 
 # The same checkout passes or fails, whoever runs it, how often and on however slow a machine;
 # `--hypothesis-profile=search` looks for new examples.

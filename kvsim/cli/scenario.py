@@ -107,14 +107,16 @@ class Scenario:
         Raises:
             UsageError: the profile or card is of another model or machine.
         """
-        from kvsim.machines import is_card, step_times
+        from kvsim.machines import KERNELS, is_card, step_times
         from kvsim.policies import Radix, Static
         from kvsim.profiles import find
 
         own = isinstance(policy, Static) and self.flags.get("clock", "own") == "own"
         engine = f"hf-{self.flags['preallocated'] or 'dynamic'}" if own else "vllm"
         source = self.flags["times"]
-        if source not in (None, "none") and not is_card(source) and find(source).engine != engine:
+        if source == KERNELS:
+            source = source if engine == "vllm" else None
+        elif source not in (None, "none") and not is_card(source) and find(source).engine != engine:
             source = None
         num_seqs = None if isinstance(policy, Static | Radix) else policy.scheduler.max_num_seqs
         return step_times(self.gpu, self.model, engine, source=source, captured=captured, max_num_seqs=num_seqs)

@@ -6,6 +6,7 @@ sheet. The error of each kind is that of predictions for held-out recordings (`e
 
 from kvsim.machines.cards import card_of, linked, sheet_card, shipped_cards
 from kvsim.machines.choice import (
+    KERNELS,
     card_named,
     from_card,
     in_batches_of,
@@ -27,6 +28,7 @@ from kvsim.machines.known_errors import (
 )
 
 __all__ = [
+    "KERNELS",
     "Basis",
     "card_named",
     "card_of",

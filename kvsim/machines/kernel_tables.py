@@ -155,7 +155,7 @@ def table_card(gpu: Gpu, model: Model, base: Card) -> Card:
         UsageError: it has no such GPU.
     """
     if not is_installed():
-        raise MissingExtraError(f"A source of measured kernel times ({PACKAGE})", EXTRA)
+        raise MissingExtraError(f"A table of measured kernels ({PACKAGE})", EXTRA)
     tables = _tables_of(gpu.name)
     if tables is None:
         raise UsageError(f"{PACKAGE} has no tables of {gpu.name}; it has those of {', '.join(_SYSTEMS)}.")

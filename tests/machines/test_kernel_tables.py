@@ -11,7 +11,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner
 
+from kvsim.cli.run import command as run_command
 from kvsim.errors import MissingExtraError, UsageError
 from kvsim.hardware import find_gpu
 from kvsim.machines import Basis, card_of, choice, class_in, kernel_tables, step_times
@@ -62,6 +64,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         for spread, late in (("balanced", 1.0), ("power_law_1.2", 3.0)) for tokens in (1, 2, 4, 8, 64, 512, 4096)
     ])  # fmt: skip
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(kernel_tables, "PACKAGE", "aiconfigurator-core")
     yield from _fresh(folder)
 
 
@@ -193,6 +196,15 @@ def test_a_measured_card_goes_before_tables_unless_they_are_asked_for() -> None:
 def test_without_the_package_asking_for_it_names_the_install_line() -> None:
     with pytest.raises(MissingExtraError, match=r"pip install 'kvsim\[kernels\]'"):
         step_times(H100, served("Llama-3.1-8B", 1), "vllm", source="kernels")
+
+
+@pytest.mark.usefixtures("package")
+def test_the_command_line_takes_tables_and_prints_them() -> None:
+    flags = ["--gpu", "H100", "--model", "Llama-3.1-8B", "--num-requests", "2", "--rate", "1", "--prompt-tokens", "50"]
+    flags += ["--output-tokens", "4", "--no-band", "--all"]
+    said = CliRunner().invoke(run_command, [*flags, "--profile", "kernels"], catch_exceptions=False).stdout
+    assert "kernel tables of H100 SXM (aiconfigurator-core 9.9" in said
+    assert "kernel tables" not in CliRunner().invoke(run_command, flags, catch_exceptions=False).stdout
 
 
 @pytest.mark.usefixtures("no_package")
