@@ -40,6 +40,9 @@ class FleetRun(Sequence[Run]):
             [run.requests for run in self._runs],
             mean_duplicate_blocks=self._fleet.mean_duplicate_blocks,
             most_duplicate_blocks=self._fleet.most_duplicate_blocks,
+            num_prefill=self._fleet.num_prefill,
+            clients=self._fleet.clients,
+            fetched_blocks=self._fleet.fetched_blocks,
         )
 
     def servers(self) -> Rows:

@@ -23,11 +23,12 @@ from kvsim.experiments import sweeps, validation
 from kvsim.experiments.upgrades import Upgrade, explain_upgrade
 from kvsim.hardware import GIB
 from kvsim.policies import POLICY_NAMES, AnyPolicy, ContinuousSettings, Paged
+from kvsim.policies.connectors import KvLink
 from kvsim.policies.custom import CustomPolicy
 from kvsim.policies.routers import RouteName, Router
 from kvsim.profiles import Profile
 from kvsim.settings import settings_in
-from kvsim.simulation import Machine, Options
+from kvsim.simulation import Disaggregation, Machine, Options
 from kvsim.sizing.settings import MachineSettings
 
 if TYPE_CHECKING:
@@ -72,12 +73,27 @@ def simulate(
     route_lag_s: float = 0.0,
     **options: Unpack[Options],
 ) -> FleetRun: ...
+@overload
+def simulate(
+    workload: WorkloadLike,
+    policy: PolicyLike = "paged",
+    machine: MachineLike | None = None,
+    *,
+    prefill: int,
+    decode: int,
+    kv_link: KvLink | None = None,
+    route: RouteName | str | Router = "shortest",
+    **options: Unpack[Options],
+) -> FleetRun: ...
 def simulate(
     workload: WorkloadLike,
     policy: PolicyLike = "paged",
     machine: MachineLike | None = None,
     *,
     replicas: int | None = None,
+    prefill: int | None = None,
+    decode: int | None = None,
+    kv_link: KvLink | None = None,
     route: RouteName | str | Router | None = None,
     route_lag_s: float = 0.0,
     **options: Unpack[Options],
@@ -91,8 +107,11 @@ def simulate(
         machine: a `Machine`, a recording of one, or "GPU/MODEL" such as "H200/Llama-3-8B"; left out, it is the machine
             of the recording that the requests are from, or "H200/Meta-Llama-3-8B".
         replicas: equal servers behind one router: the result is a `FleetRun`, with a run for each. None for one server.
-        route: router in front of the replicas: "shortest" (the default), another name of `kvsim run --route`, a Python
-            file with a function `route(request, servers)`, or such a function.
+        prefill: servers that compute prompts, apart from `decode` servers: the result is a `FleetRun`, these first.
+        decode: servers that fetch the KV of prompts, and answer.
+        kv_link: speed of the link of a decode server, its latency and the transfers at a time.
+        route: router in front of the replicas or the prefill servers: "shortest" (the default), another name of
+            `kvsim run --route`, a Python file with a function `route(request, servers)`, or such a function.
         route_lag_s: age of what the router knows of the servers' prefix caches, in seconds.
         options: see `kvsim.simulation.Options`: `refuse_misfits`, `users` and `think_s` for a closed loop,
             `engine`, `check`, `progress`.
@@ -108,6 +127,13 @@ def simulate(
     policy = checked(policy)
     on = machine_for(machine, source, policy)
     chosen = policy_of(policy, on, _longest(machine, source))
+    if prefill is not None or decode is not None:
+        if replicas is not None or route_lag_s:
+            raise UsageError("prefill and decode servers take the place of replicas, and know no route_lag_s.")
+        apart = Disaggregation(num_prefill=prefill or 0, num_decode=decode or 0, link=kv_link or KvLink())
+        return FleetRun(*simulation.simulate_apart(requests, chosen, on, apart, route or "shortest", **options))
+    if kv_link is not None:
+        raise UsageError("kv_link is between prefill and decode servers; give prefill and decode as well.")
     if replicas is None:
         if route is not None or route_lag_s:
             raise UsageError("route and route_lag_s are of several servers; give replicas as well.")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kvsim.cli.apart import apart_of, apart_options, compare_apart
 from kvsim.cli.ladder import climb_ladder
 from kvsim.cli.options import PolicyParam
 from kvsim.cli.scenario import build_scenario
@@ -68,6 +69,7 @@ times_option = click.option(
     help="The paged policy beside itself instead: with the model's KV-cache groups, and with every layer keeping every "
     "token.",
 )
+@apart_options
 @overwrite_option
 @json_option
 def command(
@@ -86,11 +88,10 @@ def command(
     Shows for each where the memory went, how many sequences ran at once, and who waited. The shares add up to 100%.
     With two releases, --vllm OLD NEW: the paged policy with the rules of both, the first decision that differs, and
     the rules that make the difference.
+    With --prefill and --decode: as many servers of both kinds beside equal ones.
     """
-    if ladder and uniform_cache:
-        raise UsageError("--ladder and --uniform-cache compare different things; give only one.")
-    if names and (ladder or uniform_cache or newer is not None):
-        raise UsageError("--policy says what is compared, as --ladder, --uniform-cache and two releases do; give one.")
+    apart = apart_of(flags)
+    _check_one(names, newer, output, ladder=ladder, uniform_cache=uniform_cache, is_apart=apart is not None)
     if newer is not None:
         _compare_releases(newer, output, flags, is_other=ladder or uniform_cache, as_json=as_json)
         return
@@ -106,6 +107,9 @@ def command(
     if output is not None:
         may_replace(output, "compare", overwrite=overwrite, is_folder=True)
     scenario = build_scenario(**flags)
+    if apart is not None:
+        compare_apart(scenario, apart, scenario.policy(Paged.name), as_json=as_json)
+        return
     policies, notes = _policies(scenario, names, uniform_cache=uniform_cache)
     recordings = []
     for name, policy in policies.items():
@@ -143,6 +147,27 @@ def command(
             summaries,
             note="\n".join(notes),
         )
+
+
+def _check_one(
+    names: tuple[str, ...],
+    newer: str | None,
+    output: Path | None,
+    *,
+    ladder: bool,
+    uniform_cache: bool,
+    is_apart: bool,
+) -> None:
+    """Check that the flags ask for one comparison."""
+    if is_apart and (ladder or uniform_cache or names or newer is not None or output is not None):
+        raise UsageError(
+            "--prefill and --decode compare servers under the paged policy and write no recordings; leave out "
+            "--ladder, --uniform-cache, --policy, a second release and -o."
+        )
+    if ladder and uniform_cache:
+        raise UsageError("--ladder and --uniform-cache compare different things; give only one.")
+    if names and (ladder or uniform_cache or newer is not None):
+        raise UsageError("--policy says what is compared, as --ladder, --uniform-cache and two releases do; give one.")
 
 
 def _compare_releases(newer: str, output: Path | None, flags: dict[str, Any], *, is_other: bool, as_json: bool) -> None:

@@ -32,12 +32,17 @@ def print_fleet(
     heads = ["server", "finished", "tokens/s", "TTFT p99", "waiting", "pool", "preempted", "prefix hits"]
     rows = [
         (
-            str(number), f"{each.num_finished:,}", f"{each.output_tokens_per_s:,.0f}", seconds(each.ttft_s.p99),
-            f"{each.mean_waiting:,.1f}", f"{100 * each.mean_occupancy:.0f} %", f"{each.num_preemptions:,}",
+            _name(totals, number),
+            f"{each.num_finished:,}",
+            f"{each.output_tokens_per_s:,.0f}",
+            seconds(each.ttft_s.p99),
+            f"{each.mean_waiting:,.1f}",
+            f"{100 * each.mean_occupancy:.0f} %",
+            f"{each.num_preemptions:,}",
             f"{100 * each.prefix_hit_rate:.1f} %",
         )
         for number, each in enumerate(summaries)
-    ]  # fmt: skip
+    ]
     shown = rows if len(rows) <= _MOST_SHOWN else rows[:_MOST_SHOWN]
     more = [f"{len(rows) - len(shown):,} more servers with --all or --json"] if len(shown) < len(rows) else []
     print_table("", heads, shown, note="\n".join([*more, *notes]))
@@ -52,11 +57,22 @@ def _sentence(totals: FleetTotals) -> str:
     found = (
         f"; {100 * totals.prefix_hit_rate:.1f} % of prompt tokens were cached" if totals.prefix_queried_tokens else ""
     )
+    kinds = f"{totals.num_servers} servers"
+    if totals.num_prefill:
+        kinds = f"{totals.num_prefill} prefill and {totals.num_servers - totals.num_prefill} decode servers"
     return (
-        f"{totals.num_servers} servers finished {totals.num_finished:,} requests in {totals.duration_s:,.1f} s{lost}, "
+        f"{kinds} finished {totals.num_finished:,} requests in {totals.duration_s:,.1f} s{lost}, "
         f"{totals.output_tokens_per_s:,.0f} output tokens/s. The busiest computed {totals.imbalance:.2f} times "
-        f"the mean{found}."
+        f"the mean{' of its kind' if totals.num_prefill else ''}{found}."
     )
+
+
+def _name(totals: FleetTotals, number: int) -> str:
+    """Return the name of a server: its number, with its kind where there are two."""
+    if not totals.num_prefill:
+        return str(number)
+    is_prefill = number < totals.num_prefill
+    return f"prefill {number}" if is_prefill else f"decode {number - totals.num_prefill}"
 
 
 def _figures(totals: FleetTotals) -> list[tuple[str, str]]:
@@ -68,6 +84,8 @@ def _figures(totals: FleetTotals) -> list[tuple[str, str]]:
     mean, peak = 100 * totals.mean_occupancy, 100 * totals.peak_occupancy
     rows.append(("pools", f"{mean:.0f} % held on average, {peak:.0f} % at most on one server"))
     rows.append(("imbalance", f"the busiest server computed {totals.imbalance:.2f} times the mean"))
+    if totals.num_prefill:
+        rows.append(("fetched", f"{size(totals.fetched_bytes)} of KV, from prefill to decode servers"))
     if totals.prefix_queried_tokens:
         one_pool = 100 * totals.one_pool_hit_tokens / totals.prefix_queried_tokens
         found = f"{100 * totals.prefix_hit_rate:.1f} % of {totals.prefix_queried_tokens:,} prompt tokens"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kvsim.cli.apart import apart_of, apart_options
 from kvsim.cli.load import check_senders, check_users, users_of, users_options
 from kvsim.cli.options import POLICY_HELP, PolicyParam, check_policy_flags, engine_option
 from kvsim.cli.scenario import build_scenario
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from kvsim.metrics import Summary
     from kvsim.metrics.fleet import FleetTotals
     from kvsim.policies import AnyPolicy
-    from kvsim.simulation import EngineName, Fleet, Machine, Options
+    from kvsim.simulation import Disaggregation, EngineName, Fleet, Machine, Options
     from kvsim.workload import Workload
 
 
@@ -48,6 +49,7 @@ class RouteParam(click.ParamType[str]):
 @scenario_options
 @users_options
 @engine_option
+@apart_options
 @click.option(
     "--replicas", type=click.IntRange(1, 1_000), default=1, show_default=True, help="Servers behind one router."
 )
@@ -111,9 +113,8 @@ def command(
     from kvsim.simulation.front_end import behind, http
 
     check_policy_flags(context, [policy])
-    check_users(flags)
-    check_senders(flags)
-    flags["users"] = users_of(flags)
+    apart = apart_of(flags, others=replicas > 1 or route_lag_s > 0)
+    _check_load(flags)
     if output is not None:
         may_replace(output, "run", overwrite=overwrite, is_folder=True)
     scenario = build_scenario(**flags)
@@ -132,11 +133,11 @@ def command(
             "command": shlex.join(["kvsim", *sys.argv[1:]]),
         }
         folder = output and stack.enter_context(replacing_folder(output, "run", overwrite=overwrite))
-        fleet = _serve_fleet(setup, folder, (replicas, route, route_lag_s), options) if replicas > 1 else None
+        fleet = _serve(setup, folder, apart, (replicas, route, route_lag_s), options)
         runs = fleet.servers if fleet else [record(*setup, folder, **options) if folder else measure(*setup, **options)]
     summaries, band = [run.summary for run in runs], None
-    wants_band = replicas == 1 and not no_band and is_worth_a_band(summaries[0], len(workload))
-    if replicas > 1:
+    wants_band = fleet is None and not no_band and is_worth_a_band(summaries[0], len(workload))
+    if fleet is not None:
         summaries = [replace(summary, policy=f"server {number}") for number, summary in enumerate(summaries)]
     elif wants_band:
         with progress("band") as report:
@@ -172,6 +173,26 @@ _WORTH_PROCESSES = 50_000
 """Requests of a fleet from which on several cores save more time than it takes to start processes."""
 
 
+def _check_load(flags: dict[str, Any]) -> None:
+    """Check who sends the requests, and settle the number of users."""
+    check_users(flags)
+    check_senders(flags)
+    flags["users"] = users_of(flags)
+
+
+def _serve(
+    setup: tuple[Workload, AnyPolicy, Machine],
+    folder: Path | None,
+    apart: Disaggregation | None,
+    routing: tuple[int, str, float],
+    options: Options,
+) -> Fleet | None:
+    """Serve on several servers, if there are several."""
+    if apart is not None:
+        return _serve_apart(setup, folder, apart, routing[1], options)
+    return _serve_fleet(setup, folder, routing, options) if routing[0] > 1 else None
+
+
 def _serve_fleet(
     setup: tuple[Workload, AnyPolicy, Machine], folder: Path | None, routing: tuple[int, str, float], options: Options
 ) -> Fleet:
@@ -186,6 +207,17 @@ def _serve_fleet(
     return record_replicas(*setup, folder, *routing, spread=spread, **options)
 
 
+def _serve_apart(
+    setup: tuple[Workload, AnyPolicy, Machine], folder: Path | None, apart: Disaggregation, route: str, options: Options
+) -> Fleet:
+    """Serve on prefill and decode servers, and record each if there is a folder."""
+    from kvsim.simulation import measure_apart, record_apart
+
+    if folder is None:
+        return measure_apart(*setup, apart, route, **options)
+    return record_apart(*setup, folder, apart, route, **options)
+
+
 def _totals_of(fleet: Fleet, summaries: Sequence[Summary]) -> FleetTotals:
     from kvsim.metrics.fleet import fleet_totals
 
@@ -195,6 +227,9 @@ def _totals_of(fleet: Fleet, summaries: Sequence[Summary]) -> FleetTotals:
         [run.requests for run in fleet.servers],
         mean_duplicate_blocks=fleet.mean_duplicate_blocks,
         most_duplicate_blocks=fleet.most_duplicate_blocks,
+        num_prefill=fleet.num_prefill,
+        clients=fleet.clients,
+        fetched_blocks=fleet.fetched_blocks,
     )
 
 

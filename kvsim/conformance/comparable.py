@@ -64,6 +64,10 @@ def check_comparable(recording: Recording) -> None:
         f"begins at step {meta.extra.get('joined_at_step')} of its server, and what the server had decided and cached "
         "before is not in it; one that was made with KVSIM_RECORD can be compared.",
     )
+    refuse(
+        recording.meta.exchanges_kv,
+        "is of a server that exchanges KV with others, and transfers are not in a recording.",
+    )
     refuse(not len(recording.steps), "has no steps, so there is nothing to compare.")
     refuse(not len(recording.memory), "has no memory.parquet, so there are no block ids to compare.")
     _check_hashes(recording)

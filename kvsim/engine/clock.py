@@ -16,7 +16,7 @@ from kvsim.engine.compiled import compiled_as, part
 from kvsim.engine.state import Engine
 from kvsim.steptime import PowerThrottle, Roofline, StepShape, StepTime
 
-IDLE, SCHEDULED, UPDATED, FULL, REACHED, ANSWERED, CHECK, STALLED, BATCHED, CROWDED = range(10)
+IDLE, SCHEDULED, UPDATED, FULL, REACHED, ANSWERED, CHECK, STALLED, BATCHED, CROWDED, NEWS = range(11)
 """The last event. Nothing is left to do until another request is sent; a step was scheduled; an output was
 processed; there may be no room to write down another step; the clock reached the time that was given; a request has
 ended and its client waits for that; a step is to be checked; the head of the queue can never be scheduled; a static
@@ -52,8 +52,8 @@ def _advance(engine: Engine, until_s: float) -> int:  # noqa: PLR0911  one for e
                     return REACHED
                 state.host_s = max(state.host_s, next_s)
             engine.memory.wait_for_transfers(engine, until_s)
-            if state.host_s >= until_s:
-                return REACHED
+            if engine.memory.is_asleep(engine) or state.host_s >= until_s:
+                return IDLE if engine.memory.is_asleep(engine) else REACHED
             take_arrivals(engine)
             if settings.answers and state.num_ended > num_ended:
                 return ANSWERED  # refused
@@ -86,6 +86,8 @@ def _after_step(engine: Engine) -> int:
         return STALLED
     if engine.memory.is_crowded(engine):
         return CROWDED
+    if engine.memory.has_news(engine) and not engine.settings.checking:
+        return NEWS
     return CHECK if engine.settings.checking else SCHEDULED
 
 

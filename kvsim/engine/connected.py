@@ -113,6 +113,8 @@ def after_schedule(engine: Engine) -> None:
     launched.computes = state.num_in_batch > 0
     if launched.computes:
         connector.state.num_steps_begun += 1
+    has_effect = state.num_in_batch + state.num_preempted + connector.state.num_loads > 0
+    connector.state.num_settled_calls = 0 if has_effect else connector.state.num_settled_calls + 1
     for index in range(state.num_in_batch):
         connector.transfers[engine.batch[index]].last_step = connector.state.num_steps_begun
     first = state.next_launched * engine.settings.max_num_seqs
@@ -158,6 +160,8 @@ def after_update(engine: Engine) -> None:
             _release(engine, sequence)
         num_due += 1
     connector.state.num_reports -= num_due
+    if num_due > 0:
+        connector.state.num_settled_calls = 0
     for index in range(connector.state.num_reports):
         report, later = connector.reports[index], connector.reports[index + num_due]
         report.sequence, report.is_load, report.reported_in = later.sequence, later.is_load, later.reported_in
@@ -171,8 +175,7 @@ def report(engine: Engine, sequence: Sequence, is_load: bool, step: int) -> None
     connector.state.num_reports += 1
     report.sequence, report.is_load, report.reported_in = sequence.number, is_load, step
     if is_load:
-        first = connector.transfers[sequence.number].loads_from
-        failed_loads.report(engine, sequence, first, step)
+        failed_loads.report(engine, sequence, connector.transfers[sequence.number].loads_from, step)
 
 
 @part

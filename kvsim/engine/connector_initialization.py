@@ -13,6 +13,7 @@ from kvsim.engine.connector_records import (
     ConnectorSettings,
     ConnectorState,
     ConnectorTables,
+    Lane,
     Report,
     Transfer,
 )
@@ -28,6 +29,7 @@ def connector_tables(
     policy: Policy,
     num_units: int,
     size: int,
+    unit_bytes: int,
     rows: int,
     *,
     compiled: bool,
@@ -46,6 +48,10 @@ def connector_tables(
     settings.backoff_tokens, settings.most_rows = connector.backoff_tokens, rows
     if drafts is not None and rules.reserves_drafts:
         settings.draft_tokens = 1 + drafts.num_tokens + drafts.lookahead_tokens
+    link = connector.link
+    settings.is_timed = link is not None
+    if link is not None:
+        settings.latency_s, settings.block_s = link.latency_s, link.seconds_of(unit_bytes)
     exchanges = list(connector.exchanges) or [Exchange()] * size
     bad = list(chain.from_iterable(exchange.bad for exchange in exchanges))
     zeros = np.zeros(size, np.int64)
@@ -57,6 +63,8 @@ def connector_tables(
         loads=numbers(zeros.copy(), compiled=compiled),
         notices=numbers(zeros.copy(), compiled=compiled),
         sends=numbers(zeros.copy(), compiled=compiled),
+        live=numbers(zeros.copy(), compiled=compiled),
+        lanes=make(Lane, link.num_transfers if link else 1, compiled=compiled),
         reports=make(Report, size, compiled=compiled),
         bad_places=numbers(np.array(bad, np.int64), compiled=compiled),
         bad_blocks=make(BadBlock, len(bad), compiled=compiled),

@@ -28,6 +28,12 @@ class ConnectorSettings:
     """Tokens behind its own that room is reserved for, for every sequence with an unfinished prompt."""
     backoff_tokens: int = 0
     """Tokens at the end of a prompt that are not fetched."""
+    is_timed: bool = False
+    """The clock says when a load has ended; otherwise the caller does."""
+    block_s: float = 0.0
+    """Seconds in which one block crosses a share of the link."""
+    latency_s: float = 0.0
+    """Seconds that a load takes however small it is."""
     most_rows: int = 0
     """Rows of memory with which another load may begin."""
 
@@ -59,6 +65,17 @@ class ConnectorState:
     """Steps that computed tokens and were processed."""
     num_deferred: int = 0
     """Sequences whose tables are gone and whose blocks are not free yet."""
+    num_fetched: int = 0
+    """Loads of these that are on the link."""
+    num_fetched_blocks: int = 0
+    """Blocks that were put on the link in the whole run."""
+    num_live: int = 0
+    """Transfers whose end is known and not reported yet."""
+    num_settled_calls: int = 0
+    """Consecutive calls of the scheduler without effect."""
+    is_asleep: bool = False
+    """Nothing happens before `wake_s`, unless another server or a client acts."""
+    wake_s: float = 0.0
     is_crowded: bool = False
     """More loads began in one step than can be written down."""
 
@@ -87,6 +104,8 @@ class Transfer:
     """The first entry of the table that the load under way writes."""
     external_tokens: Small = 0
     """Tokens that came from outside with the last admission or load."""
+    done_s: float = 0.0
+    """Time at which the load, or the reading of what is kept, ends."""
     has_come: bool = False
     """The load was reported, and the sequence has not been looked at since."""
     has_failed: bool = False
@@ -116,6 +135,14 @@ class Report:
 
 
 @dataclass(slots=True, eq=False, repr=False)
+class Lane:
+    """One share of the link over which KV comes."""
+
+    free_s: float = 0.0
+    """Time at which it has done all loads that were given to it, in seconds."""
+
+
+@dataclass(slots=True, eq=False, repr=False)
 class BadBlock:
     """A block that failed to load."""
 
@@ -138,6 +165,9 @@ class ConnectorTables(NamedTuple):
     """Sequences whose prompts are not fetched: the other server may free them."""
     sends: Numbers
     """Sequences that have ended, and whose blocks wait for a reader from the next step on."""
+    live: Numbers
+    """Sequences with a transfer whose end is known and not reported."""
+    lanes: Records[Lane]
     reports: Records[Report]
     """Transfers that have ended, in the order in which they are reported."""
     bad_places: Numbers

@@ -22,6 +22,7 @@ from kvsim.engine import (
     offload,
     prefix_hits,
     static_batch,
+    transfers,
     waiting_queue,
 )  # fmt: skip
 from kvsim.engine.arrays import column, fill, listed, overwrite
@@ -147,11 +148,20 @@ class Driver:
 
     def holders(self) -> list[int]:
         """Return the sequences that hold memory: running, loading, loaded, or not freed yet."""
+        if self.engine.memory.name in ("connected", "disaggregated"):
+            return self._holders_of_connector()
         if not self.engine.settings.offloads:
             return self.running()
         loading = [job.sequence for job in self.jobs().values() if job.is_load]
         loaded = [number for number in self.skipped() if self.sequence(number).num_units]
         return [*self.running(), *dict.fromkeys([*loaded, *loading]), *self.deferred()]
+
+    def _holders_of_connector(self) -> list[int]:
+        connector = self.engine.connector
+        waiting = [number for number in (*self.waiting(), *self.skipped()) if self.sequence(number).num_units]
+        held = [index for index, is_held in enumerate(column(connector.transfers, "is_held")) if is_held]
+        deferred = listed(connector.deferred, 0, connector.state.num_deferred)
+        return [*self.running(), *waiting, *(number for number in held if self.sequence(number).num_units), *deferred]
 
     def waiting(self) -> list[int]:
         """Return the queued sequences, the head first."""
@@ -241,6 +251,28 @@ class Driver:
     def report_transfer(self, number: int, call: int, *, is_load: bool) -> None:
         """Report the end of a load of a sequence, or of the reading of what it left, with the output of a step."""
         connected.report(self.engine, self.sequence(number), is_load, call)
+
+    def news(self) -> tuple[list[tuple[int, float]], list[int]]:
+        """Take the loads that were begun, each a sequence and the time at which it ends in seconds, and the sequences
+        whose prompts other servers may free.
+        """
+        connector = self.engine.connector
+        state = connector.state
+        loads = [(n, float(connector.transfers[n].done_s)) for n in listed(connector.loads, 0, state.num_loads)]
+        freed = listed(connector.notices, 0, state.num_notices)
+        state.num_loads = state.num_notices = state.num_fetched = 0
+        return loads, freed
+
+    def wake_s(self) -> float:
+        """Return the time at which an idle engine goes on by itself, in seconds; infinity for never."""
+        if self.engine.memory.name != "disaggregated" or not self.engine.connector.state.is_asleep:
+            return math.inf
+        return float(self.engine.connector.state.wake_s)
+
+    def tell_read(self, number: int, at_s: float) -> None:
+        """Tell that another server has read what a sequence left here, at `at_s`."""
+        self.engine.connector.transfers[number].done_s = at_s
+        transfers.expect_end(self.engine, self.sequence(number))
 
     def use_slots(self, slots: list[int]) -> None:
         """Mark idle slots of host memory as used just now, in this order."""

@@ -13,6 +13,7 @@ from kvsim.engine import (
     connected,
     connector_initialization,
     custom_memory,
+    disaggregated,
     host_initialization,
     kv_cache,
     radix_initialization,
@@ -278,6 +279,7 @@ class EnginePlan:
             self.policy,
             self.num_units,
             len(self.demand.prompt),
+            self.unit_bytes,
             FIRST_ROWS + room.rows_of_loads - host_initialization.rows_of_table(room.width),
             compiled=compiled,
         )
@@ -383,7 +385,7 @@ def memory_of(policy: Policy, connector: Connector | None = None) -> Memory:
     if isinstance(policy, Contiguous):
         return reservations.CONTIGUOUS
     if connector is not None:
-        return connected.CONNECTED
+        return disaggregated.DISAGGREGATED if connector.link else connected.CONNECTED
     return tiered.TIERED if policy.cache.kv_offloading_size else kv_cache.PAGED
 
 

@@ -143,6 +143,10 @@ class Memory:
     # Transfers between GPU and host.
     awaits_transfers: Callable[[Engine], bool] = _never
     """Tell whether the engine continues for transfers alone, although no sequence computes."""
+    awaits_others: Callable[[Engine], bool] = _never
+    """Tell whether other servers will free what is held here, at a time that is not known yet."""
+    is_asleep: Callable[[Engine], bool] = _never
+    """Tell whether nothing happens before a known time, unless another server or a client acts."""
     after_schedule: Callable[[Engine], None] = _do_nothing
     """Begin the transfers of a step that was scheduled."""
     before_update: Callable[[Engine, int], None] = _wait_for_no_step
@@ -157,6 +161,8 @@ class Memory:
     """Advance the clock, to `until_s` at most, while only transfers are in progress."""
     has_room_for_rows: Callable[[Engine], bool] = _always
     """Tell whether the transfers that the next step reports can be written down."""
+    has_news: Callable[[Engine], bool] = _never
+    """Tell whether other servers have to hear of transfers that a step has begun."""
     is_crowded: Callable[[Engine], bool] = _never
     """Tell whether more transfers began in a step than can be written down."""
 

@@ -152,6 +152,8 @@ def is_stalled(engine: Engine) -> bool:
     state = engine.state
     if state.num_running > 0 or state.num_waiting == 0 or engine.memory.awaits_transfers(engine):
         return False
+    if engine.memory.awaits_others(engine):
+        return False
     state.subject = waiting_queue.next_in_pass(engine).number
     return True
 

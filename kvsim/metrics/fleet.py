@@ -39,7 +39,7 @@ class FleetTotals:
     peak_occupancy: float
     """Share of the fullest pool that was held at most."""
     imbalance: float
-    """Tokens that the busiest server computed, divided by the mean of all servers; 1 is balanced."""
+    """Tokens that the busiest server computed, divided by the mean of all servers of its kind; 1 is balanced."""
     prefix_queried_tokens: int
     prefix_hit_tokens: int
     prefix_hit_rate: float
@@ -48,6 +48,10 @@ class FleetTotals:
     mean_duplicate_bytes: float
     """Bytes of cached prefixes that another server holds, too, on average; each prefix counts once less."""
     most_duplicate_bytes: int
+    num_prefill: int = 0
+    """Servers that compute prompts for the others; 0 where each does both. Prefix hits are theirs."""
+    fetched_bytes: int = 0
+    """Bytes of KV that servers have fetched from each other, on each GPU."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the totals for JSON; what is not known is null."""
@@ -61,19 +65,27 @@ def fleet_totals(
     *,
     mean_duplicate_blocks: float,
     most_duplicate_blocks: int,
+    num_prefill: int = 0,
+    clients: Sequence[Requests] = (),
+    fetched_blocks: int = 0,
 ) -> FleetTotals:
-    """Add up the `summaries` and `requests` of the servers of a fleet, which are alike, as `meta` describes them."""
+    """Add up the `summaries` and `requests` of the servers of a fleet, which are alike, as `meta` describes them.
+
+    The first `num_prefill` servers compute prompts for the others, whose requests are `clients` as clients see them.
+    """
+    answering, finding = summaries[num_prefill:], summaries[:num_prefill] or summaries
+    kinds = [kind for kind in (summaries[:num_prefill], answering) if kind]
     duration_s = max(summary.duration_s for summary in summaries)
-    output_tokens = sum(summary.output_tokens for summary in summaries)
-    computed = np.array([summary.computed_tokens for summary in summaries], np.int64)
-    queried = sum(summary.prefix_queried_tokens for summary in summaries)
-    hits = sum(summary.prefix_hit_tokens for summary in summaries)
-    times = [latencies_of(each) for each in requests]
+    output_tokens = sum(summary.output_tokens for summary in answering)
+    queried = sum(summary.prefix_queried_tokens for summary in finding)
+    hits = sum(summary.prefix_hit_tokens for summary in finding)
+    requests = requests[:num_prefill] or requests
+    times = [latencies_of(each) for each in clients or requests]
     return FleetTotals(
         num_servers=len(summaries),
         duration_s=duration_s,
-        num_finished=sum(summary.num_finished for summary in summaries),
-        num_lost=sum(summary.num_refused + summary.num_aborted + summary.num_unfinished for summary in summaries),
+        num_finished=sum(summary.num_finished for summary in answering),
+        num_lost=sum(summary.num_refused + summary.num_aborted + summary.num_unfinished for summary in answering),
         num_preemptions=sum(summary.num_preemptions for summary in summaries),
         output_tokens=output_tokens,
         output_tokens_per_s=output_tokens / duration_s if duration_s else np.nan,
@@ -84,14 +96,22 @@ def fleet_totals(
         mean_waiting=float(np.nansum([summary.mean_waiting for summary in summaries])),
         mean_occupancy=float(np.nanmean([np.nan_to_num(summary.mean_occupancy) for summary in summaries])),
         peak_occupancy=max(float(np.nan_to_num(summary.peak_occupancy)) for summary in summaries),
-        imbalance=float(computed.max() / computed.mean()) if computed.any() else np.nan,
+        imbalance=max((_imbalance(kind) for kind in kinds), default=np.nan),
         prefix_queried_tokens=queried,
         prefix_hit_tokens=hits,
         prefix_hit_rate=hits / queried if queried else 0.0,
         one_pool_hit_tokens=_one_pool_hit_tokens(meta, requests) if queried else 0,
         mean_duplicate_bytes=mean_duplicate_blocks * meta.pool.bytes_per_unit,
         most_duplicate_bytes=most_duplicate_blocks * meta.pool.bytes_per_unit,
+        num_prefill=num_prefill,
+        fetched_bytes=fetched_blocks * meta.pool.bytes_per_unit,
     )
+
+
+def _imbalance(summaries: Sequence[Summary]) -> float:
+    """Return the tokens that the busiest server computed, divided by the mean of all."""
+    computed = np.array([summary.computed_tokens for summary in summaries], np.int64)
+    return float(computed.max() / computed.mean()) if computed.any() else np.nan
 
 
 def _one_pool_hit_tokens(meta: Meta, requests: Sequence[Requests]) -> int:

@@ -127,7 +127,7 @@ def _cached_tokens(replay: Replay, rows: IntArray) -> tuple[npt.NDArray[np.int64
         then, known = progress.known(request, newest)
         return np.minimum(total, then) - _tokens_ahead(meta), known
     most = np.where(total <= known, total, least)
-    if recording.copies is not None:  # blocks with a copy under way are released later
+    if recording.copies is not None or recording.meta.exchanges_kv:  # blocks with a transfer are released later
         return total - before, total
     if meta.policy.get("order", meta.engine.get("policy")) != "fcfs" or "rules" in meta.policy:
         # A step may preempt a request that it has just scheduled. The tokens of that step were cached at allocation but

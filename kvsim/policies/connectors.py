@@ -4,12 +4,15 @@ reader.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
 from kvsim.errors import UsageError
 from kvsim.policies.releases import check_connectors
+
+MOST_TRANSFERS = 1024
 
 
 class Role(Enum):
@@ -51,6 +54,31 @@ class Exchange:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KvLink:
+    """The link over which one server fetches KV from others."""
+
+    gb_per_s: float = 50.0
+    """10^9 bytes a second on each GPU: by default an adapter of 400 Gb/s for each GPU, as in NVIDIA's DGX H100."""
+    latency_s: float = 1e-3
+    """Seconds that a load takes however small it is: an assumption."""
+    num_transfers: int = 1
+    """Loads at the same time, each over an equal share of the link."""
+
+    def __post_init__(self) -> None:
+        for name, is_right in (
+            ("gb_per_s", 0 < self.gb_per_s < math.inf),
+            ("latency_s", 0 <= self.latency_s < math.inf),
+            ("num_transfers", 1 <= self.num_transfers <= MOST_TRANSFERS),
+        ):
+            if not is_right:
+                raise UsageError(f"{name} of a link cannot be {getattr(self, name)!r}.")
+
+    def seconds_of(self, num_bytes: int) -> float:
+        """Return the seconds in which `num_bytes` cross one share of the link."""
+        return num_bytes * self.num_transfers / (self.gb_per_s * 1e9)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Connector:
     """One server's connector."""
 
@@ -59,6 +87,8 @@ class Connector:
     """A store that holds prefixes of prompts; otherwise Nixl, which fetches from another server."""
     recomputes: bool = False
     """Tokens that fail to load are computed here (`kv_load_failure_policy` "recompute"); otherwise the request ends."""
+    link: KvLink | None = None
+    """The link whose clock ends loads; None where the caller says when they end."""
     backoff_tokens: int = 0
     """Tokens at the end of a prompt that are never fetched."""
     exchanges: Sequence[Exchange] = field(default=(), repr=False)

@@ -39,6 +39,9 @@ def check_admissions(recording: Recording, stays: Stays, folder: Path) -> None:
         admitted = Admissions(stays.birth_request[found], step, before, hits)
         check_swaps(recording, stays, admitted, folder / "steps.parquet")
         return
+    if recording.meta.exchanges_kv:  # what comes from another server is in none of its tables
+        require(before >= hits, file, "computed_before should be no less than the request shares", rows)
+        return
     if copies is not None:  # of a prompt that was loaded as a whole, the last token is computed
         hits -= (schedule.step[rows] > step) & (schedule.tokens[rows] == 1) & (before == hits - 1)
     groups = recording.meta.pool.groups

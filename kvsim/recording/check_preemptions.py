@@ -30,6 +30,9 @@ def check_preemptions(recording: Recording, stays: Stays, ends: Ends, folder: Pa
     Raises:
         RecordingError: naming the file and row of the first disagreement.
     """
+    if recording.meta.exchanges_kv:
+        _check_numbers(recording, stays, folder / "requests.parquet")
+        return
     if recording.copies is None:
         _check_without_copies(recording, stays, ends, folder)
     else:
@@ -38,6 +41,17 @@ def check_preemptions(recording: Recording, stays: Stays, ends: Ends, folder: Pa
         _check_shortage(recording, folder / "steps.parquet")
     if recording.meta.policy_name == Radix.name and not recording.meta.policy.get("enable_priority_scheduling"):
         _check_retractions(recording, folder / "steps.parquet")
+
+
+def _check_numbers(recording: Recording, stays: Stays, file: Path) -> None:
+    """Check the number of preemptions of a server that exchanges KV: a load that fails frees blocks at a schedule, too,
+    and blocks that are read by others are freed later.
+    """
+    requests = recording.requests
+    begun = np.bincount(stays.birth_request, minlength=len(requests))
+    require(requests.preemptions <= begun, file, "preemptions should be no more than memory.parquet begins anew")
+    if requests.preemptions.sum() != recording.num_preemptions:
+        raise RecordingError(f"{file}: preemptions add up to other than those of steps.parquet.")
 
 
 def _check_without_copies(recording: Recording, stays: Stays, ends: Ends, folder: Path) -> None:

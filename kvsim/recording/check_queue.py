@@ -69,9 +69,9 @@ def check_queue(recording: Recording, stays: Stays, ends: Ends, file: Path) -> N
                 stays.end_seq,
             ),
         )
-        if recording.copies is None:
+        if recording.copies is None and not recording.meta.exchanges_kv:
             agree(steps.running, held, file, "running", "memory.parquet")
-        else:  # one that waits for its blocks to come from the host holds some, and one whose blocks are still copied
+        else:  # one that waits for its blocks to come holds some, and one whose blocks are still copied or read
             require_of(lambda rows: steps.running[rows] <= held[rows], steps, file,
                        "running should not be more requests than hold memory")  # fmt: skip
         del held

@@ -137,6 +137,11 @@ class Meta:
         return SpeculativeConfig.parse(told).num_tokens if told else 0
 
     @property
+    def exchanges_kv(self) -> bool:
+        """Whether the server fetches KV of prompts from others, or keeps it for others to read."""
+        return "kv_connector" in self.engine
+
+    @property
     def begins_in_the_middle(self) -> bool:
         """Whether the recorder joined a running engine, so that earlier events are only partly known."""
         return bool(self.extra.get("joined_at_step"))

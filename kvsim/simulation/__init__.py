@@ -2,14 +2,25 @@
 SimPy.
 """
 
-from kvsim.simulation.fleet import Fleet, measure_replicas, record_replicas, simulate_replicas
+from kvsim.simulation.fleet import (
+    Fleet,
+    measure_apart,
+    measure_replicas,
+    names_apart,
+    record_apart,
+    record_replicas,
+    simulate_apart,
+    simulate_replicas,
+)
 from kvsim.simulation.machine import Machine
 from kvsim.simulation.measured import Measured, Timeline
 from kvsim.simulation.modes import EngineName
+from kvsim.simulation.prefill_decode import Disaggregation
 from kvsim.simulation.run import measure, record, simulate
 from kvsim.simulation.setup import Options, ProgressCallback
 
 __all__ = [
+    "Disaggregation",
     "EngineName",
     "Fleet",
     "Machine",
@@ -18,9 +29,13 @@ __all__ = [
     "ProgressCallback",
     "Timeline",
     "measure",
+    "measure_apart",
     "measure_replicas",
+    "names_apart",
     "record",
+    "record_apart",
     "record_replicas",
     "simulate",
+    "simulate_apart",
     "simulate_replicas",
 ]

@@ -20,7 +20,7 @@ from kvsim.engine.totals import shared_slots
 from kvsim.errors import IntegrityError
 from kvsim.memory.waste import NUM_STATES, Breakdown, SlotState, SlotTotals, split_extent
 from kvsim.simulation import check_radix
-from kvsim.simulation.table_account import Content, content, held, of_liveliest
+from kvsim.simulation.table_account import CONNECTOR_KINDS, Content, content, held, of_liveliest
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from kvsim.engine.driver import Driver
 
 
-_OF_BLOCKS = (PAGED, TIERED)
+_OF_BLOCKS = (PAGED, TIERED, *CONNECTOR_KINDS)
 
 
 def check(driver: Driver) -> None:

@@ -11,9 +11,11 @@ from kvsim.policies import AnyPolicy
 from kvsim.policies.custom import CustomPolicy
 from kvsim.policies.routers import RouteName, Router
 from kvsim.recording import Recording, RecordingBuilder, write
+from kvsim.recording.tables import Requests
 from kvsim.simulation.dispatch import CachedKeys, Dispatcher, DuplicatePrefixes, sampled_arrivals
 from kvsim.simulation.machine import Machine
 from kvsim.simulation.measured import Measured
+from kvsim.simulation.prefill_decode import Disaggregation, PrefillDecodeRun, check_policy
 from kvsim.simulation.run import Run, record_setup
 from kvsim.simulation.setup import Options, Setup
 from kvsim.workload import Workload
@@ -41,6 +43,94 @@ class Fleet(NamedTuple):
     mean_duplicate_blocks: float
     """Cached prefix blocks that another server holds, too, on average over the arrivals; each prefix once less."""
     most_duplicate_blocks: int
+    num_prefill: int = 0
+    """Servers at the beginning of the list that compute prompts for the others; 0 where each does both."""
+    clients: Sequence[Requests] = ()
+    """Requests of the servers that answer, as the clients see them; empty where each server does both."""
+    fetched_blocks: int = 0
+    """Blocks that servers have fetched from each other."""
+
+
+def measure_apart(
+    workload: Workload,
+    policy: AnyPolicy,
+    machine: Machine,
+    apart: Disaggregation,
+    route: RouteName | str | Router,
+    **options: Unpack[Options],
+) -> Fleet:
+    """Run `workload` on prefill and decode servers, and return the measurements of each.
+
+    Args:
+        workload: the requests of all servers.
+        policy: how each server schedules them: the paged policy.
+        machine: the machine of each server.
+        apart: servers of each kind and the links between them.
+        route: chooses the prefill server of each request; decode servers are chosen by the shortest queue.
+        options: see `Options`.
+
+    Raises what `simulate` does.
+    """
+    check_policy(policy)
+    run = _run_apart(Setup.of(workload, policy, machine, options), apart, route)
+    return _finish_kinds(run)
+
+
+def simulate_apart(
+    workload: Workload,
+    policy: AnyPolicy,
+    machine: Machine,
+    apart: Disaggregation,
+    route: RouteName | str | Router,
+    **options: Unpack[Options],
+) -> tuple[list[Recording], Fleet]:
+    """Run as `measure_apart` does, and return the recording of each server as well."""
+    check_policy(policy)
+    setup = Setup.of(workload, policy, machine, options, records=True)
+    builders = [RecordingBuilder() for _ in range(apart.num_prefill + apart.num_decode)]
+    fleet = _finish_kinds(_run_apart(setup, apart, route, builders))
+    servers = zip(builders, fleet.servers, strict=True)
+    return [builder.finish(measured.meta, name=setup.name) for builder, measured in servers], fleet
+
+
+def record_apart(
+    workload: Workload,
+    policy: AnyPolicy,
+    machine: Machine,
+    path: Path,
+    apart: Disaggregation,
+    route: RouteName | str | Router,
+    **options: Unpack[Options],
+) -> Fleet:
+    """Run as `measure_apart` does, and write the recordings to `path/prefill-N` and `path/decode-N`."""
+    recordings, fleet = simulate_apart(workload, policy, machine, apart, route, **options)
+    for name, recording in zip(names_apart(apart.num_prefill, len(recordings)), recordings, strict=True):
+        write(recording, path / name)
+    return fleet
+
+
+def names_apart(num_prefill: int, num_servers: int) -> list[str]:
+    """Return the names of prefill and decode servers, in order."""
+    return [*(f"prefill-{n}" for n in range(num_prefill)), *(f"decode-{n}" for n in range(num_servers - num_prefill))]
+
+
+def _run_apart(
+    setup: Setup, apart: Disaggregation, route: RouteName | str | Router, builders: Sequence[RecordingBuilder] = ()
+) -> PrefillDecodeRun:
+    return PrefillDecodeRun(setup, apart, (Dispatcher.of(setup, route), Dispatcher.of(setup)), builders)
+
+
+def _finish_kinds(run: PrefillDecodeRun) -> Fleet:
+    """Run prefill and decode servers to the end."""
+    measured = run.finish()
+    return Fleet(
+        measured,
+        run.duplicates.mean_blocks,
+        run.duplicates.most_blocks,
+        num_prefill=run.apart.num_prefill,
+        clients=run.clients(measured),
+        fetched_blocks=run.fetched_blocks,
+    )
 
 
 def measure_replicas(

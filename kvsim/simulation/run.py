@@ -27,6 +27,7 @@ from kvsim.engine.state import Engine
 from kvsim.errors import UsageError
 from kvsim.metrics import Limits
 from kvsim.policies import AnyPolicy, Paged, Static, describe
+from kvsim.policies.connectors import Connector
 from kvsim.policies.custom import CustomPolicy, evicts
 from kvsim.policies.drafts import drafts_of
 from kvsim.policies.kinds import evicts_optimally
@@ -39,7 +40,7 @@ from kvsim.simulation.machine import Machine, release_of
 from kvsim.simulation.measured import Measured
 from kvsim.simulation.modes import begins_compiled, engine_for, may_compile
 from kvsim.simulation.results import FinalRows, Totals, largest_shape, requests_of, rows_of
-from kvsim.simulation.server import ServerProcess
+from kvsim.simulation.server import Exchanging, ServerProcess
 from kvsim.simulation.setup import Options, Setup
 from kvsim.simulation.sources import (
     ClosedLoop,
@@ -171,8 +172,18 @@ class Run:
             return OneServersUsers(users)
         return ClosedLoop(len(workload), users, dispatcher)
 
-    def _replica(self, source: Source, builder: RecordingBuilder | None) -> Replica:
-        setup, policy, machine, options = self.setup, self.setup.base, self.setup.machine, self.setup.options
+    def _replica(
+        self,
+        source: Source,
+        builder: RecordingBuilder | None,
+        *,
+        setup: Setup | None = None,
+        connector: Connector | None = None,
+        pair: Exchanging | None = None,
+    ) -> Replica:
+        """Return a server of `setup`, by default that of the run, which exchanges KV with others of a `pair`."""
+        setup = setup or self.setup
+        policy, machine, options = setup.base, setup.machine, setup.options
         # Each server has its own account of the steps that leave the fitted range.
         step_time = machine.step_time.anew() if isinstance(machine.step_time, Watched) else machine.step_time
         own = setup.policy if isinstance(setup.policy, CustomPolicy) else None
@@ -180,7 +191,7 @@ class Run:
         # Code that is compiled for one server of several serves the others, too.
         size, choice = len(setup.workload) * setup.rows.step, engine_for(options.get("engine", "auto"), setup.policy)
         # A check looks at everything at every step, in Python, which reads objects faster than arrays.
-        memory = None if options.get("check", False) else memory_of(policy)
+        memory = None if options.get("check", False) else memory_of(policy, connector)
         compiled = begins_compiled(size, int(setup.demand.output.sum()) * setup.rows.step, step_time, choice, memory)
         plan = EnginePlan(
             setup.demand,
@@ -194,7 +205,8 @@ class Run:
             unit_bytes=setup.pool.bytes_per_unit,
             num_gpus=machine.model.tensor_parallel_size,
             num_layers=machine.model.num_kv_layers,
-            answers=source.awaits_answers,
+            answers=source.awaits_answers or pair is not None,
+            connector=connector,
             stamp_at_entry=options.get("stamp_at_entry", False),
             records_memory=builder is not None,
             records_schedule=builder is not None,
@@ -218,7 +230,8 @@ class Run:
             driver,
             kernels=kernels if isinstance(policy, Static) else None,
             listeners=listeners,
-            horizon=source.horizon_s,
+            horizon=source.horizon_s if pair is None else lambda: float(self._environment.peek()),
+            pair=pair,
             rows=setup.rows,
         )
         return Replica(server, totals, tables, step_time)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import simpy
 
 from kvsim.engine.arrays import column
-from kvsim.engine.clock import ANSWERED, BATCHED, CHECK, CROWDED, FULL, IDLE, STALLED
+from kvsim.engine.clock import ANSWERED, BATCHED, CHECK, CROWDED, FULL, IDLE, NEWS, STALLED
 from kvsim.engine.driver import Driver
 from kvsim.engine.request_rows import RADIX
 from kvsim.engine.state import Engine
@@ -30,6 +30,13 @@ class Horizon(Protocol):
         """Return the time in seconds until which no event outside the server affects it."""
 
 
+class Exchanging(Protocol):
+    """Servers that fetch KV from each other."""
+
+    def tell(self, server: ServerProcess) -> None:
+        """Take the news of a server: transfers that it has begun."""
+
+
 class ServerProcess:
     """One engine, its queue and its clients."""
 
@@ -41,6 +48,7 @@ class ServerProcess:
         kernels: KernelsSeen | None = None,
         listeners: tuple[Slice, ...] = (),
         horizon: Horizon = lambda: math.inf,
+        pair: Exchanging | None = None,
         rows: range,
     ) -> None:
         """Serve on the clock of `environment`; the process ends when no event is left.
@@ -51,7 +59,7 @@ class ServerProcess:
         self._environment = environment
         self._kernels = kernels
         self._listeners = listeners
-        self._horizon, self._rows = horizon, rows
+        self._horizon, self._rows, self._pair = horizon, rows, pair
         self._answers: dict[int, simpy.Event] = {}
         self._num_answered = 0
         self._checks = Checks(driver)
@@ -94,9 +102,13 @@ class ServerProcess:
             answer.succeed(at_s)
         else:
             self._answers[row + 1] = answer
+        self.wake()
+        return answer
+
+    def wake(self) -> None:
+        """Let a server that has nothing to do look again."""
         if not self._sent.triggered:
             self._sent.succeed()
-        return answer
 
     def close(self) -> None:
         """Note that no more requests are sent and none is left.
@@ -114,6 +126,7 @@ class ServerProcess:
                 yield environment.timeout(0)  # what happens elsewhere at this very moment comes first, and only once
             until_s = max(self._horizon(), math.nextafter(environment.now, math.inf))
             outcome = driver.advance(until_s)
+            self._tell_news()
             if outcome == CHECK:
                 self._checks.step()
                 continue
@@ -122,7 +135,7 @@ class ServerProcess:
                 continue
             for listener in self._listeners:
                 listener(driver.engine)
-            if outcome == FULL:
+            if outcome in (FULL, NEWS):
                 continue
             if outcome == STALLED:
                 number = driver.engine.state.subject
@@ -131,7 +144,7 @@ class ServerProcess:
                 raise crowded(driver.engine)
             elif outcome == IDLE:
                 if not self._sent.triggered:
-                    yield self._sent
+                    yield self._wakes()
                 self._sent = environment.event()
             else:
                 # An engine that has nothing to do yet waits for the others; one that has run waits for its own clock.
@@ -141,6 +154,18 @@ class ServerProcess:
                 if outcome == ANSWERED:
                     self._answer()
                     yield environment.timeout(0)  # clients come first: what they send now is there when it goes on
+
+    def _wakes(self) -> simpy.Event:
+        """Return the event with which an idle engine goes on: something was sent, or a transfer has ended."""
+        wake_s = self.driver.wake_s()
+        if wake_s == math.inf:
+            return self._sent
+        return self._sent | self._environment.timeout(max(wake_s - self._environment.now, 0.0))
+
+    def _tell_news(self) -> None:
+        """Tell the other servers of a pair what the last slice has begun."""
+        if self._pair is not None:
+            self._pair.tell(self)
 
     def _answer(self) -> None:
         """Tell the clients of the requests that have ended since the last time."""

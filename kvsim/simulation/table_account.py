@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 import numpy as np
 
 from kvsim.engine.block_pool import NULL_BLOCK
+from kvsim.engine.connected import CONNECTED
+from kvsim.engine.disaggregated import DISAGGREGATED
 from kvsim.engine.groups import num_unread_tokens
 from kvsim.engine.state import RUNNING
 from kvsim.errors import IntegrityError
@@ -41,6 +43,8 @@ class Held(NamedTuple):
     """Tokens that will be there in the end."""
 
 
+CONNECTOR_KINDS = (CONNECTED, DISAGGREGATED)
+"""Blocks of servers with a KV connector."""
 _Entry: TypeAlias = "tuple[int, int, int]"
 """A sequence, a group, and an index into the table that it has there."""
 _NOTHING = Held([], 0, 0, 0)
@@ -61,6 +65,8 @@ def held(driver: Driver, node: int, group: int) -> Held:
     computed = int(sequence.computed + sequence.rejected)
     if engine.settings.offloads and sequence.num_units == 0:  # its blocks are not free yet
         computed = int(engine.host.asked[node].dead_tokens)
+    if engine.memory in CONNECTOR_KINDS and sequence.num_units == 0:
+        computed = int(engine.connector.transfers[node].dead_tokens)
     skipped = int(num_unread_tokens(engine, group, sequence.computed))
     return Held(blocks, computed, skipped, int(sequence.full_tokens))
 

@@ -1,0 +1,256 @@
+"""Prompts are computed on some servers and decoded on others, on one clock.
+
+A request goes to a prefill server first, which computes its prompt and one token. When that has ended, it goes to a
+decode server, which takes blocks, fetches the prompt's KV over its link and answers. Both hold the prompt until the
+decode server has read it. Each side is vLLM's scheduler with its connector (`kvsim.engine.connected`); the times of
+transfers are those of the link.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+import simpy
+
+from kvsim.engine.arrays import column
+from kvsim.errors import IntegrityError, UsageError
+from kvsim.policies import AnyPolicy, Paged
+from kvsim.policies.connectors import Connector, Exchange, KvLink, Remote, Role
+from kvsim.recording import Meta, RecordingBuilder
+from kvsim.recording.tables import Requests
+from kvsim.simulation.dispatch import Dispatcher, DuplicatePrefixes
+from kvsim.simulation.measured import Measured
+from kvsim.simulation.results import rows_of
+from kvsim.simulation.run import Run
+from kvsim.simulation.setup import Setup
+
+if TYPE_CHECKING:
+    from kvsim.simulation.server import ServerProcess
+    from kvsim.simulation.sources import Source
+
+
+_DEFAULT_LINK = KvLink()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disaggregation:
+    """Servers of each kind, and what lies between them."""
+
+    num_prefill: int
+    num_decode: int
+    link: KvLink = _DEFAULT_LINK
+    """The link of each decode server."""
+    failed_share: float = 0.0
+    """Share of the loads of which a block fails, 0 to 1."""
+    recomputes: bool = False
+    """Tokens that fail to load are computed on the decode server; otherwise their request ends with an error."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.num_prefill < 1 or self.num_decode < 1:
+            raise UsageError("prompts are computed and decoded apart by at least one server each; give --prefill and "
+                             "--decode.")  # fmt: skip
+        if not 0 <= self.failed_share <= 1:
+            raise UsageError(f"failed_share should be from 0 to 1, not {self.failed_share!r}.")
+
+    def prefills(self, size: int) -> Connector:
+        """Return the connector of a prefill server for `size` requests."""
+        return Connector(role=Role.PRODUCER, link=self.link, exchanges=[Exchange(remote=Remote.READS)] * size)
+
+    def decodes(self, setup: Setup) -> Connector:
+        """Return the connector of a decode server."""
+        draw = np.random.default_rng(self.seed)
+        failing = draw.random(len(setup.workload)) < self.failed_share
+        blocks = -(-setup.demand.prompt // setup.pool.unit_tokens)
+        places = (draw.random(len(failing)) * blocks).astype(np.int64)
+        exchanges = [
+            Exchange(remote=Remote.HAS_PROMPT, bad=(int(place),) if fails else (), rank=row)
+            for row, (fails, place) in enumerate(zip(failing.tolist(), places.tolist(), strict=True))
+        ]
+        return Connector(role=Role.CONSUMER, recomputes=self.recomputes, link=self.link, exchanges=exchanges)
+
+
+def check_policy(policy: AnyPolicy) -> None:
+    """Check that KV of a policy may be computed on one server and read by another.
+
+    Raises:
+        UsageError: it may not.
+    """
+    if not isinstance(policy, Paged):
+        raise UsageError("prompts are computed and decoded apart with the paged policy; leave --policy out.")
+    cache = policy.cache
+    for name, value in (
+        ("--kv-offloading-size", cache.kv_offloading_size),
+        ("--swap-gib", cache.swap_gib),
+        ("--speculative-config", policy.scheduler.speculative_config),
+    ):
+        if value:
+            raise UsageError(f"{name} is not modelled on prefill and decode servers; leave it out.")
+
+
+class PrefillDecodeRun(Run):
+    """A workload on prefill and decode servers."""
+
+    def __init__(
+        self,
+        setup: Setup,
+        apart: Disaggregation,
+        dispatchers: tuple[Dispatcher, Dispatcher],
+        builders: Sequence[RecordingBuilder] = (),
+    ) -> None:
+        """Get ready; `setup` is of a decode server, and `builders` are for prefill servers, then decode servers.
+
+        Raises:
+            UsageError: a setting does not go with a KV connector.
+        """
+        self.setup, self.apart, self._dispatchers = setup, apart, dispatchers
+        self.samples = []
+        self._future = None
+        self._environment = simpy.Environment()
+        self._prefill_setup = _with_one_output(setup)
+        self._pair = Pair(self._environment, dispatchers, setup)
+        source = self._source(1 + apart.num_prefill, cast("Dispatcher", self._pair), ())
+        kinds = [(self._prefill_setup, apart.prefills(len(setup.workload)))] * apart.num_prefill
+        kinds += [(setup, apart.decodes(setup))] * apart.num_decode
+        self._replicas = [
+            self._replica(
+                source, builders[number] if builders else None, setup=of_kind, connector=connector, pair=self._pair
+            )
+            for number, (of_kind, connector) in enumerate(kinds)
+        ]
+        servers = [replica.server for replica in self._replicas]
+        self._pair.prefills, self._pair.decodes = servers[: apart.num_prefill], servers[apart.num_prefill :]
+        self._start(source)
+
+    def _start(self, source: Source) -> None:
+        source.start(self._environment, self._pair.decodes)
+
+    def finish(self) -> list[Measured]:
+        """Run to the end and return what it adds up to, for each prefill server, then for each decode server.
+
+        Raises:
+            IntegrityError: steps are checked, and KV was lost between the servers.
+        """
+        self._environment.run()
+        measured = []
+        for number, replica in enumerate(self._replicas):
+            setup = self._prefill_setup if number < self.apart.num_prefill else self.setup
+            measured.append(replica.finish(setup.workload, setup.recorded_hashes(), self.meta(number), setup.name))
+        if self.setup.options.get("check", False):
+            self._pair.check()
+        return measured
+
+    def meta(self, number: int = 0) -> Meta:
+        """Return the provenance of a server's results, with its part in the fleet."""
+        meta = super().meta(number)
+        part = "prefill" if number < self.apart.num_prefill else "decode"
+        return replace(meta, engine={**meta.engine, "kv_connector": part})
+
+    def clients(self, measured: Sequence[Measured]) -> list[Requests]:
+        """Return the requests of the decode servers as their clients see them: sent when they came to the fleet."""
+        found = []
+        for one, server in zip(measured[self.apart.num_prefill :], self._pair.decodes, strict=True):
+            rows = rows_of(server.driver.engine)
+            found.append(replace(one.requests, arrival_s=self._pair.sent_s[rows]))
+        return found
+
+    @property
+    def fetched_blocks(self) -> int:
+        """Blocks that decode servers have fetched."""
+        return self._pair.fetched_blocks
+
+    @property
+    def duplicates(self) -> DuplicatePrefixes:
+        """Prefixes that more than one prefill server held."""
+        return self._dispatchers[0].duplicates
+
+
+class Pair:
+    """The router in front of prefill and decode servers; to a source of requests it is a `Dispatcher`."""
+
+    lag_s = 0.0
+
+    def __init__(
+        self, environment: simpy.Environment, dispatchers: tuple[Dispatcher, Dispatcher], setup: Setup
+    ) -> None:
+        """Choose prefill servers by the first of the dispatchers and decode servers by the second."""
+        self.prefills: list[ServerProcess] = []
+        self.decodes: list[ServerProcess] = []
+        self.sent_s = np.full(len(setup.workload), np.nan)
+        """Time at which each request came to the fleet, in seconds."""
+        self._environment, self._dispatchers, self._refused = environment, dispatchers, setup.refused
+        self._homes: dict[int, ServerProcess] = {}
+        """The prefill server of each request whose KV is not read yet."""
+        self._num_left = 0
+
+    def choose(self, row: int, at_s: float, servers: Sequence[ServerProcess]) -> _Way:  # noqa: ARG002
+        """Return the way of the request in `row` through the fleet."""
+        return _Way(self._serve)
+
+    def _serve(self, row: int, at_s: float) -> simpy.Event:
+        return self._environment.process(self._run(row, at_s))
+
+    def _run(self, row: int, at_s: float) -> Generator[simpy.Event, float, float]:
+        first, second = self._dispatchers
+        self.sent_s[row] = at_s
+        if not self._refused[row]:
+            prefill = first.choose(row, at_s, self.prefills)
+            at_s = yield prefill.send(row, at_s)
+            self._homes[row] = prefill
+            self._num_left += 1
+        ended_s = yield second.choose(row, at_s, self.decodes).send(row, at_s)
+        return ended_s
+
+    def tell(self, server: ServerProcess) -> None:
+        """Let prefill servers know of the loads that a decode server has begun, when they have ended."""
+        loads, freed = server.driver.news()
+        for number, done_s in loads:
+            self._environment.process(self._read(number, done_s))
+        for number in freed:
+            self._environment.process(self._read(number, server.driver.host_s))
+
+    def _read(self, number: int, done_s: float) -> Generator[simpy.Event, None, None]:
+        yield self._environment.timeout(max(done_s - self._environment.now, 0.0))
+        if (home := self._homes.pop(number - 1, None)) is not None:
+            home.driver.tell_read(number, done_s)
+            home.wake()
+
+    @property
+    def fetched_blocks(self) -> int:
+        """Blocks that decode servers have fetched."""
+        return sum(int(each.driver.engine.connector.state.num_fetched_blocks) for each in self.decodes)
+
+    def check(self) -> None:
+        """Check that everything that was left on a prefill server was read, and that no server holds anything.
+
+        Raises:
+            IntegrityError: something was not.
+        """
+        if self._homes:
+            raise IntegrityError(f"{len(self._homes)} of {self._num_left} prompts were never read.")
+        for kind, servers in (("prefill", self.prefills), ("decode", self.decodes)):
+            for number, server in enumerate(servers):
+                engine = server.driver.engine
+                num_held = int(np.count_nonzero(column(engine.blocks, "refs")))
+                if num_held or engine.connector.state.num_held or engine.state.num_free != engine.settings.num_units:
+                    raise IntegrityError(
+                        f"{kind} server {number} holds {num_held} blocks when all requests have ended."
+                    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """The way of one request, which a source takes for a server."""
+
+    send: Callable[[int, float], simpy.Event]
+
+
+def _with_one_output(setup: Setup) -> Setup:
+    """Return the setup of a prefill server: of each request its prompt and one token."""
+    ones = np.ones(len(setup.workload), np.int64)
+    one = ones.astype(np.int32)
+    workload = replace(setup.workload, output_tokens=one, max_tokens=one)
+    return replace(setup, workload=workload, demand=replace(setup.demand, output=ones, limit=ones.copy()))

@@ -1,0 +1,182 @@
+"""Prefill and decode servers: both hold a prompt while it is read, and nothing is lost on the way."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from kvsim.cli import cli
+from kvsim.errors import UsageError
+from kvsim.policies import Contiguous, Paged
+from kvsim.policies.connectors import KvLink
+from kvsim.policies.settings import ContinuousSettings, PagedSettings
+from kvsim.recording import MemoryKind, Recording, RequestStatus, read
+from kvsim.simulation import Disaggregation, Machine, measure_apart, record_apart, simulate_apart
+from kvsim.workload import Poisson, SharedPrefixes, Uniform, Workload, generate
+
+POLICY = Paged(
+    scheduler=ContinuousSettings(max_model_len=64, max_num_seqs=8, max_num_batched_tokens=40),
+    cache=PagedSettings(block_size=4),
+)
+OLD = replace(POLICY, scheduler=replace(POLICY.scheduler, vllm="0.25.1"))
+SLOW = KvLink(gb_per_s=1e-4, latency_s=0.002)
+
+
+def requests(number: int = 40, rate_per_s: float = 200.0) -> Workload:
+    return generate(
+        number,
+        arrivals=Poisson(rate_per_s=rate_per_s),
+        prompt=Uniform(low=4, high=24),
+        output=Uniform(low=2, high=24),
+        prefixes=SharedPrefixes(num_groups=4, tokens=16),
+        seed=3,
+    )
+
+
+@pytest.fixture
+def machine(make_machine: Callable[[int], Machine]) -> Machine:
+    return make_machine(160)
+
+
+def serve(
+    machine: Machine, prefill: int, decode: int, policy: Paged = POLICY, *, engine: Any = "interpreted", **more: Any
+) -> tuple[list[Recording], Any]:
+    apart = Disaggregation(num_prefill=prefill, num_decode=decode, **more)
+    check = engine == "interpreted"
+    return simulate_apart(requests(), policy, machine, apart, "shortest", check=check, engine=engine)
+
+
+@pytest.mark.parametrize("policy", [POLICY, OLD], ids=["0.33.0", "0.25.1"])
+@pytest.mark.parametrize("more", [{}, {"link": SLOW}, {"failed_share": 0.4, "recomputes": True}, {"failed_share": 0.4}])
+def test_every_request_is_prefilled_once_and_answered_once(
+    machine: Machine, policy: Paged, more: dict[str, Any]
+) -> None:
+    """With `check`, the account of each server and what is left on prefill servers is checked on the way."""
+    recordings, fleet = serve(machine, 2, 2, policy, **more)
+    prefilled = np.concatenate([each.requests.id for each in recordings[:2]])
+    answered = np.concatenate([each.requests.id for each in recordings[2:]])
+    assert sorted(prefilled) == sorted(answered) == sorted(requests().ids)
+    assert all((each.requests.output_tokens == 1).all() for each in recordings[:2])
+    status = np.concatenate([each.requests.status for each in recordings[2:]])
+    if more.get("failed_share") and not more.get("recomputes"):
+        assert 4 < (status == RequestStatus.ABORTED).sum() < 30
+    else:
+        assert (status == RequestStatus.FINISHED).all()
+    assert fleet.fetched_blocks > 0
+
+
+def test_a_prompt_is_held_on_both_sides_while_it_is_read(machine: Machine) -> None:
+    """A slower link holds the blocks of prefill servers for longer, and answers come later by that."""
+    held_s, first_s = [], []
+    for link in (KvLink(), SLOW):
+        [prefill, decode], fleet = serve(machine, 1, 1, link=link)
+        memory, steps = prefill.memory, prefill.steps
+        ends = memory.ends
+        freed_s = steps.start_s[np.minimum(memory.step[ends], len(steps) - 1)]
+        held_s.append(float(np.mean(freed_s - prefill.requests.finished_s[memory.request[ends]])))
+        [clients] = fleet.clients
+        first_s.append(float(np.nanmean(clients.first_token_s - clients.arrival_s)))
+        order = {name: row for row, name in enumerate(prefill.requests.id)}
+        rows = [order[name] for name in decode.requests.id]
+        assert (decode.requests.arrival_s >= prefill.requests.finished_s[rows] - 1e-9).all()
+        begun = decode.memory.kind == MemoryKind.APPEND
+        first = np.full(len(rows), np.inf)
+        np.minimum.at(first, decode.memory.request[begun], decode.steps.start_s[decode.memory.step[begun]])
+        assert (first < decode.requests.first_token_s).all()
+    assert held_s[1] > held_s[0] + SLOW.latency_s / 2
+    assert first_s[1] > first_s[0] + SLOW.latency_s / 2
+
+
+def test_what_is_loaded_is_not_computed_again(machine: Machine) -> None:
+    [_, decode], _ = serve(machine, 1, 1)
+    calm = decode.requests.preemptions == 0
+    assert (decode.requests.cached_tokens[calm] == decode.requests.prompt_tokens[calm] - 1).all()
+    [_, failing], _ = serve(machine, 1, 1, failed_share=1.0, recomputes=True)
+    assert (failing.requests.cached_tokens % 4 == 0).mean() > 0.6  # others hit the block that is said to fail
+    assert failing.schedule.tokens.sum() > decode.schedule.tokens.sum()
+
+
+def test_more_transfers_at_a_time_share_the_link(machine: Machine) -> None:
+    """One after the other or all at once: the link carries as many bytes a second."""
+    one, several = (replace(SLOW, latency_s=0.0, num_transfers=number) for number in (1, 4))
+    times = [serve(machine, 1, 1, link=link)[1].clients[0] for link in (one, several)]
+    means = [float(np.nanmean(each.first_token_s - each.arrival_s)) for each in times]
+    assert means[0] < means[1] < 2 * means[0]
+
+
+@pytest.mark.slow
+def test_both_engines_record_the_same(machine: Machine) -> None:
+    pytest.importorskip("numba")
+    for one, other in zip(
+        *(serve(machine, 1, 2, engine=engine)[0] for engine in ("interpreted", "compiled")), strict=True
+    ):
+        for name in ("address", "seq", "kind", "request", "cached"):
+            assert np.array_equal(getattr(one.memory, name), getattr(other.memory, name)), name
+        assert np.array_equal(one.steps.end_s, other.steps.end_s)
+
+
+def test_recordings_of_every_server_keep_to_the_format(machine: Machine, tmp_path: Path) -> None:
+    apart = Disaggregation(num_prefill=1, num_decode=2, failed_share=0.3, recomputes=True)
+    record_apart(requests(), POLICY, machine, tmp_path, apart, "shortest", engine="interpreted")
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["decode-0", "decode-1", "prefill-0"]
+    for folder in sorted(tmp_path.iterdir()):
+        done = CliRunner().invoke(cli, ["info", "--check", str(folder)])
+        assert done.exit_code == 0, done.output
+    assert read(tmp_path / "decode-0").meta.engine["kv_connector"] == "decode"
+    done = CliRunner().invoke(cli, ["verify", str(tmp_path / "decode-0")])
+    assert done.exit_code == 1
+    assert "exchanges KV with others" in str(done.exception)
+
+
+def test_what_does_not_go_together_is_refused(machine: Machine) -> None:
+    one = Disaggregation(num_prefill=1, num_decode=1)
+    with pytest.raises(UsageError, match="with the paged policy"):
+        measure_apart(requests(), Contiguous(), machine, one, "shortest")
+    config = '{"method": "ngram", "num_speculative_tokens": 2}'
+    drafting = replace(POLICY, scheduler=replace(POLICY.scheduler, speculative_config=config))
+    with pytest.raises(UsageError, match="--speculative-config is not modelled"):
+        measure_apart(requests(), drafting, machine, one, "shortest")
+    between = replace(POLICY, scheduler=replace(POLICY.scheduler, vllm="0.30.0"))
+    with pytest.raises(UsageError, match=r"KV connectors of vLLM 0\.25 and 0\.33"):
+        measure_apart(requests(), between, machine, one, "shortest")
+    with pytest.raises(UsageError, match="give --prefill and --decode"):
+        Disaggregation(num_prefill=0, num_decode=1)
+    with pytest.raises(UsageError, match="gb_per_s of a link cannot be 0"):
+        KvLink(gb_per_s=0)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--prefill", "1"], "give --decode, too"),
+        (["--kv-transfers", "2"], "give --prefill and --decode"),
+        (["--prefill", "1", "--decode", "1", "--replicas", "2"], "leave --replicas and --route-lag"),
+    ],
+)
+def test_flags_that_miss_others_are_refused_in_a_sentence(flags: list[str], words: str) -> None:
+    done = CliRunner().invoke(cli, ["run", *flags])
+    assert done.exit_code != 0
+    assert isinstance(done.exception, UsageError)
+    assert words in str(done.exception)
+
+
+def test_the_command_line_sums_up_both_kinds() -> None:
+    flags = ["--prefill", "1", "--decode", "2", "--num-blocks", "300", "--num-requests", "12", "--prompt-tokens", "200"]
+    flags += ["--output-tokens", "20", "--json"]
+    done = CliRunner().invoke(cli, ["run", *flags])
+    assert done.exit_code == 0, done.output
+    fleet = json.loads(done.stdout)["fleet"]
+    assert (fleet["num_servers"], fleet["num_prefill"], fleet["num_finished"]) == (3, 1, 12)
+    assert fleet["output_tokens"] == 12 * 20
+    compared = CliRunner().invoke(cli, ["compare", *flags])
+    assert compared.exit_code == 0, compared.output
+    both = json.loads(compared.stdout)
+    assert list(both) == ["3 servers", "1 prefill, 2 decode"]
+    assert both["3 servers"]["fetched_bytes"] == 0 < both["1 prefill, 2 decode"]["fetched_bytes"]
