@@ -101,12 +101,8 @@ class _Units:
     def __init__(self, session: Session) -> None:
         replay, memory = session.replay, session.recording.memory
         size = replay.num_units
-        self.before = np.full(size, _NONE, np.int64)
-        """The unit before it on its path."""
-        self.place = np.zeros(size, np.int64)
-        self.used_seq = np.zeros(size, np.int64)
-        self.last = np.full(size, _NONE, np.int64)
-        """The request that listed it last."""
+        self._before, self._place = [_NONE] * size, [0] * size
+        self._used_seq, self._last = [0] * size, [_NONE] * size
         self.tables: dict[int, list[int]] = {}
         end = int(np.searchsorted(memory.seq, replay.frame_seq[session.player.frame], side="right"))
         columns = (memory.seq, memory.kind, memory.request, memory.position, memory.address, memory.length)
@@ -116,19 +112,22 @@ class _Units:
             if kind in (MemoryKind.APPEND, MemoryKind.SHARE):
                 self._list(seq, request, position, address - replay.first_unit, length)
             elif kind == MemoryKind.RELEASE and address == WHOLE_TABLE:
-                table = self.tables.pop(request, [])
-                self.used_seq[table] = seq
+                for unit in self.tables.pop(request, ()):
+                    self._used_seq[unit] = seq
+        self.before, self.place = np.array(self._before, np.int64), np.array(self._place, np.int64)
+        """The unit before each one on its path, and its place there."""
+        self.used_seq, self.last = np.array(self._used_seq, np.int64), np.array(self._last, np.int64)
+        """The last use of each unit, and the request that listed it last."""
 
     def _list(self, seq: int, request: int, position: int, first: int, length: int) -> None:
-        table = self.tables.setdefault(request, [])
-        units = np.arange(first, first + length)
-        table[position : position + length] = units.tolist()
-        self.before[units] = units - 1
-        self.before[first] = table[position - 1] if position else _NONE
+        table, end = self.tables.setdefault(request, []), first + length
+        table[position : position + length] = range(first, end)
         if position + length < len(table):  # those behind came before a copy in the tree took this place
-            self.before[table[position + length]] = first + length - 1
-        self.place[units] = np.arange(position, position + length)
-        self.used_seq[units], self.last[units] = seq, request
+            self._before[table[position + length]] = end - 1
+        self._before[first:end] = range(first - 1, end - 1)
+        self._before[first] = table[position - 1] if position else _NONE
+        self._place[first:end] = range(position, position + length)
+        self._used_seq[first:end], self._last[first:end] = [seq] * length, [request] * length
 
 
 def _runs(session: Session, units: _Units) -> list[Run]:
