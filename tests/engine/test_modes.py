@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvsim.engine import block_pool, compiled, initialization
+from kvsim.engine import block_pool, compiled, going_on, initialization
 from kvsim.engine.memory import Memory
 from kvsim.errors import UsageError
 from kvsim.policies import Paged
@@ -276,3 +276,13 @@ def test_short_runs_do_not_load_numba(run_python: Callable[..., Any]) -> None:
     )
     result = run_python("-c", code)
     assert result.returncode == 0, result.stderr
+
+
+def test_every_part_of_an_engine_goes_on_in_machine_code() -> None:
+    """A record of records is copied part by part; a new one may not be forgotten."""
+    engine = driver_of(POLICY, 1, (1, 1)).engine
+    parts = [name for name in engine._fields if isinstance(getattr(engine, name), tuple)]
+    copied = going_on._parts_of(engine)
+    for name in set(parts) - {"memory", "scheduler", "rules"}:
+        assert name in going_on._LEFT_OUT
+        assert all(any(one is part for one in copied) for part in getattr(engine, name)), name
