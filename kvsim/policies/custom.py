@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from types import ModuleType
+from runpy import run_path
 from typing import Any, Protocol, runtime_checkable
 
 from kvsim.errors import UsageError
@@ -269,19 +269,17 @@ def policy_from_file(text: str) -> CustomPolicy:
     """
     stem, _, name = text.removesuffix(".py").partition(".py:")
     path = Path(f"{stem}.py")
-    module = ModuleType(f"policy_in_{path.stem}")  # not in `sys.modules`, so that classes are pickled by value
+    module = f"policy_in_{path.stem}"  # no module in the end, so that processes of a sweep get the classes by value
     try:
-        source = path.read_text(encoding="utf-8")
-        exec(compile(source, str(path), "exec"), vars(module))
         kinds = [
             kind
-            for kind in vars(module).values()
-            if isinstance(kind, type) and CustomPolicy in kind.__mro__ and kind.__module__ == module.__name__
+            for kind in run_path(str(path), run_name=module).values()
+            if isinstance(kind, type) and CustomPolicy in kind.__mro__ and kind.__module__ == module
         ]
         chosen = [kind for kind in kinds if name in ("", kind.__name__)]
         if len(chosen) == 1:
             made: CustomPolicy = chosen[0]()
-            type(made).source = source
+            type(made).source = path.read_text(encoding="utf-8")
             return made
     except Exception as error:
         raise UsageError(f"the policy in {path} cannot be made: {type(error).__name__}: {error}.") from error
