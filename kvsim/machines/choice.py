@@ -17,7 +17,7 @@ from kvsim.kv_groups import pipeline_stages
 from kvsim.machines.cards import card_of, linked, sheet_card, shipped_cards
 from kvsim.machines.hosts import host_words, middle_host
 from kvsim.machines.kernel_tables import EXTRA, has_tables, is_better_by_tables, table_card
-from kvsim.machines.known_errors import Basis, class_of, with_error
+from kvsim.machines.known_errors import BETTER_BY_TABLES, Basis, class_of, with_error
 from kvsim.models import Model
 from kvsim.profiles import carried, find, is_shipped, match, served_name
 from kvsim.profiles.extrapolation import Watched
@@ -188,7 +188,7 @@ def _from_known_card(
     if source == KERNELS or (is_better and has_tables(gpu)):
         card = table_card(gpu, model, card)
     elif is_better:
-        card = replace(card, source=f"{card.source}; kvsim[{EXTRA}] would add measured kernels")
+        card = replace(card, source=f"{card.source}; {BETTER_BY_TABLES}")
     return from_card(card, gpu, model, engine, captured=captured, in_process=in_process)
 
 

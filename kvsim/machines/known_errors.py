@@ -33,6 +33,8 @@ FEWEST = 3
 """Fewest recordings of a class for which a prediction has an interval."""
 _NAMES = {"throughput": "throughput", "tpot": "TPOT", "e2e": "end to end", "ttft": "TTFT"}
 _UNTIMED = "not in these times: "
+BETTER_BY_TABLES = "kvsim[kernels] would add measured kernels"
+"""Advice in a label where kernel tables would be taken if they were installed."""
 _ENGINES = {"vllm": "vLLM", "hf-dynamic": "generate()", "hf-static": "generate() with a static cache"}
 
 
@@ -278,9 +280,10 @@ def plain_words(label: str) -> str:
     kind = class_in(label)
     if kind is None:
         return label.partition(";")[0]
+    basis, advice = _PLAIN[kind.basis], f"; {BETTER_BY_TABLES}" if BETTER_BY_TABLES in label else ""
     if (known := known_errors().get(kind)) is None:
-        return f"{_PLAIN[kind.basis]}; how far off that is was never measured"
+        return f"{basis}; how far off that is was never measured{advice}"
     if not known.tells_an_interval:
         times = "once" if len(known.recordings) == 1 else "twice"
-        return f"{_PLAIN[kind.basis]}: throughput was within {max(known.worst['throughput'], 1):.0f} % {times}"
-    return f"{_PLAIN[kind.basis]}: throughput is typically within {max(known.median['throughput'], 1):.0f} %"
+        return f"{basis}: throughput was within {max(known.worst['throughput'], 1):.0f} % {times}{advice}"
+    return f"{basis}: throughput is typically within {max(known.median['throughput'], 1):.0f} %{advice}"

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from kvsim.cli.run import command as run_command
 from kvsim.errors import MissingExtraError, UsageError
 from kvsim.hardware import find_gpu
-from kvsim.machines import Basis, card_of, choice, class_in, kernel_tables, step_times
+from kvsim.machines import Basis, card_of, choice, class_in, kernel_tables, plain_words, step_times
 from kvsim.machines.known_errors import with_error
 from kvsim.models import find_model
 from kvsim.steptime.curves import experts_s, product_curve, reduce_s
@@ -209,7 +209,9 @@ def test_the_command_line_takes_tables_and_prints_them() -> None:
 
 @pytest.mark.usefixtures("no_package")
 def test_without_the_package_a_guess_says_what_would_be_better() -> None:
-    assert "kvsim[kernels] would add measured kernels" in step_times(H100, served("CodeLlama-34b", 2), "vllm").label
+    label = step_times(H100, served("CodeLlama-34b", 2), "vllm").label
+    assert "; kvsim[kernels] would add measured kernels" in label
+    assert plain_words(label).endswith("; kvsim[kernels] would add measured kernels")
     assert "kvsim[kernels]" not in step_times(H100, served("Llama-3.1-8B", 1), "vllm").label
 
 
