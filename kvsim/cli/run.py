@@ -19,7 +19,6 @@ from kvsim.cli.scenario import build_scenario
 from kvsim.cli.scenario_flags import scenario_options
 from kvsim.cli.server_lines import ServedCommand
 from kvsim.cli.show import json_option, overwrite_option, print_json, progress
-from kvsim.policies import Radix
 from kvsim.policies.routers import ROUTE_NAMES
 
 if TYPE_CHECKING:
@@ -145,8 +144,6 @@ def command(
             band = band_of(*setup, summaries[0], **options)
     notes = band_notes(band) if wants_band else []
     notes += (scenario.notes if policy in ("paged", "contiguous") else []) + failure_notes([run.meta for run in runs])
-    if policy == Radix.name:
-        notes.append("Steps take the time of vLLM's host and kernels; the pace of SGLang's host is not measured.")
     if front_end == "http":
         server = http(card_named(flags["times"]))
         summaries, note = behind(server, summaries, float(workload.prompt_tokens.mean()))

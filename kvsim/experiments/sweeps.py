@@ -234,12 +234,12 @@ def run_point(point: Point) -> Row:
         "unit_tokens": point.policy.unit_tokens,
         "kv_bytes": point.machine.kv_bytes,
     }
-    row: Row = {**point.settings, **pool, "source": f"times: {point.machine.step_time.label}", "error": ""}
+    row: Row = {**point.settings, **pool, "source": "", "error": ""}
     try:
         measured = measure(point.workload, point.policy, point.machine, refuse_misfits=point.refuse_misfits)
     except KvsimError as error:
         return row | {"error": str(error)}
-    return row | _figures(measured)
+    return row | {"source": f"times: {measured.meta.engine['step_time']}"} | _figures(measured)
 
 
 def _series(policy: AnyPolicy) -> str:

@@ -257,6 +257,21 @@ def with_error(label: str, kind: ErrorClass, model: Model, *, times_sparse: bool
     return "; ".join(filter(None, clauses))
 
 
+def served_otherwise(label: str, ways: Mapping[str, str], engine: str = "") -> str:
+    """Return the label of times that are used for another `engine`, or for other `ways` to serve: another class.
+
+    Each way has the part that is missing in its times: `{"drafts": "drafting"}`.
+    """
+    kind = class_in(label)
+    if not ways or kind is None:
+        return label
+    *_, clause = _CLAUSE.finditer(label)
+    before, _, rest = label[: clause.start()].partition(f"; {_UNTIMED}")
+    missing = ", ".join(filter(None, (rest, *ways.values())))
+    served = replace(kind, engine=engine or f"{kind.engine} with {' and '.join(ways)}")
+    return "; ".join((before, f"{_UNTIMED}{missing}", served.words, error_words(served)))
+
+
 def untimed_in(label: str) -> str:
     """Return the parts that are missing in the times with this label; empty if there are none."""
     return label.partition(f"; {_UNTIMED}")[2].partition("; ")[0]

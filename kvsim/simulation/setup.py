@@ -12,7 +12,8 @@ import numpy.typing as npt
 from kvsim.engine.known_requests import Demand
 from kvsim.errors import UnknownNameError
 from kvsim.kv_groups import KVCacheLayout
-from kvsim.policies import AnyPolicy, Paged, Pipeline, Policy, describe
+from kvsim.machines.known_errors import served_otherwise
+from kvsim.policies import AnyPolicy, Paged, Pipeline, Policy, Radix, describe
 from kvsim.profiles.extrapolation import provenance
 from kvsim.recording import Meta, Pool
 from kvsim.simulation.demand import demand_of, hash_tokens, provenance_of_hashes, recorded_hashes, refused
@@ -142,6 +143,11 @@ class Setup:
         """Return the prompt hashes of a recording of all requests."""
         return recorded_hashes(self.workload, self.base, self.layout, self.demand, self.rows)
 
+    @property
+    def times_label(self) -> str:
+        """Label of the step times as they are used here: drafts, adapters and SGLang are classes of their own."""
+        return times_label(self.machine, self.base, self.workload)
+
     def meta(self, step_time: StepTimeModel, num_failures: int) -> Meta:
         """Return the provenance of a server's run that is over, which would have ended vLLM `num_failures` times."""
         machine = self.machine
@@ -150,7 +156,7 @@ class Setup:
         draft_bytes = sum(machine.model.layer_bytes_per_token(layer) for layer in drafting)
         return Meta(
             source="simulation",
-            engine={"name": "kvsim", "step_time": step_time.label, "calibrated": step_time.calibrated}
+            engine={"name": "kvsim", "step_time": self.times_label, "calibrated": step_time.calibrated}
             | (asdict(self.pipeline) if self.pipeline.pipeline_parallel_size > 1 else {})
             | ({"vllm_failures": num_failures} if (num_failures) else {})
             | ({"hash_block_size": hash_tokens(self.workload, self.base, self.layout)} if self.pool.groups else {}),
@@ -164,3 +170,15 @@ class Setup:
             notes=self.workload.description,
             extra=provenance(step_time) | provenance_of_hashes(self.workload, self.base),
         )
+
+
+def times_label(machine: Machine, base: Policy, workload: Workload) -> str:
+    """Return the label of the step times of `machine` for what `base` does with the requests."""
+    ways = {}
+    if isinstance(base, Radix):
+        return served_otherwise(machine.step_time.label, {"SGLang": "the pace of SGLang's host"}, engine="SGLang")
+    if isinstance(base, Paged) and base.scheduler.drafting is not None:
+        ways["drafts"] = "drafting"
+    if workload.adapter.any():
+        ways["adapters"] = "kernels of adapters"
+    return served_otherwise(machine.step_time.label, ways)
