@@ -18,7 +18,7 @@ from kvsim.engine.state import ABORTED, LOADING, NO_KEY, PREEMPTED, RUNNING, WAI
 
 
 @part
-def take_over(engine: Engine, sequence: Sequence) -> bool:
+def use_load(engine: Engine, sequence: Sequence) -> bool:
     """Let others hit what a waiting sequence has loaded; return False while it loads."""
     if sequence.status != LOADING:
         return True
@@ -338,7 +338,7 @@ def is_crowded(engine: Engine) -> bool:
 CONNECTED = replace(
     kv_cache.PAGED,
     name="connected",
-    take_over=take_over,
+    take_over=use_load,
     find_prefix=find_prefix,
     admit=admit,
     free=free,
