@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import runpy
 from collections.abc import Callable, Mapping, Sequence
@@ -10,9 +11,11 @@ from pathlib import Path
 from typing import Literal, Protocol, TypeAlias, get_args
 
 from kvsim.errors import UnknownNameError, UsageError
+from kvsim.policies.data_parallel import COUNTS_EVERY_S, RankBalancer
+from kvsim.policies.releases import NEWEST
 
 RouteName: TypeAlias = Literal[
-    "shortest", "round-robin", "least-kv", "power-of-two", "session", "prefix", "llm-d", "dynamo"
+    "shortest", "round-robin", "least-kv", "power-of-two", "session", "prefix", "llm-d", "dynamo", "data-parallel"
 ]
 ROUTE_NAMES: tuple[str, ...] = get_args(RouteName)
 SEES_PREFIXES = frozenset({"prefix", "llm-d", "dynamo"})
@@ -164,6 +167,28 @@ def dynamo(request: RoutedRequest, servers: Sequence[RoutedServer]) -> int:
     return min(servers, key=lambda server: (cost(server), server.num_requests)).number
 
 
+class DataParallel:
+    """The choice of vLLM's front end among the ranks of a data-parallel server: `data_parallel.RankBalancer`.
+
+    The counts of the ranks are those of the last report of the coordinator, which comes every 0.1 s.
+    """
+
+    def __init__(self, release: str = NEWEST) -> None:
+        self._release = release
+        self._balancer: RankBalancer | None = None
+        self._reported_s = -math.inf
+
+    def __call__(self, request: RoutedRequest, servers: Sequence[RoutedServer]) -> int:
+        """Return the rank with the lowest score."""
+        if self._balancer is None:
+            self._balancer = RankBalancer.of(self._release, len(servers))
+        if request.arrival_s - self._reported_s >= COUNTS_EVERY_S:
+            self._reported_s = request.arrival_s
+            self._balancer.counts = [[each.num_waiting, each.num_running, each.kv_usage] for each in servers]
+        self._balancer.in_flight = [server.num_requests for server in servers]
+        return self._balancer.choose()
+
+
 _ROUTERS: Mapping[str, Callable[[], Router]] = {
     "shortest": lambda: shortest_queue,
     "round-robin": RoundRobin,
@@ -173,6 +198,7 @@ _ROUTERS: Mapping[str, Callable[[], Router]] = {
     "prefix": lambda: longest_prefix,
     "llm-d": lambda: llm_d,
     "dynamo": lambda: dynamo,
+    "data-parallel": DataParallel,
 }
 
 

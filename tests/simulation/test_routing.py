@@ -277,3 +277,28 @@ def test_the_fleet_adds_its_servers_up() -> None:
         assert fleet[name] == sum(server[name] for server in servers), name
     assert 0 < fleet["prefix_hit_tokens"] <= fleet["one_pool_hit_tokens"] == 76 * 512
     assert fleet["imbalance"] >= 1
+
+
+def test_ranks_are_chosen_as_by_the_front_end_of_vllm() -> None:
+    """Requests that came since the last report count, and so do those that wait on a full rank."""
+
+    @dataclass
+    class Rank:
+        number: int
+        num_waiting: int = 0
+        num_running: int = 0
+        kv_usage: float = 0.0
+        num_requests: int = 0
+
+    ranks: Any = [Rank(0, num_running=3), Rank(1, num_waiting=2, kv_usage=0.9), Rank(2, num_running=3)]
+    choose = router_of("data-parallel")
+
+    def send(at_s: float) -> int:
+        chosen = choose(RoutedRequest(row=0, prompt_tokens=8, priority=0, session=-1, arrival_s=at_s), ranks)
+        ranks[chosen].num_requests += 1
+        return chosen
+
+    assert [send(0.0), send(0.05)] == [0, 2]  # 2 waiting at 90 % weigh 6.8, more than 3 running
+    ranks[1].kv_usage = 0.1
+    assert send(0.06) == 2  # not heard of yet; of equal ones, the scan begins a rank later each time
+    assert send(0.2) == 1
