@@ -239,6 +239,8 @@ def test_lesson_7_reads_the_weights_once_for_everybody(guided: Callable[[str], G
         (("{request.A.blocks}", "{request.Z.blocks}"), "caption 1.text: there is no figure {request.Z.blocks}"),
         (('title = "one"', 'title = "one"\nfollow = "Z"'), "caption 1.follow: there is no request 'Z'; there are A, B"),
         (('title = "one"', 'title = "one"\nrun = "z"'), "caption 1.run: there is no run 'z'; there are paged"),
+        (('title = "one"', 'title = "one"\ndraws = "tables"'), "caption 1.draws: should be reads or launches or table"),
+        (('title = "one"', 'title = "one"\ndraws = "table"'), "caption 1.draws: the block table of the followed"),
         (("[machine]", "[machine"), "is not TOML"),
     ],
 )  # fmt: skip
