@@ -72,13 +72,15 @@ def grown(answer: Answer, search: Search, multiples: Sequence[float], prices: Ma
     }
     load, goal = answer.load, answer.goal
     unit = float(load.users or 1) / multiples[0]
-    sizes = search.results([partial(largest_load, kind, load, goal, engine=search.engine) for kind in kinds.values()])
+    largest_of = search.results(
+        [partial(largest_load, kind, load, goal, engine=search.engine) for kind in kinds.values()]
+    )
     found: list[Grown] = []
     tasks = [
         (times, words, replace(kinds[words], replicas=num_servers))
         for times in multiples
-        for (words, size) in zip(kinds, sizes, strict=True)
-        for num_servers in _numbers(times, (size or 0.0) / unit)
+        for (words, largest) in zip(kinds, largest_of, strict=True)
+        for num_servers in _numbers(times, (largest.size or 0.0) / unit)
     ]
     outcomes = search.outcomes([(server, scaled(load, times * unit), 1.0) for times, _, server in tasks])
     done: set[tuple[float, str]] = set()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from kvsim.fitting.goal import TOO_SHORT
 from kvsim.fitting.outcome import evaluate
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kvsim.fitting.goal import Goal
     from kvsim.fitting.offered_load import Load
     from kvsim.fitting.vllm_server import Server
@@ -18,33 +21,49 @@ _MOST_TIMES = 16
 """Largest load tried, as a multiple of the requested one."""
 
 
-def largest_load(server: Server, load: Load, goal: Goal, *, engine: EngineName = "auto") -> float | None:
-    """Return the largest load that fits: users, or a multiple of the arrival rate of an open loop.
+class Largest(NamedTuple):
+    """The largest load that fits: users, or a multiple of the arrival rate of an open loop."""
 
-    The result is None if neither one user nor a sixteenth of the arrivals fits, and infinity beyond the largest load
-    tried.
-    """
-    start = float(load.users or 1)
+    size: float | None
+    """None if neither one user nor a sixteenth of the arrivals fits, and infinity beyond the largest load tried."""
+    is_least: bool
+    """Whether the next larger one that was tried misses nothing, but has not settled: more may fit."""
+
+
+def largest_load(server: Server, load: Load, goal: Goal, *, engine: EngineName = "auto") -> Largest:
+    """Find the largest load that fits; one that has not settled counts as one that does not."""
+    unsettled = set[float]()
 
     def fits(size: float) -> bool:
-        return goal.is_met(evaluate(server, scaled(load, size), engine=engine))
+        misses = goal.misses(evaluate(server, scaled(load, size), engine=engine))
+        if TOO_SHORT in misses:
+            unsettled.add(size)
+        return not misses
+
+    size, above = _between(fits, load)
+    return Largest(size, above in unsettled)
+
+
+def _between(fits: Callable[[float], bool], load: Load) -> tuple[float | None, float]:
+    """Return the largest size that fits, and the next that does not."""
+    start = float(load.users or 1)
 
     if fits(start):
         low, high = start, 2 * start
         while fits(high):
             low, high = high, 2 * high
             if high > _MOST_TIMES * start:
-                return float("inf")
+                return float("inf"), high
     else:
         high, low = start, start / 2
         while not fits(low):
             high, low = low, low / 2
             if low < (1 if load.users else 1 / _MOST_TIMES):
-                return None
+                return None, high
     while high - low > max(_CLOSE * high, 1.0 if load.users else 0.0):
         middle = round((low + high) / 2) if load.users else (low + high) / 2
         low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
+    return low, high
 
 
 def scaled(load: Load, size: float) -> Load:

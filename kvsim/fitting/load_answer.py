@@ -33,6 +33,8 @@ class Answer:
     """Largest load that fits: users, or a multiple of the arrivals; None if none fits, infinity beyond the largest
     tried.
     """
+    largest_is_least: bool
+    """Whether more may fit: the next larger load that was tried misses nothing, but has not settled."""
     searched: bool
     """Whether the largest load was searched."""
     remedies: tuple[Remedy, ...]
@@ -86,6 +88,7 @@ class Answer:
             "doubts": list(self.doubts),
             "limit": self.limit,
             "largest": self.largest,
+            "largest_is_least": self.largest_is_least,
             "largest_in": "users" if self.load.users is not None else "times the arrivals",
             "load": {
                 "requests": self.load.workload.description,
@@ -130,7 +133,8 @@ def answer(
         goal=goal,
         outcome=outcome,
         band=search.band(starting, load, outcome),
-        largest=largest,
+        largest=None if largest is None else largest.size,
+        largest_is_least=largest is not None and largest.is_least,
         searched=find_largest,
         remedies=tuple(search.with_bands(helpful(tried, outcome, goal), load)),
         tried=tuple(tried),
@@ -184,17 +188,17 @@ def _verdict(answer: Answer) -> str:
         if not answer.searched:
             return f"No: {users:,} users do not fit; {misses}.{shortened}"
         fitting = answer.largest or 0
-        return f"No: {fitting:,.0f} of {users:,} users fit; {misses}.{shortened}"
+        return f"No: {_least(answer)}{fitting:,.0f} of {users:,} users fit; {misses}.{shortened}"
     return f"No: {_share_served(answer)}; {misses}.{shortened}"
 
 
 def _yes(answer: Answer) -> str:
-    users, largest, rate = answer.load.users, answer.largest, answer.load.rate_per_s
+    users, rate = answer.load.users, answer.load.rate_per_s
     if users is not None:
-        return f"{users:,} user{'s fit' if users > 1 else ' fits'}{_more(largest, users)}"
+        return f"{users:,} user{'s fit' if users > 1 else ' fits'}{_more(answer, users)}"
     if rate is None:
         return f"{len(answer.load.workload):,} requests at once fit"
-    return f"{_number(rate)} {_arriving(answer)} a second fit{_more(largest, 1.0, rate)}"
+    return f"{_number(rate)} {_arriving(answer)} a second fit{_more(answer, 1.0, rate)}"
 
 
 def _arriving(answer: Answer) -> str:
@@ -202,12 +206,19 @@ def _arriving(answer: Answer) -> str:
     return "requests" if answer.load.workload.turns is None else "sessions"
 
 
-def _more(largest: float | None, asked: float, unit: float = 1.0) -> str:
+def _more(answer: Answer, asked: float, unit: float = 1.0) -> str:
+    largest = answer.largest
     if largest is None or largest <= asked:
         return ""
     if math.isinf(largest):
         return ", and so would more than sixteen times as many"
+    if answer.largest_is_least:
+        return f"; at least {_number(largest * unit)} would: of more, no run has settled"
     return f"; about {_number(largest * unit)} would"
+
+
+def _least(answer: Answer) -> str:
+    return "at least " if answer.largest_is_least and answer.largest else ""
 
 
 def _number(value: float) -> str:
@@ -223,7 +234,7 @@ def _share_served(answer: Answer) -> str:
         return f"{_number(rate)} {_arriving(answer)} a second do not fit"
     if not largest:
         return f"{_number(rate)} {_arriving(answer)} a second do not fit, nor does a sixteenth"
-    return f"{_number(largest * rate)} of {_number(rate)} {_arriving(answer)} a second fit"
+    return f"{_least(answer)}{_number(largest * rate)} of {_number(rate)} {_arriving(answer)} a second fit"
 
 
 def _misses(answer: Answer) -> list[str]:

@@ -13,7 +13,7 @@ from kvsim.engine.kv_cache import PAGED
 from kvsim.engine.tiered import TIERED
 from kvsim.experiments.workers import workers
 from kvsim.fitting.changes import ServerChange, changes
-from kvsim.fitting.largest import largest_load
+from kvsim.fitting.largest import Largest, largest_load
 from kvsim.fitting.outcome import Outcome, evaluate
 from kvsim.machines import interval_in
 from kvsim.machines.known_errors import PREEMPTIONS
@@ -107,7 +107,7 @@ class Search:
 
     def survey(
         self, server: Server, load: Load, goal: Goal, *, longest_tokens: int, most: int, find_largest: bool
-    ) -> tuple[float | None, list[Remedy]]:
+    ) -> tuple[Largest | None, list[Remedy]]:
         """Find the largest load that fits `server`, if requested, and simulate all changes of `server`, in parallel."""
         candidates = changes(server, longest_tokens=longest_tokens, most=most)
         largest = partial(largest_load, server, load, goal, engine=self.engine)

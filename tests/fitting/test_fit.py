@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from kvsim.cli.fit_answer import cells
 from kvsim.errors import UsageError
 from kvsim.fitting import Goal, Kind, Load, Outcome, Search, Server, answer, changes, evaluate, ranked, repeated
+from kvsim.fitting import largest as largest_module
+from kvsim.fitting.goal import TOO_SHORT
 from kvsim.fitting.largest import largest_load
 from kvsim.fitting.limit import limit_words
 from kvsim.fitting.outcome import price_words
@@ -77,13 +79,28 @@ def test_the_largest_load_fits_and_a_larger_one_does_not() -> None:
     """By hand: 99 blocks hold 16 sequences of 90 tokens in whole blocks of 16."""
     on, goal = server(100), Goal()
     for asked in (4, 40):
-        largest = largest_load(on, users(asked), goal, engine="interpreted")
+        largest, is_least = largest_load(on, users(asked), goal, engine="interpreted")
+        assert not is_least  # users have no rate that could settle
         assert largest is not None
         assert 16 <= largest <= 18
         assert goal.is_met(run(on, users(asked).of_users(int(largest))))
         assert not goal.is_met(run(on, users(asked).of_users(int(largest * 1.3) + 1)))
     impossible = Goal(tpot_p99_s=1e-6)
-    assert largest_load(server(7, max_model_len=90), users(2), impossible, engine="interpreted") is None
+    assert largest_load(server(7, max_model_len=90), users(2), impossible, engine="interpreted").size is None
+
+
+def test_a_larger_load_that_has_not_settled_makes_the_answer_a_least_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two fit; more miss nothing, but have not settled. A load stands for its outcome here."""
+
+    class Settled(Goal):
+        def misses(self, outcome: Outcome) -> dict[str, float]:
+            return {} if float(str(outcome)) <= 2 else {TOO_SHORT: 1.0}
+
+    monkeypatch.setattr(largest_module, "evaluate", lambda *loads, **_: loads[1])
+    monkeypatch.setattr(largest_module, "scaled", lambda _, size: size)
+    size, is_least = largest_load(server(100), users(1), Settled())
+    assert size == 2
+    assert is_least
 
 
 def test_a_queue_that_grows_is_an_overload_and_one_that_does_not_is_none() -> None:
