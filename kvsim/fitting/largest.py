@@ -25,7 +25,7 @@ class Largest(NamedTuple):
     """The largest load that fits: users, or a multiple of the arrival rate of an open loop."""
 
     size: float | None
-    """None if neither one user nor a sixteenth of the arrivals fits, and infinity beyond the largest load tried."""
+    """Nothing if neither one user nor a sixteenth of the arrivals fits, and infinity beyond the largest load tried."""
     is_least: bool
     """Whether the next larger one that was tried misses nothing, but has not settled: more may fit."""
 

@@ -139,3 +139,12 @@ def test_a_share_that_cannot_be_is_refused_in_a_sentence(arguments: tuple[str, .
     result = typed(*arguments)
     assert result.exit_code != 0
     assert said in str(result.exception or result.output)
+
+
+def test_errors_of_vllms_runs_are_not_sglangs() -> None:
+    """Nobody has measured how far off the times are."""
+    ours, theirs = (
+        json.loads(typed("run", *FEW, "--policy", policy, "--json").stdout) for policy in ("paged", "radix")
+    )
+    assert "recordings of this class" in ours["times"]
+    assert "SGLang]; error never measured" in theirs["times"]
