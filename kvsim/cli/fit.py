@@ -11,7 +11,7 @@ from kvsim.cli.load import check_load, load_options
 from kvsim.cli.options import check_policy_flags, engine_option, jobs_option, section, settings_from
 from kvsim.cli.scenario_flags import scenario_options
 from kvsim.cli.server_lines import ServedCommand
-from kvsim.cli.show import json_option, overwrite_option, print_json, progress
+from kvsim.cli.show import echo, json_option, overwrite_option, print_json, progress
 from kvsim.cli.workload import cut_at
 from kvsim.errors import UsageError
 
@@ -83,6 +83,7 @@ def command(
     from kvsim.cli.fit_answer import print_fit, print_growth
     from kvsim.cli.load import load_of, requests_of
     from kvsim.fitting import Goal, Search, answer, engine_for
+    from kvsim.fitting.drafts import drafts_words, without_drafts
     from kvsim.fitting.growth import grown, multiples_of, prices_of
 
     check_policy_flags(context, ["paged"])
@@ -116,15 +117,19 @@ def command(
         search = Search(num_jobs=jobs or -1, engine=chosen, progress=report)
         found = answer(server, load, goal, search, most=points, find_largest=points > 0)
         rows = grown(found, search, multiples, prices) if multiples else []
+        plain = without_drafts(found, search)
     if figure is not None:
         from kvsim.plots import save
         from kvsim.plots.fit import draw_fit
 
         save(draw_fit(found), figure, made_by="fit")
+    without = {} if plain is None else {"without_drafts": plain.outcome.as_dict()}
     if as_json:
-        print_json(found.as_dict() | ({"growth": [row.as_dict() for row in rows]} if multiples else {}))
+        print_json(found.as_dict() | ({"growth": [row.as_dict() for row in rows]} if multiples else {}) | without)
     else:
         print_fit(found)
+        if plain is not None:
+            echo(drafts_words(found, plain))
         if multiples:
             print_growth(rows, multiples)
 
@@ -146,7 +151,6 @@ def server_of(flags: dict[str, Any], replicas: int = 1, meta: Meta | None = None
 
     for name in (
         "swap_gib",
-        "speculative_config",
         "kv_gib",
         "mem_fraction_static",
         "oversize",
@@ -168,7 +172,7 @@ def server_of(flags: dict[str, Any], replicas: int = 1, meta: Meta | None = None
     longest = length or model.max_position_embeddings
     num_seqs, num_tokens = engine_limits(flags, gpu, longest)
     limits = {"max_num_seqs": num_seqs, "max_num_batched_tokens": num_tokens, "max_model_len": longest}
-    scheduler = settings_from(ContinuousSettings, flags, **limits)
+    scheduler = settings_from(ContinuousSettings, flags, **limits, acceptance_seed=flags["seed"])
     cache = paged_settings(flags, gpu, model, flags["block_size"] or 16)
     return Server(
         gpu=gpu,

@@ -173,20 +173,14 @@ def memory_of(flags: Mapping[str, Any], gpu: Gpu, model: Model, *, max_model_len
 
 def _additions(flags: Mapping[str, Any], model: Model) -> dict[str, Any]:
     """Return what drafts and the slots of adapters, as `plan_budget` takes them."""
-    from kvsim.policies.drafter import drafter_of
+    from kvsim.policies.drafter import additions_of
     from kvsim.policies.releases import DEFAULT
     from kvsim.policies.settings import ContinuousSettings
 
-    found: dict[str, Any] = {}
-    if (
-        config := ContinuousSettings(
-            speculative_config=flags.get("speculative_config"), vllm=flags["vllm"] or DEFAULT
-        ).drafting
-    ) is not None:
-        found |= {"drafter": drafter_of(config, model), "num_drafts": config.num_tokens}
-    if flags.get("enable_lora"):
-        found |= {"max_loras": flags["max_loras"] or 1, "max_lora_rank": int(flags["max_lora_rank"] or 16)}
-    return found
+    names = ("speculative_config", "enable_lora", "max_loras", "max_lora_rank")
+    given = {name: flags[name] for name in names if flags.get(name) is not None}
+    given |= {"max_lora_rank": int(given["max_lora_rank"])} if "max_lora_rank" in given else {}
+    return additions_of(ContinuousSettings(vllm=flags["vllm"] or DEFAULT, **given), model)
 
 
 def title_of(gpu: Gpu, model: Model) -> str:

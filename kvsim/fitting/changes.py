@@ -67,6 +67,7 @@ def changes(server: Server, *, longest_tokens: int, most: int = 60) -> list[Serv
     settings = [
         *_caching(server),
         *_ahead(server),
+        *_drafts(server),
         *_memory(server),
         *_seqs(server),
         *_tokens(server),
@@ -120,8 +121,13 @@ def _caching(server: Server) -> Iterator[ServerChange]:
 
 
 def _ahead(server: Server) -> Iterator[ServerChange]:
-    if not server.async_scheduling:
+    if not server.async_scheduling and (server.drafting is None or server.drafting.is_async(server.vllm)):
         yield _change(server, Kind.SETTING, "asynchronous scheduling", async_scheduling=True)
+
+
+def _drafts(server: Server) -> Iterator[ServerChange]:
+    if server.drafting is not None:
+        yield _change(server, Kind.SETTING, "no drafts", speculative_config="")
 
 
 def _seqs(server: Server, numbers: Sequence[int] = _SEQS) -> Iterator[ServerChange]:

@@ -21,6 +21,7 @@ from kvsim.kv_groups.specs import smallest_block
 from kvsim.machines import step_times
 from kvsim.models import Model
 from kvsim.policies import Paged, Pipeline
+from kvsim.policies.drafter import additions_of
 from kvsim.policies.releases import defaults_of
 from kvsim.policies.settings import ContinuousSettings, EngineDefaults, PagedSettings
 from kvsim.profiles.extrapolation import Watched
@@ -174,6 +175,9 @@ class Server(ContinuousSettings):
             "--kv-transfer-config": json.dumps({"kv_connector_extra_config": extra}) if extra else "",
             "--watermark": f"{self.watermark:g}" if self.watermark else "",
             "--long-prefill-token-threshold": f"{self.long_prefill_token_threshold or ''}",
+            "--speculative-config": self.speculative_config,
+            "--max-loras": f"{self.max_loras}" if self.enable_lora else "",
+            "--max-lora-rank": f"{self.max_lora_rank}" if self.enable_lora else "",
         }
         caches_unasked = not model.recurrent_layers
         switches = {
@@ -183,6 +187,7 @@ class Server(ContinuousSettings):
             "--disable-hybrid-kv-cache-manager": not self.cache.hybrid_manager,
             "--no-async-scheduling": not self.async_scheduling,
             "--enforce-eager": not self.captured,
+            "--enable-lora": self.enable_lora,
         }
         flags = [part for flag, value in values.items() if value for part in (flag, value)]
         return flags + [flag for flag, is_set in switches.items() if is_set]
@@ -257,4 +262,5 @@ def _planned(server: Server, *, find_max_model_len: bool = False) -> Budget:
         enable_prefix_caching=server.enable_prefix_caching,
         hybrid_manager=server.cache.hybrid_manager,
         num_blocks=server.num_blocks,
+        **additions_of(server, server.model),
     )

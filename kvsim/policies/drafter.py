@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvsim.errors import UnknownNameError, UsageError
 from kvsim.models import find_model
@@ -11,10 +11,25 @@ from kvsim.sizing.drafter import Drafter
 
 if TYPE_CHECKING:
     from kvsim.models import Model
+    from kvsim.policies.settings import ContinuousSettings
     from kvsim.policies.speculative_config import SpeculativeConfig
 
 _EAGLE3_VOCABULARY = 32_000
 """Tokens that published EAGLE3 heads draft from."""
+
+
+def additions_of(settings: ContinuousSettings, model: Model) -> dict[str, Any]:
+    """Return what drafts and the slots of adapters, as `plan_budget` takes them.
+
+    Raises:
+        UsageError: the draft model is not known.
+    """
+    found: dict[str, Any] = {}
+    if (config := settings.drafting) is not None:
+        found |= {"drafter": drafter_of(config, model), "num_drafts": config.num_tokens}
+    if settings.enable_lora:
+        found |= {"max_loras": settings.max_loras, "max_lora_rank": settings.max_lora_rank}
+    return found
 
 
 def drafter_of(config: SpeculativeConfig, model: Model) -> Drafter | None:

@@ -78,3 +78,14 @@ def test_what_makes_no_sense_is_a_sentence(type_command: Run, flags: tuple[str, 
     code, said, complaint = type_command("fit", "--model", "Meta-Llama-3-8B", "--gpu", "H200", *flags)
     assert (code, said) == (2, "")
     assert sentence in complaint
+
+
+def test_drafts_are_judged_beside_the_same_load_without(type_command: Run) -> None:
+    told = '{"method": "eagle3", "model": "a head", "num_speculative_tokens": 3}'
+    load = "--model Llama-3.1-8B --gpu H100 --users 4 --num-requests 12 --prompt-tokens 100 --output-tokens 40"
+    drafts = ("--points", "0", "--speculative-config", told, "--acceptance", "0.9")
+    code, output, _ = type_command("fit", *load.split(), *drafts)
+    assert code == 0
+    said = " ".join(output.split())
+    assert "Drafts help this load: " in said
+    assert "they cost 1,271 of 28,994 blocks. Accepted: 0.9. The time of drafting itself is not counted" in said

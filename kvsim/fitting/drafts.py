@@ -1,0 +1,39 @@
+"""Whether drafts help a load on a server, and what they cost in blocks: the same load without them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from kvsim.fitting.load_answer import Answer, answer
+
+if TYPE_CHECKING:
+    from kvsim.fitting.search import Search
+
+_SAME = 0.02
+"""Share below which two rates of output count as equal."""
+
+
+def without_drafts(found: Answer, search: Search) -> Answer | None:
+    """Return the answer for the same load on the same server without drafts; None if it has none."""
+    if found.server.drafting is None:
+        return None
+    plain = replace(found.server, speculative_config="")
+    return answer(plain, found.load, found.goal, search, most=0, find_largest=False)
+
+
+def drafts_words(found: Answer, plain: Answer) -> str:
+    """Say in two sentences what drafts change, and what they cost."""
+    drafted, usual = found.outcome, plain.outcome
+    faster, latency = drafted.output_tokens_per_s / usual.output_tokens_per_s - 1, drafted.tpot_s.p50 / usual.tpot_s.p50
+    gain = faster if abs(faster) > _SAME else 1 / latency - 1
+    verdict = "change little for" if abs(gain) <= _SAME else "help" if gain > 0 else "do not help"
+    blocks, all_blocks = found.server.budget().num_blocks, plain.server.budget().num_blocks
+    drafting = found.server.drafting
+    accepted = "as vLLM draws them" if drafting and drafting.rates else found.server.acceptance
+    return (
+        f"Drafts {verdict} this load: {drafted.output_tokens_per_s:,.0f} output tokens/s and a TPOT of "
+        f"{1e3 * drafted.tpot_s.p50:.1f} ms (p50), without them {usual.output_tokens_per_s:,.0f} and "
+        f"{1e3 * usual.tpot_s.p50:.1f} ms; they cost {all_blocks - blocks:,} of {all_blocks:,} blocks. Accepted: "
+        f"{accepted}. The time of drafting itself is not counted, so this is an upper bound."
+    )
