@@ -1,4 +1,4 @@
-"""Whether drafts help a load on a server, and what they cost in blocks: the same load without them."""
+"""Effect of drafts on a load, and their cost in blocks: the same load without them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def without_drafts(found: Answer, search: Search) -> Answer | None:
 
 
 def drafts_words(found: Answer, plain: Answer) -> str:
-    """Say in two sentences what drafts change, and what they cost."""
+    """Return two sentences about the effect of drafts and their cost."""
     drafted, usual = found.outcome, plain.outcome
     faster, latency = drafted.output_tokens_per_s / usual.output_tokens_per_s - 1, drafted.tpot_s.p50 / usual.tpot_s.p50
     gain = faster if abs(faster) > _SAME else 1 / latency - 1
