@@ -143,13 +143,14 @@ def test_where_vllm_itself_would_end_the_recording_and_the_answer_say_so() -> No
     policy = paged(max_num_batched_tokens=512, vllm="0.25.1")
     recording = simulate(workload, policy, machine(2, kv_tokens=2_000), engine="interpreted", check=True)
     assert recording.meta.engine["vllm_failures"] == 1
-    [note] = failure_notes(recording.meta)
+    [note] = failure_notes([recording.meta])
     assert "vLLM 0.25.1 itself would have ended once with an AssertionError" in note
     assert verify_recording(recording).equal
     roomy = simulate(workload, policy, machine(2, kv_tokens=9_000), engine="interpreted")
-    assert failure_notes(roomy.meta) == []
+    assert failure_notes([roomy.meta]) == []
     newer = paged(max_num_batched_tokens=512, vllm="0.27.0")
-    assert failure_notes(simulate(workload, newer, machine(2, kv_tokens=2_000), engine="interpreted").meta) == []
+    last = simulate(workload, newer, machine(2, kv_tokens=2_000), engine="interpreted")
+    assert failure_notes([last.meta]) == []
 
 
 @pytest.mark.parametrize(
