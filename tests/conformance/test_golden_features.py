@@ -111,9 +111,9 @@ def test_connectors_decide_in_every_workload_that_has_them() -> None:
         if any("bad" in request for request in json.loads(file.read_text())["requests"]):
             num_bad += 1
             num_sound += not verify_oracle(parse_workload(_without(file, "bad"), "workload"), records).equal
-    assert len(KV) == 52
+    assert len(KV) == 54
     assert num_slower > 48
-    assert num_bad == 18
+    assert num_bad == 19
     assert num_sound > 16  # one names a block that is not loaded
 
 
@@ -127,7 +127,7 @@ def test_a_pair_of_servers_follows_what_it_is_told_of_transfers(field: str) -> N
             request.pop("load", None)
         records = read_pair_records(file.with_suffix(".jsonl.gz"))
         num_different += not verify_pair(document, "workload", records).equal
-    assert len(PD) == 28
+    assert len(PD) == 29
     assert num_different > 24
 
 
