@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvsim.engine.radix_records import NO_PAGE, ROOT, SLOTS, WINDOWS
+from kvsim.engine.radix_records import NO_BATCH, NO_PAGE, ROOT, SLOTS, WINDOWS
 from kvsim.engine.request_rows import NO_ROW
 from kvsim.errors import IntegrityError
 from kvsim.memory.waste import NUM_STATES, SlotState
@@ -108,9 +108,12 @@ def holders(engine: Engine) -> list[int]:
 
 
 def _row(engine: Engine, number: int) -> list[int]:
-    """Return the pages of a request's row, in order."""
+    """Return the pages of a request's row, in order, with those of a batch that is chosen and waits to be launched."""
     sequence, size = engine.sequences[number], engine.radix.settings.row_pages
-    end = -(-sequence.computed // engine.settings.unit_tokens)
+    waits = engine.radix.state.chosen_mode != NO_BATCH
+    chosen = (index for index in range(engine.state.num_listed if waits else 0) if engine.batch[index] == number)
+    tokens = sequence.computed + sum(engine.batch_tokens[index] for index in chosen)
+    end = -(-tokens // engine.settings.unit_tokens)
     return [engine.radix.rows[sequence.place * size + index] for index in range(end)]
 
 

@@ -63,6 +63,7 @@ def run(policy: Radix, *, compiled: bool = False) -> Measured:
         ({"enable_mixed_chunk": True, "schedule_conservativeness": 1.0}, {}),
         ({"chunked_prefill_size": -1}, {"page_size": 16}),
         ({}, {"disable_radix_cache": True}),
+        ({"disable_consecutive_prefill_overlap": True}, {}),
     ],
     ids=str,
 )
