@@ -144,6 +144,9 @@ def command(
             band = band_of(*setup, summaries[0], **options)
     notes = band_notes(band) if wants_band else []
     notes += (scenario.notes if policy in ("paged", "contiguous") else []) + failure_notes([run.meta for run in runs])
+    if policy == "paged" and flags["speculative_config"]:
+        assumed = "" if flags["acceptance"] else ", at an acceptance of 0.7, which is assumed (--acceptance)"
+        notes.append(f"Drafting takes no time of its own here, so this is an upper bound of its gain{assumed}.")
     if front_end == "http":
         server = http(card_named(flags["times"]))
         summaries, note = behind(server, summaries, float(workload.prompt_tokens.mean()))
