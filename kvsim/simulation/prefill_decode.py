@@ -106,6 +106,9 @@ class PrefillDecodeRun(Run):
         Raises:
             UsageError: a setting does not go with a KV connector.
         """
+        if setup.pipeline.pipeline_parallel_size > 1:
+            raise UsageError("prefill and decode servers are modelled where one stage holds all layers; leave out "
+                             "--pipeline-parallel-size.")  # fmt: skip
         self.setup, self.apart, self._dispatchers = setup, apart, dispatchers
         self.samples = []
         self._future = None
