@@ -81,9 +81,7 @@ def test_a_release_refuses_what_it_cannot_cache(live: Live) -> None:
     assert live.refusals().keys() == with_every_state, live.refusals()
 
 
-def test_a_log_verifies_and_packs(live: Live, log: Path, tmp_path: Path) -> None:
-    if live.release < "0.23" and log.name.startswith("pipeline"):
-        pytest.skip("the queue of this release is not followed in a pipeline")
+def test_a_log_verifies_and_packs(log: Path, tmp_path: Path) -> None:
     recording = read(log)
     assert verify_recording(recording).equal
     packed = read(write(recording, tmp_path / "packed"))
