@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from ..playback.compared_runs import ComparedRuns
     from ..playback.session import Session
 
+_NOTICED = 1.05
+"""Least factor between two durations that is said."""
 _NONE_LEFT: Final = 1.05
 """Ratio of speeds below which the remaining gap counts as none."""
 _FULL: Final = 0.01
@@ -89,8 +91,13 @@ def story_of_comparison(comparison: ComparedRuns) -> Story:
 
 def _factor_words(comparison: ComparedRuns, place: int) -> str:
     """Return how much longer the run at `place` from the end takes than the fastest."""
-    slow, fast = comparison.lanes[-place].session, comparison.lanes[-1].session
-    return f"{slow.player.duration_s / fast.player.duration_s:,.1f} times as fast as"
+    gap = _gap(comparison, place)
+    return f"{gap:,.1f} times as fast as" if gap >= _NOTICED else "hardly faster than"
+
+
+def _gap(comparison: ComparedRuns, place: int) -> float:
+    """Return the duration of the run at `place` from the end, divided by that of the fastest."""
+    return comparison.lanes[-place].session.player.duration_s / comparison.lanes[-1].session.player.duration_s
 
 
 def _because_of_memory(comparison: ComparedRuns, place: int) -> str:
@@ -98,9 +105,9 @@ def _because_of_memory(comparison: ComparedRuns, place: int) -> str:
     close; empty if it is unknown.
     """
     slow, fast = comparison.lanes[-place].session, comparison.lanes[-1].session
-    if not comparison.ample_tokens_per_s or slow.served[-1] != fast.served[-1]:
+    gap = _gap(comparison, place)
+    if not comparison.ample_tokens_per_s or slow.served[-1] != fast.served[-1] or gap < _NOTICED:
         return ""
-    gap = slow.player.duration_s / fast.player.duration_s
     left = comparison.ample_tokens_per_s[-1] / comparison.ample_tokens_per_s[-place]
     if left <= 0:
         return ""
