@@ -80,7 +80,7 @@ def by_turn(requests: Requests, unit_tokens: int) -> list[TurnFigures]:
         return []
     lost, number = lost_tokens(requests, unit_tokens), np.minimum(turns.turn + 1, MOST_ROWS)
     found = []
-    for turn in range(1, int(number.max()) + 1):
+    for turn in range(1, int(number.max(initial=0)) + 1):
         rows = np.flatnonzero(number == turn)
         ttft_s = requests.ttft_s[rows]
         answered = ttft_s[~np.isnan(ttft_s)]
