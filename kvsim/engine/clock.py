@@ -10,6 +10,8 @@ has to be taken away.
 
 from __future__ import annotations
 
+import math
+
 from kvsim import steptime
 from kvsim.engine import fast_forward, host_swap, in_flight, journal, length_index, totals, waiting_queue
 from kvsim.engine.compiled import compiled_as, part
@@ -45,9 +47,9 @@ def _advance(engine: Engine, until_s: float) -> int:  # noqa: PLR0911  one for e
             if state.host_s >= until_s:
                 return REACHED
             if state.num_in_flight == 0 and not engine.scheduler.has_work(engine):
-                if state.num_arrived == state.num_submitted:
+                next_s = next_arrival_s(engine)
+                if next_s == math.inf:
                     return IDLE
-                next_s = engine.times[engine.lines[state.num_arrived].arrived].arrival_s
                 if next_s >= until_s:
                     return REACHED
                 state.host_s = max(state.host_s, next_s)
@@ -67,6 +69,15 @@ def _advance(engine: Engine, until_s: float) -> int:  # noqa: PLR0911  one for e
         elif settings.users_ask_again:
             ask_again(engine, state.num_ended - num_ended)
     return FULL
+
+
+@part
+def next_arrival_s(engine: Engine) -> float:
+    """Return the time of the next arrival that was sent, in seconds; infinity if all have arrived."""
+    state = engine.state
+    if state.num_arrived == state.num_submitted:
+        return math.inf
+    return engine.times[engine.lines[state.num_arrived].arrived].arrival_s
 
 
 @part

@@ -264,10 +264,13 @@ class Driver:
         return loads, freed
 
     def wake_s(self) -> float:
-        """Return the time at which an idle engine goes on by itself, in seconds; infinity for never."""
-        if self.engine.memory.name != "disaggregated" or not self.engine.connector.state.is_asleep:
-            return math.inf
-        return float(self.engine.connector.state.wake_s)
+        """Return the time in seconds at which an engine without work goes on by itself; infinity for never."""
+        engine = self.engine
+        if engine.memory is static_batch.RECTANGLE:
+            return float(static_batch.next_chance_s(engine))
+        if engine.memory.name == "disaggregated" and engine.connector.state.is_asleep:
+            return float(engine.connector.state.wake_s)
+        return float(clock.next_arrival_s(engine))
 
     def tell_read(self, number: int, at_s: float) -> None:
         """Tell that another server has read what a sequence left here, at `at_s`."""

@@ -47,7 +47,7 @@ def advance(engine: Engine, until_s: float) -> int:  # noqa: PLR0911  one for ea
             if state.num_waiting > 0 and (state.num_waiting >= settings.batch_size or state.host_s >= _due_s(engine)):
                 state.subject = waiting_queue.peek(engine).number
                 return STALLED
-            wake_s = _next_chance_s(engine)
+            wake_s = next_chance_s(engine)
             if wake_s == math.inf:
                 return IDLE
             if wake_s >= until_s:
@@ -256,12 +256,10 @@ def _due_s(engine: Engine) -> float:
 
 
 @part
-def _next_chance_s(engine: Engine) -> float:
+def next_chance_s(engine: Engine) -> float:
     """Return the time of the next arrival, or at which the oldest stops waiting for others, in seconds; or infinity."""
-    state, chance_s = engine.state, math.inf
-    if state.num_arrived < state.num_submitted:
-        chance_s = engine.times[engine.lines[state.num_arrived].arrived].arrival_s
-    return min(chance_s, _due_s(engine)) if state.num_waiting > 0 else chance_s
+    chance_s = clock.next_arrival_s(engine)
+    return min(chance_s, _due_s(engine)) if engine.state.num_waiting > 0 else chance_s
 
 
 @part

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import simpy
 
 from kvsim.engine.arrays import column
-from kvsim.engine.clock import ANSWERED, BATCHED, CHECK, CROWDED, FULL, IDLE, NEWS, STALLED
+from kvsim.engine.clock import ANSWERED, BATCHED, CHECK, CROWDED, FULL, IDLE, NEWS, REACHED, STALLED
 from kvsim.engine.driver import Driver
 from kvsim.engine.request_rows import RADIX
 from kvsim.engine.state import Engine
@@ -140,23 +140,30 @@ class ServerProcess:
             if outcome == STALLED:
                 number = driver.engine.state.subject
                 raise stalled(driver.engine, number, self._rows[number - 1])
-            elif outcome == CROWDED:
+            if outcome == CROWDED:
                 raise crowded(driver.engine)
-            elif outcome == IDLE:
-                if not self._sent.triggered:
-                    yield self._wakes()
-                self._sent = environment.event()
-            else:
-                # An engine that has nothing to do yet waits for the others; one that has run waits for its own clock.
-                wake_s = driver.host_s if outcome == ANSWERED or driver.host_s >= until_s else until_s
-                # Adding differences to SimPy's clock may have rounded it to just beyond the host's.
-                yield environment.timeout(max(wake_s - environment.now, 0.0))
-                if outcome == ANSWERED:
-                    self._answer()
-                    yield environment.timeout(0)  # clients come first: what they send now is there when it goes on
+            yield from self._wait(outcome, until_s)
+
+    def _wait(self, outcome: int, until_s: float) -> Generator[simpy.Event, None, None]:
+        """Wait until the engine, which has run up to `until_s`, goes on."""
+        driver, environment = self.driver, self._environment
+        if outcome == IDLE:
+            if not self._sent.triggered:
+                yield self._wakes()
+            self._sent = environment.event()
+        elif outcome == REACHED and driver.host_s < until_s:
+            # It has nothing to do yet. The next event elsewhere is no time to wait for: it may be such a wait, too.
+            self._sent = environment.event()
+            yield self._wakes()
+        else:
+            # Adding differences to SimPy's clock may have rounded it to just beyond the host's.
+            yield environment.timeout(max(driver.host_s - environment.now, 0.0))
+            if outcome == ANSWERED:
+                self._answer()
+                yield environment.timeout(0)  # clients come first: what they send now is there when it goes on
 
     def _wakes(self) -> simpy.Event:
-        """Return the event with which an idle engine goes on: something was sent, or a transfer has ended."""
+        """Return the event with which an engine goes on that has nothing to do: something is sent, or it is time."""
         wake_s = self.driver.wake_s()
         if wake_s == math.inf:
             return self._sent

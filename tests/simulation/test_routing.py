@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from kvsim.cli import cli
 from kvsim.errors import StalledError, UnknownNameError, UsageError
 from kvsim.experiments.workers import on_all_cores
-from kvsim.policies import Paged, Radix
+from kvsim.policies import Paged, Radix, Static
 from kvsim.policies.routers import (
     ROUTE_NAMES,
     RoundRobin,
@@ -26,7 +26,7 @@ from kvsim.policies.routers import (
     llm_d,
     router_of,
 )
-from kvsim.policies.settings import ContinuousSettings, PagedSettings
+from kvsim.policies.settings import ContinuousSettings, PagedSettings, StaticSettings
 from kvsim.recording import read
 from kvsim.simulation import Fleet, Machine, measure, measure_replicas, record_replicas
 from kvsim.simulation.fleet import Spread, in_turn
@@ -302,3 +302,17 @@ def test_ranks_are_chosen_as_by_the_front_end_of_vllm() -> None:
     ranks[1].kv_usage = 0.1
     assert send(0.06) == 2  # not heard of yet; of equal ones, the scan begins a rank later each time
     assert send(0.2) == 1
+
+
+@pytest.mark.parametrize("engine", ["interpreted", "compiled"])
+def test_servers_that_wait_for_a_full_batch_do_not_wait_for_each_other(machine: Machine, engine: Any) -> None:
+    """Too few users to fill a batch: each server goes on when its oldest request has waited long enough."""
+    policy = Static(scheduler=StaticSettings(batch_size=8, timeout_s=0.02, max_model_len=64))
+    fleet = measure_replicas(
+        requests(), policy, machine, NUM_SERVERS, "shortest", users=5, think_s=0.03, engine=engine, refuse_misfits=True
+    )
+    assert sum(run.summary.num_finished + run.summary.num_refused for run in fleet.servers) == len(requests())
+    for run in fleet.servers:
+        begins_s, arrived_s = run.requests.first_scheduled_s, run.requests.arrival_s
+        for begin_s in np.unique(begins_s[~np.isnan(begins_s)]):
+            assert (begin_s - arrived_s[begins_s == begin_s]).max() >= 0.02 - 1e-9
