@@ -197,7 +197,7 @@ def outcome_of(load: Load, runs: Sequence[Measured], machine: Machine) -> Outcom
         peak_occupancy=max(summary.peak_occupancy for summary in summaries),
         limit=limit_of(worst),
         shares=time_shares(runs[0], machine),
-        label=str(runs[0].meta.engine["step_time"]),
+        label=str(runs[0].meta.engine.get("step_time", machine.step_time.label)),
     )
 
 

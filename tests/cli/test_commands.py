@@ -172,7 +172,8 @@ def test_the_help_of_a_simulation_has_its_flags_below_headings(kvsim: Kvsim) -> 
         for heading, part in zip(headings, parts, strict=True)
     }
     own = {"--policy", "--engine", "--no-band", "--front-end", "--output", "--overwrite", "--json"}
-    own |= {"--replicas", "--route", "--route-lag", "--all", "--from"}
+    own |= {"--replicas", "--route", "--route-lag", "--all", "--from", "--prefill", "--decode", "--failed-loads"}
+    own |= {"--kv-link-gb-per-s", "--kv-link-latency", "--kv-transfers", "--kv-load-failure-policy"}
     assert flags["Options"] == own | {"--help"}
     assert {"--workload", "--rate", "--users", "--think-time"} < flags["Requests"]
     assert {"--batch-size", "--cache"} < flags["Static batches"]

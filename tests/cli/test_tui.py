@@ -34,7 +34,7 @@ def test_three_policies_in_one_picture(run: Run, tmp_path: Path) -> None:
     code, output, _ = run("--compare", *FEW, "--screenshot", "c.svg", "--at", "0.5")
     assert (code, output) == (0, "c.svg\n")
     picture = text_of((tmp_path / "c.svg").read_text())
-    for words in ("static batches", "contiguous", "paged", "of all", "tokens", "the same 6 requests on one clock"):
+    for words in ("static batches", "contiguous", "paged", "of all", "tokens", "the same 6 requests, one clock"):
         assert words in picture
 
 
@@ -56,7 +56,7 @@ def test_lessons_are_listed(run: Run) -> None:
         (("--compare", "--policy", "paged"), 2, "--policy and --compare each say what to show; give only one."),
         (("--lesson", "1", "--attach", "5"), 2, "--lesson and --attach each say what to show"),
         (("rec", "--lesson", "1"), 2, "--lesson says what to show, so it takes no recording 'rec'."),
-        (("-o", "out"), 2, "-o writes what was seen of a live server, so it needs --attach."),
+        (("-o", "out"), 2, "-o writes what is seen of a live server, so it needs --attach."),
         (("--lesson", "99", "--screenshot", "x.svg"), 2, "there is no lesson '99'"),
         (("--compare",), 2, "kvsim tui needs a terminal"),
     ],

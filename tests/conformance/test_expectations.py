@@ -243,7 +243,7 @@ def test_the_prefix_cache_lasts_only_until_its_blocks_are_taken(compiled: bool) 
 
 
 def a_pool(num_blocks: int) -> tuple[Driver, Engine]:
-    driver = driver_of([1], num_blocks)
+    driver = driver_of([100], num_blocks)  # a table of that length has room for every block
     return driver, driver.engine
 
 
