@@ -436,7 +436,7 @@ def test_lesson_9_splits_speed_into_memory_and_time(guided: Callable[[str], Guid
     climbed = lesson.climb()
     words = lesson.captions[2].text
     rung = climbed[3]
-    assert f"{rung.gain:.2f} times as many, by a factor of {rung.memory_gain:.2f} from memory" in words
+    assert f"{rung.gain:.2f} times as many. The use of memory makes a factor of {rung.memory_gain:.2f}" in words
     assert rung.gain == pytest.approx(rung.memory_gain * rung.time_gain)
     labels = {str(session.recording.meta.engine["step_time"]) for session in lesson.sessions}
     assert len(labels) == 1, "the runs of a comparison have one engine's step times"
@@ -606,7 +606,7 @@ def test_running_means_in_a_caption_what_it_means_above_the_picture(
         lesson.show(caption.frame)
         part = text.partition(caption.title)[2]
         for session in lesson.sessions:
-            running = Figures(session, {}, lesson.cost(session), lesson.climb).fill("{now.running}")
+            running = Figures(session, {}, lesson.cost(session), lesson.climb, lesson.found).fill("{now.running}")
             assert caption.draws is not None or f"{running} running" in part
     if number == "2":
         lesson.show(lesson.captions[2].frame)

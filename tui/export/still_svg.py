@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Final
 from rich.segment import Segment
 
 from ..look.states import COLOR, VOID_COLOR
-from ..pool.host_map import LEGEND, title_of
+from ..pool.host_map import title_of
 from ..pool.paint import ColorBy, paint_colors
-from .still import entries, host_still, still
+from .still import entries, host_entries, host_still, still
 from .svg import CELL, rectangle, shapes_of_lines
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def svg_of_stills(
         if session.host is not None:
             parts.append(_text(_MARGIN, top + 15, title_of(session.host, session.replay.frame)))
             top = _shapes(parts, host_still(session, COLOR, width, _HOST_LINES), top + _TITLE_HEIGHT)
-            top = _legend(parts, LEGEND, top, pixels)
+            top = _legend(parts, host_entries(session), top, pixels)
     for title, lines in drawn:
         parts.append(_text(_MARGIN, top + 15, title))
         top = _lines(parts, lines, top + _TITLE_HEIGHT) + _MARGIN

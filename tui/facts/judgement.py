@@ -8,6 +8,7 @@ import numpy as np
 
 from kvsim.metrics import summarize
 from kvsim.metrics.run_verdict import Limit, limit_of, peak_words, wasted_percent
+from kvsim.metrics.waiting import Limits
 
 from ..look.words import plural, seconds
 
@@ -86,16 +87,17 @@ def _full_words(session: Session) -> str:
 def _remedy(session: Session, summary: Summary, limit: Limit | None) -> tuple[str, str]:
     """Return what to do, and the key that shows its effect."""
     policy = session.recording.meta.policy_name
-    is_paged = policy == "paged"
-    if is_paged:
+    if policy in ("paged", "radix"):
+        limits, key = summary.limits or Limits, "d" if policy == "paged" else ""
         found = {
             Limit.MEMORY: "more memory or fewer sequences",
-            Limit.BATCH: "a larger max_num_seqs",
-            Limit.TOKENS: "a larger max_num_batched_tokens",
+            Limit.BATCH: f"a larger {limits.seqs_setting}",
+            Limit.TOKENS: f"a larger {limits.tokens_setting}",
+            Limit.ADAPTERS: "a larger max_loras",
         }
         if limit is not None:
-            return found[limit], "d"
-        return ("a larger pool", "d") if summary.num_refused else ("nothing to change", "")
+            return found[limit], key
+        return ("a larger pool", key) if summary.num_refused else ("nothing to change", "")
     if limit is not None or wasted_percent(summary) >= _MUCH:
         return ("continuous batching" if policy == "static" else "memory in pages"), "c"
     return ("a larger pool" if summary.num_refused else "nothing to change"), ""

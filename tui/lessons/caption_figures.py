@@ -5,15 +5,18 @@
 {now.running}                waiting, waiting_names, finished, preempted, refused, served, percent, tokens_per_s,
                              step, total_steps, time, total_time, step_ms (mean)
                              in rows for training: rows, row_slots, placed, sequences, tokens, padding, used_percent
-{run.paged.running}          the same of any run, by its label
+{run.paged.running}          the same of any run, by its label; {run.paged.request.A.blocks} is of a request in it
                              in a pool of blocks: entries, held_blocks (of all tables; of the pool), pool_blocks,
-                             free_blocks
+                             free_blocks, block_slots
+{longer.static.paged}        how many times as long the first run takes as the second
+{hits.3.paged}               percent of the prompt tokens that a run finds in its cache, with the third of the sizes of
+                             memory in the drawing; {hits.3.tokens} is that size
 {host.used}                  slots, going, coming: blocks in host memory, on the way there and back
 {layers.full}                of the model: all, full and window of its layers; window_tokens that a window reaches back;
                              full_tables and window_tables of every sequence; {tables.Gemma-3-27B} counts the tables of
                              another model
 {request.A.blocks}           addresses, last_address, row, prompt, output, answer, needs, fits, written, held, held_gb,
-                             unused_percent, shared_blocks, hit_tokens, started, waited, ttft, finished,
+                             unused_percent, shared_blocks, hit_tokens, missed_tokens, started, waited, ttft, finished,
                              lost_blocks, lost_tokens (by its last preemption), full_blocks, window_blocks, let_go
                              (of the tables of full attention, of windows; what the windows have given back)
 {ladder.4.gain}              tokens_per_s, ample, memory_gain, time_gain, batch of a rung of the ladder, with the
@@ -54,15 +57,21 @@ class Figures:
     """The figures of the current frame of `session`, and of other runs by their labels."""
 
     def __init__(
-        self, session: Session, others: Mapping[str, Session], cost: StepCost, ladder: Callable[[], Sequence[Climbed]]
+        self,
+        session: Session,
+        others: Mapping[str, Session],
+        cost: StepCost,
+        ladder: Callable[[], Sequence[Climbed]],
+        found: Callable[[], Sequence[tuple[int, Sequence[float]]]],
     ) -> None:
-        """`others` are all runs by label; `cost` is that of a step, `ladder` simulates the rungs when a caption asks
-        for them.
+        """`others` are all runs by label; `cost` is that of a step. `ladder` simulates the rungs, and `found` the sizes
+        of the memory with the shares that each run finds in its cache, when a caption asks for them.
         """
         self._session = session
         self._others = others
         self._cost = cost
         self._climb = ladder
+        self._found = found
 
     def fill(self, text: str) -> str:
         """Return `text` with its figures in place.
@@ -90,15 +99,26 @@ class Figures:
                 found = self._step().get(what)
             case ["request", request, what]:
                 found = request_figures(self._session, request).get(what)
-            case ["ladder", *what]:
-                found = self._ladder(what)
-            case ["run", *label, what] if ".".join(label) in self._others:
-                found = self._now(self._others[".".join(label)], what)
             case _:
-                found = None
+                found = self._of_runs(name.split("."))
         if found is None:
             raise UnknownFigureError(f"there is no figure {{{name}}}")
         return found
+
+    def _of_runs(self, name: list[str]) -> str | None:
+        """Return a figure of another run, of several, or of simulations beside them."""
+        match name:
+            case ["ladder", *what]:
+                return self._ladder(what)
+            case ["hits", *what]:
+                return self._hits(what)
+            case ["longer", one, other] if {one, other} <= set(self._others):
+                return self._longer(self._others[one], self._others[other])
+            case ["run", label, "request", request, what] if label in self._others:
+                return request_figures(self._others[label], request).get(what)
+            case ["run", *label, what] if ".".join(label) in self._others:
+                return self._now(self._others[".".join(label)], what)
+        return None
 
     def _waste(self, what: str) -> str | None:
         session = self._session
@@ -169,6 +189,7 @@ class Figures:
             "entries": f"{int(session.replay.refs.sum()):,}",
             "held_blocks": f"{int((session.replay.refs > 0).sum()):,}",
             "pool_blocks": f"{session.replay.num_units:,}",
+            "block_slots": f"{session.replay.unit_tokens:,}",
             "free_blocks": f"{int((session.replay.refs == 0).sum()):,}",
             "refused": f"{session.num_refused:,}",
             "served": f"{served:,}",
@@ -180,6 +201,18 @@ class Figures:
             "step_ms": f"{session.player.duration_s / max(session.player.last_frame, 1) * 1e3:.1f}",
             "tokens_per_s": f"{served / time_s:,.0f}" if time_s else "0",
         }
+
+    @staticmethod
+    def _longer(one: Session, other: Session) -> str:
+        return f"{one.player.duration_s / other.player.duration_s:.1f}"
+
+    def _hits(self, what: list[str]) -> str | None:
+        match what:
+            case [size, label] if size.isdecimal() and 0 < int(size) <= len(found := self._found()):
+                num_tokens, shares = found[int(size) - 1]
+                percents = (f"{100 * share:.0f}" for share in shares)
+                return {"tokens": f"{num_tokens:,}", **dict(zip(self._others, percents, strict=True))}.get(label)
+        return None
 
     def _ladder(self, what: list[str]) -> str | None:
         climbed = self._climb()

@@ -189,8 +189,9 @@ def ladder(climbed: Sequence[Climbed], width: int, symbols: Symbols, height: int
             ]
         )
         if 2 * len(climbed) <= height:
-            words = f"  {rung.mean_batch:.1f} at a time on average; its cost: {_COSTS[rung.name]}"
-            lines.append([pen.text(words[:width], weak=True)])
+            cost = f"cost: {_COSTS[rung.name]}"
+            words = f"  {rung.mean_batch:.1f} at a time on average; {cost}"
+            lines.append([pen.text(words if len(words) <= width else f"  {cost}", weak=True)])
     return lines
 
 

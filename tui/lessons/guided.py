@@ -203,7 +203,7 @@ class Guided:
             frame = int(self.comparison.frames_at(session.times_s[[frame]])[0])
         self.show(frame)
         others = {run.label: session for run, session in zip(lesson.runs, self.sessions, strict=True)}
-        figures = Figures(session, others, self.cost(session), self.climb)
+        figures = Figures(session, others, self.cost(session), self.climb, self.found)
         try:
             title, text = figures.fill(spec.title), figures.fill(spec.text)
         except UnknownFigureError as error:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from kvsim.machines import plain_words, untimed_in
 
-from ..export.still import host_still, legend, still
+from ..export.still import host_entries, host_still, in_characters, legend, still
 from ..export.still_svg import COLUMNS, svg_of_stills
 from ..facts.requests import comes_from_host
 from ..look.states import COLOR
@@ -40,10 +40,12 @@ def as_text(guided: Guided, symbols: Symbols) -> str:
         parts += [title, "-" * len(title), textwrap.fill(caption.text, _WIDTH), ""]
         for name, session in _pools(guided, caption):
             lines = _characters(still(session, symbols, _WIDTH, _HEIGHT, color_by))
-            parts += [name, *lines, *textwrap.wrap(legend(session, symbols, color_by), _WIDTH), ""]
+            words = legend(session, symbols, color_by) + _digits(session, lines)
+            parts += [name, *lines, *textwrap.wrap(words, _WIDTH), ""]
             if session.host is not None:
                 lines = _characters(host_still(session, symbols, _WIDTH, 1))
-                parts += [title_of(session.host, session.replay.frame), *lines, ""]
+                parts += [title_of(session.host, session.replay.frame), *lines]
+                parts += [in_characters(host_entries(session), symbols), ""]
         for name, drawn in guided.drawing(caption, _WIDTH, symbols):
             parts += [name, *("".join(segment.text for segment in line).rstrip() for line in drawn), ""]
     return "\n".join([*parts, textwrap.fill(_machine(guided), _WIDTH), ""])
@@ -52,6 +54,14 @@ def as_text(guided: Guided, symbols: Symbols) -> str:
 def _characters(lines: list[list[tuple[str, Style]]]) -> list[str]:
     """Return the characters of each line, without their styles."""
     return ["".join(character for character, _ in line).rstrip() for line in lines]
+
+
+def _digits(session: Session, lines: list[str]) -> str:
+    """Explain the digits of a picture without names, which say how full a unit is; empty without any."""
+    drawn = "".join(lines)
+    if session.replay.unit_tokens == 1 or " " in drawn or not any(map(str.isdigit, drawn)):
+        return ""
+    return f"   1-7 eighths of a {session.unit_name} written"
 
 
 def as_markdown(guided: Guided) -> tuple[str, Mapping[str, str]]:

@@ -50,6 +50,7 @@ def request_figures(session: Session, name: str) -> dict[str, str]:
         "unused_percent": percent(held - facts.slots[SlotState.TOKEN], held),
         "shared_blocks": f"{int((refs > 1).sum()):,}",
         "hit_tokens": f"{int(requests.cached_tokens[row]):,}",
+        "missed_tokens": f"{facts.prompt_tokens - int(requests.cached_tokens[row]):,}",
         "started": milliseconds(float(requests.first_scheduled_s[row])),
         "waited": milliseconds(float(requests.first_scheduled_s[row] - requests.arrival_s[row])),
         "ttft": milliseconds(float(requests.first_token_s[row] - requests.arrival_s[row])),

@@ -60,6 +60,11 @@ def map_keys(host: HostMemory, frame: int, width: int, height: int, *, half_bloc
     return half_keys(paints) if half_blocks else keys_of(GLYPH, paints, EMPTY)
 
 
+def paints_now(host: HostMemory, frame: int) -> set[int]:
+    """Return the paints of all slots."""
+    return set(_paints(host.slots_at(frame)).tolist())
+
+
 def _paints(slots: HostSlots) -> PaintArray:
     """Return the paint of each slot: stored copies are darker than copies in transfer."""
     paints = np.where(slots.owner == NO_OWNER, int(SlotState.FREE), KEPT + slots.owner % NUM_HUES)

@@ -133,13 +133,17 @@ def name_runs(lines: KeyArray, tiling: Tiling, replay: Replay, cells: IndexArray
         for begin, end in zip(begins, [*begins[1:], len(held)], strict=False):
             owner, room = int(held[begin]), int(edges[end] - edges[begin]) - 2
             # An owner without a prompt is the end of a row, not a request, and needs no name.
-            if owner != NO_OWNER and room > 0 and replay.recording.requests.prompt_tokens[owner]:
-                # The fill of a unit is visible on both sides of the name.
-                if tiling.detail is Detail.FILL:
-                    _write(_name(replay, owner, room), line[edges[begin] + 1 : edges[end]])
-                else:
-                    mark = ">" if owner == marked else " "
-                    _write_where_alike(f"{mark}{_name(replay, owner, room)} ", line[edges[begin] : edges[end]])
+            if owner == NO_OWNER or not replay.recording.requests.prompt_tokens[owner]:
+                continue
+            name = _name(replay, owner)
+            if len(name) > room:  # part of a name is another name
+                continue
+            # The fill of a unit is visible on both sides of the name.
+            if tiling.detail is Detail.FILL:
+                _write(name, line[edges[begin] + 1 : edges[end]])
+            else:
+                mark = ">" if owner == marked else " "
+                _write_where_alike(f"{mark}{name} ", line[edges[begin] : edges[end]])
 
 
 def _write(text: str, place: KeyArray) -> None:

@@ -28,7 +28,7 @@ def legend_entries(
     by: ColorBy, sessions: Sequence[Session], symbols: Symbols, style: Style, room: int, *, lit: str | None = None
 ) -> list[list[Segment]]:
     """Return the legend of the colours of one pool or several, with shorter words if `room` characters are few."""
-    entries = legend(by, sessions, lit)
+    entries = [entry for entry in legend(by, sessions, lit) if _occurs(entry[0], sessions)]
     if _length(entries) > room:
         entries = [(paints[:1], text) for paints, text in entries]
     if _length(entries) > room:
@@ -47,8 +47,8 @@ def owner_entries(session: Session, symbols: Symbols, style: Style) -> list[list
     """Return the legend of the pool by owner: states as in the bar below, what is shared, and the followed request."""
     caches = session.recording.meta.prefix_caching
     states = [_state(SlotState.TOKEN), *_waste([session]), _state(SlotState.RESERVED)]
-    entries = [(paints[0], text) for paints, text in states]
-    entries += [(SHARED, f"shared {factor(session)}".strip())] if caches else []
+    states += [((SHARED,), f"shared {factor(session)}".strip())] if caches else []
+    entries = [(paints[0], text) for paints, text in states if _occurs(paints, [session])]
     if session.followed is not None and len(session.replay.block_table(session.followed)[1]):
         entries.append((OWNER + hue_of(session.followed), session.request_name(session.followed)))
     found = list[list[Segment]]()
@@ -57,6 +57,18 @@ def owner_entries(session: Session, symbols: Symbols, style: Style) -> list[list
         gap = [Segment("  ", style)] if found else []
         found.append([*gap, Segment(sample.text, style + (sample.style or Style())), Segment(f" {text}", style)])
     return found
+
+
+def _occurs(paints: tuple[int, ...], sessions: Sequence[Session]) -> bool:
+    """Tell whether a recording has what an entry explains at any time; of states and sharing alone it is known."""
+    if paints == (SHARED,):
+        return any(
+            bool(session.recording.requests.cached_tokens.any() or (session.replay.refs > 1).any())
+            for session in sessions
+        )
+    if len(paints) != 1 or paints[0] >= len(SlotState):
+        return True
+    return any(bool(session.states_seen[paints[0]]) for session in sessions)
 
 
 def _length(entries: list[tuple[tuple[int, ...], str]]) -> int:

@@ -71,7 +71,7 @@ class LaneFigures(Widget):
         if rows is None:
             share, what = (
                 session.served[session.player.frame] / max(int(session.served[-1]), 1),
-                "of all tokens are out",
+                "of all tokens served",
             )
         else:
             share, what = rows.num_tokens / max(rows.num_rows * rows.row_tokens, 1), "of the rows used"
@@ -146,6 +146,7 @@ class LaneFigures(Widget):
                 f"whole run: {in_all:,.0f} tokens/s, with ample memory {self._ample:,.0f}",
                 f"run {in_all:,.0f} tokens/s, ample memory {self._ample:,.0f}",
                 f"run {in_all:,.0f}/s, ample memory {self._ample:,.0f}/s",
+                f"{in_all:,.0f}/s, ample {self._ample:,.0f}/s",
             )
             text = next((text for text in texts if len(text) <= self.size.width), texts[-1])
             return [Segment(shortened(text, self.size.width, cut), self._style("text"))]

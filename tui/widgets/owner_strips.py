@@ -112,13 +112,14 @@ class OwnerStrips(Panel):
         ]
         short = [
             f"{requests}: {plural(held, unit)}",
-            f"most {most}" if most else "",
+            f"most {most} tokens" if most else "",
             f"{shared:,} shared save {saved:,}" if shared else "nothing is shared",
             f"{free_share} free",
         ]
         between = f" {self.symbols.dot} "
-        if len(between.join(filter(None, parts))) > self.size.width:
-            parts = short
+        for fewer in (short, [short[0], *short[2:]]):  # the first strip says who holds most
+            if len(between.join(filter(None, parts))) > self.size.width:
+                parts = fewer
         while len(text := between.join(filter(None, parts))) > self.size.width and len(parts) > 1:
             parts.pop()
         return Strip([self.text(text, "strong")])

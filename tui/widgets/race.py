@@ -32,6 +32,7 @@ class Race(Scrubber):
         # The clock of rows for training means nothing, so there are no times to compare.
         timed = comparison.lanes[0].session.rows is None
         self.set_class(timed and len(comparison.lanes) == 2, "-two").set_class(not timed, "-untimed")
+        self.set_class(timed and len(comparison.lanes) > 3, "-four")
 
     def show_frame(self) -> None:
         """Follow the comparison to its current frame."""

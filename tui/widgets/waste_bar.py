@@ -31,7 +31,7 @@ _FIGURES_WIDTH = 10
 """Characters of an entry of the legend besides its words: a sample, a share, and what keeps them apart."""
 _GAP = 2
 """Characters between entries."""
-_TITLE = "where the memory is now"
+_TITLE, _TITLE_BESIDE = "where the memory is now", "bar: whole pool"
 _TALL = 38
 """Lines of a screen with room for a taller legend."""
 
@@ -57,9 +57,14 @@ class WasteBar(Widget):
 
     def show_frame(self) -> None:
         """Follow the session to its current frame."""
-        inspected = self.screen.has_class("-narrow") and selection(self._session)
+        room = self.size.width - 2
+        words = [_TITLE]
+        if self.screen.has_class("-narrow") and (inspected := selection(self._session)):
+            # The bar is of the whole pool, whatever is selected.
+            words = [f"{_TITLE_BESIDE} {self._symbols.dot} {inspected}", inspected]
         # A request's id is not markup.
-        title = Content(shortened(inspected or _TITLE, self.size.width - 2, self._symbols.cut))
+        text = next((text for text in words if len(text) <= room), words[-1])
+        title = Content(shortened(text, room, self._symbols.cut))
         if title != self._title:
             self.border_title = self._title = title
         self.refresh()
