@@ -285,3 +285,12 @@ async def test_lanes_without_room_for_a_picture_have_names(three_runs: list[Reco
         screen = "\n".join(strip.text for strip in app.screen._compositor.render_strips())
     for label in ("static batches", "contiguous", "paged"):
         assert f"\u2500{label}\u2500" in screen
+
+
+async def test_every_run_of_four_has_a_line_on_the_time_axis(three_runs: list[Recording]) -> None:
+    comparison = ComparedRuns([*three_runs, three_runs[0]], ["one", "two", "three", "four"])
+    async with make(comparison).run_test(size=SIZE) as pilot:
+        await pilot.pause()
+        race = pilot.app.screen.query_one(Race)
+        labels = [race.render_line(y).text[:GUTTER].split()[0] for y in range(race.size.height)]
+        assert labels == [*(lane.label for lane in comparison.lanes), "time"]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from kvsim.metrics import summarize
 from kvsim.metrics.run_verdict import Limit, limit_of
-from kvsim.policies import ContinuousSettings, Paged
+from kvsim.policies import ContinuousSettings, Paged, Radix, SGLangSettings
 from kvsim.simulation import simulate
 from kvsim.workload import generate
 from kvsim_tui.dialogs.remedies import RemediesScreen
@@ -93,3 +93,16 @@ async def test_d_says_why_there_are_none(
         await pilot.pause()
         assert not isinstance(app.screen, RemediesScreen)
         assert [note.message for note in app._notifications if note.severity == "error"]
+
+
+def test_a_short_pool_of_the_radix_policy_is_not_told_to_use_pages(make_machine: Callable[[int], Machine]) -> None:
+    recording = simulate(generate(60, prompt=200, output=200, seed=1), Radix(), make_machine(6_000))
+    assert limit_of(summarize(recording)) is Limit.MEMORY
+    assert judgement_of(Session(recording)).long.endswith(": more memory or fewer sequences")
+
+
+def test_a_full_batch_of_the_radix_policy_is_told_in_its_own_setting(make_machine: Callable[[int], Machine]) -> None:
+    policy = Radix(scheduler=SGLangSettings(max_running_requests=4))
+    recording = simulate(generate(60, prompt=60, output=20, seed=1), policy, make_machine(20_000))
+    assert limit_of(summarize(recording)) is Limit.BATCH
+    assert judgement_of(Session(recording)).long.endswith(": a larger max_running_requests")

@@ -16,8 +16,9 @@ from kvsim.policies import Contiguous
 from kvsim.policies.settings import ContiguousSettings, ContinuousSettings, Reserve
 from kvsim.simulation import Machine, simulate
 from kvsim.workload import Request, Workload
+from kvsim_tui.export.still import still
 from kvsim_tui.lessons import Guided, find_lesson
-from kvsim_tui.look.states import ASCII, COLOR
+from kvsim_tui.look.states import ASCII, COLOR, GLYPHS
 from kvsim_tui.playback.session import Session
 from kvsim_tui.pool.brush import Brush
 from kvsim_tui.pool.canvas import Canvas
@@ -165,3 +166,16 @@ def test_a_name_stands_where_its_row_looks_alike_and_hides_nothing(lesson: str) 
             assert grounds <= {after.color, after.bgcolor}
             marked += any(brush[int(line[at])][0] == ">" for at in letters)
     assert marked == 1
+
+
+def test_a_run_too_narrow_for_a_name_has_no_part_of_it() -> None:
+    guided = Guided(find_lesson("12"))
+    radix = guided.sessions[1]
+    names = set(radix.recording.requests.id.tolist())
+    shown = set[str]()
+    for frame in range(guided.player.last_frame):
+        guided.show(frame)
+        lines = ["".join(character for character, _ in line) for line in still(radix, GLYPHS, 78, 8)]
+        shown |= set(re.findall(r"\w+", " ".join(lines)))
+    assert shown
+    assert shown <= names

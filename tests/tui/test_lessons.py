@@ -19,7 +19,7 @@ from kvsim_tui.facts.group_tables import table_rows
 from kvsim_tui.facts.preemption import preemption_at
 from kvsim_tui.facts.requests import request_facts
 from kvsim_tui.facts.schedule import Doing, schedule
-from kvsim_tui.lessons import Guided, Lesson, LessonError, all_lessons, find_lesson, read_lesson
+from kvsim_tui.lessons import Guided, Lesson, LessonError, all_lessons, drawings, find_lesson, read_lesson
 from kvsim_tui.lessons.caption_figures import Figures
 from kvsim_tui.lessons.drawings import Drawing
 from kvsim_tui.lessons.reading import as_markdown, as_text
@@ -727,3 +727,53 @@ def test_lesson_12_compares_the_hits_of_both_caches_at_every_size(guided: Callab
     assert blocks[-1] < tree[-1], "with memory for all, a block rounds away what a slot does not"
     drawn = lesson.drawing(lesson.captions[-1], 80, GLYPHS)
     assert len(drawn[0][1]) == 2 * len(found)
+
+
+def test_lesson_12_gives_the_hits_of_both_caches_for_the_same_question(guided: Callable[[str], Guided]) -> None:
+    lesson = guided("12")
+    blocks, tree = lesson.sessions
+    for caption, name in ((1, "A2"), (2, "B2"), (4, "A3")):
+        text = lesson.captions[caption].text
+        for session in (blocks, tree):
+            requests = session.recording.requests
+            assert str(requests.cached_tokens[session.recording.row_of(name)]) in re.findall(r"\d+", text)
+    sizes = dict(lesson.found())
+    last = lesson.captions[5].text
+    for size, between in ((600, " with 600"), (800, ": blocks have kept"), (1000, " with 1,000")):
+        in_blocks, in_tree = (f"{100 * share:.0f}" for share in sizes[size])
+        assert f"{in_tree} against {in_blocks} %{between}" in last
+    assert sizes[600][1] > sizes[600][0]
+    assert sizes[800][1] < sizes[800][0]
+    assert sizes[1000][1] > sizes[1000][0]
+
+
+def test_lesson_4_says_how_many_times_as_long_and_why_a_block_is_missing(guided: Callable[[str], Guided]) -> None:
+    lesson = guided("4")
+    static, continuous = lesson.sessions
+    assert continuous.replay.num_units == static.capacity // 16 - 1 == 50
+    ratio = static.player.duration_s / continuous.player.duration_s
+    assert f"{ratio:.1f} times as long" in lesson.captions[-1].text
+
+
+@pytest.mark.parametrize("width", [50, 60, 78])
+def test_no_cost_on_the_ladder_is_cut(guided: Callable[[str], Guided], width: int) -> None:
+    lesson = guided("9")
+    ((_, drawn),) = lesson.drawing(lesson.captions[2], width, GLYPHS)
+    costs = ["".join(segment.text for segment in line) for line in drawn[1::2]]
+    assert len(costs) == 8
+    for line, cost in zip(costs, drawings._COSTS.values(), strict=True):
+        assert line.endswith(f"cost: {cost}")
+        assert len(line) <= width
+
+
+def test_signs_of_the_host_map_and_digits_of_the_pool_are_explained_below(guided: Callable[[str], Guided]) -> None:
+    parts = as_text(guided("11"), GLYPHS).split("\n\n")
+    maps = [part for part in parts if part.startswith("host memory: ")]
+    assert len(maps) == 5
+    for sign, words in (("+", "going there"), ("=", "coming back")):
+        for part in maps:
+            _, drawn, key = part.split("\n")
+            assert (sign in drawn) == (f"{sign} {words}" in key)
+    pools = [part for part in parts if part.startswith("GPU only, ")]
+    assert all(bool(re.search("[█○][1-7]", part)) == ("1-7 eighths of a block" in part) for part in pools)
+    assert "eighths" not in as_text(guided("3"), GLYPHS)

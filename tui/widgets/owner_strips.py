@@ -113,7 +113,7 @@ class OwnerStrips(Panel):
         short = [
             f"{requests}: {plural(held, unit)}",
             f"most {most} tokens" if most else "",
-            f"{shared:,} shared save {saved:,}" if shared else "nothing is shared",
+            f"{shared:,} shared save {saved:,}" if shared else "nothing shared",
             f"{free_share} free",
         ]
         between = f" {self.symbols.dot} "
