@@ -82,8 +82,8 @@ class Drafts:
         return numbers
 
 
-def drafts_of(policy: AnyPolicy, num_requests: int) -> Drafts | None:
-    """Return what speculative decoding asks of the engine; None without.
+def drafts_of(policy: AnyPolicy, rows: range) -> Drafts | None:
+    """Return what speculative decoding asks of an engine with the requests in `rows` of a workload; None without.
 
     Raises:
         WorkloadError: the file of accepted drafts cannot be read.
@@ -91,9 +91,7 @@ def drafts_of(policy: AnyPolicy, num_requests: int) -> Drafts | None:
     if not isinstance(policy, Paged) or (config := policy.scheduler.drafting) is None:
         return None
     chosen = policy.scheduler
-    right, proposed = outcomes_of(
-        chosen.acceptance, config.rates, config.num_tokens, chosen.acceptance_seed, num_requests
-    )
+    right, proposed = outcomes_of(chosen.acceptance, config.rates, config.num_tokens, chosen.acceptance_seed, rows)
     return Drafts.of(
         config,
         chosen.vllm,

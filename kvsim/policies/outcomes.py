@@ -42,20 +42,20 @@ class Outcomes:
         return cls(values=values, first=np.cumsum(lengths) - lengths, lengths=lengths)
 
     @classmethod
-    def drawn(cls, shares: Sequence[float], seed: int, num_requests: int) -> Self:
+    def drawn(cls, shares: Sequence[float], seed: int, rows: range) -> Self:
         """Draw how many drafts are right, of which position `i` is with all before it in `shares[i]` of all steps."""
         draws = np.random.default_rng(seed).random(_NUM_DRAWS)
         right = np.zeros(_NUM_DRAWS, np.int64)
         for share in shares:
             right += draws < share
-        first = np.arange(num_requests, dtype=np.int64) * _STRIDE % _NUM_DRAWS
-        lengths = np.full(num_requests, _NUM_DRAWS, np.int64)
+        first = np.arange(rows.start, rows.stop, rows.step, dtype=np.int64) * _STRIDE % _NUM_DRAWS
+        lengths = np.full(len(rows), _NUM_DRAWS, np.int64)
         return cls(values=np.concatenate((right, right)), first=first, lengths=lengths)
 
-    def repeated(self, num_requests: int) -> Self:
-        """Return the lists of `num_requests` requests, which take these in turn."""
-        rows = np.arange(num_requests) % len(self.first)
-        return type(self)(values=self.values, first=self.first[rows], lengths=self.lengths[rows])
+    def repeated(self, rows: range) -> Self:
+        """Return the lists of the requests in `rows` of a workload whose requests take these in turn."""
+        chosen = np.arange(rows.start, rows.stop, rows.step) % len(self.first)
+        return type(self)(values=self.values, first=self.first[chosen], lengths=self.lengths[chosen])
 
 
 def read_outcomes(path: Path) -> tuple[Outcomes, Outcomes]:
@@ -100,15 +100,15 @@ def _is_number(text: str) -> bool:
 
 
 def outcomes_of(
-    acceptance: str, rates: Sequence[float], num_tokens: int, seed: int, num_requests: int
+    acceptance: str, rates: Sequence[float], num_tokens: int, seed: int, rows: range
 ) -> tuple[Outcomes, Outcomes]:
-    """Return the right and the proposed drafts of each request.
+    """Return the right and the proposed drafts of each request in `rows` of a workload.
 
     `rates` are the shares that vLLM draws itself; empty where `acceptance` says it.
     """
-    nothing = Outcomes.from_rows([()] * num_requests)
+    nothing = Outcomes.from_rows([()] * len(rows))
     shares = rates or shares_of(acceptance, num_tokens)
     if shares is not None:
-        return Outcomes.drawn(shares, seed, num_requests), nothing
+        return Outcomes.drawn(shares, seed, rows), nothing
     right, proposed = read_outcomes(Path(acceptance))
-    return right.repeated(num_requests), proposed.repeated(num_requests)
+    return right.repeated(rows), proposed.repeated(rows)

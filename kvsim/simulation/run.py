@@ -186,35 +186,13 @@ class Run:
         policy, machine, options = setup.base, setup.machine, setup.options
         # Each server has its own account of the steps that leave the fitted range.
         step_time = machine.step_time.anew() if isinstance(machine.step_time, Watched) else machine.step_time
-        own = setup.policy if isinstance(setup.policy, CustomPolicy) else None
-        eviction = None if self._future is None else OptimalEviction(self._future)
         # Code that is compiled for one server of several serves the others, too.
         size, choice = len(setup.workload) * setup.rows.step, engine_for(options.get("engine", "auto"), setup.policy)
         # A check looks at everything at every step, in Python, which reads objects faster than arrays.
         memory = None if options.get("check", False) else memory_of(policy, connector)
         compiled = begins_compiled(size, int(setup.demand.output.sum()) * setup.rows.step, step_time, choice, memory)
-        plan = EnginePlan(
-            setup.demand,
-            policy,
-            setup.num_units,
-            step_time,
-            refused=setup.refused,
-            layout=setup.layout,
-            pipeline=setup.pipeline,
-            retention_tokens=defaults_of(release_of(policy)).retention_tokens,
-            unit_bytes=setup.pool.bytes_per_unit,
-            num_gpus=machine.model.tensor_parallel_size,
-            num_layers=machine.model.num_kv_layers,
-            answers=source.awaits_answers or pair is not None,
-            connector=connector,
-            stamp_at_entry=options.get("stamp_at_entry", False),
-            records_memory=builder is not None,
-            records_schedule=builder is not None,
-            checking=options.get("check", False),
-            drafts=drafts_of(policy, size),
-            rules=None if own is None else CustomRules(own, setup.num_units, eviction),
-            eviction=eviction,
-        )
+        answers = source.awaits_answers or pair is not None
+        plan = self._plan(setup, step_time, connector, answers=answers, records=builder is not None)
 
         def compile_later() -> Engine | None:
             return plan.build(compiled=True) if may_compile(size, step_time, choice) else None
@@ -235,6 +213,36 @@ class Run:
             rows=setup.rows,
         )
         return Replica(server, totals, tables, step_time)
+
+    def _plan(
+        self, setup: Setup, step_time: StepTimeModel, connector: Connector | None, *, answers: bool, records: bool
+    ) -> EnginePlan:
+        """Return the plan of a server's engine: whether others wait for its `answers`, and whether it `records`."""
+        policy, model, options = setup.base, setup.machine.model, setup.options
+        own = setup.policy if isinstance(setup.policy, CustomPolicy) else None
+        eviction = None if self._future is None else OptimalEviction(self._future)
+        return EnginePlan(
+            setup.demand,
+            policy,
+            setup.num_units,
+            step_time,
+            refused=setup.refused,
+            layout=setup.layout,
+            pipeline=setup.pipeline,
+            retention_tokens=defaults_of(release_of(policy)).retention_tokens,
+            unit_bytes=setup.pool.bytes_per_unit,
+            num_gpus=model.tensor_parallel_size,
+            num_layers=model.num_kv_layers,
+            answers=answers,
+            connector=connector,
+            stamp_at_entry=options.get("stamp_at_entry", False),
+            records_memory=records,
+            records_schedule=records,
+            checking=options.get("check", False),
+            drafts=drafts_of(policy, setup.rows),
+            rules=None if own is None else CustomRules(own, setup.num_units, eviction),
+            eviction=eviction,
+        )
 
     def times_of_admission(self) -> npt.NDArray[np.float64]:
         """Return when each request of the workload was first scheduled by the one server, in seconds; NaN for never."""

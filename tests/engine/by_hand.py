@@ -44,7 +44,7 @@ def driver_of(policy: Policy, num_units: int, *requests: tuple[int, ...], **opti
     demand = demand_of(*requests, **known)
     if not isinstance(policy, Radix):
         policy = limited(policy, 8192, EngineDefaults.LLM_LARGE)
-    options |= {"drafts": drafts_of(policy, len(requests)), "records_memory": True}
+    options |= {"drafts": drafts_of(policy, range(len(requests))), "records_memory": True}
     plan = EnginePlan(demand, policy, num_units, no_times(), refused=refused, **options)
     return Driver(plan.build(compiled=compiled), compiled=compiled)
 

@@ -99,20 +99,26 @@ def test_both_engines_route_alike(machine: Machine, route: str) -> None:
     assert sum(len(run.requests) for run in fleets[0].servers) == len(requests())
 
 
-@pytest.mark.parametrize("spread", [in_turn, on_all_cores])
-def test_servers_run_apart_as_on_one_clock(machine: Machine, spread: Spread, tmp_path: Path) -> None:
+DRAFTING = replace(
+    POLICY,
+    scheduler=replace(POLICY.scheduler, speculative_config='{"method": "ngram", "num_speculative_tokens": 2}'),
+)
+
+
+@pytest.mark.parametrize(("spread", "policy"), [(in_turn, POLICY), (on_all_cores, POLICY), (in_turn, DRAFTING)])
+def test_servers_run_apart_as_on_one_clock(machine: Machine, spread: Spread, policy: Paged, tmp_path: Path) -> None:
     """Servers of a round robin depend on no other, and are run by themselves; a router of one's own wants one clock."""
     workload = requests(number=600)
-    apart = serve(workload, machine, "round-robin", spread=spread)
-    together = serve(workload, machine, RoundRobin())
+    apart = measure_replicas(workload, policy, machine, NUM_SERVERS, "round-robin", spread=spread)
+    together = measure_replicas(workload, policy, machine, NUM_SERVERS, RoundRobin())
     assert differ(apart, together) == []
     assert [repr(run.summary.as_dict()) for run in apart.servers] == [
         repr(run.summary.as_dict()) for run in together.servers
     ]
     assert apart[1:] == together[1:]
     assert apart.most_duplicate_blocks > 0
-    record_replicas(workload, POLICY, machine, tmp_path / "apart", NUM_SERVERS, "round-robin", spread=spread)
-    record_replicas(workload, POLICY, machine, tmp_path / "together", NUM_SERVERS, RoundRobin())
+    record_replicas(workload, policy, machine, tmp_path / "apart", NUM_SERVERS, "round-robin", spread=spread)
+    record_replicas(workload, policy, machine, tmp_path / "together", NUM_SERVERS, RoundRobin())
     for number in map(str, range(NUM_SERVERS)):
         one, other = read(tmp_path / "apart" / number), read(tmp_path / "together" / number)
         assert one.meta == other.meta

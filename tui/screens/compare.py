@@ -111,7 +111,7 @@ class Compare(PlaybackScreen):
         metas = [lane.session.recording.meta for lane in self.comparison.lanes]
         if any(meta.source != "simulation" or "row_tokens" in meta.policy for meta in metas):
             return []
-        labels = {str(meta.engine.get("step_time")) for meta in metas}
+        labels = {str(meta.engine.get("step_time")).partition(";")[0] for meta in metas}
         return ["one engine's step times" if len(labels) == 1 else "each its own engine's step times"]
 
     def sessions(self) -> Iterable[Session]:
