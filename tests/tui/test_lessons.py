@@ -31,6 +31,7 @@ from kvsim_tui.pool.paint import ColorBy
 from kvsim_tui.screens.compare import Compare
 from kvsim_tui.screens.watch import Watch
 from kvsim_tui.widgets.caption_box import CaptionBox
+from kvsim_tui.widgets.lesson_drawing import LessonDrawing
 from kvsim_tui.widgets.pool_view import PoolView
 
 if TYPE_CHECKING:
@@ -777,3 +778,22 @@ def test_signs_of_the_host_map_and_digits_of_the_pool_are_explained_below(guided
     pools = [part for part in parts if part.startswith("GPU only, ")]
     assert all(bool(re.search("[█○][1-7]", part)) == ("1-7 eighths of a block" in part) for part in pools)
     assert "eighths" not in as_text(guided("3"), GLYPHS)
+
+
+@pytest.mark.parametrize("number", ["9", "12"])
+@pytest.mark.parametrize("size", [(80, 24), (120, 40)])
+async def test_a_drawing_in_place_of_the_pools_is_on_the_screen(
+    guided: Callable[[str], Guided], number: str, size: tuple[int, int]
+) -> None:
+    lesson = guided(number)
+    app = KvsimApp(lesson, clock=lambda: 0.0)
+    async with app.run_test(size=size) as pilot:
+        lesson.show(lesson.captions[-1].frame)
+        app.playback.show_frame(everything=True)
+        await pilot.pause()
+        drawn = app.screen.query_one(LessonDrawing)
+        ((title, lines),) = lesson.drawing(lesson.captions[-1], drawn.size.width, GLYPHS, drawn.size.height)
+        assert title in screen_text(app)
+        assert 0 < len(lines) <= drawn.size.height
+        for y, line in enumerate(lines):
+            assert "".join(segment.text for segment in line).split()[-2:] == drawn.render_line(y).text.split()[-2:]

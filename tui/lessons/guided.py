@@ -94,6 +94,11 @@ class Guided:
         """Return the names of the drawings of all captions."""
         return {caption.draws.value for caption in self.captions if caption.draws is not None}
 
+    @property
+    def draws_alone(self) -> bool:
+        """Whether a caption has a drawing in place of the pools."""
+        return any(caption.draws is not None and caption.draws.stands_alone for caption in self.captions)
+
     def caption_at(self, frame: int) -> Caption:
         """Return the latest caption at a frame of the player, or the first one."""
         return max((one for one in self.captions if one.frame <= frame), key=_frame, default=self.captions[0])

@@ -74,7 +74,7 @@ class Compare(PlaybackScreen):
                     yield LaneFigures(lane, self.symbols, id=f"figures-{number}")
                     if self.guided is not None and "schedule" in self.guided.draws:
                         yield ScheduleChart(self.guided, lane.session, self.symbols, id=f"schedule-{number}")
-        if self.guided is not None and "ladder" in self.guided.draws:
+        if self.guided is not None and self.guided.draws_alone:
             yield LessonDrawing(self.guided, self.symbols)
         yield Legend(self.comparison, self.symbols, self._color_by)
         yield Race(self.comparison, self.symbols)

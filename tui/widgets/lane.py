@@ -146,7 +146,7 @@ class LaneFigures(Widget):
                 f"whole run: {in_all:,.0f} tokens/s, with ample memory {self._ample:,.0f}",
                 f"run {in_all:,.0f} tokens/s, ample memory {self._ample:,.0f}",
                 f"run {in_all:,.0f}/s, ample memory {self._ample:,.0f}/s",
-                f"{in_all:,.0f}/s, ample {self._ample:,.0f}/s",
+                f"{in_all:,.0f} tokens/s, ample {self._ample:,.0f}",
             )
             text = next((text for text in texts if len(text) <= self.size.width), texts[-1])
             return [Segment(shortened(text, self.size.width, cut), self._style("text"))]

@@ -93,7 +93,8 @@ class Race(Scrubber):
         end = self._column_of_end(session, width)
         gone = min(self.cursor_column, end)
         when = f" {self.symbols.arrow}" if self._is_beyond(session) else ""
-        when += f" {seconds(session.player.duration_s, session.player.duration_s / 100)}"
+        # The blank is where the clock ends.
+        when += f" {seconds(session.player.duration_s, session.player.duration_s / 100)} "
         cells = [Segment(self.symbols.up[8], self._style("bar"))] * (gone + 1)
         cells += [Segment(self.symbols.track, self._style("bar"))] * (end - gone)
         over = self._comparison.lanes[number].over
