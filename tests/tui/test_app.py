@@ -175,6 +175,18 @@ async def test_a_narrow_screen_says_what_is_selected(make_app: Callable[..., Kvs
         assert "block 1: 16 tokens, held by" in screen_text(app)
 
 
+async def test_a_narrow_screen_says_that_the_bar_is_of_the_whole_pool(
+    make_app: Callable[..., KvsimApp], paged: Recording
+) -> None:
+    app = make_app(paged, at_s=10.0)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("n")
+        await pilot.pause()
+        session = app.playback.session
+        assert session.followed is not None
+        assert f"bar: whole pool · {session.request_name(session.followed)}: " in screen_text(app)
+
+
 async def test_a_click_selects_and_a_double_click_follows(make_app: Callable[..., KvsimApp], paged: Recording) -> None:
     app = make_app(paged, at_s=10.0)
     async with app.run_test(size=SIZE) as pilot:

@@ -5,13 +5,17 @@ from __future__ import annotations
 from math import dist
 
 import pytest
+from rich.style import Style
 
 from kvsim.display.palette import channels_of
 from kvsim.memory.waste import SlotState
+from kvsim.metrics.names import STATE_NAMES
 from kvsim.recording import find, read
 from kvsim_tui.app import KvsimApp
+from kvsim_tui.lessons import Guided, find_lesson
 from kvsim_tui.look.states import ASCII, COLOR, DARK, GLYPHS, LIGHT, Palette, Symbols
 from kvsim_tui.playback.session import Session
+from kvsim_tui.pool.legend import legend_entries
 from kvsim_tui.pool.paint import DIM, EMPTY, KEPT, NUM_PAINTS, OWNER, ColorBy, UnitChange, paint_colors
 from kvsim_tui.pool.swatches import paint_swatch
 from kvsim_tui.widgets.below_pool import BelowPool
@@ -67,3 +71,21 @@ async def test_the_legend_says_which_request_is_lit_and_what_the_others_look_lik
             legend = " ".join(below.render_line(y).text for y in range(below.size.height)).partition("last step")[0]
             assert ("r113" in legend) == (follow is not None)
             assert ("all others" in legend) == (follow is not None)
+
+
+@pytest.mark.parametrize("number", ["2", "5", "12"])
+def test_the_legend_has_the_states_and_the_sharing_that_the_recording_has_at_some_time(number: str) -> None:
+    for session in Guided(find_lesson(number)).sessions:
+        replay, shared = session.replay, False
+        for frame in range(replay.num_frames):
+            replay.seek(frame)
+            shared |= bool((replay.refs > 1).any())
+        session.show()
+        entries = legend_entries(ColorBy.OWNER, [session], COLOR, Style(), 200)
+        words = [entry[-1].text.strip() for entry in entries]
+        ever = session.slots.any(axis=0)
+        for state in (SlotState.RESERVED, SlotState.INTERNAL, SlotState.CACHED, SlotState.PADDING):
+            assert (STATE_NAMES[state] in words) == bool(ever[state])
+        assert any(text.startswith("shared") for text in words) == bool(
+            shared or session.recording.requests.cached_tokens.any()
+        )
