@@ -92,6 +92,8 @@ def _check_units(replay: Replay, folder: Path) -> None:
         if meta.source == "simulation":  # a server may cache a unit after the report of its release
             lost = (kind != MemoryKind.EVICT) | part.kept
             require(lost, file, "a unit that is evicted should keep a prefix", part.row)
+            found = (kind != MemoryKind.SHARE) | part.kept | part.is_held
+            require(found, file, "a unit that is shared should keep a prefix, or be held", part.row)
         kept_prefixes.check(part, kind, file)
 
 

@@ -9,10 +9,11 @@ import numpy.typing as npt
 
 from kvsim.errors import UsageError
 from kvsim.kv_groups.group import CacheKind, KVCacheGroup
+from kvsim.metrics.drafted_prefixes import cached_with_drafts
 from kvsim.metrics.retained_prefixes import SPARSE, check_retained
 from kvsim.policies import Radix
 from kvsim.policies.releases import UNSTATED, LeftOut, ReleaseRules, defaults_of, number_of, rules_of
-from kvsim.recording import Meta, Recording
+from kvsim.recording import Recording
 from kvsim.recording.by_request import TokenSteps
 from kvsim.recording.rules import require
 from kvsim.recording.tables import WHOLE_TABLE, IntArray, MemoryKind
@@ -104,39 +105,48 @@ def _blocks_behind_hits(group: KVCacheGroup, aligned: int) -> int:
     return min(-(-(group.window - 1) // group.block_size), per)
 
 
-def _tokens_ahead(meta: Meta) -> int:
-    """Return the known tokens, at most, that a block waits for with drafts, as its key covers them."""
-    return meta.num_drafts if rules_of(str(meta.policy.get("vllm", UNSTATED))).keys_cover_drafts else 0
-
-
 def _cached_tokens(replay: Replay, rows: IntArray) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Return the tokens of each request that had been cached when `rows` released its units, at least and at most.
 
     A step caches what it computes, but for tokens whose values are still to come with the outputs of earlier steps.
     These are cached when their outputs have come. A request that computes again what it knows waits for no output.
     """
-    recording, progress = replay.recording, replay.progress
-    memory, requests, meta = recording.memory, recording.requests, recording.meta
-    moments, request, seq = recording.steps.schedule_seq, memory.request[rows].astype(np.int64), memory.seq[rows]
-    upto = np.searchsorted(moments, seq) - 1
-    total, newest = progress.computed(request, upto), progress.newest_step(request, upto)
-    before = _num_in_flight(replay, request, moments[newest], newest - 1)
-    least = total - np.minimum(before, _num_in_flight(replay, request, seq, newest))
-    known = progress.reached(request, _step_of_previous_end(recording, request, seq)) + 1
-    if recording.has_drafts:  # behind the known tokens, the values are guesses
-        then, known = progress.known(request, newest)
-        return np.minimum(total, then) - _tokens_ahead(meta), known
-    most = np.where(total <= known, total, least)
-    if recording.copies is not None or recording.meta.exchanges_kv:  # blocks with a transfer are released later
-        return total - before, total
+    recording, meta = replay.recording, replay.recording.meta
+    request, seq = recording.memory.request[rows].astype(np.int64), recording.memory.seq[rows]
+    previous_end = _step_of_previous_end(recording, request, seq)
+    if recording.has_drafts:
+        least, most, total, values = cached_with_drafts(recording, rows, previous_end, _release_of(recording))
+    else:
+        least, most, total, values = _cached_without_drafts(replay, request, seq, previous_end)
+    if recording.copies is not None or meta.exchanges_kv:
+        return least, most
     if meta.policy.get("order", meta.engine.get("policy")) != "fcfs" or "rules" in meta.policy:
         # A step may preempt a request that it has just scheduled. The tokens of that step were cached at allocation but
         # not computed; the schedule has no row for them.
-        is_own = np.append(moments, -1)[np.minimum(memory.step[rows], len(moments))] == seq
+        moments, step = recording.steps.schedule_seq, recording.memory.step[rows]
+        is_own = np.append(moments, -1)[np.minimum(step, len(moments))] == seq
         budget = meta.policy.get("max_num_batched_tokens", meta.policy.get("max_model_len", _MOST_TOKENS))
-        values = np.maximum(requests.prompt_tokens[request], progress.reached(request, upto) + 1)
         most = np.where(is_own, np.maximum(most, np.minimum(values, total + budget)), most)
     return least, most
+
+
+def _cached_without_drafts(
+    replay: Replay, request: IntArray, seq: IntArray, previous_end: IntArray
+) -> tuple[npt.NDArray[np.int64], ...]:
+    """Return the tokens of each request that had been cached at `seq`, at least and at most, those that had been
+    computed, and those whose values were known.
+    """
+    recording, progress = replay.recording, replay.progress
+    moments = recording.steps.schedule_seq
+    upto = np.searchsorted(moments, seq) - 1
+    total, newest = progress.computed(request, upto), progress.newest_step(request, upto)
+    before = _num_in_flight(replay, request, moments[newest], newest - 1)
+    values = np.maximum(recording.requests.prompt_tokens[request], progress.reached(request, upto) + 1)
+    if recording.copies is not None or recording.meta.exchanges_kv:  # blocks with a transfer are released later
+        return total - before, total, total, values
+    least = total - np.minimum(before, _num_in_flight(replay, request, seq, newest))
+    known = progress.reached(request, previous_end) + 1
+    return least, np.where(total <= known, total, least), total, values
 
 
 _MOST_TOKENS = 1 << 32

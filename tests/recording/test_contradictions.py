@@ -264,6 +264,31 @@ def test_no_change_of_a_figure_is_accepted_among_thousands(good: dict[str, Recor
     assert missed == []
 
 
+@pytest.mark.parametrize("base", ["drafts", "drafts ahead"])
+def test_no_other_number_of_units_with_drafts_is_accepted(good: dict[str, Recording], base: str) -> None:
+    recording = good[base]
+    memory, rows = recording.memory, np.flatnonzero(recording.memory.kind == MemoryKind.RELEASE)
+    assert memory.cached is not None
+    for row in rows.tolist():
+        for amount in (1, -1):
+            cached = memory.cached.copy()
+            cached[row] += amount
+            assert not is_accepted(with_columns(recording, "memory", cached=cached), base), f"row {row} {amount:+}"
+
+
+def test_a_unit_that_keeps_no_prefix_is_not_shared(good: dict[str, Recording]) -> None:
+    recording = good["drafts ahead"]
+    memory, refused = recording.memory, 0
+    assert memory.cached is not None
+    for row in np.flatnonzero(memory.cached > 0).tolist():
+        cached = memory.cached.copy()
+        cached[row] -= 1
+        with pytest.raises(RecordingError) as caught:
+            refuse(with_columns(recording, "memory", cached=cached), Path("rec"))
+        refused += "a unit that is shared should keep a prefix, or be held" in str(caught.value)
+    assert refused > 3
+
+
 def test_a_length_below_zero_is_refused_beside_units_that_are_replaced(good: dict[str, Recording]) -> None:
     with_memory = {name: recording for name, recording in good.items() if len(recording.memory)}
     assert len(with_memory) > 10
