@@ -109,7 +109,9 @@ async def test_which_blocks_are_shared_and_with_whom() -> None:
 async def test_what_happens_beyond_a_window(size: tuple[int, int]) -> None:
     guided = Guided(find_lesson("10"))
     guided.show(guided.captions[1].frame)
-    question = Question("What happens beyond a window?", "", r"windows\s+have\s+let\s+go\s+10\s+blocks(.|\n)*expired")
+    question = Question(
+        "What happens beyond a window?", "", r"windows\s+have\s+let\s+go\s+of\s+10\s+blocks(.|\n)*expired"
+    )
     app = KvsimApp(guided)
     async with app.run_test(size=size) as pilot:
         await pilot.pause()
