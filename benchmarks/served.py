@@ -43,7 +43,7 @@ WARM_UP = generate(60, arrivals=Poisson(rate_per_s=12), seed=699, **CHAT)
 
 
 def predict() -> dict[str, dict[str, float]]:
-    """Simulate every load on the card that ships, behind a front end on a host that nobody measured."""
+    """Simulate every load on the shipped card, behind a front end on a host that was not measured."""
     gpu, model = find_gpu(GPU), find_model(MODEL)
     machine = Machine(
         gpu=gpu,

@@ -64,7 +64,7 @@ class EncoderInput:
 
 @dataclass(slots=True, eq=False, repr=False)
 class EncodedImage(Linked):
-    """One image; those that no sequence uses stand in a list in the order in which they were let go."""
+    """One image. Unused images are linked in the order in which their last sequence freed them."""
 
     num_tokens: Small = 0
     """Outputs of the encoder."""

@@ -142,7 +142,7 @@ def test_a_share_that_cannot_be_is_refused_in_a_sentence(arguments: tuple[str, .
 
 
 def test_errors_of_vllms_runs_are_not_sglangs() -> None:
-    """Nobody has measured how far off the times are."""
+    """The error of such times was never measured."""
     ours, theirs = (
         json.loads(typed("run", *FEW, "--policy", policy, "--json").stdout) for policy in ("paged", "radix")
     )

@@ -21,7 +21,7 @@ from .modes import FASTEST, in_every_way
 
 WORKLOADS = sorted(Path(__file__).with_name("golden_sglang").glob("*.json"))
 WITHOUT = ("host_tier",)
-"""What is refused: a host tier."""
+"""Workloads that are refused: those with a host tier."""
 REFUSED = [file for file in WORKLOADS if any(word in file.stem for word in WITHOUT)]
 FOLLOWED = [file for file in WORKLOADS if file not in REFUSED]
 

@@ -162,7 +162,7 @@ def test_a_notebook_holds_no_results(file: Path) -> None:
 
 @pytest.mark.parametrize("file", sorted((DOCS / "notebooks").glob("*.ipynb")), ids=lambda file: file.stem)
 def test_a_notebook_runs(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What its cells assert is so, such as the figures of published results."""
+    """The assertions in its cells hold, such as the figures of published results."""
     monkeypatch.chdir(file.parent)
     monkeypatch.setattr("matplotlib.pyplot.show", lambda: None)
     names: dict[str, object] = {"__name__": file.stem}

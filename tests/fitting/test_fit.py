@@ -90,7 +90,7 @@ def test_the_largest_load_fits_and_a_larger_one_does_not() -> None:
 
 
 def test_a_larger_load_that_has_not_settled_makes_the_answer_a_least_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two fit; more miss nothing, but have not settled. A load stands for its outcome here."""
+    """Two fit; more miss nothing, but have not settled. Here a load is its own outcome."""
 
     class Settled(Goal):
         def misses(self, outcome: Outcome) -> dict[str, float]:
