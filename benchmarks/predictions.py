@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 
 from kvsim.calibration import calibrate_card
-from kvsim.calibration.fit import engine_of
+from kvsim.calibration.coefficient_fit import engine_of
 from kvsim.errors import UsageError
 from kvsim.experiments.validation import Validation, matching_profile, times_of, validate
 from kvsim.hardware import find_gpu

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING
 from kvsim.on_demand import by_name, names_of
 
 if TYPE_CHECKING:
-    from kvsim.api.answers import diagnose, fit, server
     from kvsim.api.comparison import Comparison
-    from kvsim.api.fleet import FleetRun
-    from kvsim.api.machine import machine
+    from kvsim.api.finished_run import Run
+    from kvsim.api.fleet_run import FleetRun
+    from kvsim.api.named_machine import machine
+    from kvsim.api.questions import diagnose, fit, server
     from kvsim.api.rows import Rows
-    from kvsim.api.run import Run
     from kvsim.api.verbs import calibrate, compare, compare_releases, read, simulate, sweep, validate, verify
     from kvsim.errors import KvsimError
     from kvsim.experiments.fixed_order import hits_in_order
@@ -70,12 +70,12 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = by_name({
-    "kvsim.api.answers": "diagnose fit server",
+    "kvsim.api.questions": "diagnose fit server",
     "kvsim.api.comparison": "Comparison",
-    "kvsim.api.fleet": "FleetRun",
-    "kvsim.api.machine": "machine",
+    "kvsim.api.fleet_run": "FleetRun",
+    "kvsim.api.named_machine": "machine",
     "kvsim.api.rows": "Rows",
-    "kvsim.api.run": "Run",
+    "kvsim.api.finished_run": "Run",
     "kvsim.api.verbs": "calibrate compare compare_releases read simulate sweep validate verify",
     "kvsim.errors": "KvsimError",
     "kvsim.experiments.fixed_order": "hits_in_order",

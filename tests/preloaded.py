@@ -27,7 +27,7 @@ _LIBRARIES = (
     "PIL.GifImagePlugin", "joblib", "llvmlite.binding", "matplotlib.backends.backend_agg", "pyarrow.parquet",
     "rich.progress", "scipy.optimize", "textual.drivers.headless_driver", "textual.pilot",
     "kvsim.calibration", "kvsim.engine.object_code", "kvsim.exporters", "kvsim.fitting", "kvsim.importers",
-    "kvsim.plots.report", "kvsim.published", "kvsim.recording.parquet", "kvsim.experiments.bands",
+    "kvsim.plots.report_page", "kvsim.published", "kvsim.recording.parquet", "kvsim.experiments.bands",
     "kvsim.experiments.sweeps", "kvsim.experiments.validation", "kvsim_tui.app", "kvsim_tui.lessons",
 )  # fmt: skip
 """What commands import when they are called."""

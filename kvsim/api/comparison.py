@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from kvsim.api.finished_run import Run, draw, play
 from kvsim.api.rows import Rows
-from kvsim.api.run import Run, draw, play
 
 if TYPE_CHECKING:
     import os

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from kvsim import simulation
 from kvsim.api.comparison import Comparison
-from kvsim.api.fleet import FleetRun
+from kvsim.api.finished_run import Run
+from kvsim.api.fleet_run import FleetRun
 from kvsim.api.given import PolicyLike, RecordingLike, WorkloadLike, checked, policy_of, recording_of, requests_of
-from kvsim.api.machine import MachineLike, machine, machine_for
+from kvsim.api.named_machine import MachineLike, machine, machine_for
 from kvsim.api.rows import Rows
-from kvsim.api.run import Run
 from kvsim.errors import UsageError
 from kvsim.experiments import sweeps, validation
 from kvsim.experiments.upgrades import Upgrade, explain_upgrade
@@ -27,9 +27,9 @@ from kvsim.policies.connectors import KvLink
 from kvsim.policies.custom import CustomPolicy
 from kvsim.policies.routers import RouteName, Router
 from kvsim.profiles import Profile
-from kvsim.settings import settings_in
+from kvsim.setting_fields import settings_in
 from kvsim.simulation import Disaggregation, Machine, Options
-from kvsim.sizing.settings import MachineSettings
+from kvsim.sizing.machine_settings import MachineSettings
 
 if TYPE_CHECKING:
     from kvsim.conformance import Verdict

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from kvsim.calibration.fit import engine_of, residual_of
+from kvsim.calibration.coefficient_fit import engine_of, residual_of
 from kvsim.calibration.observed import Observed, check_distinct, observe_on
 from kvsim.calibration.predict import predict, step_durations
 from kvsim.errors import UsageError

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
+from kvsim.calibration.coefficient_fit import READ_OFF, engine_of, residual_of
 from kvsim.calibration.corrections import is_first_use
-from kvsim.calibration.fit import READ_OFF, engine_of, residual_of
 from kvsim.calibration.machines import pace_of
 from kvsim.calibration.observed import Observed, check_distinct, observe_on
 from kvsim.calibration.predict import counted_errors, machine_of, predict

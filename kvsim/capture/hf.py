@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from kvsim.capture.machine import machine
+from kvsim.capture.machine_id import machine
 from kvsim.capture.random_weights import has_weights, shape_of, token_ids
 from kvsim.errors import MissingExtraError, UsageError, WorkloadError, shortened
 from kvsim.recording import AllocatorHistory, Meta, Pool, Recording, RecordingBuilder, RequestStatus

@@ -18,11 +18,11 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from kvsim.capture.groups import layout_of
-from kvsim.capture.machine import machine
+from kvsim.capture.kv_cache_specs import layout_of
+from kvsim.capture.machine_id import machine
 from kvsim.capture.publish import Publisher
-from kvsim.capture.releases import newer_settings, retention_interval
-from kvsim.capture.scheduler import SchedulerRecorder
+from kvsim.capture.release_settings import newer_settings, retention_interval
+from kvsim.capture.scheduler_watch import SchedulerRecorder
 from kvsim.capture.sinks import Fanout, FileSink, LogSink
 from kvsim.errors import KvsimError, MissingExtraError
 from kvsim.models.huggingface import from_fields
@@ -42,7 +42,7 @@ _AT_EXIT = 10
 """Priority among multiprocessing's exit handlers: before queues and managers, which have lower ones."""
 
 
-class _Recording:
+class _RecordingHooks:
     """Hooks for both schedulers of vLLM: they report before and after each of its own steps."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -98,11 +98,11 @@ class _Recording:
         return super()._preempt_request(request, *args, **kwargs)  # type: ignore[misc]
 
 
-class RecordingScheduler(_Recording, AsyncScheduler):  # type: ignore[misc]
+class RecordingScheduler(_RecordingHooks, AsyncScheduler):  # type: ignore[misc]
     """vLLM's asynchronous scheduler, its default, with recording."""
 
 
-class RecordingSyncScheduler(_Recording, Scheduler):  # type: ignore[misc]
+class RecordingSyncScheduler(_RecordingHooks, Scheduler):  # type: ignore[misc]
     """vLLM's synchronous scheduler with recording; use it together with `--no-async-scheduling`."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kvsim.cli.show import echo, print_table, seconds, size
-from kvsim.cli.turns import print_turns
+from kvsim.cli.turn_tables import print_turns
 from kvsim.machines import class_in, plain_words, untimed_in
 from kvsim.machines.known_errors import error_words
 from kvsim.metrics.run_verdict import verdict_of, wasted_percent

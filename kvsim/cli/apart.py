@@ -13,7 +13,7 @@ from kvsim.policies.connectors import MOST_TRANSFERS
 
 if TYPE_CHECKING:
     from kvsim.cli.scenario import Scenario
-    from kvsim.metrics.fleet import FleetTotals
+    from kvsim.metrics.fleet_totals import FleetTotals
     from kvsim.policies import AnyPolicy
     from kvsim.simulation import Disaggregation, Options
 
@@ -100,7 +100,7 @@ def apart_of(flags: dict[str, Any], *, others: bool = False) -> Disaggregation |
 
 def compare_apart(scenario: Scenario, apart: Disaggregation, policy: AnyPolicy, *, as_json: bool) -> None:
     """Serve on prefill and decode servers, and on as many servers that do both; print both."""
-    from kvsim.metrics.fleet import fleet_totals
+    from kvsim.metrics.fleet_totals import fleet_totals
     from kvsim.simulation import measure_apart, measure_replicas
 
     setup = (scenario.workload, policy, scenario.machine(policy))

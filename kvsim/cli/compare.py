@@ -99,7 +99,7 @@ def command(
         climb_ladder(output, flags, overwrite=overwrite, as_json=as_json)
         return
     from kvsim.cli.answer import failure_notes
-    from kvsim.cli.summary import print_summaries, summary_document
+    from kvsim.cli.summary_lines import print_summaries, summary_document
     from kvsim.files.overwriting import may_replace, replacing_folder
     from kvsim.metrics import summarize
     from kvsim.metrics.run_verdict import verdict_of

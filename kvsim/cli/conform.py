@@ -13,7 +13,7 @@ from kvsim.cli.options import bounded
 from kvsim.cli.show import echo, json_option, overwrite_option, print_json, print_table, progress
 
 if TYPE_CHECKING:
-    from kvsim.conformance.conform import Conformity
+    from kvsim.conformance.conformity import Conformity
 
 _MOST_LINES = 12
 """Lines of a difference that are printed; the report has all."""
@@ -60,8 +60,8 @@ def command(
     Requests, tokens and their order, block ids, hits, preemptions, queues and ends are compared at every step. The exit
     code is 1 if anything differs.
     """
-    from kvsim.conformance.conform import conform
     from kvsim.conformance.conform_report import as_dict
+    from kvsim.conformance.conformity import conform
     from kvsim.conformance.driven import DrivenVllm
     from kvsim.files.overwriting import may_write
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvsim.cli.machine import machine_of, memory_of
+from kvsim.cli.machine_flags import machine_of, memory_of
 from kvsim.cli.no_start import change_words, changes
 from kvsim.cli.options import SectionedCommand
 from kvsim.cli.scenario_flags import machine_options

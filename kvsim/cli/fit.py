@@ -83,7 +83,7 @@ def command(
     from kvsim.cli.fit_answer import print_fit, print_growth
     from kvsim.cli.load import load_of, requests_of
     from kvsim.fitting import Goal, Search, answer, engine_for
-    from kvsim.fitting.drafts import drafts_words, without_drafts
+    from kvsim.fitting.draft_effect import drafts_words, without_drafts
     from kvsim.fitting.growth import grown, multiples_of, prices_of
 
     check_policy_flags(context, ["paged"])
@@ -120,7 +120,7 @@ def command(
         plain = without_drafts(found, search)
     if figure is not None:
         from kvsim.plots import save
-        from kvsim.plots.fit import draw_fit
+        from kvsim.plots.fit_frontier import draw_fit
 
         save(draw_fit(found), figure, made_by="fit")
     without = {} if plain is None else {"without_drafts": plain.outcome.as_dict()}
@@ -141,13 +141,13 @@ def server_of(flags: dict[str, Any], replicas: int = 1, meta: Meta | None = None
     Raises:
         UsageError: a flag cannot be right, or is not for a server that is searched.
     """
-    from kvsim.cli.machine import FIND, engine_limits, machine_of
+    from kvsim.cli.machine_flags import FIND, engine_limits, machine_of
     from kvsim.cli.scenario import paged_settings
     from kvsim.fitting import Server
     from kvsim.kv_groups.specs import check_block_size, check_length
     from kvsim.policies.releases import defaults_of
     from kvsim.policies.settings import ContinuousSettings
-    from kvsim.settings import values_of
+    from kvsim.setting_fields import values_of
 
     for name in (
         "swap_gib",

@@ -10,7 +10,7 @@ from kvsim.cli.show import echo, print_table, seconds, size
 
 if TYPE_CHECKING:
     from kvsim.metrics import Distribution, Summary
-    from kvsim.metrics.fleet import FleetTotals
+    from kvsim.metrics.fleet_totals import FleetTotals
     from kvsim.recording import Meta
 
 

@@ -19,8 +19,8 @@ def command(*, recording_name: str | None, check: bool, as_json: bool) -> None:
 
     --check is for those who write recordings: docs/reference/recordings.md specifies the format.
     """
-    from kvsim.cli.summary import figures_document, print_summaries
-    from kvsim.cli.turns import print_losses, print_turns
+    from kvsim.cli.summary_lines import figures_document, print_summaries
+    from kvsim.cli.turn_tables import print_losses, print_turns
     from kvsim.metrics import summarize
     from kvsim.metrics.contradictions import refuse_contradictions
     from kvsim.metrics.run_verdict import verdict_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from kvsim.cli.machine import FIND, engine_limits, memory_of
+from kvsim.cli.machine_flags import FIND, engine_limits, memory_of
 from kvsim.cli.show import echo, print_table, size
 from kvsim.errors import BudgetError
 

@@ -13,7 +13,7 @@ from kvsim.errors import UsageError
 from kvsim.policies import EVERY_POLICY, KINDS, Paged
 from kvsim.policies.custom import is_policy_file
 from kvsim.policies.settings import OF_PAGED
-from kvsim.settings import Declared, Setting, settings_in
+from kvsim.setting_fields import Declared, Setting, settings_in
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Settings = TypeVar("Settings")

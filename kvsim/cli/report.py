@@ -21,7 +21,7 @@ def command(*, recordings: tuple[str, ...], output: Path, overwrite: bool) -> No
     The folder holds report.html, which needs nothing else, report.md, and the figures.
     """
     from kvsim.files.overwriting import may_replace
-    from kvsim.plots.report import write_report
+    from kvsim.plots.report_page import write_report
     from kvsim.recording import find, read
 
     may_replace(output, "report", overwrite=overwrite, is_folder=True)

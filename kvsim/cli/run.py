@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from kvsim.metrics import Summary
-    from kvsim.metrics.fleet import FleetTotals
+    from kvsim.metrics.fleet_totals import FleetTotals
     from kvsim.policies import AnyPolicy
     from kvsim.simulation import Disaggregation, EngineName, Fleet, Machine, Options
     from kvsim.workload import Workload
@@ -104,7 +104,7 @@ def command(
     """
     from kvsim.cli.answer import band_notes, failure_notes, print_answer
     from kvsim.cli.fleet_answer import print_fleet
-    from kvsim.cli.summary import print_summaries, summary_document
+    from kvsim.cli.summary_lines import print_summaries, summary_document
     from kvsim.experiments.bands import band_of, is_worth_a_band
     from kvsim.files.overwriting import may_replace, replacing_folder
     from kvsim.machines import card_named
@@ -219,7 +219,7 @@ def _serve_apart(
 
 
 def _totals_of(fleet: Fleet, summaries: Sequence[Summary]) -> FleetTotals:
-    from kvsim.metrics.fleet import fleet_totals
+    from kvsim.metrics.fleet_totals import fleet_totals
 
     return fleet_totals(
         fleet.servers[0].meta,

@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from kvsim.cli.machine import (
+from kvsim.cli.machine_flags import (
     FIND,
     GIB,
     adjusted_words,

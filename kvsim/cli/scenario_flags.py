@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import click
 
-from kvsim.cli.machine import tokens_or_auto
+from kvsim.cli.machine_flags import tokens_or_auto
 from kvsim.cli.options import Command, flags_of, section
 from kvsim.cli.workload import workload_options
 from kvsim.errors import UsageError
 from kvsim.policies.settings import MACHINE, ContiguousSettings, ContinuousSettings, PagedSettings, StaticSettings
 from kvsim.policies.sglang import RadixSettings, SGLangSettings
-from kvsim.sizing.settings import MachineSettings
+from kvsim.sizing.machine_settings import MachineSettings
 
 _PAGED, _SCHEDULING, _RADIX = "Paged cache", "Scheduling", "SGLang: radix cache"
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvsim.cli.machine import FIND, machine_of, memory_of, title_of
+from kvsim.cli.machine_flags import FIND, machine_of, memory_of, title_of
 from kvsim.cli.no_start import change_words, changes, print_no_start
 from kvsim.cli.options import bounded
 from kvsim.cli.scenario_flags import machine_options

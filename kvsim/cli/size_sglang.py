@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kvsim.cli.machine import title_of
+from kvsim.cli.machine_flags import title_of
 from kvsim.cli.show import echo, print_json, print_table, size
 from kvsim.errors import BudgetError
 from kvsim.sizing.sglang_budget import plan_slots
@@ -46,7 +46,7 @@ def size_slots(flags: Mapping[str, Any], gpu: Gpu, model: Model, tokens: int, *,
 
 def _of_vllm(flags: Mapping[str, Any], gpu: Gpu, model: Model) -> Budget | None:
     """Return vLLM's account of the same machine; None where it leaves no block."""
-    from kvsim.cli.machine import memory_of
+    from kvsim.cli.machine_flags import memory_of
 
     try:
         return memory_of(flags, gpu, model)

@@ -104,7 +104,7 @@ def command(
         raise
     if figure is not None:
         from kvsim.plots import save
-        from kvsim.plots.sweep import HOST_MEMORY, draw_host_memory, draw_sweep
+        from kvsim.plots.sweep_figures import HOST_MEMORY, draw_host_memory, draw_sweep
 
         picture = draw_host_memory(output) if list(axes) == [HOST_MEMORY] else draw_sweep(output, list(axes))
         save(picture, figure, made_by="sweep")

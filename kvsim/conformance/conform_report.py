@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kvsim.conformance.conform import Conformity
+    from kvsim.conformance.conformity import Conformity
     from kvsim.conformance.explained import Finding
 
 

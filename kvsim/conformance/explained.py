@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING
 
-from kvsim.conformance.told import Outcome, compare
+from kvsim.conformance.answered_workload import AnswerComparison, compare
 from kvsim.conformance.variants import variants_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from kvsim.conformance.told import Told
+    from kvsim.conformance.answered_workload import AnsweredWorkload
     from kvsim.conformance.variants import Document, Variant
     from kvsim.conformance.verdict import Difference, VerdictLine
 
@@ -60,18 +60,18 @@ class Finding:
     """Known variants, each of one or two rules, that explain it; any one does."""
     num_workloads: int
     """Workloads that show it first."""
-    example: Told
+    example: AnsweredWorkload
     """The shortest."""
     difference: Difference
 
 
-def explain(differing: Sequence[Told], equal: Sequence[Told], release: str) -> list[Finding]:
+def explain(differing: Sequence[AnsweredWorkload], equal: Sequence[AnsweredWorkload], release: str) -> list[Finding]:
     """Find the rules that differ from those of a release.
 
     A variant is accepted if it lets first differences come later, and none earlier, also among `equal` workloads.
     With it, the next is looked for; differences that remain are grouped by the rule that they touch.
     """
-    search = _Search(differing, equal, release)
+    search = _VariantSearch(differing, equal, release)
     findings: list[Finding] = []
     while search.open and len(findings) < _MOST_FINDINGS:
         found = search.next_variants()
@@ -81,10 +81,10 @@ def explain(differing: Sequence[Told], equal: Sequence[Told], release: str) -> l
     return findings + search.unexplained()
 
 
-class _Search:
+class _VariantSearch:
     """The variants that are accepted so far, and the workloads that still differ with them."""
 
-    def __init__(self, differing: Sequence[Told], equal: Sequence[Told], release: str) -> None:
+    def __init__(self, differing: Sequence[AnsweredWorkload], equal: Sequence[AnsweredWorkload], release: str) -> None:
         self._release, self._equal = release, equal
         self._accepted: tuple[Variant, ...] = ()
         ordered = sorted(differing, key=lambda told: len(told.records))
@@ -93,11 +93,11 @@ class _Search:
         whole = {told: compare(told, release) for told in ordered}
         self._settings = {told: outcome for told, outcome in whole.items() if _is_of_settings(outcome)}
 
-    def _outcomes(self, workloads: Iterable[Told]) -> dict[Told, Outcome]:
+    def _outcomes(self, workloads: Iterable[AnsweredWorkload]) -> dict[AnsweredWorkload, AnswerComparison]:
         compared = {told: self._compare(told, ()) for told in workloads}
         return {told: outcome for told, outcome in compared.items() if not outcome.equal}
 
-    def _compare(self, told: Told, more: Sequence[Variant]) -> Outcome:
+    def _compare(self, told: AnsweredWorkload, more: Sequence[Variant]) -> AnswerComparison:
         return compare(told, self._release, (*self._accepted, *more), decisions_only=True)
 
     def next_variants(self) -> list[tuple[Variant, ...]]:
@@ -115,7 +115,9 @@ class _Search:
         """Tell whether variants explain one of the shortest workloads to its end."""
         return any(self._compare(told, variants).equal for told in list(self.open)[:_MOST_IN_PAIRS])
 
-    def _best(self, candidates: Iterable[tuple[Variant, ...]], workloads: list[Told]) -> list[tuple[Variant, ...]]:
+    def _best(
+        self, candidates: Iterable[tuple[Variant, ...]], workloads: list[AnsweredWorkload]
+    ) -> list[tuple[Variant, ...]]:
         scores: dict[tuple[int, int], list[tuple[Variant, ...]]] = defaultdict(list)
         for variants in candidates:
             score = self._score(variants, workloads)
@@ -127,7 +129,7 @@ class _Search:
                 return holding
         return []
 
-    def _score(self, variants: tuple[Variant, ...], workloads: list[Told]) -> tuple[int, int] | None:
+    def _score(self, variants: tuple[Variant, ...], workloads: list[AnsweredWorkload]) -> tuple[int, int] | None:
         """Return the workloads that become equal and those that differ later; None if one differs earlier, or none
         later.
         """
@@ -161,7 +163,11 @@ class _Search:
         return settings + [_finding((), workloads, self.open) for workloads in shown]
 
 
-def _finding(variants: tuple[tuple[Variant, ...], ...], workloads: list[Told], of: Mapping[Told, Outcome]) -> Finding:
+def _finding(
+    variants: tuple[tuple[Variant, ...], ...],
+    workloads: list[AnsweredWorkload],
+    of: Mapping[AnsweredWorkload, AnswerComparison],
+) -> Finding:
     example = workloads[0]
     difference = of[example].verdict.difference
     assert difference is not None
@@ -174,7 +180,7 @@ def _finding(variants: tuple[tuple[Variant, ...], ...], workloads: list[Told], o
     )
 
 
-def rule_of(told: Told, outcome: Outcome) -> str:
+def rule_of(told: AnsweredWorkload, outcome: AnswerComparison) -> str:
     """Return the rule that the first difference of a workload touches."""
     difference = outcome.verdict.difference
     assert difference is not None
@@ -192,7 +198,7 @@ def rule_of(told: Told, outcome: Outcome) -> str:
     return next((rule for field, rule in _RULES if field in labels), f"the fields {', '.join(sorted(labels))}")
 
 
-def _is_of_settings(outcome: Outcome) -> bool:
+def _is_of_settings(outcome: AnswerComparison) -> bool:
     difference = outcome.verdict.difference
     return difference is not None and difference.moment.startswith("meta")
 

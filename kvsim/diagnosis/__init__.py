@@ -5,7 +5,7 @@ effect of that change. The metrics of a server tell whether, but not why: `kvsim
 """
 
 from kvsim.diagnosis.diagnosis import Diagnosis
-from kvsim.diagnosis.explain import diagnose
+from kvsim.diagnosis.explanation import diagnose
 from kvsim.diagnosis.from_metrics import Glance, glance
 from kvsim.diagnosis.losses import Admission, Loss, Spell, losses_of, spells_of
 from kvsim.diagnosis.retractions import Retraction, Tried, retractions_of, try_remedies

@@ -16,7 +16,7 @@ from kvsim.hardware import find_gpu
 from kvsim.machines import is_in_process, served_model
 from kvsim.policies import Paged
 from kvsim.profiles.extrapolation import Watched
-from kvsim.settings import values_of
+from kvsim.setting_fields import values_of
 from kvsim.steptime import TYPICAL, Pace, Roofline
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn, Protocol, TypeVar, cast
 
 from kvsim.engine import journal, totals
-from kvsim.engine.memory import Memory
+from kvsim.engine.memory import MemoryManager
 from kvsim.engine.records import Sequence
 from kvsim.engine.state import Engine
 from kvsim.policies.custom import Allocator, ServedRequest
@@ -117,4 +117,4 @@ def _rules(engine: Engine) -> MemoryRules:
     return cast("MemoryRules", rules)
 
 
-CUSTOM = Memory(name="custom", admit=admit, grow=grow, free=free, unusable_units=unusable_units)
+CUSTOM = MemoryManager(name="custom", admit=admit, grow=grow, free=free, unusable_units=unusable_units)

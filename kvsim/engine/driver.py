@@ -29,7 +29,7 @@ from kvsim.engine.arrays import column, fill, listed, overwrite
 from kvsim.engine.compiled import MachineCode, is_at_hand, part
 from kvsim.engine.host_tier import NO_HOST_BLOCK, NO_JOB, Job
 from kvsim.engine.linked_list import HEAD
-from kvsim.engine.memory import Memory
+from kvsim.engine.memory import MemoryManager
 from kvsim.engine.records import MemoryRow, Sequence
 from kvsim.engine.state import Engine, table_of
 
@@ -328,7 +328,7 @@ _SOURCES = (Path(__file__).parent, Path(steptime.__file__).parent)
 """All that goes into machine code."""
 
 
-def has_machine_code(memory: Memory) -> bool:
+def has_machine_code(memory: MemoryManager) -> bool:
     """Tell whether machine code for a kind of memory is on disk."""
     return is_at_hand(memory, _SOURCES)
 

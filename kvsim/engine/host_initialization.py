@@ -9,10 +9,10 @@ import numpy as np
 from kvsim.engine.arrays import make, make_growing, make_one, numbers
 from kvsim.engine.host_tier import (
     NUM_LISTS,
-    Asked,
     CopyRow,
     HostBlock,
     HostList,
+    HostSequence,
     HostSettings,
     HostState,
     HostTier,
@@ -149,7 +149,7 @@ def host_tier(
         buckets=numbers(np.zeros(1 << num_records.bit_length(), np.int64), compiled=compiled),
         sources=numbers(np.zeros(slots * per_slot, np.int64), compiled=compiled),
         jobs=make(Job, most_jobs + 1, compiled=compiled),
-        asked=make(Asked, size + 1, compiled=compiled),
+        asked=make(HostSequence, size + 1, compiled=compiled),
         deferred=numbers(np.zeros(size, np.int64), compiled=compiled),
         handed_out=numbers(np.zeros(num_units + 1, np.int64), compiled=compiled),
         copy_rows=make_growing(CopyRow, _FIRST_COPY_ROWS + slots * per_slot + num_units + 1, compiled=compiled),

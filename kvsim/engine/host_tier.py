@@ -173,7 +173,7 @@ class CopyRow:
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class Asked:
+class HostSequence:
     """State of one request in the second tier."""
 
     num_jobs: Small = 0
@@ -206,7 +206,7 @@ class HostTier(NamedTuple):
     """GPU blocks that a slot is written from, slot after slot."""
     jobs: Records[Job]
     """Pending ones stand in a list in order of their numbers, behind record 0."""
-    asked: Records[Asked]
+    asked: Records[HostSequence]
     """One for each sequence."""
     deferred: Numbers
     """Sequences whose blocks are not free yet, in order."""

@@ -38,7 +38,7 @@ from kvsim.engine.group_initialization import (
 )
 from kvsim.engine.host_tier import HostTier
 from kvsim.engine.known_requests import Demand
-from kvsim.engine.memory import Memory
+from kvsim.engine.memory import MemoryManager
 from kvsim.engine.records import NEVER
 from kvsim.engine.state import (
     BEST_FIT,
@@ -376,7 +376,7 @@ def _built_in_rules(eviction: OptimalEviction | None) -> scheduler.BuiltInRules:
     )
 
 
-def memory_of(policy: Policy, connector: Connector | None = None) -> Memory:
+def memory_of(policy: Policy, connector: Connector | None = None) -> MemoryManager:
     """Return the kind of memory of a policy, where KV may come through a connector."""
     if isinstance(policy, Radix):
         return request_rows.RADIX
@@ -479,9 +479,9 @@ def _encoding(encoding: Encoding, policy: Paged) -> dict[str, Any]:
     }
 
 
-def _told(drafts: Drafts | None, size: int, *, compiled: bool) -> Records[records.Told]:
+def _told(drafts: Drafts | None, size: int, *, compiled: bool) -> Records[records.RequestDrafts]:
     """Return the place of the given drafts of each request."""
-    told = make(records.Told, size + 1 if drafts else 0, compiled=compiled)
+    told = make(records.RequestDrafts, size + 1 if drafts else 0, compiled=compiled)
     if drafts is not None:
         right, proposed = drafts.right, drafts.proposed
         fill(

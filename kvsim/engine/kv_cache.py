@@ -9,7 +9,7 @@ from __future__ import annotations
 from kvsim.engine import block_pool, drafting, groups, host_swap, journal, prefix_cache, prefix_hits, totals
 from kvsim.engine.block_pool import NULL_BLOCK
 from kvsim.engine.compiled import part
-from kvsim.engine.memory import Memory
+from kvsim.engine.memory import MemoryManager
 from kvsim.engine.records import NEVER, Sequence
 from kvsim.engine.state import ALIGNED, FULL, MAMBA, Engine, table_of
 
@@ -272,7 +272,7 @@ def find_room(engine: Engine, sequence: Sequence, computed: int) -> None:
     sequence.room_tokens = room
 
 
-PAGED = Memory(
+PAGED = MemoryManager(
     name="paged",
     find_prefix=find_prefix,
     admit=admit,

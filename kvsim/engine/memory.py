@@ -18,7 +18,7 @@ from kvsim.engine.compiled import part
 from kvsim.engine.records import Sequence
 
 Engine: TypeAlias = Any
-"""`state.Engine`, which holds a `Memory` and so knows this module."""
+"""`state.Engine`, which holds a `MemoryManager` and so knows this module."""
 
 SKIP, STOP = -1, -2
 """Answers of `find_prefix` instead of a number of tokens: the sequence is passed over and keeps its place; nothing more
@@ -102,7 +102,7 @@ def _wait_for_nothing(engine: Engine, until_s: float) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Memory:
+class MemoryManager:
     """The functions of one kind of memory."""
 
     name: str

@@ -395,7 +395,7 @@ class Sequence(Bucketed):
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class Told:
+class RequestDrafts:
     """Drafts of one request as they are given: cyclic lists, read by the number of its outputs."""
 
     first_right: int = 0

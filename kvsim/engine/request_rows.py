@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvsim.engine import radix_journal, radix_tree, token_slots, totals, tree_windows
 from kvsim.engine.compiled import part
-from kvsim.engine.memory import Memory
+from kvsim.engine.memory import MemoryManager
 from kvsim.engine.radix_records import ROOT
 from kvsim.engine.records import Sequence
 from kvsim.engine.state import Engine
@@ -270,5 +270,5 @@ def free_units(engine: Engine) -> int:
     return engine.state.num_free + engine.state.num_cached
 
 
-RADIX = Memory(name="radix", free_units=free_units, is_crowded=radix_journal.is_crowded)
+RADIX = MemoryManager(name="radix", free_units=free_units, is_crowded=radix_journal.is_crowded)
 """SGLang's scheduler allocates rows itself."""

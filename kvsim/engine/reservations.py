@@ -9,7 +9,7 @@ from __future__ import annotations
 from kvsim.engine import extents, journal, totals
 from kvsim.engine.compiled import part
 from kvsim.engine.extents import NO_HOLE
-from kvsim.engine.memory import Memory
+from kvsim.engine.memory import MemoryManager
 from kvsim.engine.records import NEVER, Sequence
 from kvsim.engine.state import BUDDY, Engine
 
@@ -204,4 +204,4 @@ def _next_power_of_two(num_tokens: int) -> int:
     return power
 
 
-CONTIGUOUS = Memory(name="contiguous", admit=admit, grow=grow, free=free, unusable_units=unusable_slots)
+CONTIGUOUS = MemoryManager(name="contiguous", admit=admit, grow=grow, free=free, unusable_units=unusable_slots)

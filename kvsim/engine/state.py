@@ -9,7 +9,7 @@ from kvsim.engine.compiled import part
 from kvsim.engine.connector_records import ConnectorTables
 from kvsim.engine.encoder_records import EncoderCache
 from kvsim.engine.host_tier import HostTier
-from kvsim.engine.memory import Memory
+from kvsim.engine.memory import MemoryManager
 from kvsim.engine.radix_records import Radix
 from kvsim.engine.records import (
     Block,
@@ -24,6 +24,7 @@ from kvsim.engine.records import (
     Output,
     Readers,
     Rectangle,
+    RequestDrafts,
     ScheduleRow,
     Sequence,
     Settings,
@@ -32,7 +33,6 @@ from kvsim.engine.records import (
     Step,
     Table,
     Times,
-    Told,
     Unsure,
 )  # fmt: skip
 from kvsim.engine.scheduling import Scheduler
@@ -80,7 +80,7 @@ class Engine(NamedTuple):
     Lists of numbers hold such record numbers where they hold sequences.
     """
 
-    memory: Memory
+    memory: MemoryManager
     """The functions of the kind of memory."""
     scheduler: Scheduler
     rules: Rules
@@ -116,7 +116,7 @@ class Engine(NamedTuple):
     """Drafts that each of these verifies, which are known to be wrong where the number is below zero."""
     drafts_by_batch: Numbers
     """Tokens that are drafted behind a step of each number of sequences; empty where the number does not matter."""
-    told: Records[Told]
+    told: Records[RequestDrafts]
     """The given drafts of each sequence; empty without drafts."""
     told_drafts: Numbers
     """The numbers of right and of proposed drafts, end to end."""

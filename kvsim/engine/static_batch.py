@@ -15,7 +15,7 @@ from kvsim.engine.clock import ANSWERED, BATCHED, CHECK, FULL, IDLE, REACHED, ST
 from kvsim.engine.compiled import part
 from kvsim.engine.length_index import NO_SEQUENCE
 from kvsim.engine.linked_list import HEAD
-from kvsim.engine.memory import Memory
+from kvsim.engine.memory import MemoryManager
 from kvsim.engine.records import Sequence
 from kvsim.engine.state import ABORTED, FINISHED, RUNNING, Engine
 from kvsim.steptime import StepShape
@@ -271,4 +271,4 @@ def _ulp(value: float) -> float:
     return value + value * _HALF_ULP_OF_ONE * (1.0 + 2.0 * _HALF_ULP_OF_ONE) - value
 
 
-RECTANGLE = Memory(name="static")
+RECTANGLE = MemoryManager(name="static")

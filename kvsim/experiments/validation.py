@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from kvsim.calibration.clocks import ClockError, clock_errors
-from kvsim.calibration.fit import engine_of
+from kvsim.calibration.coefficient_fit import engine_of
 from kvsim.calibration.observed import observe_on
 from kvsim.conformance.comparable import host_blocks_of, settings_of
 from kvsim.display.text import html_text

@@ -11,7 +11,7 @@ from kvsim.engine.prefix_keys import prompt_keys
 from kvsim.metrics.steady import Steadiness, SteadyPart
 from kvsim.recording import RequestStatus
 from kvsim.workload import Ragged, Turns, Workload
-from kvsim.workload.checks import SCALAR_COLUMNS
+from kvsim.workload.request_rules import SCALAR_COLUMNS
 
 if TYPE_CHECKING:
     import numpy.typing as npt

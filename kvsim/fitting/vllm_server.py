@@ -25,7 +25,7 @@ from kvsim.policies.drafter import additions_of
 from kvsim.policies.releases import defaults_of
 from kvsim.policies.settings import ContinuousSettings, EngineDefaults, PagedSettings
 from kvsim.profiles.extrapolation import Watched
-from kvsim.settings import values_of
+from kvsim.setting_fields import values_of
 from kvsim.simulation import Machine
 from kvsim.sizing.budget import Budget, plan_budget
 from kvsim.steptime import TYPICAL, Pace, Roofline, at_pace

@@ -9,7 +9,7 @@ import numpy as np
 
 from kvsim.errors import UsageError, WorkloadError
 from kvsim.workload import Workload
-from kvsim.workload.checks import SCALAR_COLUMNS
+from kvsim.workload.request_rules import SCALAR_COLUMNS
 
 if TYPE_CHECKING:
     from kvsim.workload import Arrivals

@@ -145,7 +145,7 @@ class _Window:
 
     def __init__(self) -> None:
         self.builder = RecordingBuilder()
-        self.numbers: _Numbers | None = None
+        self.numbers: _LocalNumbers | None = None
         """Server's numbers; None while a snapshot is read, which has local numbers."""
         self.first_step = 0
         """Number of earlier steps of the server."""
@@ -198,14 +198,14 @@ class _Window:
         if event[0] == "joined":
             rows, next_row, self.first_step = event[1:]
             self.num_before = self.builder.num_steps
-            self.numbers = _Numbers(self.builder, rows, next_row, self.first_step)
+            self.numbers = _LocalNumbers(self.builder, rows, next_row, self.first_step)
             return
         local = event if self.numbers is None else self.numbers.translate(event)
         if local is not None:
             eventlog.apply(self.builder, local)
 
 
-class _Numbers:
+class _LocalNumbers:
     """Mapping of the server's numbers of requests and steps to local ones, which begin with the snapshot."""
 
     def __init__(self, builder: RecordingBuilder, rows: list[int], next_row: int, next_step: int) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvsim.errors import MissingExtraError, RecordingError, UsageError
 from kvsim.live.address import parse_address
-from kvsim.live.kv_events import MAX_BYTES, CachedBlocks
+from kvsim.live.kv_events import MAX_BYTES, ServerCache
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -75,7 +75,7 @@ class KvEventFeed:
         self.ended: str | None = None
         """Reason for the end of the feed, as a sentence; None while it is open."""
         self._replay = None if replay is None else endpoint(replay)
-        self._cached, self._next = CachedBlocks(), 0
+        self._cached, self._next = ServerCache(), 0
         self._lost = self._replayed = self._restarts = 0
         self._from_start = True
         self._clock, self._heard_s = clock, clock()

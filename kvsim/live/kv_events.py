@@ -56,7 +56,7 @@ class StoredBlock:
     """Time of its batch, by the server's clock, in seconds."""
 
 
-class CachedBlocks:
+class ServerCache:
     """Blocks in a server's prefix cache, followed by its KV events.
 
     An event reports each hash that a block gets or loses. A request can also ask for an event of each block that it

@@ -17,7 +17,7 @@ _COMPUTED = "initial_computed"
 
 
 @dataclass(slots=True)
-class _Request:
+class _LiveRequest:
     """Request that has arrived and not ended."""
 
     arrival: list[Any]
@@ -37,7 +37,7 @@ class Mirror:
 
     def __init__(self) -> None:
         self._meta: dict[str, Any] | None = None
-        self._requests: dict[int, _Request] = {}
+        self._requests: dict[int, _LiveRequest] = {}
         """Requests by the server's row number, in order of arrival."""
         self._num_rows = self._num_steps = self._num_admissions = 0
         self._scheduled: list[int] = []
@@ -80,7 +80,7 @@ class Mirror:
             case ["arrive", _, time_s, *_]:
                 self._time_s = time_s
                 before = self._computed_before[self._num_rows] if self._num_rows < len(self._computed_before) else 0
-                self._requests[self._num_rows] = _Request(event, most=before)
+                self._requests[self._num_rows] = _LiveRequest(event, most=before)
                 self._num_rows += 1
             case ["append" | "share", row, position, blocks]:
                 request = self._requests[row]

@@ -4,6 +4,6 @@ PyTorch is enough. If vLLM can be imported, its attention and all-reduce are mea
 names them. This room knows no models, requests or engines: a card describes a machine.
 """
 
-from kvsim.measure.machine import measure
+from kvsim.measure.machine_card import measure
 
 __all__ = ["measure"]

@@ -57,7 +57,7 @@ class Counters:
     segments: int
 
 
-class _Block:
+class _SegmentPiece:
     """Piece of a segment, linked to its neighbours in the segment."""
 
     __slots__ = ("address", "after", "before", "free", "pool", "requested", "size")
@@ -68,8 +68,8 @@ class _Block:
         self.pool = pool
         self.requested = 0
         self.free = True
-        self.before: _Block | None = None
-        self.after: _Block | None = None
+        self.before: _SegmentPiece | None = None
+        self.after: _SegmentPiece | None = None
 
 
 class CachingAllocator:
@@ -91,8 +91,8 @@ class CachingAllocator:
         self._place = place or self._below_the_last
         self._lowest = _HIGHEST_ADDRESS
         self._segments: dict[int, int] = {}
-        self._used: dict[int, _Block] = {}
-        self._free: dict[int, _Block] = {}
+        self._used: dict[int, _SegmentPiece] = {}
+        self._free: dict[int, _SegmentPiece] = {}
         self._pools: dict[tuple[int, bool], list[tuple[int, int]]] = {}
 
     @property
@@ -201,7 +201,7 @@ class CachingAllocator:
         if sorted(entry for pool in self._pools.values() for entry in pool) != cached:
             raise IntegrityError("the lists of cached blocks differ from the free blocks of the segments.")
 
-    def _new_segment(self, size: int, small: bool, pool: list[tuple[int, int]]) -> _Block:
+    def _new_segment(self, size: int, small: bool, pool: list[tuple[int, int]]) -> _SegmentPiece:
         segment = SMALL_SEGMENT_BYTES if small else LARGE_SEGMENT_BYTES
         if size >= OWN_SEGMENT_BYTES:
             segment = -(-size // SEGMENT_ROUNDING_BYTES) * SEGMENT_ROUNDING_BYTES
@@ -217,7 +217,7 @@ class CachingAllocator:
         self._segments[address] = segment
         self.reserved_bytes += segment
         self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
-        return _Block(address, segment, pool)
+        return _SegmentPiece(address, segment, pool)
 
     def _lacks(self, num_bytes: int) -> bool:
         return self.capacity_bytes is not None and self.reserved_bytes + num_bytes > self.capacity_bytes
@@ -226,8 +226,8 @@ class CachingAllocator:
         self._lowest -= num_bytes
         return self._lowest
 
-    def _cut(self, block: _Block, size: int) -> None:
-        rest = _Block(block.address + size, block.size - size, block.pool)
+    def _cut(self, block: _SegmentPiece, size: int) -> None:
+        rest = _SegmentPiece(block.address + size, block.size - size, block.pool)
         rest.before, rest.after = block, block.after
         if rest.after is not None:
             rest.after.before = rest
@@ -235,13 +235,13 @@ class CachingAllocator:
         block.size = size
         self._cache(rest)
 
-    def _cache(self, block: _Block) -> None:
+    def _cache(self, block: _SegmentPiece) -> None:
         insort(block.pool, (block.size, block.address))
         self._free[block.address] = block
         if block.before or block.after:
             self.inactive_split_bytes += block.size
 
-    def _uncache(self, block: _Block) -> None:
+    def _uncache(self, block: _SegmentPiece) -> None:
         del self._free[block.address]
         block.pool.pop(bisect_left(block.pool, (block.size, block.address)))
         if block.before or block.after:

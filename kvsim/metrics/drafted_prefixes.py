@@ -37,7 +37,7 @@ def cached_with_drafts(
     """
     if not len(recording.schedule):
         return (np.zeros(len(rows), np.int64),) * 4
-    meta, turns = recording.meta, _Turns.of(recording, rows, previous_end)
+    meta, turns = recording.meta, _LastSteps.of(recording, rows, previous_end)
     ahead = _tokens_ahead(meta, release)
     computed = np.minimum(np.minimum(turns.end, turns.known), turns.known - ahead)
     known = turns.known_at_release()
@@ -60,7 +60,7 @@ def _caches_outputs(meta: Meta, release: str) -> bool:
     return rules_of(release).caches_processed or bool(meta.policy.get("async_scheduling"))
 
 
-class _Turns(NamedTuple):
+class _LastSteps(NamedTuple):
     """The newest step of each request before a release of its units, and the outputs that were under way then."""
 
     is_there: Flags

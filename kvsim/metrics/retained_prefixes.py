@@ -100,7 +100,7 @@ def _junctions(recording: Recording, tables: Holdings, stay: IntArray) -> npt.ND
     full = next((number for number, group in enumerate(pool.groups) if group.kind in _FULL), None)
     if full is None or recording.has_drafts or not len(recording.schedule):
         return found
-    turns = _Turns(recording)
+    turns = _ScheduleMoments(recording)
     step = np.searchsorted(recording.steps.schedule_seq, stays.birth_seq)
     row = turns.row_in(stays.request, step)
     is_told = is_new(stays.request) & (row >= 0)
@@ -118,7 +118,7 @@ def _junctions(recording: Recording, tables: Holdings, stay: IntArray) -> npt.ND
     return found
 
 
-class _Turns:
+class _ScheduleMoments:
     """The rows of the schedule as moments: within a step, requests have their turns in the order of its rows."""
 
     def __init__(self, recording: Recording) -> None:
@@ -150,7 +150,7 @@ class _Kept(NamedTuple):
     span: int
 
     @classmethod
-    def of(cls, recording: Recording, tables: Holdings, stay: IntArray, group: int, turns: _Turns) -> _Kept:
+    def of(cls, recording: Recording, tables: Holdings, stay: IntArray, group: int, turns: _ScheduleMoments) -> _Kept:
         """Follow the blocks of prompts from the step that fills them to their eviction."""
         memory, hashes, size = (
             recording.memory,
@@ -186,7 +186,7 @@ class _Kept(NamedTuple):
 
 
 def _filled(
-    recording: Recording, tables: Holdings, stay: IntArray, runs: IntArray, size: int, turns: _Turns
+    recording: Recording, tables: Holdings, stay: IntArray, runs: IntArray, size: int, turns: _ScheduleMoments
 ) -> npt.NDArray[np.int64]:
     """Return the moment at which each of `runs` is put into the cache; `_UNKNOWN` if it never is."""
     schedule, stays, aligned = recording.schedule, tables.residencies, recording.meta.pool.unit_tokens
@@ -204,7 +204,9 @@ def _filled(
     return np.where((of_stay[at] == stay[runs]) & (upto[at] >= stay[runs] * _MOST + tokens), moment, _UNKNOWN)
 
 
-def _evictions(recording: Recording, tables: Holdings, turns: _Turns) -> tuple[IntArray, npt.NDArray[np.int64]]:
+def _evictions(
+    recording: Recording, tables: Holdings, turns: _ScheduleMoments
+) -> tuple[IntArray, npt.NDArray[np.int64]]:
     """Return the run that had each evicted unit last, and the moment: the turn of the request that gets the unit."""
     memory, span = recording.memory, len(recording.memory) + 1
     runs = np.flatnonzero(memory.kind[tables.birth_row] == MemoryKind.APPEND)

@@ -109,7 +109,7 @@ def waste(source: Replay | Recording) -> Waste:
 
 def _totals(replay: Replay, held: Numbers, free: Numbers, cached: Numbers) -> SlotTotals:
     """Return the totals at every frame, for a pool with one kind of layers."""
-    asked = _Asked.of(replay)
+    asked = _FrameSlots.of(replay)
     progress = Ramps(replay)
     overrun = progress.total_between(replay.full, np.full_like(replay.full, _NO_LIMIT))
     # A static row written beyond its last token has ended: its tokens are useless.
@@ -143,7 +143,7 @@ def _check_account(replay: Replay, slots: npt.NDArray[np.int64], capacity: int) 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Asked:
+class _FrameSlots:
     """Slots in all tables at every frame, with shared units counted for each table: int64[num_frames]."""
 
     requested: npt.NDArray[np.int64]
@@ -156,7 +156,7 @@ class _Asked:
     """Requested slots before each request's first token."""
 
     @classmethod
-    def of(cls, replay: Replay) -> _Asked:
+    def of(cls, replay: Replay) -> _FrameSlots:
         """Sum the slots of all runs, in parts: a long recording has tens of millions."""
         total = np.zeros((len(fields(cls)), replay.num_frames), np.int64)
         first = replay.ledger.tables.together()

@@ -11,14 +11,14 @@ from kvsim.errors import UnknownNameError, UsageError
 from kvsim.plots.agreement import agreement
 from kvsim.plots.comparisons import RunPoint, hits_capacity, throughput_block_size, throughput_memory
 from kvsim.plots.free_runs import free_runs
-from kvsim.plots.ladder import is_ladder, ladder
+from kvsim.plots.ladder_gains import is_ladder, ladder
 from kvsim.plots.latency import latency
 from kvsim.plots.lifetimes import lifetimes
 from kvsim.plots.memory_map import memory_map
 from kvsim.plots.occupancy import occupancy
 from kvsim.plots.queue import queue
-from kvsim.plots.roofline import roofline
-from kvsim.plots.sessions import sessions
+from kvsim.plots.roofline_plot import roofline
+from kvsim.plots.sessions_over_time import sessions
 from kvsim.plots.style import LINES
 from kvsim.plots.waste_bars import waste_bars
 from kvsim.plots.waste_over_time import waste_over_time

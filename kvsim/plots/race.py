@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvsim.files.atomic import whole_file
-from kvsim.plots.ladder import KEY, is_ladder
+from kvsim.plots.ladder_gains import KEY, is_ladder
 from kvsim.plots.style import INK, MUTED, OWNER_COLORS
 from kvsim.plots.words import distinct_names, source_line
 

@@ -10,7 +10,7 @@ from kvsim.errors import UsageError, shortened
 from kvsim.policies.acceptance import shares_of
 from kvsim.policies.releases import DEFAULT, NEWEST, OLDEST, check_drafts, check_has, defaults_of, rules_of
 from kvsim.policies.speculative_config import SpeculativeConfig, canonical
-from kvsim.settings import check_settings, setting, settings_in
+from kvsim.setting_fields import check_settings, setting, settings_in
 
 MACHINE: Final = "Machine and memory"
 """Heading of the flags that say where requests are served, and with how much memory."""

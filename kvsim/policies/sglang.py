@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 from kvsim.errors import UnknownNameError, UsageError
-from kvsim.settings import check_settings, setting
+from kvsim.setting_fields import check_settings, setting
 
 if TYPE_CHECKING:
     import numpy as np

@@ -26,7 +26,7 @@ def check_batches(recording: Recording, file: Path) -> None:
         RecordingError: naming `file` and the first request that disagrees with its batch.
     """
     requests = recording.requests
-    batches = _Batches.of(recording)
+    batches = _BatchRows.of(recording)
     rows, width, longest = batches.rows, batches.width, batches.longest
     source = "requests.parquet"
     agree(width, longest(requests.prompt_tokens), file, "the longest prompt of the batch", source, rows)
@@ -45,7 +45,7 @@ def check_batches(recording: Recording, file: Path) -> None:
           "the longest answer of the batch", "schedule.parquet", rows[ended])  # fmt: skip
 
 
-class _Batches(NamedTuple):
+class _BatchRows(NamedTuple):
     """The requests that are scheduled, by their batch: those that begin in one step."""
 
     rows: IntArray
@@ -56,7 +56,7 @@ class _Batches(NamedTuple):
     """Steps of the batch of each."""
 
     @classmethod
-    def of(cls, recording: Recording) -> _Batches:
+    def of(cls, recording: Recording) -> _BatchRows:
         schedule = recording.schedule
         rows, first = first_rows(schedule)
         begin = schedule.step[first]
@@ -70,7 +70,7 @@ class _Batches(NamedTuple):
         return most[self.number]
 
 
-def _check_room(recording: Recording, batches: _Batches, file: Path) -> None:
+def _check_room(recording: Recording, batches: _BatchRows, file: Path) -> None:
     """Check that no batch is larger than the settings and the pool allow, and that it fails only where it fills it."""
     requests, memory, policy = recording.requests, recording.memory, recording.meta.policy
     rows, num_units = batches.rows, recording.meta.pool.num_units

@@ -39,7 +39,7 @@ def check_swaps(recording: Recording, stays: Stays, admitted: Admissions, file: 
     came_units[admitted.computed <= admitted.hits] = 0
     came = np.bincount(admitted.step, weights=came_units, minlength=len(steps)).astype(np.int64)
     agree(steps.swapped_in_units, came, file, "swapped_in_units", "schedule.parquet")
-    host = _Host(recording, admitted)
+    host = _HostRoom(recording, admitted)
     for event in _events(recording, stays, admitted):
         host.follow(event)
     agree(steps.swapped_out_units, host.left_units, file, "swapped_out_units", "schedule.parquet")
@@ -47,7 +47,7 @@ def check_swaps(recording: Recording, stays: Stays, admitted: Admissions, file: 
     require(~np.isin(admitted.step, host.wrong_steps), file, rule, admitted.step)
 
 
-class _Event(NamedTuple):
+class _SwapEvent(NamedTuple):
     """An abort, a preemption or an admission of a request; in one step they happen in this order."""
 
     step: int
@@ -62,7 +62,7 @@ class _Event(NamedTuple):
 _ABORT, _VICTIM, _ADMISSION = range(3)
 
 
-def _events(recording: Recording, stays: Stays, admitted: Admissions) -> list[_Event]:
+def _events(recording: Recording, stays: Stays, admitted: Admissions) -> list[_SwapEvent]:
     """Return what changes the host memory, in order."""
     steps, requests = recording.steps, recording.requests
     aborted = np.flatnonzero(requests.status == RequestStatus.ABORTED)
@@ -78,13 +78,13 @@ def _events(recording: Recording, stays: Stays, admitted: Admissions) -> list[_E
         (_ADMISSION, admitted.step, admitted.request),
     )
     return sorted(
-        _Event(at, kind, row, *values)
+        _SwapEvent(at, kind, row, *values)
         for kind, *columns in kinds
         for row, (at, *values) in enumerate(zip(*(column.tolist() for column in columns), strict=True))
     )
 
 
-class _Host:
+class _HostRoom:
     """Host memory as events follow each other: it has all of a victim's computed tokens, or none without room."""
 
     def __init__(self, recording: Recording, admitted: Admissions) -> None:
@@ -97,7 +97,7 @@ class _Host:
         self.wrong_steps: list[int] = []
         """Steps in which a request begins with other tokens."""
 
-    def follow(self, event: _Event) -> None:
+    def follow(self, event: _SwapEvent) -> None:
         """Let the next event happen."""
         if event.kind == _VICTIM:
             num_units = -(-event.computed // self._unit_tokens)

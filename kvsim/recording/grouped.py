@@ -32,7 +32,7 @@ class Operations:
 
 def tables_of_groups(memory: Memory, num_requests: int) -> tuple[Holdings, Operations]:
     """Return the runs of all tables, each of one unit, and all operations on them."""
-    ends = _Ends.of(memory)
+    ends = _TableReleases.of(memory)
     placed = (memory.kind == MemoryKind.APPEND) | (memory.kind == MemoryKind.SHARE)
     run_row, offset = _units(memory, placed)
     request, group = memory.request[run_row].astype(np.int64), memory.groups[run_row].astype(np.int64)
@@ -69,7 +69,7 @@ def tables_of_groups(memory: Memory, num_requests: int) -> tuple[Holdings, Opera
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Ends:
+class _TableReleases:
     """Moments at which requests release all their tables, by request and then by time."""
 
     request: npt.NDArray[np.int64]
@@ -82,7 +82,7 @@ class _Ends:
     span: int
 
     @classmethod
-    def of(cls, memory: Memory) -> _Ends:
+    def of(cls, memory: Memory) -> _TableReleases:
         whole = np.flatnonzero((memory.kind == MemoryKind.RELEASE) & (memory.address == WHOLE_TABLE))
         span = int(memory.seq[-1]) + 1 if len(memory) else 1
         num_groups = int(memory.groups.max(initial=0)) + 1

@@ -234,7 +234,7 @@ def _counted_from_0(length: IntArray, behind: IntArray) -> IntArray:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Turns:
+class _ReleaseRows:
     """Rows that release tables, by request and then in order, among the rows that extend tables."""
 
     releases: npt.NDArray[np.int32]
@@ -261,7 +261,7 @@ class _Turns:
         return np.unique(np.concatenate((first[first < behind], self.end[goes_on])))
 
 
-def _turns(memory: Memory, num_requests: int) -> tuple[npt.NDArray[np.int32], _Turns]:
+def _turns(memory: Memory, num_requests: int) -> tuple[npt.NDArray[np.int32], _ReleaseRows]:
     """Return the rows that extend tables, by request and then in order, and the releases among them."""
     rows = np.arange(len(memory), dtype=np.int32)[memory.kind != MemoryKind.EVICT]
     rows = rows[stable_order(memory.request[rows], num_requests)]
@@ -273,7 +273,7 @@ def _turns(memory: Memory, num_requests: int) -> tuple[npt.NDArray[np.int32], _T
     before = np.concatenate((np.zeros(1, np.int64), end))[:-1]
     request = memory.request[releases]
     begin = np.maximum(first_take[request], before)
-    return takes, _Turns(releases=releases, request=request, begin=begin, end=end, first_take=first_take)
+    return takes, _ReleaseRows(releases=releases, request=request, begin=begin, end=end, first_take=first_take)
 
 
 def seq_of(memory: Memory, rows: IntArray) -> IntArray:

@@ -18,7 +18,7 @@ from kvsim.recording.model import Recording
 from kvsim.recording.order import units_of_runs
 from kvsim.recording.tables import CopyKind, IntArray, MemoryKind, RequestStatus
 from kvsim.replay.few_units import FewUnits
-from kvsim.replay.growth import GrowingRuns
+from kvsim.replay.growing_rows import GrowingRuns
 from kvsim.replay.ledger import Ledger
 from kvsim.replay.progress import Progress
 from kvsim.replay.rectangle import with_addresses

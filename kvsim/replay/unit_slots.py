@@ -116,7 +116,7 @@ def table_groups(pool: Pool) -> tuple[TableGroup, ...]:
     )
 
 
-class _Moment(Protocol):
+class _ReplayedState(Protocol):
     """The parts of a `Replay` that `slots_of_groups` needs."""
 
     ledger: Ledger
@@ -134,7 +134,7 @@ class _Moment(Protocol):
     def computed(self, requests: IntArray) -> Numbers: ...
 
 
-def slots_of_groups(pool: _Moment, units: IntArray | slice) -> Numbers:
+def slots_of_groups(pool: _ReplayedState, units: IntArray | slice) -> Numbers:
     """Split each unit into slots by state. A shared unit has the state of the holder that uses most of it."""
     tables, runs = pool.ledger.tables, pool.alive()
     unit = tables.address[runs] - pool.first_unit

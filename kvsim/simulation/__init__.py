@@ -16,8 +16,8 @@ from kvsim.simulation.machine import Machine
 from kvsim.simulation.measured import Measured, Timeline
 from kvsim.simulation.modes import EngineName
 from kvsim.simulation.prefill_decode import Disaggregation
-from kvsim.simulation.run import measure, record, simulate
 from kvsim.simulation.setup import Options, ProgressCallback
+from kvsim.simulation.simulation_run import measure, record, simulate
 
 __all__ = [
     "Disaggregation",

@@ -16,8 +16,8 @@ from kvsim.simulation.dispatch import CachedKeys, Dispatcher, DuplicatePrefixes,
 from kvsim.simulation.machine import Machine
 from kvsim.simulation.measured import Measured
 from kvsim.simulation.prefill_decode import Disaggregation, PrefillDecodeRun, check_policy
-from kvsim.simulation.run import Run, record_setup
 from kvsim.simulation.setup import Options, Setup
+from kvsim.simulation.simulation_run import SimulationRun, record_setup
 from kvsim.workload import Workload
 
 Result = TypeVar("Result")
@@ -162,7 +162,7 @@ def measure_replicas(
     dispatcher = Dispatcher.of(setup, route, route_lag_s)
     if _are_apart(setup, route, num_replicas):
         return _finish_apart(Apart.of(setup, num_replicas), _measure_one, spread)
-    return _finish(Run(setup, num_replicas=num_replicas, dispatcher=dispatcher), dispatcher)
+    return _finish(SimulationRun(setup, num_replicas=num_replicas, dispatcher=dispatcher), dispatcher)
 
 
 def simulate_replicas(
@@ -210,7 +210,7 @@ def _simulate(
     if _are_apart(setup, route, num_replicas):
         fleet = _finish_apart(Apart.of(setup, num_replicas, builders=builders), _measure_one, in_turn)
     else:
-        fleet = _finish(Run(setup, builders, num_replicas=num_replicas, dispatcher=dispatcher), dispatcher)
+        fleet = _finish(SimulationRun(setup, builders, num_replicas=num_replicas, dispatcher=dispatcher), dispatcher)
     servers = zip(builders, fleet.servers, strict=True)
     return [builder.finish(measured.meta, name=setup.name) for builder, measured in servers], fleet
 
@@ -249,7 +249,7 @@ class Apart:
 def _measure_one(apart: Apart, number: int) -> tuple[Measured, list[CachedKeys]]:
     """Run one server by itself."""
     builders = [apart.builders[number]] if apart.builders else []
-    run = Run(apart.setup.every(apart.num_servers, number), builders, sample_s=apart.sample_s)
+    run = SimulationRun(apart.setup.every(apart.num_servers, number), builders, sample_s=apart.sample_s)
     [measured] = run.finish()
     return measured, run.samples
 
@@ -278,7 +278,7 @@ def _finish_apart(
     return Fleet(measured, duplicates.mean_blocks, duplicates.most_blocks)
 
 
-def _finish(run: Run, dispatcher: Dispatcher) -> Fleet:
+def _finish(run: SimulationRun, dispatcher: Dispatcher) -> Fleet:
     """Run servers on one clock to the end."""
     measured, duplicates = run.finish(), dispatcher.duplicates
     return Fleet(measured, duplicates.mean_blocks, duplicates.most_blocks)

@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 from kvsim.engine.coefficients import coefficients_of
 from kvsim.engine.compiled import has_numba
 from kvsim.engine.driver import has_machine_code
-from kvsim.engine.memory import Memory
+from kvsim.engine.memory import MemoryManager
 from kvsim.errors import UsageError
 from kvsim.policies import AnyPolicy, CustomPolicy
 from kvsim.policies.kinds import runs_in_python
@@ -39,13 +39,17 @@ def engine_for(engine: EngineName, policy: AnyPolicy) -> EngineName:
     return "interpreted"
 
 
-def engine_for_several(memory: Memory) -> EngineName:
+def engine_for_several(memory: MemoryManager) -> EngineName:
     """Return the engine to request if several runs with a kind of memory are together worth compiling."""
     return "compiled" if not has_machine_code(memory) and has_numba() else "auto"
 
 
 def begins_compiled(
-    num_requests: int, num_output_tokens: int, step_time: StepTimeModel, engine: EngineName, memory: Memory | None
+    num_requests: int,
+    num_output_tokens: int,
+    step_time: StepTimeModel,
+    engine: EngineName,
+    memory: MemoryManager | None,
 ) -> bool:
     """Tell whether a run of that many requests and tokens that asks for `engine` is compiled from its beginning.
 

@@ -24,8 +24,8 @@ from kvsim.recording.tables import Requests
 from kvsim.simulation.dispatch import Dispatcher, DuplicatePrefixes
 from kvsim.simulation.measured import Measured
 from kvsim.simulation.results import rows_of
-from kvsim.simulation.run import Run
 from kvsim.simulation.setup import Setup
+from kvsim.simulation.simulation_run import SimulationRun
 
 if TYPE_CHECKING:
     from kvsim.simulation.server import ServerProcess
@@ -91,7 +91,7 @@ def check_policy(policy: AnyPolicy) -> None:
             raise UsageError(f"{name} is not modelled on prefill and decode servers; leave it out.")
 
 
-class PrefillDecodeRun(Run):
+class PrefillDecodeRun(SimulationRun):
     """A workload on prefill and decode servers."""
 
     def __init__(

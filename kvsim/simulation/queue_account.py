@@ -88,7 +88,7 @@ class QueueAccount:
             raise IntegrityError(f"block {number}, which holds a prefix, stands in front of {behind}, which does not.")
 
 
-class _Watched(Block):
+class _WatchedBlock(Block):
     """A block that notes when it is written to."""
 
     __slots__ = ("_number", "_written")
@@ -122,7 +122,7 @@ def watch(blocks: Any) -> Callable[[], set[int]]:
         return changed
     written: set[int] = set()
     for number, block in enumerate(blocks):
-        blocks[number] = _Watched(block, number, written)
+        blocks[number] = _WatchedBlock(block, number, written)
 
     def taken() -> set[int]:
         numbers = written.copy()

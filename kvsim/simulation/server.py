@@ -16,7 +16,7 @@ from kvsim.engine.driver import Driver
 from kvsim.engine.request_rows import RADIX
 from kvsim.engine.state import Engine
 from kvsim.errors import BudgetError, StalledError
-from kvsim.simulation.checks import Checks
+from kvsim.simulation.step_check import Checks
 from kvsim.steptime.kernels import Batch, KernelsSeen
 
 Slice = Callable[[Engine], None]

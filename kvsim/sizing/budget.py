@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from kvsim.hardware import Gpu
     from kvsim.models import Model
-    from kvsim.sizing.drafter import Drafter
+    from kvsim.sizing.draft_layers import Drafter
 
 
 @dataclass(frozen=True, slots=True)

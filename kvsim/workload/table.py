@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvsim.errors import UsageError, WorkloadError
-from kvsim.workload.checks import SCALAR_COLUMNS, check_rows
 from kvsim.workload.columns import MAX_TOKENS, Numbered, Ragged, float_column, frozen, int_column
 from kvsim.workload.request import Request, SharedPrefix
+from kvsim.workload.request_rules import SCALAR_COLUMNS, check_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -27,7 +27,7 @@ WHOLE = -1
 """Stands for the whole history: the prompt of the turn before and its answer."""
 
 
-class _Lengths(Protocol):
+class _TokenColumns(Protocol):
     """The columns of a `Workload` that its turns depend on."""
 
     @property
@@ -120,7 +120,7 @@ class Turns:
         """Row of each of the values of `also_after`."""
         return np.repeat(np.arange(len(self)), self.also_after.lengths)
 
-    def checked(self, workload: _Lengths) -> Turns:
+    def checked(self, workload: _TokenColumns) -> Turns:
         """Return the turns with every history as a number of tokens.
 
         Raises:
@@ -209,7 +209,7 @@ class Turns:
     def _bad_pauses(self) -> NDArray[np.bool_]:
         return np.asarray(~((self.pause_s >= 0) & (self.pause_s <= LONGEST_S)))
 
-    def _check_rows(self, workload: _Lengths) -> None:
+    def _check_rows(self, workload: _TokenColumns) -> None:
         """Raise `WorkloadError` for a turn that waits for none of the rows, or in a circle."""
         n = len(self)
         bad = (self.after < NONE) | (self.after >= n)

@@ -20,7 +20,7 @@ def test_a_load_fits_a_server_or_not(requests: kvsim.Workload) -> None:
     hard = kvsim.fit(requests, "H200/Llama-3-8B", tpot_p99_s=1e-4, most=1, num_jobs=1)
     assert not hard.fits
     assert len(hard.tried) == 1
-    assert kvsim.fit is kvsim.api.answers.fit, "using it does not put a module in its place"
+    assert kvsim.fit is kvsim.api.questions.fit, "using it does not put a module in its place"
     with pytest.raises(UsageError, match="give users as well"):
         kvsim.fit(requests, "H200/Llama-3-8B", think_s=1.0)
 

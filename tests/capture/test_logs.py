@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from kvsim.conformance import verify_recording
-from kvsim.conformance.told import UNAWAITED
+from kvsim.conformance.answered_workload import UNAWAITED
 from kvsim.metrics.contradictions import refuse_contradictions
 from kvsim.recording import Recording, RequestStatus, read, write
 from kvsim.recording.eventlog import FILE_NAME

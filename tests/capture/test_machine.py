@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvsim.capture import drive
-from kvsim.capture.machine import machine
+from kvsim.capture.machine_id import machine
 from kvsim.errors import MissingExtraError, UsageError
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from kvsim.capture import publish, scheduler
+from kvsim.capture import publish, scheduler_watch
 from kvsim.capture.publish import Publisher
 from kvsim.capture.viewers import MAX_VIEWERS
 from kvsim.conformance import verify_recording
@@ -168,7 +168,7 @@ def test_whatever_clients_do_the_engine_does_no_more_than_without_them(publisher
 
 
 def test_the_engine_has_no_snapshot_to_make() -> None:
-    assert not hasattr(scheduler.SchedulerRecorder, "snapshot")
+    assert not hasattr(scheduler_watch.SchedulerRecorder, "snapshot")
     assert not hasattr(Publisher, "join")
 
 
@@ -266,6 +266,6 @@ def test_what_is_no_address(text: str) -> None:
 
 
 def test_only_bookkeeping_is_in_the_vocabulary() -> None:
-    source = (Path(publish.__file__).parent / "scheduler.py").read_text()
+    source = (Path(publish.__file__).parent / "scheduler_watch.py").read_text()
     for word in ("token_ids", "prompt_token", "output_token_ids", "text"):
         assert f"request.{word}" not in source.replace("request.num_prompt_tokens", "")

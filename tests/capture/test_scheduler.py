@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from kvsim.capture.scheduler import SchedulerRecorder
+from kvsim.capture.scheduler_watch import SchedulerRecorder
 from kvsim.capture.sinks import FileSink
 from kvsim.errors import RecordingError
 from kvsim.recording import Recording, RequestStatus, read

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kvsim.plots.report import facts_of, write_report
+from kvsim.plots.report_page import facts_of, write_report
 from kvsim.recording import read
 
 if TYPE_CHECKING:

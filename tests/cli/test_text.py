@@ -27,7 +27,7 @@ from kvsim.display.text import (
 )
 from kvsim.plots import FIGURES, film_of, save
 from kvsim.plots.film_page import page_of
-from kvsim.plots.report import write_report
+from kvsim.plots.report_page import write_report
 from kvsim.recording import Recording, find, read, write
 
 EVIL = (

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import kvsim.conformance
-from kvsim.conformance.conform import GROUPS, generated
+from kvsim.conformance.answered_workload import AnsweredWorkload, compare
+from kvsim.conformance.conformity import GROUPS, generated
 from kvsim.conformance.oracle import OracleRun
 from kvsim.conformance.oracle_files import parse_workload
 from kvsim.conformance.shrink import shrink
-from kvsim.conformance.told import Told, compare
 from kvsim.conformance.variants import Variant, variants_of
 from kvsim.errors import KvsimError
 from kvsim.policies.releases import NEWEST
@@ -30,19 +30,19 @@ _MOST_SMALLER = 120
 _TRIED = 1_500
 
 
-def told(document: dict[str, Any], release: str = NEWEST) -> Told:
+def told(document: dict[str, Any], release: str = NEWEST) -> AnsweredWorkload:
     """What kvsim itself decides by the rules of a release; nothing of a workload whose requests wait for ever."""
     run = OracleRun(parse_workload(document, "golden").of_release(release))
     records = list(islice(run.records(), _MOST_RECORDS))
-    return Told(name="golden", document=document, records=records if len(records) < _MOST_RECORDS else [])
+    return AnsweredWorkload(name="golden", document=document, records=records if len(records) < _MOST_RECORDS else [])
 
 
 @lru_cache(maxsize=1)
-def _told(document: str) -> Told:
+def _told(document: str) -> AnsweredWorkload:
     try:
         return told(json.loads(document))
     except KvsimError:
-        return Told(name="refused", document={}, records=[])
+        return AnsweredWorkload(name="refused", document={}, records=[])
 
 
 def shows(document: dict[str, Any], variant: Variant) -> bool:

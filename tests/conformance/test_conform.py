@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kvsim.conformance.conform import Conformity, conform, generated, workloads
+from kvsim.conformance.answered_workload import UNAWAITED, AnsweredWorkload, compare, tell
+from kvsim.conformance.conformity import Conformity, conform, generated, workloads
 from kvsim.conformance.driven import DrivenVllm, EngineFailedError, VllmMissingError
 from kvsim.conformance.explained import rule_of
 from kvsim.conformance.golden import golden_workloads
-from kvsim.conformance.told import UNAWAITED, Told, compare, tell
 from kvsim.conformance.variants import variants_of
 from kvsim.errors import UsageError
 from kvsim.policies.releases import NEWEST, rules_of, varied
@@ -128,7 +128,7 @@ def test_a_hit_of_a_whole_prompt_is_the_last_token_rule_although_vllm_ends() -> 
     """Nothing is left to compute, and vLLM's scheduler asserts that there is: the line that failed names the rule."""
     document = dict(golden_workloads())["golden-reused_first-none"]
     records = told(document, release=NEWEST).records[:4]
-    failed = Told(
+    failed = AnsweredWorkload(
         name="failed",
         document=document,
         records=records,
@@ -145,11 +145,13 @@ def test_an_end_of_vllm_that_kvsim_foresees_is_no_difference() -> None:
         records = [json.loads(line) for line in lines]
     assert records.pop()["kind"] == "failed"
     words = f"AssertionError in _update_request_with_output: assert request.{UNAWAITED}"
-    ended = Told(name="ended", document=document, records=records, failure=words)
+    ended = AnsweredWorkload(name="ended", document=document, records=records, failure=words)
     assert compare(ended, "0.20.2").equal
-    other = Told(name="other", document=document, records=records, failure="AssertionError in schedule: assert x")
+    other = AnsweredWorkload(
+        name="other", document=document, records=records, failure="AssertionError in schedule: assert x"
+    )
     assert not compare(other, "0.20.2").equal
-    earlier = Told(name="earlier", document=document, records=records[:-2], failure=words)
+    earlier = AnsweredWorkload(name="earlier", document=document, records=records[:-2], failure=words)
     assert not compare(earlier, "0.20.2").equal
 
 
@@ -193,7 +195,7 @@ def test_two_rules_that_changed_together_are_named_as_a_pair() -> None:
     """A workload that shows both at once is explained by no variant alone."""
     document = dict(golden_workloads())["golden-reused_first-none"]
     other = varied(NEWEST, {"reused_first": rules_of("0.22.1").reused_first, "knows_watermark": False})
-    both = Told(name="both", document=document, records=told(document, release=other).records)
+    both = AnsweredWorkload(name="both", document=document, records=told(document, release=other).records)
     assert not compare(both, NEWEST, decisions_only=True).equal
     result = conform_with("0.33.0", lambda each: told(each, release=other).records)
     found = {each.name for finding in result.findings for way in finding.variants for each in way}

@@ -21,7 +21,7 @@ from kvsim.hardware import find_gpu
 from kvsim.models import find_model
 from kvsim.policies import Paged, Radix, SGLangSettings
 from kvsim.recording import Recording, write
-from kvsim.simulation import Machine, checks, simulate
+from kvsim.simulation import Machine, simulate, step_check
 from kvsim.workload import Workload
 
 GPU, MODEL = find_gpu("H200"), find_model("Llama-3-8B")
@@ -54,13 +54,13 @@ def record(scheduling: SGLangSettings = SCHEDULING, num_tokens: int = 1500) -> R
 def test_the_share_is_what_the_engine_keeps(monkeypatch: pytest.MonkeyPatch, is_overlapped: bool) -> None:
     kept: dict[int, float] = {}
 
-    def note(self: checks.Checks) -> None:
+    def note(self: step_check.Checks) -> None:
         engine = self.driver.engine
         if engine.state.num_in_batch:
             kept[engine.state.num_steps - 1] = engine.radix.state.ratio
 
-    monkeypatch.setattr(checks.Checks, "step", note)
-    monkeypatch.setattr(checks.Checks, "finish", Mock())
+    monkeypatch.setattr(step_check.Checks, "step", note)
+    monkeypatch.setattr(step_check.Checks, "finish", Mock())
     policy = Radix(scheduler=replace(SCHEDULING, disable_overlap_schedule=not is_overlapped))
     recording = simulate(workload(), policy, machine_of(1500), engine="interpreted", check=True)
     assert recording.num_preemptions > 3

@@ -14,7 +14,7 @@ from kvsim.engine.state import NO_KEY
 from kvsim.errors import IntegrityError
 from kvsim.policies import Paged
 from kvsim.policies.settings import ContinuousSettings, PagedSettings
-from kvsim.simulation.check import check
+from kvsim.simulation.full_check import check
 
 from .by_hand import arrived, demand_of, driver_of
 

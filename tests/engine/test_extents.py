@@ -23,7 +23,7 @@ from kvsim.engine.driver import Driver
 from kvsim.errors import UnknownNameError
 from kvsim.policies import Contiguous
 from kvsim.policies.settings import ContiguousSettings, ContinuousSettings, Reserve
-from kvsim.simulation.check import check
+from kvsim.simulation.full_check import check
 
 from ..conformance.modes import in_every_way
 from .by_hand import driver_of

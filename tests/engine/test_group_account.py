@@ -12,7 +12,7 @@ from kvsim.engine.arrays import column
 from kvsim.engine.state import Engine
 from kvsim.errors import IntegrityError
 from kvsim.memory.waste import SlotState
-from kvsim.simulation.check import breakdown, check
+from kvsim.simulation.full_check import breakdown, check
 
 GOLDEN = sorted((Path(__file__).parent.parent / "conformance" / "golden_groups").glob("*.json"))
 

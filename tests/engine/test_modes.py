@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from kvsim.engine import block_pool, compiled, going_on, initialization
-from kvsim.engine.memory import Memory
+from kvsim.engine.memory import MemoryManager
 from kvsim.errors import UsageError
 from kvsim.policies import Paged
 from kvsim.policies.settings import ContinuousSettings
@@ -144,7 +144,7 @@ DRAW = "define i64 @draw(i64 %addresses, i64 %action, double %argument) {\n  ret
 """A function as LLVM has it, which returns its second argument."""
 
 
-LITTLE = Memory(name="little")
+LITTLE = MemoryManager(name="little")
 
 
 def engine_of(numbers: list[int]) -> Any:
@@ -185,7 +185,7 @@ def test_machine_code_is_made_once_and_found_again(monkeypatch: pytest.MonkeyPat
         assert draw_from(monkeypatch, times)(engine_of([1, 2]), 42, 0.0) == 42
     assert len(times) == 1
     assert compiled.is_at_hand(LITTLE, [])
-    assert not compiled.is_at_hand(Memory(name="other"), [])
+    assert not compiled.is_at_hand(MemoryManager(name="other"), [])
 
 
 @pytest.mark.parametrize("stated", [True, False], ids=["XDG_CACHE_HOME", "home"])

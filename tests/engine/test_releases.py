@@ -13,7 +13,7 @@ import pytest
 
 import kvsim
 from kvsim.conformance import verify_recording
-from kvsim.conformance.conform import generated
+from kvsim.conformance.conformity import generated
 from kvsim.conformance.oracle import OracleRun
 from kvsim.conformance.oracle_files import parse_workload
 from kvsim.errors import RecordingError, UsageError

@@ -9,7 +9,7 @@ from kvsim.engine.driver import Driver
 from kvsim.memory.waste import SlotState
 from kvsim.policies import Contiguous
 from kvsim.policies.settings import ContiguousSettings, ContinuousSettings, Growth, Reserve
-from kvsim.simulation.check import breakdown, check
+from kvsim.simulation.full_check import breakdown, check
 
 from ..conformance.modes import in_every_way
 from .by_hand import arrived, demand_of, driver_of

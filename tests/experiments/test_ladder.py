@@ -11,7 +11,7 @@ import pytest
 
 from kvsim.errors import RecordingError
 from kvsim.experiments.rungs import KEY, Climbed, at_once, climb, rung_recordings, rungs, with_ample_memory
-from kvsim.plots.ladder import ladder
+from kvsim.plots.ladder_gains import ladder
 from kvsim.policies import Contiguous
 from kvsim.policies.settings import ContiguousSettings, ContinuousSettings
 from kvsim.simulation import measure

@@ -27,7 +27,7 @@ from kvsim.experiments.on_loky import LokyWorkers, loky_workers
 from kvsim.experiments.sweeps import Point, run_point, sweep
 from kvsim.experiments.workers import Backend, Workers
 from kvsim.metrics import summarize
-from kvsim.plots.sweep import draw_sweep
+from kvsim.plots.sweep_figures import draw_sweep
 from kvsim.policies import Paged
 from kvsim.policies.settings import ContinuousSettings, PagedSettings
 from kvsim.simulation import Machine, simulate

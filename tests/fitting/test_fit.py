@@ -26,7 +26,7 @@ from kvsim.metrics import Distribution
 from kvsim.metrics.run_verdict import Limit
 from kvsim.metrics.steady import Steadiness
 from kvsim.models import find_model, find_quantization
-from kvsim.plots.fit import draw_fit, frontier
+from kvsim.plots.fit_frontier import draw_fit, frontier
 from kvsim.profiles.extrapolation import Watched
 from kvsim.steptime import Roofline
 from kvsim.workload import AllAtOnce, Constant, Fixed, LogNormal, Ragged, SharedPrefixes, Workload, generate

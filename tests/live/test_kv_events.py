@@ -8,7 +8,7 @@ import msgpack
 import pytest
 
 from kvsim.errors import RecordingError
-from kvsim.live.kv_events import CachedBlocks, Place
+from kvsim.live.kv_events import Place, ServerCache
 
 GPU = Place("GPU", 0)
 STORED = ["BlockStored", [11, 12], None, [1, 2, 3, 4], 2, None, "GPU", None]
@@ -20,8 +20,8 @@ BY_NAME = {
 """As vLLM 0.24 and later send it."""
 
 
-def heard(*events: Any, cached: CachedBlocks | None = None) -> CachedBlocks:
-    cached = cached or CachedBlocks()
+def heard(*events: Any, cached: ServerCache | None = None) -> ServerCache:
+    cached = cached or ServerCache()
     cached.hear(msgpack.packb([1.5, list(events), 0]))
     return cached
 
@@ -84,13 +84,13 @@ def test_blocks_that_are_told_again_count_once_and_a_partial_one_is_promoted() -
 ])  # fmt: skip
 def test_what_is_no_event_is_refused_in_a_sentence(batch: Any, reason: str) -> None:
     with pytest.raises(RecordingError, match=reason):
-        CachedBlocks().hear(msgpack.packb(batch))
+        ServerCache().hear(msgpack.packb(batch))
 
 
 @pytest.mark.parametrize("payload", [b"", b"\xc1", b"\x93\x01"])
 def test_bytes_that_are_no_msgpack_are_refused(payload: bytes) -> None:
     with pytest.raises(RecordingError, match="no batch of KV events"):
-        CachedBlocks().hear(payload)
+        ServerCache().hear(payload)
 
 
 def test_sglang_leaves_out_what_is_none() -> None:

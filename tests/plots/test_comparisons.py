@@ -20,7 +20,7 @@ from kvsim.plots.free_runs import FreeMemory, free_runs
 from kvsim.plots.latency import latency
 from kvsim.plots.lifetimes import lifetimes, lifetimes_of
 from kvsim.plots.queue import queue
-from kvsim.plots.roofline import StepWork, roofline
+from kvsim.plots.roofline_plot import StepWork, roofline
 from kvsim.plots.style import MUTED
 from kvsim.plots.words import seconds
 from kvsim.policies import Contiguous, Paged

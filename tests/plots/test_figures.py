@@ -24,7 +24,7 @@ from kvsim.metrics import waste, waste_shares
 from kvsim.models import find_model
 from kvsim.plots import FIGURES, OF_A_SWEEP, figure_of
 from kvsim.plots.everything import OF_ONE, OF_SEVERAL
-from kvsim.plots.ladder import ladder
+from kvsim.plots.ladder_gains import ladder
 from kvsim.plots.latency import latency
 from kvsim.plots.memory_map import MAX_COLUMNS, MAX_ROWS, memory_map, pixel_states
 from kvsim.plots.occupancy import occupancy

@@ -10,7 +10,7 @@ import pytest
 from kvsim.errors import RecordingError, UsageError
 from kvsim.metrics.session_turns import session_turns
 from kvsim.plots.everything import figure_of, plans
-from kvsim.plots.sessions import sessions
+from kvsim.plots.sessions_over_time import sessions
 from kvsim.policies import Paged
 from kvsim.policies.settings import ContinuousSettings
 from kvsim.recording import Recording

@@ -34,7 +34,7 @@ from kvsim.recording import (
 )  # fmt: skip
 from kvsim.recording.parquet import TableFile
 from kvsim.recording.tables import ColumnTable, Memory, Requests, Schedule, Steps
-from kvsim.simulation import run
+from kvsim.simulation import simulation_run
 from kvsim.workload import Poisson, Ragged, SharedPrefixes, Uniform, Workload, generate
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def workload() -> Workload:
 
 @pytest.fixture(scope="module")
 def recorded(workload: Workload, make_machine: Callable[[int], Any]) -> Recording:
-    return run.simulate(workload, POLICIES["paged"], make_machine(160), engine="interpreted")
+    return simulation_run.simulate(workload, POLICIES["paged"], make_machine(160), engine="interpreted")
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -100,7 +100,7 @@ def test_as_it_goes_and_at_once_give_the_same_bytes(
     policy: Policy, workload: Workload, make_machine: Callable[[int], Any],
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
 ) -> None:  # fmt: skip
-    at_once = run.simulate(workload, policy, make_machine(160), engine="interpreted")
+    at_once = simulation_run.simulate(workload, policy, make_machine(160), engine="interpreted")
     monkeypatch.setattr("kvsim.engine.initialization.STEPS_PER_SLICE", 50)
     monkeypatch.setattr("kvsim.engine.initialization.FIRST_ROWS", 10)
     write(at_once, tmp_path / "at once")
@@ -119,8 +119,8 @@ def test_as_it_goes_and_at_once_give_the_same_bytes(
 
         monkeypatch.setattr(writer, "append", count)
         monkeypatch.setattr(builder, "finish", finish)
-        monkeypatch.setattr(run, "RecordingBuilder", lambda: builder)
-        run.simulate(workload, policy, make_machine(160), engine="interpreted")
+        monkeypatch.setattr(simulation_run, "RecordingBuilder", lambda: builder)
+        simulation_run.simulate(workload, policy, make_machine(160), engine="interpreted")
     assert contents(tmp_path / "as it goes") == contents(tmp_path / "at once")
     for name in ("steps", "schedule", "memory"):
         assert len(portions[name]) > 3, name

@@ -17,10 +17,9 @@ from kvsim.engine.state import NO_KEY
 from kvsim.errors import IntegrityError
 from kvsim.policies import Paged
 from kvsim.policies.settings import ContinuousSettings, PagedSettings
-from kvsim.simulation import checks as checks_module
-from kvsim.simulation import simulate
-from kvsim.simulation.check import check
-from kvsim.simulation.checks import BlockAccount, Checks
+from kvsim.simulation import simulate, step_check
+from kvsim.simulation.full_check import check
+from kvsim.simulation.step_check import BlockAccount, Checks
 from kvsim.workload import Poisson, Uniform, generate
 
 from ..conftest import MakeMachine
@@ -134,7 +133,7 @@ def test_a_compiled_engine_is_followed_too() -> None:
 def test_a_step_costs_what_it_touches_and_not_what_the_pool_has(monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted and not timed: how often the whole pool is counted in 40 steps, the first of which reads it."""
     counts: list[Driver] = []
-    monkeypatch.setattr(checks_module, "check", counts.append)
+    monkeypatch.setattr(step_check, "check", counts.append)
     driver = arrived(Paged(cache=PagedSettings(block_size=4)), 500, (8, 50), (8, 50))
     checks = Checks(driver)
     for _ in range(40):

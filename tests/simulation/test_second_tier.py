@@ -19,7 +19,7 @@ from kvsim.exporters import write_perfetto
 from kvsim.hardware import find_gpu
 from kvsim.machines import step_times
 from kvsim.models import find_model
-from kvsim.plots.sweep import draw_host_memory
+from kvsim.plots.sweep_figures import draw_host_memory
 from kvsim.plots.waste_bars import waste_bars
 from kvsim.policies import Paged
 from kvsim.policies.releases import OFFLOAD

@@ -29,7 +29,7 @@ from kvsim.policies.settings import (
 )
 from kvsim.recording import Recording, RequestStatus, read, write
 from kvsim.simulation import Machine, simulate
-from kvsim.simulation.checks import Checks
+from kvsim.simulation.step_check import Checks
 from kvsim.steptime import StepShape, StepTime
 from kvsim.workload import AllAtOnce, LogNormal, Poisson, Ragged, SharedPrefixes, Workload, generate
 

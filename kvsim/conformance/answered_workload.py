@@ -23,7 +23,7 @@ UNAWAITED = "num_output_placeholders >= 0"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Told:
+class AnsweredWorkload:
     """A workload, and what vLLM made of it."""
 
     name: str
@@ -34,7 +34,7 @@ class Told:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class AnswerComparison:
     """Result of one comparison."""
 
     verdict: Verdict
@@ -49,17 +49,19 @@ class Outcome:
         return self.verdict.equal
 
 
-def tell(engine: DrivenVllm, name: str, document: Document) -> Told:
+def tell(engine: DrivenVllm, name: str, document: Document) -> AnsweredWorkload:
     """Serve a workload with vLLM."""
     records: list[dict[str, Any]] = []
     try:
         records.extend(record for _, record in engine.records(document))
     except EngineFailedError as error:
-        return Told(name=name, document=document, records=records, failure=str(error))
-    return Told(name=name, document=document, records=records)
+        return AnsweredWorkload(name=name, document=document, records=records, failure=str(error))
+    return AnsweredWorkload(name=name, document=document, records=records)
 
 
-def compare(told: Told, release: str, variants: Sequence[Variant] = (), *, decisions_only: bool = False) -> Outcome:
+def compare(
+    told: AnsweredWorkload, release: str, variants: Sequence[Variant] = (), *, decisions_only: bool = False
+) -> AnswerComparison:
     """Compare what vLLM decided with the rules of a release, or with variants of these.
 
     Args:
@@ -86,15 +88,15 @@ def compare(told: Told, release: str, variants: Sequence[Variant] = (), *, decis
         verdict = verify_oracle(workload, numbered())
     except KvsimError as error:
         if told.failure and not told.records:
-            return Outcome(verdict=Verdict(), num_equal=0, is_refused=True)
-        return Outcome(verdict=_one("start", "vLLM serves the workload", str(error)), num_equal=0)
+            return AnswerComparison(verdict=Verdict(), num_equal=0, is_refused=True)
+        return AnswerComparison(verdict=_one("start", "vLLM serves the workload", str(error)), num_equal=0)
     if verdict.equal and told.failure and not _is_foreseen(told, verdict):
         moment = "end" if num_read else "start"
-        return Outcome(verdict=_one(moment, told.failure, "the workload is served"), num_equal=num_read)
-    return Outcome(verdict=verdict, num_equal=num_read if verdict.equal else num_read - 1)
+        return AnswerComparison(verdict=_one(moment, told.failure, "the workload is served"), num_equal=num_read)
+    return AnswerComparison(verdict=verdict, num_equal=num_read if verdict.equal else num_read - 1)
 
 
-def _is_foreseen(told: Told, verdict: Verdict) -> bool:
+def _is_foreseen(told: AnsweredWorkload, verdict: Verdict) -> bool:
     """Tell whether vLLM ended at an answer that its asynchronous scheduler does not await, as kvsim does foresee."""
     return UNAWAITED in told.failure and verdict.num_failures > 0
 

@@ -31,7 +31,7 @@ SCALAR_COLUMNS = (
 """The fields of a `Workload` that hold one number per request."""
 
 
-class _Rows(Protocol):
+class _WorkloadColumns(Protocol):
     """The columns of a `Workload`, which are checked before it is one."""
 
     @property
@@ -64,7 +64,7 @@ class _Rows(Protocol):
     def name(self) -> str: ...
 
 
-def check_rows(workload: _Rows) -> None:
+def check_rows(workload: _WorkloadColumns) -> None:
     """Raise `UsageError` for a table that is not one, `WorkloadError` for the first row that cannot be right."""
     _check_shape(workload)
     bad_rows = [(int(bad.argmax()), sentence) for sentence, bad in _rules(workload) if bad.any()]
@@ -74,7 +74,7 @@ def check_rows(workload: _Rows) -> None:
         raise WorkloadError(f"request {shortened(workload.ids[row])} (row {row}): {sentence.format(**values)}.")
 
 
-def _check_shape(workload: _Rows) -> None:
+def _check_shape(workload: _WorkloadColumns) -> None:
     num_rows = workload.arrival_s.size
     if num_rows == 0:
         raise WorkloadError(f"the workload {workload.name!r} has no requests; it must have at least one.")
@@ -99,7 +99,7 @@ def _check_unique(ids: Sequence[str]) -> None:
         )
 
 
-def _rules(workload: _Rows) -> list[tuple[str, NDArray[np.bool_]]]:
+def _rules(workload: _WorkloadColumns) -> list[tuple[str, NDArray[np.bool_]]]:
     """Return rules for a row, as the end of a sentence, with the rows that violate them: bool[n]."""
     arrival_s, prompt, limit = workload.arrival_s, workload.prompt_tokens, workload.max_tokens
     group, shared = workload.prefix_group, workload.prefix_tokens

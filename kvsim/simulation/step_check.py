@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from kvsim.engine.kv_cache import PAGED
 from kvsim.engine.tiered import TIERED
 from kvsim.errors import IntegrityError
-from kvsim.simulation.check import breakdown_of, check, check_totals, reuses_first
+from kvsim.simulation.full_check import breakdown_of, check, check_totals, reuses_first
 from kvsim.simulation.queue_account import QueueAccount, watch
 from kvsim.simulation.table_account import TableAccount
 

@@ -7,20 +7,20 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING
 
+from kvsim.conformance.answered_workload import compare, tell
 from kvsim.conformance.driven import VllmMissingError
 from kvsim.conformance.explained import Finding, explain
 from kvsim.conformance.generated import realistic, small, staged
 from kvsim.conformance.generated_groups import grouped, staged_groups
 from kvsim.conformance.golden import golden_workloads
-from kvsim.conformance.told import compare, tell
 from kvsim.policies.releases import NEWEST, check_known, is_known, nearest_words, number_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from kvsim.conformance.answered_workload import AnsweredWorkload
     from kvsim.conformance.driven import DrivenVllm
     from kvsim.conformance.generated import Document
-    from kvsim.conformance.told import Told
 
 GROUPS = ("one", "several", "both")
 _KINDS: dict[str, tuple[tuple[Callable[[Random], Document], int], ...]] = {
@@ -105,8 +105,8 @@ def conform(
     if release is None and not is_known(installed) and number_of(installed) > number_of(NEWEST):
         result.release, result.notes = NEWEST, nearest_words(installed)
     check_known(result.release, has_groups=groups != "one")
-    differing: list[Told] = []
-    equal: list[Told] = []
+    differing: list[AnsweredWorkload] = []
+    equal: list[AnsweredWorkload] = []
     failures: list[str] = []
     named = list(workloads(count=count, seed=seed, groups=groups))
     for number, (name, document) in enumerate(named):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvsim.cli.show import echo, print_table, seconds, size
-from kvsim.cli.turns import turn_documents
+from kvsim.cli.turn_tables import turn_documents
 from kvsim.machines import class_in, known_in, plain_words
 from kvsim.memory.waste import SlotState
 from kvsim.metrics import Summary

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, TypeVar
 
-from kvsim.capture.groups import layout_of
-from kvsim.capture.offload import OffloadWatch, has_offload
-from kvsim.capture.releases import check_features, num_waiting, retention_interval, warn_if_untried
+from kvsim.capture.kv_cache_specs import layout_of
+from kvsim.capture.offload_copies import OffloadWatch, has_offload
+from kvsim.capture.release_settings import check_features, num_waiting, retention_interval, warn_if_untried
 from kvsim.capture.sinks import LogSink
 from kvsim.kv_groups import CacheKind
 from kvsim.recording import eventlog

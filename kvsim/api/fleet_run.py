@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvsim.api.finished_run import Run, draw, play
 from kvsim.api.rows import Rows
-from kvsim.api.run import Run, draw, play
 from kvsim.display.text import html_text
 from kvsim.metrics import summarize
-from kvsim.metrics.fleet import FleetTotals, fleet_totals
+from kvsim.metrics.fleet_totals import FleetTotals, fleet_totals
 from kvsim.recording import Recording, write
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from kvsim.settings import check_settings, setting
+from kvsim.setting_fields import check_settings, setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

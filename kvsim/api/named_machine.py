@@ -17,7 +17,7 @@ from kvsim.policies.settings import ContinuousSettings, EngineDefaults
 from kvsim.recording import Recording
 from kvsim.simulation import Machine
 from kvsim.sizing.budget import plan_budget
-from kvsim.sizing.settings import MachineSettings
+from kvsim.sizing.machine_settings import MachineSettings
 from kvsim.sizing.sglang_budget import plan_slots
 from kvsim.steptime.card import load_card
 
@@ -55,7 +55,7 @@ def machine(
         max_num_batched_tokens: tokens of the largest step, which also takes memory; vLLM's default on the GPU.
         max_model_len: longest sequence in tokens of policies that do not state it; the model's, if left out.
         vllm: release of vLLM whose defaults and sizing are followed.
-        settings: those of `kvsim.sizing.settings.MachineSettings`, such as `kv_gib`, `num_blocks`,
+        settings: those of `kvsim.sizing.machine_settings.MachineSettings`, such as `kv_gib`, `num_blocks`,
             `tensor_parallel_size` or `times`, which may also be a `kvsim.StepTimeModel` of your own.
 
     Raises:

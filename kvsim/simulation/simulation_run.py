@@ -73,7 +73,7 @@ def simulate(workload: Workload, policy: AnyPolicy, machine: Machine, **options:
         IntegrityError: `check` found a defect.
     """
     builder = RecordingBuilder()
-    run = Run(Setup.of(workload, policy, machine, options, records=True), [builder])
+    run = SimulationRun(Setup.of(workload, policy, machine, options, records=True), [builder])
     run.finish()
     return builder.finish(run.meta(), name=run.setup.name)
 
@@ -93,7 +93,7 @@ def record_setup(setup: Setup, path: Path, sample_s: Sequence[float] = ()) -> tu
 
     with RecordingWriter(path) as writer:
         builder = RecordingBuilder(writer)
-        run = Run(setup, [builder], sample_s=sample_s)
+        run = SimulationRun(setup, [builder], sample_s=sample_s)
         [measured] = run.finish()
         builder.close()
         writer.commit(run.meta(), play=refuse_contradictions)
@@ -105,11 +105,11 @@ def measure(workload: Workload, policy: AnyPolicy, machine: Machine, **options: 
 
     Takes and raises what `simulate` does. Memory grows with the requests, not with the steps.
     """
-    [measured] = Run(Setup.of(workload, policy, machine, options)).finish()
+    [measured] = SimulationRun(Setup.of(workload, policy, machine, options)).finish()
     return measured
 
 
-class Run:
+class SimulationRun:
     """A workload on one server, or on several behind one router."""
 
     def __init__(
@@ -301,7 +301,7 @@ def _expected_order(setup: Setup, num_replicas: int) -> list[int]:
         return list(range(len(setup.workload)))
     known: Options = {**setup.options, "progress": None, "check": False, "engine": "auto"}
     vllms = replace(base, cache=replace(base.cache, eviction=PrefixEviction.LRU))
-    first = Run(Setup.of(setup.workload, vllms, setup.machine, known))
+    first = SimulationRun(Setup.of(setup.workload, vllms, setup.machine, known))
     first.finish()
     return [int(row) for row in np.argsort(first.times_of_admission(), kind="stable")]
 
