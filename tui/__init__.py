@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .live.feed import Feed
     from .playback.compared_runs import ComparedRuns
     from .playback.session import Session
-    from .screens.opening import Report
+    from .screens.opening import OpeningProgress
 
 _LONG_ROWS = 200_000
 """A recording of more steps and changes of memory shows its pool before all of it has been added up."""
@@ -30,7 +30,7 @@ __all__ = ["attach", "run", "screenshot", "watch_metrics"]
 
 
 def run(
-    shown: Recording | Sequence[Recording] | Lesson | Callable[[Report], Recording | Sequence[Recording]],
+    shown: Recording | Sequence[Recording] | Lesson | Callable[[OpeningProgress], Recording | Sequence[Recording]],
     *,
     at_s: float | None = None,
     ascii: bool = False,  # noqa: A002 - the flag's name
@@ -57,7 +57,7 @@ def run(
     from .app import KvsimApp  # noqa: PLC0415 - textual costs a third of a second
     from .screens.defects import play  # noqa: PLC0415
 
-    def open_it(report: Report) -> Session | ComparedRuns | Guided:
+    def open_it(report: OpeningProgress) -> Session | ComparedRuns | Guided:
         made = shown(report) if callable(shown) else shown
         report.begin("opening")
         return _opened(made, at_s, live=True)

@@ -23,7 +23,7 @@ from .playbacks import Playbacks
 from .pool.flash import FLASH_S
 from .screens.defects import Careful
 from .screens.keys import ASCII_KEYS
-from .screens.opening import Opening, OpeningJob, Report
+from .screens.opening import Opening, OpeningJob, OpeningProgress
 from .terminal import Link, ScreenContent
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ class KvsimApp(Careful, Playbacks):
         """Return the screen that plays the opening, or the one that reports progress until it is loaded."""
         if isinstance(self._opening, Session | ComparedRuns) or not callable(self._opening):
             return self.playback_for(self._opening)
-        self._report = Report("reading")
+        self._report = OpeningProgress("reading")
         return Opening(self._report, self.symbols)
 
     async def _make_opening(self, job: OpeningJob) -> None:

@@ -13,11 +13,11 @@ from .saving import save
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from .screens.app_interface import Host
+    from .screens.app_interface import AppInterface
     from .screens.playback import PlaybackScreen
 
 
-def commands(app: Host, playback: PlaybackScreen) -> Iterator[SystemCommand]:
+def commands(app: AppInterface, playback: PlaybackScreen) -> Iterator[SystemCommand]:
     """Return the player's actions on the playing screen."""
     yield SystemCommand("Play or pause", "Run the recording's clock", playback.action_play)
     yield SystemCommand("Next event", "Jump to the next notable event", lambda: playback.action_event(1))
@@ -48,14 +48,14 @@ def commands(app: Host, playback: PlaybackScreen) -> Iterator[SystemCommand]:
     yield SystemCommand("Explain this screen", "What the panels, colours and keys mean", playback.action_help)
 
 
-def themes(app: Host) -> Iterator[SystemCommand]:
+def themes(app: AppInterface) -> Iterator[SystemCommand]:
     """Return the themes that set their own background: a picture needs one."""
     for name in app.available_themes:
         if "ansi" not in name:
             yield SystemCommand(name, "", lambda name=name: setattr(app, "theme", name))
 
 
-def choose(app: Host, offered: Iterable[SystemCommand], question: str) -> None:
+def choose(app: AppInterface, offered: Iterable[SystemCommand], question: str) -> None:
     """Open the palette, and run the chosen command; do nothing while another dialog is open."""
 
     def call(chosen: SystemCommand | None) -> None:

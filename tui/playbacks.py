@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from .playback.compared_runs import ComparedRuns
 from .playback.session import Session
-from .screens.app_interface import Host
+from .screens.app_interface import AppInterface
 from .screens.playback import PlaybackScreen
 from .screens.watch import Watch
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .live.feed import Feed
 
 
-class Playbacks(Host):
+class Playbacks(AppInterface):
     """Opens a session, a comparison or a lesson on top of the playing screen, and returns to it."""
 
     def __init__(
@@ -64,7 +64,7 @@ class Playbacks(Host):
     def _playback_for(self, shown: Session | ComparedRuns | Guided) -> PlaybackScreen:
         if isinstance(shown, Session):
             return self._watch(shown)
-        from .screens.compare import Compare  # noqa: PLC0415 - nothing that the first picture needs
+        from .screens.compare_runs import Compare  # noqa: PLC0415 - nothing that the first picture needs
 
         if isinstance(shown, ComparedRuns):
             return Compare(shown, self.symbols, ample=self._ample)

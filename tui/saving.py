@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 from kvsim.errors import UsageError
 
+from .export.csv_table import as_csv
 from .export.picture_file import NO_CONVERTER, drawn, png_of, save_new, svg_of
-from .export.table import as_csv
 
 if TYPE_CHECKING:
-    from .screens.app_interface import Host
+    from .screens.app_interface import AppInterface
     from .screens.playback import PlaybackScreen
 
 
-def render(app: Host, size: tuple[int, int]) -> str:
+def render(app: AppInterface, size: tuple[int, int]) -> str:
     """Run `app` without a terminal until it has drawn itself; return the SVG."""
 
     async def draw() -> str:
@@ -26,7 +26,7 @@ def render(app: Host, size: tuple[int, int]) -> str:
     return asyncio.run(draw())
 
 
-def save(app: Host, playback: PlaybackScreen, kind: str) -> None:
+def save(app: AppInterface, playback: PlaybackScreen, kind: str) -> None:
     """Save the screen as `kind` svg or png, or its numbers as csv; without a converter for PNG, save SVG and say so."""
     if kind == "csv":
         _save(app, playback, as_csv(playback.sessions()), kind)
@@ -45,7 +45,7 @@ def save(app: Host, playback: PlaybackScreen, kind: str) -> None:
     app.run_in_thread(lambda: png_of(svg), keep, "Converting the picture")
 
 
-def _save(app: Host, playback: PlaybackScreen, content: str | bytes, ending: str, remark: str = "") -> None:
+def _save(app: AppInterface, playback: PlaybackScreen, content: str | bytes, ending: str, remark: str = "") -> None:
     try:
         target = save_new(content, playback.file_name(), ending)
     except UsageError as error:

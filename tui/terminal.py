@@ -74,7 +74,7 @@ class ScreenContent:
     def codes(self, update: ChopsUpdate | LayoutUpdate, console: Console) -> str:
         """Return what to send. A full update is sent whole: something else may have written on the screen."""
         system = console._color_system or ColorSystem.TRUECOLOR
-        pen = Pen()
+        pen = TerminalWriter()
         if isinstance(update, LayoutUpdate):
             self._lines = [[] for _ in update.strips]
             for y, line in enumerate(update.strips):
@@ -86,7 +86,7 @@ class ScreenContent:
         self._link.send(len(codes.encode()))
         return codes
 
-    def _draw(self, pen: Pen, x: int, y: int, segments: Iterator[Segment], system: ColorSystem) -> None:
+    def _draw(self, pen: TerminalWriter, x: int, y: int, segments: Iterator[Segment], system: ColorSystem) -> None:
         if y >= len(self._lines):
             self._lines += [[] for _ in range(y + 1 - len(self._lines))]
         line = self._lines[y]
@@ -108,7 +108,7 @@ class ScreenContent:
                 x += width
 
 
-class Pen:
+class TerminalWriter:
     """Writes characters with as few codes as their places and styles need."""
 
     def __init__(self) -> None:

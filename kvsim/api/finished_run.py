@@ -88,7 +88,7 @@ class Run(Recording):
         """
         from kvsim_tui.export.still_svg import svg_of_stills  # noqa: PLC0415
         from kvsim_tui.facts.telling import begin_story  # noqa: PLC0415
-        from kvsim_tui.look.words import seconds  # noqa: PLC0415
+        from kvsim_tui.look.wording import seconds  # noqa: PLC0415
         from kvsim_tui.playback.session import Session  # noqa: PLC0415
         from kvsim_tui.pool.paint import ColorBy  # noqa: PLC0415  the interface's rooms are loaded where one looks
 

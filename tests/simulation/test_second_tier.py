@@ -32,7 +32,7 @@ from kvsim.simulation import Machine, simulate
 from kvsim.workload import LogNormal, Poisson, Workload, generate
 from kvsim_tui.app import KvsimApp
 from kvsim_tui.playback.session import Session
-from kvsim_tui.pool.host_map import COMING, map_keys, slots_per_cell
+from kvsim_tui.pool.host_blocks import COMING, map_keys, slots_per_cell
 from kvsim_tui.pool.paint import EMPTY
 from kvsim_tui.widgets.host_map import HostMap
 

@@ -27,8 +27,8 @@ from kvsim_tui.widgets.inspector import Inspector
 from kvsim_tui.widgets.key_line import KeyLine
 from kvsim_tui.widgets.panel import Panel
 from kvsim_tui.widgets.pool_view import PoolView
-from kvsim_tui.widgets.queue import Queue
 from kvsim_tui.widgets.timeline_chart import GUTTER, TimelineChart
+from kvsim_tui.widgets.waiting_list import Queue
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -18,10 +18,10 @@ from kvsim_tui.look.states import COLOR
 from kvsim_tui.playback.compared_runs import ComparedRuns
 from kvsim_tui.playback.served import tokens_served
 from kvsim_tui.playback.session import Session
-from kvsim_tui.screens.compare import Compare
+from kvsim_tui.screens.compare_runs import Compare
 from kvsim_tui.screens.watch import Watch
 from kvsim_tui.widgets.pool_view import PoolView
-from kvsim_tui.widgets.race import Race
+from kvsim_tui.widgets.race_chart import Race
 from kvsim_tui.widgets.scrubber import GUTTER
 
 if TYPE_CHECKING:

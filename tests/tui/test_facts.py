@@ -19,7 +19,7 @@ from kvsim_tui.facts.requests import request_facts, request_lines
 from kvsim_tui.facts.sharing import share_lines
 from kvsim_tui.facts.units import unit_lines
 from kvsim_tui.lessons import Guided, find_lesson
-from kvsim_tui.look.words import ending, gib, percent, plural, seconds, shortened
+from kvsim_tui.look.wording import ending, gib, percent, plural, seconds, shortened
 from kvsim_tui.playback.session import Session
 
 if TYPE_CHECKING:

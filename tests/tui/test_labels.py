@@ -24,7 +24,7 @@ from kvsim_tui.pool.brush import Brush
 from kvsim_tui.pool.canvas import Canvas
 from kvsim_tui.pool.labels import names_every_line
 from kvsim_tui.pool.levels import levels
-from kvsim_tui.pool.lines import Lines
+from kvsim_tui.pool.line_lengths import LineLengths
 from kvsim_tui.pool.paint import OWNER, ColorBy, paint_colors
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def test_a_name_stands_where_its_row_looks_alike_and_hides_nothing(lesson: str) 
     guided = Guided(find_lesson(lesson))
     guided.show(guided.captions[1].frame)
     session = guided.sessions[0]
-    stride = Lines(session.replay).length_at(int(session.replay.frame_seq[session.replay.frame]))
+    stride = LineLengths(session.replay).length_at(int(session.replay.frame_seq[session.replay.frame]))
     tiling = levels(session.replay.num_units, 1, 84, 20, stride=stride, half_blocks=True)[0]
     assert names_every_line(tiling, session.replay)
     canvas = Canvas(session.replay, tiling, half_blocks=True, color_by=ColorBy.OWNER)

@@ -28,7 +28,7 @@ from kvsim_tui.playback.session import Session
 from kvsim_tui.pool.colors import next_color
 from kvsim_tui.pool.layer_kinds import layer_kinds
 from kvsim_tui.pool.paint import ColorBy
-from kvsim_tui.screens.compare import Compare
+from kvsim_tui.screens.compare_runs import Compare
 from kvsim_tui.screens.watch import Watch
 from kvsim_tui.widgets.caption_box import CaptionBox
 from kvsim_tui.widgets.lesson_drawing import LessonDrawing

@@ -20,7 +20,7 @@ from kvsim_tui.playback.session import Session
 from kvsim_tui.pool.canvas import Canvas
 from kvsim_tui.pool.cells import Cells
 from kvsim_tui.pool.levels import levels
-from kvsim_tui.pool.lines import Lines
+from kvsim_tui.pool.line_lengths import LineLengths
 from kvsim_tui.pool.paint import EMPTY, HOLDERS, NUM_PAINTS, OWNER, SHARED, ColorBy
 from kvsim_tui.pool.picture import DrawnUnits, Paints
 
@@ -153,8 +153,8 @@ def test_a_partly_written_block_says_how_full_it_is(tiny: Recording) -> None:
 
 def test_a_static_batch_has_lines_and_a_paged_pool_has_none(shipped: Callable[[str], Recording]) -> None:
     static, paged = Replay(shipped("static")), Replay(shipped("paged"))
-    assert Lines(static).length_at(0) == static.num_units // len(static.recording.requests)
-    assert Lines(paged).length_at(0) is None
+    assert LineLengths(static).length_at(0) == static.num_units // len(static.recording.requests)
+    assert LineLengths(paged).length_at(0) is None
 
 
 @pytest.mark.parametrize(("reserved", "length"), [([100, 100], 100), ([100, 60], None)])
@@ -172,7 +172,7 @@ def test_reservations_are_lines_if_they_are_equally_long(
         "length": np.array(reserved),
     }
     replay = Replay(replace(tiny, meta=meta, memory=Memory(**taken)))
-    assert Lines(replay).length_at(0) == Lines(replay).length_at(99) == length
+    assert LineLengths(replay).length_at(0) == LineLengths(replay).length_at(99) == length
 
 
 @pytest.mark.parametrize("size", [(20, 6), (7, 3)])

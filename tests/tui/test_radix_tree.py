@@ -10,9 +10,9 @@ from kvsim.policies import Radix, RadixSettings, SGLangSettings
 from kvsim.recording import Recording
 from kvsim.simulation import simulate
 from kvsim.workload import Workload
-from kvsim_tui.dialogs.radix_tree import RadixTreeScreen
-from kvsim_tui.facts.radix_tree import has_tree, tree_at
+from kvsim_tui.dialogs.tree_page import RadixTreeScreen
 from kvsim_tui.facts.tree import in_tree_units
+from kvsim_tui.facts.tree_runs import has_tree, tree_at
 from kvsim_tui.playback.session import Session
 
 from .test_snapshots import SvgExtension, _draw

@@ -15,7 +15,7 @@ from kvsim_tui.app import KvsimApp
 from kvsim_tui.lessons import Guided, find_lesson
 from kvsim_tui.look.states import ASCII, COLOR, DARK, GLYPHS, LIGHT, Palette, Symbols
 from kvsim_tui.playback.session import Session
-from kvsim_tui.pool.legend import legend_entries
+from kvsim_tui.pool.legend_entries import legend_entries
 from kvsim_tui.pool.paint import DIM, EMPTY, KEPT, NUM_PAINTS, OWNER, ColorBy, UnitChange, paint_colors
 from kvsim_tui.pool.swatches import paint_swatch
 from kvsim_tui.widgets.below_pool import BelowPool

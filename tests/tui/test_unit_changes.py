@@ -19,10 +19,10 @@ from kvsim_tui.lessons import Guided, find_lesson
 from kvsim_tui.playback.compared_runs import ComparedRuns
 from kvsim_tui.playback.run_events import EventKind
 from kvsim_tui.playback.session import Session
-from kvsim_tui.pool.legend import factor, sharing
+from kvsim_tui.pool.legend_entries import factor, sharing
 from kvsim_tui.pool.paint import UnitChange
 from kvsim_tui.pool.unit_changes import changes_between
-from kvsim_tui.screens.compare import Compare
+from kvsim_tui.screens.compare_runs import Compare
 from kvsim_tui.widgets.below_pool import BelowPool
 from kvsim_tui.widgets.pool_view import PoolView
 

@@ -20,7 +20,7 @@ from kvsim_tui.app import KvsimApp
 from kvsim_tui.facts.wait_reasons import units_needed, wait_reason
 from kvsim_tui.lessons import Guided, find_lesson
 from kvsim_tui.playback.session import Session
-from kvsim_tui.widgets.queue import Queue
+from kvsim_tui.widgets.waiting_list import Queue
 
 from .test_app import text_of
 

@@ -11,7 +11,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.widgets import Static
 
-from ..look.words import milliseconds
+from ..look.wording import milliseconds
 from .modal import Modal
 
 if TYPE_CHECKING:

@@ -10,13 +10,13 @@ from kvsim.memory.waste import SlotState
 from kvsim.metrics.names import STATE_NAMES, tells_owners
 
 from ..look.states import STACK
-from ..look.words import percent, plural
+from ..look.wording import percent, plural
 from ..pool.brush import Brush
 from ..pool.canvas import Canvas
-from ..pool.host_map import LEGEND, map_keys, paints_now
+from ..pool.host_blocks import LEGEND, map_keys, paints_now
 from ..pool.layer_kinds import layer_kinds, places_of_units
 from ..pool.levels import best_level, levels
-from ..pool.lines import Lines
+from ..pool.line_lengths import LineLengths
 from ..pool.paint import KEPT, OWNER, SHARED, ColorBy, hue_of, paint_glyphs
 from ..pool.tiling import one_cell
 
@@ -41,7 +41,7 @@ def still(
     """Return the pool of `session` now as lines of at most `width` styled characters; about `height` lines, and
     twice as many at most where the pool has lines of its own."""
     replay = session.replay
-    stride = Lines(replay).length_at(int(replay.frame_seq[replay.frame]))
+    stride = LineLengths(replay).length_at(int(replay.frame_seq[replay.frame]))
     if stride is not None and -(-replay.num_units // stride) <= 2 * height:
         height = max(height, -(-replay.num_units // stride))  # a line for each row of the batch
     canvas = Canvas(replay, one_cell(replay.num_units), half_blocks=symbols.color, color_by=color_by)

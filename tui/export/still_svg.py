@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from rich.segment import Segment
 
 from ..look.states import COLOR, VOID_COLOR
-from ..pool.host_map import title_of
+from ..pool.host_blocks import title_of
 from ..pool.paint import ColorBy, paint_colors
 from .still import entries, host_entries, host_still, still
 from .svg import CELL, rectangle, shapes_of_lines

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from kvsim.machines import untimed_in
 from kvsim.metrics.names import STATIC_BATCHES
 
-from ..look.words import gib, plural
+from ..look.wording import gib, plural
 from .requests import place_in_row, request_facts
 from .units import unit_summary
 

@@ -10,7 +10,7 @@ from kvsim.metrics import summarize
 from kvsim.metrics.run_verdict import Limit, limit_of, peak_words, wasted_percent
 from kvsim.metrics.waiting import Limits
 
-from ..look.words import plural, seconds
+from ..look.wording import plural, seconds
 
 if TYPE_CHECKING:
     from kvsim.metrics import Summary

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..look.words import listed, plural
+from ..look.wording import listed, plural
 from ..playback.run_events import EventKind
 from ..pool.paint import UnitChange
 from ..pool.unit_changes import changes_between

@@ -9,7 +9,7 @@ import numpy as np
 
 from kvsim.recording.tables import MemoryKind
 
-from ..look.words import listed, plural, seconds
+from ..look.wording import listed, plural, seconds
 from ..playback.run_events import EventKind
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import numpy as np
 from kvsim.memory.waste import SlotState
 from kvsim.recording.tables import CopyKind, RequestStatus
 
-from ..look.words import gib, percent, plural, seconds
+from ..look.wording import gib, percent, plural, seconds
 from .preemption import preemption_lines
 from .sharing import share_lines
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..look.words import listed, plural
+from ..look.wording import listed, plural
 
 if TYPE_CHECKING:
     from ..playback.session import Session

@@ -11,7 +11,7 @@ from kvsim.memory.waste import SlotState
 from kvsim.metrics.names import STATE_NAMES
 from kvsim.metrics.waiting import Limits
 
-from ..look.words import percent, plural, seconds
+from ..look.wording import percent, plural, seconds
 from ..playback.run_events import EventKind
 from ..playback.session import Story
 from .judgement import judgement_of

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from kvsim.replay.unfolding import NO_OWNER
 
-from ..look.words import plural, seconds
+from ..look.wording import plural, seconds
 
 if TYPE_CHECKING:
     from ..playback.session import Session

@@ -10,7 +10,7 @@ from kvsim.memory.waste import SlotState
 from kvsim.metrics.names import STATE_MEANINGS, STATE_NAMES
 from kvsim.replay.unfolding import NO_OWNER
 
-from ..look.words import percent, plural, seconds
+from ..look.wording import percent, plural, seconds
 from ..pool.layer_kinds import group_words
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from kvsim.metrics.waiting import Limits
 from kvsim.replay.free_memory import free_run_lengths
 from kvsim.replay.unfolding import NO_OWNER
 
-from ..look.words import plural
+from ..look.wording import plural
 
 if TYPE_CHECKING:
     from ..playback.session import Session

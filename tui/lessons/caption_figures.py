@@ -34,7 +34,7 @@ from kvsim.kv_groups import CacheSettings, cache_layout
 from kvsim.memory.waste import SlotState
 from kvsim.models import find_model
 
-from ..look.words import gigabytes, milliseconds, percent
+from ..look.wording import gigabytes, milliseconds, percent
 from .request_figures import layer_figures, request_figures
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from kvsim.memory.waste import SlotState
 
 from ..facts.schedule import Doing, schedule
 from ..look.stack import EIGHTHS
-from ..look.words import gigabytes, plural
+from ..look.wording import gigabytes, plural
 from ..pool.paint import OWNER, hue_of, paint_colors, paint_glyphs
 from ..pool.swatches import swatch
 

@@ -11,8 +11,8 @@ from ..export.still import host_entries, host_still, in_characters, legend, stil
 from ..export.still_svg import COLUMNS, svg_of_stills
 from ..facts.requests import comes_from_host
 from ..look.states import COLOR
-from ..look.words import milliseconds, plural
-from ..pool.host_map import title_of
+from ..look.wording import milliseconds, plural
+from ..pool.host_blocks import title_of
 from ..pool.paint import ColorBy
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from kvsim.memory.waste import SlotState
 from ..facts.group_tables import table_rows
 from ..facts.preemption import last_preemption
 from ..facts.requests import place_in_row, request_facts
-from ..look.words import gigabytes, milliseconds, percent
+from ..look.wording import gigabytes, milliseconds, percent
 from ..pool.layer_kinds import layer_kinds
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from kvsim.live.cache_words import cache_facts, cache_limits
 
 from ..look.stack import columns
 from ..look.states import COLOR
-from ..look.words import milliseconds, plural
+from ..look.wording import milliseconds, plural
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

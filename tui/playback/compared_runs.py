@@ -26,7 +26,7 @@ _SHORTEST_PLAY_S = 8.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lane:
+class ComparedRun:
     """One of the runs."""
 
     label: str
@@ -53,7 +53,7 @@ class ComparedRuns:
             RecordingError: a recording has no steps.
         """
         names = labels or [policy_name(recording.meta.rules_name) for recording in recordings]
-        lanes = [Lane(label=name, session=Session(run)) for name, run in zip(names, recordings, strict=True)]
+        lanes = [ComparedRun(label=name, session=Session(run)) for name, run in zip(names, recordings, strict=True)]
         self.lanes = sorted(lanes, key=lambda lane: -lane.session.player.duration_s)
         self._order = [lanes.index(lane) for lane in self.lanes]
         self.ample_tokens_per_s: tuple[float, ...] = ()

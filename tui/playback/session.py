@@ -16,7 +16,7 @@ from kvsim.replay.host_memory import HostMemory, host_memory
 from kvsim.replay.replay import Replay
 from kvsim.replay.unfolding import NO_OWNER
 
-from ..look.words import plural
+from ..look.wording import plural
 from .charts import Before, Charts
 from .history import Stay, stays
 from .player import Player

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.style import Style as RichStyle
 
     from ..look.states import Symbols
-    from .arrays import KeyArray, PaintArray
+    from .array_types import KeyArray, PaintArray
 
 HALF: Final = 0
 """The first paint above the second, half a character each."""

@@ -24,7 +24,7 @@ from .tiling import Detail, Tiling
 if TYPE_CHECKING:
     from kvsim.replay.replay import Replay
 
-    from .arrays import IndexArray, KeyArray, MaskArray, PaintArray
+    from .array_types import IndexArray, KeyArray, MaskArray, PaintArray
     from .unit_changes import Lights
 
 _LEAST_WIDE = 4

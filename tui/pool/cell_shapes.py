@@ -11,7 +11,7 @@ from .brush import BLANK, GLYPH, HAIR, LEDGE, RIGHT, keys_of
 from .paint import EMPTY
 
 if TYPE_CHECKING:
-    from .arrays import IndexArray, KeyArray, PaintArray
+    from .array_types import IndexArray, KeyArray, PaintArray
     from .tiling import Tiling
 
 

@@ -10,7 +10,7 @@ from ..look.stack import EIGHTHS
 from .paint import EMPTY, NUM_PAINTS, importance
 
 if TYPE_CHECKING:
-    from .arrays import IndexArray, PaintArray
+    from .array_types import IndexArray, PaintArray
     from .tiling import Tiling
 
 _UNITS_AT_ONCE = 1 << 18

@@ -9,7 +9,7 @@ import numpy as np
 
 from kvsim.replay.unfolding import NO_OWNER
 
-from ..look.words import ending
+from ..look.wording import ending
 from .brush import text_keys
 from .paint import ColorBy
 from .tiling import Detail
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from kvsim.replay.replay import Replay
 
-    from .arrays import IndexArray, KeyArray
+    from .array_types import IndexArray, KeyArray
     from .tiling import Tiling
 
 _LONGEST_NAME = 12

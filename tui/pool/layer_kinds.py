@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from kvsim.replay.replay import Replay
     from kvsim.replay.unit_slots import TableGroup
 
-    from .arrays import IndexArray, PaintArray
+    from .array_types import IndexArray, PaintArray
 
 
 _PLACES: Final = {

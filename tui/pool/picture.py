@@ -21,7 +21,7 @@ from .paint import AGE, AGES, DIM, EMPTY, HOLDER_STEPS, HOLDERS, KIND, OWNER, SH
 if TYPE_CHECKING:
     from kvsim.replay.replay import Replay
 
-    from .arrays import IndexArray, MaskArray, PaintArray
+    from .array_types import IndexArray, MaskArray, PaintArray
     from .unit_changes import Lights
 
 _UNITS_PER_TOUCH = 4

@@ -15,7 +15,7 @@ from .picture import dimmed
 if TYPE_CHECKING:
     from kvsim.replay.replay import Replay
 
-    from .arrays import IndexArray, MaskArray, PaintArray
+    from .array_types import IndexArray, MaskArray, PaintArray
 
 _DRAWING_ORDER = (
     SlotState.PADDING,

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .arrays import IndexArray
+from .array_types import IndexArray
 
 _NARROW = 3
 """Width of a cell, in characters, up to which one more character looks like a larger cell."""

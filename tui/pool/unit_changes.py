@@ -10,7 +10,7 @@ import numpy as np
 from kvsim.recording.order import units_of_runs
 from kvsim.recording.tables import MemoryKind
 
-from .arrays import IndexArray, PaintArray
+from .array_types import IndexArray, PaintArray
 from .paint import UnitChange
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..look.words import plural
+from ..look.wording import plural
 from .levels import best_level, levels
 from .tiling import Detail, Tiling
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 
-class Host(App[None]):
+class AppInterface(App[None]):
     """Shows one playing screen on top of another, and owns the clock."""
 
     symbols: Symbols

@@ -26,12 +26,12 @@ _BAR_WIDTH = 40
 class OpeningJob(Protocol):
     """Makes a playback, runs in a thread and reports its progress."""
 
-    def __call__(self, report: Report) -> Session | ComparedRuns | Guided:
+    def __call__(self, report: OpeningProgress) -> Session | ComparedRuns | Guided:
         """Run the job, reporting its progress."""
         ...
 
 
-class Report:
+class OpeningProgress:
     """Progress of a job; the screen reads it now and then."""
 
     def __init__(self, what: str) -> None:
@@ -51,7 +51,7 @@ class Report:
 class Opening(Screen[None]):
     """Shows the current activity and its progress. Kept minimal: drawing competes with loading for CPU."""
 
-    def __init__(self, report: Report, symbols: Symbols) -> None:
+    def __init__(self, report: OpeningProgress, symbols: Symbols) -> None:
         super().__init__()
         self._report, self._symbols = report, symbols
         self._told = ""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ..look.states import Symbols
     from ..playback.player import Player
     from ..playback.session import Story
-    from .app_interface import Host
+    from .app_interface import AppInterface
 
 _PANEL_UPDATE_S = 8 / 30
 """Wall seconds between two updates of a panel during playback: text that changes thirty times a second cannot be read.
@@ -49,7 +49,7 @@ class PlaybackScreen(Transport):
     """Selects the widgets that people read."""
     compares: ClassVar[bool] = False
     """Whether several runs are played beside each other."""
-    app: Host
+    app: AppInterface
 
     def __init__(self, player: Player, symbols: Symbols, guided: Guided | None = None) -> None:
         """`guided` is the lesson that `player` plays, if any."""
@@ -184,8 +184,8 @@ class PlaybackScreen(Transport):
 
     def action_tree(self) -> None:
         """Show the radix tree of SGLang's cache at this moment."""
-        from ..dialogs.radix_tree import RadixTreeScreen  # noqa: PLC0415 - nothing that the first picture needs
-        from ..facts.radix_tree import has_tree  # noqa: PLC0415
+        from ..dialogs.tree_page import RadixTreeScreen  # noqa: PLC0415 - nothing that the first picture needs
+        from ..facts.tree_runs import has_tree  # noqa: PLC0415
 
         session = next((each for each in self.sessions() if has_tree(each)), None)
         if session is None:

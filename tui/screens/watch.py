@@ -25,9 +25,9 @@ from ..widgets.lesson_drawing import LessonDrawing
 from ..widgets.owner_strips import MANY, OwnerStrips
 from ..widgets.panel import Panel
 from ..widgets.pool_view import PoolView
-from ..widgets.queue import Queue
 from ..widgets.story_line import StoryLine
 from ..widgets.timeline_chart import TimelineChart
+from ..widgets.waiting_list import Queue
 from ..widgets.waste_bar import WasteBar
 from .keys import PANEL_BINDINGS
 from .playback import PlaybackScreen

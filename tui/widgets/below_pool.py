@@ -10,7 +10,7 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from ..facts.last_step import last_step
-from ..pool.legend import legend_entries, owner_entries
+from ..pool.legend_entries import legend_entries, owner_entries
 from ..pool.swatches import paint_swatch
 from .entries import num_that_fit, whole_entries
 

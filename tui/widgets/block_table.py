@@ -10,7 +10,7 @@ from textual.strip import Strip
 
 from ..facts.block_runs import block_runs
 from ..facts.group_tables import AHEAD, HELD, RELEASED, table_rows, uniform_words
-from ..look.words import plural
+from ..look.wording import plural
 from .panel import Panel
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from textual.strip import Strip
 
 from kvsim.replay.unfolding import NO_OWNER
 
-from ..look.words import ending, plural, seconds, shortened
+from ..look.wording import ending, plural, seconds, shortened
 from ..playback.run_events import NOTABLE, WORDS, EventFilter, EventKind
 
 if TYPE_CHECKING:

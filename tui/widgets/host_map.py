@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from rich.segment import Segment
 from textual.strip import Strip
 
-from ..look.words import shortened
+from ..look.wording import shortened
 from ..pool.brush import Brush
-from ..pool.host_map import LEGEND, map_keys, slots_per_cell, titles_of
+from ..pool.host_blocks import LEGEND, map_keys, slots_per_cell, titles_of
 from .panel import Panel
 
 if TYPE_CHECKING:

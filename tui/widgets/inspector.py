@@ -12,7 +12,7 @@ from kvsim.replay.unfolding import NO_OWNER
 from ..facts.requests import request_facts, request_lines
 from ..facts.tree import tree_lines
 from ..facts.units import unit_heading, unit_lines, unit_story
-from ..look.words import plural
+from ..look.wording import plural
 from ..pool.colors import paint_of
 from .panel import Panel
 from .waste_bar import state_bar

@@ -13,12 +13,12 @@ from textual.widget import Widget
 
 from ..facts.headlines import selection
 from ..look import digits
-from ..look.words import plural, seconds, shortened
+from ..look.wording import plural, seconds, shortened
 from .waste_bar import state_bar
 
 if TYPE_CHECKING:
     from ..look.states import Symbols
-    from ..playback.compared_runs import Lane
+    from ..playback.compared_runs import ComparedRun
 
 _NAMES_SHOWN = 12
 """Waiting requests that are named; a longer list is not read."""
@@ -31,7 +31,7 @@ class LaneFigures(Widget):
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"lane--text", "lane--label", "lane--strong", "lane--served", "lane--left"}
 
-    def __init__(self, lane: Lane, symbols: Symbols, *, id: str) -> None:  # noqa: A002 - Textual's name
+    def __init__(self, lane: ComparedRun, symbols: Symbols, *, id: str) -> None:  # noqa: A002 - Textual's name
         super().__init__(id=id)
         self._lane = lane
         self._symbols = symbols

@@ -11,7 +11,7 @@ from textual.widget import Widget
 from kvsim.metrics.names import STATE_MEANINGS, STATE_NAMES
 
 from ..look.states import STACK
-from ..pool.legend import legend_entries
+from ..pool.legend_entries import legend_entries
 from ..pool.paint import ColorBy
 from ..pool.swatches import swatch
 from .entries import whole_entries

@@ -15,7 +15,7 @@ from kvsim.memory.waste import SlotState
 from ..facts.owners import Owner, OwnerGroup, holdings
 from ..look.stack import EIGHTHS, stacked
 from ..look.states import STACK
-from ..look.words import ending, percent, plural
+from ..look.wording import ending, percent, plural
 from ..pool.paint import OWNER, SHARED, hue_of
 from ..pool.swatches import stack_cells
 from .panel import Panel
@@ -40,7 +40,7 @@ _MOST_MEMBERS = (1 << 30, 16, 8, 4, 2)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Line:
+class _OwnerLine:
     """One strip before it is drawn."""
 
     name: str
@@ -124,13 +124,13 @@ class OwnerStrips(Panel):
             parts.pop()
         return Strip([self.text(text, "strong")])
 
-    def _lines_of(self, holding: OwnerGroup, edges: tuple[str, str, str], most_members: int) -> Iterator[_Line]:
+    def _lines_of(self, holding: OwnerGroup, edges: tuple[str, str, str], most_members: int) -> Iterator[_OwnerLine]:
         if len(holding.owners) == 1:
             yield self._line(holding.owners[0], " ")
             return
         top, side, bottom = edges
         words, tokens = f"{len(holding.owners):,} share", f"{int(holding.shared[SlotState.TOKEN]):,}"
-        yield _Line(words, tokens, holding.shared, edge=top, shared=True, number=0)
+        yield _OwnerLine(words, tokens, holding.shared, edge=top, shared=True, number=0)
         followed = self.session.followed
         # The followed request keeps its strip.
         ranked = sorted(holding.owners, key=lambda owner: owner.request != followed) if followed else holding.owners
@@ -141,8 +141,8 @@ class OwnerStrips(Panel):
         if rest:
             yield _more(len(rest), sum(owner.num_tokens for owner in rest), edge=bottom)
 
-    def _line(self, owner: Owner, edge: str) -> _Line:
-        return _Line(
+    def _line(self, owner: Owner, edge: str) -> _OwnerLine:
+        return _OwnerLine(
             self.session.request_name(owner.request),
             f"{owner.num_tokens:,}",
             owner.slots,
@@ -151,7 +151,7 @@ class OwnerStrips(Panel):
             num_tokens=owner.num_tokens,
         )
 
-    def _strip(self, line: _Line, bar: int, most: int) -> Strip:
+    def _strip(self, line: _OwnerLine, bar: int, most: int) -> Strip:
         followed = self._is_followed(line)
         kind = "strong" if followed else "text"
         name = line.name if line.request is None else ending(line.name, _NAME - 2, self.symbols.cut)
@@ -160,10 +160,10 @@ class OwnerStrips(Panel):
         segments = [mark, self.text(f"{name:<{_NAME - 1}}", kind), figure, *self._bar(line, bar, most)]
         return Strip(segments).adjust_cell_length(self._column_width, self.get_component_rich_style("panel--text"))
 
-    def _is_followed(self, line: _Line) -> bool:
+    def _is_followed(self, line: _OwnerLine) -> bool:
         return line.request is not None and line.request == self.session.followed
 
-    def _bar(self, line: _Line, width: int, most: int) -> Iterator[Segment]:
+    def _bar(self, line: _OwnerLine, width: int, most: int) -> Iterator[Segment]:
         """Draw the slots by state; those of a group's shared blocks in the colour of sharing, the followed in its."""
         total = int(line.slots.sum())
         eighths = max(round(total / most * width * EIGHTHS), min(total, 1))
@@ -201,15 +201,15 @@ class OwnerStrips(Panel):
                 self.post_message(self.Picked(request))
 
 
-def _folded(lines: list[_Line], room: int) -> list[_Line]:
+def _folded(lines: list[_OwnerLine], room: int) -> list[_OwnerLine]:
     """Return as many lines as fit, with all others in the last one."""
     kept, rest = lines[: room - 1], lines[room - 1 :]
     return [*kept, _more(sum(line.number for line in rest), sum(line.num_tokens for line in rest))]
 
 
-def _more(number: int, num_tokens: int, edge: str = " ") -> _Line:
+def _more(number: int, num_tokens: int, edge: str = " ") -> _OwnerLine:
     """Return a line without a bar for several requests: theirs would hide the differences between the others."""
-    return _Line(
+    return _OwnerLine(
         f"{number:,} more",
         f"{num_tokens:,}",
         np.zeros(len(SlotState), np.int64),

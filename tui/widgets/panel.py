@@ -11,7 +11,7 @@ from textual.message import Message
 from textual.strip import Strip
 from textual.widget import Widget
 
-from ..look.words import shortened
+from ..look.wording import shortened
 from ..pool.swatches import paint_swatch
 
 if TYPE_CHECKING:

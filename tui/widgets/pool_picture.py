@@ -17,7 +17,7 @@ from ..pool.brush import BLANK, Brush
 from ..pool.canvas import Canvas
 from ..pool.colors import default_color
 from ..pool.flash import FLASH_S, Flash
-from ..pool.lines import Lines
+from ..pool.line_lengths import LineLengths
 from ..pool.paint import ColorBy
 from ..pool.tiling import one_cell
 from ..pool.zoom import Zoom
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from kvsim.replay.replay import Replay
 
     from ..look.states import Symbols
-    from ..pool.arrays import KeyArray, MaskArray
+    from ..pool.array_types import KeyArray, MaskArray
     from ..pool.tiling import Tiling
 
 
@@ -73,7 +73,7 @@ class PoolPicture(ScrollView, inherit_bindings=False):
 
     def _take(self, replay: Replay) -> None:
         self._replay = replay
-        self._lines = Lines(replay)
+        self._lines = LineLengths(replay)
         self._stride = self._stride_now()
         self._canvas = Canvas(
             replay,

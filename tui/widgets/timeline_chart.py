@@ -15,7 +15,7 @@ from kvsim.memory.waste import SlotState
 
 from ..look.stack import EIGHTHS, columns, stacked
 from ..look.states import STACK
-from ..look.words import percent, seconds
+from ..look.wording import percent, seconds
 from ..playback.run_events import NOTABLE, WORDS, EventKind
 from ..pool.swatches import stack_cells
 from .scrubber import GUTTER, Scrubber

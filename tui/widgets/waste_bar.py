@@ -16,7 +16,7 @@ from kvsim.metrics.names import STATE_MEANINGS, STATE_NAMES
 from ..facts.headlines import selection
 from ..look.stack import stacked
 from ..look.states import STACK, ink_on
-from ..look.words import percent, shortened
+from ..look.wording import percent, shortened
 from ..pool.swatches import stack_cells, swatch
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from ..widgets.lane import LaneFigures
 from ..widgets.legend import Legend
 from ..widgets.lesson_drawing import LessonDrawing, ScheduleChart
 from ..widgets.pool_view import PoolView
-from ..widgets.race import Race
+from ..widgets.race_chart import Race
 from ..widgets.story_line import StoryLine
 from .playback import PlaybackScreen
 

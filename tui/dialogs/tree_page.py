@@ -11,15 +11,15 @@ from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.widgets import Static
 
-from ..facts.radix_tree import tree_at
-from ..look.words import plural, seconds
+from ..facts.tree_runs import tree_at
+from ..look.wording import plural, seconds
 from .modal import Modal
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from textual.app import ComposeResult
 
-    from ..facts.radix_tree import RadixTree, Run
+    from ..facts.tree_runs import RadixTree, TreeRun
     from ..playback.session import Session
 
 _MOST_RUNS: Final = 400
@@ -92,7 +92,7 @@ def _ago(session: Session, frame: int) -> str:
     return f"{seconds(max(age_s, 0.0), session.player.duration_s / 1000)} ago"
 
 
-def _goes_first(session: Session, tree: RadixTree) -> Run | None:
+def _goes_first(session: Session, tree: RadixTree) -> TreeRun | None:
     """Return the leaf that is evicted next, where the one that was used longest ago goes first."""
     leaves = [run for run in tree.runs if run.is_evictable]
     if session.recording.meta.policy.get("radix_eviction_policy", "lru") != "lru" or not leaves:
@@ -100,7 +100,7 @@ def _goes_first(session: Session, tree: RadixTree) -> Run | None:
     return min(leaves, key=lambda run: run.used_frame)
 
 
-def _cells(session: Session, run: Run, *, is_first: bool) -> tuple[Text, Text, Text, Text]:
+def _cells(session: Session, run: TreeRun, *, is_first: bool) -> tuple[Text, Text, Text, Text]:
     """Return the line of a run: bold where it is locked, dim where it waits for what is below it."""
     size, end = session.replay.unit_tokens, run.begin + run.num_units
     style = "bold" if run.num_holders else "" if run.is_evictable else "dim"

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from kvsim.replay.replay import Replay
 
 
-class Lines:
+class LineLengths:
     """Lengths of the pool's own lines: the row of a rectangle, or a reservation if all are equally long.
 
     A paged pool has no lines, nor has one whose extents differ in length.

@@ -13,7 +13,7 @@ from textual.strip import Strip
 from kvsim.recording.tables import RequestStatus
 
 from ..facts.wait_reasons import units_needed, wait_reason
-from ..look.words import ending, plural
+from ..look.wording import ending, plural
 from ..pool.colors import paint_of
 from .panel import Panel
 

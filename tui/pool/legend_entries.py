@@ -12,7 +12,7 @@ from kvsim.display.palette import NUM_HUES
 from kvsim.memory.waste import SlotState
 from kvsim.metrics.names import STATE_NAMES, tells_owners
 
-from ..look.words import plural, seconds
+from ..look.wording import plural, seconds
 from ..pool.paint import AGE, AGES, DIM, HOLDERS, OWNER, SHARED, ColorBy, hue_of
 from ..pool.swatches import paint_swatch
 from .layer_kinds import layer_kinds
@@ -88,20 +88,10 @@ def legend(by: ColorBy, sessions: Sequence[Session], lit: str | None = None) -> 
     caches = session.recording.meta.prefix_caching
     kept = [_state(SlotState.CACHED)] if caches else []
     reserved, free = _state(SlotState.RESERVED), _state(SlotState.FREE)
-    whose: list[tuple[tuple[int, ...], str]]
     match by:
         case ColorBy.OWNER:
-            hued = {tells_owners(one.recording) for one in sessions}
-            hues = tuple(range(OWNER, OWNER + 4)) if True in hued else (int(SlotState.TOKEN),)
-            whose = []
-            if lit is not None:
-                whose = _lit_alone(lit, hues[:3], OWNER + hue_of(session.recording.row_of(lit)))
-            elif True in hued:
-                whose = [(hues, "one request each" if len(session.recording.requests) <= NUM_HUES else "requests")]
-            if lit is None and False in hued:
-                whose.append(((int(SlotState.TOKEN),), "tokens, of any request"))
             sharing_too = [((SHARED,), f"shared {factor(session)}".strip()), *kept] if caches else []
-            return [*whose, reserved, *_waste(sessions), *sharing_too, free]
+            return [*_whose(session, sessions, lit), reserved, *_waste(sessions), *sharing_too, free]
         case ColorBy.STATE:
             others = "" if lit is None else f"; {lit} alone is lit, all others are grey"
             return [((), f"colours as in the bar below{others}")]
@@ -132,6 +122,20 @@ def legend(by: ColorBy, sessions: Sequence[Session], lit: str | None = None) -> 
                 ((AGE,), f"held for {seconds(oldest_s / 2, oldest_s / 100)} and more"),
                 free,
             ]
+
+
+def _whose(session: Session, sessions: Sequence[Session], lit: str | None) -> list[tuple[tuple[int, ...], str]]:
+    """Return the meaning of the hues of owners, by the request that alone is `lit` if one is."""
+    hued = {tells_owners(one.recording) for one in sessions}
+    hues = tuple(range(OWNER, OWNER + 4)) if True in hued else (int(SlotState.TOKEN),)
+    whose: list[tuple[tuple[int, ...], str]] = []
+    if lit is not None:
+        whose = _lit_alone(lit, hues[:3], OWNER + hue_of(session.recording.row_of(lit)))
+    elif True in hued:
+        whose = [(hues, "one request each" if len(session.recording.requests) <= NUM_HUES else "requests")]
+    if lit is None and False in hued:
+        whose.append(((int(SlotState.TOKEN),), "tokens, of any request"))
+    return whose
 
 
 def _lit_alone(name: str, others: tuple[int, ...], *paints: int) -> list[tuple[tuple[int, ...], str]]:

@@ -10,7 +10,7 @@ from rich.style import Style
 from textual.strip import Strip
 from textual.style import Style as TextualStyle
 
-from ..look.words import seconds, shortened
+from ..look.wording import seconds, shortened
 from ..widgets.scrubber import Scrubber
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from .paint import EMPTY, KEPT, UnitChange
 if TYPE_CHECKING:
     from kvsim.replay.host_memory import HostMemory, HostSlots
 
-    from .arrays import KeyArray, PaintArray
+    from .array_types import KeyArray, PaintArray
 
 GOING: Final = int(UnitChange.TAKEN)
 """Paint of a slot to which a block is being copied."""

@@ -25,7 +25,7 @@ _NONE = -1
 
 
 @dataclass(slots=True)
-class Run:
+class TreeRun:
     """Neighbouring slots of the tree with the same holders."""
 
     begin: int
@@ -37,7 +37,7 @@ class Run:
     depth: int
     holders: list[int] = field(default_factory=list)
     """Rows of the requests that hold it."""
-    children: list[Run] = field(default_factory=list)
+    children: list[TreeRun] = field(default_factory=list)
     num_below: int = 0
     """Units of the run and of all below it."""
 
@@ -63,7 +63,7 @@ class Wiped:
 class RadixTree:
     """All runs at one moment, a parent before its children, the largest branch first."""
 
-    runs: tuple[Run, ...]
+    runs: tuple[TreeRun, ...]
     wiped: Wiped | None
 
     @property
@@ -86,7 +86,7 @@ def tree_at(session: Session) -> RadixTree:
     """Return the tree at the current frame."""
     units = _Units(session)
     top = _runs(session, units)
-    ordered: list[Run] = []
+    ordered: list[TreeRun] = []
     pending = [*reversed(top)]
     while pending:
         run = pending.pop()
@@ -130,7 +130,7 @@ class _Units:
         self._used_seq[first:end], self._last[first:end] = [seq] * length, [request] * length
 
 
-def _runs(session: Session, units: _Units) -> list[Run]:
+def _runs(session: Session, units: _Units) -> list[TreeRun]:
     """Return the runs that begin at the root; the others are below them."""
     replay, frame = session.replay, session.player.frame
     paths = {row: table[: in_tree_units(session, row)] for row, table in units.tables.items()}
@@ -145,8 +145,8 @@ def _runs(session: Session, units: _Units) -> list[Run]:
     prompt_units = session.recording.requests.prompt_tokens[units.last] // replay.unit_tokens
     begins = before == _NONE
     begins |= (num_children[before] > 1) | (num_holders != num_holders[before]) | (units.place == prompt_units)
-    run_of: dict[int, Run] = {}
-    top: list[Run] = []
+    run_of: dict[int, TreeRun] = {}
+    top: list[TreeRun] = []
     for unit in inside[np.argsort(units.place[inside], kind="stable")].tolist():
         parent = run_of.get(int(before[unit]))
         if parent is not None and not begins[unit]:
@@ -154,7 +154,7 @@ def _runs(session: Session, units: _Units) -> list[Run]:
             run_of[unit] = parent
             continue
         used = int(np.searchsorted(replay.frame_seq, units.used_seq[unit]))
-        run = Run(
+        run = TreeRun(
             int(units.place[unit]), 1, int(num_holders[unit]), min(used, frame), parent.depth + 1 if parent else 0
         )
         run_of[unit] = run
@@ -169,7 +169,7 @@ def _runs(session: Session, units: _Units) -> list[Run]:
     return top
 
 
-def _add_up(top: list[Run]) -> None:
+def _add_up(top: list[TreeRun]) -> None:
     """Count the units below each run, and put the largest branch first."""
     ordered = [*top]
     for run in ordered:
