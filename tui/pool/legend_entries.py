@@ -97,7 +97,7 @@ def legend(by: ColorBy, sessions: Sequence[Session], lit: str | None = None) -> 
             return [((), f"colours as in the bar below{others}")]
         case ColorBy.LAYERS:
             kinds = layer_kinds(session.replay)
-            whose = [((kind.paint,), kind.words) for kind in kinds]
+            whose: list[tuple[tuple[int, ...], str]] = [((kind.paint,), kind.words) for kind in kinds]
             if lit is not None:
                 whose = [*_lit_alone(lit, tuple(kind.paint for kind in kinds)), *whose]
             return [*whose, reserved, *_waste(sessions), *kept, free]
