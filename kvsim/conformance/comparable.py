@@ -65,8 +65,8 @@ def check_comparable(recording: Recording) -> None:
         "before is not in it; one that was made with KVSIM_RECORD can be compared.",
     )
     refuse(
-        recording.meta.exchanges_kv,
-        "is of a server that exchanges KV with others, and transfers are not in a recording.",
+        recording.meta.exchanges_kv and recording.transfers is None,
+        "is of a server that exchanges KV with others, and has no transfers.parquet.",
     )
     refuse(not len(recording.steps), "has no steps, so there is nothing to compare.")
     refuse(not len(recording.memory), "has no memory.parquet, so there are no block ids to compare.")

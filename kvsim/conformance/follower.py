@@ -41,6 +41,7 @@ class Follower:
             initial_free=recorded.initial_free,
             layout=recorded.layout,
             pipeline=recorded.pipeline,
+            connector=recorded.connector,
             retention_tokens=recorded.retention_tokens,
             copies_are_timed=False,
             records_memory=True,

@@ -12,21 +12,22 @@ knows when a client aborted a request, so a range ends at every abort.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from kvsim.conformance.account import Account, changes_in_words, joined
 from kvsim.conformance.follower import MAX_MOMENTS, Follower
 from kvsim.conformance.recorded import Recorded
-from kvsim.conformance.recorded_copies import CopiesInLockstep, RecordedCopies
+from kvsim.conformance.recorded_copies import CopiesInLockstep, Differing, RecordedCopies
+from kvsim.conformance.recorded_transfers import TransfersInLockstep
 from kvsim.conformance.verdict import Difference, Verdict, difference
 from kvsim.engine.compiled import has_numba
 from kvsim.engine.driver import has_machine_code
 from kvsim.engine.initialization import memory_of
+from kvsim.engine.kv_cache import PAGED
 from kvsim.engine.moments import LEAVE, LOOK, NOTHING, SCHEDULE, UPDATE
 from kvsim.engine.state import ABORTED, RUNNING
-from kvsim.engine.tiered import TIERED
 from kvsim.errors import RecordingError
 from kvsim.recording import MemoryKind, Recording, RequestStatus
 
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
 
     from kvsim.conformance.account import Change
 
-_CopyDifference: TypeAlias = tuple[dict[str, Any], dict[str, Any]]
-"""Copies as recorded, and copies as decided here."""
 _WORTH_LOADING, _WORTH_COMPILING = 2_000, 300_000
 """Fewest steps at which machine code is worth loading from the cache, and worth compiling."""
 
@@ -64,8 +63,8 @@ def verify_recording(
 
 def _pays(recorded: Recorded) -> bool:
     """Tell whether loading or compiling machine code saves time for this recording."""
-    num_steps, memory = len(recorded.recording.steps), memory_of(recorded.policy)
-    if memory is TIERED or num_steps < _WORTH_LOADING:
+    num_steps, memory = len(recorded.recording.steps), memory_of(recorded.policy, recorded.connector)
+    if memory is not PAGED or num_steps < _WORTH_LOADING:
         return False
     return has_machine_code(memory) or (num_steps >= _WORTH_COMPILING and has_numba())
 
@@ -77,13 +76,13 @@ class _Range:
     end: int
     ours: Account
     theirs: Account
-    copies: _CopyDifference | None
-    """Recorded and simulated copies at the last moment, if they differ."""
+    outside: Differing | None
+    """Recorded and simulated copies or transfers at the last moment, if they differ."""
 
     def first_difference(self) -> int | None:
         """Return the first moment at which the two engines differ, or None."""
         moment = self.ours.first_difference(self.theirs)
-        return self.end - 1 if moment is None and self.copies is not None else moment
+        return self.end - 1 if moment is None and self.outside is not None else moment
 
 
 class _Lockstep:
@@ -92,7 +91,14 @@ class _Lockstep:
         recording = self._recording = recorded.recording
         self._follower = Follower(recorded, compiled=compiled)
         self._driver = self._follower.driver
-        self._copies = CopiesInLockstep(self._driver, RecordedCopies(recording))
+        self._outside: list[CopiesInLockstep | TransfersInLockstep] = [
+            each
+            for each in (
+                CopiesInLockstep(self._driver, RecordedCopies(recording)),
+                TransfersInLockstep(self._driver, recording, self._timeline),
+            )
+            if each.are_followed
+        ]
         self._names: list[str] = recording.requests.id.tolist()
         self._aborts: dict[int, int] = {}
         """Moments at which requests were aborted, by row."""
@@ -115,9 +121,9 @@ class _Lockstep:
         end = min(begin + MAX_MOMENTS, self._timeline.breaks_off_at)
         aborts = self._recorded.aborts(begin, end)
         end = int(aborts[0]) + 1 if len(aborts) else end
-        copies: _CopyDifference | None = None
-        if self._copies.are_followed:
-            end, accounts, copies = self._play_with_copies(begin, end)
+        outside: Differing | None = None
+        if self._outside:
+            end, accounts, outside = self._play_with_outside(begin, end)
         else:
             end, accounts = self._follower.play(begin, end)
         theirs = self._recorded.account(begin, end)
@@ -126,22 +132,21 @@ class _Lockstep:
         ours = joined(accounts)
         if not self._recorded.has_evictions:
             theirs = replace(theirs, evicted=ours.evicted)
-        return _Range(end=end, ours=ours, theirs=theirs, copies=copies)
+        return _Range(end=end, ours=ours, theirs=theirs, outside=outside)
 
-    def _play_with_copies(self, begin: int, end: int) -> tuple[int, list[Account], _CopyDifference | None]:
-        """Play the moments in `begin:end` on an engine with a second tier; stop where copies differ."""
+    def _play_with_outside(self, begin: int, end: int) -> tuple[int, list[Account], Differing | None]:
+        """Play the moments in `begin:end` on an engine with copies or transfers; stop where these differ."""
         accounts: list[Account] = []
-        copies = self._copies
         for moment in range(begin, end):
-            kind, step = self._timeline.kind[moment], int(self._timeline.row[moment])
-            if kind == UPDATE and (unknown := copies.report(step)):
-                return moment + 1, accounts, ({"copies reported": unknown}, {"copies reported": []})
+            kind, step = int(self._timeline.kind[moment]), int(self._timeline.row[moment])
+            for each in self._outside:
+                if (found := each.before(kind, step)) is not None:
+                    return moment + 1, accounts, found
             after, done = self._follower.play(moment, moment + 1)
             accounts += done
-            if kind == UPDATE:
-                copies.settle(step)
-            elif kind == SCHEDULE and (recorded := copies.recorded(step)) != (decided := copies.decided()):
-                return after, accounts, (recorded, decided)
+            for each in self._outside:
+                if (found := each.after(kind, step)) is not None:
+                    return after, accounts, found
         return end, accounts, None
 
     def _abort(self, moment: int, done: list[Change], recorded: list[Change]) -> list[Account]:
@@ -178,11 +183,11 @@ class _Lockstep:
 
     def _difference(self, played: _Range, moment: int) -> Difference:
         """Describe both engines at `moment`, where they differ."""
-        about_copies: _CopyDifference = ({}, {})
-        if played.copies is not None and moment == played.end - 1:
-            about_copies = played.copies
+        outside: Differing = ({}, {})
+        if played.outside is not None and moment == played.end - 1:
+            outside = played.outside
         recorded, done = (self._in_words(account, moment) for account in (played.theirs, played.ours))
-        return difference(self._moment_in_words(moment), recorded | about_copies[0], done | about_copies[1])
+        return difference(self._moment_in_words(moment), recorded | outside[0], done | outside[1])
 
     def _in_words(self, account: Account, moment: int) -> dict[str, Any]:
         if account.has_step(moment):

@@ -17,6 +17,7 @@ from kvsim.conformance.comparable import (
     settings_of,
 )
 from kvsim.conformance.oracle_files import OFFLOAD_BLOCK_BYTES
+from kvsim.conformance.recorded_transfers import connector_of
 from kvsim.conformance.timeline import timeline_of
 from kvsim.engine.moments import SCHEDULE
 from kvsim.policies import ContinuousSettings, Paged, PagedSettings, Pipeline
@@ -68,8 +69,12 @@ class Recorded:
         self.pipeline = settings_of(Pipeline, recording)
         self.depth = self.pipeline.most_in_flight(async_scheduling=self.scheduler.async_scheduling)
         """Largest number of steps in flight."""
-        # Steps that compute nothing are recorded if they may begin copies, or if the pipeline counts them.
-        has_every_step = recording.copies is not None or self.pipeline.pipeline_parallel_size > 1
+        self.connector = connector_of(recording)
+        """The exchange of KV with other servers; None without."""
+        # Steps that compute nothing are recorded if they may begin copies or transfers, or if the pipeline counts them.
+        has_every_step = (
+            recording.copies is not None or self.connector is not None or self.pipeline.pipeline_parallel_size > 1
+        )
         self.timeline = timeline_of(recording, self.depth, has_every_step=has_every_step)
         self._is_schedule = self.timeline.kind == SCHEDULE
         self._schedule = _ScheduleRows(recording)

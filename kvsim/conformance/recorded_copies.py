@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from kvsim.engine.moments import SCHEDULE, UPDATE
 from kvsim.recording import Recording
 from kvsim.recording.tables import CopyKind
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from kvsim.engine.driver import Driver
     from kvsim.engine.host_tier import Job
 
+Differing: TypeAlias = tuple[dict[str, Any], dict[str, Any]]
+"""Copies or transfers, as recorded and as decided here."""
 Begun: TypeAlias = tuple[int, str, int, tuple[tuple[int, int], ...]]
 """Number, direction, request, and pairs of a host block and a block in ascending order."""
 
@@ -70,7 +73,7 @@ class CopiesInLockstep:
         """Tell whether the engine has a second tier."""
         return bool(self._driver.engine.settings.offloads)
 
-    def decided(self) -> dict[str, Any]:
+    def _decided(self) -> dict[str, Any]:
         """Return the copy decisions of the last scheduled step."""
         driver, step = self._driver, self._driver.engine.state.num_scheduled
         jobs = list(driver.jobs().values())
@@ -79,12 +82,27 @@ class CopiesInLockstep:
         begun = sorted(self._begun(job) for job in jobs if job.begun_in == step)
         return {"copies": begun, "waits for copies": sorted(awaited)}
 
-    def recorded(self, step: int) -> dict[str, Any]:
+    def _of_recording(self, step: int) -> dict[str, Any]:
         """Return the recorded copy decisions of `step`."""
         return {"copies": self._recorded.begun(step), "waits for copies": self._recorded.awaited(step)}
 
-    def report(self, step: int) -> list[int]:
+    def before(self, kind: int, step: int) -> Differing | None:
         """Report the copies that end with the output of `step`, before it is processed; return unknown ones."""
+        if kind != UPDATE:
+            return None
+        unknown = self._report(step)
+        return ({"copies reported": unknown}, {"copies reported": []}) if unknown else None
+
+    def after(self, kind: int, step: int) -> Differing | None:
+        """Return the copies of a step as recorded and as decided, if they differ; settle those that an output ends."""
+        if kind == UPDATE:
+            self._settle(step)
+        elif kind == SCHEDULE and (recorded := self._of_recording(step)) != (decided := self._decided()):
+            return recorded, decided
+        return None
+
+    def _report(self, step: int) -> list[int]:
+        """Report the copies that end with the output of `step`; return unknown ones."""
         reported = self._recorded.reported(step)
         records = {int(job.number): record for record, job in self._driver.jobs().items()} if reported else {}
         for number in reported:
@@ -92,7 +110,7 @@ class CopiesInLockstep:
                 self._driver.report(records[number], self._driver.engine.host.state.num_updates + 1)
         return sorted(reported.keys() - records.keys())
 
-    def settle(self, step: int) -> None:
+    def _settle(self, step: int) -> None:
         """Mark host blocks as idle in the recorded order, after the output of `step` was processed."""
         for slots in self._recorded.reported(step).values():
             self._driver.use_slots(slots)

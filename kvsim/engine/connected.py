@@ -87,6 +87,8 @@ def free(engine: Engine, sequence: Sequence) -> None:
     has_ended = sequence.num_tokens >= sequence.end_tokens and sequence.status in (RUNNING, PREEMPTED)
     if has_ended and transfer.is_kept and (connector.settings.is_store or sequence.num_units > 0):
         _hold(engine, sequence)
+        _note_begun(engine, sequence, 0, sequence.computed)
+        transfer.begin_s = engine.state.host_s
         connector.sends[connector.state.num_sends] = sequence.number
         connector.state.num_sends += 1
         return
@@ -152,6 +154,7 @@ def after_update(engine: Engine) -> None:
             break
         sequence = engine.sequences[report.sequence]
         connector.state.num_loading -= report.is_load
+        connector.transfers[sequence.number].ended_seq = engine.state.seq
         if sequence.status == LOADING:
             connector.transfers[sequence.number].has_come = True
         elif connector.transfers[sequence.number].is_held:
@@ -229,6 +232,7 @@ def _begin_load(engine: Engine, sequence: Sequence, hit_tokens: int, external: i
     connector.state.num_loads += 1
     connector.state.num_loading += 1
     _note_allocated(engine, sequence, external)
+    _note_begun(engine, sequence, connector.transfers[sequence.number].loads_from, external)
     return True
 
 
@@ -263,6 +267,15 @@ def _give_notice(engine: Engine, sequence: Sequence) -> None:
     connector.transfers[sequence.number].fetches = False
     connector.notices[connector.state.num_notices] = sequence.number
     connector.state.num_notices += 1
+
+
+@part
+def _note_begun(engine: Engine, sequence: Sequence, first: int, num_tokens: int) -> None:
+    """Note that a transfer of a table begins: of its entries from `first` on, with tokens in them."""
+    transfer = engine.connector.transfers[sequence.number]
+    transfer.begun_seq, transfer.ended_seq = engine.state.seq, -1
+    transfer.first_entry, transfer.num_tokens = first, num_tokens
+    transfer.num_blocks = table_of(engine, sequence, 0).num_blocks - first
 
 
 @part

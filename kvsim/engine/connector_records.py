@@ -122,6 +122,18 @@ class Transfer:
     """The step whose output must be processed before its blocks are free."""
     dead_tokens: Small = 0
     """Tokens that it had computed in these blocks."""
+    begun_seq: int = -1
+    """Moment at which its last transfer begins; -1 for none."""
+    ended_seq: int = -1
+    """Moment at which the end of that transfer was reported; -1 for none."""
+    begin_s: float = 0.0
+    """Time at which that load begins to cross the link, or from which on kept blocks wait, in seconds."""
+    first_entry: Small = 0
+    """The first entry of the table that it concerns."""
+    num_blocks: Small = 0
+    """Blocks of that transfer."""
+    num_tokens: Small = 0
+    """Tokens in these blocks: from outside those of a load, computed ones in what is kept."""
 
 
 @dataclass(slots=True, eq=False, repr=False)

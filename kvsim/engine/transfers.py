@@ -11,7 +11,7 @@ import math
 from kvsim.engine import connected
 from kvsim.engine.compiled import part
 from kvsim.engine.records import Sequence
-from kvsim.engine.state import Engine, table_of
+from kvsim.engine.state import Engine
 
 _SETTLED_CALLS = 2
 """Consecutive calls of the scheduler without effect after which the next has none until a transfer ends."""
@@ -30,11 +30,10 @@ def begin(engine: Engine) -> None:
         for other in range(1, len(connector.lanes)):
             if connector.lanes[other].free_s < connector.lanes[lane].free_s:
                 lane = other
-        num_blocks = table_of(engine, sequence, 0).num_blocks - transfer.loads_from
-        begin_s = max(connector.lanes[lane].free_s, engine.state.host_s)
-        transfer.done_s = begin_s + connector.settings.latency_s + num_blocks * connector.settings.block_s
-        connector.lanes[lane].free_s = transfer.done_s
-        connector.state.num_fetched_blocks += num_blocks
+        transfer.begin_s = max(connector.lanes[lane].free_s, engine.state.host_s)
+        seconds = connector.settings.latency_s + transfer.num_blocks * connector.settings.block_s
+        transfer.done_s = connector.lanes[lane].free_s = transfer.begin_s + seconds
+        connector.state.num_fetched_blocks += transfer.num_blocks
         expect_end(engine, sequence)
     connector.state.num_fetched = connector.state.num_loads
 

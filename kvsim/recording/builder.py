@@ -28,7 +28,10 @@ from kvsim.recording.tables import (
     RequestStatus,
     Schedule,
     Steps,
+    TransferKind,
+    Transfers,
 )
+from kvsim.recording.transferring import TransfersUnderWay
 
 
 class RowSink(Protocol):
@@ -56,6 +59,8 @@ class RecordingBuilder:
         }  # fmt: skip
         self.copies = CopiesUnderWay()
         """Copies between GPU and host, if any."""
+        self.transfers = TransfersUnderWay()
+        """Transfers between this server and others, if any."""
         self._heard_s = 0.0
         """Time in seconds of the last token; the output of its step is reported later."""
         self._last_scheduled: list[int] = []
@@ -203,6 +208,15 @@ class RecordingBuilder:
         self._requests.columns["preemptions"][request] += 1
         self._preempted_since.append(request)
 
+    def transfer(self, is_send: bool, request: int, position: int, blocks: int, tokens: int, time_s: float) -> None:
+        """Record that blocks of `request` are being loaded, or are kept for another server."""
+        kind = TransferKind.SEND if is_send else TransferKind.LOAD
+        self.transfers.begin(kind, request, position, blocks, tokens, seq=self._seq, time_s=time_s)
+
+    def transferred(self, request: int, time_s: float, failed: int) -> None:
+        """Record that the end of a request's transfer was reported; the table's entry `failed` is bad, -1 for none."""
+        self.transfers.end(request, seq=self._seq, time_s=time_s, failed=failed)
+
     def ended(self, request: int, status: RequestStatus, time_s: float) -> None:
         """Record that `request` left the engine."""
         self._requests.columns["status"][request] = status
@@ -295,6 +309,7 @@ class RecordingBuilder:
             schedule=self._schedule.so_far(self._num_steps),
             memory=self._memory.so_far(),
             copies=self.copies.so_far(),
+            transfers=self.transfers.so_far(),
         )
 
     def _without_open_step(self, requests: Requests, rows: IntArray) -> Requests:
@@ -311,12 +326,15 @@ class RecordingBuilder:
         self._sink.append(self._steps.so_far(self._seq + 1, self._heard_s))
         self._sink.append(self._schedule.so_far(self._num_steps))
         self._sink.append(self._memory.so_far())
-        if (copies := self.copies.so_far()) is not None:
-            self._sink.append(copies)
+        for optional in (self.copies.so_far(), self.transfers.so_far()):
+            if optional is not None:
+                self._sink.append(optional)
 
     def _take(self, table: ColumnTable) -> None:
         if isinstance(table, Copies):
             self.copies.extend(table)
+        elif isinstance(table, Transfers):
+            self.transfers.extend(table)
         else:
             self._growing[table.name].extend(table)
 

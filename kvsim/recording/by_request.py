@@ -45,6 +45,9 @@ def answered_rows(recording: Recording) -> Schedule:
     return Schedule(**columns, repeat=repeat[kept])
 
 
+_NEVER = np.iinfo(np.int64).max
+
+
 class TokenSteps(NamedTuple):
     """Requests that reach a number of computed tokens, the first step that reaches it, and whether it ends there."""
 
@@ -94,3 +97,15 @@ class RowsByRequest(NamedTuple):
             schedule.computed_before[row] + schedule.tokens[row].astype(np.int64) * num_steps
         )
         return computed
+
+
+def first_rows_since(recording: Recording, request: IntArray, step: IntArray) -> IntArray:
+    """Find the row of the schedule in which each stay begins to compute, -1 where it ends before."""
+    by_request = RowsByRequest.of(recording)
+    begins = by_request.key_of(request, step)
+    at = np.searchsorted(by_request.key, begins)
+    in_order = np.append(np.sort(begins), _NEVER)
+    next_begins = np.minimum(
+        in_order[np.searchsorted(in_order, begins, side="right")], by_request.key_of(request + 1, 0)
+    )
+    return np.where(np.append(by_request.key, _NEVER)[at] < next_begins, np.append(by_request.row, -1)[at], -1)

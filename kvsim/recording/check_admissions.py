@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvsim.kv_groups.group import CacheKind
-from kvsim.recording.by_request import RowsByRequest
+from kvsim.recording.by_request import first_rows_since
 from kvsim.recording.check_queue import Stays
 from kvsim.recording.check_swaps import Admissions, check_swaps
 from kvsim.recording.model import Recording
@@ -26,7 +26,7 @@ def check_admissions(recording: Recording, stays: Stays, folder: Path) -> None:
     """
     schedule, copies, file = recording.schedule, recording.copies, folder / "schedule.parquet"
     step = np.searchsorted(recording.steps.schedule_seq, stays.birth_seq)
-    rows = _first_rows(recording, stays.birth_request, step)
+    rows = first_rows_since(recording, stays.birth_request, step)
     found = (rows >= 0) & (schedule.step[rows] == step) if recording.meta.pool.groups else rows >= 0
     hits = _hits(recording, stays)
     if copies is not None:
@@ -70,21 +70,6 @@ def _is_unread(
     most = least + np.where(is_first, 0, requests.output_tokens[request])
     first, last = -(-before // chunk) * chunk, (before + unit - 1) // chunk * chunk
     return (first <= np.minimum(last, most)) & (last >= least // chunk * chunk)
-
-
-def _first_rows(recording: Recording, request: IntArray, step: IntArray) -> IntArray:
-    """Find the row of the schedule in which each stay begins to compute, -1 where it ends before."""
-    by_request = RowsByRequest.of(recording)
-    begins = by_request.key_of(request, step)
-    at = np.searchsorted(by_request.key, begins)
-    in_order = np.append(np.sort(begins), _NEVER)
-    next_begins = np.minimum(
-        in_order[np.searchsorted(in_order, begins, side="right")], by_request.key_of(request + 1, 0)
-    )
-    return np.where(np.append(by_request.key, _NEVER)[at] < next_begins, np.append(by_request.row, -1)[at], -1)
-
-
-_NEVER = np.iinfo(np.int64).max
 
 
 def _loaded_units(copies: Copies, request: IntArray, step: IntArray) -> npt.NDArray[np.int64]:

@@ -14,6 +14,8 @@ crash. The events are::
     ["emit", request, time_s, count]   ["preempt", request]   ["end", request, status, time_s]
     ["copy", number, is_load, request, [units], [slots]]          the step being scheduled copies blocks to or from host
     ["await", [numbers]]   ["copied", number, [slots]]            it waits for copies; one is reported with the output
+    ["transfer", is_send, request, position, blocks, tokens, time_s]   blocks are loaded from outside, or kept
+    ["transferred", request, time_s, failed]                      it is reported; the table's entry `failed` is bad
     ["append", request, position, [units]]   ["share", ...]   ["release", request, units, cached]   ["evict", [units]]
     ["let_go", request, [positions], [units], [kept], group]      some blocks of a table, in the order in which they go
 
@@ -39,7 +41,7 @@ FILE_NAME = LOG
 """Name of the log in a recording's folder; it is removed once the recording is packed into Parquet."""
 
 
-def apply(builder: RecordingBuilder, event: list[Any]) -> None:  # noqa: PLR0912  one branch for each word
+def apply(builder: RecordingBuilder, event: list[Any]) -> None:  # noqa: PLR0912, PLR0915  one branch for each word
     """Report one event to `builder`."""
     try:
         match event:
@@ -75,6 +77,10 @@ def apply(builder: RecordingBuilder, event: list[Any]) -> None:  # noqa: PLR0912
                 builder.copies.awaited(numbers, builder.num_steps)
             case ["copied", int(number), list(slots)]:
                 builder.copies.report(number, slots)
+            case ["transfer", bool(is_send), request, int(position), int(blocks), int(tokens), time_s]:
+                builder.transfer(is_send, _row(builder, request), position, blocks, tokens, time_s)
+            case ["transferred", request, time_s, int(failed)]:
+                builder.transferred(_row(builder, request), time_s, failed)
             case ["evict", list(units)]:
                 builder.evict(units)
             case ["preempt", request]:
@@ -118,6 +124,7 @@ def replay(lines: Iterable[bytes], source: str) -> tuple[dict[str, Any], Recordi
                 raise RecordingError(f'{source}, line 1: a log should begin with ["meta", {{...}}].')
             meta = event[1]
             builder.copies.configure(meta.get("policy"))
+            builder.transfers.configure("kv_connector" in (meta.get("engine") or {}))
             continue
         try:
             apply(builder, event)

@@ -82,8 +82,9 @@ def write(recording: Recording, path: str | os.PathLike[str], *, overwrite: bool
     with RecordingWriter(path, overwrite=overwrite) as writer:
         for table in (recording.requests, recording.steps, recording.schedule, recording.memory):
             writer.append(table)
-        if recording.copies is not None:
-            writer.append(recording.copies)
+        for optional in (recording.copies, recording.transfers):
+            if optional is not None:
+                writer.append(optional)
         return writer.commit(recording.meta)
 
 

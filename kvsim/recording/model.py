@@ -14,7 +14,7 @@ from kvsim.files import identity
 from kvsim.kv_groups.group import KVCacheGroup, KVCacheLayout
 from kvsim.policies import Radix
 from kvsim.policies.speculative_config import SpeculativeConfig
-from kvsim.recording.tables import Copies, IntArray, Memory, Requests, Schedule, Steps
+from kvsim.recording.tables import Copies, IntArray, Memory, Requests, Schedule, Steps, Transfers
 
 FORMAT = identity.FORMAT
 VERSION = 1
@@ -158,6 +158,8 @@ class Recording:
     memory: Memory
     copies: Copies | None = None
     """Copies of an engine that offloads blocks to host memory; None for other engines."""
+    transfers: Transfers | None = None
+    """Transfers of a server that exchanges KV with others; None for other engines."""
     name: str = ""
     """Name of the folder, for titles."""
 

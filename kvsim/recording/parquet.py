@@ -22,13 +22,23 @@ from kvsim.files.arrow_columns import to_numpy
 from kvsim.files.parquet_footer import oversized
 from kvsim.recording import provenance
 from kvsim.recording.model import Recording
-from kvsim.recording.tables import Column, ColumnTable, Copies, Memory, Requests, Schedule, Steps, text_column
+from kvsim.recording.tables import (
+    Column,
+    ColumnTable,
+    Copies,
+    Memory,
+    Requests,
+    Schedule,
+    Steps,
+    Transfers,
+    text_column,
+)
 from kvsim.workload import Ragged
 
 _ROWS_READ = 1 << 17
 """Rows of a column converted at a time."""
 
-AnyTable = TypeVar("AnyTable", Requests, Steps, Schedule, Memory, Copies)
+AnyTable = TypeVar("AnyTable", Requests, Steps, Schedule, Memory, Copies, Transfers)
 
 
 class _Hashing(BufferedWriter):
@@ -185,8 +195,10 @@ def read_tables(folder: Path) -> Recording:
     if not has_memory and meta.pool.num_units is not None:
         raise RecordingError(f"{folder / 'memory.parquet'} is missing; the recording is incomplete.")
     with ThreadPoolExecutor() as pool:
-        copies, memory, steps, schedule, requests = (
-            pool.submit(read_table, folder, Copies, identity) if (folder / "copies.parquet").exists() else None,
+        has_copies, has_transfers = ((folder / f"{table.name}.parquet").exists() for table in (Copies, Transfers))
+        copies, transfers, memory, steps, schedule, requests = (
+            pool.submit(read_table, folder, Copies, identity) if has_copies else None,
+            pool.submit(read_table, folder, Transfers, identity) if has_transfers else None,
             pool.submit(read_table, folder, Memory, identity) if has_memory else None,
             pool.submit(read_table, folder, Steps, identity),
             pool.submit(read_table, folder, Schedule, identity),
@@ -200,6 +212,7 @@ def read_tables(folder: Path) -> Recording:
             # An engine whose cache has no addresses, such as generate(), has no such file.
             memory=Memory.empty() if memory is None else memory.result(),
             copies=None if copies is None else copies.result(),
+            transfers=None if transfers is None else transfers.result(),
             name=folder.resolve().name,
         )
     pa.default_memory_pool().release_unused()  # it keeps some hundred MB for the next file

@@ -51,6 +51,15 @@ class CopyKind(IntEnum):
     """Copy from the host to the GPU."""
 
 
+class TransferKind(IntEnum):
+    """Direction of a transfer between servers; the names in the file are in lower case."""
+
+    LOAD = 0
+    """KV from outside is written into blocks of the request."""
+    SEND = 1
+    """Blocks are kept at the end of the request until another server has read them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Column:
     """Storage of a column: its NumPy type, or the enumeration whose lower-case names are in the file."""
@@ -339,3 +348,30 @@ class Copies(ColumnTable):
     """Block on the GPU."""
     slot: IntArray = column("int32")
     """Block on the host, which may hold several GPU blocks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class Transfers(ColumnTable):
+    """One row per transfer between a server and others, or a store, in the order in which they begin."""
+
+    name: ClassVar[str] = "transfers"
+
+    kind: IntArray = column("uint8", names=TransferKind)
+    request: IntArray = column("int32")
+    server: IntArray = column("int32")
+    """Number of the other server among those of its kind; -1 if it is not known."""
+    begun_seq: IntArray = column("int64")
+    """Moment that begins it: the schedule that takes blocks for a load, the output that ends the request of a send."""
+    ended_seq: IntArray = column("int64")
+    """Moment of the output with which its end was reported; -1 if the recording ends before."""
+    begin_s: FloatArray = column("float64")
+    """Time at which a load begins to cross the link, or from which on kept blocks wait, in seconds."""
+    end_s: FloatArray = column("float64")
+    """Time at which the blocks were transferred, in seconds; NaN if the recording ends before."""
+    position: IntArray = column("int32")
+    """First entry of the request's table that is transferred."""
+    blocks: IntArray = column("int32")
+    tokens: IntArray = column("int32")
+    """Tokens from outside of a load; computed tokens in the blocks of a send."""
+    failed: IntArray = column("int32")
+    """First entry of the request's table that failed to load; -1 for none."""

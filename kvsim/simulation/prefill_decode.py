@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -23,7 +24,7 @@ from kvsim.recording import Meta, RecordingBuilder
 from kvsim.recording.tables import Requests
 from kvsim.simulation.dispatch import Dispatcher, DuplicatePrefixes
 from kvsim.simulation.measured import Measured
-from kvsim.simulation.results import rows_of
+from kvsim.simulation.results import rows_of, transfers_of
 from kvsim.simulation.setup import Setup
 from kvsim.simulation.simulation_run import SimulationRun
 
@@ -116,8 +117,9 @@ class PrefillDecodeRun(SimulationRun):
         self._prefill_setup = _with_one_output(setup)
         self._pair = Pair(self._environment, dispatchers, setup)
         source = self._source(1 + apart.num_prefill, cast("Dispatcher", self._pair), ())
-        kinds = [(self._prefill_setup, apart.prefills(len(setup.workload)))] * apart.num_prefill
-        kinds += [(setup, apart.decodes(setup))] * apart.num_decode
+        prefills, decodes = apart.prefills(len(setup.workload)), apart.decodes(setup)
+        kinds = [(self._prefill_setup, prefills)] * apart.num_prefill + [(setup, decodes)] * apart.num_decode
+        self._bad = [[exchange.bad for exchange in each.exchanges] for each in (decodes, prefills)]
         self._replicas = [
             self._replica(
                 source, builders[number] if builders else None, setup=of_kind, connector=connector, pair=self._pair
@@ -140,8 +142,12 @@ class PrefillDecodeRun(SimulationRun):
         self._environment.run()
         measured = []
         for number, replica in enumerate(self._replicas):
-            setup = self._prefill_setup if number < self.apart.num_prefill else self.setup
-            measured.append(replica.finish(setup.workload, setup.recorded_hashes(), self.meta(number), setup.name))
+            is_prefill = number < self.apart.num_prefill
+            setup = self._prefill_setup if is_prefill else self.setup
+            servers, bad = self._pair.decode_of if is_prefill else self._pair.prefill_of, self._bad[is_prefill]
+            transfers = partial(transfers_of, servers=servers, bad=bad)
+            hashes = setup.recorded_hashes()
+            measured.append(replica.finish(setup.workload, hashes, self.meta(number), setup.name, transfers))
         if self.setup.options.get("check", False):
             self._pair.check()
         return measured
@@ -150,7 +156,9 @@ class PrefillDecodeRun(SimulationRun):
         """Return the provenance of a server's results, with its part in the fleet."""
         meta = super().meta(number)
         part = "prefill" if number < self.apart.num_prefill else "decode"
-        return replace(meta, engine={**meta.engine, "kv_connector": part})
+        failures = "recompute" if self.apart.recomputes else "fail"
+        engine = {**meta.engine, "kv_connector": part, "kv_load_failure_policy": failures}
+        return replace(meta, engine=engine)
 
     def clients(self, measured: Sequence[Measured]) -> list[Requests]:
         """Return the requests of the decode servers as their clients see them: sent when they came to the fleet."""
@@ -185,6 +193,8 @@ class Pair:
         self.sent_s = np.full(len(setup.workload), np.nan)
         """Time at which each request came to the fleet, in seconds."""
         self._environment, self._dispatchers, self._refused = environment, dispatchers, setup.refused
+        self.prefill_of, self.decode_of = np.full((2, len(setup.workload)), -1, np.int32)
+        """Numbers of the servers of each request; -1 until they are chosen."""
         self._homes: dict[int, ServerProcess] = {}
         """The prefill server of each request whose KV is not read yet."""
         self._num_left = 0
@@ -201,10 +211,13 @@ class Pair:
         self.sent_s[row] = at_s
         if not self._refused[row]:
             prefill = first.choose(row, at_s, self.prefills)
+            self.prefill_of[row] = self.prefills.index(prefill)
             at_s = yield prefill.send(row, at_s)
             self._homes[row] = prefill
             self._num_left += 1
-        ended_s = yield second.choose(row, at_s, self.decodes).send(row, at_s)
+        decode = second.choose(row, at_s, self.decodes)
+        self.decode_of[row] = self.decodes.index(decode)
+        ended_s = yield decode.send(row, at_s)
         return ended_s
 
     def tell(self, server: ServerProcess) -> None:

@@ -14,12 +14,14 @@ from kvsim.memory.waste import SlotTotals
 from kvsim.metrics import Limits
 from kvsim.metrics.sums import STEPS_TOGETHER, StepFigures, Sums
 from kvsim.recording import Meta, Pool, RecordingBuilder, RequestStatus
-from kvsim.recording.tables import Copies, Memory, Requests, Schedule, Steps
+from kvsim.recording.tables import Copies, Memory, Requests, Schedule, Steps, TransferKind, Transfers
 from kvsim.simulation.measured import TIMELINE_POINTS, Measured, Timeline
 from kvsim.steptime import StepShape
 from kvsim.workload import Ragged, Workload
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kvsim.engine.arrays import Records
 
 _STATUS = {FINISHED: RequestStatus.FINISHED, ABORTED: RequestStatus.ABORTED}
@@ -161,9 +163,11 @@ class FinalRows:
         if engine.settings.offloads:
             self._take_copies(engine)
 
-    def finish(self, requests: Requests) -> None:
-        """Append the requests; the run is over."""
+    def finish(self, requests: Requests, transfers: Transfers | None) -> None:
+        """Append the requests and transfers; the run is over."""
         self._builder.append(requests)
+        if transfers is not None:
+            self._builder.append(transfers)
 
     def _number(self, engine: Engine) -> None:
         """Number the requests that were sent in the slice."""
@@ -319,6 +323,41 @@ def requests_of(engine: Engine, workload: Workload, rows: npt.NDArray[np.int64],
         preemptions=of("preemptions"),
         cached_tokens=of("cached_tokens"),
         **waiting,
+    )
+
+
+def transfers_of(
+    engine: Engine, rows: npt.NDArray[np.int64], servers: npt.NDArray[np.int32], bad: Sequence[Sequence[int]]
+) -> Transfers:
+    """Return the transfers of the requests in `rows` of the workload, which has one with a server for each.
+
+    Args:
+        engine: a prefill or a decode server, whose run is over.
+        rows: the requests that were sent to it, in order.
+        servers: number of the other server for each request of the workload.
+        bad: for each request of the workload, the places that fail to load, among the blocks that are transferred.
+    """
+
+    def of(name: str) -> npt.NDArray[Any]:
+        return np.asarray(column(engine.connector.transfers, name)[1:][rows])
+
+    begun = np.flatnonzero(of("begun_seq") >= 0)
+    begun = begun[np.argsort(of("begun_seq")[begun], kind="stable")]
+    is_send = of("is_kept")[begun].astype(bool)
+    position, blocks, ended_seq = (of(name)[begun] for name in ("first_entry", "num_blocks", "ended_seq"))
+    first_bad = np.array([min(bad[row], default=-1) for row in rows[begun].tolist()], np.int64).reshape(len(begun))
+    return Transfers(
+        kind=np.where(is_send, TransferKind.SEND, TransferKind.LOAD).astype(np.uint8),
+        request=begun.astype(np.int32),
+        server=servers[rows[begun]],
+        begun_seq=of("begun_seq")[begun].astype(np.int64),
+        ended_seq=ended_seq.astype(np.int64),
+        begin_s=of("begin_s")[begun],
+        end_s=np.where(ended_seq >= 0, of("done_s")[begun], np.nan),
+        position=position.astype(np.int32),
+        blocks=blocks.astype(np.int32),
+        tokens=of("num_tokens")[begun].astype(np.int32),
+        failed=np.where((first_bad >= 0) & (first_bad < blocks), position + first_bad, -1).astype(np.int32),
     )
 
 

@@ -8,7 +8,7 @@ engine takes its steps without it.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -35,6 +35,7 @@ from kvsim.policies.releases import defaults_of
 from kvsim.policies.settings import Order, PrefixEviction
 from kvsim.profiles.extrapolation import Watched
 from kvsim.recording import Meta, Recording, RecordingBuilder, RecordingWriter
+from kvsim.recording.tables import Transfers
 from kvsim.simulation.dispatch import CachedKeys, Dispatcher
 from kvsim.simulation.machine import Machine, release_of
 from kvsim.simulation.measured import Measured
@@ -267,14 +268,21 @@ class Replica(NamedTuple):
     tables: FinalRows | None
     step_time: StepTimeModel
 
-    def finish(self, workload: Workload, hashes: Ragged[np.int64], meta: Meta, name: str) -> Measured:
-        """Return the results; requests are numbered in order of arrival."""
+    def finish(
+        self,
+        workload: Workload,
+        hashes: Ragged[np.int64],
+        meta: Meta,
+        name: str,
+        transfers_of: Callable[[Engine, npt.NDArray[np.int64]], Transfers] | None = None,
+    ) -> Measured:
+        """Return the results, with the transfers of a server that has some; requests are in order of arrival."""
         self.server.close()
         engine = self.server.driver.engine
         rows = rows_of(engine)
         requests = requests_of(engine, workload, rows, hashes.take(rows))
         if self.tables is not None:
-            self.tables.finish(requests)
+            self.tables.finish(requests, None if transfers_of is None else transfers_of(engine, rows))
         return self.totals.finish(engine, requests, meta, name)
 
 

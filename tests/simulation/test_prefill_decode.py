@@ -13,11 +13,13 @@ import pytest
 from click.testing import CliRunner
 
 from kvsim.cli import cli
+from kvsim.conformance import verify_recording
 from kvsim.errors import UsageError
 from kvsim.policies import Contiguous, Paged
 from kvsim.policies.connectors import KvLink
 from kvsim.policies.settings import ContinuousSettings, PagedSettings
 from kvsim.recording import MemoryKind, Recording, RequestStatus, read
+from kvsim.recording.tables import TransferKind
 from kvsim.simulation import Disaggregation, Machine, measure_apart, record_apart, simulate_apart
 from kvsim.workload import Poisson, SharedPrefixes, Uniform, Workload, generate
 
@@ -129,10 +131,54 @@ def test_recordings_of_every_server_keep_to_the_format(machine: Machine, tmp_pat
     for folder in sorted(tmp_path.iterdir()):
         done = CliRunner().invoke(cli, ["info", "--check", str(folder)])
         assert done.exit_code == 0, done.output
+        done = CliRunner().invoke(cli, ["verify", str(folder)])
+        assert done.exit_code == 0, done.output
     assert read(tmp_path / "decode-0").meta.engine["kv_connector"] == "decode"
+    (tmp_path / "decode-0" / "transfers.parquet").unlink()
     done = CliRunner().invoke(cli, ["verify", str(tmp_path / "decode-0")])
     assert done.exit_code == 1
-    assert "exchanges KV with others" in str(done.exception)
+    assert "has no transfers.parquet" in str(done.exception)
+
+
+@pytest.mark.parametrize("policy", [POLICY, OLD], ids=["0.33.0", "0.25.1"])
+def test_transfers_of_a_fleet_fit_together_and_are_followed(machine: Machine, policy: Paged) -> None:
+    """What decode servers load is what prefill servers keep, and `verify` follows each server with them."""
+    recordings, _ = serve(machine, 2, 2, policy, failed_share=0.3, link=SLOW)
+    sent: list[tuple[str, int, int]] = []
+    loaded: list[tuple[str, int, int]] = []
+    for number, recording in enumerate(recordings):
+        verdict = verify_recording(recording, compiled=False)
+        assert verdict.equal, verdict
+        transfers, names = recording.transfers, recording.requests.id
+        assert transfers is not None
+        is_prefill = number < 2
+        assert (transfers.kind == (TransferKind.SEND if is_prefill else TransferKind.LOAD)).all()
+        assert (transfers.ended_seq > transfers.begun_seq).all()
+        for row in range(len(transfers)):
+            servers = (number, int(transfers.server[row])) if is_prefill else (int(transfers.server[row]), number - 2)
+            (sent if is_prefill else loaded).append((str(names[transfers.request[row]]), *servers))
+            end_s = transfers.end_s[row]
+            assert transfers.begin_s[row] < end_s
+            step = int(np.searchsorted(recording.steps.output_seq, transfers.ended_seq[row]))
+            assert end_s <= recording.steps.end_s[step]
+    assert sorted(sent) == sorted(loaded)
+
+
+@pytest.mark.parametrize(
+    ("side", "column", "change"),
+    [(0, "ended_seq", 9), (1, "ended_seq", 9), (1, "blocks", 1), (1, "position", 1), (0, "tokens", 1)],
+)
+def test_a_changed_transfer_is_a_difference(machine: Machine, side: int, column: str, change: int) -> None:
+    recording = serve(machine, 1, 1, link=SLOW)[0][side]
+    transfers = recording.transfers
+    assert transfers is not None
+    values = getattr(transfers, column).copy()
+    row = len(values) // 2
+    values[row] += change
+    if column == "ended_seq":  # the next output
+        values[row] = recording.steps.output_seq[recording.steps.output_seq > transfers.ended_seq[row]][0]
+    changed = replace(recording, transfers=replace(transfers, **{column: values}))
+    assert not verify_recording(changed, compiled=False).equal
 
 
 def test_what_does_not_go_together_is_refused(machine: Machine) -> None:

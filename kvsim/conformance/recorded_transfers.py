@@ -1,0 +1,110 @@
+"""Compare transfers between servers with those in a recording.
+
+The scheduler does not decide when a transfer ends, nor which of its blocks fail: both are taken from the recording.
+When it begins, and which blocks it concerns, is compared.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kvsim.conformance.recorded_copies import Differing
+from kvsim.engine.arrays import listed
+from kvsim.engine.moments import SCHEDULE, UPDATE
+from kvsim.policies.connectors import Connector, Exchange, Remote, Role
+from kvsim.recording import MemoryKind, Recording
+from kvsim.recording.tables import TransferKind
+
+if TYPE_CHECKING:
+    from kvsim.conformance.timeline import MomentTimeline
+    from kvsim.engine.driver import Driver
+
+_ROLES = {"prefill": Role.PRODUCER, "decode": Role.CONSUMER} | {role.value: role for role in Role}
+
+
+def connector_of(recording: Recording) -> Connector | None:
+    """Return the connector of a recorded server, whose transfers end when the recording says so; None without."""
+    transfers, engine = recording.transfers, recording.meta.engine
+    if transfers is None:
+        return None
+    exchanges = [Exchange(rank=row) for row in range(len(recording.requests))]
+    columns = (transfers.kind, transfers.request, transfers.position, transfers.failed)
+    for kind, request, position, failed in zip(*(column.tolist() for column in columns), strict=True):
+        exchanges[request] = Exchange(
+            remote=Remote.READS if kind == TransferKind.SEND else Remote.HAS_PROMPT,
+            bad=(failed - position,) if failed >= 0 else (),
+            rank=request,
+        )
+    return Connector(
+        role=_ROLES[str(engine.get("kv_role", engine.get("kv_connector")))],
+        recomputes=engine.get("kv_load_failure_policy") == "recompute",
+        exchanges=exchanges,
+    )
+
+
+class TransfersInLockstep:
+    """Reports the ends of transfers to an engine as in the recording, and describes those that it begins."""
+
+    def __init__(self, driver: Driver, recording: Recording, timeline: MomentTimeline) -> None:
+        self._driver, self._timeline = driver, timeline
+        self.are_followed = recording.transfers is not None
+        """Whether the server exchanges KV."""
+        self._names: list[str] = recording.requests.id.tolist()
+        self._begun: dict[int, list[Any]] = defaultdict(list)
+        self._ended: dict[int, list[tuple[int, bool]]] = defaultdict(list)
+        if recording.transfers is not None:
+            self._read(recording)
+
+    def _read(self, recording: Recording) -> None:
+        """Find the transfers that begin before each step is scheduled, and those that end with each output."""
+        transfers, steps = recording.transfers, recording.steps
+        assert transfers is not None
+        step = np.searchsorted(steps.schedule_seq, transfers.begun_seq)
+        columns = (step, transfers.kind, transfers.request, transfers.position, transfers.blocks, transfers.tokens)
+        for at, *values in zip(*(column.tolist() for column in columns), strict=True):
+            self._begun[at].append(self._in_words(*values))
+        released = _rank_of_release(recording)[transfers.request]
+        for row in np.lexsort((released, transfers.ended_seq)).tolist():
+            output = int(np.searchsorted(steps.output_seq, transfers.ended_seq[row]))
+            is_load = bool(transfers.kind[row] == TransferKind.LOAD)
+            self._ended[output].append((int(transfers.request[row]) + 1, is_load))
+
+    def before(self, kind: int, step: int) -> Differing | None:
+        """Report the transfers that end with the output of `step`, before it is processed."""
+        if kind == UPDATE:
+            call = int(self._driver.engine.connector.state.num_updates) + 1
+            for number, is_load in self._ended.get(step, ()):
+                self._driver.report_transfer(number, call, is_load=is_load)
+        return None
+
+    def after(self, kind: int, step: int) -> Differing | None:
+        """Return the transfers that began since the step before `step` as recorded and as decided, if they differ."""
+        if kind != SCHEDULE:
+            return None
+        connector = self._driver.engine.connector
+        state = connector.state
+        begun = [(TransferKind.SEND, number) for number in listed(connector.sends, 0, state.num_sends)]
+        begun += [(TransferKind.LOAD, number) for number in listed(connector.loads, 0, state.num_loads)]
+        state.num_sends = state.num_loads = state.num_notices = 0
+        decided = []
+        for direction, number in begun:
+            transfer = connector.transfers[number]
+            numbers = (int(transfer.first_entry), int(transfer.num_blocks), int(transfer.num_tokens))
+            decided.append(self._in_words(direction, number - 1, *numbers))
+        recorded = sorted(self._begun.get(step, ()))
+        return None if recorded == sorted(decided) else ({"transfers": recorded}, {"transfers": sorted(decided)})
+
+    def _in_words(self, kind: int, request: int, position: int, blocks: int, tokens: int) -> str:
+        direction = TransferKind(kind).name.lower()
+        return f"{direction} of {self._names[request]}: {blocks} blocks from entry {position}, {tokens} tokens"
+
+
+def _rank_of_release(recording: Recording) -> np.ndarray:
+    """Return for each request the row of memory in which it frees its table for the last time."""
+    memory, rank = recording.memory, np.full(len(recording.requests), -1)
+    rows = np.flatnonzero(memory.kind == MemoryKind.RELEASE)
+    np.maximum.at(rank, memory.request[rows], rows)
+    return rank

@@ -1,0 +1,52 @@
+"""Collect transfers between servers: one moment begins a transfer, the output of a step reports its end."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kvsim.recording.growing import GrowingTable
+from kvsim.recording.tables import TransferKind, Transfers
+
+_NONE = -1
+
+
+class TransfersUnderWay:
+    """Rows of the table, in the order in which transfers begin."""
+
+    def __init__(self) -> None:
+        self._rows = GrowingTable(Transfers)
+        self._under_way: dict[int, int] = {}
+        """Row of the transfer of each request."""
+        self._exchanges = False
+
+    def configure(self, exchanges: bool) -> None:
+        """Set whether the server exchanges KV: its recording has the table, even without rows."""
+        self._exchanges = exchanges
+
+    def begin(
+        self, kind: TransferKind, request: int, position: int, blocks: int, tokens: int, *, seq: int, time_s: float
+    ) -> None:
+        """Record that `blocks` of a table, from `position` on, are loaded or kept, with `tokens` in them."""
+        if request in self._under_way:
+            raise ValueError(f"a transfer of request {request} is under way")
+        self._under_way[request] = len(self._rows)
+        values = (kind, request, _NONE, seq, _NONE, time_s, np.nan, position, blocks, tokens, _NONE)
+        for column, value in zip(self._rows.columns.values(), values, strict=True):
+            column.append(value if column.typecode == "d" else int(value))
+
+    def end(self, request: int, *, seq: int, time_s: float, failed: int = _NONE) -> None:
+        """Record that the transfer of a request was reported at `seq`; the table's entry `failed` is bad, if any."""
+        row = self._under_way.pop(request)
+        for name, value in (("ended_seq", seq), ("end_s", time_s), ("failed", failed)):
+            self._rows.columns[name][row] = value
+
+    def extend(self, table: Transfers) -> None:
+        """Add final rows."""
+        self._exchanges = True
+        self._rows.extend(table)
+
+    def so_far(self) -> Transfers | None:
+        """Return all transfers; None for an engine that exchanges no KV."""
+        if not self._exchanges and not len(self._rows):
+            return None
+        return Transfers(**self._rows.rows())
