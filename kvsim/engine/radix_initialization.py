@@ -85,7 +85,7 @@ def radix(
     def zeros(size: int) -> Any:
         return numbers(np.zeros(size, np.int64), compiled=compiled)
 
-    return records.Radix(
+    return records.RadixTables(
         settings=_settings(
             policy,
             {"row_pages": row_pages, "most_memory_rows": most_memory_rows, "reports": reports}
@@ -105,7 +105,9 @@ def radix(
         order=zeros(num_requests),
         launches=make(records.Launch, most_in_flight, compiled=compiled),
         needs=make(records.Need, 2 * num_rows + 2, compiled=compiled),
-        events=make_growing(records.Event, 4 * num_pages + _EVENTS_BESIDE_PAGES if reports else 0, compiled=compiled),
+        events=make_growing(
+            records.CacheEvent, 4 * num_pages + _EVENTS_BESIDE_PAGES if reports else 0, compiled=compiled
+        ),
     )
 
 
@@ -116,7 +118,7 @@ def _chains(num_pages: int, num_windows: int) -> npt.NDArray[np.int64]:
     return successors
 
 
-def _settings(policy: Radix, sizes: dict[str, Any], *, compiled: bool) -> records.RadixSettings:
+def _settings(policy: Radix, sizes: dict[str, Any], *, compiled: bool) -> records.RadixArguments:
     scheduler, cache = policy.scheduler, policy.cache
     looks_at_cache = scheduler.schedule_policy not in _AGNOSTIC
     chosen = {
@@ -143,7 +145,7 @@ def _settings(policy: Radix, sizes: dict[str, Any], *, compiled: bool) -> record
         "most_new_tokens": scheduler.clip_max_new_tokens_estimation,
         "window_interval": cache.swa_eviction_interval,
     }
-    settings = make_one(records.RadixSettings, compiled=compiled)
+    settings = make_one(records.RadixArguments, compiled=compiled)
     for name, value in (chosen | sizes).items():
         setattr(settings, name, value)
     return settings

@@ -34,7 +34,7 @@ gave its memory back; the window slots of a node were evicted."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class RadixSettings:
+class RadixArguments:
     """The server arguments of SGLang that its scheduler and its cache read. Nothing here changes during a run."""
 
     has_tree: bool = False
@@ -131,7 +131,7 @@ class RadixState:
     is_full: bool = False
     """No candidate is looked at before a request leaves."""
     ratio: float = 0.0
-    """The share of `RadixSettings.first_ratio` as it is now."""
+    """The share of `RadixArguments.first_ratio` as it is now."""
     is_rested: bool = True
     """The engine has kept house since the last batch."""
     interval_left: int = 0
@@ -277,7 +277,7 @@ class Launch:
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class Event:
+class CacheEvent:
     """An event of the cache, or one more page of it."""
 
     kind: Small = 0
@@ -299,10 +299,10 @@ class Need:
     held: int = 0
 
 
-class Radix(NamedTuple):
+class RadixTables(NamedTuple):
     """SGLang's cache and scheduler, in an engine that has them."""
 
-    settings: RadixSettings
+    settings: RadixArguments
     state: RadixState
     free: Records[FreeList]
     """Free lists of the pool of slots and of that of windows."""
@@ -328,4 +328,4 @@ class Radix(NamedTuple):
     """One for each step that may be in flight."""
     needs: Records[Need]
     """Tokens that running requests will need, where the cache is off; see `prefill_adder`."""
-    events: Records[Event]
+    events: Records[CacheEvent]

@@ -10,7 +10,7 @@ from kvsim.engine.connector_records import ConnectorTables
 from kvsim.engine.encoder_records import EncoderCache
 from kvsim.engine.host_tier import HostTier
 from kvsim.engine.memory import MemoryManager
-from kvsim.engine.radix_records import Radix
+from kvsim.engine.radix_records import RadixTables
 from kvsim.engine.records import (
     Block,
     Bucket,
@@ -145,7 +145,7 @@ class Engine(NamedTuple):
     """Images of prompts, and the cache of their encoder."""
     connector: ConnectorTables
     """The KV connector; an empty tuple where there is none."""
-    radix: Radix
+    radix: RadixTables
     """SGLang's cache and the state of its scheduler; an empty tuple where there is none."""
     holes: Records[Hole]
     """Free slots of a contiguous memory, in order of address."""
