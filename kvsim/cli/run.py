@@ -6,7 +6,6 @@ import math
 import shlex
 import sys
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,14 +17,12 @@ from kvsim.cli.options import POLICY_HELP, PolicyParam, check_policy_flags, engi
 from kvsim.cli.scenario import build_scenario
 from kvsim.cli.scenario_flags import scenario_options
 from kvsim.cli.server_lines import ServedCommand
-from kvsim.cli.show import json_option, overwrite_option, print_json, progress
+from kvsim.cli.show import json_option, overwrite_option, progress
 from kvsim.policies.routers import ROUTE_NAMES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
-    from kvsim.metrics import Summary
-    from kvsim.metrics.fleet_totals import FleetTotals
     from kvsim.policies import AnyPolicy
     from kvsim.simulation import Disaggregation, EngineName, Fleet, Machine, Options
     from kvsim.workload import Workload
@@ -102,14 +99,11 @@ def command(
     Only what goes into the summary is kept, however long the run, unless a recording is asked for.
     Without flags, it serves the requests of a recorded ShareGPT run again, on the same machine with the same memory.
     """
-    from kvsim.cli.answer import band_notes, failure_notes, print_answer
-    from kvsim.cli.fleet_answer import print_fleet
-    from kvsim.cli.summary_lines import print_summaries, summary_document
-    from kvsim.experiments.bands import band_of, is_worth_a_band
+    from kvsim.cli.answer import failure_notes
+    from kvsim.cli.run_answer import RunAnswer
     from kvsim.files.overwriting import may_replace, replacing_folder
     from kvsim.machines import card_named
     from kvsim.simulation import measure, record
-    from kvsim.simulation.front_end import behind, http
 
     check_policy_flags(context, [policy])
     apart = apart_of(flags, others=replicas > 1 or route_lag_s > 0)
@@ -119,54 +113,23 @@ def command(
     scenario = build_scenario(**flags)
     settings, workload = scenario.policy(policy), scenario.workload
     setup = (workload, settings, scenario.machine(settings))
-    with progress(policy) as report, ExitStack() as stack:
-        options: Options = {
-            "refuse_misfits": flags["refuse_misfits"],
-            "check": flags["check"],
-            "engine": engine,
-            "users": flags["users"],
-            "max_concurrency": flags["max_concurrency"],
-            "think_s": flags["think_s"] or 0.0,
-            "users_per_s": flags["users_per_s"] or math.inf,
-            "progress": report,
-            "command": shlex.join(["kvsim", *sys.argv[1:]]),
-        }
+    options = _options(flags, engine)
+    with progress(policy) as options["progress"], ExitStack() as stack:
         folder = output and stack.enter_context(replacing_folder(output, "run", overwrite=overwrite))
         fleet = _serve(setup, folder, apart, (replicas, route, route_lag_s), options)
         runs = fleet.servers if fleet else [record(*setup, folder, **options) if folder else measure(*setup, **options)]
-    summaries, band = [run.summary for run in runs], None
-    wants_band = fleet is None and not no_band and is_worth_a_band(summaries[0], len(workload))
-    if fleet is not None:
-        summaries = [replace(summary, policy=f"server {number}") for number, summary in enumerate(summaries)]
-    elif wants_band:
-        with progress("band") as report:
-            options["progress"] = report
-            band = band_of(*setup, summaries[0], **options)
-    notes = band_notes(band) if wants_band else []
-    notes += (scenario.notes if policy in ("paged", "contiguous") else []) + failure_notes([run.meta for run in runs])
+    answer = RunAnswer(runs, fleet)
+    if fleet is None and not no_band:
+        answer.add_band(*setup, options)
+    answer.notes += scenario.notes if policy in ("paged", "contiguous") else []
+    answer.notes += failure_notes([run.meta for run in runs])
     if policy == "paged" and flags["speculative_config"]:
         assumed = "" if flags["acceptance"] else ", at an acceptance of 0.7, which is assumed (--acceptance)"
-        notes.append(f"Drafting takes no time of its own here, so this is an upper bound of its gain{assumed}.")
+        answer.notes.append(f"Drafting takes no time of its own here, so this is an upper bound of its gain{assumed}.")
     if front_end == "http":
-        server = http(card_named(flags["times"]))
-        summaries, note = behind(server, summaries, float(workload.prompt_tokens.mean()))
-        notes.append(note)
-    totals = _totals_of(fleet, summaries) if fleet else None
-    if as_json:
-        documents = [summary_document(run, summary) for run, summary in zip(runs, summaries, strict=True)]
-        print_json(
-            {"fleet": totals.as_dict(), "servers": documents}
-            if totals
-            else documents[0] | ({"band": band.as_dict()} if band else {})
-        )
-        return
-    if totals:
-        routed = f"{_requests(workload, flags)}; routed by {route}{f', {route_lag_s:g} s late' if route_lag_s else ''}"
-        print_fleet(runs[0].meta, totals, summaries, routed, notes)
-    else:
-        print_answer(runs, summaries, _requests(workload, flags), band=band, notes=notes)
-    if show_all:
-        print_summaries("every figure", runs, summaries, names_evidence=True)
+        answer.add_front_end(card_named(flags["times"]), workload)
+    routed = f"; routed by {route}{f', {route_lag_s:g} s late' if route_lag_s else ''}" if fleet else ""
+    answer.show(_requests(workload, flags) + routed, show_all=show_all, as_json=as_json)
 
 
 _WORTH_PROCESSES = 50_000
@@ -178,6 +141,19 @@ def _check_load(flags: dict[str, Any]) -> None:
     check_users(flags)
     check_senders(flags)
     flags["users"] = users_of(flags)
+
+
+def _options(flags: Mapping[str, Any], engine: EngineName) -> Options:
+    return {
+        "refuse_misfits": flags["refuse_misfits"],
+        "check": flags["check"],
+        "engine": engine,
+        "users": flags["users"],
+        "max_concurrency": flags["max_concurrency"],
+        "think_s": flags["think_s"] or 0.0,
+        "users_per_s": flags["users_per_s"] or math.inf,
+        "command": shlex.join(["kvsim", *sys.argv[1:]]),
+    }
 
 
 def _serve(
@@ -216,21 +192,6 @@ def _serve_apart(
     if folder is None:
         return measure_apart(*setup, apart, route, **options)
     return record_apart(*setup, folder, apart, route, **options)
-
-
-def _totals_of(fleet: Fleet, summaries: Sequence[Summary]) -> FleetTotals:
-    from kvsim.metrics.fleet_totals import fleet_totals
-
-    return fleet_totals(
-        fleet.servers[0].meta,
-        summaries,
-        [run.requests for run in fleet.servers],
-        mean_duplicate_blocks=fleet.mean_duplicate_blocks,
-        most_duplicate_blocks=fleet.most_duplicate_blocks,
-        num_prefill=fleet.num_prefill,
-        clients=fleet.clients,
-        fetched_blocks=fleet.fetched_blocks,
-    )
 
 
 def _requests(workload: Workload, flags: Mapping[str, Any]) -> str:

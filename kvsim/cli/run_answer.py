@@ -1,0 +1,82 @@
+"""The answer of `kvsim run`: what clients saw of each server, and what a reader of the figures must know."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from kvsim.cli.answer import band_notes, print_answer
+from kvsim.cli.fleet_answer import print_fleet
+from kvsim.cli.show import print_json, progress
+from kvsim.cli.summary_lines import print_summaries, summary_document
+from kvsim.experiments.bands import band_of, is_worth_a_band
+from kvsim.metrics.fleet_totals import FleetTotals, fleet_totals
+from kvsim.simulation.front_end import behind, http
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvsim.experiments.bands import Band
+    from kvsim.policies import AnyPolicy
+    from kvsim.simulation import Fleet, Machine, Measured, Options
+    from kvsim.steptime.card import Card
+    from kvsim.workload import Workload
+
+
+class RunAnswer:
+    """Figures and notes of one server, or of several servers behind one router."""
+
+    def __init__(self, runs: Sequence[Measured], fleet: Fleet | None) -> None:
+        """Begin with the figures of `runs`; `fleet` is what they have in common, None for one server."""
+        self._runs, self._fleet = runs, fleet
+        self._summaries = [run.summary for run in runs]
+        if fleet is not None:
+            self._summaries = [replace(run.summary, policy=f"server {number}") for number, run in enumerate(runs)]
+        self._band: Band | None = None
+        self.notes: list[str] = []
+        """Sentences below the figures."""
+
+    def add_band(self, workload: Workload, policy: AnyPolicy, machine: Machine, options: Options) -> None:
+        """Add the prediction intervals of one server, if they are worth the time."""
+        [summary] = self._summaries
+        if not is_worth_a_band(summary, len(workload)):
+            return
+        with progress("band") as options["progress"]:
+            self._band = band_of(workload, policy, machine, summary, **options)
+        self.notes += band_notes(self._band)
+
+    def add_front_end(self, card: Card | None, workload: Workload) -> None:
+        """Add what an HTTP server adds to the times that clients see."""
+        self._summaries, note = behind(http(card), self._summaries, float(workload.prompt_tokens.mean()))
+        self.notes.append(note)
+
+    def show(self, requests: str, *, show_all: bool, as_json: bool) -> None:
+        """Print the figures; `requests` says which requests were served, and how they were routed."""
+        if as_json:
+            print_json(self._document())
+            return
+        if self._fleet is None:
+            print_answer(self._runs, self._summaries, requests, band=self._band, notes=self.notes)
+        else:
+            totals = self._totals(self._fleet)
+            print_fleet(self._runs[0].meta, totals, self._summaries, requests, self.notes)
+        if show_all:
+            print_summaries("every figure", self._runs, self._summaries, names_evidence=True)
+
+    def _document(self) -> dict[str, object]:
+        servers = [summary_document(run, summary) for run, summary in zip(self._runs, self._summaries, strict=True)]
+        if self._fleet is not None:
+            return {"fleet": self._totals(self._fleet).as_dict(), "servers": servers}
+        return servers[0] | ({"band": self._band.as_dict()} if self._band else {})
+
+    def _totals(self, fleet: Fleet) -> FleetTotals:
+        return fleet_totals(
+            self._runs[0].meta,
+            self._summaries,
+            [run.requests for run in fleet.servers],
+            mean_duplicate_blocks=fleet.mean_duplicate_blocks,
+            most_duplicate_blocks=fleet.most_duplicate_blocks,
+            num_prefill=fleet.num_prefill,
+            clients=fleet.clients,
+            fetched_blocks=fleet.fetched_blocks,
+        )
