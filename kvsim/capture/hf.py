@@ -176,7 +176,7 @@ class GenerateRecorder:
         defaults = self._model.generation_config
         limit = kwargs.get("max_new_tokens") or defaults.max_new_tokens or 0
         self._min_new_tokens |= bool(kwargs.get("min_new_tokens") or defaults.min_new_tokens)
-        batch = _Batch(self._builder, prompts, inputs.shape[1], limit, self._now())
+        batch = _RecordedBatch(self._builder, prompts, inputs.shape[1], limit, self._now())
         cache = kwargs.get("cache_implementation") or defaults.cache_implementation or "dynamic"
 
         def on_step() -> None:
@@ -225,7 +225,7 @@ class GenerateRecorder:
         return now - self._begin_s
 
 
-class _Batch:
+class _RecordedBatch:
     """One call of `generate()`, step by step."""
 
     def __init__(

@@ -15,7 +15,7 @@ from kvsim.fitting import Load, Server
 from kvsim.hardware import find_gpu
 from kvsim.machines import is_in_process, served_model
 from kvsim.policies import Paged
-from kvsim.profiles.extrapolation import Watched
+from kvsim.profiles.extrapolation import WatchedProfile
 from kvsim.setting_fields import values_of
 from kvsim.steptime import TYPICAL, Pace, Roofline
 
@@ -77,7 +77,7 @@ def server_of(recording: Recording, times: str | None = None) -> Server:
 def _pace(recording: Recording, server: Server) -> Pace:
     """Return the factors by which the recorded host and GPU were slower than usual; hosts differ by a third."""
     usual = server.step_time()
-    times = usual.times if isinstance(usual, Watched) else usual
+    times = usual.times if isinstance(usual, WatchedProfile) else usual
     if recording.meta.source == "simulation" or not isinstance(times, Roofline):
         return TYPICAL
     observed = with_offload(observe(recording), recording, server.cache, server.model.num_layers)

@@ -231,7 +231,7 @@ compiled_as(passing_s, Roofline.passing_s)
 compiled_as(steptime.size_s, lambda times, entry: times.of_size_s[int(entry)])
 for _function in (
     steptime.throttled_gpu_s, steptime.captured_size, steptime.size_place, steptime.overlapped, steptime.larger,
-    steptime.smaller,
+    steptime.smaller, steptime.host_times, steptime.attention_times,
 ):  # fmt: skip
     part(_function)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from kvsim.engine.initialization import memory_of
 from kvsim.machines import interval_in
 from kvsim.policies.kinds import base_of, runs_in_python
-from kvsim.profiles.extrapolation import Watched
+from kvsim.profiles.extrapolation import WatchedProfile
 from kvsim.simulation import Machine, measure
 from kvsim.simulation.modes import engine_for_several
 from kvsim.simulation.setup import times_label
@@ -79,7 +79,7 @@ def band_of(
 
     The result is None for a custom model of step times, or if their error was never measured.
     """
-    times = machine.step_time.times if isinstance(machine.step_time, Watched) else machine.step_time
+    times = machine.step_time.times if isinstance(machine.step_time, WatchedProfile) else machine.step_time
     known = interval_in(times_label(machine, machine.limited(policy), workload))
     if not isinstance(times, Roofline) or known is None or len(known.clocks) < len(CLOCKS):
         return None

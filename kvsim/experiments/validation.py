@@ -27,7 +27,7 @@ from kvsim.policies import Paged, Policy, Static
 from kvsim.policies.releases import check_known
 from kvsim.policies.settings import ContinuousSettings, PagedSettings, StaticSettings
 from kvsim.profiles import Profile, carried, match
-from kvsim.profiles.extrapolation import KEY, Watched
+from kvsim.profiles.extrapolation import KEY, WatchedProfile
 from kvsim.recording import Meta, Recording
 from kvsim.recording.tables import FloatArray
 from kvsim.simulation import Machine, ProgressCallback, simulate
@@ -162,7 +162,7 @@ def validate(
     if isinstance(times, Profile):
         size = model.tensor_parallel_size
         profile = carried(times, gpu, model, engine_of(recording), tensor_parallel_size=size)
-        times = Watched(profile, _captured(profile.times, recording))
+        times = WatchedProfile(profile, _captured(profile.times, recording))
     policy, kv_bytes = policy_of(recording)
     if vllm is not None:
         policy = _of_release(policy, vllm, recording.name)
@@ -181,7 +181,7 @@ def validate(
         measured=recording,
         simulated=simulated,
         times_from=times.label,
-        held_out=not isinstance(times, Watched | Roofline) or recording.name not in times.fitted_to,
+        held_out=not isinstance(times, WatchedProfile | Roofline) or recording.name not in times.fitted_to,
         extrapolates=tuple(simulated.meta.extra.get(KEY, ())),
         assumes=assumptions_of(recording),
         rows=(*_rows(recording, simulated), *_memory_rows(recording)),
@@ -198,7 +198,7 @@ def _of_release(policy: Policy, release: str, name: str) -> Policy:
 
 
 def _clocks(times: StepTimeModel, recording: Recording) -> tuple[ClockError, ...]:
-    coefficients = times.times if isinstance(times, Watched) else times
+    coefficients = times.times if isinstance(times, WatchedProfile) else times
     if not isinstance(coefficients, Roofline):
         return ()
     return clock_errors(coefficients, observe_on(card_of(find_gpu(recording.meta.gpu)), recording))

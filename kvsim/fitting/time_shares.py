@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvsim.profiles.extrapolation import Watched
+from kvsim.profiles.extrapolation import WatchedProfile
 from kvsim.steptime import Roofline
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class TimeShares:
 
 def time_shares(run: Measured, machine: Machine) -> TimeShares | None:
     """Return the shares of one server's run; None if no time passes, or for a custom model of step times."""
-    times = machine.step_time.times if isinstance(machine.step_time, Watched) else machine.step_time
+    times = machine.step_time.times if isinstance(machine.step_time, WatchedProfile) else machine.step_time
     summary = run.summary
     if not isinstance(times, Roofline) or not summary.duration_s:
         return None

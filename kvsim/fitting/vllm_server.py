@@ -24,7 +24,7 @@ from kvsim.policies import Paged, Pipeline
 from kvsim.policies.drafter import additions_of
 from kvsim.policies.releases import defaults_of
 from kvsim.policies.settings import ContinuousSettings, EngineDefaults, PagedSettings
-from kvsim.profiles.extrapolation import Watched
+from kvsim.profiles.extrapolation import WatchedProfile
 from kvsim.setting_fields import values_of
 from kvsim.simulation import Machine
 from kvsim.sizing.budget import Budget, plan_budget
@@ -235,7 +235,7 @@ def _step_times(
 
 def paced(times: StepTimeModel, pace: Pace, label: str = "") -> StepTimeModel:
     """Return `times` multiplied by `pace`; a custom model of step times unchanged."""
-    coefficients = times.times if isinstance(times, Watched) else times
+    coefficients = times.times if isinstance(times, WatchedProfile) else times
     if not isinstance(coefficients, Roofline):
         return times
     return replace(at_pace(pace, coefficients), label=label or times.label)

@@ -20,7 +20,7 @@ from kvsim.machines.kernel_tables import EXTRA, has_tables, is_better_by_tables,
 from kvsim.machines.known_errors import BETTER_BY_TABLES, Basis, class_of, with_error
 from kvsim.models import Model
 from kvsim.profiles import carried, find, is_shipped, match, served_name
-from kvsim.profiles.extrapolation import Watched
+from kvsim.profiles.extrapolation import WatchedProfile
 from kvsim.steptime import Pace, Roofline, Staged, StepTimeModel, at_pace, generate_times, reduce, reduce_stages
 from kvsim.steptime.card import Card, load_card
 
@@ -125,7 +125,7 @@ def step_times(
     times = _chosen(gpu, model, engine, source, captured=captured, in_process=in_process, recording=recording)
     if engine != "vllm" or max_num_seqs is None:
         return times
-    if isinstance(times, Watched):
+    if isinstance(times, WatchedProfile):
         times.times = in_batches_of(max_num_seqs, times.times)
         return times
     if isinstance(times, Staged):
@@ -172,7 +172,7 @@ def _chosen(
     if not is_known and (source is None or is_shipped(source)):
         times = at_pace(Pace(host=middle_host()), times)
         label = f"{label}, {host_words()}"
-    watched = Watched(profile, times if captured else times.uncaptured())
+    watched = WatchedProfile(profile, times if captured else times.uncaptured())
     watched.label = with_error(label, class_of(basis, gpu, model, engine, captured=captured), model)
     return watched
 

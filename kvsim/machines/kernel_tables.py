@@ -26,7 +26,7 @@ from kvsim.steptime.work import attention_products, work_of
 if TYPE_CHECKING:
     from kvsim.hardware import Gpu
     from kvsim.models import Model
-    from kvsim.steptime.work import Reading, Weights, Work
+    from kvsim.steptime.work import AttentionKind, Weights, Work
 
 PACKAGE = "aiconfigurator-core"
 EXTRA = "kernels"
@@ -83,7 +83,7 @@ class _Heads(NamedTuple):
     head_dim: int
 
 
-class _Tables(NamedTuple):
+class _GpuTables(NamedTuple):
     """The tables of one GPU."""
 
     folder: Path
@@ -118,13 +118,13 @@ def _release(file: Path) -> tuple[int, ...]:
 
 
 @cache
-def _tables_of(gpu: str) -> _Tables | None:
+def _tables_of(gpu: str) -> _GpuTables | None:
     """Return the tables of a GPU; None if the package is not installed or does not have the GPU."""
     spec = util.find_spec(PACKAGE.replace("-", "_"))
     if spec is None or spec.origin is None or gpu not in _SYSTEMS:
         return None
     folder = Path(spec.origin).parent / "systems" / "data" / _SYSTEMS[gpu]
-    return _Tables(folder, f"{PACKAGE} {metadata.version(PACKAGE)}") if folder.is_dir() else None
+    return _GpuTables(folder, f"{PACKAGE} {metadata.version(PACKAGE)}") if folder.is_dir() else None
 
 
 def is_installed() -> bool:
@@ -178,13 +178,13 @@ def table_card(gpu: Gpu, model: Model, base: Card) -> Card:
     )
 
 
-def _versions(tables: _Tables) -> str:
+def _versions(tables: _GpuTables) -> str:
     """Describe the engine that was measured."""
     found = tables.rows("gemm", "gemm", m=1)
     return f"vLLM {found['version'][0]} on {found['device'][0]}"
 
 
-def _streaming_rate(tables: _Tables) -> float:
+def _streaming_rate(tables: _GpuTables) -> float:
     """Return the bytes per second of multiplying one row with weights too large for a cache."""
     rows = tables.rows("gemm", "gemm", gemm_dtype="bfloat16", m=1)
     num_bytes = 2.0 * rows["n"] * rows["k"]
@@ -192,7 +192,7 @@ def _streaming_rate(tables: _Tables) -> float:
     return float(np.median(num_bytes[large] / rows["latency"][large])) * 1e3
 
 
-def _all_products(tables: _Tables, work: Work, model: Model, bytes_per_s: float) -> dict[str, Products]:
+def _all_products(tables: _GpuTables, work: Work, model: Model, bytes_per_s: float) -> dict[str, Products]:
     """Return the products of `work` by type of the weights, as far as there are tables.
 
     Those in fp8 are of scales by tensor: those of scales by block were measured waiting for their launches (57 us on an
@@ -205,7 +205,7 @@ def _all_products(tables: _Tables, work: Work, model: Model, bytes_per_s: float)
     return {dtype: products for dtype, products in found.items() if products is not None}
 
 
-def _products(tables: _Tables, dtype: str, work: Work, weights_per_s: float) -> Products | None:
+def _products(tables: _GpuTables, dtype: str, work: Work, weights_per_s: float) -> Products | None:
     """Return the products of `work` at every size; None without a table of the type.
 
     No product is faster than its weights are read: small ones were measured with weights in the GPU's cache, which a
@@ -254,7 +254,7 @@ def _place(values: np.ndarray, wanted: float) -> float:
     return float(np.interp(np.log(wanted), np.log(values), np.arange(len(values))))
 
 
-def _sums(tables: _Tables, num_gpus: int) -> tuple[tuple[int, float], ...]:
+def _sums(tables: _GpuTables, num_gpus: int) -> tuple[tuple[int, float], ...]:
     """Return bytes and seconds of sums over the GPUs in a captured graph; the table counts elements of two bytes."""
     rows = tables.rows("comm", "custom_allreduce", num_gpus=num_gpus, kernel_source="vLLM_custom_graph")
     if not rows:
@@ -268,7 +268,7 @@ def _read_bytes(row: Attention) -> int:
     return 4 * row.num_kv_heads * row.head_dim * row.num_decodes * row.decode_context
 
 
-def _attention(tables: _Tables, base: Card, work: Work, gpu: Gpu, bytes_per_s: float) -> tuple[Attention, ...]:
+def _attention(tables: _GpuTables, base: Card, work: Work, gpu: Gpu, bytes_per_s: float) -> tuple[Attention, ...]:
     """Return rows of attention for every kind of layer, as a card has them; none reads faster than memory."""
     common = {"attn_dtype": "bfloat16", "kv_cache_dtype": "bfloat16", "window_size": 0}
     decoding = tables.rows("attention", "generation_attention", **common)
@@ -292,7 +292,7 @@ def _attention(tables: _Tables, base: Card, work: Work, gpu: Gpu, bytes_per_s: f
     return tuple(found)
 
 
-def _nearest_heads(rows: _Rows, reading: Reading) -> _Heads | None:
+def _nearest_heads(rows: _Rows, reading: AttentionKind) -> _Heads | None:
     """Return the measured numbers of heads nearest to those of `reading`; None if its heads are of another size, or
     each query head has its own keys, which is not in the tables."""
     if reading.num_heads == reading.num_kv_heads:
@@ -324,7 +324,7 @@ def _row(heads: _Heads, seconds: float, sizes: dict[str, int]) -> Attention:
     return Attention(**heads._asdict(), **counts, seconds=float(seconds))
 
 
-def _mixed(rows: list[Attention], base: Card, reading: Reading, num_processors: int) -> Attention:
+def _mixed(rows: list[Attention], base: Card, reading: AttentionKind, num_processors: int) -> Attention:
     """Return a step with decodes and a prompt whose reading takes as much longer than alone as on the base card."""
     cost = attention_cost(replace(base, attention=tuple(rows)), reading, num_processors)
     longer = 1 + attention_cost(base, reading, num_processors).mixed_share
@@ -336,7 +336,7 @@ def _mixed(rows: list[Attention], base: Card, reading: Reading, num_processors: 
     return _row(heads, prompt_s + read_s * longer, _MIXED)
 
 
-def _experts(tables: _Tables, work: Work, model: Model) -> Experts | None:
+def _experts(tables: _GpuTables, work: Work, model: Model) -> Experts | None:
     """Return the times of a layer's experts by tokens, if they were measured; None otherwise."""
     if not work.expert_weights:
         return None
@@ -360,7 +360,7 @@ def _experts(tables: _Tables, work: Work, model: Model) -> Experts | None:
     return Experts(sizes=tuple(least), seconds=tuple(least.values()))
 
 
-def _sparse(tables: _Tables, work: Work, model: Model, products: dict[str, Products]) -> SparseAttention | None:
+def _sparse(tables: _GpuTables, work: Work, model: Model, products: dict[str, Products]) -> SparseAttention | None:
     """Return the times of sparse attention beside its products, of whose module there is a table; None otherwise.
 
     Decodes are fitted as a start, sequences, scored tokens and selected ones; prompts of thousands of tokens as scored

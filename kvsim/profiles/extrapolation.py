@@ -21,7 +21,7 @@ KEY = "extrapolates"
 """Under which the provenance of a recording, and every `--json`, says where the fitted range was left."""
 
 
-class Watched:
+class WatchedProfile:
     """A profile that remembers the largest step it was asked for, field by field. It is a `StepTimeModel`."""
 
     def __init__(self, profile: Profile, times: Roofline | None = None) -> None:
@@ -33,7 +33,7 @@ class Watched:
         self.label = profile.label
         self.calibrated = profile.calibrated
 
-    def anew(self) -> Watched:
+    def anew(self) -> WatchedProfile:
         """Return a copy that remembers nothing."""
         new = copy(self)
         new._largest = [0] * len(StepShape._fields)
@@ -46,7 +46,7 @@ class Watched:
 
     def __repr__(self) -> str:
         """Return a text that a run does not change: sweeps identify their points by it."""
-        return f"Watched({in_full(self._profile)}, {in_full(self.times)})"
+        return f"WatchedProfile({in_full(self._profile)}, {in_full(self.times)})"
 
     def entry_s(self, prompt_tokens: int) -> float:
         """Return the host's seconds to admit one request."""
@@ -71,5 +71,5 @@ class Watched:
 
 def provenance(model: StepTimeModel) -> dict[str, list[str]]:
     """Return a recording's entry about the range of its step times; empty unless that range was watched and left."""
-    words = model.beyond() if isinstance(model, Watched) else []
+    words = model.beyond() if isinstance(model, WatchedProfile) else []
     return {KEY: words} if words else {}

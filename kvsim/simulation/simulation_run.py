@@ -33,7 +33,7 @@ from kvsim.policies.drafts import drafts_of
 from kvsim.policies.kinds import evicts_optimally
 from kvsim.policies.releases import defaults_of
 from kvsim.policies.settings import Order, PrefixEviction
-from kvsim.profiles.extrapolation import Watched
+from kvsim.profiles.extrapolation import WatchedProfile
 from kvsim.recording import Meta, Recording, RecordingBuilder, RecordingWriter
 from kvsim.recording.tables import Transfers
 from kvsim.simulation.dispatch import CachedKeys, Dispatcher
@@ -186,7 +186,7 @@ class SimulationRun:
         setup = setup or self.setup
         policy, machine, options = setup.base, setup.machine, setup.options
         # Each server has its own account of the steps that leave the fitted range.
-        step_time = machine.step_time.anew() if isinstance(machine.step_time, Watched) else machine.step_time
+        step_time = machine.step_time.anew() if isinstance(machine.step_time, WatchedProfile) else machine.step_time
         # Code that is compiled for one server of several serves the others, too.
         size, choice = len(setup.workload) * setup.rows.step, engine_for(options.get("engine", "auto"), setup.policy)
         # A check looks at everything at every step, in Python, which reads objects faster than arrays.
@@ -253,7 +253,7 @@ class SimulationRun:
     def _watch(self, step_time: StepTimeModel, engine: Engine) -> None:
         """Report the largest steps of a slice to a model that asks for them, and the progress."""
         progress = self.setup.options.get("progress")
-        if isinstance(step_time, Watched) and (largest := largest_shape(engine)):
+        if isinstance(step_time, WatchedProfile) and (largest := largest_shape(engine)):
             step_time.saw(largest)
         if progress:
             num_ended = sum(replica.server.driver.engine.state.num_ended for replica in self._replicas)

@@ -14,7 +14,7 @@ of every stage of a pipeline, by `reduce_stages`. This room knows no requests, b
 from kvsim.steptime.hf_generate import copy_bytes_per_s, generate_times, streamed_bytes_per_s
 from kvsim.steptime.pace import TYPICAL, Pace, at_pace
 from kvsim.steptime.reduction import reduce, reduce_stages
-from kvsim.steptime.roofline import COEFFICIENTS, Roofline, Staged, overlapped, size_s
+from kvsim.steptime.roofline import COEFFICIENTS, Roofline, Staged, attention_times, host_times, overlapped, size_s
 from kvsim.steptime.shapes import (
     NO_TIME,
     UNTHROTTLED,
@@ -45,9 +45,11 @@ __all__ = [
     "StepTime",
     "StepTimeModel",
     "at_pace",
+    "attention_times",
     "captured_size",
     "copy_bytes_per_s",
     "generate_times",
+    "host_times",
     "larger",
     "overlapped",
     "reduce",

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from kvsim.steptime.card import Attention, Card, Experts, Products
-    from kvsim.steptime.work import Reading
+    from kvsim.steptime.work import AttentionKind
 
 _NEAREST = 4
 """Number of measured weights that are averaged for weights in between."""
@@ -85,7 +85,7 @@ class AttentionCost(NamedTuple):
 _LONE_SHARES = np.linspace(0.0, 0.5, 11)
 
 
-def attention_cost(card: Card, reading: Reading, num_processors: int) -> AttentionCost:
+def attention_cost(card: Card, reading: AttentionKind, num_processors: int) -> AttentionCost:
     """Return the attention costs for the heads of `reading`, from the most similar measured heads."""
     rows = _nearest(card.attention, reading)
     kv_bytes = 4 * rows[0].num_kv_heads * rows[0].head_dim
@@ -105,7 +105,7 @@ def attention_cost(card: Card, reading: Reading, num_processors: int) -> Attenti
     )
 
 
-def _nearest(rows: Sequence[Attention], reading: Reading) -> list[Attention]:
+def _nearest(rows: Sequence[Attention], reading: AttentionKind) -> list[Attention]:
     def distance(row: Attention) -> float:
         heads = abs(np.log2(row.num_kv_heads / reading.num_kv_heads))
         group = abs(np.log2(row.num_heads / row.num_kv_heads * reading.num_kv_heads / reading.num_heads))

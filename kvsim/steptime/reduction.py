@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from kvsim.models import Model
     from kvsim.steptime.card import Card, SparseAttention
-    from kvsim.steptime.work import Reading, Weights, Work
+    from kvsim.steptime.work import AttentionKind, Weights, Work
 
 SMALL_KERNEL = 1.75
 """Time of a norm or an activation of a few tokens, in small kernels of a card: 1.5 to 2.1 us, and each hides part of
@@ -322,18 +322,18 @@ def _flops_per_s(card: Card, dtype: str) -> float:
     return max(2 * size * n * k / row[-1] for (n, k), row in zip(products.shapes, products.seconds, strict=True))
 
 
-def _read_s(reading: Reading, cost: AttentionCost) -> float:
+def _read_s(reading: AttentionKind, cost: AttentionCost) -> float:
     """Return the time of reading one token's keys and values in all layers of a kind."""
     slower = FP8_READ_SHARE if reading.is_fp8 else 1.0
     return reading.num_layers * reading.bytes_per_token * cost.byte_s * slower
 
 
-def _sequence_s(reading: Reading, cost: AttentionCost) -> float:
+def _sequence_s(reading: AttentionKind, cost: AttentionCost) -> float:
     """Return the time per sequence in all layers of a kind, without its reads."""
     return reading.num_layers * cost.sequence_s * (FP8_SEQUENCE_SHARE if reading.is_fp8 else 1.0)
 
 
-def _pair_s(reading: Reading, cost: AttentionCost) -> float:
+def _pair_s(reading: AttentionKind, cost: AttentionCost) -> float:
     """Return the time per query of a prompt and key in all layers of a kind."""
     slower = FP8_PAIR_SHARE if reading.is_fp8 else 1.0
     return reading.num_layers * 4 * reading.num_heads * reading.query_dim * cost.flop_s * slower

@@ -139,40 +139,15 @@ class Roofline:
         captured = num_tokens <= self.max_captured_tokens
         eager = num_tokens > self.max_captured_tokens
         padded_tokens = captured * captured_size(num_tokens) + eager * num_tokens
-        host_s = (
-            self.host_step_s
-            + self.host_sequence_s * num_seqs
-            + self.host_token_s * num_prefill_tokens
-            + self.new_sequence_s * shape.num_new_seqs
-            + self.new_shape_s * shape.new_shape
-            + self.new_kernel_s * shape.new_kernels
-        )
-        prepare_s = (
-            host_s + self.worker_step_s + self.worker_sequence_s * num_seqs + self.worker_token_s * num_prefill_tokens
-        )
-        launch_s = (
-            host_s
-            + self.piecewise_launch_s * (captured * (num_prefill_tokens > 0))
-            + self.eager_launch_s * eager
-            + self.masked_launch_s * (num_seqs > 1)
-        )
+        prepare_s, launch_s = host_times(self, shape, captured, eager)
         place = size_place(num_tokens)
         entry = place // 1
         kernels_s = size_s(self, entry)
         next_kernels_s = size_s(self, smaller(entry + 1, NUM_SIZES - 1))
         streaming_s = smaller(self.weights_s, self.shared_weights_s + self.active_weights_s * padded_tokens)
         arithmetic_s = self.token_s * padded_tokens + self.logits_s * num_seqs
-        window_context = smaller(shape.context_tokens, self.window_tokens * num_seqs + num_prefill_tokens)
-        window_pairs = smaller(shape.attention_pairs, self.window_tokens * num_prefill_tokens)
-        attention_s = self.attention_pair_s * shape.attention_pairs + self.window_pair_s * window_pairs
-        lone = smaller(larger(2 - num_seqs / self.full_seqs, 0.0), 1.0)
-        read_tokens = shape.context_tokens - self.shared_saving * shape.shared_tokens
+        reading_s, attention_s = attention_times(self, shape)
         floor_s = self.piecewise_floor_s * (captured * (num_prefill_tokens > 0)) + self.eager_floor_s * eager
-        reading_s = (
-            (self.context_token_s * read_tokens + self.window_token_s * window_context)
-            * (1 + self.lone_share * lone)
-            * (1 + self.mixed_share * (num_prefill_tokens > 0))
-        )
         busy_s = (
             self.step_s
             + overlapped(streaming_s, arithmetic_s, self.exposed_share)
@@ -191,6 +166,45 @@ class Roofline:
         throttle_s = self.throttle_share * (arithmetic_s + attention_s) * bound
         throttle_s = throttle_s + self.power_share * smaller(heating_s, HEATED * beyond_s)
         return StepTime(prepare_s, launch_s, gpu_s, turnaround_s, throttle_s)
+
+
+def host_times(times: Roofline, shape: StepShape, captured: Any, eager: Any) -> tuple[float, float]:
+    """Return the host's seconds from scheduling to the launch of the first kernel, and to that of the last. `captured`
+    and `eager` tell whether the step is a captured graph, or launched kernel by kernel."""
+    num_seqs, num_prefill_tokens = shape.num_seqs, shape.num_prefill_tokens
+    host_s = (
+        times.host_step_s
+        + times.host_sequence_s * num_seqs
+        + times.host_token_s * num_prefill_tokens
+        + times.new_sequence_s * shape.num_new_seqs
+        + times.new_shape_s * shape.new_shape
+        + times.new_kernel_s * shape.new_kernels
+    )
+    prepare_s = (
+        host_s + times.worker_step_s + times.worker_sequence_s * num_seqs + times.worker_token_s * num_prefill_tokens
+    )
+    launch_s = (
+        host_s
+        + times.piecewise_launch_s * (captured * (num_prefill_tokens > 0))
+        + times.eager_launch_s * eager
+        + times.masked_launch_s * (num_seqs > 1)
+    )
+    return prepare_s, launch_s
+
+
+def attention_times(times: Roofline, shape: StepShape) -> tuple[float, float]:
+    """Return the GPU's seconds to read keys and values, and those of prompts' attention."""
+    num_seqs, num_prefill_tokens = shape.num_seqs, shape.num_prefill_tokens
+    window_context = smaller(shape.context_tokens, times.window_tokens * num_seqs + num_prefill_tokens)
+    window_pairs = smaller(shape.attention_pairs, times.window_tokens * num_prefill_tokens)
+    lone = smaller(larger(2 - num_seqs / times.full_seqs, 0.0), 1.0)
+    read_tokens = shape.context_tokens - times.shared_saving * shape.shared_tokens
+    reading_s = (
+        (times.context_token_s * read_tokens + times.window_token_s * window_context)
+        * (1 + times.lone_share * lone)
+        * (1 + times.mixed_share * (num_prefill_tokens > 0))
+    )
+    return reading_s, times.attention_pair_s * shape.attention_pairs + times.window_pair_s * window_pairs
 
 
 def size_s(times: Roofline, entry: Any) -> Any:

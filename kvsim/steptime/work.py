@@ -46,7 +46,7 @@ class Weights(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class AttentionKind:
     """Attention layers of one kind, on one GPU."""
 
     num_layers: float
@@ -84,7 +84,7 @@ class Work:
     num_experts: int
     num_experts_per_token: int
     expert_bits: float
-    readings: tuple[Reading, ...]
+    readings: tuple[AttentionKind, ...]
     state_bytes: float
     """Bytes of recurrent state that a step reads and writes per sequence."""
     num_recurrent_layers: float
@@ -250,12 +250,12 @@ def _expert_layers(model: Model) -> int:
     return max(1, min(model.num_layers, round(model.num_expert_parameters / (of_one * model.num_experts))))
 
 
-def _readings(model: Model) -> tuple[Reading, ...]:
+def _readings(model: Model) -> tuple[AttentionKind, ...]:
     """Return the attention layers by kind. A decode step reads a latent as one head that all query heads share."""
     size = model.tensor_parallel_size
     found: Counter[Attention] = Counter(model.attention_layers)
     return tuple(
-        Reading(
+        AttentionKind(
             num_layers=count,
             num_heads=model.num_attention_heads // size,
             num_kv_heads=layer.heads_on_gpu(size) if isinstance(layer, FullAttention) else 1,

@@ -11,7 +11,7 @@ from kvsim.calibration.observed import Observed, observe_on
 from kvsim.experiments.validation import times_of
 from kvsim.hardware import find_gpu
 from kvsim.machines import card_of
-from kvsim.profiles.extrapolation import Watched
+from kvsim.profiles.extrapolation import WatchedProfile
 from kvsim.recording import find, read
 from kvsim.steptime import Pace, Roofline, at_pace
 
@@ -22,7 +22,7 @@ ONE, TWO = "vllm-h200-llama-3-8b-sharegpt-20", "vllm-2xh200-gemma-3-4b-windows"
 def case(name: str) -> tuple[Roofline, Observed]:
     recording = read(find(name))
     times = times_of(recording)
-    coefficients = times.times if isinstance(times, Watched) else times
+    coefficients = times.times if isinstance(times, WatchedProfile) else times
     assert isinstance(coefficients, Roofline)
     return coefficients, observe_on(card_of(find_gpu(recording.meta.gpu)), recording)
 

@@ -27,7 +27,7 @@ from kvsim.metrics.run_verdict import Limit
 from kvsim.metrics.steady import Steadiness
 from kvsim.models import find_model, find_quantization
 from kvsim.plots.fit_frontier import draw_fit, frontier
-from kvsim.profiles.extrapolation import Watched
+from kvsim.profiles.extrapolation import WatchedProfile
 from kvsim.steptime import Roofline
 from kvsim.workload import AllAtOnce, Constant, Fixed, LogNormal, Ragged, SharedPrefixes, Workload, generate
 
@@ -169,7 +169,7 @@ def test_full_layers_read_everything_and_windows_as_far_as_they_reach(name: str,
     on = Server(gpu=find_gpu("H200"), model=find_model(name), max_model_len=4096)
     work = generate(1, arrivals=AllAtOnce(), prompt=Fixed(tokens=3000), output=Fixed(tokens=40), seed=1)
     outcome, times = run(on, Load(workload=work)), on.step_time()
-    roofline = times.times if isinstance(times, Watched) else times
+    roofline = times.times if isinstance(times, WatchedProfile) else times
     assert isinstance(roofline, Roofline)
     assert outcome.shares is not None
     read_s = 39 * (3000 + 19.5) * roofline.context_token_s + 39 * window * roofline.window_token_s

@@ -21,7 +21,7 @@ from kvsim.machines import (
     step_times,
 )
 from kvsim.models import find_model
-from kvsim.profiles.extrapolation import Watched
+from kvsim.profiles.extrapolation import WatchedProfile
 from kvsim.recording import find, read
 from kvsim.steptime import Roofline, StepShape
 from kvsim.steptime.card import load_card, save_card
@@ -34,7 +34,7 @@ def test_the_best_times_are_those_of_a_profile_then_of_a_card_then_of_a_data_she
     profile, card, sheet = (
         step_times(gpu, model, "vllm") for gpu, model in ((H200, LLAMA), (H100, QWEN), (find_gpu("L40S"), QWEN))
     )
-    assert isinstance(profile, Watched)
+    assert isinstance(profile, WatchedProfile)
     assert isinstance(card, Roofline)
     for times, basis in ((profile, Basis.MODEL), (card, Basis.GPU), (sheet, Basis.SHEET)):
         assert basis.value in times.label

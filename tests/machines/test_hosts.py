@@ -13,7 +13,7 @@ from kvsim.machines.hosts import HOSTS
 from kvsim.models import find_model
 from kvsim.profiles import find as find_profile
 from kvsim.profiles import save
-from kvsim.profiles.extrapolation import Watched
+from kvsim.profiles.extrapolation import WatchedProfile
 from kvsim.recording import find, read
 
 NAME = "vllm-h200-llama-3-8b"
@@ -22,7 +22,7 @@ H200, LLAMA = find_gpu("H200"), find_model("Meta-Llama-3-8B")
 
 def host_step_s(source: str | None) -> float:
     times = step_times(H200, LLAMA, "vllm", source=source)
-    assert isinstance(times, Watched)
+    assert isinstance(times, WatchedProfile)
     return times.times.host_step_s
 
 
@@ -37,7 +37,7 @@ def test_a_profile_that_ships_is_given_the_host_in_the_middle_and_says_so(source
     fitted = find_profile(NAME).times
     assert host_step_s(source) == pytest.approx(middle_host() * fitted.host_step_s)
     times = step_times(H200, LLAMA, "vllm", source=source)
-    assert isinstance(times, Watched)
+    assert isinstance(times, WatchedProfile)
     assert times.times.weights_s == fitted.weights_s
     assert f"{middle_host():.2f} times the host time" in times.label
 
@@ -51,8 +51,8 @@ def test_the_host_of_a_recording_that_a_profile_was_fitted_to_is_known() -> None
     fitted, other = (
         times_of(read(find(f"vllm-h200-llama-3-8b-{name}"))) for name in ("sharegpt-5", "heldout-closed-64")
     )
-    assert isinstance(fitted, Watched)
-    assert isinstance(other, Watched)
+    assert isinstance(fitted, WatchedProfile)
+    assert isinstance(other, WatchedProfile)
     assert fitted.times.host_step_s == find_profile(NAME).times.host_step_s
     assert other.times.host_step_s == pytest.approx(middle_host() * fitted.times.host_step_s)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kvsim.hardware import GPUS, Gpu, find_gpu
 from kvsim.machines import card_of, step_times
 from kvsim.models import Model, all_models, find_model
-from kvsim.profiles.extrapolation import Watched
+from kvsim.profiles.extrapolation import WatchedProfile
 from kvsim.steptime import Roofline, StepShape, reduce
 from kvsim.steptime.sizes import LARGE_SIZES
 from kvsim.steptime.work import streamed_bytes, work_of
@@ -30,7 +30,7 @@ is of: so many decodes, the context of each, and the tokens of one prompt beside
 @cache
 def times_of(gpu: Gpu, name: str, max_num_seqs: int, *, captured: bool) -> Roofline:
     found = step_times(gpu, MODELS[name], "vllm", max_num_seqs=max_num_seqs, captured=captured)
-    times = found.times if isinstance(found, Watched) else found
+    times = found.times if isinstance(found, WatchedProfile) else found
     assert isinstance(times, Roofline)
     return times
 

@@ -16,7 +16,7 @@ from kvsim.machines import step_times
 from kvsim.models import find_model
 from kvsim.policies import Paged
 from kvsim.profiles import find
-from kvsim.profiles.extrapolation import KEY, Watched, provenance
+from kvsim.profiles.extrapolation import KEY, WatchedProfile, provenance
 from kvsim.simulation import Machine, simulate
 from kvsim.steptime import StepShape
 from kvsim.workload import Workload
@@ -31,7 +31,7 @@ def requests(count: int) -> Workload:
 
 
 def test_the_largest_step_counts_field_by_field() -> None:
-    watched = Watched(PROFILE)
+    watched = WatchedProfile(PROFILE)
     assert watched.step_time(StepShape(8, 8, 0, 800, 0)) == PROFILE.step_time(StepShape(8, 8, 0, 800, 0))
     assert watched.beyond() == []
     many_at_once: Any = (MOST_SEQUENCES + 1, MOST_SEQUENCES + 1, 0, np.array([900, 901]), 0, 0, 0, 0, 0)
@@ -42,14 +42,14 @@ def test_the_largest_step_counts_field_by_field() -> None:
 
 
 def test_steps_smaller_than_any_that_was_fitted_are_beyond_too() -> None:
-    watched = Watched(find("hf-dynamic-h200-llama-3-8b"))
+    watched = WatchedProfile(find("hf-dynamic-h200-llama-3-8b"))
     watched.step_time(StepShape(1, 1, 0, 10_000, 0))
     assert any(words.startswith("num_seqs up to 1, fitted on 16") for words in watched.beyond())
 
 
 def test_a_new_process_is_not_beyond_anything() -> None:
     profile = find("hf-dynamic-h200-llama-3-8b")
-    watched = Watched(profile)
+    watched = WatchedProfile(profile)
     watched.step_time(StepShape(16, 16 * 300, 16 * 300, 20_000, 10**6, new_shape=1, new_kernels=3))
     assert watched.beyond() == []
 
@@ -60,7 +60,7 @@ def test_a_model_that_was_fitted_to_nothing_has_no_range_to_leave() -> None:
 
 @pytest.mark.parametrize(("count", "leaves"), [(40, False), (MOST_SEQUENCES + 12, True)])
 def test_a_recording_says_where_its_times_extrapolate(count: int, leaves: bool) -> None:
-    machine = Machine(gpu=H200, model=LLAMA, kv_bytes=8 << 30, step_time=Watched(PROFILE))
+    machine = Machine(gpu=H200, model=LLAMA, kv_bytes=8 << 30, step_time=WatchedProfile(PROFILE))
     meta = simulate(requests(count), Paged(), machine).meta
     assert (KEY in meta.extra) is leaves
     if leaves:
@@ -68,14 +68,14 @@ def test_a_recording_says_where_its_times_extrapolate(count: int, leaves: bool) 
 
 
 def test_a_run_says_nothing_of_the_run_before_it() -> None:
-    machine = Machine(gpu=H200, model=LLAMA, kv_bytes=8 << 30, step_time=Watched(PROFILE))
+    machine = Machine(gpu=H200, model=LLAMA, kv_bytes=8 << 30, step_time=WatchedProfile(PROFILE))
     assert KEY in simulate(requests(MOST_SEQUENCES + 12), Paged(), machine).meta.extra
     assert KEY not in simulate(requests(40), Paged(), machine).meta.extra
 
 
 def test_a_run_has_the_label_of_its_machines_times() -> None:
     times = step_times(H200, LLAMA, "vllm")
-    assert isinstance(times, Watched)
+    assert isinstance(times, WatchedProfile)
     meta = simulate(requests(4), Paged(), Machine(gpu=H200, model=LLAMA, kv_bytes=8 << 30, step_time=times)).meta
     assert meta.engine["step_time"] == times.label != PROFILE.label
 

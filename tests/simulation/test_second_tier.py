@@ -24,7 +24,7 @@ from kvsim.plots.waste_bars import waste_bars
 from kvsim.policies import Paged
 from kvsim.policies.releases import OFFLOAD
 from kvsim.policies.settings import ContinuousSettings, PagedSettings
-from kvsim.profiles.extrapolation import Watched
+from kvsim.profiles.extrapolation import WatchedProfile
 from kvsim.recording import Recording, eventlog, find, read
 from kvsim.recording.tables import CopyKind
 from kvsim.replay.host_memory import host_memory
@@ -188,7 +188,7 @@ def test_a_calibration_knows_what_the_offload_costs_the_host(ahead: bool) -> Non
     """The steps of a simulation are predicted from what they held; without that cost most of them are not."""
     gpu, model = find_gpu("H200"), find_model("Meta-Llama-3-8B")
     watched = step_times(gpu, model, "vllm")
-    times = watched.times if isinstance(watched, Watched) else watched
+    times = watched.times if isinstance(watched, WatchedProfile) else watched
     machine = Machine(gpu=gpu, model=model, kv_bytes=900 << 21, step_time=watched)
     lengths = {"prompt": LogNormal(mean_tokens=300, sigma=0.5), "output": LogNormal(mean_tokens=40, sigma=0.5)}
     work = generate(30, arrivals=Poisson(rate_per_s=60), seed=1, **lengths)
