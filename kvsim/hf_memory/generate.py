@@ -89,15 +89,7 @@ def generate_memory(
         BudgetError: the GPU is too small.
     """
     allocator = CachingAllocator(None if capacity_bytes is None else capacity_bytes - private_bytes)
-    if other_bytes:
-        allocator.allocate(other_bytes)
-    _load(model, allocator)
-    if warm:
-        allocator.allocate(workspace_bytes)
-    allocator.empty_cache()
-    baseline = allocator.allocated_bytes
-    if not warm:
-        allocator.allocate(workspace_bytes)
+    baseline = _prepare(model, allocator, workspace_bytes, other_bytes, warm=warm)
     for batch in earlier:
         for _ in _steps(model, batch, allocator, least_length=least_length):
             pass
@@ -107,11 +99,7 @@ def generate_memory(
     for number, batch in enumerate(batches):
         if number in given_back_before:
             allocator.empty_cache()
-        for _ in _steps(model, batch, allocator, least_length=least_length):
-            now = allocator.counters
-            reserved = now.reserved_bytes + private_bytes
-            held = (now.allocated_bytes, reserved, now.inactive_split_bytes, now.requested_bytes, now.segments)
-            rows.append((*held, allocator.peak_allocated_bytes))
+        rows += _counters(model, batch, allocator, private_bytes, least_length=least_length)
     columns = dict(zip(_COLUMNS, np.array(rows, np.int64).reshape(-1, len(_COLUMNS)).T, strict=True))
     return GenerateMemory(
         baseline_allocated_bytes=baseline,
@@ -119,6 +107,31 @@ def generate_memory(
         num_retries=allocator.num_retries,
         **columns,
     )
+
+
+def _prepare(model: Model, allocator: CachingAllocator, workspace_bytes: int, other_bytes: int, *, warm: bool) -> int:
+    """Allocate what a process holds before its first batch; return the allocated bytes before a cold workspace."""
+    if other_bytes:
+        allocator.allocate(other_bytes)
+    _load(model, allocator)
+    if warm:
+        allocator.allocate(workspace_bytes)
+    allocator.empty_cache()
+    baseline = allocator.allocated_bytes
+    if not warm:
+        allocator.allocate(workspace_bytes)
+    return baseline
+
+
+def _counters(
+    model: Model, batch: Batch, allocator: CachingAllocator, private_bytes: int, *, least_length: bool
+) -> Iterator[tuple[int, ...]]:
+    """Run one call of `generate()`, and yield the values of `_COLUMNS` after each of its steps."""
+    for _ in _steps(model, batch, allocator, least_length=least_length):
+        now = allocator.counters
+        reserved = now.reserved_bytes + private_bytes
+        held = (now.allocated_bytes, reserved, now.inactive_split_bytes, now.requested_bytes, now.segments)
+        yield (*held, allocator.peak_allocated_bytes)
 
 
 def _steps(model: Model, batch: Batch, allocator: CachingAllocator, *, least_length: bool) -> Iterator[None]:
