@@ -1,10 +1,12 @@
-"""One vLLM server on an H100 as its clients see it, told before it is measured: benchmarks/served.py
+"""vLLM servers as their clients see them, told before they are measured: benchmarks/served.py
 
-predict          mean TTFT, TPOT and end to end of every load behind `--front-end http`, as JSON
-measure -o DIR   start `vllm serve` with the shape of Llama-3-8B and random weights, send every load, and write what
-                 the client saw (`client.json`) beside the recording of the engine, on a machine with an H100
+predict [GPU]          mean TTFT, TPOT and end to end of every server and load behind `--front-end http`, as JSON
+measure NAME -o DIR    start `vllm serve` with random weights, send every load twice, and write what the client saw of
+                       the second pass (`client.json`) beside the recording of the engine
+compare NAME DIR       beside what was seen: the default, and what a card says that is fitted to the first pass
 
-Prompts are words of a vocabulary made for this, one token each; they are sent as text and come back as text.
+The first pass has the same lengths and times and other words, so every kernel is compiled before the second. Prompts
+are words of a vocabulary made for this, one token each; they are sent as text and come back as text.
 """
 
 from __future__ import annotations
@@ -17,44 +19,86 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median
+from typing import Any
 
 import numpy as np
 
-from kvsim.capture.random_weights import write_config
+from kvsim.calibration.card_factors import awake_times, factors_of
+from kvsim.calibration.observed import observe_on
 from kvsim.hardware import find_gpu
-from kvsim.machines import step_times
-from kvsim.models import find_model
+from kvsim.machines import card_of, from_card, in_batches_of, step_times
+from kvsim.machines.kernel_tables import has_tables, table_card
+from kvsim.models import Model, find_model
+from kvsim.models.huggingface import from_fields
 from kvsim.policies import Paged
 from kvsim.policies.settings import ContinuousSettings
+from kvsim.recording import Recording, read
 from kvsim.simulation import Machine, measure
 from kvsim.simulation.front_end import behind, http
+from kvsim.steptime.card import Card
+from kvsim.steptime.reduction import on_machine
 from kvsim.workload import LogNormal, Poisson, Workload, generate
 
-GPU, MODEL, PORT = "H100 SXM", "Meta-Llama-3-8B", 8123
+sys.path.insert(0, str(Path(__file__).parent))
+from experts import MIXTRAL_16
+from few_seconds import first_seconds
+from two_gpus import CODELLAMA_34B
+
+GPU, PORT = "H100 SXM", 8123
 ENGINE = {"max_model_len": 4096, "max_num_seqs": 128, "max_num_batched_tokens": 2048}
 CHAT = {"prompt": LogNormal(400, 0.6), "output": LogNormal(150, 0.5)}
 LOADS: dict[str, Workload] = {
-    f"{rate}/s": generate(count, arrivals=Poisson(rate_per_s=rate), seed=700 + rate, **CHAT)
-    for rate, count in ((2, 40), (6, 100), (15, 250))
+    f"{rate}/s": generate(count, arrivals=Poisson(rate_per_s=rate), seed=800 + rate, **CHAT)
+    for rate, count in ((2, 30), (6, 90), (15, 200))
 }
-WARM_UP = generate(60, arrivals=Poisson(rate_per_s=12), seed=699, **CHAT)
+LLAMA_3_8B = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 8192,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "num_hidden_layers": 32,
+    "vocab_size": 128256,
+    "torch_dtype": "bfloat16",
+}
+SERVERS: dict[str, tuple[dict[str, Any], int]] = {
+    "llama-3-8b": (LLAMA_3_8B, 1),
+    "mixtral-8x7b-16-layers": (MIXTRAL_16, 2),
+    "codellama-34b": (CODELLAMA_34B, 2),
+}
+"""Shapes, and the GPUs that share each."""
+KV_BYTES = 20 << 30
+"""Plenty: no load is short of memory."""
+_WARM_UP_SEED, _SEED = 1, 101
 
 
-def predict() -> dict[str, dict[str, float]]:
-    """Simulate every load on the shipped card, behind a front end on a host that was not measured."""
-    gpu, model = find_gpu(GPU), find_model(MODEL)
-    machine = Machine(
-        gpu=gpu,
-        model=model,
-        kv_bytes=40 << 30,
-        step_time=step_times(gpu, model, "vllm", max_num_seqs=ENGINE["max_num_seqs"]),
-    )
+def shape_of(name: str) -> Model:
+    """Return a model as it is served."""
+    if name == "llama-3-8b":
+        return find_model("Meta-Llama-3-8B")
+    fields, num_gpus = SERVERS[name]
+    return from_fields(fields, name=name, where="this file").served(tensor_parallel_size=num_gpus)
+
+
+def predict(model: Model, gpu_name: str, card: Card | None = None) -> dict[str, dict[str, float]]:
+    """Simulate every load on a card, or on the best that ships behind a front end that was not measured."""
+    gpu = find_gpu(gpu_name)
+    if card is None:
+        times = step_times(gpu, model, "vllm", max_num_seqs=ENGINE["max_num_seqs"])
+    else:
+        times = in_batches_of(ENGINE["max_num_seqs"], from_card(card, gpu, model, "vllm"))
+    machine = Machine(gpu=gpu, model=model, kv_bytes=KV_BYTES, step_time=times)
     told = {}
     for name, workload in LOADS.items():
         inside = measure(workload, Paged(scheduler=ContinuousSettings(**ENGINE)), machine).summary
-        [seen], _ = behind(http(), [inside], float(workload.prompt_tokens.mean()))
+        [seen], _ = behind(http(card), [inside], float(workload.prompt_tokens.mean()))
         told[name] = {
             "engine_ttft_ms": round(1e3 * inside.ttft_s.mean, 3),
             "ttft_ms": round(1e3 * seen.ttft_s.mean, 3),
@@ -65,13 +109,25 @@ def predict() -> dict[str, dict[str, float]]:
     return told
 
 
-def _write_model(folder: Path) -> None:
+def fitted(recording: Recording, gpu_name: str, model: Model) -> Card:
+    """Return the card of the default with the factors that the first pass tells."""
+    gpu, num_gpus = find_gpu(gpu_name), model.tensor_parallel_size
+    card = card_of(gpu, num_gpus)
+    if not card.measured and has_tables(gpu):
+        card = table_card(gpu, model, card)
+    first_pass = sum(len(load.arrival_s) for load in LOADS.values())
+    seconds = float(np.sort(recording.requests.arrival_s)[first_pass])
+    times_with = partial(on_machine, awake_times(card, recording), card.launch_s)
+    return replace(card, factors=factors_of([(times_with, first_seconds(observe_on(card, recording), seconds))]))
+
+
+def _write_model(folder: Path, fields: Mapping[str, Any]) -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers  # noqa: PLC0415  comes with transformers
     from transformers import PreTrainedTokenizerFast  # noqa: PLC0415
 
-    model = find_model(MODEL)
-    write_config(model, folder)
-    words = {f"w{number}": number for number in range(model.vocab_size)}
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(fields), encoding="utf-8")
+    words = {f"w{number}": number for number in range(fields["vocab_size"])}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="w1", eos_token="w2").save_pretrained(folder)
@@ -95,7 +151,7 @@ async def _serve(workload: Workload, seed: int) -> list[dict[str, float]]:
 
     numbers = np.random.default_rng(seed)
     rows = zip(workload.arrival_s, workload.prompt_tokens, workload.output_tokens, strict=True)
-    prompts = [" ".join(f"w{word}" for word in numbers.integers(10, 100_000, size)) for size in workload.prompt_tokens]
+    prompts = [" ".join(f"w{word}" for word in numbers.integers(10, 30_000, size)) for size in workload.prompt_tokens]
     timeout, connector = aiohttp.ClientTimeout(total=300), aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
         begin = time.perf_counter() + 0.1
@@ -106,14 +162,15 @@ async def _serve(workload: Workload, seed: int) -> list[dict[str, float]]:
         return await asyncio.gather(*sending)
 
 
-def measure_server(output: Path) -> None:
-    """Start the server, send all loads, and end it."""
-    folder = output / "model"
-    _write_model(folder)
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in ENGINE.items()]
+def measure_server(name: str, output: Path) -> None:
+    """Start the server, send all loads twice, and end it."""
+    folder, num_gpus = output / name, SERVERS[name][1]
+    _write_model(folder, SERVERS[name][0])
+    flags = [f"--{flag.replace('_', '-')}={value}" for flag, value in ENGINE.items()]
     command = [
         *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder), "--port", str(PORT)),
         *("--served-model-name", "m", "--load-format", "dummy", "--dtype", "bfloat16"),
+        *("--tensor-parallel-size", str(num_gpus)),
         *("--scheduler-cls", "kvsim.capture.vllm.RecordingScheduler", *flags),
     ]
     environment = os.environ | {"KVSIM_RECORD": str(output / "engine"), "HF_HUB_OFFLINE": "1"}
@@ -123,13 +180,36 @@ def measure_server(output: Path) -> None:
     ):
         try:
             _wait(server)
-            asyncio.run(_serve(WARM_UP, 1))
-            seen = {name: asyncio.run(_serve(load, 2 + place)) for place, (name, load) in enumerate(LOADS.items())}
+            for place, load in enumerate(LOADS.values()):
+                asyncio.run(_serve(load, _WARM_UP_SEED + place))
+            seen = {name: asyncio.run(_serve(load, _SEED + place)) for place, (name, load) in enumerate(LOADS.items())}
         finally:
             server.terminate()
     (output / "client.json").write_text(json.dumps(seen), encoding="utf-8")
-    for name, rows in seen.items():
-        print(name, {key: mean(row[key] for row in rows) for key in rows[0]}, flush=True)
+    for load_name, rows in seen.items():
+        print(load_name, {key: mean(row[key] for row in rows) for key in rows[0]}, flush=True)
+
+
+def compare(name: str, folder: Path) -> None:
+    """Print a row per load: seen, and the errors of the default and of the fitted card."""
+    recording = read(folder / "engine" if (folder / "engine").is_dir() else folder)
+    gpu_name, model = find_gpu(recording.meta.gpu).name, shape_of(name)
+    card = fitted(recording, gpu_name, model)
+    print({key: round(value, 3) for key, value in card.factors.items()})
+    print("| requests/s | | TTFT, mean | TTFT, median | TPOT | end to end |\n|---|---|---:|---:|---:|---:|")
+    seen = json.loads((folder / "client.json").read_text(encoding="utf-8"))
+    for words, told in (("default", predict(model, gpu_name)), ("fitted", predict(model, gpu_name, card))):
+        for load, rows in seen.items():
+            ttft_ms = [1e3 * row["ttft_s"] for row in rows]
+            real = {
+                "ttft_ms": mean(ttft_ms),
+                "ttft_p50_ms": median(ttft_ms),
+                "tpot_ms": 1e3 * mean(row["tpot_s"] for row in rows),
+                "e2e_s": mean(row["e2e_s"] for row in rows),
+            }
+            cells = [f"{told[load][key]:.1f}, {real[key]:.1f} ms" for key in ("ttft_ms", "ttft_p50_ms")]
+            cells += [f"{100 * (told[load][key] / real[key] - 1):+.1f} %" for key in ("tpot_ms", "e2e_s")]
+            print(f"| {load} | {words} | {' | '.join(cells)} |")
 
 
 def _wait(server: subprocess.Popen[bytes]) -> None:
@@ -146,14 +226,23 @@ def _wait(server: subprocess.Popen[bytes]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("action", choices=("predict", "measure"))
+    parser.add_argument("action", choices=("predict", "measure", "compare"))
+    parser.add_argument("name", nargs="?", default=GPU)
+    parser.add_argument("folder", nargs="?", type=Path)
     parser.add_argument("-o", "--output", type=Path)
     arguments = parser.parse_args()
     if arguments.action == "measure":
         arguments.output.mkdir(parents=True, exist_ok=True)
-        measure_server(arguments.output)
+        measure_server(arguments.name, arguments.output)
+    elif arguments.action == "compare":
+        compare(arguments.name, arguments.folder)
     else:
-        json.dump(predict(), sys.stdout, indent=1)
+        told = {
+            f"{num_gpus}x{arguments.name} {name} served {load}": figures
+            for name, (_, num_gpus) in SERVERS.items()
+            for load, figures in predict(shape_of(name), arguments.name).items()
+        }
+        json.dump(told, sys.stdout, indent=1)
 
 
 if __name__ == "__main__":
