@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from kvsim.metrics import Summary, summarize
     from kvsim.models import Model, all_models, find_model
     from kvsim.policies import Contiguous, Paged, Static
-    from kvsim.policies.custom import Allocator, CustomPolicy
+    from kvsim.policies.custom import Allocator, CustomPolicy, SharingAllocator
     from kvsim.policies.settings import (
         ContiguousSettings,
         ContinuousSettings,
@@ -85,7 +85,7 @@ _HOME = by_name({
     "kvsim.metrics": "Summary summarize",
     "kvsim.models": "Model all_models find_model",
     "kvsim.policies": "Contiguous Paged Static",
-    "kvsim.policies.custom": "Allocator CustomPolicy",
+    "kvsim.policies.custom": "Allocator CustomPolicy SharingAllocator",
     "kvsim.policies.settings": (
         "ContiguousSettings ContinuousSettings Growth Order PagedSettings PrefixEviction Reserve StaticSettings"
     ),
@@ -136,6 +136,7 @@ __all__ = [
     "Run",
     "Server",
     "SharedPrefixes",
+    "SharingAllocator",
     "Static",
     "StaticSettings",
     "StepTimeModel",

@@ -14,11 +14,21 @@ from typing import Any, NoReturn, TypeVar
 
 from kvsim.engine import block_pool, prefix_hits, scheduler, step_costs, waiting_queue
 from kvsim.engine.cached_blocks import CachedBlocks, Candidates
+from kvsim.engine.custom_memory import CustomUnits
 from kvsim.engine.optimal_eviction import OptimalEviction
 from kvsim.engine.records import Sequence
 from kvsim.engine.state import PREEMPTED, WAITING, Engine
 from kvsim.errors import KvsimError, PolicyError
-from kvsim.policies.custom import Allocator, CustomPolicy, ServedRequest, check_names, evicts, overrides, ranks_blocks
+from kvsim.policies.custom import (
+    CustomPolicy,
+    ServedRequest,
+    SharingAllocator,
+    check_names,
+    evicts,
+    overrides,
+    ranks_blocks,
+    shares_prefixes,
+)
 
 QUEUED = (WAITING, PREEMPTED)
 """States of a request that is in the queue."""
@@ -37,9 +47,10 @@ Answer = TypeVar("Answer")
 class Served:
     """A request as a policy sees it."""
 
-    __slots__ = ("_engine", "_times", "sequence")
+    __slots__ = ("_engine", "_keys", "_times", "sequence")
 
     def __init__(self, engine: Engine, sequence: Sequence) -> None:
+        self._keys: list[int] = []
         self._engine, self.sequence, self._times = engine, sequence, engine.times[sequence.number]
 
     def __repr__(self) -> str:
@@ -93,8 +104,15 @@ class Served:
     @property
     def hit_tokens(self) -> int:
         """Leading tokens that the waiting request would find in the prefix cache now."""
-        engine, is_cached = self._engine, self._engine.settings.prefix_caching
-        return prefix_hits.find(engine, self.sequence) if is_cached and self.sequence.status in QUEUED else 0
+        return step_costs.hits(self._engine, self.sequence)[0] if self.sequence.status in QUEUED else 0
+
+    @property
+    def prefix_keys(self) -> list[int]:
+        """Keys of the full units of the known tokens but the last."""
+        num_keys = (self.sequence.num_tokens - 1) // self._engine.settings.unit_tokens
+        for index in range(len(self._keys), num_keys):
+            self._keys.append(prefix_hits.key_of(self._engine, self.sequence, 0, index))
+        return self._keys[:num_keys]
 
     @property
     def num_preemptions(self) -> int:
@@ -108,14 +126,8 @@ class CustomRules:
     def __init__(self, policy: CustomPolicy, num_units: int, eviction: OptimalEviction | None = None) -> None:
         """Ask `policy` for its allocator for a pool of `num_units`; `eviction` evicts in its place."""
         self.policy = policy
-        make = policy.allocator
-        self.allocator: Allocator | None = None if make is None else make(num_units, policy.unit_tokens)
-        if self.allocator is not None:
-            check_names(type(self.allocator), Allocator)
-        self.tables: dict[int, list[int]] = {}
-        """The units of each request that has a table, by the number of its record; with a custom allocator only."""
-        self.is_taken = bytearray(num_units)
-        """Whether a unit is in a table; with a custom allocator only."""
+        self.own_units = None if policy.allocator is None else self._own_units(num_units)
+        """The units of a custom allocator."""
         self._eviction = eviction
         self._ranks = ranks_blocks(policy)
         self._cached = (
@@ -133,6 +145,22 @@ class CustomRules:
         """The number of the request that `compute` serves; None outside of it."""
         self._next: Iterator[ServedRequest] | None = None
         """The request that `admit` admits; None outside of it."""
+
+    def _own_units(self, num_units: int) -> CustomUnits:
+        """Make the allocator."""
+        make = self.policy.allocator
+        assert make is not None
+        made = make(num_units, self.policy.unit_tokens)
+        check_names(type(made), SharingAllocator)
+        if shares_prefixes(made) and not shares_prefixes(make):
+            self.refuse(f"shares prefixes by an allocator of {type(made).__name__}; let `allocator` be that class")
+        return CustomUnits.of(made, num_units)
+
+    @property
+    def units(self) -> CustomUnits:
+        """The units of the custom allocator, which the policy has."""
+        assert self.own_units is not None
+        return self.own_units
 
     def served(self, engine: Engine, sequence: Sequence) -> Served:
         """Return the request as the policy sees it: one object for the whole run."""

@@ -13,6 +13,7 @@ from kvsim import steptime
 from kvsim.engine import (
     clock,
     connected,
+    custom_memory,
     fast_forward,
     going_on,
     host_jobs,
@@ -104,6 +105,8 @@ class Driver:
         """Return the leading tokens of a request's prompt that the prefix cache holds now; nothing changes."""
         if not self.engine.settings.prefix_caching:
             return 0
+        if self.engine.memory is custom_memory.CUSTOM:
+            return custom_memory.hits(self.engine, self.engine.sequences[number])[0]
         with np.errstate(over="ignore"):  # keys are hashed modulo 2**64
             return int(self._look_up(self.engine, 0, float(number)))
 

@@ -164,7 +164,7 @@ class EnginePlan:
         """Return the records of an engine, of which only those of requests, blocks and settings are filled in."""
         size, batch, policy, demand = len(self.demand.prompt), room.batch, self.policy, self.demand
         settings = self._settings(layout, room, compiled=compiled)
-        is_custom = self.rules is not None and self.rules.allocator is not None
+        is_custom = self.rules is not None and self.rules.own_units is not None
         times = step_times(self.step_time, compiled=compiled)
         most_drafts = self.most_unsure if self.drafts else 0
         zeros = partial(_zeros, compiled=compiled)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kvsim.engine import prefix_hits
+from kvsim.engine import custom_memory, prefix_hits
 from kvsim.engine.block_pool import NULL_BLOCK
 from kvsim.engine.clock import step_time
+from kvsim.engine.custom_memory import CUSTOM
 from kvsim.engine.groups import first_hit
 from kvsim.engine.kv_cache import PAGED
 from kvsim.engine.records import Sequence
@@ -49,19 +50,26 @@ def _computed(engine: Engine, sequence: Sequence, num_tokens: int) -> tuple[int,
     unit_tokens = engine.settings.unit_tokens
     if sequence.status == RUNNING:
         return sequence.computed, max(-(-(sequence.computed + num_tokens) // unit_tokens) - sequence.num_units, 0)
-    computed = num_held = 0
-    if engine.settings.prefix_caching:
-        computed = prefix_hits.find(engine, sequence)
-        hits = range(first_hit(engine, 0), first_hit(engine, 0) + engine.groups[0].num_hits)
-        blocks = [engine.entries[index] for index in hits]
-        num_held = sum(block != NULL_BLOCK and engine.blocks[block].refs > 0 for block in blocks)
+    computed, num_held = hits(engine, sequence)
     return computed, -(-(computed + num_tokens) // unit_tokens) - num_held
+
+
+def hits(engine: Engine, sequence: Sequence) -> tuple[int, int]:
+    """Return the tokens of a waiting sequence that the pool holds, and the units with them that tables list."""
+    if engine.memory is CUSTOM:
+        return custom_memory.hits(engine, sequence)
+    if not engine.settings.prefix_caching:
+        return 0, 0
+    computed = prefix_hits.find(engine, sequence)
+    hits = range(first_hit(engine, 0), first_hit(engine, 0) + engine.groups[0].num_hits)
+    blocks = [engine.entries[index] for index in hits]
+    return computed, sum(block != NULL_BLOCK and engine.blocks[block].refs > 0 for block in blocks)
 
 
 def _shared_tokens(engine: Engine, context_tokens: int, more_units: int) -> int:
     """Return the tokens that several sequences would read in the same place, once `more_units` are held."""
     settings, state = engine.settings, engine.state
-    if engine.memory is PAGED and settings.num_groups == 1:
+    if engine.memory in (PAGED, CUSTOM) and settings.num_groups == 1:
         held_tokens = (settings.num_units - state.num_free + more_units) * settings.unit_tokens
         return max(context_tokens - held_tokens, 0)
     return engine.memory.shared_tokens(engine, context_tokens)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from runpy import run_path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from kvsim.errors import UsageError
 from kvsim.policies.settings import ContinuousSettings, PagedSettings
@@ -59,6 +59,13 @@ class ServedRequest(Protocol):
     @property
     def hit_tokens(self) -> int:
         """Leading tokens that a waiting request would find in the prefix cache now; 0 while it runs."""
+
+    @property
+    def prefix_keys(self) -> Sequence[int]:
+        """A number for each full unit of the known tokens but the last: the key of the prefix that ends with the unit.
+
+        Two requests have the same key exactly if their prefixes are the same.
+        """
 
     @property
     def num_preemptions(self) -> int:
@@ -189,6 +196,46 @@ class Allocator(Protocol):
         return 0
 
 
+class SharingAllocator(Protocol):
+    """An allocator that shares prefixes: a waiting request begins its table with units that hold its tokens already.
+
+    Inherit from it, or have its methods; the class itself is the policy's `allocator`. kvsim counts the tables that
+    list a unit, and refuses a unit that is shared for other tokens than it holds. A unit holds the prefix whose key it
+    was given by `cache`, until `allocate` hands it out again.
+    """
+
+    def find_prefix(self, request: ServedRequest) -> Sequence[int]:
+        """Return units that hold the leading tokens of a waiting request, one for each of the first
+        `request.prefix_keys`; none if the first is not held. Change nothing: the request may not be admitted.
+        """
+
+    def allocate(self, request: ServedRequest, num_tokens: int, found: Sequence[int] = ()) -> Iterable[int] | None:
+        """Return the units to append to the table of `request`, so that it has room for `num_tokens` tokens or more.
+
+        At its admission the table begins with `found`, the units of `find_prefix`, which are not free any more. A unit
+        is a number from 0 to `num_units - 1` that no table has. Return None, and change nothing, if there is no room.
+        """
+
+    def cache(self, request: ServedRequest, unit: int, key: int) -> None:
+        """Note that a unit in the table of `request` is full: it holds the prefix of number `key`.
+
+        It is called when the step is made that fills the unit, so that requests of the same step may share it.
+        """
+
+    def free(self, request: ServedRequest, units: Sequence[int]) -> Iterable[int]:
+        """Free `units`, those of the table of `request` that no other table lists, in the order of its tokens.
+
+        Return those that keep their prefix: they are counted as cached until they are handed out again.
+        """
+
+    def unusable_units(self, request: ServedRequest) -> int:  # noqa: ARG002
+        """Return the number of free units in pieces too small for `request`, as in `Allocator`."""
+        return 0
+
+
+AnyAllocator: TypeAlias = Allocator | SharingAllocator
+
+
 @runtime_checkable
 class CustomPolicy(Protocol):
     """A policy in Python. Inherit from it and override hooks; vLLM's rule decides where none is overridden.
@@ -204,7 +251,7 @@ class CustomPolicy(Protocol):
     """Settings of vLLM's cache. With a custom allocator only `block_size` has an effect: the tokens of a unit."""
     source: str = ""
     """Text of the file that a policy was read from by name; empty for one that Python imported."""
-    allocator: Callable[[int, int], Allocator] | None = None
+    allocator: Callable[[int, int], AnyAllocator] | None = None
     """Class or function that makes the allocator, from the number of units of the pool and the tokens of each; None for
     vLLM's cache. It is called once a run.
     """
@@ -309,6 +356,11 @@ def ranks_blocks(policy: CustomPolicy) -> bool:
     return ranks
 
 
+def shares_prefixes(allocator: object) -> bool:
+    """Tell whether an allocator, or its class, finds prefixes."""
+    return hasattr(allocator, "find_prefix")
+
+
 def check_hooks(policy: CustomPolicy) -> None:
     """Refuse a policy, or an allocator, with a method whose name is almost a hook's: it would never be called.
 
@@ -317,7 +369,7 @@ def check_hooks(policy: CustomPolicy) -> None:
     """
     check_names(type(policy), CustomPolicy)
     if isinstance(policy.allocator, type):
-        check_names(policy.allocator, Allocator)
+        check_names(policy.allocator, SharingAllocator)
 
 
 def check_names(kind: type, protocol: Any) -> None:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from typing import Any, ClassVar, TypeAlias
 
-from kvsim.policies.custom import CustomPolicy
+from kvsim.policies.custom import CustomPolicy, shares_prefixes
 from kvsim.policies.settings import (
     ContiguousSettings,
     ContinuousSettings,
@@ -97,7 +97,8 @@ def base_of(policy: AnyPolicy) -> Policy:
         return policy
     if policy.allocator is None:
         return Paged(scheduler=policy.scheduler, cache=policy.cache)
-    units = PagedSettings(block_size=policy.unit_tokens, enable_prefix_caching=False)
+    caches = policy.cache.enable_prefix_caching and shares_prefixes(policy.allocator)
+    units = PagedSettings(block_size=policy.unit_tokens, enable_prefix_caching=caches)
     return Paged(scheduler=policy.scheduler, cache=units)
 
 
@@ -134,12 +135,15 @@ def limited(policy: AnyPolicy, max_model_len: int, defaults: EngineDefaults) -> 
 def describe(policy: AnyPolicy, base: Policy | None = None) -> Mapping[str, Any]:
     """Return the policy and all its settings, flat, as in the `meta.json` of a recording.
 
-    A custom policy is described as the policy that it departs from, with its own name as `rules`. `base` is that policy
-    with all of its limits, where they are known.
+    A custom policy is described as the policy that it departs from, with its own name as `rules`, and that of its
+    allocator. `base` is that policy with all of its limits, where they are known.
     """
     base = base or base_of(policy)
     flat = {key: value for part in asdict(base).values() for key, value in part.items()}
     described = {"name": base.name} | {
         key: value.value if isinstance(value, Enum) else value for key, value in flat.items()
     }
-    return described if isinstance(policy, Policy) else described | {"rules": policy.name}
+    if isinstance(policy, Policy):
+        return described
+    own = described | {"rules": policy.name}
+    return own if policy.allocator is None else own | {"allocator": getattr(policy.allocator, "__name__", "own")}

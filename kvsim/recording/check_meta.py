@@ -56,19 +56,11 @@ def check_meta(document: Mapping[str, Any], file: Path) -> None:
     """
     for name in ("gpu", "command", "created", "notes", "identity"):
         _require(document.get(name) is None or isinstance(document[name], str), file, name, "a text", document)
-    policy = document.get("policy", {})
-    _require(policy.get("name", "paged") in EVERY_POLICY, file, "policy.name", f"one of {', '.join(EVERY_POLICY)}",
-             document)  # fmt: skip
-    _require(policy.get("rules") is None or isinstance(policy["rules"], str), file, "policy.rules", "a text", document)
-    if policy.get("speculative_config") not in (None, ""):
-        _check_drafts(policy["speculative_config"], file)
+    _check_policy(document.get("policy", {}), file, document)
     for part, names in _COUNTS.items():
         for name in names:
             value = document.get(part, {}).get(name)
             _require(value is None or _is_whole(value, 1), file, f"{part}.{name}", "a whole number above 0", document)
-    for name in _SIZES_OF_POLICY:
-        _require(policy.get(name) is None or _is_whole(policy[name], 0), file, f"policy.{name}",
-                 "a whole number from 0 on", document)  # fmt: skip
     for part, names in _AMOUNTS.items():
         for name in names:
             value = document.get(part, {}).get(name)
@@ -89,6 +81,19 @@ def check_meta(document: Mapping[str, Any], file: Path) -> None:
         _require(value is None or listed, file, name, "a list of whole numbers from 0 on", document)
     if document.get("earlier_batches") is not None:
         _check_batches(document["earlier_batches"], file, document)
+
+
+def _check_policy(policy: Mapping[str, Any], file: Path, document: Mapping[str, Any]) -> None:
+    """Check what a recording says of its policy, but for what other parts say alike."""
+    _require(policy.get("name", "paged") in EVERY_POLICY, file, "policy.name", f"one of {', '.join(EVERY_POLICY)}",
+             document)  # fmt: skip
+    for name in ("rules", "allocator"):
+        _require(policy.get(name) is None or isinstance(policy[name], str), file, f"policy.{name}", "a text", document)
+    if policy.get("speculative_config") not in (None, ""):
+        _check_drafts(policy["speculative_config"], file)
+    for name in _SIZES_OF_POLICY:
+        _require(policy.get(name) is None or _is_whole(policy[name], 0), file, f"policy.{name}",
+                 "a whole number from 0 on", document)  # fmt: skip
 
 
 def _check_drafts(told: object, file: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from kvsim.engine.totals import shared_slots
 from kvsim.errors import IntegrityError
 from kvsim.memory.waste import NUM_STATES, Breakdown, SlotState, SlotTotals, split_extent
 from kvsim.simulation import check_radix
-from kvsim.simulation.table_account import CONNECTOR_KINDS, Content, content, held, of_liveliest
+from kvsim.simulation.table_account import CONNECTOR_KINDS, Content, Held, content, held, of_liveliest
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -57,6 +58,8 @@ def breakdown(driver: Driver) -> Breakdown:
     """Return the slots by state, counted block by block or extent by extent."""
     if driver.engine.memory is RADIX:
         return breakdown_of(driver, check_radix.held_slots(driver))
+    if driver.engine.memory is CUSTOM:
+        return breakdown_of(driver, _held_in_own_units(driver))
     of_blocks = driver.engine.memory in _OF_BLOCKS
     return breakdown_of(driver, _held_in_blocks(driver) if of_blocks else _held_by_sequence(driver))
 
@@ -71,32 +74,46 @@ def breakdown_of(driver: Driver, held_slots: npt.NDArray[np.int64]) -> Breakdown
 
 
 def _held_by_sequence(driver: Driver) -> npt.NDArray[np.int64]:
-    """Count held slots without sharing: extents, or the units of an allocator in Python."""
-    settings = driver.engine.settings
-    is_custom = driver.engine.memory is CUSTOM
-    unit_slots = settings.unit_slots if is_custom else 1
+    """Count the slots of extents, which are not shared."""
     slots = np.zeros(NUM_STATES, np.int64)
     for node in driver.running():
         sequence = driver.engine.sequences[node]
-        computed, length = int(sequence.computed + sequence.rejected), int(sequence.num_units) * unit_slots
-        requested = length if is_custom else int(sequence.requested)
-        full = max(int(sequence.full_tokens), computed)
-        slots += split_extent(0, length, full=full, computed=computed, requested=requested)
+        computed = int(sequence.computed + sequence.rejected)
+        full, requested = max(int(sequence.full_tokens), computed), int(sequence.requested)
+        slots += split_extent(0, int(sequence.num_units), full=full, computed=computed, requested=requested)
     return slots
 
 
 def _held_in_blocks(driver: Driver) -> npt.NDArray[np.int64]:
-    """Count the slots of all held blocks by state; a block counts once, however many tables list it."""
-    engine = driver.engine
+    """Count the slots of all held blocks by state."""
+    tables = (
+        (group, held(driver, node, group))
+        for node in driver.holders()
+        for group in range(driver.engine.settings.num_groups)
+    )
+    return _held_in_tables(driver.engine, tables, NULL_BLOCK)
+
+
+def _held_in_own_units(driver: Driver) -> npt.NDArray[np.int64]:
+    """Count the slots of the units of an allocator in Python by state."""
+    rules: Any = driver.engine.rules
+    tables = (
+        (0, Held(units, int(sequence.computed + sequence.rejected), 0, int(sequence.full_tokens)))
+        for node, units in rules.units.tables.items()
+        for sequence in (driver.engine.sequences[node],)
+    )
+    return _held_in_tables(driver.engine, tables, None)
+
+
+def _held_in_tables(engine: Engine, tables: Iterable[tuple[int, Held]], null: int | None) -> npt.NDArray[np.int64]:
+    """Count the slots of tables, each with its group, by state; a unit counts once, however many tables list it."""
     unit_slots = engine.settings.unit_slots
     contents: dict[int, Content] = {}
-    for node in driver.holders():
-        for group in range(engine.settings.num_groups):
-            table = held(driver, node, group)
-            for index, block in enumerate(table.blocks):
-                if block != NULL_BLOCK:
-                    seen = content(engine, group, table, index)
-                    contents[block] = of_liveliest(contents[block], seen) if block in contents else seen
+    for group, table in tables:
+        for index, block in enumerate(table.blocks):
+            if block != null:
+                seen = content(engine, group, table, index)
+                contents[block] = of_liveliest(contents[block], seen) if block in contents else seen
     slots = np.zeros(NUM_STATES, np.int64)
     for written, expired, left in contents.values():
         slots[SlotState.TOKEN] += written - expired
@@ -134,15 +151,22 @@ def reuses_first(engine: Engine) -> bool:
 
 
 def _check_own_units(driver: Driver) -> None:
-    """Check that every unit is in one table at most, that running sequences alone have tables, and the rest is free."""
+    """Check that every unit is in as many tables as are counted, that running sequences alone have tables, and that
+    the rest is free.
+    """
     engine = driver.engine
     rules: Any = engine.rules
-    num_free = engine.state.num_free
-    held = [unit for table in rules.tables.values() for unit in table]
-    if len(set(held)) != len(held) or len(held) + num_free != engine.settings.num_units:
-        raise IntegrityError(f"{len(held)} units stand in tables, {len(set(held))} differ, {num_free} are free.")
-    if set(rules.tables) != set(driver.running()):
-        raise IntegrityError(f"{len(rules.tables)} requests have tables, and {len(driver.running())} run.")
+    state, units = engine.state, rules.units
+    held = Counter(unit for table in units.tables.values() for unit in table)
+    if any(held[unit] != refs for unit, refs in enumerate(units.refs)):
+        raise IntegrityError("a unit stands in more or fewer tables than are counted.")
+    if len(held) + state.num_free != engine.settings.num_units:
+        raise IntegrityError(f"{len(held)} units stand in tables, and {state.num_free} are free.")
+    num_cached = sum(key != NO_KEY and not refs for key, refs in zip(units.keys, units.refs, strict=True))
+    if num_cached != state.num_cached:
+        raise IntegrityError(f"{num_cached} free units hold a prefix, and {state.num_cached} are counted.")
+    if set(units.tables) != set(driver.running()):
+        raise IntegrityError(f"{len(units.tables)} requests have tables, and {len(driver.running())} run.")
 
 
 def _check_extents(driver: Driver) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import simpy
 
+from kvsim.engine import custom_memory
 from kvsim.engine.arrays import column
 from kvsim.engine.clock import ANSWERED, BATCHED, CHECK, CROWDED, FULL, IDLE, NEWS, REACHED, STALLED
 from kvsim.engine.driver import Driver
@@ -91,7 +92,7 @@ class ServerProcess:
         engine = self.driver.engine
         if not engine.settings.prefix_caching:
             return np.empty(0, np.int64)
-        keys = column(engine.blocks, "key")
+        keys = custom_memory.keys(engine) if engine.memory is custom_memory.CUSTOM else column(engine.blocks, "key")
         return distinct(keys[keys >= 0])
 
     def send(self, row: int, at_s: float) -> simpy.Event:

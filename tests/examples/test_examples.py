@@ -77,6 +77,12 @@ def test_two_block_sizes_share_a_pool_and_fragment_it() -> None:
     assert ((memory.address[begins] - 1) % example.SMALL_PER_LARGE == 0).all()
 
 
+def test_prompts_outlive_documents_that_come_once() -> None:
+    found = loaded("scan_resistant").main(90)
+    hits = {name: run.requests.cached_tokens.sum() for name, run in found.items()}
+    assert hits["scan-resistant"] > 1.2 * hits["paged"]
+
+
 def test_a_router_takes_the_longest_hit_where_there_is_room() -> None:
     class Seen(NamedTuple):
         number: int
