@@ -6,12 +6,15 @@ It consumes `Recording`s and nothing else. Textual is imported when a function i
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import TYPE_CHECKING
 
 from kvsim.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
+    from typing import TypeAlias
 
     from kvsim.live.kv_event_feed import KvEventFeed
     from kvsim.live.metrics_feed import MetricsFeed
@@ -20,17 +23,50 @@ if TYPE_CHECKING:
     from .lessons import Guided, Lesson
     from .live.feed import Feed
     from .playback.compared_runs import ComparedRuns
+    from .playback.fleet_servers import FleetServers
     from .playback.session import Session
     from .screens.opening import OpeningProgress
+
+    Shown: TypeAlias = Recording | Sequence[Recording] | Lesson | FleetServers
+    """Everything that the interface can play."""
 
 _LONG_ROWS = 200_000
 """A recording of more steps and changes of memory shows its pool before all of it has been added up."""
 
-__all__ = ["attach", "run", "screenshot", "watch_metrics"]
+__all__ = ["attach", "fleet_of", "open_fleet", "run", "screenshot", "watch_metrics"]
+
+
+def fleet_of(recordings: Sequence[Recording], num_prefill: int = 0) -> FleetServers:
+    """Return the servers of a fleet on one clock; the first `num_prefill` compute prompts for the others.
+
+    Raises:
+        RecordingError: no server has steps.
+    """
+    from .playback.fleet_servers import FleetServers, server_names  # noqa: PLC0415 - pulls in numpy
+
+    return FleetServers.of(recordings, server_names(len(recordings), num_prefill))
+
+
+def open_fleet(folders: Sequence[Path], report: Callable[[int, int], None] | None = None) -> FleetServers:
+    """Read the recordings of a fleet's servers, each in a folder with the server's name; report the number that are read.
+
+    Raises:
+        RecordingError: a recording cannot be read, or no server has steps.
+    """
+    from kvsim.recording import read  # noqa: PLC0415
+
+    from .playback.fleet_servers import FleetServer, FleetServers, shown_name  # noqa: PLC0415
+
+    servers = []
+    for folder in folders:
+        servers.append(FleetServer(read(folder), shown_name(folder.name), partial(read, folder)))
+        if report is not None:
+            report(len(servers), len(folders))
+    return FleetServers(servers)
 
 
 def run(
-    shown: Recording | Sequence[Recording] | Lesson | Callable[[OpeningProgress], Recording | Sequence[Recording]],
+    shown: Recording | Sequence[Recording] | Lesson | FleetServers | Callable[[OpeningProgress], Shown],
     *,
     at_s: float | None = None,
     ascii: bool = False,  # noqa: A002 - the flag's name
@@ -41,8 +77,8 @@ def run(
     """Show `shown` in this terminal until the person quits.
 
     Args:
-        shown: a recording, simulated or captured; several, to be compared on one clock; a lesson; or what makes one
-            of these, which is called in a thread once the terminal shows how far it has come.
+        shown: a recording, simulated or captured; several, to be compared on one clock; a fleet; a lesson; or what
+            makes one of these, which is called in a thread once the terminal shows how far it has come.
         at_s: seconds from the first event at which to begin; shortly before the most telling moment if None.
         ascii: draw with plain ASCII. Without it, the `NO_COLOR` variable alone selects glyphs instead of colours.
         calm: draw one frame a second, for slow links.
@@ -57,7 +93,7 @@ def run(
     from .app import KvsimApp  # noqa: PLC0415 - textual costs a third of a second
     from .screens.defects import play  # noqa: PLC0415
 
-    def open_it(report: OpeningProgress) -> Session | ComparedRuns | Guided:
+    def open_it(report: OpeningProgress) -> Session | ComparedRuns | FleetServers | Guided:
         made = shown(report) if callable(shown) else shown
         report.begin("opening")
         return _opened(made, at_s, live=True)
@@ -111,7 +147,7 @@ def watch_metrics(
 
 
 def screenshot(
-    shown: Recording | Sequence[Recording] | Lesson,
+    shown: Recording | Sequence[Recording] | Lesson | FleetServers,
     file: str | os.PathLike[str],
     *,
     at_s: float | None = None,
@@ -146,8 +182,8 @@ def screenshot(
 
 
 def _opened(
-    shown: Recording | Sequence[Recording] | Lesson, at_s: float | None, *, live: bool = False
-) -> Session | ComparedRuns | Guided:
+    shown: Recording | Sequence[Recording] | Lesson | FleetServers, at_s: float | None, *, live: bool = False
+) -> Session | ComparedRuns | FleetServers | Guided:
     """Open `shown` for playing; with `live`, begin as a person should see it."""
     from kvsim.recording import Recording  # noqa: PLC0415
 
@@ -160,6 +196,12 @@ def _opened(
         if at_s is None:
             session.story = begin_story(session, playing=live)
         return session
+    from .playback.fleet_servers import FleetServers  # noqa: PLC0415
+
+    if isinstance(shown, FleetServers):
+        if at_s is not None:
+            shown.player.go_to_time(at_s)
+        return shown
     from .lessons import Guided, Lesson  # noqa: PLC0415 - they bring the simulator along
 
     if not isinstance(shown, Lesson):

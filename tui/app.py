@@ -18,6 +18,7 @@ from kvsim.errors import KvsimError
 from .look.states import ASCII, COLOR, GLYPHS
 from .look.themes import THEMES, palette_of
 from .playback.compared_runs import ComparedRuns
+from .playback.fleet_servers import FleetServers
 from .playback.session import Session
 from .playbacks import Playbacks
 from .pool.flash import FLASH_S
@@ -73,7 +74,7 @@ class KvsimApp(Careful, Playbacks):
 
     def __init__(
         self,
-        opening: Session | ComparedRuns | Guided | OpeningJob,
+        opening: Session | ComparedRuns | FleetServers | Guided | OpeningJob,
         *,
         ascii: bool = False,  # noqa: A002 - the flag's name
         clock: Callable[[], float] = time.monotonic,
@@ -113,7 +114,7 @@ class KvsimApp(Careful, Playbacks):
 
     def get_default_screen(self) -> Screen[None]:
         """Return the screen that plays the opening, or the one that reports progress until it is loaded."""
-        if isinstance(self._opening, Session | ComparedRuns) or not callable(self._opening):
+        if isinstance(self._opening, Session | ComparedRuns | FleetServers) or not callable(self._opening):
             return self.playback_for(self._opening)
         self._report = OpeningProgress("reading")
         return Opening(self._report, self.symbols)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .playback.compared_runs import ComparedRuns
+from .playback.fleet_servers import FleetServers
 from .playback.session import Session
 from .screens.app_interface import AppInterface
 from .screens.playback import PlaybackScreen
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Playbacks(AppInterface):
-    """Opens a session, a comparison or a lesson on top of the playing screen, and returns to it."""
+    """Opens a session, a comparison, a fleet or a lesson on top of the playing screen, and returns to it."""
 
     def __init__(
         self,
@@ -51,7 +52,7 @@ class Playbacks(AppInterface):
         """Number of playing screens on the stack; 0 until something has been opened."""
         return sum(isinstance(screen, PlaybackScreen) for screen in self.screen_stack)
 
-    def playback_for(self, shown: Session | ComparedRuns | Guided) -> PlaybackScreen:
+    def playback_for(self, shown: Session | ComparedRuns | FleetServers | Guided) -> PlaybackScreen:
         """Return the screen that plays `shown`, styled for the size of the terminal from the beginning."""
         playback = self._playback_for(shown)
         for breakpoints, length in (
@@ -61,13 +62,17 @@ class Playbacks(AppInterface):
             playback.add_class(max((at, name) for at, name in breakpoints or () if at <= length)[1])
         return playback
 
-    def _playback_for(self, shown: Session | ComparedRuns | Guided) -> PlaybackScreen:
+    def _playback_for(self, shown: Session | ComparedRuns | FleetServers | Guided) -> PlaybackScreen:
         if isinstance(shown, Session):
             return self._watch(shown)
         from .screens.compare_runs import Compare  # noqa: PLC0415 - nothing that the first picture needs
 
         if isinstance(shown, ComparedRuns):
             return Compare(shown, self.symbols, ample=self._ample)
+        if isinstance(shown, FleetServers):
+            from .screens.wall import Wall  # noqa: PLC0415 - as above
+
+            return Wall(shown, self.symbols)
         if shown.comparison is not None:
             return Compare(shown.comparison, self.symbols, shown)
         return Watch(shown.sessions[0], self.symbols, shown)
@@ -116,6 +121,10 @@ class Playbacks(AppInterface):
             self.run_in_thread(
                 lambda: ComparedRuns(runs(), at_s=time_s), play, "Serving the same requests under every policy"
             )
+
+    def play_session(self, session: Session) -> None:
+        """Play one run on top of the current playback."""
+        self.open_playback(self.playback_for(session))
 
     def action_lessons(self) -> None:
         """Choose a lesson and play it."""

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from kvsim.errors import UsageError
 
-from .export.csv_table import as_csv
 from .export.picture_file import NO_CONVERTER, drawn, png_of, save_new, svg_of
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ def render(app: AppInterface, size: tuple[int, int]) -> str:
 def save(app: AppInterface, playback: PlaybackScreen, kind: str) -> None:
     """Save the screen as `kind` svg or png, or its numbers as csv; without a converter for PNG, save SVG and say so."""
     if kind == "csv":
-        _save(app, playback, as_csv(playback.sessions()), kind)
+        _save(app, playback, playback.numbers(), kind)
         return
     svg = svg_of(app.screen, app.symbols)
     if kind == "svg":

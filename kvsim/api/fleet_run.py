@@ -62,8 +62,15 @@ class FleetRun(Sequence[Run]):
         return draw(kind, self._runs, file=file, overwrite=overwrite, purpose=purpose)
 
     def play(self, *, at_s: float | None = None) -> None:
-        """Open the interface on all servers on one clock, with the errors of `Run.play`."""
-        play(list(self._runs), at_s=at_s)
+        """Open the wall of pools, one strip for each server on one clock, with the errors of `Run.play`."""
+
+        def fleet(report: object) -> object:
+            del report
+            from kvsim_tui import fleet_of  # noqa: PLC0415  the interface is loaded where one looks
+
+            return fleet_of(self._runs, self._fleet.num_prefill)
+
+        play(fleet, at_s=at_s)
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
         """Write server `n` as the folder `path/n`, as `kvsim run --replicas -o` does; see `kvsim.write`."""

@@ -91,7 +91,7 @@ def command(
 ) -> None:
     """Watch the memory pool of RECORDING, of a simulation with --policy, or of all policies with --compare.
 
-    RECORDING is a folder or the name of a recording that comes with kvsim. Without any, flags of a run, such as
+    RECORDING is a folder, the name of a recording that comes with kvsim, or the folder of a fleet's servers. Without any, flags of a run, such as
     --model, simulate it with --policy paged; without those, a real vLLM run is shown.
     """
     _check_one_source(recording_name, policy, compare, lesson, attach)
@@ -127,7 +127,8 @@ def command(
         all_runs = flags | {"workload": recording_name or flags["workload"]}
         make, ample = partial(_all_policies, all_runs), partial(_ample_tokens_per_s, all_runs)
     else:
-        make = partial(_recording, recording_name, policy, flags)
+        folders = _servers_in(recording_name)
+        make = partial(_fleet, tui, folders) if folders else partial(_recording, recording_name, policy, flags)
         others = flags | {"workload": recording_name or flags["workload"]}
         runs, ample = partial(_all_policies, others, _quiet), partial(_ample_tokens_per_s, others)
     if screenshot is None:
@@ -135,6 +136,20 @@ def command(
     else:
         tui.screenshot(make(None), screenshot, at_s=at_s, size=columns_rows, ascii=ascii_only, ample=ample)
         click.echo(screenshot)
+
+
+def _servers_in(name: str | None) -> list[Path]:
+    """Return the folders of the servers where `name` is a folder that `kvsim run --replicas -o` has written."""
+    from kvsim.recording import server_folders
+
+    return [] if name is None else server_folders(name)
+
+
+def _fleet(tui: Any, folders: Sequence[Path], report: Any) -> Any:
+    """Read the servers of a fleet, with the progress sent to `report`."""
+    if report is not None:
+        report.begin(f"reading {len(folders):,} servers")
+    return tui.open_fleet(folders, report)
 
 
 def _describes_a_run(context: click.Context) -> bool:

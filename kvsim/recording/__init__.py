@@ -16,7 +16,7 @@ from kvsim.on_demand import by_name, names_of
 if TYPE_CHECKING:
     from kvsim.recording.allocator import AllocatorHistory, read_allocator, write_allocator
     from kvsim.recording.builder import RecordingBuilder
-    from kvsim.recording.files import RecordedRequests, read, read_requests, write
+    from kvsim.recording.files import RecordedRequests, read, read_requests, server_folders, write
     from kvsim.recording.model import Meta, Pool, Recording
     from kvsim.recording.shipped import find, shipped_names
     from kvsim.recording.tables import Memory, MemoryKind, Requests, RequestStatus, Schedule, Steps
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _HOME = by_name({
     "kvsim.recording.allocator": "AllocatorHistory read_allocator write_allocator",
     "kvsim.recording.builder": "RecordingBuilder",
-    "kvsim.recording.files": "RecordedRequests read read_requests write",
+    "kvsim.recording.files": "RecordedRequests read read_requests server_folders write",
     "kvsim.recording.model": "Meta Pool Recording",
     "kvsim.recording.shipped": "find shipped_names",
     "kvsim.recording.tables": "Memory MemoryKind RequestStatus Requests Schedule Steps",
@@ -51,6 +51,7 @@ __all__ = [
     "read",
     "read_allocator",
     "read_requests",
+    "server_folders",
     "shipped_names",
     "write",
     "write_allocator",

@@ -72,6 +72,19 @@ def read_requests(path: str | os.PathLike[str]) -> Recording | RecordedRequests:
     return RecordedRequests(provenance.meta_from_document(document, file), requests, folder.resolve().name)
 
 
+def server_folders(path: str | os.PathLike[str]) -> list[Path]:
+    """Return the recordings in `path` where it is no recording itself: those of a fleet's servers, by their numbers."""
+    folder = Path(path)
+    try:
+        if (folder / provenance.FILE_NAME).exists() or not folder.is_dir():
+            return []
+        found = [each for each in folder.iterdir() if (each / provenance.FILE_NAME).is_file()]
+    except OSError:
+        return []
+    kinds = {"prefill": 0, "decode": 1}
+    return sorted(found, key=lambda each: (kinds.get(each.name.partition("-")[0], 2), len(each.name), each.name))
+
+
 def write(recording: Recording, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
     """Write `recording` to folder `path`; replace a recording of the same source, with `overwrite` of any source.
 

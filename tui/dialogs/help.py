@@ -18,9 +18,10 @@ from ..pool.swatches import swatch
 from .modal import Modal
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from textual.app import ComposeResult
 
-    from ..playback.session import Session
 from ..look.states import Symbols
 
 KEYS: Final = (
@@ -49,15 +50,49 @@ KEYS: Final = (
 )
 
 
+FLEET_KEYS: Final = (
+    ("space", "play or pause"),
+    ("left right", "one step of any server back or on; with shift ten"),
+    ("[ ]", "the previous or next preemption on any server"),
+    ("up down", "select the server above or below"),
+    ("enter", "watch the selected server alone, at this moment; escape returns"),
+    ("n N", "follow the next or the previous request that runs or waits, from server to server"),
+    ("+ -", "faster or slower"),
+    ("home end", "the beginning, the end"),
+    ("s S x", "save the screen as SVG or PNG, or the servers' figures as CSV"),
+    ("ctrl+p", "all commands by name"),
+    ("q ctrl+c", "quit"),
+    ("mouse", "click selects a server, double click opens it, dragging the time line scrubs"),
+)
+"""Keys of the wall of pools."""
+
+
+def idea_of_pool(unit: str) -> str:
+    """Return what the picture of a pool of blocks or slots shows."""
+    return (
+        f"The picture shows the whole pool; a cell is one {unit} or several, as its title says. "
+        "o changes what colour means: whose memory it is, what it is doing, how many share it, how old it is. "
+        "The line below the pool says so. The memory of all requests but the followed one is "
+        "grey; where each line of the pool has a name, an angle bracket marks the followed one instead."
+    )
+
+
+IDEA_OF_FLEET: Final = (
+    "Each strip is the pool of one server over the whole run: its height is the share that requests hold. The line "
+    "across all strips is the moment that the figures are of. Servers where most requests wait come first; those that "
+    "do not fit share the last line."
+)
+
+
 class HelpScreen(Modal[None]):
     """One page: the idea, the states, the keys."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,question_mark,q", "close", "Close")]
 
-    def __init__(self, session: Session, symbols: Symbols) -> None:
+    def __init__(self, idea: str, symbols: Symbols, keys: Sequence[tuple[str, str]] = KEYS) -> None:
+        """`idea` says what the picture shows."""
         super().__init__()
-        self._session = session
-        self._symbols = symbols
+        self._idea, self._symbols, self._keys = idea, symbols, keys
 
     def compose(self) -> ComposeResult:
         """Compose the page."""
@@ -69,13 +104,9 @@ class HelpScreen(Modal[None]):
         self.query_one("#help").focus()
 
     def _page(self) -> Group:
-        unit = self._session.unit_name
         idea = Text(
             "Every token that a server reads or writes leaves keys and values in GPU memory: one slot each. "
-            f"The picture shows the whole pool; a cell is one {unit} or several, as its title says. "
-            "o changes what colour means: whose memory it is, what it is doing, how many share it, how old it is. "
-            "The line below the pool says so. The memory of all requests but the followed one is "
-            "grey; where each line of the pool has a name, an angle bracket marks the followed one instead."
+            + self._idea
         )
         states, keys = Table.grid(padding=(0, 2)), Table.grid(padding=(0, 2))
         for state in STACK:
@@ -83,7 +114,7 @@ class HelpScreen(Modal[None]):
             states.add_row(
                 Text(mark.text * 2, mark.style or ""), Text(STATE_NAMES[state], "bold"), STATE_MEANINGS[state]
             )
-        for key, meaning in KEYS:
+        for key, meaning in self._keys:
             keys.add_row(Text(key, "bold"), meaning)
         title = Text("kvsim plays a recording of the memory of an LLM server's KV cache.", "bold")
         return Group(title, "", idea, "", states, "", keys)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from textual.screen import Screen
 
     from ..look.states import Symbols
+    from ..playback.session import Session
 
 Result = TypeVar("Result")
 
@@ -59,6 +60,10 @@ class AppInterface(App[None]):
         self._busy = True
         self.notify(f"{what}.", timeout=3, markup=False)
         self.run_worker(work())
+
+    def play_session(self, session: Session) -> None:
+        """Play one run on top of the current playback."""
+        raise NotImplementedError
 
     def action_compare(self) -> None:
         """Compare the policies at this moment, or return from there."""

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ..lessons import Guided
     from ..look.states import Symbols
     from ..playback.compared_runs import ComparedRuns
+    from ..playback.fleet_servers import FleetServers
     from ..playback.session import Session
 
 _REFRESH_S = 0.1
@@ -26,7 +27,7 @@ _BAR_WIDTH = 40
 class OpeningJob(Protocol):
     """Makes a playback, runs in a thread and reports its progress."""
 
-    def __call__(self, report: OpeningProgress) -> Session | ComparedRuns | Guided:
+    def __call__(self, report: OpeningProgress) -> Session | ComparedRuns | FleetServers | Guided:
         """Run the job, reporting its progress."""
         ...
 

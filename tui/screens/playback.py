@@ -8,6 +8,7 @@ import numpy as np
 from textual.binding import Binding
 from textual.widgets import Static
 
+from ..export.csv_table import as_csv
 from ..widgets.caption_box import CaptionBox
 from ..widgets.headline import Headline
 from ..widgets.key_line import KeyLine
@@ -133,6 +134,10 @@ class PlaybackScreen(Transport):
         """Keep the request with this id lit, which it has in every run."""
         raise NotImplementedError
 
+    def numbers(self) -> str:
+        """Return the figures on the screen as CSV."""
+        return as_csv(self.sessions())
+
     def file_name(self) -> str:
         """Return a file name for this moment, without its ending."""
         raise NotImplementedError
@@ -253,9 +258,9 @@ class PlaybackScreen(Transport):
 
     def action_help(self) -> None:
         """Explain the screen and the keys."""
-        from ..dialogs.help import HelpScreen  # noqa: PLC0415 - nothing that the first picture needs
+        from ..dialogs.help import HelpScreen, idea_of_pool  # noqa: PLC0415 - nothing that the first picture needs
 
-        self.app.push_screen(HelpScreen(next(iter(self.sessions())), self.symbols))
+        self.app.push_screen(HelpScreen(idea_of_pool(next(iter(self.sessions())).unit_name), self.symbols))
 
     def _show_caption(self) -> None:
         box = self.query_one(CaptionBox)

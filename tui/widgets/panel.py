@@ -1,4 +1,4 @@
-"""Box of lines about one frame, the base of all text panels."""
+"""Boxes of lines about one frame, the base of all text panels."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 _LABEL_WIDTH = 12
 
 
-class Panel(Widget):
-    """A box of lines about the session's current frame."""
+class LineBox(Widget):
+    """A box of lines about the current frame."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {
         "panel--text",
@@ -34,15 +34,8 @@ class Panel(Widget):
         "panel--cursor",
     }
 
-    @dataclass
-    class Picked(Message):
-        """The user clicked a request."""
-
-        request: int
-
-    def __init__(self, session: Session, symbols: Symbols, *, id: str) -> None:  # noqa: A002 - Textual's name
+    def __init__(self, symbols: Symbols, *, id: str) -> None:  # noqa: A002 - Textual's name
         super().__init__(id=id)
-        self.session = session
         self.symbols = symbols
         self._lines: list[Strip] = []
         self.num_lines = 0
@@ -50,16 +43,12 @@ class Panel(Widget):
         self._laid_out = 0
         """Number of lines at the last layout."""
 
-    def open(self, session: Session) -> None:
-        """Show `session` from now on."""
-        self.session = session
-
     def on_resize(self) -> None:
         """Write the lines for this size."""
         self.show_frame()
 
     def show_frame(self) -> None:
-        """Follow the session to its current frame."""
+        """Follow the player to its current frame."""
         if not self.size.area:
             return
         rest = self.get_component_rich_style("panel--text")
@@ -107,3 +96,21 @@ class Panel(Widget):
             Strip([self.text(label.ljust(_LABEL_WIDTH), "label"), self.text(shortened(value, width, cut))])
             for label, value in lines
         ]
+
+
+class Panel(LineBox):
+    """A box of lines about the session's current frame."""
+
+    @dataclass
+    class Picked(Message):
+        """The user clicked a request."""
+
+        request: int
+
+    def __init__(self, session: Session, symbols: Symbols, *, id: str) -> None:  # noqa: A002 - Textual's name
+        super().__init__(symbols, id=id)
+        self.session = session
+
+    def open(self, session: Session) -> None:
+        """Show `session` from now on."""
+        self.session = session

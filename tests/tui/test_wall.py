@@ -1,0 +1,186 @@
+"""The wall of pools: the figures of each server, who comes first, what is folded, and the way of a request."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from kvsim import profiles
+from kvsim.errors import RecordingError
+from kvsim.hardware import find_gpu
+from kvsim.models import find_model
+from kvsim.policies import Paged
+from kvsim.policies.settings import ContinuousSettings, PagedSettings
+from kvsim.recording import server_folders, write
+from kvsim.simulation import Disaggregation, Machine, simulate_apart, simulate_replicas
+from kvsim.workload import LogNormal, Poisson, SharedPrefixes, generate
+from kvsim_tui import fleet_of, open_fleet
+from kvsim_tui.app import KvsimApp
+from kvsim_tui.export.picture_file import drawn, svg_of
+from kvsim_tui.playback.fleet_servers import FleetServers
+from kvsim_tui.screens.wall import Wall
+from kvsim_tui.screens.watch import Watch
+from kvsim_tui.widgets.pool_wall import PoolWall
+
+from .test_snapshots import picture as picture  # noqa: PLC0414 - a fixture
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from syrupy.assertion import SnapshotAssertion
+
+    from kvsim.recording import Recording
+    from kvsim.workload import Workload
+
+POLICY = Paged(scheduler=ContinuousSettings(max_model_len=2048), cache=PagedSettings(block_size=16))
+
+
+@pytest.fixture(scope="module")
+def requests() -> Workload:
+    return generate(
+        60,
+        arrivals=Poisson(rate_per_s=60.0),
+        prompt=LogNormal(mean_tokens=120, sigma=0.5),
+        output=LogNormal(mean_tokens=60, sigma=0.5),
+        prefixes=SharedPrefixes(num_groups=5, tokens=320),
+        seed=3,
+    )
+
+
+@pytest.fixture(scope="module")
+def machine() -> Machine:
+    gpu, model = find_gpu("H200"), find_model("Meta-Llama-3-8B")
+    profile = profiles.match(gpu, model, "vllm")
+    assert profile is not None
+    return Machine(gpu=gpu, model=model, kv_bytes=120 * 16 * model.kv_bytes_per_token, step_time=profile.times)
+
+
+@pytest.fixture(scope="module")
+def recordings(requests: Workload, machine: Machine) -> list[Recording]:
+    return simulate_replicas(requests, POLICY, machine, 3, "round-robin", engine="interpreted")[0]
+
+
+@pytest.fixture(scope="module")
+def apart(requests: Workload, machine: Machine) -> list[Recording]:
+    pairs = Disaggregation(num_prefill=1, num_decode=2)
+    return simulate_apart(requests, POLICY, machine, pairs, "shortest", engine="interpreted")[0]
+
+
+def lines_of(app: KvsimApp) -> list[str]:
+    wall = app.screen.query_one(PoolWall)
+    return [wall.render_line(y).text for y in range(wall.size.height)]
+
+
+def test_figures_are_those_of_the_steps(recordings: list[Recording]) -> None:
+    fleet = fleet_of(recordings)
+    for time_s in np.linspace(0, fleet.player.duration_s, 40):
+        for recording, now in zip(recordings, fleet.at(float(time_s)), strict=True):
+            steps, begun = recording.steps, recording.requests.first_scheduled_s <= time_s
+            row = np.flatnonzero(steps.start_s <= time_s)
+            busy = len(row) > 0 and time_s < recording.duration_s
+            assert now.running == (steps.running[row[-1]] if busy else 0)
+            assert now.waiting == (steps.waiting[row[-1]] if busy else 0)
+            assert now.held == pytest.approx(
+                1 - steps.free_units[row[-1]] / recording.meta.pool.num_units if busy else 0
+            )
+            assert now.prompt_tokens == recording.requests.prompt_tokens[begun].sum()
+            assert now.hit_tokens == recording.requests.cached_tokens[begun].sum()
+
+
+def test_a_strip_is_the_mean_share_held_in_each_column(recordings: list[Recording]) -> None:
+    server, recording = fleet_of(recordings).servers[0], recordings[0]
+    edges_s = np.linspace(0, recording.duration_s, 8)
+    fine_s = np.linspace(0, recording.duration_s, 70_001)
+    row = np.searchsorted(recording.steps.start_s, fine_s[:-1], side="right") - 1
+    held = np.where(row >= 0, 1 - recording.steps.free_units[np.maximum(row, 0)] / recording.meta.pool.num_units, 0)
+    assert server.held_between(edges_s) == pytest.approx(held.reshape(7, -1).mean(axis=1), abs=0.002)
+
+
+async def test_the_hottest_come_first_and_the_others_are_folded_with_their_sums(recordings: list[Recording]) -> None:
+    fleet = FleetServers.of(recordings * 20, [f"server {number}" for number in range(60)])
+    app = KvsimApp(fleet, clock=lambda: 0.0)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause()
+        lines, wall = lines_of(app), app.screen.query_one(PoolWall)
+        now = fleet.at(fleet.player.clock_s)
+        waits = [now[number].waiting for number in wall.shown]
+        assert waits == sorted(waits, reverse=True)
+        assert waits[0] == max(one.waiting for one in now)
+        folded = next(line for line in lines if " more" in line)
+        assert int(folded.split()[0]) == 60 - len(wall.shown)
+        assert int(folded.split()[-1].replace(",", "")) == sum(one.waiting for one in now) - sum(waits)
+
+
+async def test_a_request_is_followed_from_server_to_server(apart: list[Recording]) -> None:
+    app = KvsimApp(fleet_of(apart, 1), clock=lambda: 0.0)
+    async with app.run_test(size=(160, 40)) as pilot:
+        await pilot.press("n")
+        await pilot.pause()
+        fleet, lines = app.screen.fleet, lines_of(app)
+        stops = fleet.stops(fleet.followed)
+        assert [fleet.servers[stop.server].kind for stop in stops] == ["prefill", "decode"]
+        assert re.search(
+            rf"{fleet.followed}  prefill-0: came [\d.]+ s, begins .* tokens found, done [\d.]+ s → decode-\d: "
+            rf"fetches {stops[1].hit_tokens:,} tokens, begins [\d.]+ s, done [\d.]+ s",
+            lines[-1],
+        )
+        assert sum(line.startswith("> ") for line in lines) == 2
+        assert f"the time in which {fleet.followed} is there" in lines[-2]
+
+
+async def test_a_server_opens_at_the_same_moment_and_escape_returns(recordings: list[Recording]) -> None:
+    app = KvsimApp(fleet_of(recordings), clock=lambda: 0.0)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("n", "down", "enter")
+        for _ in range(50):
+            await pilot.pause(0.02)
+            if isinstance(app.screen, Watch):
+                break
+        assert isinstance(app.screen, Watch)
+        wall = app.screen_stack[-2]
+        assert isinstance(wall, Wall)
+        opened = wall.fleet.servers[wall.query_one(PoolWall).shown[1]]
+        assert app.screen.session.recording.requests.id.tolist() == opened.ids.tolist()
+        assert app.screen.player.clock_s == min(wall.player.clock_s, app.screen.player.duration_s)
+        await pilot.press("escape")
+        assert app.screen is wall
+
+
+def test_numbers_are_a_row_for_each_server(recordings: list[Recording]) -> None:
+    app = KvsimApp(fleet_of(recordings))
+    rows = list(csv.DictReader(io.StringIO(app.playback_for(fleet_of(recordings)).numbers())))
+    assert sorted(row["server"] for row in rows) == ["server 0", "server 1", "server 2"]
+    assert sum(int(row["waiting"]) for row in rows) == fleet_of(recordings).waiting_at(
+        np.array([float(rows[0]["time_s"])])
+    )
+
+
+def test_folders_of_servers_are_a_fleet_in_the_order_of_their_numbers(
+    recordings: list[Recording], tmp_path: Path
+) -> None:
+    for name in ("10", "9", "decode-0", "prefill-1", "prefill-0"):
+        write(recordings[0], tmp_path / name)
+    assert [each.name for each in server_folders(tmp_path)] == ["prefill-0", "prefill-1", "decode-0", "9", "10"]
+    assert server_folders(tmp_path / "9") == server_folders(tmp_path / "none") == []
+    assert [each.name for each in open_fleet(server_folders(tmp_path)).servers][-1] == "server 10"
+
+
+def test_a_fleet_without_steps_is_refused() -> None:
+    with pytest.raises(RecordingError, match="no server of this fleet"):
+        fleet_of([])
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 60)], ids="{0[0]}x{0[1]}".format)
+async def test_wall(recordings: list[Recording], picture: SnapshotAssertion, size: tuple[int, int]) -> None:
+    app = KvsimApp(fleet_of(recordings), clock=lambda: 0.0)
+    async with app.run_test(size=size) as pilot:
+        if size == (120, 40):
+            app.theme = "kvsim-light"
+            await pilot.press("n")
+        await drawn(pilot)
+        assert svg_of(app.screen, app.symbols) == picture

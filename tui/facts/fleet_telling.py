@@ -1,0 +1,74 @@
+"""Sentences about a fleet: its servers, its whole run, this moment, and the way of a request."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from ..look.wording import gib, percent, plural, seconds
+from ..playback.session import Story
+
+if TYPE_CHECKING:
+    from ..playback.fleet_servers import FleetServers, Stop
+
+
+def fleet_headline(fleet: FleetServers, *, short: bool) -> list[str]:
+    """Return what the servers have in common, the most important part first."""
+    meta = fleet.servers[0].meta
+    num, prefill = len(fleet.servers), sum(server.kind == "prefill" for server in fleet.servers)
+    servers = f"{prefill} prefill and {num - prefill} decode servers" if prefill else plural(num, "server")
+    units = meta.pool.num_units or 0
+    memory = gib(units * meta.pool.bytes_per_unit)
+    model = str(meta.model.get("name", "unknown model")).rpartition("/")[2]
+    each = f"{memory} each" if short else f"{memory} for KV on each = {plural(units, 'block')}"
+    return [f"a fleet of {servers}", f"{model} on {meta.gpu.removeprefix('NVIDIA ')}", each]
+
+
+def fleet_story(fleet: FleetServers) -> Story:
+    """Return what the whole run amounts to."""
+    end_s = fleet.player.duration_s
+    now = fleet.at(end_s)
+    waited = sum(bool((server.steps.waiting > 0).any()) for server in fleet.servers)
+    num = len(fleet.servers)
+    queues = "no request waited" if not waited else f"requests waited on {waited:,} of {num:,} servers"
+    whole = f"whole run, {seconds(end_s, end_s / 100)}: {queues}"
+    found = [f"{percent(*fleet.hits(now))} of prompt tokens found in caches"] if fleet.hits(now)[0] else []
+    parts = (
+        whole,
+        *found,
+        f"busiest server {fleet.imbalance(now):.2f} times the mean",
+        plural(sum(one.preempted for one in now), "preemption"),
+    )
+    return Story(frame=fleet.player.frame, parts=parts, short=whole)
+
+
+def way(fleet: FleetServers, stops: list[Stop], arrow: str, *, short: bool) -> str:
+    """Return the way of a request from server to server, in one line."""
+    described = _stop_in_short if short else _stop
+    return f" {arrow} ".join(described(fleet, stops, nth) for nth in range(len(stops)))
+
+
+def _stop(fleet: FleetServers, stops: list[Stop], nth: int) -> str:
+    """Return what happened to a request on one server: what was found or fetched, and when it began and ended."""
+    stop, server = stops[nth], fleet.servers[stops[nth].server]
+    if math.isnan(stop.begin_s):
+        return f"{server.name}: came {_at(fleet, stop.arrival_s)}, never began"
+    came = f"came {_at(fleet, stop.arrival_s)}, " if nth == 0 else ""
+    if server.kind == "decode":
+        what = f"fetches {stop.hit_tokens:,} tokens, begins {_at(fleet, stop.begin_s)}"
+    else:
+        what = f"begins {_at(fleet, stop.begin_s)}, {stop.hit_tokens:,} of {stop.prompt_tokens:,} tokens found"
+    done = "" if math.isnan(stop.end_s) else f", done {_at(fleet, stop.end_s)}"
+    return f"{server.name}: {came}{what}{done}"
+
+
+def _stop_in_short(fleet: FleetServers, stops: list[Stop], nth: int) -> str:
+    stop, name = stops[nth], fleet.servers[stops[nth].server].name
+    if math.isnan(stop.begin_s):
+        return f"{name}: waits"
+    until = "" if math.isnan(stop.end_s) else f" until {_at(fleet, stop.end_s)}"
+    return f"{name} from {_at(fleet, stop.begin_s)}{until}"
+
+
+def _at(fleet: FleetServers, time_s: float) -> str:
+    return seconds(time_s, fleet.player.duration_s / 1000)

@@ -1,0 +1,239 @@
+"""The servers of a fleet on one clock: pool, queue and hits of each, and the way of a request through them."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from kvsim.display.text import printable
+from kvsim.errors import RecordingError
+
+from .player import Player
+from .session import printable_ids
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from kvsim.recording.model import Meta, Recording
+    from kvsim.recording.tables import FloatArray, Requests, Steps
+
+_MOST_FRAMES = 20_000
+"""Frames of the player; with more steps than that, frames are equally long."""
+_SAMPLES = 400
+"""Moments that are looked at for the one with the longest queue."""
+
+
+class ServerNow(NamedTuple):
+    """A server at one moment."""
+
+    held: float
+    """Share of the pool that requests hold, 0 to 1."""
+    running: int
+    waiting: int
+    preempted: int
+    """Preemptions so far."""
+    computed: int
+    """Tokens computed so far."""
+    prompt_tokens: int
+    """Tokens of the prompts that have begun."""
+    hit_tokens: int
+    """Tokens of these that were found in the cache."""
+
+
+class Stop(NamedTuple):
+    """A request on one server; times are seconds of the common clock, NaN for what did not happen."""
+
+    server: int
+    arrival_s: float
+    begin_s: float
+    end_s: float
+    prompt_tokens: int
+    hit_tokens: int
+
+
+class FleetServer:
+    """Columns of one recording that a fleet's picture needs; the rest is dropped."""
+
+    def __init__(self, recording: Recording, name: str, reopen: Callable[[], Recording]) -> None:
+        """`reopen` returns the recording once more, for watching this server alone."""
+        self.name, self.reopen = name, reopen
+        self.meta: Meta = recording.meta
+        self.steps: Steps = recording.steps
+        self.requests: Requests = recording.requests
+        self.kind = next((kind for kind in ("prefill", "decode") if name.startswith(kind)), "")
+        """`prefill` or `decode`; empty for a server that does both."""
+        self.ids = printable_ids(recording.requests.id)
+        self.duration_s = recording.duration_s
+        steps, requests = self.steps, self.requests
+        num_units = self.meta.pool.num_units or 1
+        free = np.maximum(steps.free_units, 0) if self.meta.pool.num_units else np.ones(len(steps), np.int64)
+        self._held = 1 - free / num_units
+        self._preempted = np.cumsum(steps.preempted)
+        self._computed = np.cumsum(steps.prefill_tokens.astype(np.int64) + steps.decode_tokens)
+        begun = np.flatnonzero(~np.isnan(requests.first_scheduled_s))
+        order = begun[np.argsort(requests.first_scheduled_s[begun], kind="stable")]
+        self._begin_s = requests.first_scheduled_s[order]
+        self._prompts = np.append(0, np.cumsum(requests.prompt_tokens[order].astype(np.int64)))
+        self._hits = np.append(0, np.cumsum(np.maximum(requests.cached_tokens[order], 0).astype(np.int64)))
+
+    def at(self, time_s: float) -> ServerNow:
+        """Return the server at a moment; before its first step and after its last it holds nothing."""
+        step = int(np.searchsorted(self.steps.start_s, time_s, side="right")) - 1
+        begun = int(np.searchsorted(self._begin_s, time_s, side="right"))
+        busy = step >= 0 and time_s < self.duration_s
+        return ServerNow(
+            held=float(self._held[step]) if busy else 0.0,
+            running=int(self.steps.running[step]) if busy else 0,
+            waiting=int(self.steps.waiting[step]) if busy else 0,
+            preempted=int(self._preempted[step]) if step >= 0 else 0,
+            computed=int(self._computed[step]) if step >= 0 else 0,
+            prompt_tokens=int(self._prompts[begun]),
+            hit_tokens=int(self._hits[begun]),
+        )
+
+    def held_between(self, edges_s: FloatArray) -> FloatArray:
+        """Return the mean share of the pool that is held in each span between `edges_s`."""
+        start_s = self.steps.start_s
+        if not len(start_s):
+            return np.zeros(len(edges_s) - 1)
+        ends_s = np.append(start_s[1:], max(self.duration_s, float(start_s[-1])))
+        area = np.append(0.0, np.cumsum(self._held * (ends_s - start_s)))
+        at = np.interp(edges_s, np.append(start_s, ends_s[-1]), area)
+        spans: FloatArray = np.diff(at) / np.maximum(np.diff(edges_s), 1e-300)
+        return np.clip(spans, 0.0, 1.0)
+
+    def waiting_at(self, times_s: FloatArray) -> npt.NDArray[np.int64]:
+        """Return the number of waiting requests at each of `times_s`."""
+        step = np.searchsorted(self.steps.start_s, times_s, side="right") - 1
+        waiting = self.steps.waiting[np.maximum(step, 0)] if len(self.steps) else np.zeros(len(times_s), np.int64)
+        return np.where((step >= 0) & (times_s < self.duration_s), waiting, 0).astype(np.int64)
+
+    def waiting_ids(self, time_s: float, most: int) -> list[str]:
+        """Return the ids of the first `most` requests that have come and have not begun, in order of arrival."""
+        requests = self.requests
+        rows = np.flatnonzero(
+            (requests.arrival_s <= time_s) & ~(requests.first_scheduled_s <= time_s) & ~(requests.finished_s <= time_s)
+        )
+        return [str(self.ids[row]) for row in rows[np.argsort(requests.arrival_s[rows], kind="stable")][:most]]
+
+    def stop(self, number: int, row: int) -> Stop:
+        """Return the request in a row of this server, which is the server `number` of its fleet."""
+        requests = self.requests
+        return Stop(
+            server=number,
+            arrival_s=float(requests.arrival_s[row]),
+            begin_s=float(requests.first_scheduled_s[row]),
+            end_s=float(requests.finished_s[row]),
+            prompt_tokens=int(requests.prompt_tokens[row]),
+            hit_tokens=max(int(requests.cached_tokens[row]), 0),
+        )
+
+
+class FleetServers:
+    """All servers of a fleet, and the clock that they share.
+
+    Raises:
+        RecordingError: there is no server, or none has steps.
+    """
+
+    def __init__(self, servers: Sequence[FleetServer], *, at_s: float | None = None) -> None:
+        """Begin at `at_s`, or where most requests wait."""
+        if not any(len(server.steps) for server in servers):
+            raise RecordingError("no server of this fleet has a step to show.")
+        self.servers = servers
+        starts = [server.steps.start_s for server in servers]
+        end_s = max(server.duration_s for server in servers)
+        begin_s = min((float(each[0]) for each in starts if len(each)), default=0.0)
+        if sum(map(len, starts)) > _MOST_FRAMES:
+            times_s = np.linspace(begin_s, end_s, _MOST_FRAMES)
+        else:
+            times_s = np.unique(np.concatenate([*starts, [begin_s, end_s]]))
+        preempted_s = [server.steps.start_s[server.steps.preempted > 0] for server in servers]
+        notable = np.searchsorted(times_s, np.concatenate(preempted_s)) if preempted_s else np.empty(0, np.int64)
+        self.player = Player(times_s, np.minimum(notable, len(times_s) - 1))
+        self.followed: str | None = None
+        """Id of the followed request."""
+        self._stops: tuple[str | None, list[Stop]] = (None, [])
+        self.player.go_to_time(self._busiest_s if at_s is None else at_s)
+
+    @classmethod
+    def of(cls, recordings: Iterable[Recording], names: Sequence[str], *, at_s: float | None = None) -> FleetServers:
+        """Collect recordings that are held in memory."""
+
+        def kept(recording: Recording) -> Callable[[], Recording]:
+            return lambda: recording
+
+        return cls(
+            [FleetServer(each, name, kept(each)) for each, name in zip(recordings, names, strict=True)], at_s=at_s
+        )
+
+    @cached_property
+    def _busiest_s(self) -> float:
+        """The moment at which most requests wait; where hardly any does, at which the pools are fullest."""
+        times_s = np.linspace(self.player.begin_s, self.player.duration_s, _SAMPLES + 1)
+        waiting = self.waiting_at(times_s)
+        if waiting.max() >= len(self.servers):
+            return float(times_s[int(waiting.argmax())])
+        held = np.sum([server.held_between(times_s) for server in self.servers], axis=0)
+        return float(times_s[int(held.argmax())])
+
+    def waiting_at(self, times_s: FloatArray) -> npt.NDArray[np.int64]:
+        """Return the number of requests that wait on all servers at each of `times_s`."""
+        return np.asarray(np.sum([server.waiting_at(times_s) for server in self.servers], axis=0), np.int64)
+
+    def at(self, time_s: float) -> list[ServerNow]:
+        """Return every server at a moment."""
+        return [server.at(time_s) for server in self.servers]
+
+    def hottest(self, now: Sequence[ServerNow]) -> list[int]:
+        """Return the numbers of the servers: the longest queue first, of equal ones the fullest pool."""
+        return sorted(range(len(now)), key=lambda number: (-now[number].waiting, -now[number].held, number))
+
+    def hits(self, now: Sequence[ServerNow]) -> tuple[int, int]:
+        """Return the prompt tokens found in caches, and all of the prompts, on the servers that compute prompts."""
+        finding = [one for one, server in zip(now, self.servers, strict=True) if server.kind != "decode"]
+        return sum(one.hit_tokens for one in finding), sum(one.prompt_tokens for one in finding)
+
+    def imbalance(self, now: Sequence[ServerNow]) -> float:
+        """Return the tokens that the busiest server has computed, divided by the mean of its kind; 1 is balanced."""
+        kinds: dict[str, list[int]] = {}
+        for one, server in zip(now, self.servers, strict=True):
+            kinds.setdefault(server.kind, []).append(one.computed)
+        return max((max(each) * len(each) / sum(each) for each in kinds.values() if any(each)), default=1.0)
+
+    def stops(self, name: str | None) -> list[Stop]:
+        """Return the servers that the request with this id comes to, in order."""
+        if self._stops[0] != name:
+            found = [
+                server.stop(number, int(row))
+                for number, server in enumerate(self.servers)
+                for row in np.flatnonzero(server.ids == name)[:1]
+            ]
+            self._stops = (name, sorted(found, key=lambda stop: stop.arrival_s))
+        return self._stops[1]
+
+    def present_ids(self, time_s: float) -> list[str]:
+        """Return the ids of the requests that wait or run at a moment, in order of arrival; each id once."""
+        found: dict[str, float] = {}
+        for server in self.servers:
+            requests = server.requests
+            rows = np.flatnonzero((requests.arrival_s <= time_s) & ~(requests.finished_s <= time_s))
+            for row in rows.tolist():
+                found.setdefault(str(server.ids[row]), float(requests.arrival_s[row]))
+        return sorted(found, key=lambda name: found[name])
+
+
+def shown_name(folder: str) -> str:
+    """Return the name of the server whose recording is in a folder of this name: `3` is server 3."""
+    return f"server {folder}" if folder.isdecimal() else printable(folder)
+
+
+def server_names(num_servers: int, num_prefill: int = 0) -> list[str]:
+    """Return the names of servers in order; the first `num_prefill` compute prompts for the others."""
+    if not num_prefill:
+        return [f"server {number}" for number in range(num_servers)]
+    decode = range(num_servers - num_prefill)
+    return [*(f"prefill-{number}" for number in range(num_prefill)), *(f"decode-{number}" for number in decode)]

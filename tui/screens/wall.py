@@ -1,0 +1,161 @@
+"""The screen over a fleet: a wall of pools, one strip for each server."""
+
+from __future__ import annotations
+
+import csv
+import io
+from typing import TYPE_CHECKING, ClassVar
+
+from textual import on
+from textual.binding import Binding
+
+from ..facts.fleet_telling import fleet_headline, fleet_story
+from ..playback.session import Session
+from ..widgets.pool_wall import FleetClock, PoolWall
+from .playback import PlaybackScreen
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from textual.app import ComposeResult
+    from textual.binding import BindingType
+
+    from ..look.states import Symbols
+    from ..playback.fleet_servers import FleetServers
+    from ..playback.run_events import EventKind
+
+_ONE_SERVER = "Open a server first: up and down select one, enter opens it."
+
+
+class Wall(PlaybackScreen):
+    """Plays all servers on one clock; a server opens as a screen of its own, at the same moment."""
+
+    PANELS = "PoolWall, FleetClock"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("enter", "open", "Open server", id="wall.open"),
+        Binding("c", "one_server", show=False, id="wall.compare"),
+        Binding("up", "pick(-1)", "Server above", show=False, id="wall.up"),
+        Binding("down", "pick(1)", "Server below", show=False, id="wall.down"),
+    ]
+    HIDDEN: ClassVar[frozenset[str]] = frozenset({"color", "arrange", "zoom", "find", "diagnose", "tree"})
+    """Actions that need one server."""
+
+    def __init__(self, fleet: FleetServers, symbols: Symbols) -> None:
+        super().__init__(fleet.player, symbols)
+        self.fleet = fleet
+        self.story = fleet_story(fleet)
+
+    def compose_body(self) -> ComposeResult:
+        """Compose the strips and the clock."""
+        yield PoolWall(self.fleet, self.symbols)
+        yield FleetClock(self.fleet, self.symbols)
+
+    def headline(self) -> tuple[list[str], list[str]]:
+        """Return what the servers have in common."""
+        return fleet_headline(self.fleet, short=False), fleet_headline(self.fleet, short=True)
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Leave out the actions that need one server."""
+        return action not in self.HIDDEN and super().check_action(action, parameters)
+
+    def sessions(self) -> Iterable[Session]:
+        """Return no run: none is replayed until it is opened."""
+        return ()
+
+    def show_picture(self) -> None:
+        """Draw the clock; the strips follow at the pace of what people read."""
+        self.query_one(FleetClock).show_frame()
+
+    @property
+    def followed_name(self) -> str | None:
+        """The id of the followed request."""
+        return self.fleet.followed
+
+    def follow(self, request: int | None) -> None:
+        """Follow no request; the rows of several servers have no common number."""
+        if request is None:
+            self.follow_name(None)
+
+    def follow_name(self, name: str | None) -> None:
+        """Show the way of the request with this id."""
+        self.fleet.followed = name
+        self.show_panels()
+
+    def action_follow_next(self, direction: int) -> None:
+        """Follow the next or the previous of the requests that wait or run on any server."""
+        names = self.fleet.present_ids(self.player.clock_s)
+        if not names:
+            self.notify("No request runs or waits now.", timeout=3)
+        elif self.fleet.followed not in names:
+            self.follow_name(names[-1])
+        else:
+            self.follow_name(names[(names.index(self.fleet.followed) + direction) % len(names)])
+
+    def action_pick(self, direction: int) -> None:
+        """Select the server above or below."""
+        self.query_one(PoolWall).pick(direction)
+
+    def action_open(self) -> None:
+        """Watch the selected server alone, from this moment on."""
+        wall = self.query_one(PoolWall)
+        self._open(wall.shown[wall.picked])
+
+    @on(PoolWall.Opened)
+    def _opened(self, message: PoolWall.Opened) -> None:
+        self._open(message.server)
+
+    def _open(self, number: int) -> None:
+        server, time_s, followed = self.fleet.servers[number], self.player.clock_s, self.fleet.followed
+
+        def opened() -> Session:
+            session = Session(server.reopen(), at_s=time_s)
+            if followed is not None and followed in server.ids:
+                session.followed = int((server.ids == followed).argmax())
+            return session
+
+        self.app.run_in_thread(opened, self.app.play_session, f"Opening server {server.name}")
+
+    def action_one_server(self) -> None:
+        """Ask for one server."""
+        self.notify(_ONE_SERVER, timeout=3)
+
+    def jump_to_kind(self, kind: EventKind) -> None:
+        """Ask for one server."""
+        del kind
+        self.action_one_server()
+
+    def action_help(self) -> None:
+        """Explain the screen and the keys."""
+        from ..dialogs.help import FLEET_KEYS, IDEA_OF_FLEET, HelpScreen  # noqa: PLC0415 - nothing that the first picture needs
+
+        self.app.push_screen(HelpScreen(IDEA_OF_FLEET, self.symbols, FLEET_KEYS))
+
+    def show_found(self, found: tuple[str, int] | None) -> None:
+        """Ignore it: there is nothing to search."""
+
+    def action_zoom(self, direction: int) -> None:
+        """Ask for one server."""
+        del direction
+        self.action_one_server()
+
+    def action_color(self) -> None:
+        """Ask for one server."""
+        self.action_one_server()
+
+    def file_name(self) -> str:
+        """Return a name for the moment."""
+        return f"kvsim-fleet-{self.player.clock_s:.3f}s"
+
+    def numbers(self) -> str:
+        """Return the figures of the strips as CSV, one row for each server, hottest first."""
+        table = io.StringIO(newline="")
+        writer = csv.writer(table, lineterminator="\n")
+        writer.writerow(("server", "time_s", "held_share", *self._columns))
+        now = self.fleet.at(self.player.clock_s)
+        for number in self.fleet.hottest(now):
+            name, figures = self.fleet.servers[number].name, now[number]._asdict()
+            row = (figures[column] for column in self._columns)
+            writer.writerow((name, f"{self.player.clock_s:.6f}", f"{now[number].held:.6f}", *row))
+        return table.getvalue()
+
+    _columns = ("running", "waiting", "preempted", "computed", "prompt_tokens", "hit_tokens")

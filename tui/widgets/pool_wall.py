@@ -1,0 +1,341 @@
+"""The wall of pools: one strip for each server of a fleet, hottest first, and the clock below them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Final
+
+import numpy as np
+from rich.segment import Segment
+from rich.style import Style
+from textual.message import Message
+from textual.strip import Strip
+
+from kvsim.memory.waste import SlotState
+
+from ..facts.fleet_telling import way
+from ..look.stack import EIGHTHS, columns
+from ..look.wording import ending, percent, seconds, shortened
+from .panel import LineBox
+from .scrubber import GUTTER, Scrubber
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+    from textual import events
+
+    from kvsim.recording.tables import FloatArray
+
+    from ..look.states import Symbols
+    from ..playback.fleet_servers import FleetServer, FleetServers, ServerNow, Stop
+
+_HELD, _RUNS, _WAITS, _HITS = 7, 7, 8, 8
+"""Characters for the figures of a server."""
+FIGURES: Final = _HELD + _RUNS + _WAITS + _HITS + 1
+_MOST_BAR, _LEAST_AXIS = 10, 60
+"""Characters of the bar of waiting requests, drawn if the axis keeps as many columns as the second number."""
+_MOST_LINES = 9
+"""Lines of a strip, with the empty one below it."""
+_BELOW = 2
+"""Lines below the strips: the colours, and the followed request or the whole fleet."""
+
+
+def columns_right_of_axis(width: int) -> int:
+    """Return the columns right of the time axis: the figures, and the bar of waiting requests where there is room."""
+    return FIGURES + (_MOST_BAR if width - GUTTER - FIGURES - _MOST_BAR >= _LEAST_AXIS else 0)
+
+
+class PoolWall(LineBox):
+    """Each strip is a pool over the whole run, with its figures at the clock; servers that do not fit share one."""
+
+    can_focus = False
+    COMPONENT_CLASSES: ClassVar[set[str]] = {"wall--picked", "wall--bar"}
+
+    @dataclass
+    class Opened(Message):
+        """The user asks to watch one server alone."""
+
+        server: int
+
+    def __init__(self, fleet: FleetServers, symbols: Symbols) -> None:
+        super().__init__(symbols, id="wall")
+        self._fleet = fleet
+        self.picked = 0
+        """Place of the selected strip, from the top."""
+        self.shown: list[int] = []
+        """Numbers of the servers with a strip of their own, from the top."""
+        self._lines_each = 1
+        self._axis: FloatArray = np.empty(0)
+        self._held: dict[int, FloatArray] = {}
+
+    def pick(self, direction: int) -> None:
+        """Select the next or the previous strip."""
+        self.picked = min(max(self.picked + direction, 0), max(len(self.shown) - 1, 0))
+        self.show_frame()
+
+    def write(self) -> list[Strip]:
+        """Write the heading, the strips, the meaning of the colours, and what is followed."""
+        width, height = self.size
+        fleet, axis_width = self._fleet, width - GUTTER - columns_right_of_axis(width)
+        if axis_width < 1 or height < 3:
+            return []
+        clock_s, player = fleet.player.clock_s, fleet.player
+        self.border_title = "share of each pool that requests hold: one strip a server, hottest first"
+        edges_s = np.linspace(player.begin_s, player.duration_s, axis_width + 1)
+        if len(edges_s) != len(self._axis):
+            self._axis, self._held = edges_s, {}
+        now, stops = fleet.at(clock_s), fleet.stops(fleet.followed)
+        ranked = fleet.hottest(now)
+        here = {stop.server for stop in stops}
+        ranked.sort(key=lambda number: number not in here)  # the followed request's servers are always seen
+        room = height - 1 - _BELOW
+        lines_each = min(max(room // len(ranked), 1), _MOST_LINES)
+        num_own = len(ranked) if len(ranked) <= room else room - 1
+        self.shown, self._lines_each = ranked[:num_own], lines_each
+        self.picked = min(self.picked, max(num_own - 1, 0))
+        most_waiting = max((one.waiting for one in now), default=0)
+        drawn = [self._heading(axis_width)]
+        for place, number in enumerate(self.shown):
+            drawn += self._strip(number, now, stops, most_waiting, picked=place == self.picked)
+        if num_own < len(ranked):
+            drawn.append(self._folded(ranked[num_own:], now, most_waiting))
+        drawn += [self.blank()] * (height - _BELOW - len(drawn))
+        return [*drawn[: height - _BELOW], self._legend(stops), self._telling(now, stops)]
+
+    def _heading(self, axis_width: int) -> Strip:
+        words = "the run from left to right" if axis_width > 26 else ""
+        figures = f"{'held':>{_HELD}}{'runs':>{_RUNS}}{'hits':>{_HITS}}{'waits':>{_WAITS}}"
+        return Strip(
+            [
+                self.text(" " * GUTTER),
+                self.text(words.ljust(axis_width), "weak"),
+                self.text(figures, "label"),
+            ]
+        )
+
+    def _strip(
+        self,
+        number: int,
+        now: Sequence[ServerNow],
+        stops: Sequence[Stop],
+        most_waiting: int,
+        *,
+        picked: bool,
+    ) -> list[Strip]:
+        server, one = self._fleet.servers[number], now[number]
+        height = max(self._lines_each - (self._lines_each > 2), 1)
+        chart = self._chart(self._held_of(number), height, [stop for stop in stops if stop.server == number])
+        is_here = any(stop.server == number for stop in stops)
+        name = ending(server.name, GUTTER - 4, self.symbols.cut)
+        label = f"{'>' if is_here else ' '} {name}".ljust(GUTTER - 1)
+        kind = self.get_component_rich_style("wall--picked") if picked else self.text("", "strong").style
+        lines = [
+            [
+                Segment(label, kind),
+                self.text(" "),
+                *chart[0],
+                *self._figures(one, most_waiting, finds=server.kind != "decode"),
+            ],
+            *([self.text(" " * GUTTER), *line] for line in chart[1:]),
+        ]
+        if height > 1 and one.waiting:
+            lines[1].append(self._who_waits(server))
+        if self._lines_each > 2:
+            lines.append([self.text(" ")])
+        return [Strip(line) for line in lines]
+
+    def _figures(self, one: ServerNow, most_waiting: int, *, finds: bool = True) -> list[Segment]:
+        bar = columns_right_of_axis(self.size.width) - FIGURES
+        hits = percent(one.hit_tokens, one.prompt_tokens) if finds and one.prompt_tokens else "-"
+        text = f"{percent(one.held, 1):>{_HELD}}{one.running:>{_RUNS},}{hits:>{_HITS}}"
+        return [
+            self.text(text),
+            self.text(f"{one.waiting:>{_WAITS},} ", "strong" if one.waiting else "text"),
+            *([self._bar(one.waiting, most_waiting, bar)] if bar else []),
+        ]
+
+    def _bar(self, value: int, most: int, width: int) -> Segment:
+        eighths = max(round(value / most * (width - 1) * EIGHTHS), 1) if value else 0
+        whole, part = divmod(eighths, EIGHTHS)
+        if not self.symbols.right:
+            whole, part = whole + (part > 0), 0
+        text = self.symbols.up[EIGHTHS] * whole + (self.symbols.right[part] if part else "")
+        return Segment(text.ljust(width), self.get_component_rich_style("wall--bar"))
+
+    def _who_waits(self, server: FleetServer) -> Segment:
+        """Name the first of the queue beside the second line of a strip."""
+        room = columns_right_of_axis(self.size.width) - 2
+        names = server.waiting_ids(self._fleet.player.clock_s, room // 3)
+        text = "  first in line:"
+        for name in names:
+            if len(text) + len(name) + 1 > room:
+                break
+            text += f" {name}"
+        return self.text(text if names else "", "weak")
+
+    def _folded(self, numbers: Sequence[int], now: Sequence[ServerNow], most_waiting: int) -> Strip:
+        """Return the line of all servers without a strip: their mean over the run, and their sums."""
+        held = np.mean([self._held_of(number) for number in numbers[:: max(len(numbers) // 50, 1)]], axis=0)
+        ones = [now[number] for number in numbers]
+        together = ones[0]._replace(
+            held=float(np.mean([one.held for one in ones])),
+            running=sum(one.running for one in ones),
+            waiting=sum(one.waiting for one in ones),
+            prompt_tokens=sum(one.prompt_tokens for one in ones),
+            hit_tokens=sum(one.hit_tokens for one in ones),
+        )
+        label = f"  {len(numbers):,} more".ljust(GUTTER)
+        figures = self._figures(together, max(most_waiting, together.waiting))
+        return Strip([self.text(label, "label"), *self._chart(held, 1, [])[0], *figures])
+
+    def _held_of(self, number: int) -> FloatArray:
+        if number not in self._held:
+            self._held[number] = self._fleet.servers[number].held_between(self._axis)
+        return self._held[number]
+
+    def _chart(self, held: FloatArray, height: int, stops: Sequence[Stop]) -> list[list[Segment]]:
+        """Draw the share held over the run, the clock's line, and the stay of the followed request."""
+        symbols, palette = self.symbols, self.symbols.palette
+        # Strips of one line leave an eighth free, so that full ones do not become one area.
+        cells = columns(held, 1.0 if height > 1 else EIGHTHS / (EIGHTHS - 1), height)
+        stay = self._columns_of(stops)
+        colors = np.where(stay, palette.hues[1], palette.states[SlotState.TOKEN])
+        clock = self._column(self._fleet.player.clock_s)
+        lines = []
+        for row in range(height):
+            line = []
+            for place, eighths in enumerate(cells[row].tolist()):
+                ground = palette.states[SlotState.FREE] if symbols.color else None
+                if place == clock:
+                    above = palette.states[SlotState.TOKEN] if eighths > EIGHTHS // 2 and symbols.color else ground
+                    line.append(Segment("│" if symbols.color else "|", Style(color=palette.cursor, bgcolor=above)))
+                    continue
+                text = symbols.up[eighths]
+                if stay[place] and row == height - 1 and not eighths:
+                    text = symbols.up[1]
+                if stay[place] and not symbols.color and row == height - 1:
+                    text = symbols.held
+                color = colors[place] if row == height - 1 else palette.states[SlotState.TOKEN]
+                line.append(Segment(text, Style(color=str(color), bgcolor=ground)))
+            lines.append(list(Strip(line).simplify()))
+        return lines
+
+    def _column(self, time_s: float) -> int:
+        player, width = self._fleet.player, len(self._axis) - 1
+        share = (time_s - player.begin_s) / max(player.duration_s - player.begin_s, 1e-300)
+        return min(max(int(share * width), 0), width - 1)
+
+    def _columns_of(self, stops: Sequence[Stop]) -> npt.NDArray[np.bool_]:
+        """Return the columns of the axis in which the followed request is on a server."""
+        here = np.zeros(len(self._axis) - 1, np.bool_)
+        for stop in stops:
+            end_s = self._fleet.player.duration_s if np.isnan(stop.end_s) else stop.end_s
+            here[self._column(stop.arrival_s) : self._column(end_s) + 1] = True
+        return here
+
+    def _legend(self, stops: Sequence[Stop]) -> Strip:
+        palette, symbols = self.symbols.palette, self.symbols
+        mark = "■" if symbols.color else symbols.up[-1]
+        entries = [(palette.states[SlotState.TOKEN], "held by requests")]
+        if stops:
+            name = str(self._fleet.followed)
+            entries.append((palette.hues[1], f"the time in which {name} is there"))
+        free = palette.states[SlotState.FREE] if symbols.color else palette.free_glyph
+        entries.append((free, "free or cached"))
+        segments = [self.text(" " * GUTTER)]
+        for color, words in entries:
+            segments += [
+                Segment(mark if words != "free or cached" or symbols.color else symbols.dot, Style(color=color))
+            ]
+            segments += [self.text(f" {words}   ", "weak")]
+        used = sum(len(segment.text) for segment in segments)
+        hint = "up down enter: open a server"
+        if used + len(hint) <= self.size.width:
+            segments.append(self.text(hint.rjust(self.size.width - used), "weak"))
+        return Strip(segments)
+
+    def _telling(self, now: Sequence[ServerNow], stops: Sequence[Stop]) -> Strip:
+        """Tell the way of the followed request, or else what the whole fleet does now."""
+        width, name = self.size.width, self._fleet.followed
+        if stops:
+            texts = [
+                f"{name}  {way(self._fleet, list(stops), self.symbols.arrow, short=short)}" for short in (False, True)
+            ]
+            text = next((one for one in texts if len(one) <= width), shortened(texts[-1], width, self.symbols.cut))
+            return Strip([self.text(text, "strong")])
+        parts = [
+            f"{sum(one.running for one in now):,} run",
+            f"{sum(one.waiting for one in now):,} wait",
+            f"{percent(float(np.mean([one.held for one in now])), 1)} held",
+            f"busiest {self._fleet.imbalance(now):.2f} times the mean",
+            *([f"{percent(*self._fleet.hits(now))} of prompt tokens found"] if self._fleet.hits(now)[0] else []),
+            "n follows a request",
+        ]
+        text = f" {self.symbols.dot} ".join(parts)
+        while len(text) > width - GUTTER and len(parts) > 1:
+            parts.pop()
+            text = f" {self.symbols.dot} ".join(parts)
+        return Strip([self.text("all servers".ljust(GUTTER), "label"), self.text(text, "strong")])
+
+    def on_click(self, event: events.Click) -> None:
+        """Select the clicked strip; open it with a second click."""
+        offset = event.get_content_offset(self)
+        place = -1 if offset is None else (offset.y - 1) // self._lines_each
+        if 0 <= place < len(self.shown):
+            if place == self.picked and event.chain > 1:
+                self.post_message(self.Opened(self.shown[place]))
+            self.picked = place
+            self.show_frame()
+
+
+class FleetClock(Scrubber):
+    """Waiting requests of all servers over time, above the common scrubber; its axis is that of the strips."""
+
+    def __init__(self, fleet: FleetServers, symbols: Symbols) -> None:
+        super().__init__(fleet.player, symbols, id="fleet-clock")
+        self._fleet = fleet
+        self._drawn: tuple[int, int, npt.NDArray[np.int64]] = (0, 0, np.empty(0, np.int64))
+
+    def show_frame(self) -> None:
+        """Follow the clock."""
+        self.refresh()
+
+    @property
+    def axis_width(self) -> int:
+        """Columns of the axis."""
+        return max(self.size.width - GUTTER - columns_right_of_axis(self.size.width), 0)
+
+    def place(self) -> str:
+        """Return nothing: steps of several servers have no common number."""
+        return ""
+
+    def render_line(self, y: int) -> Strip:
+        """Render the queue of all servers, or the scrubber."""
+        width, height = self.axis_width, self.size.height
+        rest = self.get_component_rich_style("timeline--text")
+        if not width:
+            return Strip.blank(self.size.width, rest)
+        last, column, clock_s = y == height - 1, self.cursor_column, self.player.clock_s
+        label_style, value_style, bar_style, track_style = (
+            self.get_component_rich_style(f"timeline--{name}") for name in ("label", "value", "bar", "track")
+        )
+        if last:
+            label, value = "time", seconds(clock_s, self.player.duration_s / 1000)
+            cells = [Segment(self.symbols.track, track_style)] * width
+        else:
+            label, value = ("waiting", f"{self._fleet.waiting_at(np.array([clock_s]))[0]:,}") if y == 0 else ("", "")
+            cells = [Segment(self.symbols.up[eighths], bar_style) for eighths in self._queue(width, height - 1)[y]]
+        line = self.symbols.knob if last else "│" if self.symbols.color else "|"
+        cells[column] = Segment(line, Style(color=self.symbols.palette.cursor, bold=True))
+        gutter = [Segment(label, label_style), Segment(value.rjust(GUTTER - 1 - len(label)) + " ", value_style)]
+        return Strip([*gutter, *cells]).simplify().adjust_cell_length(self.size.width, rest)
+
+    def _queue(self, width: int, height: int) -> npt.NDArray[np.int64]:
+        if self._drawn[:2] != (width, height):
+            edges_s = self.edges_s(width)
+            waiting = np.maximum.reduce(
+                [self._fleet.waiting_at(edges_s[:-1] + shift * np.diff(edges_s)) for shift in (0, 0.5)]
+            )
+            self._drawn = (width, height, columns(waiting, max(int(waiting.max()), 1), height))
+        return self._drawn[2]
