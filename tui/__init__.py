@@ -48,7 +48,7 @@ def fleet_of(recordings: Sequence[Recording], num_prefill: int = 0) -> FleetServ
 
 
 def open_fleet(folders: Sequence[Path], report: Callable[[int, int], None] | None = None) -> FleetServers:
-    """Read the recordings of a fleet's servers, each in a folder with the server's name; report the number that are read.
+    """Read the recordings of a fleet's servers, each in a folder with the server's name, and report progress.
 
     Raises:
         RecordingError: a recording cannot be read, or no server has steps.

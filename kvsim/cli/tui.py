@@ -91,8 +91,8 @@ def command(
 ) -> None:
     """Watch the memory pool of RECORDING, of a simulation with --policy, or of all policies with --compare.
 
-    RECORDING is a folder, the name of a recording that comes with kvsim, or the folder of a fleet's servers. Without any, flags of a run, such as
-    --model, simulate it with --policy paged; without those, a real vLLM run is shown.
+    RECORDING is a folder, the name of a recording that comes with kvsim, or the folder of a fleet's servers. Without
+    any, flags of a run, such as --model, simulate it with --policy paged; without those, a real vLLM run is shown.
     """
     _check_one_source(recording_name, policy, compare, lesson, attach)
     if recording_name is None and not (policy or compare or lesson or attach) and _describes_a_run(context):
