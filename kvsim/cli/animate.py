@@ -56,7 +56,31 @@ def command(
     from kvsim.recording import find, read
 
     races = output.suffix.lower() == ".svg"
-    if output.suffix.lower() not in FILMS and not races:
+    num_frames = _num_frames(output, length_s, frames_per_second, max_mib)
+    may_replace(output, "animate", overwrite=overwrite)
+    runs = [read(find(name)) for name in recordings]
+    if races:
+        if until_s is not None and not 0 < until_s < float("inf"):
+            raise UsageError(f"--until should be a time above 0 s, not {until_s}.")
+        click.echo(write_race(runs, output, length_s=length_s, until_s=until_s))
+        return
+    film = film_of(runs, num_frames=num_frames, until_s=until_s)
+    longest_s = max(run.duration_s for run in runs)
+    if until_s is None and film.times_s[-1] < longest_s:
+        click.echo(
+            f"the film ends at {film.times_s[-1]:.4g} s, soon after the shortest run; "
+            f"--until {longest_s:.6g} shows the longest to its end.",
+            err=True,
+        )
+    write = FILMS[output.suffix.lower()]
+    click.echo(write(film, output, frames_per_s=frames_per_second, max_bytes=int(max_mib * (1 << 20))))
+
+
+def _num_frames(output: Path, length_s: float, frames_per_second: float, max_mib: float) -> int:
+    """Check what a film should be, and return its number of frames."""
+    from kvsim.plots import FILMS
+
+    if output.suffix.lower() not in (*FILMS, ".svg"):
         kinds = ", ".join([*FILMS, ".svg"])
         raise UsageError(f"{output} ends in {output.suffix or 'nothing'}; a film is written as {kinds}.")
     for name, value in (("--length", length_s), ("--frames-per-second", frames_per_second), ("--max-mib", max_mib)):
@@ -67,24 +91,4 @@ def command(
         raise UsageError(
             f"--length and --frames-per-second ask for {num_frames:,} frames; a film has at most {_MOST_FRAMES:,}."
         )
-    may_replace(output, "animate", overwrite=overwrite)
-    runs = [read(find(name)) for name in recordings]
-    if races:
-        if until_s is not None and not 0 < until_s < float("inf"):
-            raise UsageError(f"--until should be a time above 0 s, not {until_s}.")
-        click.echo(write_race(runs, output, length_s=length_s, until_s=until_s))
-        return
-    film = film_of(
-        runs,
-        num_frames=num_frames,
-        until_s=until_s,
-    )
-    longest_s = max(run.duration_s for run in runs)
-    if until_s is None and film.times_s[-1] < longest_s:
-        click.echo(
-            f"the film ends at {film.times_s[-1]:.4g} s, soon after the shortest run; "
-            f"--until {longest_s:.6g} shows the longest to its end.",
-            err=True,
-        )
-    write = FILMS[output.suffix.lower()]
-    click.echo(write(film, output, frames_per_s=frames_per_second, max_bytes=int(max_mib * (1 << 20))))
+    return num_frames

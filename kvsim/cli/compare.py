@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from kvsim.cli.scenario import Scenario
+    from kvsim.metrics import Summary
+    from kvsim.recording import Recording
 
 _OPTIMAL = "paged-optimal"
 """The paged policy with an eviction that knows all requests."""
@@ -98,11 +100,8 @@ def command(
     if ladder:
         climb_ladder(output, flags, overwrite=overwrite, as_json=as_json)
         return
-    from kvsim.cli.answer import failure_notes
-    from kvsim.cli.summary_lines import print_summaries, summary_document
-    from kvsim.files.overwriting import may_replace, replacing_folder
+    from kvsim.files.overwriting import may_replace
     from kvsim.metrics import summarize
-    from kvsim.metrics.run_verdict import verdict_of
 
     if output is not None:
         may_replace(output, "compare", overwrite=overwrite, is_folder=True)
@@ -111,42 +110,68 @@ def command(
         compare_apart(scenario, apart, scenario.policy(Paged.name), as_json=as_json)
         return
     policies, notes = _policies(scenario, names, uniform_cache=uniform_cache)
-    recordings = []
+    recordings = {}
     for name, policy in policies.items():
         with progress(name) as report:
-            recordings.append(scenario.simulate(policy, progress=report))
+            recordings[name] = scenario.simulate(policy, progress=report)
     if output is not None:
-        from kvsim.recording import write
-
-        with replacing_folder(output, "compare", overwrite=overwrite) as folder:
-            for name, recording in zip(policies, recordings, strict=True):
-                write(recording, folder / name)
-    summaries = [
-        replace(summarize(recording), policy=name) for name, recording in zip(policies, recordings, strict=True)
-    ]
+        _write(recordings, output, overwrite=overwrite)
+    summaries = [replace(summarize(recording), policy=name) for name, recording in recordings.items()]
     with progress("with memory for everything") as report:
-        roomy = with_memory_for_everything(scenario, policies, report)
+        ample = with_memory_for_everything(scenario, policies, report)
     if as_json:
-        documents = {
-            summary.policy: summary_document(recording, summary) | {"ample_output_tokens_per_s": tokens_per_s}
-            for recording, summary, tokens_per_s in zip(recordings, summaries, roomy, strict=True)
-        }
-        print_json(documents)
+        _print_json(list(recordings.values()), summaries, ample)
     else:
-        for summary in summaries:
-            echo(f"{summary.policy}: {verdict_of(summary).sentence}")
-        if flags["clock"] == "one":
-            click.echo("every policy with the step times of one engine, vLLM's; --times own gives each its own")
-        each = ", ".join(f"{name} {tokens_per_s:,.0f}" for name, tokens_per_s in zip(policies, roomy, strict=True))
-        notes += scenario.notes
-        notes += [note for recording in recordings for note in failure_notes([recording.meta])]
-        notes.append(f"with memory for everything, tokens per second: {each}; what differs then is not memory")
-        print_summaries(
-            f"{scenario.workload.description}, {scenario.kv_bytes / 2**30:.2f} GiB of KV memory",
-            recordings,
-            summaries,
-            note="\n".join(notes),
-        )
+        _print_comparison(scenario, list(recordings.values()), summaries, ample, notes, clock=flags["clock"])
+
+
+def _write(recordings: Mapping[str, Recording], output: Path, *, overwrite: bool) -> None:
+    from kvsim.files.overwriting import replacing_folder
+    from kvsim.recording import write
+
+    with replacing_folder(output, "compare", overwrite=overwrite) as folder:
+        for name, recording in recordings.items():
+            write(recording, folder / name)
+
+
+def _print_json(recordings: Sequence[Recording], summaries: Sequence[Summary], ample: Sequence[float]) -> None:
+    from kvsim.cli.summary_lines import summary_document
+
+    documents = {
+        summary.policy: summary_document(recording, summary) | {"ample_output_tokens_per_s": tokens_per_s}
+        for recording, summary, tokens_per_s in zip(recordings, summaries, ample, strict=True)
+    }
+    print_json(documents)
+
+
+def _print_comparison(
+    scenario: Scenario,
+    recordings: Sequence[Recording],
+    summaries: Sequence[Summary],
+    ample: Sequence[float],
+    notes: Sequence[str],
+    *,
+    clock: str,
+) -> None:
+    """Print a verdict on each policy and a column for each; `ample` is tokens per second with ample memory."""
+    from kvsim.cli.answer import failure_notes
+    from kvsim.cli.summary_lines import print_summaries
+    from kvsim.metrics.run_verdict import verdict_of
+
+    for summary in summaries:
+        echo(f"{summary.policy}: {verdict_of(summary).sentence}")
+    if clock == "one":
+        click.echo("every policy with the step times of one engine, vLLM's; --times own gives each its own")
+    each = ", ".join(f"{summary.policy} {rate:,.0f}" for summary, rate in zip(summaries, ample, strict=True))
+    below = [*notes, *scenario.notes]
+    below += [note for recording in recordings for note in failure_notes([recording.meta])]
+    below.append(f"with memory for everything, tokens per second: {each}; what differs then is not memory")
+    print_summaries(
+        f"{scenario.workload.description}, {scenario.kv_bytes / 2**30:.2f} GiB of KV memory",
+        recordings,
+        summaries,
+        note="\n".join(below),
+    )
 
 
 def _check_one(

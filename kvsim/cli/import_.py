@@ -16,6 +16,8 @@ from kvsim.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from kvsim.workload import Workload
+
 _FORMAT_NAMES = (
     "azure", "burstgpt", "conversations", "csv", "mooncake", "ragpulse", "sharegpt", "sharegpt-turns", "vidur",
     "vllm-bench",
@@ -95,13 +97,19 @@ def command(
         raise UsageError("--rate is the rate of new arrivals; say which with --arrivals.")
     if output is not None:
         write_workload(workload, output)
-    summary = workload.summary()
     if as_json:
-        print_json({"name": workload.name, "description": workload.description} | asdict(summary))
-        return
+        about = {"name": workload.name, "description": workload.description}
+        print_json(about | asdict(workload.summary()))
+    else:
+        print_table(workload.description, ["", ""], _rows(workload, output))
+
+
+def _rows(workload: Workload, output: Path | None) -> list[tuple[str, str]]:
+    """Describe `workload`, and the file that it was written to."""
+    summary = workload.summary()
     rate = "all at once" if summary.rate_per_s is None else f"{summary.rate_per_s:.4g} per second"
     hashed = len(workload.prompt_hashes.values) * workload.hash_unit_tokens / workload.prompt_tokens.sum(dtype=float)
-    rows = [
+    return [
         ("requests", f"{summary.num_requests:,}"),
         *([] if workload.turns is None else [("sessions", f"{int((workload.turns.after < 0).sum()):,}")]),
         ("arrivals", f"{rate}, over {summary.duration_s:,.1f} s"),
@@ -112,7 +120,6 @@ def command(
         ("prefixes known of", f"{100 * hashed:.1f}% of prompt tokens"),
         *([] if output is None else [("written to", str(output))]),
     ]
-    print_table(workload.description, ["", ""], rows)
 
 
 def _guessed(file: str, form: str | None, chars_per_token: float) -> Any:

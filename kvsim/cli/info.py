@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from kvsim.cli.show import echo, json_option, print_json, print_table, size
 from kvsim.errors import UsageError
+
+if TYPE_CHECKING:
+    from kvsim.recording import Recording
 
 
 @click.command("info")
@@ -19,25 +24,36 @@ def command(*, recording_name: str | None, check: bool, as_json: bool) -> None:
 
     --check is for those who write recordings: docs/reference/recordings.md specifies the format.
     """
+    if check:
+        _check(recording_name, as_json=as_json)
+    elif recording_name is None:
+        _list(as_json=as_json)
+    else:
+        _describe(recording_name, as_json=as_json)
+
+
+def _list(*, as_json: bool) -> None:
+    """Print the names of the recordings that come with kvsim."""
+    from kvsim.recording import shipped_names
+
+    names = shipped_names()
+    if as_json:
+        print_json({"shipped": names})
+    else:
+        click.echo("\n".join(names))
+
+
+def _describe(name: str, *, as_json: bool) -> None:
+    """Print where a recording comes from, and what happened in it."""
     from kvsim.cli.summary_lines import figures_document, print_summaries
     from kvsim.cli.turn_tables import print_losses, print_turns
     from kvsim.metrics import summarize
     from kvsim.metrics.contradictions import refuse_contradictions
     from kvsim.metrics.run_verdict import verdict_of
     from kvsim.metrics.steady import steady_part
-    from kvsim.recording import find, read, shipped_names
+    from kvsim.recording import find, read
 
-    if check:
-        _check(recording_name, as_json=as_json)
-        return
-    if recording_name is None:
-        names = shipped_names()
-        if as_json:
-            print_json({"shipped": names})
-        else:
-            click.echo("\n".join(names))
-        return
-    folder = find(recording_name)
+    folder = find(name)
     recording = read(folder)
     meta, summary = recording.meta, summarize(recording, refuse_contradictions(recording, folder))
     if as_json:
@@ -50,12 +66,23 @@ def command(*, recording_name: str | None, check: bool, as_json: bool) -> None:
         about |= {"policy": dict(meta.policy), "requests": len(recording.requests)}
         print_json(figures_document(recording, summary) | about)
         return
-    pool = meta.pool
+    echo(verdict_of(summary).sentence)
+    if summary.duration_s:
+        echo(steady_part(recording.requests).sentence)
+    print_table(recording.name, ["", ""], _provenance(recording))
+    print_summaries("what happened", [recording], [summary])
+    print_turns([recording])
+    print_losses(recording)
+
+
+def _provenance(recording: Recording) -> list[tuple[str, str]]:
+    """Return the rows that say what was recorded, where and with which pool."""
+    meta, pool = recording.meta, recording.meta.pool
     units = "none: the cache grows with the batch"
     if pool.num_units is not None:
         kind = pool.units_in_words if pool.groups else f"units of {pool.unit_tokens} tokens"
         units = f"{pool.num_units:,} {kind}, {size(pool.num_units * pool.bytes_per_unit)}"
-    rows = [
+    return [
         ("source", meta.source),
         ("engine", ", ".join(f"{key} {value}" for key, value in meta.engine.items())),
         ("GPU", meta.gpu),
@@ -69,13 +96,6 @@ def command(*, recording_name: str | None, check: bool, as_json: bool) -> None:
         *([("command", meta.command)] if meta.command else []),
         *([("notes", meta.notes)] if meta.notes else []),
     ]
-    echo(verdict_of(summary).sentence)
-    if summary.duration_s:
-        echo(steady_part(recording.requests).sentence)
-    print_table(recording.name, ["", ""], rows)
-    print_summaries("what happened", [recording], [summary])
-    print_turns([recording])
-    print_losses(recording)
 
 
 def _check(name: str | None, *, as_json: bool) -> None:

@@ -16,7 +16,7 @@ from kvsim.errors import RecordingError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kvsim.plots import Finish
+    from kvsim.plots import Finish, Picture
     from kvsim.recording import Recording
 
 _MOST_PIXELS = 100_000_000
@@ -85,7 +85,7 @@ def command(
     """
     if title is not None and no_title:
         raise UsageError("--title and --no-title each choose the title; give only one.")
-    from kvsim.plots import FIGURES, OF_A_SWEEP, OF_SEVERAL, Finish, check_kind, may_save, save
+    from kvsim.plots import OF_SEVERAL, Finish, check_kind, may_save, save
 
     finish = Finish(
         title="" if no_title else None if title is None else printable(title),
@@ -109,13 +109,18 @@ def command(
     check_kind(kind, len(names))
     file = output or Path(f"{kind}.png")
     may_save(file, "plot", overwrite=overwrite)
+    click.echo(save(_picture(kind, names, labels, order, purpose=purpose, size=inches), file, finish=finish))
+
+
+def _picture(kind: str, names: Sequence[str], labels: tuple[str, ...], order: str | None, **looks: Any) -> Picture:
+    """Draw the recordings or tables `names`, under their labels and in their order if these are given."""
+    from kvsim.plots import FIGURES, OF_A_SWEEP, OF_SEVERAL
+
     runs = _points(names) if kind in OF_A_SWEEP else _read(names)
     if labels or order is not None:
         runs, named = _arranged(runs, tuple(map(printable, labels)), order)
-        picture = OF_SEVERAL[kind](*runs, purpose=purpose, size=inches, names=named)
-    else:
-        picture = FIGURES[kind](*runs, purpose=purpose, size=inches)
-    click.echo(save(picture, file, finish=finish))
+        return OF_SEVERAL[kind](*runs, **looks, names=named)
+    return FIGURES[kind](*runs, **looks)
 
 
 def _arranged(

@@ -21,10 +21,11 @@ from kvsim.cli.show import json_option, overwrite_option, progress
 from kvsim.policies.routers import ROUTE_NAMES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
+    from kvsim.cli.scenario import Scenario
     from kvsim.policies import AnyPolicy
-    from kvsim.simulation import Disaggregation, EngineName, Fleet, Machine, Options
+    from kvsim.simulation import Disaggregation, EngineName, Fleet, Machine, Measured, Options
     from kvsim.workload import Workload
 
 
@@ -99,7 +100,6 @@ def command(
     Only what goes into the summary is kept, however long the run, unless a recording is asked for.
     Without flags, it serves the requests of a recorded ShareGPT run again, on the same machine with the same memory.
     """
-    from kvsim.cli.answer import failure_notes
     from kvsim.cli.run_answer import RunAnswer
     from kvsim.files.overwriting import may_replace, replacing_folder
     from kvsim.machines import card_named
@@ -121,11 +121,7 @@ def command(
     answer = RunAnswer(runs, fleet)
     if fleet is None and not no_band:
         answer.add_band(*setup, options)
-    answer.notes += scenario.notes if policy in ("paged", "contiguous") else []
-    answer.notes += failure_notes([run.meta for run in runs])
-    if policy == "paged" and flags["speculative_config"]:
-        assumed = "" if flags["acceptance"] else ", at an acceptance of 0.7, which is assumed (--acceptance)"
-        answer.notes.append(f"Drafting takes no time of its own here, so this is an upper bound of its gain{assumed}.")
+    answer.notes += _notes(scenario, policy, runs, flags)
     if front_end == "http":
         answer.add_front_end(card_named(flags["times"]), workload)
     routed = f"; routed by {route}{f', {route_lag_s:g} s late' if route_lag_s else ''}" if fleet else ""
@@ -141,6 +137,18 @@ def _check_load(flags: dict[str, Any]) -> None:
     check_users(flags)
     check_senders(flags)
     flags["users"] = users_of(flags)
+
+
+def _notes(scenario: Scenario, policy: str, runs: Sequence[Measured], flags: Mapping[str, Any]) -> list[str]:
+    """Return what a reader of the figures must know: about the machine, failures of vLLM, and drafts."""
+    from kvsim.cli.answer import failure_notes
+
+    notes = list(scenario.notes) if policy in ("paged", "contiguous") else []
+    notes += failure_notes([run.meta for run in runs])
+    if policy == "paged" and flags["speculative_config"]:
+        assumed = "" if flags["acceptance"] else ", at an acceptance of 0.7, which is assumed (--acceptance)"
+        notes.append(f"Drafting takes no time of its own here, so this is an upper bound of its gain{assumed}.")
+    return notes
 
 
 def _options(flags: Mapping[str, Any], engine: EngineName) -> Options:

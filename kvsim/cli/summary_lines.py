@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from operator import attrgetter
 from typing import Any
 
 from kvsim.cli.show import echo, print_table, seconds, size
@@ -26,37 +28,12 @@ def print_summaries(
     note: str = "",
     names_evidence: bool = False,
 ) -> None:
-    """Print `summaries` as columns of one table, the shares of the pool first, and what the times rest on, and `note`,
-    below; with the names of the recordings that tell the error of such times, if those are asked for.
+    """Print `summaries` as columns of one table, the shares of the pool first.
+
+    Below it are the source of the times, with the names of the recordings that tell their error if `names_evidence`,
+    and `note`.
     """
-    rows: list[tuple[str, ...]] = []
-
-    def row(label: str, cells: Sequence[str]) -> None:
-        rows.append((label, *cells))
-
-    for state in SlotState:
-        if state is SlotState.EXPIRED and not any(summary.waste.pool_percent[state] > 0 for summary in summaries):
-            continue  # no layer has a window
-        shares = [summary.waste.pool_percent[state] for summary in summaries]
-        row(f"{STATE_NAMES[state]}, % of the pool", [_figure(share, ".1f") for share in shares])
-    row("sum, %", [_figure(summary.waste.pool_percent.sum(), ".1f") for summary in summaries])
-    row("mean batch, sequences", [_figure(summary.mean_batch, ".2f") for summary in summaries])
-    row("output tokens per second", [_figure(summary.output_tokens_per_s, ",.0f") for summary in summaries])
-    row("duration", [seconds(summary.duration_s) for summary in summaries])
-    row("mean waiting, requests", [_figure(summary.mean_waiting, ".1f") for summary in summaries])
-    row("wait in the queue, mean", [seconds(summary.wait_s.mean) for summary in summaries])
-    for label, name in (("TTFT", "ttft_s"), ("TPOT", "tpot_s"), ("end to end", "e2e_s")):
-        for statistic in ("mean", "p50", "p99"):
-            row(f"{label}, {statistic}", [seconds(getattr(getattr(summary, name), statistic)) for summary in summaries])
-    row("finished", [f"{summary.num_finished:,}" for summary in summaries])
-    row("refused", [f"{summary.num_refused:,}" for summary in summaries])
-    row("aborted", [f"{summary.num_aborted:,}" for summary in summaries])
-    row("preemptions", [f"{summary.num_preemptions:,}" for summary in summaries])
-    row("kept waiting by fragmentation", [f"{summary.num_fragmented_requests:,}" for summary in summaries])
-    if any(summary.swapped_out_bytes for summary in summaries):
-        row("copied to host memory", [size(summary.swapped_out_bytes) for summary in summaries])
-        row("copied from host memory", [size(summary.swapped_in_bytes) for summary in summaries])
-    row("prefix hits, % of the prompt tokens", [f"{100 * summary.prefix_hit_rate:.1f}" for summary in summaries])
+    rows = [(label, *map(cell, summaries)) for label, cell in _rows(summaries)]
     columns = ["", *(summary.policy for summary in summaries)]
     notes = [line for recording in recordings for line in _time_lines(recording, names_evidence=names_evidence)]
     if not all(summary.duration_s for summary in summaries):
@@ -71,6 +48,40 @@ def print_summaries(
     print_table(title, columns, rows, figures=range(1, len(columns)), note=below)
     for recording in recordings:
         _warn(recording)
+
+
+def _rows(summaries: Sequence[Summary]) -> Iterator[tuple[str, Callable[[Summary], str]]]:
+    """Yield the label of each row, and the function that fills its cells."""
+    for state in SlotState:
+        if state is SlotState.EXPIRED and not any(summary.waste.pool_percent[state] > 0 for summary in summaries):
+            continue  # no layer has a window
+        yield f"{STATE_NAMES[state]}, % of the pool", partial(_share, state=state)
+    yield "sum, %", lambda summary: _figure(summary.waste.pool_percent.sum(), ".1f")
+    yield "mean batch, sequences", lambda summary: _figure(summary.mean_batch, ".2f")
+    yield "output tokens per second", lambda summary: _figure(summary.output_tokens_per_s, ",.0f")
+    yield "duration", lambda summary: seconds(summary.duration_s)
+    yield "mean waiting, requests", lambda summary: _figure(summary.mean_waiting, ".1f")
+    yield "wait in the queue, mean", lambda summary: seconds(summary.wait_s.mean)
+    for label, name in (("TTFT", "ttft_s"), ("TPOT", "tpot_s"), ("end to end", "e2e_s")):
+        for statistic in ("mean", "p50", "p99"):
+            yield f"{label}, {statistic}", partial(_statistic, times=attrgetter(f"{name}.{statistic}"))
+    yield "finished", lambda summary: f"{summary.num_finished:,}"
+    yield "refused", lambda summary: f"{summary.num_refused:,}"
+    yield "aborted", lambda summary: f"{summary.num_aborted:,}"
+    yield "preemptions", lambda summary: f"{summary.num_preemptions:,}"
+    yield "kept waiting by fragmentation", lambda summary: f"{summary.num_fragmented_requests:,}"
+    if any(summary.swapped_out_bytes for summary in summaries):
+        yield "copied to host memory", lambda summary: size(summary.swapped_out_bytes)
+        yield "copied from host memory", lambda summary: size(summary.swapped_in_bytes)
+    yield "prefix hits, % of the prompt tokens", lambda summary: f"{100 * summary.prefix_hit_rate:.1f}"
+
+
+def _share(summary: Summary, state: SlotState) -> str:
+    return _figure(summary.waste.pool_percent[state], ".1f")
+
+
+def _statistic(summary: Summary, times: Callable[[Summary], float]) -> str:
+    return seconds(times(summary))
 
 
 def _figure(value: float, form: str) -> str:

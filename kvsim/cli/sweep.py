@@ -73,41 +73,14 @@ def command(
 
     kvsim sweep --num-requests 500 --vary policy=paged,contiguous --vary num-blocks=1000,2000,4000 -o sweep.parquet
     """
-    from kvsim.experiments.sweeps import sweep
-    from kvsim.files.overwriting import may_replace
-
-    if figure is not None and not vary:
-        raise UsageError("--figure draws against the first flag that varies; give --vary, or leave it out.")
-    may_replace(output, "sweep", overwrite=overwrite)
-    if figure is not None:
-        from kvsim.plots import may_save
-
-        may_save(figure, "sweep", overwrite=overwrite)
-
+    _check_outputs(output, figure, vary, overwrite=overwrite)
     axes = dict(_axis(context, each) for each in vary)
     check_policy_flags(context, axes.get("policy", [policy]), [name for name in axes if name != "policy"])
     requests_of = _requests_once(context.command, axes)
     points = [_point(requests_of, policy, flags, axes, values) for values in product(*axes.values())]
-    num_done = 0
-
-    def count(done: int, total: int) -> None:
-        nonlocal num_done
-        num_done = done
-        report(done, total)
-
-    try:
-        with progress("sweep") as report:
-            outcome = sweep(points, output, num_jobs=jobs or -1, backend=backend, scheduler=scheduler, progress=count)
-    except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a cluster's library takes half a second to leave
-        echo(f"kvsim: stopped with {num_done:,} of {len(points):,} points done; this command again goes on.", err=True)
-        raise
+    outcome = _run(points, output, num_jobs=jobs or -1, backend=backend, scheduler=scheduler)
     if figure is not None:
-        from kvsim.plots import save
-        from kvsim.plots.sweep_figures import HOST_MEMORY, draw_host_memory, draw_sweep
-
-        picture = draw_host_memory(output) if list(axes) == [HOST_MEMORY] else draw_sweep(output, list(axes))
-        save(picture, figure, made_by="sweep")
+        _draw(output, figure, list(axes))
     facts = {
         "done": outcome.num_done,
         "kept": outcome.num_kept,
@@ -121,6 +94,47 @@ def command(
     click.echo(f"{output}: " + ", ".join(f"{count} {name}" for name, count in facts.items()))
     for settings in outcome.lost:
         echo(f"lost with its worker: {dict(settings)}", err=True)
+
+
+def _check_outputs(output: Path, figure: Path | None, vary: Sequence[str], *, overwrite: bool) -> None:
+    """Refuse outputs that exist, and a figure without an axis, before anything runs."""
+    from kvsim.files.overwriting import may_replace
+
+    if figure is not None and not vary:
+        raise UsageError("--figure draws against the first flag that varies; give --vary, or leave it out.")
+    may_replace(output, "sweep", overwrite=overwrite)
+    if figure is not None:
+        from kvsim.plots import may_save
+
+        may_save(figure, "sweep", overwrite=overwrite)
+
+
+def _run(points: Sequence[Point], output: Path, **how: Any) -> SweepResult:
+    """Run `points`, and say how far it came if it is interrupted; `how` goes to `sweep`."""
+    from kvsim.experiments.sweeps import sweep
+
+    num_done = 0
+
+    def count(done: int, total: int) -> None:
+        nonlocal num_done
+        num_done = done
+        report(done, total)
+
+    try:
+        with progress("sweep") as report:
+            return sweep(points, output, progress=count, **how)
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a cluster's library takes half a second to leave
+        echo(f"kvsim: stopped with {num_done:,} of {len(points):,} points done; this command again goes on.", err=True)
+        raise
+
+
+def _draw(table: Path, figure: Path, axes: list[str]) -> None:
+    from kvsim.plots import save
+    from kvsim.plots.sweep_figures import HOST_MEMORY, draw_host_memory, draw_sweep
+
+    picture = draw_host_memory(table) if axes == [HOST_MEMORY] else draw_sweep(table, axes)
+    save(picture, figure, made_by="sweep")
 
 
 def _print_points(outcome: SweepResult, names: Sequence[str], labels: Sequence[str]) -> None:

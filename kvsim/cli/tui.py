@@ -10,7 +10,7 @@ import sys
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -95,47 +95,64 @@ def command(
     any, flags of a run, such as --model, simulate it with --policy paged; without those, a real vLLM run is shown.
     """
     _check_one_source(recording_name, policy, compare, lesson, attach)
-    if recording_name is None and not (policy or compare or lesson or attach) and _describes_a_run(context):
-        policy = Paged.name
-    if policy is not None:
-        check_policy_flags(context, [policy])
+    policy = _checked_policy(context, policy, others=any((recording_name, compare, lesson, attach)))
     _check_companions(output or kv_events or kv_events_replay, attach, port, serve=serve)
-    if at_s is not None and not 0 <= at_s < float("inf"):
-        raise UsageError(f"--at should be a time of 0 seconds or more, not {at_s}.")
-    columns_rows = _size(size)
-    _check_picture(screenshot, overwrite=overwrite)
+    columns_rows = _checked_size(size, screenshot, at_s, overwrite=overwrite)
     if lesson == _LIST:
         _list_lessons()
         return
     if serve:
-        _serve(_PORT if port is None else port)
+        _serve(port or _PORT)
         return
-    if screenshot is None and not (sys.stdin.isatty() and sys.stdout.isatty()) and "TEXTUAL_DRIVER" not in os.environ:
-        raise UsageError("kvsim tui needs a terminal; without one, --screenshot FILE.svg writes a picture.")
+    if screenshot is None:
+        _check_terminal()
     ascii_only = ascii_only or os.environ.get("TERM") == "dumb"
     tui = import_module("kvsim_tui")
     if attach is not None:
         events = (kv_events, kv_events_replay)
         live.attach(tui, attach, output, events=events, overwrite=overwrite, ascii_only=ascii_only, calm=calm)
         return
-    make: Callable[[Any], Any]
-    runs = ample = None
-    if lesson is not None:
-        found = import_module("kvsim_tui.lessons").find_lesson(lesson)
-        make = partial(_found, found)
-    elif compare:
-        all_runs = flags | {"workload": recording_name or flags["workload"]}
-        make, ample = partial(_all_policies, all_runs), partial(_ample_tokens_per_s, all_runs)
-    else:
-        folders = _servers_in(recording_name)
-        make = partial(_fleet, tui, folders) if folders else partial(_recording, recording_name, policy, flags)
-        others = flags | {"workload": recording_name or flags["workload"]}
-        runs, ample = partial(_all_policies, others, _quiet), partial(_ample_tokens_per_s, others)
+    shown = _shown(recording_name, policy, flags, compare=compare, lesson=lesson)
     if screenshot is None:
-        tui.run(make, at_s=at_s, ascii=ascii_only, calm=calm, runs=runs, ample=ample)
+        tui.run(shown.make, at_s=at_s, ascii=ascii_only, calm=calm, runs=shown.runs, ample=shown.ample)
     else:
-        tui.screenshot(make(None), screenshot, at_s=at_s, size=columns_rows, ascii=ascii_only, ample=ample)
+        tui.screenshot(shown.make(None), screenshot, at_s=at_s, size=columns_rows, ascii=ascii_only, ample=shown.ample)
         click.echo(screenshot)
+
+
+class _Shown(NamedTuple):
+    """Content of the interface."""
+
+    make: Callable[[Any], Any]
+    """Makes the recording, the recordings or the lesson; its argument reports progress."""
+    runs: Callable[[], Any] | None = None
+    """Runs the same requests under all policies, once a comparison is asked for."""
+    ample: Callable[..., Any] | None = None
+    """Returns tokens per second with memory for everything."""
+
+
+def _shown(
+    recording_name: str | None, policy: str | None, flags: dict[str, Any], *, compare: bool, lesson: str | None
+) -> _Shown:
+    """Choose what is shown: a lesson, all policies, or one recording."""
+    if lesson is not None:
+        return _Shown(partial(_found, import_module("kvsim_tui.lessons").find_lesson(lesson)))
+    all_runs = flags | {"workload": recording_name or flags["workload"]}
+    ample = partial(_ample_tokens_per_s, all_runs)
+    if compare:
+        return _Shown(partial(_all_policies, all_runs), ample=ample)
+    folders = _servers_in(recording_name)
+    make = partial(_fleet, folders) if folders else partial(_recording, recording_name, policy, flags)
+    return _Shown(make, partial(_all_policies, all_runs, _quiet), ample)
+
+
+def _checked_policy(context: click.Context, policy: str | None, *, others: bool) -> str | None:
+    """Check the flags of `policy`; it is the paged one if flags describe a run, and nothing else is to be shown."""
+    if policy is None and not others and _describes_a_run(context):
+        policy = Paged.name
+    if policy is not None:
+        check_policy_flags(context, [policy])
+    return policy
 
 
 def _servers_in(name: str | None) -> list[Path]:
@@ -145,11 +162,11 @@ def _servers_in(name: str | None) -> list[Path]:
     return [] if name is None else server_folders(name)
 
 
-def _fleet(tui: Any, folders: Sequence[Path], report: Any) -> Any:
+def _fleet(folders: Sequence[Path], report: Any) -> Any:
     """Read the servers of a fleet, with the progress sent to `report`."""
     if report is not None:
         report.begin(f"reading {len(folders):,} servers")
-    return tui.open_fleet(folders, report)
+    return import_module("kvsim_tui").open_fleet(folders, report)
 
 
 def _describes_a_run(context: click.Context) -> bool:
@@ -179,9 +196,18 @@ def _check_companions(of_server: Path | str | None, attach: str | None, port: in
         raise UsageError("--port says where to serve, so it needs --serve.")
 
 
-def _check_picture(screenshot: Path | None, *, overwrite: bool) -> None:
+def _check_terminal() -> None:
+    if not (sys.stdin.isatty() and sys.stdout.isatty()) and "TEXTUAL_DRIVER" not in os.environ:
+        raise UsageError("kvsim tui needs a terminal; without one, --screenshot FILE.svg writes a picture.")
+
+
+def _checked_size(size: str, screenshot: Path | None, at_s: float | None, *, overwrite: bool) -> tuple[int, int]:
+    """Check the moment that is shown and the file of a screenshot, and return its columns and rows."""
+    if at_s is not None and not 0 <= at_s < float("inf"):
+        raise UsageError(f"--at should be a time of 0 seconds or more, not {at_s}.")
     if screenshot is not None:
         may_replace(screenshot, "tui", overwrite=overwrite)
+    return _size(size)
 
 
 def _found(lesson: Any, report: Any) -> Any:

@@ -10,7 +10,9 @@ import click
 from kvsim.cli.show import json_option, overwrite_option, print_json, print_table, progress, seconds
 
 if TYPE_CHECKING:
-    from kvsim.experiments.validation import ValidationRow
+    from collections.abc import Sequence
+
+    from kvsim.experiments.validation import Validation, ValidationRow
 
 
 @click.command("validate")
@@ -42,17 +44,10 @@ def command(
     that ships for each recording. Below the errors are the source of the times, and the GPU or host that was slower or
     faster than predicted.
     """
-    from kvsim.calibration.clocks import in_words
-    from kvsim.errors import UsageError
     from kvsim.experiments.validation import times_of, validate
     from kvsim.recording import find, read
 
-    if plot is not None and len(recordings) > 1:
-        raise UsageError("--plot draws one recording; give one.")
-    if plot is not None:
-        from kvsim.plots import may_save
-
-        may_save(plot, "validate", overwrite=overwrite)
+    _check_plot(plot, recordings, overwrite=overwrite)
     documents = []
     for name in recordings:
         recording = read(find(name))
@@ -65,26 +60,44 @@ def command(
 
             drawn = FIGURES["occupancy"](result.measured, result.simulated, names=("measured", "simulated"))
             save(drawn, plot, made_by="validate")
-        if as_json:
-            continue
-        fitted = (
-            "held out: the times were fitted without it"
-            if result.held_out
-            else "in sample: the times were fitted to it"
-        )
-        rows = [(row.name, _value(row.measured, row), _value(row.simulated, row), _error(row)) for row in result.rows]
-        beyond = "".join(f"\nextrapolates: {words}" for words in result.extrapolates)
-        assumed = "".join(f"\nthe recording does not say; assumed: {words}" for words in result.assumes)
-        followed = f"\n{in_words(result.clocks)}" if result.clocks else ""
-        print_table(
-            f"{recording.name} ({fitted})",
-            ["", "measured", "simulated", "error"],
-            rows,
-            figures=(1, 2, 3),
-            note=result.times_from + beyond + assumed + followed,
-        )
+        if not as_json:
+            _print_errors(recording.name, result)
     if as_json:
         print_json({"validations": documents})
+
+
+def _check_plot(plot: Path | None, recordings: Sequence[str], *, overwrite: bool) -> None:
+    """Refuse a figure of several recordings, or one that exists, before anything runs."""
+    if plot is None:
+        return
+    from kvsim.errors import UsageError
+    from kvsim.plots import may_save
+
+    if len(recordings) > 1:
+        raise UsageError("--plot draws one recording; give one.")
+    may_save(plot, "validate", overwrite=overwrite)
+
+
+def _print_errors(name: str, result: Validation) -> None:
+    """Print what was measured, what was simulated, and below it what the times are from."""
+    from kvsim.calibration.clocks import in_words
+
+    fitted = (
+        "held out: the times were fitted without it" if result.held_out else "in sample: the times were fitted to it"
+    )
+    rows = [(row.name, _value(row.measured, row), _value(row.simulated, row), _error(row)) for row in result.rows]
+    notes = [result.times_from]
+    notes += [f"extrapolates: {words}" for words in result.extrapolates]
+    notes += [f"the recording does not say; assumed: {words}" for words in result.assumes]
+    if result.clocks:
+        notes.append(in_words(result.clocks))
+    print_table(
+        f"{name} ({fitted})",
+        ["", "measured", "simulated", "error"],
+        rows,
+        figures=(1, 2, 3),
+        note="\n".join(notes),
+    )
 
 
 def _value(value: float, row: ValidationRow) -> str:
