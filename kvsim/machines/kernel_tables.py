@@ -18,15 +18,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from kvsim.errors import MissingExtraError, UsageError
-from kvsim.steptime.card import Attention, Card, Experts, Products, SparseAttention
+from kvsim.steptime.card import Attention, Card, Experts, LatentAttention, Products, SparseAttention
 from kvsim.steptime.curves import attention_cost, product_curve
+from kvsim.steptime.reduction import FP8_MIXED_SHARE
 from kvsim.steptime.sizes import captured_size
-from kvsim.steptime.work import attention_products, work_of
+from kvsim.steptime.work import Weights, attention_products, work_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kvsim.hardware import Gpu
     from kvsim.models import Model
-    from kvsim.steptime.work import AttentionKind, Weights, Work
+    from kvsim.steptime.work import AttentionKind, Work
 
 PACKAGE = "aiconfigurator-core"
 EXTRA = "kernels"
@@ -163,6 +166,8 @@ def table_card(gpu: Gpu, model: Model, base: Card) -> Card:
     rate = base.read_bytes_per_s if base.measured else _streaming_rate(tables) or base.read_bytes_per_s
     products = _all_products(tables, work, model, rate)
     sums = _sums(tables, model.tensor_parallel_size)
+    is_fp8 = any(reading.is_fp8 for reading in work.readings)
+    of_fp8 = _attention(tables, base, work, gpu, rate, is_fp8=True) if is_fp8 else ()
     return replace(
         base,
         num_gpus=model.tensor_parallel_size,
@@ -170,10 +175,12 @@ def table_card(gpu: Gpu, model: Model, base: Card) -> Card:
         measured=False,
         read_bytes_per_s=rate,
         products={**base.products, **products},
-        attention=_attention(tables, base, work, gpu, rate) or base.attention,
+        attention=of_fp8 or _attention(tables, base, work, gpu, rate, is_fp8=False) or base.attention,
+        has_fp8_attention=bool(of_fp8),
         all_reduce=sums or base.all_reduce,
         experts=_experts(tables, work, model),
         sparse=_sparse(tables, work, model, products),
+        latent=_latent(tables, work, rate),
         is_of_tables=True,
     )
 
@@ -201,12 +208,13 @@ def _all_products(tables: _GpuTables, work: Work, model: Model, bytes_per_s: flo
     item_bytes = {"bfloat16": 2.0, "fp8": 1.0}
     if model.quantization is not None and model.quantization.method == "nvfp4":
         item_bytes["nvfp4"] = work.weight_bits / 8
-    found = {dtype: _products(tables, dtype, work, bytes_per_s / size) for dtype, size in item_bytes.items()}
+    wanted = [*work.products, *([work.output] if work.output else [])]
+    found = {dtype: _products(tables, dtype, wanted, bytes_per_s / size) for dtype, size in item_bytes.items()}
     return {dtype: products for dtype, products in found.items() if products is not None}
 
 
-def _products(tables: _GpuTables, dtype: str, work: Work, weights_per_s: float) -> Products | None:
-    """Return the products of `work` at every size; None without a table of the type.
+def _products(tables: _GpuTables, dtype: str, wanted: Sequence[Weights], weights_per_s: float) -> Products | None:
+    """Return the products with the `wanted` weights at every size; None without a table of the type.
 
     No product is faster than its weights are read: small ones were measured with weights in the GPU's cache, which a
     model's are not.
@@ -214,7 +222,6 @@ def _products(tables: _GpuTables, dtype: str, work: Work, weights_per_s: float) 
     rows = tables.rows("gemm", "gemm", gemm_dtype=dtype)
     if not rows:
         return None
-    wanted = [*work.products, *([work.output] if work.output else [])]
     of_sizes = {int(m): _grid(rows, rows["m"] == m) for m in np.unique(rows["m"])}
     sizes = np.array(_SIZES)
     seconds = []
@@ -263,14 +270,17 @@ def _sums(tables: _GpuTables, num_gpus: int) -> tuple[tuple[int, float], ...]:
     return tuple((2 * int(rows["message_size"][row]), float(rows["latency"][row]) / 1e3) for row in order)
 
 
-def _read_bytes(row: Attention) -> int:
+def _read_bytes(row: Attention, element_bytes: int) -> int:
     """Return the bytes of keys and values that the decodes of a row read."""
-    return 4 * row.num_kv_heads * row.head_dim * row.num_decodes * row.decode_context
+    return 2 * element_bytes * row.num_kv_heads * row.head_dim * row.num_decodes * row.decode_context
 
 
-def _attention(tables: _GpuTables, base: Card, work: Work, gpu: Gpu, bytes_per_s: float) -> tuple[Attention, ...]:
-    """Return rows of attention for every kind of layer, as a card has them; none reads faster than memory."""
-    common = {"attn_dtype": "bfloat16", "kv_cache_dtype": "bfloat16", "window_size": 0}
+def _attention(
+    tables: _GpuTables, base: Card, work: Work, gpu: Gpu, bytes_per_s: float, *, is_fp8: bool
+) -> tuple[Attention, ...]:
+    """Return rows of attention for every kind of layer, as a card has them, with a cache in fp8 if `is_fp8`; none reads
+    faster than memory. Nothing if the tables lack them."""
+    common = {"attn_dtype": "bfloat16", "kv_cache_dtype": "fp8" if is_fp8 else "bfloat16", "window_size": 0}
     decoding = tables.rows("attention", "generation_attention", **common)
     prompts = tables.rows("attention", "context_attention", **common, batch_size=1)
     if not decoding or not prompts:
@@ -281,14 +291,14 @@ def _attention(tables: _GpuTables, base: Card, work: Work, gpu: Gpu, bytes_per_s
         if heads is None:
             return ()
         rows = [
-            replace(row, seconds=max(row.seconds, _read_bytes(row) / bytes_per_s))
+            replace(row, seconds=max(row.seconds, _read_bytes(row, 1 if is_fp8 else 2) / bytes_per_s))
             for row in _rows_of(decoding, heads, decoding["step"] + 1, ("num_decodes", "decode_context"))
         ]
         alone = _rows_of(prompts, heads, prompts["isl"], ("prompt_tokens", "prompt_context"))
         if not rows or not alone:
             return ()
         rows += alone
-        found += [*rows, _mixed(rows, base, reading, gpu.num_processors)]
+        found += [*rows, _mixed(rows, base, reading, gpu.num_processors, is_fp8=is_fp8)]
     return tuple(found)
 
 
@@ -324,10 +334,12 @@ def _row(heads: _Heads, seconds: float, sizes: dict[str, int]) -> Attention:
     return Attention(**heads._asdict(), **counts, seconds=float(seconds))
 
 
-def _mixed(rows: list[Attention], base: Card, reading: AttentionKind, num_processors: int) -> Attention:
+def _mixed(
+    rows: list[Attention], base: Card, reading: AttentionKind, num_processors: int, *, is_fp8: bool
+) -> Attention:
     """Return a step with decodes and a prompt whose reading takes as much longer than alone as on the base card."""
-    cost = attention_cost(replace(base, attention=tuple(rows)), reading, num_processors)
-    longer = 1 + attention_cost(base, reading, num_processors).mixed_share
+    cost = attention_cost(replace(base, attention=tuple(rows), has_fp8_attention=is_fp8), reading, num_processors)
+    longer = 1 + attention_cost(base, reading, num_processors).mixed_share + FP8_MIXED_SHARE * is_fp8
     decodes = sorted((row.decode_context, row.seconds) for row in rows if row.num_decodes == _MIXED["num_decodes"])
     prompts = sorted((row.prompt_tokens, row.seconds) for row in rows if row.prompt_tokens)
     read_s = float(np.interp(_MIXED["decode_context"], *np.transpose(decodes))) - cost.step_s
@@ -381,22 +393,19 @@ def _sparse(tables: _GpuTables, work: Work, model: Model, products: dict[str, Pr
     table = products.get("fp8" if is_fp8 else "bfloat16")
     if not decoding or not prompts or table is None:
         return None
-    curves = [product_curve(table, *weights) for weights in attention_products(model)]
-
-    def beside_products_s(milliseconds: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        return np.array(milliseconds) / 1e3 - [sum(curve(int(each)) for curve in curves) for each in tokens]
-
+    weights = attention_products(model)
     few = decoding["batch_size"] <= _MOST_DECODES
     seqs, contexts = decoding["batch_size"][few].astype(float), decoding["step"][few] + 1.0
     read = np.minimum(contexts, _SELECTED_TOKENS)
     features = np.stack([np.ones_like(seqs), seqs, seqs * contexts, seqs * read], axis=1)
-    step_s, sequence_s, token_s, selected_s = _fitted(features, beside_products_s(decoding["latency"][few], seqs))
+    step_s, sequence_s, token_s, selected_s = _fitted(
+        features, _beside_products_s(table, weights, decoding["latency"][few], seqs)
+    )
     long = prompts["isl"] >= _LONG_PROMPT
     queries = prompts["isl"][long].astype(float)
     pairs, selected = queries**2 / 2, _SELECTED_TOKENS * (queries - _SELECTED_TOKENS / 2)
-    pair_s, selected_pair_s = _fitted(
-        np.stack([pairs, selected], axis=1), beside_products_s(prompts["latency"][long], queries)
-    )
+    features = np.stack([pairs, selected], axis=1)
+    pair_s, selected_pair_s = _fitted(features, _beside_products_s(table, weights, prompts["latency"][long], queries))
     return SparseAttention(
         selected_tokens=_SELECTED_TOKENS,
         step_s=step_s,
@@ -406,6 +415,53 @@ def _sparse(tables: _GpuTables, work: Work, model: Model, products: dict[str, Pr
         pair_s=pair_s,
         selected_pair_s=selected_pair_s,
     )
+
+
+def _latent(tables: _GpuTables, work: Work, bytes_per_s: float) -> LatentAttention | None:
+    """Return the times of latent attention for as many heads, of which the whole module was measured in DeepSeek-V3's
+    shape; None without a table.
+
+    Its start is not used: on an H200 it was measured 35 us longer than in engines, as if it waited for launches.
+    """
+    reading = next((each for each in work.readings if each.is_latent and not each.is_sparse), None)
+    if reading is None:
+        return None
+    heads = 1 << round(np.log2(reading.num_heads))
+    wanted = {
+        "num_heads": heads,
+        "gemm_type": "bfloat16",
+        "kv_cache_dtype": "fp8" if reading.is_fp8 else "bfloat16",
+    }
+    decoding = tables.rows("mla", "mla_generation_module", **wanted)
+    prompts = tables.rows("mla", "mla_context_module", **wanted, batch_size=1)
+    beside = [Weights(*each) for each in _deepseek_v3_products(heads)]
+    products = _products(tables, "bfloat16", beside, bytes_per_s / 2)
+    if not decoding or not prompts or products is None:
+        return None
+    few = decoding["batch_size"] <= _MOST_DECODES
+    seqs, contexts = decoding["batch_size"][few].astype(float), decoding["step"][few] + 1.0
+    features = np.stack([np.ones_like(seqs), seqs, seqs * contexts], axis=1)
+    _, sequence_s, token_s = _fitted(features, _beside_products_s(products, beside, decoding["latency"][few], seqs))
+    long = prompts["isl"] >= _LONG_PROMPT
+    queries = prompts["isl"][long].astype(float)
+    features = np.stack([queries**2 / 2, queries], axis=1)  # what grows with tokens alone is counted as elements
+    pair_s, _ = _fitted(features, _beside_products_s(products, beside, prompts["latency"][long], queries))
+    share = reading.num_heads / heads
+    return LatentAttention(sequence_s=sequence_s, token_s=token_s * max(share, 1.0), pair_s=pair_s * share)
+
+
+def _deepseek_v3_products(heads: int) -> list[tuple[int, int]]:
+    """Return outputs and inputs of the products in DeepSeek-V3's attention with `heads` on a GPU: down to both latents,
+    up to queries, up to keys and values, and the output."""
+    return [(1536 + 512 + 64, 7168), (heads * (128 + 64), 1536), (heads * 2 * 128, 512), (7168, heads * 128)]
+
+
+def _beside_products_s(
+    products: Products, weights: Sequence[Weights], milliseconds: np.ndarray, tokens: np.ndarray
+) -> np.ndarray:
+    """Return the seconds of measured modules, of `tokens` tokens each, without the products with these weights."""
+    curves = [product_curve(products, *each) for each in weights]
+    return np.array(milliseconds) / 1e3 - [sum(curve(int(each)) for curve in curves) for each in tokens]
 
 
 def _fitted(features: np.ndarray, seconds: np.ndarray) -> list[float]:

@@ -79,6 +79,18 @@ class SparseAttention:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LatentAttention:
+    """Seconds of one layer's latent attention beside its products and its start, of one model on each of its GPUs."""
+
+    sequence_s: float
+    """Cost per decoding sequence."""
+    token_s: float
+    """Cost of reading one cached token for one sequence."""
+    pair_s: float
+    """Cost of one query of a prompt and one key."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
     """Speeds of a machine, in seconds and bytes per second."""
 
@@ -105,10 +117,14 @@ class Card:
     attention: tuple[Attention, ...]
     all_reduce: tuple[tuple[int, float], ...] = ()
     """Bytes and seconds of a sum over `num_gpus` GPUs; empty for one."""
+    has_fp8_attention: bool = False
+    """True if `attention` is of a cache in fp8, as only kernel tables have it; not in files."""
     experts: Experts | None = None
     """Experts of the one model that the card was filled for, from kernel tables; not in files."""
     sparse: SparseAttention | None = None
     """Sparse attention of that model, from kernel tables; not in files."""
+    latent: LatentAttention | None = None
+    """Latent attention of that model, without an indexer, from kernel tables; not in files."""
     is_of_tables: bool = False
     """True if the curves are those of kernel tables; not in files."""
     factors: Mapping[str, float] = field(default_factory=dict)
@@ -139,8 +155,10 @@ def _card(document: Mapping[str, Any]) -> Card:
         num_gpus=_whole(document, "num_gpus"),
         source=_text(document, "source"),
         measured=_yes_or_no(document, "measured"),
+        has_fp8_attention=False,
         experts=None,
         sparse=None,
+        latent=None,
         is_of_tables=False,
         **{name: _positive(rates, name) for name in _RATES},
         products={

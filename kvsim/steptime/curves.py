@@ -88,7 +88,7 @@ _LONE_SHARES = np.linspace(0.0, 0.5, 11)
 def attention_cost(card: Card, reading: AttentionKind, num_processors: int) -> AttentionCost:
     """Return the attention costs for the heads of `reading`, from the most similar measured heads."""
     rows = _nearest(card.attention, reading)
-    kv_bytes = 4 * rows[0].num_kv_heads * rows[0].head_dim
+    kv_bytes = (2 if card.has_fp8_attention else 4) * rows[0].num_kv_heads * rows[0].head_dim
     decodes = [row for row in rows if not row.prompt_tokens]
     seqs = np.array([row.num_decodes for row in decodes], float)
     read = kv_bytes * seqs * np.array([row.decode_context for row in decodes], float)

@@ -158,8 +158,8 @@ def never_asleep(card: Card, model: Model, *, num_processors: int = 132) -> Roof
 
 def _never_asleep(card: Card, model: Model, work: Work, num_processors: int) -> Roofline:
     table, token_s, weights = _by_size(card, work)
-    dense = [reading for reading in work.readings if card.sparse is None or not reading.is_sparse]
-    costs = [(reading, attention_cost(card, reading, num_processors)) for reading in dense]
+    costs = _attention_costs(card, work, num_processors)
+    dense = [reading for reading, _ in costs]
     main = max(costs, key=lambda item: item[0].num_layers * item[0].bytes_per_token, default=None)
     few = logits_s = 0.0
     if work.output is not None:
@@ -198,6 +198,24 @@ def _never_asleep(card: Card, model: Model, work: Work, num_processors: int) -> 
     )
     num_sparse = sum(reading.num_layers for reading in work.readings) - sum(reading.num_layers for reading in dense)
     return times if card.sparse is None else _with_sparse(times, card.sparse, num_sparse)
+
+
+def _attention_costs(card: Card, work: Work, num_processors: int) -> list[tuple[AttentionKind, AttentionCost]]:
+    """Return the costs of each kind of attention but the sparse kind that the card has. What was measured with a cache
+    in fp8 is not scaled."""
+    found = []
+    for reading in work.readings:
+        if reading.is_sparse and card.sparse is not None:
+            continue
+        cost = attention_cost(card, reading, num_processors)
+        is_measured = card.has_fp8_attention
+        if reading.is_latent and card.latent is not None:
+            is_measured = True
+            byte_s = card.latent.token_s / reading.bytes_per_token
+            flop_s = card.latent.pair_s / (4 * reading.num_heads * reading.query_dim)
+            cost = cost._replace(sequence_s=card.latent.sequence_s, byte_s=byte_s, flop_s=flop_s)
+        found.append((replace(reading, is_fp8=reading.is_fp8 and not is_measured), cost))
+    return found
 
 
 def _with_sparse(times: Roofline, sparse: SparseAttention, num_layers: float) -> Roofline:

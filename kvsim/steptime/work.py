@@ -63,6 +63,8 @@ class AttentionKind:
     """True if the cache is in fp8."""
     window: int
     """Window in tokens; 0 for all."""
+    is_latent: bool
+    """True for latent attention."""
     is_sparse: bool
     """True if an indexer picks the tokens to read."""
 
@@ -264,6 +266,7 @@ def _readings(model: Model) -> tuple[AttentionKind, ...]:
             is_fp8=model.kv_cache_dtype.startswith("fp8"),
             bytes_per_token=model.layer_bytes_per_token(layer),
             window=layer.window if isinstance(layer, SlidingWindow | ChunkedLocal) else 0,
+            is_latent=isinstance(layer, Mla),
             is_sparse=isinstance(layer, Mla) and layer.sparse,
         )
         for layer, count in found.items()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib import invalidate_caches
 from itertools import product
 from pathlib import Path
@@ -19,6 +20,7 @@ from kvsim.hardware import find_gpu
 from kvsim.machines import Basis, card_of, choice, class_in, kernel_tables, plain_words, step_times
 from kvsim.machines.known_errors import with_error
 from kvsim.models import find_model
+from kvsim.steptime import reduce
 from kvsim.steptime.curves import experts_s, product_curve, reduce_s
 from kvsim.steptime.work import attention_products, work_of
 
@@ -170,6 +172,67 @@ def test_sparse_attention_is_told_apart_from_its_products(package: Path) -> None
     for name, cost in (SPARSE | SPARSE_PAIRS).items():
         assert getattr(card.sparse, name) == pytest.approx(cost, rel=0.03), name
     assert "sparse attention (each token" not in step_times(H100, model, "vllm", source="kernels").label
+
+
+LATENT = {"sequence_s": 3e-7, "token_s": 4e-10}
+
+
+def test_latent_attention_has_the_slopes_of_its_module_and_the_start_of_the_card(package: Path) -> None:
+    model = served("DeepSeek-V3", 8)
+    common = {"num_heads": 16, "gemm_type": "bfloat16", "kv_cache_dtype": "bfloat16"}
+    beside = [(2112, 7168), (16 * 192, 1536), (16 * 256, 512), (7168, 16 * 128)]
+
+    def module_ms(seconds: float, tokens: int) -> float:
+        return 1e3 * seconds + sum(product_ms(tokens, *each) for each in beside)
+
+    write(package, "mla", "mla_generation_module", [
+        common | {"batch_size": seqs, "step": context - 1, "latency":
+                  module_ms(9e-5 + LATENT["sequence_s"] * seqs + LATENT["token_s"] * seqs * context, seqs)}
+        for seqs, context in product((1, 8, 64, 512), (256, 1024, 4096, 32768))
+    ])  # fmt: skip
+    write(package, "mla", "mla_context_module", [
+        common | {"batch_size": 1, "isl": queries, "latency": module_ms(8e-12 * queries**2 / 2, queries)}
+        for queries in (2048, 4096, 8192, 16384)
+    ])  # fmt: skip
+    card = kernel_tables.table_card(H100, model, card_of(H100, 8))
+    assert card.latent is not None
+    for name, cost in (LATENT | {"pair_s": 8e-12}).items():
+        assert getattr(card.latent, name) == pytest.approx(cost, rel=0.05), name
+    times, plain = (reduce(each, model) for each in (card, replace(card, latent=None)))
+    assert times.sequence_s != plain.sequence_s
+    assert times.context_token_s == pytest.approx(61 * card.latent.token_s)
+    assert times.step_s == plain.step_s
+
+
+def attention_rows(cache: str, byte_s: float) -> dict[str, list[dict[str, Any]]]:
+    """Tables of 32 heads on 8, of which a decode reads a byte in `byte_s`."""
+    element_bytes = 1 if cache == "fp8" else 2
+    common = {"attn_dtype": "bfloat16", "kv_cache_dtype": cache, "window_size": 0,
+              "num_heads": 32, "num_key_value_heads": 8, "head_dim": 128}  # fmt: skip
+    read = 2 * element_bytes * 8 * 128
+    return {
+        "generation_attention": [
+            common | {"batch_size": n, "step": c - 1, "latency": 1e3 * (1e-5 + n * c * read * byte_s)}
+            for n, c in product((1, 8, 64, 128, 512), (128, 1024, 16384))
+        ],
+        "context_attention": [
+            common | {"batch_size": 1, "isl": q, "latency": 1e3 * (1e-5 + q * q / 2 * 16384 / 5e14)}
+            for q in (128, 1024, 4096, 16384)
+        ],
+    }
+
+
+def test_a_cache_in_fp8_is_read_at_its_measured_pace(package: Path) -> None:
+    plain, fp8 = attention_rows("bfloat16", 1e-12), attention_rows("fp8", 1.5e-12)
+    for name, rows in plain.items():
+        write(package, "attention", name, [*rows, *fp8[name]])
+    model = served("Llama-3.1-8B", 1)
+    card, of_fp8 = (
+        kernel_tables.table_card(H100, each, card_of(H100, 1)) for each in (model, model.served(kv_cache_dtype="fp8"))
+    )
+    assert (card.has_fp8_attention, of_fp8.has_fp8_attention) == (False, True)
+    times, of_fp8_times = reduce(card, model), reduce(of_fp8, model.served(kv_cache_dtype="fp8"))
+    assert of_fp8_times.context_token_s / times.context_token_s == pytest.approx(1.5 / 2, rel=0.05)
 
 
 @pytest.mark.usefixtures("package")
