@@ -187,8 +187,7 @@ def _of_recording(
     return Machine(
         gpu=gpu,
         model=model,
-        # vLLM's null block, before the first unit, is memory too.
-        kv_bytes=(pool.num_units + pool.first_unit) * pool.bytes_per_unit,
+        kv_bytes=meta.kv_bytes,
         step_time=_times(times, gpu, model, engine, captured=captured and not meta.engine.get("enforce_eager")),
     )
 

@@ -129,7 +129,9 @@ def pool_words(meta: Meta) -> str:
     pool = meta.pool
     if pool.num_units is None:
         return "no pool: the cache grows with the batch"
-    num_bytes = size(pool.num_units * pool.bytes_per_unit)
+    num_bytes = size(pool.num_bytes)
+    if pool.windows is not None:
+        return f"{num_bytes}, {pool.num_units:,} {pool.units_in_words}"
     if pool.unit_tokens == 1:
         return f"{num_bytes}, {pool.num_units:,} tokens"
     if pool.groups:

@@ -80,8 +80,9 @@ def _provenance(recording: Recording) -> list[tuple[str, str]]:
     meta, pool = recording.meta, recording.meta.pool
     units = "none: the cache grows with the batch"
     if pool.num_units is not None:
-        kind = pool.units_in_words if pool.groups else f"units of {pool.unit_tokens} tokens"
-        units = f"{pool.num_units:,} {kind}, {size(pool.num_units * pool.bytes_per_unit)}"
+        has_more = pool.groups or pool.windows
+        kind = pool.units_in_words if has_more else f"units of {pool.unit_tokens} tokens"
+        units = f"{pool.num_units:,} {kind}, {size(pool.num_bytes)}"
     return [
         ("source", meta.source),
         ("engine", ", ".join(f"{key} {value}" for key, value in meta.engine.items())),

@@ -277,8 +277,8 @@ def _memory(flags: dict[str, Any], gpu: Gpu, model: Model, recorded: Meta | None
 
     settings = CacheSettings(max_model_len=model.max_position_embeddings, block_size=flags["block_size"])
     block_size = _block_size(flags, model, cache_layout(model, settings))
-    # The pool's units and those before the first: vLLM's null block is memory too.
-    return (pool.num_units + pool.first_unit) * pool.bytes_per_unit, block_size, flags["max_model_len"]
+    assert recorded is not None
+    return recorded.kv_bytes, block_size, flags["max_model_len"]
 
 
 def _block_size(flags: dict[str, Any], model: Model, layout: KVCacheLayout) -> int:

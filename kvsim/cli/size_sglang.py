@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 from kvsim.cli.machine_flags import title_of
 from kvsim.cli.show import echo, print_json, print_table, size
 from kvsim.errors import BudgetError
-from kvsim.sizing.sglang_budget import plan_slots
+from kvsim.kv_groups.sglang_pools import SlotLayers
+from kvsim.sizing.sglang_budget import DEFAULT_RATIO, plan_slots
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,8 +34,7 @@ def size_slots(flags: Mapping[str, Any], gpu: Gpu, model: Model, tokens: int, *,
     print_table(f"SGLang: {title_of(gpu, model)}", ["", "", "", "why"], [
         *((term.label, size(term.size_bytes), on_one, term.why) for term in slots.terms),
         ("KV cache", size(slots.kv_bytes), on_one, "what is left"),
-        ("one slot", size(model.kv_bytes_per_token), on_one, "one token in all layers"),
-        ("slots", f"{slots.num_slots:,}", "", "max_total_num_tokens; slot 0 comes on top"),
+        *_slot_rows(slots, on_one),
     ], figures=(1,))  # fmt: skip
     if blocks is not None:
         print_table("vLLM, on the same machine", ["", "", "", "why"], [
@@ -42,6 +42,20 @@ def size_slots(flags: Mapping[str, Any], gpu: Gpu, model: Model, tokens: int, *,
             ("KV cache", size(blocks.kv_bytes), on_one, "what is left, in whole blocks"),
             ("tokens", f"{blocks.capacity_tokens:,}", "", f"in {blocks.num_usable_blocks:,} blocks"),
         ], figures=(1,))  # fmt: skip
+
+
+def _slot_rows(slots: SlotBudget, on_one: str) -> list[tuple[str, str, str, str]]:
+    """Return the rows about the slots, of both pools if layers with windows have their own."""
+    layers, why = SlotLayers.of(slots.model), "max_total_num_tokens; slot 0 comes on top"
+    rows = [("slots", f"{slots.num_slots:,}", "", why)]
+    if not layers.window_tokens:
+        return [("one slot", size(layers.full_bytes), on_one, "one token in all layers"), *rows]
+    return [
+        ("one slot", size(layers.full_bytes), on_one, "one token in all layers without windows"),
+        ("one slot of windows", size(layers.window_bytes), on_one, "one token in all layers with windows"),
+        *rows,
+        ("slots of windows", f"{slots.num_window_slots:,}", "", f"swa_full_tokens_ratio is {DEFAULT_RATIO:g}"),
+    ]
 
 
 def _of_vllm(flags: Mapping[str, Any], gpu: Gpu, model: Model) -> Budget | None:
@@ -63,6 +77,12 @@ def _why(slots: SlotBudget, blocks: Budget) -> str:
         f"vLLM has {blocks.capacity_tokens:,} tokens, SGLang {ratio:.2f} times as many: SGLang leaves "
         f"{size(slots.free_later_bytes)} to activations, graphs and all else, and measures none of it; vLLM leaves "
         f"{size(terms.get('left to others', 0))} unused and takes another {size(measured)} off for what it measures."
+        + (
+            f" SGLang sets {slots.num_window_slots:,} slots aside for layers with windows; vLLM's blocks serve all "
+            "layers, and a sequence gives those of windows back."
+            if slots.num_window_slots
+            else ""
+        )
     )
 
 
@@ -76,6 +96,7 @@ def _document(slots: SlotBudget, blocks: Budget | None, tokens: int) -> dict[str
         "kv_bytes_per_token": slots.model.kv_bytes_per_token,
         "kv_bytes": slots.kv_bytes,
         "num_slots": slots.num_slots,
+        "num_window_slots": slots.num_window_slots,
         "max_sequences": {str(tokens): slots.num_slots // tokens},
         "terms": [{"label": term.label, "bytes": term.size_bytes, "why": term.why} for term in slots.terms],
         "vllm": None if blocks is None else {

@@ -119,7 +119,7 @@ def _settings(meta: Meta) -> dict[str, Any]:
         "kv_cache_dtype": meta.model.get("kv_cache_dtype", "auto"),
         "num_units": pool.num_units,
         "unit_tokens": pool.unit_tokens,
-        "kv_bytes": None if pool.num_units is None else pool.num_units * pool.bytes_per_unit,
+        "kv_bytes": None if pool.num_units is None else pool.num_bytes,
         "policy": dict(meta.policy),
     }
 

@@ -97,6 +97,10 @@ class SGLangRun:
             refused=np.zeros(len(self._requests), np.bool_),
             reports=True,
             window_tokens=workload.window_tokens,
+            num_window_units=min(
+                self._num_pages,
+                workload.policy.num_window_slots(workload.num_slots, workload.window_tokens) // self._unit,
+            ),
         )
         self._driver = Driver(plan.build(compiled=compiled), compiled=compiled)
         self._engine, self._radix = self._driver.engine, self._driver.engine.radix

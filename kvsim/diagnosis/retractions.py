@@ -199,8 +199,7 @@ def try_remedies(recording: Recording, report: Callable[[int, int], None]) -> li
     """Simulate the same requests with other values of `schedule_conservativeness`, and with more memory."""
     policy, meta = policy_of(recording), recording.meta
     gpu, model = find_gpu(meta.gpu), served_model(meta)
-    assert meta.pool.num_units is not None
-    kv_bytes = meta.pool.num_units * meta.pool.bytes_per_unit
+    kv_bytes = meta.kv_bytes
     machine = Machine(gpu=gpu, model=model, kv_bytes=kv_bytes, step_time=step_times(gpu, model, "vllm"))
     now = policy.scheduler.schedule_conservativeness
     choices = [("as it is", 1.0, policy, machine)]

@@ -280,6 +280,7 @@ def write_step(engine: Engine, shape: StepShape, padding: int) -> None:
     step.running = engine.scheduler.num_running(engine)
     step.waiting, step.preempted = state.num_waiting, state.num_preempted
     step.free_units, step.cached_units = engine.memory.free_units(engine), state.num_cached
+    step.free_windows, step.cached_windows = engine.memory.free_windows(engine), engine.memory.cached_windows(engine)
     step.unusable_units = 0
     if state.num_queued > 0:
         step.unusable_units = engine.memory.unusable_units(engine, waiting_queue.peek(engine))

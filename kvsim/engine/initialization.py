@@ -116,6 +116,8 @@ class EnginePlan:
     """SGLang's cache writes down evictions, duplicates and retractions."""
     window_tokens: int = 0
     """Tokens before a new one that layers with windows look at, where SGLang has a pool for them; 0 without."""
+    num_window_units: int = 0
+    """Units of that pool."""
     num_moments: int = 1
     """Events that can be ordered in one call."""
     drafts: Drafts | None = None
@@ -268,7 +270,7 @@ class EnginePlan:
             return ()
         return radix_initialization.radix(
             self.policy, self.demand, self.num_units, most_in_flight, most_memory_rows,
-            window_tokens=self.window_tokens, reports=self.reports, compiled=compiled,
+            windows=(self.num_window_units, self.window_tokens), reports=self.reports, compiled=compiled,
         )  # fmt: skip
 
     def _connector(self, room: _Room, *, compiled: bool) -> ConnectorTables:

@@ -133,6 +133,10 @@ class MemoryManager:
     # What the account asks of it.
     free_units: Callable[[Engine], int] = _free_units
     """Count the units that no table lists, those with a cached prefix included."""
+    free_windows: Callable[[Engine], int] = _no_slots
+    """Count the units of SGLang's pool of windows that no request holds, those in its tree included."""
+    cached_windows: Callable[[Engine], int] = _no_slots
+    """Count the units of that pool that only its tree holds."""
     unusable_units: Callable[[Engine, Sequence], int] = _no_units
     """Count the free units in pieces too small for the head of the queue, though their sum would do."""
     expired_slots: Callable[[Engine], int] = _no_slots

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -51,49 +52,32 @@ def radix(
     most_in_flight: int,
     most_memory_rows: int,
     *,
-    window_tokens: int,
+    windows: tuple[int, int],
     reports: bool,
     compiled: bool,
 ) -> Any:
     """Return the cache, with all pages free in ascending order, and the scheduler before its first pass.
 
+    `windows` are the pages of the second pool and the tokens of a window, both 0 without one.
+
     Raises:
         BudgetError: the rows of all requests that may run at once are too large.
     """
-    num_requests, unit = len(demand.prompt), policy.unit_tokens
-    longest = int((demand.prompt + np.maximum(demand.output, 1)).max(initial=1)) + 1
-    row_pages = -(-longest // unit) + 1
+    num_requests, (num_windows, window_tokens) = len(demand.prompt), windows
     num_rows = min(policy.scheduler.max_running_requests, num_requests)
-    if num_rows * row_pages > _MOST_ENTRIES:
-        raise BudgetError(
-            f"{num_rows:,} requests of up to {longest:,} tokens need rows of {num_rows * row_pages:,} pages, and at "
-            f"most {_MOST_ENTRIES:,} are simulated; lower --max-running-requests."
-        )
-    state = make_one(records.RadixState, compiled=compiled)
-    num_windows = policy.num_window_slots(num_pages * unit, window_tokens) // unit
-    free = make(records.FreeList, 2, compiled=compiled)
-    free[records.SLOTS].first, free[records.SLOTS].last = min(1, num_pages), num_pages
-    if num_windows:
-        free[records.WINDOWS].first, free[records.WINDOWS].last = num_pages + 1, num_pages + num_windows
-    state.num_free_windows = num_windows
-    state.num_free_rows, state.ratio, state.is_rested = num_rows, policy.scheduler.first_ratio, True
+    row_pages = _pages_of_row(policy, demand, num_rows)
     nodes = make_growing(records.Node, num_pages + 2, compiled=compiled)
     nodes[records.ROOT].place = -1
     holdings = make(records.Holding, num_requests + 1, compiled=compiled)
     fill(holdings, 1, limit=demand.limit, priority=demand.priority)
-
-    def zeros(size: int) -> Any:
-        return numbers(np.zeros(size, np.int64), compiled=compiled)
-
+    sizes = {"row_pages": row_pages, "most_memory_rows": most_memory_rows, "reports": reports}
+    sizes |= {"window_tokens": window_tokens, "window_pages": num_windows}
+    num_events = 4 * num_pages + _EVENTS_BESIDE_PAGES if reports else 0
+    zeros = partial(_zeros, compiled=compiled)
     return records.RadixTables(
-        settings=_settings(
-            policy,
-            {"row_pages": row_pages, "most_memory_rows": most_memory_rows, "reports": reports}
-            | {"window_tokens": window_tokens, "window_pages": num_windows},
-            compiled=compiled,
-        ),
-        state=state,
-        free=free,
+        settings=_settings(policy, sizes, compiled=compiled),
+        state=_first_state(policy, num_rows, num_windows, compiled=compiled),
+        free=_free_lists(num_pages, num_windows, compiled=compiled),
         pages=numbers(_chains(num_pages, num_windows), compiled=compiled),
         windows=zeros(num_pages + 1 if num_windows else 1),
         nodes=nodes,
@@ -105,10 +89,40 @@ def radix(
         order=zeros(num_requests),
         launches=make(records.Launch, most_in_flight, compiled=compiled),
         needs=make(records.Need, 2 * num_rows + 2, compiled=compiled),
-        events=make_growing(
-            records.CacheEvent, 4 * num_pages + _EVENTS_BESIDE_PAGES if reports else 0, compiled=compiled
-        ),
+        events=make_growing(records.CacheEvent, num_events, compiled=compiled),
     )
+
+
+def _zeros(size: int, *, compiled: bool) -> Any:
+    return numbers(np.zeros(size, np.int64), compiled=compiled)
+
+
+def _pages_of_row(policy: Radix, demand: Demand, num_rows: int) -> int:
+    """Return the pages of the longest sequence, which each of `num_rows` rows has room for."""
+    longest = int((demand.prompt + np.maximum(demand.output, 1)).max(initial=1)) + 1
+    row_pages = -(-longest // policy.unit_tokens) + 1
+    if num_rows * row_pages > _MOST_ENTRIES:
+        raise BudgetError(
+            f"{num_rows:,} requests of up to {longest:,} tokens need rows of {num_rows * row_pages:,} pages, and at "
+            f"most {_MOST_ENTRIES:,} are simulated; lower --max-running-requests."
+        )
+    return row_pages
+
+
+def _first_state(policy: Radix, num_rows: int, num_windows: int, *, compiled: bool) -> Any:
+    state = make_one(records.RadixState, compiled=compiled)
+    state.num_free_windows, state.num_free_rows = num_windows, num_rows
+    state.ratio, state.is_rested = policy.scheduler.first_ratio, True
+    return state
+
+
+def _free_lists(num_pages: int, num_windows: int, *, compiled: bool) -> Any:
+    """Return the free lists of both pools, with all pages in ascending order."""
+    free = make(records.FreeList, 2, compiled=compiled)
+    free[records.SLOTS].first, free[records.SLOTS].last = min(1, num_pages), num_pages
+    if num_windows:
+        free[records.WINDOWS].first, free[records.WINDOWS].last = num_pages + 1, num_pages + num_windows
+    return free
 
 
 def _chains(num_pages: int, num_windows: int) -> npt.NDArray[np.int64]:

@@ -332,14 +332,17 @@ def _revive(engine: Engine, sequence: Sequence, node: int) -> None:
     end, page = begin + record.num_pages, record.first_page
     if record.locks == 0:
         radix_events.duplicate_of_node(engine, record)
+        radix_journal.evict(engine, record)
         first, last = page, record.last_page
         record.first_page, record.last_page = rows[begin], rows[end - 1]
     else:
+        radix_journal.replace(engine, sequence, record.begin, record.begin + record.num_pages)
         first, last = rows[begin], rows[end - 1]
         link_row(engine, begin, end)
         for index in range(begin, end):
             windows[page], windows[rows[index]], rows[index] = windows[rows[index]], NO_PAGE, page
             page = engine.radix.pages[page]
+        radix_journal.share(engine, sequence, record.begin, record.begin + record.num_pages)
     token_slots.free(engine, first, last, record.num_pages)
     if record.locks == 0:
         link_row(engine, begin, end)

@@ -640,6 +640,9 @@ class Step:
     free_units: int = 0
     cached_units: int = 0
     unusable_units: int = 0
+    free_windows: Small = 0
+    """Free units of SGLang's second pool, those in its tree included."""
+    cached_windows: Small = 0
     swapped_out: Small = 0
     swapped_in: Small = 0
     num_admitted: int = 0

@@ -270,5 +270,23 @@ def free_units(engine: Engine) -> int:
     return engine.state.num_free + engine.state.num_cached
 
 
-RADIX = MemoryManager(name="radix", free_units=free_units, is_crowded=radix_journal.is_crowded)
+@part
+def free_windows(engine: Engine) -> int:
+    """Count the pages of windows that no request holds, those that can be evicted included."""
+    return engine.radix.state.num_free_windows + engine.radix.state.num_cached_windows
+
+
+@part
+def cached_windows(engine: Engine) -> int:
+    """Count the pages of windows that can be evicted from the tree."""
+    return engine.radix.state.num_cached_windows
+
+
+RADIX = MemoryManager(
+    name="radix",
+    free_units=free_units,
+    free_windows=free_windows,
+    cached_windows=cached_windows,
+    is_crowded=radix_journal.is_crowded,
+)
 """SGLang's scheduler allocates rows itself."""

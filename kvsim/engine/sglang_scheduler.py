@@ -455,6 +455,7 @@ def _retract_decode(engine: Engine) -> None:
         last = engine.sequences[engine.running[0]]
         release_req(engine, last, 0)
         state.num_preempted -= 1
+        last.preemptions -= 1
         end(engine, last, ABORTED, state.host_s)
     num_known = most = 0
     for index in range(state.num_running):

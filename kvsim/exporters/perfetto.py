@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 MAX_REQUEST_TRACKS = 1000
 """Most requests with a track each. With more, requests share lanes, because the viewer cannot draw more tracks."""
-_ENGINE, _REQUESTS, _POOL, _HOST = 1, 2, 3, 4
+_ENGINE, _REQUESTS, _POOL, _HOST, _WINDOWS = 1, 2, 3, 4, 5
 _FIRST_COUNTER, _FIRST_REQUEST = 10, 1000
 _SEQUENCE = 1
 _ROWS_AT_ONCE = 1 << 14
@@ -71,6 +71,7 @@ def write_perfetto(recording: Recording, path: str | os.PathLike[str]) -> Path:
             trace.counter(uuid, name, steps.start_s, counts)
             uuid += 1
         _write_host(trace, recording, uuid)
+        _write_windows(trace, recording, uuid)
     return Path(path)
 
 
@@ -227,6 +228,18 @@ def _write_host(trace: _Trace, recording: Recording, uuid: int) -> None:
     time_s = np.append(recording.steps.start_s, recording.duration_s)
     for nth, (name, counts) in enumerate(values.items()):
         trace.counter(uuid + nth, name, time_s, counts, parent=_HOST, is_bytes=True)
+
+
+def _write_windows(trace: _Trace, recording: Recording, uuid: int) -> None:
+    """Write counters of the pool of layers with windows, in bytes."""
+    windows, steps = recording.meta.pool.windows, recording.steps
+    if windows is None or steps.free_window_units is None or steps.cached_window_units is None:
+        return
+    trace.track(_WINDOWS, "layers with windows")
+    values = {"held": windows.num_units - steps.free_window_units.astype(np.int64), "cached": steps.cached_window_units}
+    for nth, (name, units) in enumerate(values.items()):
+        size = units.astype(np.int64) * windows.bytes_per_unit
+        trace.counter(uuid + nth, name, steps.start_s, size, parent=_WINDOWS, is_bytes=True)
 
 
 def _write_requests(trace: _Trace, recording: Recording) -> None:

@@ -131,4 +131,4 @@ def _about(replay: Replay, num_cells: int) -> str:
     pool = replay.recording.meta.pool
     per_cell = replay.num_units / num_cells
     sampled = f", one of every {number(per_cell)} shown" if per_cell > 1 else ""
-    return f"{memory(replay.num_units * pool.bytes_per_unit)}, {replay.num_units:,} {pool.units_in_words}{sampled}"
+    return f"{memory(pool.num_bytes)}, {replay.num_units:,} {pool.units_in_words}{sampled}"

@@ -166,7 +166,7 @@ def _about(recordings: Sequence[Recording]) -> tuple[Row, ...]:
         of = recording.meta.pool
         if of.num_units is None:
             return "none: the cache grows with the batch"
-        return f"{memory(of.num_units * of.bytes_per_unit)}, {of.num_units:,} {of.units_in_words}"
+        return f"{memory(of.num_bytes)}, {of.num_units:,} {of.units_in_words}"
 
     extrapolated = any(extrapolation.KEY in recording.meta.extra for recording in recordings)
     return (

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from kvsim.kv_groups.sglang_pools import SlotLayers
+
 
 def _words(*words: str) -> dict[str, str]:
     return {word: word for word in words}
@@ -139,6 +141,17 @@ class Radix:
         """Return the tokens of the longest sequence in a pool of `num_slots`."""
         return min(self.scheduler.context_length, num_slots) - 1
 
+    def num_slots(self, kv_bytes: int, layers: SlotLayers) -> int:
+        """Return the slots of the first pool in `kv_bytes`, which also hold those of layers with windows.
+
+        SGLang rounds them down to whole pages.
+        """
+        unit, chunk = self.unit_tokens, self.scheduler.chunked_prefill_size
+        if layers.window_tokens and self.cache.disable_radix_cache and chunk > 0:
+            of_windows = self._most_window_slots(layers.window_tokens) * layers.window_bytes
+            return max(kv_bytes - of_windows, 0) // layers.full_bytes // unit * unit
+        return layers.num_slots(kv_bytes, self.cache.swa_full_tokens_ratio) // unit * unit
+
     def num_window_slots(self, num_slots: int, window_tokens: int) -> int:
         """Return the slots of layers that look back at `window_tokens`, beside `num_slots` of the others.
 
@@ -149,10 +162,15 @@ class Radix:
             return 0
         if not self.cache.disable_radix_cache or chunk < 0:
             return int(num_slots * self.cache.swa_full_tokens_ratio) // unit * unit
+        return self._most_window_slots(window_tokens)
+
+    def _most_window_slots(self, window_tokens: int) -> int:
+        """Return the slots of windows that all requests use at once, at most, where no prefix is cached."""
+        unit, num_chunks = self.unit_tokens, 1 if self.scheduler.disable_overlap_schedule else 2
         of_request = window_tokens + self.cache.swa_eviction_interval + 2 * unit
-        num_chunks = 1 if self.scheduler.disable_overlap_schedule else 2
-        most = self.scheduler.max_running_requests * of_request + num_chunks * chunk + unit
-        return min(num_slots, -(-most // unit) * unit)
+        most = self.scheduler.max_running_requests * of_request
+        most += num_chunks * self.scheduler.chunked_prefill_size + unit
+        return -(-most // unit) * unit
 
     def most_new_tokens(self, prompt_tokens: npt.NDArray[np.int64], num_slots: int) -> npt.NDArray[np.int64]:
         """Return the limits of the answers to such prompts in a pool of `num_slots`; one with 0 has one output."""

@@ -21,6 +21,7 @@ from kvsim.recording.check_reservations import check_reservations
 from kvsim.recording.check_schedule import check_agreement, check_schedule, check_steps
 from kvsim.recording.check_settings import check_settings, check_waiting
 from kvsim.recording.check_times import Ends, check_clock
+from kvsim.recording.check_windows import check_windows
 from kvsim.recording.model import Recording
 from kvsim.recording.order import is_new, stable_order
 from kvsim.recording.rules import require, require_of, rises, within
@@ -46,6 +47,7 @@ def check(recording: Recording, folder: Path) -> None:
         _check_rectangles(recording, folder / "schedule.parquet")
     elif len(recording.schedule):
         raise RecordingError(f"{folder / 'memory.parquet'} is empty, and schedule.parquet computes in a pool.")
+    check_windows(recording, folder)
     _check_initial(recording, folder / "meta.json")
     if recording.copies is not None:
         _check_copies(recording, recording.copies, folder / "copies.parquet")

@@ -39,7 +39,9 @@ def check_preemptions(recording: Recording, stays: Stays, ends: Ends, folder: Pa
         _check_with_copies(recording, stays, ends, folder)
     if recording.meta.policy_name == "paged" and "rules" not in recording.meta.policy:
         _check_shortage(recording, folder / "steps.parquet")
-    if recording.meta.policy_name == Radix.name and not recording.meta.policy.get("enable_priority_scheduling"):
+    # Where windows are short of slots, requests are retracted, and those that run then give slots of windows back.
+    has_other_causes = recording.meta.policy.get("enable_priority_scheduling") or recording.meta.pool.windows
+    if recording.meta.policy_name == Radix.name and not has_other_causes:
         _check_retractions(recording, folder / "steps.parquet")
 
 

@@ -89,11 +89,12 @@ def _check_unit(recording: Recording, file: Path) -> None:
             f"{pool.unit_tokens}."
         )
     token_bytes = meta.model.get("kv_bytes_per_token")
+    unit_bytes = pool.bytes_per_unit + (pool.windows.bytes_per_unit if pool.windows else 0)
     if token_bytes is not None and (
         not isinstance(token_bytes, int)
-        or (token_bytes + meta.model.get("draft_bytes_per_token", 0)) * pool.unit_tokens != pool.bytes_per_unit
+        or (token_bytes + meta.model.get("draft_bytes_per_token", 0)) * pool.unit_tokens != unit_bytes
     ):
         raise RecordingError(
             f"{file}: model.kv_bytes_per_token should be what a token takes of pool.bytes_per_unit, which is "
-            f"{pool.bytes_per_unit / pool.unit_tokens:,.15g}, not {shortened(token_bytes)}."
+            f"{unit_bytes / pool.unit_tokens:,.15g}, not {shortened(token_bytes)}."
         )

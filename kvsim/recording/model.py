@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import ceil
 from types import MappingProxyType
 from typing import Any
 
@@ -26,6 +27,16 @@ MAX_POOL_BYTES = 1 << 45
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WindowPool:
+    """Second pool of SGLang, for layers with windows; its units have as many tokens as those of the first."""
+
+    num_units: int
+    bytes_per_unit: int
+    window_tokens: int
+    """Tokens before a new one that its layers look at."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
     """Memory pool, in units of `unit_slots` slots."""
 
@@ -41,6 +52,8 @@ class Pool:
     bytes_per_unit: int
     groups: tuple[KVCacheGroup, ...] = ()
     """KV-cache groups that share the units; empty if one group of full attention holds all layers."""
+    windows: WindowPool | None = None
+    """Second pool for layers with windows, as SGLang has it; the units of the first are of all other layers then."""
 
     @property
     def units_in_words(self) -> str:
@@ -48,7 +61,14 @@ class Pool:
         if self.groups:
             tables = f"{len(self.groups)} tables" if len(self.groups) > 1 else "one table"
             return f"blocks of {self.bytes_per_unit / 2**20:.2f} MiB for {tables} a sequence"
-        return "slots" if self.unit_tokens == 1 else f"blocks of {self.unit_tokens} tokens"
+        units = "slots" if self.unit_tokens == 1 else f"blocks of {self.unit_tokens} tokens"
+        return units if self.windows is None else f"{units} and {self.windows.num_units:,} of layers with windows"
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all units, those of windows included; 0 without a pool."""
+        windows = self.windows.num_units * self.windows.bytes_per_unit if self.windows else 0
+        return (self.num_units or 0) * self.bytes_per_unit + windows
 
     @property
     def layout(self) -> KVCacheLayout | None:
@@ -116,6 +136,18 @@ class Meta:
     def rules_name(self) -> str:
         """Displayed name of the policy: that of a custom policy, or of the built-in one."""
         return str(self.policy.get("rules", self.policy_name))
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes that make the same pool again: with vLLM's null block, and what SGLang leaves of its second pool."""
+        pool = self.pool
+        if self.policy_name != Radix.name:
+            return ((pool.num_units or 0) + pool.first_unit) * pool.bytes_per_unit
+        if pool.windows is None or self.policy.get("disable_radix_cache"):
+            return pool.num_bytes
+        ratio = float(self.policy.get("swa_full_tokens_ratio", 1.0))
+        cell_bytes = pool.bytes_per_unit + ratio * pool.windows.bytes_per_unit
+        return max(pool.num_bytes, 1 + ceil((pool.num_units or 0) * cell_bytes))
 
     @property
     def prefix_caching(self) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import asdict
+from functools import partial
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from kvsim.files.values import is_integer
 from kvsim.recording import unit_runs
 from kvsim.recording.check_groups import with_groups
 from kvsim.recording.check_meta import check_meta
-from kvsim.recording.model import FORMAT, MAX_POOL_BYTES, MAX_UNITS, SOURCES, VERSION, Meta, Pool
+from kvsim.recording.model import FORMAT, MAX_POOL_BYTES, MAX_UNITS, SOURCES, VERSION, Meta, Pool, WindowPool
 from kvsim.recording.tables import IntArray
 
 FILE_NAME = META
@@ -27,7 +29,8 @@ IDENTITY_KEY = b"kvsim_identity"
 """Key of the recording's identity in the schema metadata of a Parquet file."""
 
 _HALF_A_LETTER = re.compile(r"\\u[dD][89a-fA-F]")
-_LARGEST = {"num_units": MAX_UNITS, "unit_tokens": 1 << 24, "first_unit": MAX_UNITS, "bytes_per_unit": 1 << 40}
+_LARGEST = {"num_units": MAX_UNITS, "unit_tokens": 1 << 24, "first_unit": MAX_UNITS, "bytes_per_unit": 1 << 40,
+            "window_tokens": 1 << 24}  # fmt: skip
 """Maximum numbers of a pool, so that sums of slots and bytes do not overflow."""
 _GROUPS = "kv_cache_groups"
 _MOST_TOKENS = 1 << 31
@@ -120,6 +123,7 @@ def meta_as_text(meta: Meta, identity: str = "") -> str:
             "num_units": meta.pool.num_units,
             "first_unit": meta.pool.first_unit,
             "bytes_per_unit": meta.pool.bytes_per_unit,
+            **({"windows": asdict(meta.pool.windows)} if meta.pool.windows else {}),
         },
         **({_GROUPS: [group.as_meta() for group in meta.pool.groups]} if meta.pool.groups else {}),
         **meta.extra,
@@ -169,22 +173,14 @@ def _mapping(document: Mapping[str, Any], key: str, file: Path) -> Mapping[str, 
 
 
 def _pool(value: Mapping[str, Any], groups: object, file: Path) -> Pool:
-    def integer(key: str, default: int | None, minimum: int) -> int:
-        number = value.get(key, default)
-        if not is_integer(number, minimum):
-            shown = shortened(number)
-            raise RecordingError(f"{file}: pool.{key} should be an integer of at least {minimum}, not {shown}.")
-        if number > _LARGEST[key]:
-            shown = f"{number:,}" if number < 1 << 64 else shortened(number)
-            raise RecordingError(f"{file}: pool.{key} should be at most {_LARGEST[key]:,}, not {shown}.")
-        return number
-
+    integer = partial(_integer, value, file, "pool")
     num_units = None if value.get("num_units") is None else integer("num_units", None, 1)
     pool = Pool(
         unit_tokens=integer("unit_tokens", None, 1),
         num_units=num_units,
         first_unit=integer("first_unit", 0, 0),
         bytes_per_unit=integer("bytes_per_unit", None, 1),
+        windows=_window_pool(value, groups, file),
     )
     if num_units is not None and num_units * pool.bytes_per_unit > MAX_POOL_BYTES:
         raise RecordingError(
@@ -197,6 +193,30 @@ def _pool(value: Mapping[str, Any], groups: object, file: Path) -> Pool:
         return with_groups(pool, groups)
     except RecordingError as error:
         raise RecordingError(f"{file}: {error}") from error
+
+
+def _window_pool(pool: Mapping[str, Any], groups: object, file: Path) -> WindowPool | None:
+    """Return the second pool that a pool of slots may have, which is none of KV-cache groups."""
+    if pool.get("windows") is None:
+        return None
+    value, names = _mapping(pool, "windows", file), ("num_units", "bytes_per_unit", "window_tokens")
+    if groups is not None or pool.get("num_units") is None:
+        raise RecordingError(f"{file}: pool.windows is for a pool of units without kv_cache_groups.")
+    return WindowPool(**{name: _integer(value, file, "pool.windows", name, None, 1) for name in names})
+
+
+def _integer(value: Mapping[str, Any], file: Path, where: str, key: str, default: int | None, minimum: int) -> int:
+    """Return an integer of the object that is called `where` in `file`."""
+    number = value.get(key, default)
+    if not is_integer(number, minimum):
+        raise RecordingError(
+            f"{file}: {where}.{key} should be an integer of at least {minimum}, not {shortened(number)}."
+        )
+    assert isinstance(number, int)
+    if number > _LARGEST[key]:
+        shown = f"{number:,}" if number < 1 << 64 else shortened(number)
+        raise RecordingError(f"{file}: {where}.{key} should be at most {_LARGEST[key]:,}, not {shown}.")
+    return number
 
 
 def _units(document: Mapping[str, Any], key: str, file: Path) -> IntArray | None:

@@ -244,6 +244,10 @@ class Steps(ColumnTable):
     """Free units after scheduling, including units with a cached prefix; -1 for an engine without a pool."""
     unusable_units: IntArray | None = optional_column("int32")
     """Free units in pieces too small for the request at the head of the queue, although their sum suffices."""
+    free_window_units: IntArray | None = optional_column("int32")
+    """Free units of the pool of windows after scheduling, including cached ones; absent without such a pool."""
+    cached_window_units: IntArray | None = optional_column("int32")
+    """Units of the pool of windows that only the radix tree holds; absent without such a pool."""
     swapped_out_units: IntArray | None = optional_column("int32")
     """Units that the step copied to the host; absent without host memory."""
     swapped_in_units: IntArray | None = optional_column("int32")

@@ -59,11 +59,17 @@ def _check_windows(engine: Engine) -> None:
     if len(free) != radix.state.num_free_windows:
         raise IntegrityError(f"{len(free)} pages of windows are free, {radix.state.num_free_windows} are counted.")
     held: list[int] = []
+    num_cached = 0
     for node, pages in _pages_of_nodes(engine).items():
         if radix.nodes[node].has_window:
             held += pages
+            num_cached += len(pages) if radix.nodes[node].window_locks == 0 else 0
         elif any(radix.windows[page] for page in pages):
             raise IntegrityError(f"node {node} lacks its windows, and a page of it has one.")
+    if num_cached != radix.state.num_cached_windows:
+        raise IntegrityError(
+            f"{num_cached} pages of windows can be evicted, {radix.state.num_cached_windows} are counted."
+        )
     for number in holders(engine):
         holding = radix.holdings[number]
         held += _row(engine, number)[max(holding.protected_tokens, holding.gone_tokens) // unit :]

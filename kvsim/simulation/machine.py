@@ -9,6 +9,7 @@ from kvsim.errors import BudgetError, UsageError
 from kvsim.hardware import GIB, Gpu
 from kvsim.kv_groups import CacheSettings, KVCacheLayout, bytes_per_block, cache_layout
 from kvsim.kv_groups.grouping import hashed_by_mode
+from kvsim.kv_groups.sglang_pools import SlotLayers
 from kvsim.models import Model
 from kvsim.models.layers import Layer
 from kvsim.policies import AnyPolicy, Contiguous, Paged, Pipeline, Policy, Radix, Static, base_of, limited
@@ -17,7 +18,7 @@ from kvsim.policies.drafter import drafter_of
 from kvsim.policies.releases import DEFAULT, defaults_of, rules_of
 from kvsim.policies.settings import EngineDefaults
 from kvsim.recording import Pool
-from kvsim.recording.model import MAX_UNITS
+from kvsim.recording.model import MAX_UNITS, WindowPool
 from kvsim.steptime import StepTimeModel
 
 
@@ -109,15 +110,21 @@ class Machine:
         layout = self.layout(policy)
         if layout is None:
             _check_tokens(self.model, policy)
-        unit_tokens, bytes_per_unit = policy.unit_tokens, policy.unit_tokens * self.model.kv_bytes_per_token
+        unit_tokens, bytes_per_unit, first_unit = (
+            policy.unit_tokens,
+            policy.unit_tokens * self.model.kv_bytes_per_token,
+            0,
+        )
         if layout is not None:
             unit_tokens, bytes_per_unit = layout.scheduler_block_size, layout.bytes_per_block
-        num_units = self.kv_bytes // bytes_per_unit
-        first_unit = 0
+        num_units, windows = self.kv_bytes // bytes_per_unit, None
         if isinstance(base_of(policy), Paged):  # block 0 exists and is never handed out
             num_units, first_unit = num_units - 1, 1
         elif isinstance(policy, Radix):  # page 0 comes on top
-            first_unit = 1
+            first_unit, layers = 1, SlotLayers.of(self.model)
+            bytes_per_unit = unit_tokens * layers.full_bytes
+            num_units = policy.num_slots(self.kv_bytes, layers) // unit_tokens
+            windows = _window_pool(policy, num_units, layers)
         if num_units < 1:
             raise BudgetError(
                 f"{self.kv_bytes} bytes of KV memory hold no usable unit of {unit_tokens} tokens of "
@@ -134,7 +141,26 @@ class Machine:
             first_unit=first_unit,
             bytes_per_unit=bytes_per_unit,
             groups=layout.groups if layout is not None and (layout.has_windows or not layout.is_uniform) else (),
+            windows=windows,
         )
+
+
+def _window_pool(policy: Radix, num_units: int, layers: SlotLayers) -> WindowPool | None:
+    """Return SGLang's second pool beside `num_units` of the first; None where every layer keeps every token.
+
+    Raises:
+        BudgetError: it has no unit.
+    """
+    if not layers.window_tokens:
+        return None
+    unit = policy.unit_tokens
+    num_windows = policy.num_window_slots(num_units * unit, layers.window_tokens) // unit
+    if num_windows < 1:
+        raise BudgetError("the slots of layers with windows leave none to the other layers, or have none; give it more "
+                          "memory, or lower --max-running-requests.")  # fmt: skip
+    return WindowPool(
+        num_units=num_windows, bytes_per_unit=unit * layers.window_bytes, window_tokens=layers.window_tokens
+    )
 
 
 def _check_hashes(model: Model, layout: KVCacheLayout) -> None:
@@ -153,11 +179,6 @@ def _check_tokens(model: Model, policy: AnyPolicy) -> None:
         raise UsageError(
             f"{model.name} has {len(model.recurrent_layers)} recurrent layers, whose states are no tokens, and the "
             f"{policy.name} policy hands out memory by tokens; take the paged one."
-        )
-    if isinstance(policy, Radix) and not cache_layout(model, CacheSettings(max_model_len=8)).is_uniform:
-        raise UsageError(
-            f"{model.name} has layers with windows, for which SGLang has a second pool, and the radix policy is "
-            "simulated with one; take --policy paged, or another --model."
         )
 
 

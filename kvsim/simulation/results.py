@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvsim.engine.arrays import column, copied
+from kvsim.engine.request_rows import RADIX
 from kvsim.engine.state import ABORTED, FINISHED, RUNNING, Engine
 from kvsim.engine.totals import settle_unsure_slots
 from kvsim.memory.waste import SlotTotals
@@ -189,7 +190,8 @@ class FinalRows:
         """Drain the steps whose output was processed; the last step may have to wait for its output."""
         num_steps, num_outputs = _num_steps(engine), _num_outputs(engine)
         names = ["seq", "start_s", "prefill_tokens", "num_tokens", "num_scheduled", "running", "waiting", "preempted",
-                 "free_units", "unusable_units", "swapped_out", "swapped_in"]  # fmt: skip
+                 "free_units", "unusable_units", "free_windows", "cached_windows", "swapped_out",
+                 "swapped_in"]  # fmt: skip
         now = {name: column(engine.steps, name, num_steps) for name in names}
         every = {name: np.concatenate((self._waiting.get(name, now[name][:0]), now[name])) for name in names}
         steps = {name: values[:num_outputs] for name, values in every.items()}
@@ -199,6 +201,11 @@ class FinalRows:
             optional = {
                 "swapped_out_units": steps["swapped_out"].astype(np.int32),
                 "swapped_in_units": steps["swapped_in"].astype(np.int32),
+            }
+        if engine.memory is RADIX and engine.radix.settings.window_tokens:
+            optional = {
+                "free_window_units": steps["free_windows"].astype(np.int32),
+                "cached_window_units": steps["cached_windows"].astype(np.int32),
             }
         self._builder.append(
             Steps(

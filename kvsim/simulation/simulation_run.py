@@ -232,6 +232,8 @@ class SimulationRun:
             pipeline=setup.pipeline,
             retention_tokens=defaults_of(release_of(policy)).retention_tokens,
             unit_bytes=setup.pool.bytes_per_unit,
+            window_tokens=setup.pool.windows.window_tokens if setup.pool.windows else 0,
+            num_window_units=setup.pool.windows.num_units if setup.pool.windows else 0,
             num_gpus=model.tensor_parallel_size,
             num_layers=model.num_kv_layers,
             answers=answers,

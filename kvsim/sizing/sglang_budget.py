@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from kvsim.errors import BudgetError, UsageError
 from kvsim.hardware import GIB
+from kvsim.kv_groups.sglang_pools import SlotLayers
 from kvsim.sizing.activations import OUTSIDE_BYTES
 from kvsim.sizing.budget import BudgetTerm, weight_terms
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from kvsim.hardware import Gpu
     from kvsim.models import Model
 
+DEFAULT_RATIO = 0.8
+"""Default `swa_full_tokens_ratio`: slots of layers with windows for each slot of the others."""
 _MIB = 1 << 20
 _GROUP_BYTES = int(2.43 * GIB)
 """Bytes that are gone on each of several GPUs when the weights begin to load: contexts, buffers to exchange results.
@@ -50,7 +53,12 @@ class SlotBudget:
     @property
     def num_slots(self) -> int:
         """SGLang's `max_total_num_tokens`."""
-        return self.kv_bytes // self.model.kv_bytes_per_token
+        return SlotLayers.of(self.model).num_slots(self.kv_bytes, DEFAULT_RATIO)
+
+    @property
+    def num_window_slots(self) -> int:
+        """Slots of layers with windows, which have a pool of their own; 0 without one."""
+        return int(self.num_slots * DEFAULT_RATIO) if SlotLayers.of(self.model).window_tokens else 0
 
     @property
     def free_later_bytes(self) -> int:
@@ -112,7 +120,8 @@ def plan_slots(
             f"mem_fraction_static is {fraction:g}{stated}: of {before / GIB:.2f} GiB that are free before the weights",
         ),
     )  # fmt: skip
-    page_bytes = page_size * model.kv_bytes_per_token
+    layers = SlotLayers.of(model)
+    page_bytes = page_size * (layers.full_bytes + DEFAULT_RATIO * layers.window_bytes)
     room = sum(term.size_bytes for term in terms)
     if room < page_bytes:
         raise BudgetError(
@@ -120,5 +129,5 @@ def plan_slots(
             "raise it, or take a larger GPU or --tensor-parallel-size.",
             [(term.label, term.size_bytes, term.why) for term in terms],
         )
-    rounding = BudgetTerm("rounding", -(room % page_bytes), f"whole {'pages' if page_size > 1 else 'slots'}")
+    rounding = BudgetTerm("rounding", -int(room % page_bytes), f"whole {'pages' if page_size > 1 else 'slots'}")
     return SlotBudget(gpu=gpu, model=model, mem_fraction_static=fraction, page_size=page_size, terms=(*terms, rounding))

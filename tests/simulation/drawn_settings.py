@@ -15,6 +15,8 @@ from typing import Any
 DENSE = ("Meta-Llama-3-8B", "Qwen3-0.6B", "Qwen2.5-7B-Instruct", "DeepSeek-V2-Lite")
 GROUPED = ("gemma-3-1b-it", "gpt-oss-20b", "gemma-3-270m", "granite-4.0-h-350m", "granite-4.0-h-tiny")
 """Models with KV-cache groups: windows, and recurrent states."""
+WINDOWED = ("gpt-oss-20b", "gemma-3-1b-it")
+"""Of these, SGLang has a second pool for the first, and keeps every token of the second in every layer."""
 RECURRENT = ("granite-4.0-h-350m", "granite-4.0-h-tiny")
 OLDER = ("0.20.2", "0.22.1", "0.23.0", "0.24.0", "0.25.1", "0.26.0", "0.27.0", "0.28.0", "0.30.0", "0.31.0")
 """Releases before the newest, each with rules of its own."""
@@ -63,7 +65,7 @@ def drawn_settings(seed: int, folder: Path) -> list[str]:
         arguments += _static(draw) + _machine(draw, draw.one_of(*DENSE), longest)
     elif policy == "radix":  # its tree is not looked up by routers
         arguments = ["shortest" if each in ("prefix", "dynamo") else each for each in arguments]
-        arguments += _radix(draw) + _machine(draw, draw.one_of(*DENSE), longest)
+        arguments += _radix(draw) + _machine(draw, draw.one_of(*DENSE, *WINDOWED), longest)
     elif policy == "contiguous":
         arguments += _contiguous(draw) + _scheduling(draw, longest) + _machine(draw, draw.one_of(*DENSE), longest)
     else:
@@ -223,6 +225,7 @@ def _radix(draw: _Draw) -> list[str]:
         *draw.some(0.2, "--disable-radix-cache"),
         *draw.some(0.2, "--enable-priority-scheduling"),
         *draw.some(0.2, "--prefill-decode-interval", 3),
+        *draw.some(0.2, "--swa-full-tokens-ratio", 0.2, 1.0),
     ]
 
 

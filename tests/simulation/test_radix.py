@@ -9,12 +9,15 @@ import numpy as np
 import pytest
 
 from kvsim.calibration.prior import vllm_prior
-from kvsim.errors import StalledError, UsageError
+from kvsim.diagnosis.retractions import policy_of
+from kvsim.errors import RecordingError, StalledError
 from kvsim.hardware import find_gpu
 from kvsim.metrics.contradictions import refuse_contradictions
 from kvsim.models import find_model
 from kvsim.policies import Radix, RadixSettings, SGLangSettings
-from kvsim.simulation import Machine, Measured, measure, simulate
+from kvsim.recording import Recording
+from kvsim.recording.check_windows import check_windows
+from kvsim.simulation import EngineName, Machine, Measured, measure, simulate
 from kvsim.workload import Workload
 
 GPU, MODEL = find_gpu("H200"), find_model("Llama-3-8B")
@@ -112,15 +115,54 @@ def test_a_request_that_never_fits_is_found() -> None:
         measure(asks, policy, machine_of(320))
 
 
-def test_what_is_not_followed_is_refused() -> None:
-    windows = find_model("gpt-oss-20b")
-    machine = Machine(gpu=GPU, model=windows, kv_bytes=1 << 30, step_time=vllm_prior(GPU, MODEL))
-    with pytest.raises(UsageError, match="layers with windows"):
-        measure(workload(), Radix(), machine)
+WINDOWED = find_model("gpt-oss-20b")
 
 
-def test_settings_out_of_bounds_are_refused() -> None:
-    with pytest.raises(UsageError, match="page_size should be at least 1"):
-        RadixSettings(page_size=0)
-    with pytest.raises(UsageError, match="chunked_prefill_size"):
-        SGLangSettings(chunked_prefill_size=0)
+def windowed(policy: Radix, *, engine: EngineName = "interpreted") -> Recording:
+    """Record the requests with a model whose windows have a pool of their own, which is short of memory."""
+    num_tokens = 3200 if policy.cache.disable_radix_cache else 1200  # without a tree, windows of all requests fit
+    kv_bytes = num_tokens * WINDOWED.kv_bytes_per_token
+    machine = Machine(gpu=GPU, model=WINDOWED, kv_bytes=kv_bytes, step_time=vllm_prior(GPU, WINDOWED))
+    checks = engine == "interpreted"
+    return simulate(workload(), policy, machine, engine=engine, check=checks, refuse_misfits=True)
+
+
+@pytest.mark.parametrize("cache", [{}, {"page_size": 4, "swa_full_tokens_ratio": 0.4}, {"disable_radix_cache": True}],
+                         ids=str)  # fmt: skip
+def test_windows_have_a_pool_that_is_counted_at_every_step(cache: dict[str, object]) -> None:
+    recording = windowed(Radix(scheduler=SCHEDULING, cache=RadixSettings(**cache)))  # type: ignore[arg-type]
+    refuse_contradictions(recording, Path("recording"))
+    pool, steps = recording.meta.pool, recording.steps
+    assert pool.windows is not None
+    assert steps.free_window_units is not None
+    assert (steps.free_window_units < pool.windows.num_units).any()
+    again = replace(machine_of(1), model=WINDOWED, kv_bytes=recording.meta.kv_bytes)
+    assert again.pool(policy_of(recording)) == pool
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cache", [{}, {"page_size": 4}, {"disable_radix_cache": True}], ids=str)
+def test_machine_code_records_the_same_windows(cache: dict[str, object]) -> None:
+    policy = Radix(scheduler=SCHEDULING, cache=RadixSettings(**cache))  # type: ignore[arg-type]
+    one, other = (windowed(policy, engine=way) for way in ("interpreted", "compiled"))
+    assert one.steps.to_arrow() == other.steps.to_arrow()
+    assert one.memory.to_arrow() == other.memory.to_arrow()
+
+
+@pytest.mark.parametrize(
+    ("column", "change", "says"),
+    [
+        ("free_window_units", -100_000, "should lie between 0 and"),
+        ("cached_window_units", 100_000, "cached_window_units should lie between"),
+        ("free_window_units", 3, "held"),
+    ],
+)
+def test_impossible_counts_of_windows_are_refused(column: str, change: int, says: str) -> None:
+    recording = windowed(Radix(scheduler=SCHEDULING))
+    values = recording.steps[column].copy()
+    values[0] += change
+    steps = replace(recording.steps, **{column: values})
+    with pytest.raises(RecordingError, match=says):
+        check_windows(replace(recording, steps=steps), Path("recording"))
+    with pytest.raises(RecordingError, match="which needs free_window_units"):
+        check_windows(replace(recording, steps=replace(recording.steps, cached_window_units=None)), Path("recording"))

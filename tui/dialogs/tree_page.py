@@ -51,6 +51,8 @@ class RadixTreeScreen(Modal[None]):
     def _page(self) -> Group:
         tree, session = self._tree, self._session
         parts: list[RenderableType] = [Text(_summary(session, tree), "bold")]
+        if (windows := _windows(session)) is not None:
+            parts.append(windows)
         if tree.wiped is not None:
             parts.append(_wiped(session, tree))
         if not tree.runs:
@@ -75,6 +77,20 @@ def _summary(session: Session, tree: RadixTree) -> str:
     return (
         f"The radix tree: {plural(tree.num_units, name)} in {plural(len(tree.runs), 'run')}; {tree.num_locked:,} "
         f"locked, {evictable:,} can be evicted, from the leaves."
+    )
+
+
+def _windows(session: Session) -> str | None:
+    """Return the account of the pool of windows after the step of the frame; None without one."""
+    recording, frame = session.recording, session.player.frame
+    windows, steps = recording.meta.pool.windows, recording.steps
+    if windows is None or steps.free_window_units is None or steps.cached_window_units is None or not len(steps):
+        return None
+    step = min(frame, len(steps) - 1)
+    free, cached = int(steps.free_window_units[step]), int(steps.cached_window_units[step])
+    return (
+        f"Layers with windows: {windows.num_units - free:,} of {plural(windows.num_units, session.unit_name)} held, "
+        f"{cached:,} can be evicted without their run, {free - cached:,} free."
     )
 
 

@@ -42,9 +42,11 @@ def headline(session: Session, *, short: bool) -> list[str]:
     if meta.rules_name != meta.policy_name:
         policy = meta.rules_name
     model, gpu, num_gpus = _model(meta), meta.gpu, _num_gpus(session)
-    size = gib(replay.num_units * meta.pool.bytes_per_unit)
+    size = gib(meta.pool.num_bytes)
     units = plural(replay.num_units, session.unit_name)
-    if len(replay.groups) > 1:
+    if meta.pool.windows is not None:
+        units += f" and {meta.pool.windows.num_units:,} of windows"
+    elif len(replay.groups) > 1:
         units += f" for {len(replay.groups)} kinds of layers"
     elif replay.unit_tokens > 1 and not short:
         units += f" of {replay.unit_tokens} slots"
@@ -68,7 +70,7 @@ def comparison_headline(comparison: ComparedRuns, *, short: bool) -> list[str]:
         sequences, width = plural(rows.num_sequences, "sequence"), plural(rows.row_tokens, "slot")
         return [f"the same {sequences} for training", f"rows of {width}"]
     model, gpu, num_gpus = _model(meta), meta.gpu, _num_gpus(session)
-    size = gib(session.replay.num_units * meta.pool.bytes_per_unit)
+    size = gib(meta.pool.num_bytes)
     requests = plural(len(session.recording.requests), "request")
     origins = [_origin(lane.session, "") for lane in comparison.lanes]
     notes = ["uncalibrated"] if any("uncalibrated" in origin for origin in origins) else []

@@ -1,0 +1,44 @@
+"""Divide the layers of a model into pools of slots as SGLang 0.5.23 does: all in one, or windows in a second pool."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kvsim.models.layers import ChunkedLocal, SlidingWindow
+
+if TYPE_CHECKING:
+    from kvsim.models import Model
+
+_WITH_SECOND_POOL = ("GptOssForCausalLM", "Gemma4ForCausalLM", "Llama4ForCausalLM")
+"""Architectures whose windows have slots of their own, of `is_hybrid_swa_model` in SGLang's `model_config.py`.
+
+Of all others, such as Gemma 2 and 3, every layer keeps every token.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotLayers:
+    """Bytes of one token in the layers of each pool."""
+
+    full_bytes: int
+    """Bytes of the layers in the first pool."""
+    window_bytes: int = 0
+    """Bytes of the layers with windows, in the second pool; 0 if there is none."""
+    window_tokens: int = 0
+    """Tokens before a new one that these layers look at; 0 if there are none."""
+
+    @classmethod
+    def of(cls, model: Model) -> SlotLayers:
+        """Return the layers of each pool of `model`."""
+        windowed = [layer for layer in model.attention_layers if isinstance(layer, SlidingWindow | ChunkedLocal)]
+        if model.architecture not in _WITH_SECOND_POOL or not windowed:
+            return cls(model.kv_bytes_per_token)
+        window_bytes = sum(map(model.layer_bytes_per_token, windowed))
+        # A sliding window counts the new token itself; SGLang takes a chunk of attention for a window of that size.
+        tokens = {each.window - isinstance(each, SlidingWindow) for each in windowed}
+        return cls(model.kv_bytes_per_token - window_bytes, window_bytes, max(tokens))
+
+    def num_slots(self, kv_bytes: int, swa_full_tokens_ratio: float) -> int:
+        """Return the slots of the first pool in `kv_bytes`, where the second has a share of their number."""
+        return int(kv_bytes // (self.full_bytes + swa_full_tokens_ratio * self.window_bytes))
