@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from kvsim.capture.random_adapters import RandomAdapters
 from kvsim.capture.random_weights import has_weights, model_folder, token_ids
 from kvsim.capture.sinks import FileSink
 from kvsim.errors import MissingExtraError, UsageError
@@ -30,6 +31,8 @@ _ENVIRONMENT = {
     "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION": "1",
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
 }
+_LORA_RANK = 16
+"""vLLM's largest rank of an adapter by default."""
 _WARM_UP = (12, 64)
 """Number of warm-up requests, and the tokens in and out of each; they are not recorded."""
 
@@ -85,6 +88,7 @@ class DrivenEngine:
         )
         self._engine = self._llm.llm_engine
         self._scheduler = self._engine.engine_core.engine_core.scheduler
+        self._adapters = RandomAdapters(folder, self._scratch, engine_args.get("max_lora_rank") or _LORA_RANK)
         self._vocab_size = self._scheduler.vllm_config.model_config.hf_text_config.vocab_size
         self._warm_up()
 
@@ -185,7 +189,8 @@ class DrivenEngine:
             max_tokens=int(workload.output_tokens[row]), ignore_eos=True, temperature=0.0, detokenize=False
         )
         prompt = {"prompt_token_ids": prompts[row]}
-        self._engine.add_request(workload.ids[row], prompt, parameters, priority=int(workload.priority[row]))
+        more = {"lora_request": self._adapters.request(adapter)} if (adapter := int(workload.adapter[row])) else {}
+        self._engine.add_request(workload.ids[row], prompt, parameters, priority=int(workload.priority[row]), **more)
 
     def _warm_up(self) -> None:
         count, tokens = _WARM_UP

@@ -9,6 +9,7 @@ import logging
 import re
 from typing import Any
 
+from kvsim.capture.draft_watch import speculates
 from kvsim.errors import RecordingError
 from kvsim.kv_groups import KVCacheLayout
 
@@ -16,7 +17,7 @@ log = logging.getLogger("kvsim")
 
 _FIRST, _LAST = (0, 20), (0, 33)
 _NEWER_SETTINGS = (
-    *("watermark", "prefill_schedule_interval"),  # since 0.24
+    "watermark",  # since 0.24
     *("max_num_active_seqs", "long_prefill_token_threshold_adaptive"),  # since 0.31
 )
 
@@ -32,9 +33,14 @@ def warn_if_untried(version: str) -> None:
         )
 
 
-def newer_settings(scheduling: Any) -> dict[str, Any]:
+def newer_settings(scheduler: Any) -> dict[str, Any]:
     """Return the settings of the scheduler that some releases do not have."""
-    return {name: getattr(scheduling, name) for name in _NEWER_SETTINGS if hasattr(scheduling, name)}
+    config = scheduler.scheduler_config
+    settings = {name: getattr(config, name) for name in _NEWER_SETTINGS if hasattr(config, name)}
+    # Since 0.24 it is a setting for ranks whose steps wait for each other; since 0.33 one engine follows it, too.
+    if (interval := getattr(scheduler, "local_prefill_interval", None)) is not None:
+        settings["prefill_schedule_interval"] = interval
+    return settings
 
 
 def retention_interval(scheduler: Any) -> int | None:
@@ -64,7 +70,10 @@ def check_features(scheduler: Any, layout: KVCacheLayout, *, offloads: bool) -> 
 
     parallel, coordinator = scheduler.parallel_config, scheduler.kv_cache_manager.coordinator
     is_pipeline = parallel.pipeline_parallel_size > 1
-    refuse(getattr(scheduler, "num_spec_tokens", 0), "the engine speculates, and a recording has no draft tokens.")
+    refuse(is_pipeline and speculates(scheduler), "the engine speculates in a pipeline, and kvsim follows one stage.")
+    refuse(
+        offloads and speculates(scheduler), "the engine speculates and offloads blocks, and kvsim follows one of both."
+    )
     refuse(
         is_pipeline and not layout.is_uniform,
         "the engine has a pipeline and layers of several kinds, and its scheduler knows only the layers of one stage.",

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, TypeVar
 
+from kvsim.capture.draft_watch import DraftWatch, check_drafts, proposed, speculates
 from kvsim.capture.kv_cache_specs import layout_of
 from kvsim.capture.offload_copies import OffloadWatch, has_offload
 from kvsim.capture.release_settings import check_features, num_waiting, retention_interval, warn_if_untried
@@ -50,13 +51,15 @@ def _harmless(hook: Hook) -> Hook:
 class SchedulerRecorder:
     """Reports the actions of one scheduler to a sink, from `start` to `stop`."""
 
-    def __init__(self, scheduler: Any) -> None:
-        """Watch `scheduler`, which must be fully set up."""
+    def __init__(self, scheduler: Any, release: str) -> None:
+        """Watch `scheduler` of a release of vLLM; it must be fully set up."""
         self.sink: LogSink | None = None
+        self._release = release
         self._scheduler = scheduler
         self._manager = scheduler.kv_cache_manager
         self._offload = OffloadWatch(scheduler, self._report_if_recording) if has_offload(scheduler) else None
         # A pipeline counts steps that compute nothing: with N stages, a sequence decodes in every Nth step only.
+        self._drafts = DraftWatch() if speculates(scheduler) else None
         self._is_pipeline = scheduler.parallel_config.pipeline_parallel_size > 1
         self._watch_memory()
 
@@ -68,6 +71,8 @@ class SchedulerRecorder:
         """
         self._layout = layout_of(self._scheduler.kv_cache_config, self._manager.block_pool.hash_block_size)
         check_features(self._scheduler, self._layout, offloads=self._offload is not None)
+        if self._drafts is not None:
+            check_drafts(self._scheduler, self._release)
         keeps_all = retention_interval(self._scheduler) is None
         self._keeps_some = [
             self._layout.keeps_some(group) or (group.kind in _RETAINED and not keeps_all)
@@ -81,7 +86,7 @@ class SchedulerRecorder:
             RecordingError: it cannot be recorded; nothing is.
         """
         self.check()
-        warn_if_untried(meta["engine"]["version"])
+        warn_if_untried(self._release)
         if self._offload is not None:
             self._offload.start()
             meta = meta | {"policy": meta["policy"] | self._offload.settings()}
@@ -93,6 +98,8 @@ class SchedulerRecorder:
         ]  # positions of its blocks, if they may be skipped
         self._rows: dict[str, int] = {}
         self._all_rows: dict[str, int] = {}  # with ended requests, whose copies may be reported later
+        self._adapters: dict[str, int] = {}
+        """Numbers of adapters, by name."""
         self._num_rows = 0
         self._num_steps = 0
         self._steps_in_flight: dict[int, int] = {}
@@ -129,7 +136,9 @@ class SchedulerRecorder:
         hashes = [int.from_bytes(key[:8], "little", signed=True) for key in request.block_hashes]
         hashes = hashes[: request.num_prompt_tokens // self._layout.hash_block_size]
         lengths = request.num_prompt_tokens, request.max_tokens
-        self._report("arrive", request.request_id, self._now(), *lengths, request.priority, hashes)
+        adapter = self._adapter_of(request)
+        named = [adapter] if adapter else []
+        self._report("arrive", request.request_id, self._now(), *lengths, request.priority, hashes, *named)
         self._send()
 
     @_harmless
@@ -150,15 +159,18 @@ class SchedulerRecorder:
         requests = self._scheduler.requests
         num_tokens = output.total_num_scheduled_tokens
         num_prefill = 0
-        if tokens and tokens == self._last_tokens and num_tokens == len(tokens):
+        drafts = self._drafts is not None
+        if tokens and tokens == self._last_tokens and num_tokens == len(tokens) and not drafts:
             self._report("again", self._start_s)
         else:
-            rows = []
+            rows: list[tuple[int, ...]] = []
             for name, count in tokens.items():
                 request = requests[name]
                 before = request.num_computed_tokens - count
-                rows.append((self._rows[name], before, count))
-                if count > 1 or before < request.num_prompt_tokens:
+                known: tuple[int, ...] = (request.num_tokens,) if drafts else ()
+                rows.append((self._rows[name], before, count, *known))
+                is_again = count > 1 and (not drafts or before < known[0] - 1)
+                if is_again or before < request.num_prompt_tokens:
                     num_prefill += count
             self._report("tokens", self._start_s, rows)
         # A step with prompt tokens is not repeated token by token.
@@ -180,9 +192,11 @@ class SchedulerRecorder:
         self._send()
 
     @_harmless
-    def updating(self) -> None:
-        """Report that the output of a step is about to be processed."""
+    def updating(self, output: Any = None) -> None:
+        """Report that the output of a step is about to be processed, or that requests are about to end."""
         self._report("seq")
+        if self._drafts is not None and output is not None:
+            self._drafts.updating(self._scheduler, output)
 
     @_harmless
     def updated(self, output: Any) -> None:
@@ -193,11 +207,19 @@ class SchedulerRecorder:
             if request.num_output_tokens:
                 del self._awaiting_first[name]
                 self._report("emit", self._rows[name], time_s, 1)
+        given = [] if self._drafts is None else [self._drafts.gained(self._rows)]
         self._end(time_s)
         step = self._steps_in_flight.pop(id(output), None)
         if step is not None:
-            self._report("output", step, time_s)
+            self._report("output", step, time_s, *given)
         self._send()
+
+    @_harmless
+    def proposed(self, names: list[str]) -> None:
+        """Report the drafts that wait for the requests called `names` behind the last step."""
+        if self._num_steps:
+            self._report("proposed", self._num_steps - 1, proposed(self._scheduler, names, self._rows))
+            self._send()
 
     @_harmless
     def aborted(self) -> None:
@@ -284,6 +306,11 @@ class SchedulerRecorder:
     def _report_skipped(self, row: int, group: int, places: list[int], blocks: list[Any]) -> None:
         kept = [int(block.block_hash is not None) for block in blocks]
         self._report("let_go", row, places, [block.block_id for block in blocks], kept, group)
+
+    def _adapter_of(self, request: Any) -> int:
+        """Return the number of a request's adapter, in the order in which they appear; 0 for none."""
+        adapter = getattr(request, "lora_request", None)
+        return 0 if adapter is None else self._adapters.setdefault(adapter.lora_name, len(self._adapters) + 1)
 
     def _of_group(self, group: int) -> tuple[int, ...]:
         """Return the group as the last field of an event; empty if there is one group."""

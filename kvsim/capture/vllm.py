@@ -9,6 +9,7 @@ tui --attach`. Without them, the class is vLLM's own scheduler.
 from __future__ import annotations
 
 import atexit
+import json
 import logging
 import multiprocessing.util
 import os
@@ -18,6 +19,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+from kvsim.capture.draft_watch import draft_settings, speculates, speculative_config_of
 from kvsim.capture.kv_cache_specs import layout_of
 from kvsim.capture.machine_id import machine
 from kvsim.capture.publish import Publisher
@@ -25,6 +27,7 @@ from kvsim.capture.release_settings import newer_settings, retention_interval
 from kvsim.capture.scheduler_watch import SchedulerRecorder
 from kvsim.capture.sinks import Fanout, FileSink, LogSink
 from kvsim.errors import KvsimError, MissingExtraError
+from kvsim.kv_groups import KVCacheLayout
 from kvsim.models.huggingface import from_fields
 from kvsim.recording.model import FORMAT, VERSION
 
@@ -47,7 +50,7 @@ class _RecordingHooks:
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.kvsim = SchedulerRecorder(self)
+        self.kvsim = SchedulerRecorder(self, vllm.__version__)
         self.kvsim_meta: dict[str, Any] = {}
         try:
             self.kvsim_meta = describe(self)
@@ -77,10 +80,14 @@ class _RecordingHooks:
         return output
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
-        self.kvsim.updating()
+        self.kvsim.updating(scheduler_output)
         outputs = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
         self.kvsim.updated(scheduler_output)
         return outputs
+
+    def update_draft_token_ids(self, draft_token_ids: Any) -> None:
+        super().update_draft_token_ids(draft_token_ids)  # type: ignore[misc]
+        self.kvsim.proposed(draft_token_ids.req_ids)
 
     def finish_requests(self, *args: Any, **kwargs: Any) -> Any:
         self.kvsim.updating()
@@ -143,6 +150,8 @@ def describe(scheduler: Any) -> dict[str, Any]:
         "pipeline_parallel_size": parallel.pipeline_parallel_size,
     }
     shape = _shape(model, served, plain=layout.is_uniform)
+    if layout.is_uniform and speculates(scheduler):
+        shape |= _draft_layers(layout, scheduler.block_size, shape)
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -154,7 +163,8 @@ def describe(scheduler: Any) -> dict[str, Any]:
             "name": "paged",
             "block_size": scheduler.block_size if layout.is_uniform else cache.block_size,
             "enable_prefix_caching": bool(cache.enable_prefix_caching),
-        },
+        }
+        | _features(scheduler),
         "pool": {
             "unit_tokens": scheduler.block_size,
             "num_units": pool.num_gpu_blocks - 1,
@@ -169,6 +179,23 @@ def describe(scheduler: Any) -> dict[str, Any]:
         "created": date.today().isoformat(),
         "notes": "Block 0 is vLLM's null block and is not in the pool.",
     }
+
+
+def _draft_layers(layout: KVCacheLayout, block_size: int, shape: dict[str, Any]) -> dict[str, int]:
+    """Return the layers that drafts have in the blocks of a model of this shape, and their bytes of a token."""
+    draft_bytes = layout.bytes_per_block // block_size - shape["kv_bytes_per_token"]
+    num_layers = sum(group.num_layers for group in layout.groups) - shape["num_layers"]
+    return {"num_draft_layers": num_layers, "draft_bytes_per_token": draft_bytes} if num_layers > 0 else {}
+
+
+def _features(scheduler: Any) -> dict[str, Any]:
+    """Return the settings of drafts and adapters, where the engine has some."""
+    settings: dict[str, Any] = {}
+    if speculates(scheduler):
+        settings["speculative_config"] = json.dumps(speculative_config_of(scheduler), sort_keys=True)
+    if (lora := scheduler.lora_config) is not None:
+        settings |= {"enable_lora": True, "max_loras": lora.max_loras, "max_lora_rank": lora.max_lora_rank}
+    return settings
 
 
 def _engine(scheduler: Any, served: dict[str, Any], hash_block_size: int) -> dict[str, Any]:
@@ -193,8 +220,9 @@ def _engine(scheduler: Any, served: dict[str, Any], hash_block_size: int) -> dic
         "hash_block_size": hash_block_size,
         "gpu_memory_utilization": cache.gpu_memory_utilization,
         "policy": scheduling.policy,
-        **newer_settings(scheduling),
+        **newer_settings(scheduler),
         "prefix_cache_retention_interval": retention_interval(scheduler),
+        **(draft_settings(scheduler) if speculates(scheduler) else {}),
         "scheduler_reserve_full_isl": bool(scheduling.scheduler_reserve_full_isl),
         "load_format": str(config.load_config.load_format),
         "in_process": multiprocessing.parent_process() is None,

@@ -40,17 +40,29 @@ def command() -> None:
 @click.option("--no-prefix-caching", is_flag=True, help="Never reuse a prefix.")
 @click.option("--no-async-scheduling", is_flag=True, help="Schedule a step only when the last one's output is known.")
 @click.option("--enforce-eager", is_flag=True, help="Capture no graphs.")
+@click.option(
+    "--speculative-config", "-sc", metavar="JSON", help="Speculative decoding, as vLLM takes it: a JSON object."
+)
+@click.option("--enable-lora", is_flag=True, help="Serve requests that name an adapter (LoRA); weights are random.")
+@click.option("--max-loras", type=int, help="Adapters in use at once.")
+@click.option("--max-lora-rank", type=int, help="Rank of the adapters.")
 @click.option("--vllm", "release", metavar="VERSION", help="Record this release alone.  [the one that is installed]")
 @overwrite_option
 def vllm(*, model: str, output: Path, users: int | None, release: str | None, overwrite: bool, **flags: Any) -> None:
     """Start vLLM here, run a workload, and record it."""
     from kvsim.capture.drive import DrivenEngine, check_installed
+    from kvsim.errors import UsageError
     from kvsim.files.overwriting import may_replace, replacing_folder
+    from kvsim.policies.speculative_config import read_config
 
+    if not flags["enable_lora"] and (flags["max_loras"] or flags["max_lora_rank"]):
+        raise UsageError("--max-loras and --max-lora-rank are for adapters; give --enable-lora, too.")
     if release is not None:
         check_installed(release)
     may_replace(output, "capture", overwrite=overwrite, is_folder=True)
     workload = workload_of_flags(flags)
+    if workload.adapter.any() and not flags["enable_lora"]:
+        raise UsageError("requests name adapters; give --enable-lora, or leave them out.")
     given = {
         "num_gpu_blocks_override": flags["num_blocks"],
         "block_size": flags["block_size"],
@@ -60,6 +72,10 @@ def vllm(*, model: str, output: Path, users: int | None, release: str | None, ov
         "max_num_batched_tokens": flags["max_num_batched_tokens"],
         "enable_prefix_caching": False if flags["no_prefix_caching"] else None,
         "enforce_eager": flags["enforce_eager"] or None,
+        "speculative_config": read_config(flags["speculative_config"]) if flags["speculative_config"] else None,
+        "enable_lora": flags["enable_lora"] or None,
+        "max_loras": flags["max_loras"],
+        "max_lora_rank": flags["max_lora_rank"],
     }
     engine_args = {key: value for key, value in given.items() if value is not None}
     with (

@@ -51,10 +51,6 @@ def check_comparable(recording: Recording) -> None:
         "block.",
     )
     refuse(
-        meta.num_drafts,
-        "has drafts, and kvsim compares recordings without; kvsim verify follows drafts in an oracle's answers.",
-    )
-    refuse(
         pool.num_units is None or pool.first_unit != NULL_BLOCK + 1,
         f"has no pool of blocks that begins at block {NULL_BLOCK + 1}, as vLLM's does, so there are no block ids to "
         "compare.",

@@ -42,6 +42,7 @@ class Follower:
             layout=recorded.layout,
             pipeline=recorded.pipeline,
             connector=recorded.connector,
+            drafts=recorded.drafts,
             retention_tokens=recorded.retention_tokens,
             copies_are_timed=False,
             records_memory=True,
@@ -128,5 +129,8 @@ def _demand(recorded: Recorded) -> Demand:
         limit=limit,
         priority=requests.priority.astype(np.int64),
         arrival_s=np.array(recorded.arrival_ranks()),
-        keys=with_answers(requests.turns, prompts, block_size),
+        keys=with_answers(
+            requests.turns, prompts, block_size, 0 if recorded.drafts is None else recorded.drafts.ahead_tokens
+        ),
+        adapter=0 if requests.adapter is None else requests.adapter.astype(np.int64),
     )

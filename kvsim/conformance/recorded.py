@@ -17,6 +17,7 @@ from kvsim.conformance.comparable import (
     settings_of,
 )
 from kvsim.conformance.oracle_files import OFFLOAD_BLOCK_BYTES
+from kvsim.conformance.recorded_drafts import drafts_of
 from kvsim.conformance.recorded_transfers import connector_of
 from kvsim.conformance.timeline import timeline_of
 from kvsim.engine.moments import SCHEDULE
@@ -69,6 +70,8 @@ class Recorded:
         self.pipeline = settings_of(Pipeline, recording)
         self.depth = self.pipeline.most_in_flight(async_scheduling=self.scheduler.async_scheduling)
         """Largest number of steps in flight."""
+        self.drafts = drafts_of(recording, self.scheduler)
+        """Speculative decoding; None without."""
         self.connector = connector_of(recording)
         """The exchange of KV with other servers; None without."""
         # Steps that compute nothing are recorded if they may begin copies or transfers, or if the pipeline counts them.

@@ -38,11 +38,11 @@ def cached_with_drafts(
     if not len(recording.schedule):
         return (np.zeros(len(rows), np.int64),) * 4
     meta, turns = recording.meta, _LastSteps.of(recording, rows, previous_end)
-    ahead = _tokens_ahead(meta, release)
-    computed = np.minimum(np.minimum(turns.end, turns.known), turns.known - ahead)
+    ahead, lag = _tokens_ahead(meta, release), int(meta.engine.get("num_draft_modules", 1)) - 1
+    computed = np.minimum(np.minimum(turns.end, turns.known) - lag, turns.known - ahead)
     known = turns.known_at_release()
     least, most = (
-        np.where(turns.has_output, np.maximum(computed, tokens - max(ahead, 1)), computed) for tokens in known
+        np.where(turns.has_output, np.maximum(computed, tokens - max(ahead, 1 + lag)), computed) for tokens in known
     )
     if "speculative_config" in meta.policy and not _caches_outputs(meta, release):
         least = most = computed
@@ -52,12 +52,12 @@ def cached_with_drafts(
 def _tokens_ahead(meta: Meta, release: str) -> int:
     """Return the tokens behind a block that its key covers."""
     told = meta.policy.get("speculative_config")
-    return SpeculativeConfig.parse(told).tokens_ahead(release) if told else 0
+    return meta.hash_ahead_tokens or (SpeculativeConfig.parse(told).tokens_ahead(release) if told else 0)
 
 
 def _caches_outputs(meta: Meta, release: str) -> bool:
     """Tell whether blocks are also cached when outputs come."""
-    return rules_of(release).caches_processed or bool(meta.policy.get("async_scheduling"))
+    return rules_of(release).caches_processed or bool({**meta.engine, **meta.policy}.get("async_scheduling"))
 
 
 class _LastSteps(NamedTuple):

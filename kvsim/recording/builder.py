@@ -105,6 +105,7 @@ class RecordingBuilder:
         priority: int = 0,
         prompt_hashes: Iterable[int] = (),
         refused: bool = False,
+        adapter: int = 0,
     ) -> int:
         """Add a request that became visible to the engine, and return its row. A refused request is never served."""
         return self._requests.add(
@@ -115,6 +116,7 @@ class RecordingBuilder:
             prompt_tokens=prompt_tokens,
             max_tokens=max_tokens,
             priority=priority,
+            adapter=adapter,
             first_scheduled_s=np.nan,
             first_token_s=np.nan,
             finished_s=np.nan,
@@ -179,12 +181,18 @@ class RecordingBuilder:
             self._hand_over(self._sink)
         return number
 
-    def output(self, step: int, time_s: float) -> None:
-        """Record that the output of `step` was processed."""
+    def output(self, step: int, time_s: float, outputs: Mapping[int, int] | None = None) -> None:
+        """Record that the output of `step` was processed; with drafts, `outputs` are the tokens that requests got."""
+        if outputs is not None:
+            self._schedule.tell("outputs", step, outputs)
         row = step - self._steps.first
         self._steps.columns["output_seq"][row] = self._seq
         self._steps.columns["end_s"][row] = time_s
         self.copies.processed(step)
+
+    def proposed(self, step: int, drafts: Mapping[int, int]) -> None:
+        """Record the drafts that were proposed for requests behind `step`, whose output is known."""
+        self._schedule.tell("proposed", step, drafts)
 
     def emitted(self, request: int, time_s: float, count: int = 1) -> None:
         """Record `count` more output tokens of `request`.

@@ -32,7 +32,15 @@ _COUNTS = {
         "page_size",
         "max_running_requests",
     ),
-    "engine": ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "hash_block_size", "tensor_parallel_size"),
+    "engine": (
+        "max_model_len",
+        "max_num_seqs",
+        "max_num_batched_tokens",
+        "hash_block_size",
+        "tensor_parallel_size",
+        "num_hash_lookahead_tokens",
+        "num_draft_modules",
+    ),
     "model": ("tensor_parallel_size", "pipeline_parallel_size", "num_draft_layers", "draft_bytes_per_token"),
 }
 _SIZES_OF_POLICY = ("kv_offloading_block_size", "host_blocks", "store_threshold", "max_loras")

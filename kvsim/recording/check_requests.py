@@ -23,7 +23,7 @@ def check_requests(recording: Recording, file: Path) -> None:
     requests = recording.requests
     require(requests.request == np.arange(len(requests)), file, "request should count the rows from 0")
     _check_names(requests, file)
-    _check_lengths(requests, recording.meta.hash_block_size, file)
+    _check_lengths(requests, recording.meta.hash_block_size, recording.meta.hash_ahead_tokens, file)
     require(is_time(requests.arrival_s) & (requests.arrival_s >= 0), file, "arrival_s should be a finite time")
     for name in _TIMES[1:]:
         times = getattr(requests, name)
@@ -51,15 +51,16 @@ def _check_names(requests: Requests, file: Path) -> None:
             raise RecordingError(f"{file}, row {row}: row {first_rows[name]} has this id; each request has its own.")
 
 
-def _check_lengths(requests: Requests, hash_tokens: int, file: Path) -> None:
+def _check_lengths(requests: Requests, hash_tokens: int, ahead_tokens: int, file: Path) -> None:
     require(requests.prompt_tokens > 0, file, "prompt_tokens should be positive")
     require(requests.output_tokens >= 0, file, "output_tokens should not be negative")
     require(requests.max_tokens > 0, file, "max_tokens should be positive")
     require(requests.output_tokens <= requests.max_tokens, file, "output_tokens should not be more than max_tokens")
     require(requests.preemptions >= 0, file, "preemptions should not be negative")
     told = requests.prompt_hashes.lengths
-    hashed = (told == 0) | (told == requests.prompt_tokens // hash_tokens)
-    require(hashed, file, f"prompt_hashes should be one for each {hash_tokens} of prompt_tokens, or none")
+    hashed = (told == 0) | (told == (requests.prompt_tokens - ahead_tokens) // hash_tokens)
+    behind = f" with the {ahead_tokens} behind them" if ahead_tokens else ""
+    require(hashed, file, f"prompt_hashes should be one for each {hash_tokens} of prompt_tokens{behind}, or none")
 
 
 def _check_status(requests: Requests, file: Path) -> None:

@@ -4,13 +4,16 @@ A live server writes this log, and sends it to its viewers. A line is complete o
 crash. The events are::
 
     ["meta", {...}]                                               first line: as in meta.json
-    ["arrive", name, time_s, prompt, max, priority, [hashes]]     the next row of the requests
+    ["arrive", name, time_s, prompt, max, priority, [hashes]]     the next row of the requests; with an adapter,
+                                                                  its number, too
     ["seq"]                                                       the engine's state changes; what follows is part of it
     ["tokens", time_s, [[request, before, tokens], ...]]          what the step being scheduled computes; with drafts,
                                                                   a fourth number: the request's known tokens
     ["again", time_s]                                             the same sequences as in the last step, one token each
     ["step", {column: value, ...}]                                the step is scheduled
-    ["output", step, time_s]                                      its output was processed
+    ["output", step, time_s]                                      its output was processed; with drafts, a list of
+                                                                  [request, tokens] that it gave
+    ["proposed", step, [[request, drafts], ...]]                  drafts that wait behind it for the next step
     ["emit", request, time_s, count]   ["preempt", request]   ["end", request, status, time_s]
     ["copy", number, is_load, request, [units], [slots]]          the step being scheduled copies blocks to or from host
     ["await", [numbers]]   ["copied", number, [slots]]            it waits for copies; one is reported with the output
@@ -60,9 +63,11 @@ def apply(builder: RecordingBuilder, event: list[Any]) -> None:  # noqa: PLR0912
             case ["step", dict(columns)]:
                 builder.check_step(columns)
                 builder.step(**columns)
-            case ["output", int(step), time_s]:
+            case ["output", int(step), time_s, *given]:
                 builder.check_output(step)
-                builder.output(step, time_s)
+                builder.output(step, time_s, dict(given[0]) if given else None)
+            case ["proposed", int(step), list(drafts)]:
+                builder.proposed(step, dict(drafts))
             case ["append", request, position, list(units), *group]:
                 builder.append_blocks(_row(builder, request), position, units, *group)
             case ["share", request, position, list(units), *group]:
@@ -87,9 +92,17 @@ def apply(builder: RecordingBuilder, event: list[Any]) -> None:  # noqa: PLR0912
                 builder.preempted(_row(builder, request))
             case ["end", request, str(status), time_s]:
                 builder.ended(_row(builder, request), RequestStatus[status.upper()], time_s)
-            case ["arrive", str(name), time_s, prompt_tokens, max_tokens, priority, list(hashes)]:
+            case ["arrive", str(name), time_s, prompt_tokens, max_tokens, priority, list(hashes), *adapter]:
                 name.encode()  # raises for a lone surrogate, which JSON can contain
-                builder.arrived(name, time_s, prompt_tokens, max_tokens, priority=priority, prompt_hashes=hashes)
+                builder.arrived(
+                    name,
+                    time_s,
+                    prompt_tokens,
+                    max_tokens,
+                    priority=priority,
+                    prompt_hashes=hashes,
+                    adapter=int(adapter[0]) if adapter else 0,
+                )
             case _:
                 raise RecordingError(f"{shortened(event)} is not an event.")
     except (TypeError, ValueError, LookupError, AttributeError, OverflowError) as error:

@@ -7,6 +7,7 @@ run.
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -103,15 +104,22 @@ class GrowingRequests(GrowingTable):
         return len(self._hashes)
 
     def add(self, name: str, prompt_hashes: Iterable[int], **columns: float) -> int:
-        """Add a request and return its row; missing columns are 0, and optional ones absent."""
+        """Add a request and return its row; missing columns are 0, and optional ones absent.
+
+        An optional column is there from its first value that is not 0 on, with 0 in earlier rows.
+        """
         row = len(self._ids)
         self._ids.append(name)
         self._hashes.extend(prompt_hashes)
         self._offsets.append(len(self._hashes))
         columns["request"] = row
         for column, values in self.columns.items():
-            if not self._specs[column].optional:
-                values.append(columns.get(column, 0))
+            value = columns.get(column, 0)
+            if not self._specs[column].optional or values:
+                values.append(value)
+            elif value:
+                values.extend([0] * row)
+                values.append(value)
         return row
 
     def extend(self, table: ColumnTable) -> None:
@@ -163,7 +171,7 @@ class GrowingSteps(GrowingTable):
 class GrowingSchedule(GrowingTable):
     """One row per request and run of steps; the last row of a request extends until something else happens."""
 
-    __slots__ = ("_before", "_known", "_open_row", "_repeat", "_request", "_step", "_tokens")
+    __slots__ = ("_before", "_known", "_late", "_open_row", "_repeat", "_request", "_step", "_tokens")
 
     def __init__(self) -> None:
         super().__init__(Schedule)
@@ -172,6 +180,7 @@ class GrowingSchedule(GrowingTable):
         self._step, self._request = self.columns["step"], self.columns["request"]
         self._before, self._tokens = self.columns["computed_before"], self.columns["tokens"]
         self._repeat, self._known = self.columns["repeat"], self.columns["known"]
+        self._late = tuple(self.columns[name] for name in ("outputs", "proposed"))
 
     def add(
         self, step: int, request: int, computed_before: int, tokens: int, repeat: int, known: int | None = None
@@ -199,6 +208,16 @@ class GrowingSchedule(GrowingTable):
         self._before.append(computed_before)
         self._tokens.append(tokens)
         self._repeat.append(repeat)
+        for column in self._late:
+            if column:
+                column.append(0)
+
+    def tell(self, name: str, step: int, numbers: Mapping[int, int]) -> None:
+        """Fill a column that is known later with numbers of the requests that `step` computes; others have 0."""
+        column = self.columns[name]
+        column.extend([0] * (len(self) - len(column)))
+        for row in range(bisect_left(self._step, step), bisect_right(self._step, step)):
+            column[row] = numbers.get(self._request[row], 0)
 
     def go_on(self, requests: Iterable[int], step: int) -> None:
         """Record that each of `requests`, scheduled in the step before `step`, computes one more token in `step`."""

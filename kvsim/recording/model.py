@@ -163,6 +163,11 @@ class Meta:
         return int(stated or self.pool.unit_tokens)
 
     @property
+    def hash_ahead_tokens(self) -> int:
+        """Tokens behind its block that a prompt hash covers, too, where drafts make it longer."""
+        return int(self.engine.get("num_hash_lookahead_tokens", 0))
+
+    @property
     def num_drafts(self) -> int:
         """Tokens drafted for each request and step at most; 0 without speculative decoding."""
         told = self.policy.get("speculative_config")

@@ -273,6 +273,10 @@ class Schedule(ColumnTable):
     repeat: IntArray | None = optional_column("int32")
     known: IntArray | None = optional_column("int32")
     """Tokens of the request with known values when the step was scheduled; in runs with drafts, step by step."""
+    outputs: IntArray | None = optional_column("int32")
+    """Tokens that the output of the step gave the request; in captured runs with drafts."""
+    proposed: IntArray | None = optional_column("int32")
+    """Drafts that were proposed behind the step; in captured runs that schedule a step with known drafts alone."""
 
     @property
     def repeats(self) -> IntArray:

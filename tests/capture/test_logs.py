@@ -21,7 +21,7 @@ from kvsim.recording import Recording, RequestStatus, read, write
 from kvsim.recording.eventlog import FILE_NAME
 from kvsim.replay import Replay
 
-from ..vllm_engine.recordings import GROUPED, PLAIN, RETAINING, WITH_DRAFTS, Live, in_main
+from ..vllm_engine.recordings import GROUPED, PLAIN, RETAINING, STAGED_DRAFTS, Live, in_main
 
 
 @pytest.fixture(params=PLAIN, ids=lambda file: file.stem)
@@ -115,6 +115,6 @@ def test_a_killed_engine_leaves_a_recording(log: Path) -> None:
     assert lines > 20
 
 
-def test_an_engine_that_speculates_serves_and_is_told_that_nothing_is_recorded(live: Live) -> None:
-    assert "kvsim: nothing is recorded: the engine speculates" in live.said()
-    assert not live.log(WITH_DRAFTS).exists()
+def test_an_engine_that_speculates_in_a_pipeline_is_told_that_nothing_is_recorded(live: Live) -> None:
+    assert "kvsim: nothing is recorded: the engine speculates in a pipeline" in live.said()
+    assert not live.log(STAGED_DRAFTS).exists()

@@ -159,7 +159,7 @@ class Engine:
 
     def __init__(self, folder: Path) -> None:
         self.scheduler = Scheduler()
-        self.recorder = SchedulerRecorder(self.scheduler)
+        self.recorder = SchedulerRecorder(self.scheduler, "0.33.0")
         self.recorder.start(FileSink(folder), META)
 
     def add(self, *requests: Request) -> None:
@@ -207,7 +207,7 @@ def test_what_the_engine_did_is_what_the_recording_says(tmp_path: Path) -> None:
 
 
 def test_a_model_whose_blocks_are_not_followed_is_not_recorded_wrongly(tmp_path: Path) -> None:
-    recorder = SchedulerRecorder(Scheduler(CrossAttentionSpec()))
+    recorder = SchedulerRecorder(Scheduler(CrossAttentionSpec()), "0.33.0")
     sink = FileSink(tmp_path / "run")
     with pytest.raises(RecordingError, match="has layers of vLLM's CrossAttentionSpec"):
         recorder.start(sink, META)
@@ -217,7 +217,6 @@ def test_a_model_whose_blocks_are_not_followed_is_not_recorded_wrongly(tmp_path:
 
 
 FEATURES = {
-    "num_spec_tokens": "speculates",
     "parallel_config.decode_context_parallel_size": "context parallelism",
     "parallel_config.prefill_context_parallel_size": "context parallelism",
     "kv_cache_manager.coordinator.enable_partial_hash_hits": "inside a block",
@@ -237,7 +236,18 @@ def test_what_newer_releases_do_with_blocks_is_refused_in_a_sentence(feature: st
         place = getattr(place, each)
     setattr(place, name, 2)
     with pytest.raises(RecordingError, match=FEATURES[feature]):
-        SchedulerRecorder(scheduler).start(FileSink(tmp_path / "run"), META)
+        SchedulerRecorder(scheduler, "0.33.0").start(FileSink(tmp_path / "run"), META)
+
+
+def test_drafts_that_are_not_followed_are_refused_by_their_method(tmp_path: Path) -> None:
+    scheduler: Any = Scheduler()
+    scheduler.num_spec_tokens = 2
+    config = SimpleNamespace(method="medusa", model="heads", num_speculative_tokens=2)
+    scheduler.vllm_config = SimpleNamespace(speculative_config=config)
+    with pytest.raises(
+        RecordingError, match="the engine speculates: kvsim does not follow drafts of the method 'medusa'"
+    ):
+        SchedulerRecorder(scheduler, "0.33.0").start(FileSink(tmp_path / "run"), META)
 
 
 @pytest.mark.parametrize(("version", "is_warned"), [
@@ -246,8 +256,8 @@ def test_what_newer_releases_do_with_blocks_is_refused_in_a_sentence(feature: st
 def test_a_release_that_was_not_tried_is_named_in_a_warning(
     version: str, is_warned: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    recorder = SchedulerRecorder(Scheduler())
-    recorder.start(FileSink(tmp_path / "run"), META | {"engine": {"name": "vllm", "version": version}})
+    recorder = SchedulerRecorder(Scheduler(), version)
+    recorder.start(FileSink(tmp_path / "run"), META)
     recorder.stop()
     assert (f"not been tried with vLLM {version}" in caplog.text) == is_warned
 

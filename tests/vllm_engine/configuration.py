@@ -6,29 +6,46 @@ Imported by processes that have vLLM's files on their path (`engine_process`).
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from vllm.config import KVEventsConfig, KVTransferConfig, SpeculativeConfig, VllmConfig
+from vllm import ModelRegistry
+from vllm.config import KVEventsConfig, KVTransferConfig, LoRAConfig, SpeculativeConfig, VllmConfig
 
 from kvsim.conformance import vllm_driver
 from kvsim.conformance.vllm_driver import Workload, layers_of
+
+_HEAD = "EagleLlamaForCausalLM"
+"""vLLM's name for a head of a Llama."""
 
 
 def configure(workload: Workload, folder: Path, scheduler_cls: str) -> VllmConfig:
     """The configuration that a server has with the settings of `workload` and this scheduler class."""
     config = vllm_driver.configure(workload, folder, scheduler_cls)
-    if "num_speculative_tokens" in workload:
-        config.speculative_config = SpeculativeConfig(
-            method="ngram",
-            num_speculative_tokens=workload["num_speculative_tokens"],
-            prompt_lookup_max=2,
-            target_model_config=config.model_config,
-            target_parallel_config=config.parallel_config,
-        )
+    if "spec" in workload:
+        config.speculative_config = _drafting(workload["spec"], config, folder)
+    if "lora" in workload:
+        max_loras = workload["lora"]["max_loras"]
+        config.lora_config = LoRAConfig(max_loras=max_loras, max_lora_rank=16, lora_dtype="bfloat16")
     if "watched_in" in workload:
         config.kv_events_config = KVEventsConfig(enable_kv_cache_events=True, publisher="null")
     if "offload" in workload:
         config.kv_transfer_config = _offload(workload, config)
     return config
+
+
+def _drafting(settings: dict[str, Any], config: VllmConfig, folder: Path) -> SpeculativeConfig:
+    """Speculative decoding by n-grams or by a head: its model is the workload's own, since nothing is computed."""
+    method, by_batch = settings["method"], settings.get("per_batch")
+    ModelRegistry.register_model(_HEAD, type(_HEAD, (vllm_driver._Decoder,), {}))
+    looks_up = method in ("ngram", "ngram_gpu")
+    return SpeculativeConfig(
+        method=method,
+        num_speculative_tokens=settings["k"],
+        target_model_config=config.model_config,
+        target_parallel_config=config.parallel_config,
+        **({"prompt_lookup_max": 4, "prompt_lookup_min": 2} if looks_up else {"model": str(folder)}),
+        **({"num_speculative_tokens_per_batch_size": [tuple(entry) for entry in by_batch]} if by_batch else {}),
+    )
 
 
 def _offload(workload: Workload, config: VllmConfig) -> KVTransferConfig:

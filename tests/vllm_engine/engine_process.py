@@ -55,6 +55,7 @@ def serve(order: dict[str, Any], scratch: Path, emit: Callable[[dict[str, Any]],
         if offloads:
             in_order_of_keys(scheduler.connector.connector_scheduler.manager)
     hooks = _watching(engine, config, workload) if "watched_in" in workload else {}
+    hooks.setdefault("asked", lambda made: _named(made, workload))
     if "KVSIM_RECORD" in environment:
         hooks["dated"] = lambda _: time.time()
     if "broken_at" in workload:
@@ -65,6 +66,16 @@ def serve(order: dict[str, Any], scratch: Path, emit: Callable[[dict[str, Any]],
         scheduler.kvsim.stop()
     if is_told:
         emit({"kind": "end"} | closing)
+
+
+def _named(made: Any, workload: dict[str, Any]) -> None:
+    """Give a request the adapter and the salt that the workload has for it."""
+    from vllm.lora.request import LoRARequest
+
+    request = next(each for each in workload["requests"] if each["id"] == made.request_id)
+    if adapter := request.get("lora"):
+        made.lora_request = LoRARequest(f"adapter-{adapter}", adapter, "nowhere")
+    made.cache_salt = request.get("salt")
 
 
 def _watching(engine: Any, config: Any, workload: dict[str, Any]) -> dict[str, Callable[..., Any]]:

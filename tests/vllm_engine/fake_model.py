@@ -1,4 +1,4 @@
-"""The driver's model, with the copies between GPU and host of an offload, and the order in which vLLM hears of them.
+"""The driver's model, with drafts, and with the copies of an offload in the order in which vLLM hears of them.
 
 Imported by processes that have vLLM's files on their path (`engine_process`).
 """
@@ -7,23 +7,49 @@ from __future__ import annotations
 
 from typing import Any
 
-from vllm.v1.outputs import KVConnectorOutput
+from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput
 
 from kvsim.conformance import vllm_driver
 
+_FIRST_DRAFT = 400_000_000
+
 
 class FakeModel(vllm_driver.FakeModel):
-    """A model whose steps report copies, if the workload offloads blocks."""
+    """A model that verifies drafts, and whose steps report copies, if the workload has some."""
 
     def _init_executor(self) -> None:
         super()._init_executor()
         self._copies = _Copies(self._workload["offload"]) if "offload" in self._workload else None
         self._copied = None
+        self._requests = {request["id"]: request for request in self._workload["requests"]}
+        self._admitted: set[str] = set()
 
     def execute_model(self, scheduler_output: Any, non_block: bool = False) -> Any:
         if self._copies is not None:
             self._copied = self._copies.step(scheduler_output.kv_connector_metadata)
+        self._admitted = {each.req_id for each in scheduler_output.scheduled_new_reqs}
+        self._admitted |= set(scheduler_output.scheduled_cached_reqs.resumed_req_ids)
         return super().execute_model(scheduler_output, non_block)
+
+    def take_draft_token_ids(self) -> DraftTokenIds:
+        """The drafts behind the last step of a synchronous engine: as many as the workload says."""
+        requests, most = self.scheduler.requests, self._workload["spec"]["k"]
+        most = getattr(self._step, "num_spec_tokens_to_schedule", most)
+        names = [name for name in self._step.num_scheduled_tokens if name in requests]
+        proposed = {name: self._told(name, "propose", requests[name].num_output_tokens, most) for name in names}
+        return DraftTokenIds(names, [list(range(_FIRST_DRAFT, _FIRST_DRAFT + number)) for number in proposed.values()])
+
+    def _sampled(self, name: str) -> list[int]:
+        """The model's own token, behind the drafts that are right; those of a request that is admitted are not."""
+        drafts = len(self._step.scheduled_spec_decode_tokens.get(name, ())) if "spec" in self._workload else 0
+        is_first = name in self._admitted
+        right = 0 if is_first else min(self._told(name, "accept", self._num_answers[name], drafts), drafts)
+        return [token for _ in range(right + 1) for token in super(FakeModel, self)._sampled(name)]
+
+    def _told(self, name: str, field: str, outputs: int, usual: int) -> int:
+        """A number of drafts that the workload says for a request with so many outputs."""
+        numbers = self._requests[name].get(field)
+        return min(numbers[outputs % len(numbers)], usual) if numbers else usual
 
     def _output(self, names: list[str]) -> Any:
         output = super()._output(names)

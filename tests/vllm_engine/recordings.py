@@ -43,6 +43,15 @@ GROUPED = tuple(GOLDEN / "golden_groups" / f"{name}.json" for name in ("s00", "s
 """Workloads with windows, recurrent states in two modes, latents, chunks, and blocks of several sizes."""
 OFFLOADED = tuple(GOLDEN / "golden_offload" / f"{name}.json" for name in ("off02", "off10", "off12", "off14"))
 """Workloads with blocks on the host."""
+FEATURED = tuple(
+    GOLDEN / "golden_features" / "0.33.0" / f"{name}.json"
+    for name in (
+        *("spec/g_spec_02", "spec/m_preempt", "spec/m_preempt_sync", "spec/m_ngram_some_drafts", "spec/m_dynamic_k"),
+        "spec/m_prefix_lookahead_hash",
+        *("lora/g_lora_03", "lora/m_keys", "lora/m_preempted_adapter", "lora/m_salt"),
+    )
+)
+"""Workloads with drafts, of a head or n-grams, and with adapters."""
 RETAINING = "retaining"
 """A recording with windows of which only the last prefix is kept, as vLLM 0.30 and later do by default."""
 WATCHED = ("001", "009")
@@ -51,8 +60,8 @@ _WATCHED_UNTIL = 60
 BROKEN = "broken"
 """A recording of a scheduler that is broken: before one call the block that is free first goes to the queue's end."""
 _BROKEN_AT = 50
-WITH_DRAFTS = "drafts"
-"""Of an engine that speculates there is no recording, and the recorder says why."""
+STAGED_DRAFTS = "staged-drafts"
+"""Of an engine that speculates in a pipeline there is no recording, and the recorder says why."""
 KINDS: dict[str, Callable[[Random], dict[str, Any]]] = {
     "small": small,
     "realistic": realistic,
@@ -188,8 +197,10 @@ def _serve_all(live: Live) -> None:
             engine.serve(document | {"watched_in": str(live.watched(name)), "watched_until": _WATCHED_UNTIL})
         broken = json.loads(GROUPED[0].read_text()) | {"broken_at": _BROKEN_AT}
         engine.serve(broken, KVSIM_RECORD=recorded(BROKEN))
-        with_drafts = json.loads(PLAIN[0].read_text()) | {"num_speculative_tokens": 2, "async_scheduling": False}
-        engine.serve(with_drafts, KVSIM_RECORD=recorded(WITH_DRAFTS))
+        for workload in FEATURED:
+            engine.serve(json.loads(workload.read_text()), KVSIM_RECORD=recorded(workload.stem))
+        staged = {"spec": {"method": "ngram", "k": 2}, "async_scheduling": False, "pipeline_parallel_size": 2}
+        engine.serve(json.loads(PLAIN[0].read_text()) | staged, KVSIM_RECORD=recorded(STAGED_DRAFTS))
         for name, document in GENERATED.items():
             if "offload" not in document or live.release == MAIN:
                 tell(name, document)

@@ -1,0 +1,100 @@
+"""Watch speculative decoding inside vLLM's scheduler: its settings, and the tokens and drafts behind every step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from kvsim.errors import RecordingError, UsageError
+from kvsim.policies.drafts import Drafts
+from kvsim.policies.outcomes import Outcomes
+from kvsim.policies.speculative_config import SpeculativeConfig
+
+_KEYS = (
+    *("num_speculative_tokens", "num_speculative_tokens_per_batch_size", "parallel_drafting"),
+    *("disable_eagle_block_drop", "disable_lookahead_block_hashes"),
+)
+_DROPS = ("use_eagle_block_drop", "use_eagle")
+"""Names under which releases say that the last block of a hit is computed again."""
+
+
+def speculates(scheduler: Any) -> bool:
+    """Tell whether steps verify drafts."""
+    return bool(getattr(scheduler, "num_spec_tokens", 0))
+
+
+def speculative_config_of(scheduler: Any) -> dict[str, Any]:
+    """Return what decides about drafts in the configuration of an engine that speculates, with vLLM's keys."""
+    config = scheduler.vllm_config.speculative_config
+    told = {name: getattr(config, name, None) for name in _KEYS}
+    ranges = told["num_speculative_tokens_per_batch_size"]
+    told["num_speculative_tokens_per_batch_size"] = [list(entry) for entry in ranges] if ranges else None
+    model = Path(str(config.model)).name if config.model else None
+    document = {"method": config.method, "model": model} | told
+    return {name: value for name, value in document.items() if value not in (None, False)}
+
+
+def num_draft_modules(scheduler: Any) -> int:
+    """Return the modules that draft one after the other: several of multi-token prediction, else one."""
+    return max(int(getattr(scheduler, "num_prefill_lookahead", 1)), 1)
+
+
+def draft_settings(scheduler: Any) -> dict[str, int]:
+    """Return what the engine made of its configuration: modules that draft, and tokens ahead that a hash covers."""
+    ahead = int(getattr(scheduler, "num_hash_lookahead_tokens", 0))
+    return {"num_draft_modules": num_draft_modules(scheduler)} | ({"num_hash_lookahead_tokens": ahead} if ahead else {})
+
+
+def check_drafts(scheduler: Any, release: str) -> None:
+    """Check that kvsim follows the drafts of an engine.
+
+    Raises:
+        RecordingError: it does not.
+    """
+    try:
+        config = SpeculativeConfig.of(speculative_config_of(scheduler))
+        config.check_known_to(release)
+        nothing = Outcomes.from_rows([])
+        drafts = Drafts.of(
+            replace(config, num_modules=num_draft_modules(scheduler)),
+            release,
+            caches_prefixes=bool(scheduler.cache_config.enable_prefix_caching),
+            has_connector=scheduler.connector is not None,
+            right=nothing,
+            proposed=nothing,
+        )
+    except UsageError as error:
+        raise RecordingError(f"the engine speculates: {str(error).rstrip('.')}.") from error
+    drops = next((bool(getattr(scheduler, name)) for name in _DROPS if hasattr(scheduler, name)), False)
+    caches = bool(scheduler.cache_config.enable_prefix_caching)
+    found = (scheduler.num_lookahead_tokens, getattr(scheduler, "num_hash_lookahead_tokens", 0), drops and caches)
+    known = (drafts.lookahead_tokens, drafts.ahead_tokens, drafts.drops_last_hit and caches)
+    if found != known:
+        raise RecordingError(
+            f"the engine speculates with (lookahead slots, tokens ahead of a hash, drop of the last hit) {found}, and "
+            f"kvsim expects {known} of vLLM {release}."
+        )
+
+
+class DraftWatch:
+    """The tokens that a step's output gives requests, and the drafts that are proposed behind it."""
+
+    def __init__(self) -> None:
+        self._before: dict[str, tuple[Any, int]] = {}
+
+    def updating(self, scheduler: Any, output: Any) -> None:
+        """Note the outputs of the requests of a step before its own is processed."""
+        present = (scheduler.requests.get(name) for name in output.num_scheduled_tokens)
+        self._before = {each.request_id: (each, each.num_output_tokens) for each in present if each is not None}
+
+    def gained(self, rows: dict[str, int]) -> list[tuple[int, int]]:
+        """Return the row of each request that got tokens, and how many."""
+        gained = {name: each.num_output_tokens - before for name, (each, before) in self._before.items()}
+        return [(rows[name], tokens) for name, tokens in gained.items() if tokens and name in rows]
+
+
+def proposed(scheduler: Any, names: list[str], rows: dict[str, int]) -> list[tuple[int, int]]:
+    """Return the row of each of the requests called `names` for which drafts wait, and how many."""
+    waiting = {name: len(scheduler.requests[name].spec_token_ids) for name in names if name in scheduler.requests}
+    return [(rows[name], drafts) for name, drafts in waiting.items() if drafts and name in rows]

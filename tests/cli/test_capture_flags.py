@@ -1,0 +1,28 @@
+"""Flags of `kvsim capture vllm` that need others are refused before vLLM is looked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from kvsim.cli import cli
+from kvsim.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--max-loras", "2"], "give --enable-lora, too"),
+        (["--adapters", "3", "--num-requests", "4"], "requests name adapters; give --enable-lora"),
+        (["--speculative-config", "ngram"], "speculative_config should be a JSON object"),
+    ],
+)
+def test_what_misses_something_else_is_refused_in_a_sentence(flags: list[str], words: str, tmp_path: Path) -> None:
+    command = ["capture", "vllm", "--model", "Llama-3.2-1B", "-o", str(tmp_path / "run"), *flags]
+    done = CliRunner().invoke(cli, command)
+    assert done.exit_code != 0
+    assert isinstance(done.exception, UsageError)
+    assert words in str(done.exception)
+    assert not (tmp_path / "run").exists()
