@@ -286,7 +286,7 @@ def write_step(engine: Engine, shape: StepShape, padding: int) -> None:
         step.unusable_units = engine.memory.unusable_units(engine, waiting_queue.peek(engine))
     step.swapped_out, step.swapped_in = state.num_swapped_out, state.num_swapped_in
     step.num_admitted = state.num_admitted
-    step.written, step.padding, step.rounding = state.written, padding, state.rounding
-    step.requested, step.useful = state.requested, state.useful
+    step.written, step.useful = state.written, state.useful
+    step.padding, step.rounding = padding, state.rounding
     step.shared, step.expired = totals.shared_slots(engine), engine.memory.expired_slots(engine)
     state.num_steps += 1

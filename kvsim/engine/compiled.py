@@ -207,6 +207,8 @@ def _no_collections() -> Iterator[None]:
         yield
     finally:
         if was_enabled:
+            gc.freeze()
+            gc.unfreeze()  # what the compiler keeps is old now, and the next collection does not look at it
             gc.enable()
 
 

@@ -83,8 +83,9 @@ class EntryLibrary(PartLibrary):
         module.data_layout = self._codegen._data_layout
         for function in module.functions:
             if not function.is_declaration and not function.name.startswith("cfunc."):
-                function.linkage = "linkonce_odr"
-        self._optimize_final_module()
+                function.linkage = "internal"
+        builder = self._codegen._pass_builder(loop_vectorize=False, slp_vectorize=False)
+        builder.getModulePassManager().run(module, builder)
         self._finalized = True
 
 
@@ -98,8 +99,9 @@ class PartLower(Lower):
             context.cast(self.builder, self.loadvar(each.name), self.typeof(each.name), kind)
             for each, kind in zip((expr.lhs, expr.rhs), signature.args, strict=True)
         ]
-        function = context.typing_context.resolve_value_type(op)
-        Remembering.of(context.typing_context).resolve_function_type(function, signature.args, {})
+        types = Remembering.of(context.typing_context)
+        function = types.resolve_value_type(op)
+        types.resolve_function_type(function, signature.args, {})
         implementation = context.get_function(function, signature)
         return context.cast(self.builder, implementation(self.builder, operands), signature.return_type, resty)
 
@@ -175,6 +177,7 @@ class Remembering:
         self._context = context
         self._signatures: dict[Any, Any] = {}
         self._attributes: dict[Any, Any] = {}
+        self._values: dict[int, Any] = {}
 
     @classmethod
     def of(cls, context: Any) -> Remembering:
@@ -195,6 +198,12 @@ class Remembering:
                 return None
             self._signatures[key] = function, found  # an object that is kept keeps its id
         return self._signatures[key][1]
+
+    def resolve_value_type(self, value: Any) -> Any:
+        """Return the type of a value that a part names, a function or a constant."""
+        if id(value) not in self._values:
+            self._values[id(value)] = value, self._context.resolve_value_type(value)
+        return self._values[id(value)][1]
 
     def resolve_getattr(self, kind: Any, name: str) -> Any:
         """Return the type of an attribute of a type, None if it has no such attribute."""

@@ -306,10 +306,8 @@ class State:
     """Sequences may still join the batch; looked at where batches are closed at request level."""
     written: int = 0
     """Tokens computed and not lost, over all tables, in slots."""
-    requested: int = 0
-    """Slots asked for, over all tables."""
     useful: int = 0
-    """Slots asked for that will be written before their sequence ends."""
+    """Slots, over all tables, that will be written before their sequence ends."""
     rounding: int = 0
     """Slots beyond those requested."""
     num_unsure: int = 0
@@ -649,7 +647,6 @@ class Step:
     """Sequences that have been admitted at all."""
     written: int = 0
     padding: int = 0
-    requested: int = 0
     useful: int = 0
     rounding: int = 0
     shared: int = 0

@@ -206,8 +206,7 @@ def _drop_ended(engine: Engine) -> None:
 def _count_slots(engine: Engine) -> None:
     """Set the totals of the slots for this step (see `totals`)."""
     settings, state, batch = engine.settings, engine.state, engine.rectangle
-    state.requested = batch.num_rows * width_at(engine, batch.step)
-    state.num_free = settings.num_units - state.requested
+    state.num_free = settings.num_units - batch.num_rows * width_at(engine, batch.step)
     state.written = state.useful = batch.live_prompt_tokens + batch.num_live * batch.step
     if settings.preallocated:
         state.useful += batch.live_new_tokens - batch.num_live * (batch.step + 1)
@@ -246,7 +245,7 @@ def _end_batch(engine: Engine) -> None:
     state.num_admitted += batch.num_rows
     state.num_running = batch.num_rows = 0
     state.num_free = settings.num_units
-    state.written = state.requested = state.useful = 0
+    state.written = state.useful = 0
 
 
 @part

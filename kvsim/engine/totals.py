@@ -3,8 +3,9 @@
 Every step that is recorded carries these totals, and the split of the pool into states follows from them and from the
 slots that have expired (`groups.expired_slots`):
 
-    requested   slots asked for             useful     of these, slots that will be written before their sequence ends
-    written     slots with computed tokens  rounding   slots given beyond what was asked for
+    useful      slots that will be written before their sequence ends
+    written     slots with computed tokens
+    rounding    slots given beyond what was asked for
     shared      written slots that another table lists, too
 
 Where layers of several kinds share the pool, a slot is a byte: tokens take as many as their layers have, a recurrent
@@ -30,7 +31,6 @@ from kvsim.engine.state import Engine, table_of
 @part
 def add_slots(engine: Engine, sequence: Sequence, before: int, more: int) -> None:
     """Add `more` requested slots of a sequence that has `before`."""
-    engine.state.requested += more
     is_sure = before + more <= sequence.full_tokens - sequence.num_unsure
     # A sequence that is moved keeps its slots.
     held = not is_sure and engine.unsure[_first_unsure(engine, sequence)].slots > 0
@@ -40,9 +40,7 @@ def add_slots(engine: Engine, sequence: Sequence, before: int, more: int) -> Non
 @part
 def remove_slots(engine: Engine, sequence: Sequence, slots: int) -> None:
     """Remove the requested slots of a sequence; its computed tokens stay counted."""
-    state = engine.state
-    state.requested -= slots
-    state.useful -= min(slots, sequence.full_tokens)
+    engine.state.useful -= min(slots, sequence.full_tokens)
 
 
 @part
@@ -52,7 +50,6 @@ def add_blocks(engine: Engine, sequence: Sequence, group: int, before: int, num_
     table = table_of(engine, sequence, group)
     num_blocks = table.num_blocks
     table.num_held += num_held
-    state.requested += num_held * engine.settings.unit_slots
     if record.state_slots > 0:
         state.useful += num_held * record.state_slots
         state.written += num_held * record.state_slots
@@ -70,7 +67,6 @@ def drop_blocks(engine: Engine, sequence: Sequence, group: int, num_blocks: int)
     state = engine.state
     table = table_of(engine, sequence, group)
     table.num_held -= num_blocks
-    state.requested -= num_blocks * engine.settings.unit_slots
     slots = num_blocks * block_slots(engine, group)
     state.useful -= slots
     state.written -= slots
@@ -81,7 +77,6 @@ def remove_blocks(engine: Engine, sequence: Sequence, group: int) -> None:
     """Remove a whole table; the tokens that its sequence has computed stay counted."""
     state, record = engine.state, engine.groups[group]
     table = table_of(engine, sequence, group)
-    state.requested -= table.num_held * engine.settings.unit_slots
     if record.state_slots > 0:
         state.useful -= table.num_held * record.state_slots
         state.written -= table.num_held * record.state_slots

@@ -92,14 +92,12 @@ class SlotTotals(NamedTuple):
     """Free slots with a cached prefix."""
     unusable: Any
     """Free slots in pieces too small for the head of the queue."""
-    requested: Any
-    """Requested slots over all tables."""
     rounding: Any
     """Slots allocated beyond the requested ones, over all tables."""
     written: Any
     """Slots with the KV of live tokens, over all tables."""
     useful: Any
-    """Requested slots that are written before their sequence ends, over all tables."""
+    """Slots that are written before their sequence ends, over all tables."""
     padding: Any
     """Slots of padding: pad tokens, and ended rows of a batch."""
     shared: Any
@@ -111,18 +109,17 @@ class SlotTotals(NamedTuple):
         """Return the slots of a pool of `capacity` by state, of shape (8,) or (8, instants), in the order of
         `SlotState`.
         """
-        held = capacity - np.asarray(self.free)
-        listed_twice = self.requested + self.rounding - held  # in blocks that several tables share
-        unusable = np.minimum(self.unusable, self.free - self.cached)
-        slots = np.empty((NUM_STATES, *held.shape), np.int64)
+        empty = np.asarray(self.free) - self.cached
+        unusable = np.minimum(self.unusable, empty)
+        slots = np.empty((NUM_STATES, *empty.shape), np.int64)
         slots[SlotState.TOKEN] = self.written - self.shared - self.expired
         slots[SlotState.RESERVED] = self.useful - self.written
-        slots[SlotState.INTERNAL] = self.requested - self.useful - self.padding - (listed_twice - self.shared)
+        slots[SlotState.INTERNAL] = capacity - self.free + self.shared - self.useful - self.padding - self.rounding
         slots[SlotState.PADDING] = self.padding
         slots[SlotState.EXPIRED] = self.expired
         slots[SlotState.CACHED] = self.cached
         slots[SlotState.EXTERNAL] = self.rounding + unusable
-        slots[SlotState.FREE] = self.free - self.cached - unusable
+        slots[SlotState.FREE] = empty - unusable
         return slots
 
 

@@ -97,7 +97,7 @@ def waste(source: Replay | Recording) -> Waste:
     capacity = replay.num_units * replay.unit_slots
     held, cached = _held_and_cached(replay)
     totals = group_totals if replay.recording.meta.pool.groups else _totals
-    slots = totals(replay, held, capacity - held, cached).states(capacity)
+    slots = totals(replay, capacity - held, cached).states(capacity)
     _check_account(replay, slots, capacity)
     return Waste(
         time_s=np.append(replay.recording.steps.start_s, replay.recording.duration_s),
@@ -107,9 +107,9 @@ def waste(source: Replay | Recording) -> Waste:
     )
 
 
-def _totals(replay: Replay, held: Numbers, free: Numbers, cached: Numbers) -> SlotTotals:
+def _totals(replay: Replay, free: Numbers, cached: Numbers) -> SlotTotals:
     """Return the totals at every frame, for a pool with one kind of layers."""
-    asked = _FrameSlots.of(replay)
+    asked, held = _FrameSlots.of(replay), replay.num_units * replay.unit_slots - free
     progress = Ramps(replay)
     overrun = progress.total_between(replay.full, np.full_like(replay.full, _NO_LIMIT))
     # A static row written beyond its last token has ended: its tokens are useless.
@@ -118,8 +118,7 @@ def _totals(replay: Replay, held: Numbers, free: Numbers, cached: Numbers) -> Sl
         free=free,
         cached=cached,
         unusable=_unusable(replay),
-        requested=asked.requested,
-        rounding=asked.lengths - asked.requested,
+        rounding=asked.rounding,
         written=progress.total_between(replay.pad, replay.full) - stale,
         useful=asked.within_full - asked.within_pad - stale,
         padding=asked.within_pad + overrun + stale,
@@ -146,10 +145,10 @@ def _check_account(replay: Replay, slots: npt.NDArray[np.int64], capacity: int) 
 class _FrameSlots:
     """Slots in all tables at every frame, with shared units counted for each table: int64[num_frames]."""
 
-    requested: npt.NDArray[np.int64]
-    """Requested slots."""
     lengths: npt.NDArray[np.int64]
     """Allocated slots."""
+    rounding: npt.NDArray[np.int64]
+    """Allocated slots beyond the requested ones."""
     within_full: npt.NDArray[np.int64]
     """Requested slots up to each request's last token."""
     within_pad: npt.NDArray[np.int64]
@@ -200,8 +199,8 @@ class _FrameSlots:
             )
 
         return np.stack((
-            alive(high - low),
             alive(length),
+            alive(length - (high - low)),
             alive(np.minimum(high, full) - np.minimum(low, full)),
             alive(np.minimum(high, pad) - np.minimum(low, pad)),
         ))  # fmt: skip

@@ -49,8 +49,9 @@ class Limits:
         All arrays have one entry per step: waiting requests, running sequences, computed tokens.
         """
         full = running >= self.max_num_seqs
-        spent = ~full & (tokens >= self.max_num_batched_tokens)
-        return np.where(full | spent, 0, waiting), np.where(full, waiting, 0), np.where(spent, waiting, 0)
+        for_batch = waiting * full
+        for_tokens = (waiting - for_batch) * (tokens >= self.max_num_batched_tokens)
+        return waiting - for_batch - for_tokens, for_batch, for_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

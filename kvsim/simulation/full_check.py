@@ -203,7 +203,6 @@ def check_totals(driver: Driver, counted: Breakdown) -> None:
         free=engine.memory.free_units(engine) * unit_slots,
         cached=state.num_cached * unit_slots,
         unusable=0,
-        requested=state.requested,
         rounding=state.rounding,
         written=state.written,
         useful=state.useful,
