@@ -98,6 +98,11 @@ _OPTIONS = (
         help="Adapters (LoRA) that requests name, the n-th 1/n^SKEW as often as the first.  [1]",
     ),
     _requests(
+        "--images",
+        metavar="NUMBER@SIZE,...",
+        help="Images of a request, on top of its prompt: 2@1920x1080,576 (pixels, tokens); :50 for 50 different ones.",
+    ),
+    _requests(
         "--sessions",
         type=int,
         callback=REQUESTS,
@@ -159,7 +164,7 @@ def workload_and_source(flags: dict[str, Any]) -> tuple[Workload, Recording | Re
         source = None if path.is_file() else read_requests(path)
         columns = columns_of(flags["columns"])
         workload = importers.read_workload(path, columns=columns) if source is None else importers.workload_of(source)
-        return _naming(_answering(_loaded(_part(workload, flags), flags), factor), flags), source
+        return _showing(_naming(_answering(_loaded(_part(workload, flags), flags), factor), flags), flags), source
     if flags["workload"] is not None:
         raise UsageError(
             "--workload serves recorded requests, so it excludes --arrivals, --prompt-tokens, --output-tokens, "
@@ -167,7 +172,7 @@ def workload_and_source(flags: dict[str, Any]) -> tuple[Workload, Recording | Re
         )
     if flags["columns"] is not None:
         raise UsageError("--columns says what stands in a CSV file; give the file with --workload.")
-    return _naming(_answering(_loaded(_generated(flags), flags), factor), flags), None
+    return _showing(_naming(_answering(_loaded(_generated(flags), flags), factor), flags), flags), None
 
 
 def _naming(workload: Workload, flags: Mapping[str, Any]) -> Workload:
@@ -189,6 +194,30 @@ def _naming(workload: Workload, flags: Mapping[str, Any]) -> Workload:
             f"20:1, not {shortened(flags['adapters'])}."
         )
     return workload.with_adapters(count, exponent, flags["seed"])
+
+
+def _showing(workload: Workload, flags: Mapping[str, Any]) -> Workload:
+    """Return the requests with the images that `--images` asks for.
+
+    Raises:
+        UsageError: it asks for none.
+    """
+    text = flags["images"]
+    if text is None:
+        return workload
+    from kvsim.workload import ImageShare, ImageSize
+
+    number, _, rest = text.partition("@")
+    sizes, colon, different = rest.partition(":")
+    try:
+        share = float(number)
+        listed = tuple(ImageSize.parse(size) for size in sizes.split(","))
+        kinds = int(different) if colon else None
+    except ValueError as error:
+        raise UsageError(
+            f"--images should be a number of images and their sizes, such as 2@1920x1080,576, not {shortened(text)}."
+        ) from error
+    return workload.with_images(ImageShare(number=share, sizes=listed, num_different=kinds), flags["seed"])
 
 
 def is_generated(flags: Mapping[str, Any]) -> bool:

@@ -244,6 +244,7 @@ def has_room(engine: Engine) -> bool:
         state.num_steps - state.first_step < settings.most_steps
         and state.num_memory_rows <= settings.most_memory_rows
         and state.num_schedule_rows <= settings.most_schedule_rows
+        and engine.encoder.state.num_rows <= engine.encoder.state.most_rows
         and engine.memory.has_room_for_rows(engine)
     )
 

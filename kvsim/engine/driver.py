@@ -292,6 +292,7 @@ class Driver:
     def _begin_slice(self) -> None:
         state = self.engine.state
         state.first_step, state.first_output, state.num_memory_rows = state.num_steps, state.num_outputs, 0
+        self.engine.encoder.state.num_rows = 0
         if self.engine.settings.offloads:
             self.engine.host.state.num_copy_rows = 0
         self.engine = going_on.with_room_for_schedule(self.engine, state.num_schedule_rows)

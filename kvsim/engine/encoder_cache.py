@@ -17,6 +17,20 @@ from kvsim.engine.linked_list import HEAD
 from kvsim.engine.records import Sequence
 from kvsim.engine.state import Engine
 
+_COMPUTE, _HOLD, _LET_GO, _EVICT = range(4)
+
+
+@part
+def _write(engine: Engine, kind: int, request: int, image: int) -> None:
+    """Record an event."""
+    if not engine.settings.records_memory:
+        return
+    row = engine.encoder.rows[engine.encoder.state.num_rows]
+    engine.encoder.state.num_rows += 1
+    row.seq, row.step, row.kind, row.request, row.image = (
+        engine.state.seq, engine.state.num_steps, kind, request, image,
+    )  # fmt: skip
+
 
 @part
 def begin_step(engine: Engine) -> None:
@@ -43,7 +57,7 @@ def plan(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -> 
         is_cut = settings.keeps_images_whole and computed + num_tokens < place.end
         if settings.cuts_before_images and is_cut and computed <= place.offset:
             return max(0, place.offset - computed - ahead)
-        if _is_there(engine, index):
+        if _is_there(engine, sequence, index):
             continue
         if not settings.cuts_before_images and is_cut and computed < place.offset:
             return max(0, place.offset - computed - ahead)
@@ -59,7 +73,7 @@ def plan(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -> 
 
 
 @part
-def _is_there(engine: Engine, index: int) -> bool:
+def _is_there(engine: Engine, sequence: Sequence, index: int) -> bool:
     """Tell whether the plan or the cache has the image of an input; if the cache has it, the sequence uses it."""
     image = engine.encoder.images[engine.encoder.inputs[index].content]
     if image.planned_in == engine.encoder.state.num_calls:
@@ -71,7 +85,7 @@ def _is_there(engine: Engine, index: int) -> bool:
     if image.num_users == 0:
         linked_list.remove(engine.encoder.images, engine.encoder.inputs[index].content)
         engine.encoder.state.num_reclaimable -= image.num_tokens
-    _hold(engine, index)
+    _hold(engine, sequence, index)
     return True
 
 
@@ -98,6 +112,7 @@ def _make_room(engine: Engine, num_tokens: int) -> bool:
         linked_list.remove(engine.encoder.images, number)
         image.is_cached = False
         state.num_free += image.num_tokens
+        _write(engine, _EVICT, -1, number)
         if state.num_evicted < len(engine.encoder.evicted):
             engine.encoder.evicted[state.num_evicted] = number
             state.num_evicted += 1
@@ -123,8 +138,8 @@ def _has_output(engine: Engine, place: EncoderInput, begin: int, end: int) -> bo
 
 
 @part
-def take(engine: Engine) -> None:
-    """Put the images of the plan into the cache: the step computes them."""
+def take(engine: Engine, sequence: Sequence) -> None:
+    """Put the images of the plan into the cache: the step computes them for a sequence."""
     state = engine.encoder.state
     if state.planned_tokens == 0:
         return
@@ -140,7 +155,8 @@ def take(engine: Engine) -> None:
             state.num_encoded += 1
             state.encoded_tokens += image.num_tokens
             place.encoded_in = engine.state.num_scheduled
-        _hold(engine, abs(index))
+            _write(engine, _COMPUTE, -1, place.content)
+        _hold(engine, sequence, abs(index))
 
 
 @part
@@ -179,7 +195,7 @@ def let_go_computed(engine: Engine, sequence: Sequence, processed: int) -> None:
     for index in range(engine.encoder.first_inputs[sequence.number], engine.encoder.first_inputs[sequence.number + 1]):
         place = engine.encoder.inputs[index]
         if place.is_held and place.end <= processed:
-            _let_go(engine, index)
+            _let_go(engine, sequence, index)
 
 
 @part
@@ -187,24 +203,25 @@ def let_go(engine: Engine, sequence: Sequence) -> None:
     """Let go of all images of a sequence."""
     for index in range(engine.encoder.first_inputs[sequence.number], engine.encoder.first_inputs[sequence.number + 1]):
         if engine.encoder.inputs[index].is_held:
-            _let_go(engine, index)
+            _let_go(engine, sequence, index)
 
 
 @part
-def _hold(engine: Engine, index: int) -> None:
+def _hold(engine: Engine, sequence: Sequence, index: int) -> None:
     """Let a sequence use an image for one of its places."""
     place = engine.encoder.inputs[index]
     first = engine.encoder.inputs[place.first_alike]
     if not first.is_user:
         first.is_user = True
         engine.encoder.images[place.content].num_users += 1
+        _write(engine, _HOLD, sequence.number - 1, place.content)
     if not place.is_held:
         place.is_held = True
         first.num_held += 1
 
 
 @part
-def _let_go(engine: Engine, index: int) -> None:
+def _let_go(engine: Engine, sequence: Sequence, index: int) -> None:
     """Let a sequence use an image for one of its places no more; one without users can be evicted."""
     place = engine.encoder.inputs[index]
     first = engine.encoder.inputs[place.first_alike]
@@ -215,6 +232,7 @@ def _let_go(engine: Engine, index: int) -> None:
     first.is_user = False
     image = engine.encoder.images[place.content]
     image.num_users -= 1
+    _write(engine, _LET_GO, sequence.number - 1, place.content)
     if image.num_users == 0:
         linked_list.push_back(engine.encoder.images, place.content)
         engine.encoder.state.num_reclaimable += image.num_tokens

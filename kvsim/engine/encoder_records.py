@@ -8,9 +8,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvsim.engine.arrays import Numbers, Records, fill, make, make_one, numbers
+from kvsim.engine.arrays import Numbers, Records, fill, make, make_growing, make_one, numbers
 from kvsim.engine.records import Linked, Small
 from kvsim.policies.encoding import Encoding, ImageInput
+
+_NEVER_FULL = 1 << 62
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -35,6 +37,10 @@ class EncoderState:
     """Images computed so far."""
     encoded_tokens: int = 0
     """Their outputs."""
+    num_rows: int = 0
+    """Events in `rows`."""
+    most_rows: int = 0
+    """Events with which another step may begin."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -75,6 +81,17 @@ class EncodedImage(Linked):
     """The plan that was last to compute it."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
+class EncoderRow:
+    """One event, as in the recording."""
+
+    seq: int = 0
+    step: int = 0
+    kind: Small = 0
+    request: Small = 0
+    image: Small = 0
+
+
 class EncoderCache(NamedTuple):
     """The encoder cache; of no use where prompts have no images."""
 
@@ -91,10 +108,17 @@ class EncoderCache(NamedTuple):
     """Inputs in the plan that was made last; one that repeats an image of the plan is negative."""
     evicted: Numbers
     """Images that the step being scheduled has evicted, in order, as far as there is room; one may be there again."""
+    rows: Records[EncoderRow]
+    """Events of the slice, if they are recorded."""
 
 
-def encoder_cache(encoding: Encoding | None, *, compiled: bool) -> EncoderCache:
-    """Return the cache of an engine that has begun nothing; without images, nothing has a place in it."""
+def encoder_cache(
+    encoding: Encoding | None, max_num_seqs: int, first_rows: int, *, records: bool, compiled: bool
+) -> EncoderCache:
+    """Return the cache of an engine that has begun nothing; without images, nothing has a place in it.
+
+    If it `records`, a step may begin with `first_rows` events of the slice, and room is left for those of that step.
+    """
     rows = encoding.inputs if encoding is not None else ()
     flat = [each for row in rows for each in row]
     starts = np.cumsum([1, *(len(row) for row in rows)])
@@ -118,6 +142,9 @@ def encoder_cache(encoding: Encoding | None, *, compiled: bool) -> EncoderCache:
     sizes = {contents[each.content]: each.num_embeddings for each in flat}
     fill(images, 1, num_tokens=np.array([sizes[number] for number in range(1, len(images))], np.int64))
     most = max((len(row) for row in rows), default=0)
+    state.most_rows = first_rows if records else _NEVER_FULL
+    # In a step, sequences let go of images, are preempted, and are admitted; images are computed and evicted.
+    margin = 6 * min(len(flat), 2 * max_num_seqs * most) + 2 * len(contents)
     return EncoderCache(
         state=state,
         inputs=inputs,
@@ -126,6 +153,7 @@ def encoder_cache(encoding: Encoding | None, *, compiled: bool) -> EncoderCache:
         images=images,
         planned=numbers(np.zeros(most, np.int64), compiled=compiled),
         evicted=numbers(np.zeros(2 * len(contents), np.int64), compiled=compiled),
+        rows=make_growing(EncoderRow, first_rows + margin if records else 0, compiled=compiled),
     )
 
 

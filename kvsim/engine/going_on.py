@@ -38,7 +38,7 @@ def moved(source: Engine, target: Engine) -> Engine:
 
 def _parts_of(engine: Engine) -> tuple[Any, ...]:
     """Return the records of what not every engine has."""
-    return (*engine.host, *engine.connector, *engine.radix, *engine.encoder)
+    return (*engine.host, *engine.connector, *engine.radix, *engine.encoder._replace(rows=[]))
 
 
 def _copy(old: Any, new: Any, end: int) -> None:

@@ -211,7 +211,7 @@ class EnginePlan:
             readers=records_of(records.Readers, self.num_units + 1 if settings.has_windows else 0),
             buckets=records_of(records.Bucket, _num_buckets(demand, policy, self.num_units)),
             host=self._host_tier(room, compiled=compiled),
-            encoder=encoder_cache(self.encoding, compiled=compiled),
+            encoder=encoder_cache(self.encoding, batch, FIRST_ROWS, records=self.records_memory, compiled=compiled),
             connector=self._connector(room, compiled=compiled),
             radix=self._radix(settings.most_in_flight, room.memory_rows, compiled=compiled),
             holes=records_of(records.Hole, room.num_holes),
@@ -475,6 +475,7 @@ def _encoding(encoding: Encoding, policy: Paged) -> dict[str, Any]:
     rules = rules_of(policy.scheduler.vllm)
     return {
         "encoder_tokens": encoding.compute_tokens,
+        "encoder_cache_tokens": encoding.cache_tokens,
         "keeps_images_whole": encoding.is_whole,
         "cuts_before_images": rules.cuts_before_images,
         "counts_repeated_images": rules.counts_repeated_images,

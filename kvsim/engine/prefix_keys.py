@@ -18,6 +18,8 @@ from kvsim.policies.encoding import ImageInput
 from kvsim.workload import Ragged, Turns, Workload
 
 Column = npt.NDArray[np.int64]
+_MARK, _IMAGE, _TEXT = 0, 1, 2
+"""Ids that stand for tokens whose own are not known: a mark around an image, a part of it, and text of prefixes."""
 
 
 class PrefixKeys:
@@ -73,7 +75,7 @@ class PrefixKeys:
 def knows_prefixes(workload: Workload) -> bool:
     """Tell whether the shared prefixes of prompts are known."""
     known = workload.prompt_token_ids is not None or len(workload.prompt_hashes.values) > 0
-    known |= workload.turns is not None
+    known |= workload.turns is not None or workload.images is not None
     return known or bool((workload.prefix_group >= 0).any())
 
 
@@ -92,6 +94,7 @@ def prompt_keys(workload: Workload, block_size: int, ahead: int = 0) -> Ragged[n
     for lengths, codes, size in (
         _codes_of_tokens(workload, block_size, ahead),
         _codes_of_hashes(workload, block_size, ahead),
+        _codes_of_images(workload, block_size, ahead),
         _codes_of_prefixes(workload, block_size, ahead),
     ):
         rows = unknown & (lengths >= 0)
@@ -167,6 +170,30 @@ def _codes_of_hashes(workload: Workload, block_size: int, ahead: int) -> tuple[C
     distinct, number = np.unique(hashes.values, return_inverse=True)
     codes = number[unit] * blocks_per_unit + block % blocks_per_unit
     return np.where(hashes.lengths > 0, lengths, -1), codes, len(distinct) * blocks_per_unit
+
+
+def _codes_of_images(workload: Workload, block_size: int, ahead: int) -> tuple[Column, Column, int]:
+    """Return, for prompts of a workload with images, the full blocks of each, a number per block, and a bound of these.
+
+    A prompt is known through its named prefix and the images that follow it at once.
+    """
+    images, keys = workload.images, PrefixKeys(block_size)
+    if images is None:
+        return np.full(len(workload), -1), np.empty(0, np.int64), 0
+    lengths, codes = np.zeros(len(workload), np.int64), []
+    for row in range(len(workload)):
+        tokens = [_TEXT + int(workload.prefix_group[row])] * int(workload.prefix_tokens[row])
+        inside = []
+        for image in images[row]:
+            has_marks = image.size.width > 0
+            if image.place - has_marks != len(tokens):
+                break
+            inside.append(ImageInput(content=image.content, offset=image.place, length=image.size.tokens))
+            tokens += [*[_MARK] * has_marks, *[_IMAGE] * image.size.tokens, *[_MARK] * has_marks]
+        found = keys.from_tokens(tokens, ahead=ahead, images=inside)
+        lengths[row] = len(found)
+        codes += found
+    return lengths, np.array(codes, np.int64), len(codes)
 
 
 def _codes_of_prefixes(workload: Workload, block_size: int, ahead: int) -> tuple[Column, Column, int]:

@@ -53,6 +53,8 @@ class Settings:
     """A running sequence keeps its adapter in use also in a step that does not compute it."""
     encoder_tokens: int = 0
     """Outputs of the encoder that one step computes, at most; 0 where prompts have no images."""
+    encoder_cache_tokens: int = 0
+    """Outputs that the encoder cache holds."""
     keeps_images_whole: bool = False
     """A step computes all tokens of an image, or none."""
     cuts_before_images: bool = False

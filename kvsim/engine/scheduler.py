@@ -213,7 +213,7 @@ def serve_running(engine: Engine, budget: int) -> int:
             continue
         state.has_chunk |= sequence.is_chunk
         if settings.encoder_tokens > 0:
-            encoder_cache.take(engine)
+            encoder_cache.take(engine, sequence)
         _put_into_batch(engine, sequence, num_tokens)
         budget -= num_tokens
     fast_forward.catch_up_from(engine, index, state.num_scheduled - 1)  # those that get nothing
@@ -268,7 +268,7 @@ def _admit(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -
     if settings.max_adapters > 0:
         adapters.use(engine, sequence)
     if settings.encoder_tokens > 0:
-        encoder_cache.take(engine)
+        encoder_cache.take(engine, sequence)
     return True
 
 

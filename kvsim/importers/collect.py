@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvsim.errors import WorkloadError
-from kvsim.workload import Ragged, Workload
+from kvsim.workload import Images, Ragged, Workload
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from kvsim.importers.arrival_times import Clock
     from kvsim.importers.source import SourceRow, TextSource
     from kvsim.importers.turn_lines import TurnLines
+    from kvsim.workload import Image
 
 
 @dataclass(slots=True, kw_only=True)
@@ -39,6 +40,7 @@ class RequestCollector:
     max_tokens: list[int] = field(default_factory=list)
     priority: list[int] = field(default_factory=list)
     adapter: list[int] = field(default_factory=list)
+    images: list[Sequence[Image]] = field(default_factory=list)
     prefix: list[tuple[str, int] | None] = field(default_factory=list)
     hashes: list[Sequence[int]] = field(default_factory=list)
     ids: list[str] = field(default_factory=list)
@@ -53,6 +55,7 @@ class RequestCollector:
         max_tokens: int | None = None,
         priority: int = 0,
         adapter: int = 0,
+        images: Sequence[Image] = (),
         prefix: tuple[str, int] | None = None,
         hashes: Sequence[int] = (),
         request_id: str | None = None,
@@ -68,6 +71,7 @@ class RequestCollector:
         self.max_tokens.append(output_tokens if max_tokens is None else max_tokens)
         self.priority.append(priority)
         self.adapter.append(adapter)
+        self.images.append(images)
         self.prefix.append(prefix)
         self.hashes.append(hashes)
         if request_id is not None:
@@ -90,6 +94,7 @@ class RequestCollector:
         self.max_tokens += output_tokens
         self.priority += [0] * count
         self.adapter += [0] * count
+        self.images += [()] * count
         self.prefix += [None] * count
         self.hashes += [()] * count
         return True
@@ -110,6 +115,7 @@ class RequestCollector:
             max_tokens=self.max_tokens,
             priority=self.priority,
             adapter=self.adapter,
+            images=Images.from_rows(self.images) if any(map(len, self.images)) else None,
             prefix_group=[names[prefix[0]] if prefix else -1 for prefix in self.prefix] if names else None,
             prefix_tokens=[prefix[1] if prefix else 0 for prefix in self.prefix] if names else None,
             prefix_names=tuple(names),

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 COLUMNS = ("arrival_s", "prompt_tokens", "output_tokens")
 TURNS = ("after", "pause_s", "history_tokens")
 """Optional columns of turns, which wait for the requests whose ids are in `after`."""
-OPTIONAL = ("id", "max_tokens", "priority", "prefix_group", "prefix_tokens", "adapter", *TURNS)
+OPTIONAL = ("id", "max_tokens", "priority", "prefix_group", "prefix_tokens", "adapter", "images", *TURNS)
 """Optional columns. An empty field means: no limit beyond the output, priority 0, no shared prefix, no adapter, no
-wait, no pause, the whole history.
+images, no wait, no pause, the whole history.
 """
 UNITS = {
     "s": "s sec secs second seconds",

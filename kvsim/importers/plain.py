@@ -14,6 +14,7 @@ from kvsim.errors import UsageError, WorkloadError, shortened
 from kvsim.importers.arrival_times import NO_ARRIVALS, Clock
 from kvsim.importers.collect import RequestCollector
 from kvsim.importers.column_names import COLUMNS, OPTIONAL, by_quantity, counts_tokens, folded, meaning, rivals
+from kvsim.importers.column_of_images import ImageColumn
 from kvsim.importers.turn_lines import TurnLines
 from kvsim.workload.turns import WHOLE
 
@@ -198,6 +199,7 @@ def _read(source: TextSource, names: _Names, published: str | None) -> Workload:
         )
         requests = RequestCollector(source=source, what=published or "CSV", clock=clock, turns=turns)
     lines_by_id: dict[str, int] = {}
+    images = ImageColumn()
     for block in source.csv_blocks(names.required, tuple(names.optional.values())):
         if not names.optional:
             prompt, output = block.whole(names.prompt), block.whole(names.output)
@@ -205,7 +207,7 @@ def _read(source: TextSource, names: _Names, published: str | None) -> Workload:
             if prompt is not None and output is not None and requests.add_plain(texts, prompt, output):
                 continue
         for row in block.rows():
-            _add(requests, row, names, lines_by_id)
+            _add(requests, row, names, lines_by_id, images)
     if names.arrival is not None:
         return requests.workload()
     known = {*names.required, *names.optional.values()}
@@ -213,7 +215,9 @@ def _read(source: TextSource, names: _Names, published: str | None) -> Workload:
     return requests.workload(NO_ARRIVALS + (f"; not read: {', '.join(ignored)}" if ignored else ""))
 
 
-def _add(requests: RequestCollector, row: SourceRow, names: _Names, lines_by_id: dict[str, int]) -> None:
+def _add(
+    requests: RequestCollector, row: SourceRow, names: _Names, lines_by_id: dict[str, int], images: ImageColumn
+) -> None:
     """Add the request of one row."""
     output_tokens = row.whole(names.output)
     arrival = None if names.arrival is None else row.fields[names.arrival]
@@ -228,6 +232,7 @@ def _add(requests: RequestCollector, row: SourceRow, names: _Names, lines_by_id:
         raise row.error(f"line {lines_by_id[name]} has the id {name!r} already; give another")
     prompt_tokens = row.whole(names.prompt)
     prefix = _prefix(ours, prompt_tokens)
+    listed, image_tokens = images.read(ours, prompt_tokens, prefix[1] if prefix else 0)
     waits_for = (
         [] if requests.turns is None else [each.strip() for each in ours.fields["after"].split(";") if each.strip()]
     )
@@ -235,11 +240,12 @@ def _add(requests: RequestCollector, row: SourceRow, names: _Names, lines_by_id:
     added = requests.add(
         row,
         arrival,
-        prompt_tokens,
+        prompt_tokens + image_tokens,
         output_tokens,
         max_tokens=limit,
         priority=priority,
         adapter=ours.whole("adapter") if _given(ours, "adapter") else 0,
+        images=listed,
         prefix=prefix,
         request_id=name,
     )

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvsim.errors import WorkloadError
-from kvsim.workload import Turns, Workload
+from kvsim.workload import Images, Turns, Workload
 
 if TYPE_CHECKING:
     from kvsim.recording import RecordedRequests, Recording
+    from kvsim.recording.tables import PromptImages
 
 
 def workload_of(recording: Recording | RecordedRequests, *, waiting: bool = True) -> Workload:
@@ -31,6 +32,7 @@ def workload_of(recording: Recording | RecordedRequests, *, waiting: bool = True
     arrival_s = requests.arrival_s[rows]
     num_silent = len(requests) - len(rows)
     without = f", without {num_silent} that put out nothing" if num_silent else ""
+    images = getattr(recording, "images", None)
     turns = None if requests.turns is None else requests.turns.take(rows)
     if turns is not None and waiting:
         arrival_s = np.where(turns.after < 0, arrival_s, arrival_s.min())
@@ -45,8 +47,15 @@ def workload_of(recording: Recording | RecordedRequests, *, waiting: bool = True
         adapter=None if requests.adapter is None else requests.adapter[rows],
         prompt_hashes=requests.prompt_hashes.take(rows),
         hash_unit_tokens=recording.meta.hash_block_size,
+        images=None if images is None else _images(images, len(requests)).take(rows),
         turns=turns,
         ids=[str(name) for name in requests.id[rows]],
         name=recording.name,
         description=f"the {len(rows)} requests of the recording {recording.name}{without}",
     )
+
+
+def _images(images: PromptImages, num_requests: int) -> Images:
+    """Return the images of a recording, in tokens of the model that it served."""
+    offsets = np.searchsorted(images.request, np.arange(num_requests + 1))
+    return Images(offsets=offsets, content=images.image, place=images.place, tokens=images.tokens)

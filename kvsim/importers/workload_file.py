@@ -13,7 +13,7 @@ from kvsim.files.arrow_table import read_parquet
 from kvsim.files.atomic import whole_file
 from kvsim.files.json_text import parse
 from kvsim.files.values import is_integer
-from kvsim.workload import Numbered, Ragged, Turns, Workload
+from kvsim.workload import Images, Numbered, Ragged, Turns, Workload
 
 if TYPE_CHECKING:
     import os
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 FORMAT, VERSION = "kvsim-workload", 1
 _TURNS = (("after", "int32"), ("pause_s", "float64"), ("history_tokens", "int32"))
+_IMAGES = ("content", "place", "tokens", "width", "height")
+"""Columns of images, one list a request; in the file, their names begin with `image_`."""
 _SCALARS = ("prompt_tokens", "output_tokens", "max_tokens", "priority", "prefix_group", "prefix_tokens")
 
 
@@ -43,6 +45,9 @@ def write_workload(workload: Workload, path: str | os.PathLike[str]) -> Path:
     columns["prompt_hashes"] = _lists(workload.prompt_hashes, pa.int64())
     if workload.prompt_token_ids is not None:
         columns["prompt_token_ids"] = _lists(workload.prompt_token_ids, pa.int32())
+    if workload.images is not None:
+        each = {name: Ragged(getattr(workload.images, name), workload.images.offsets, np.int64) for name in _IMAGES}
+        columns |= {f"image_{name}": _lists(values, pa.int64()) for name, values in each.items()}
     if workload.turns is not None:
         if len(workload.turns.also_after.values):
             columns["also_after"] = _lists(workload.turns.also_after, pa.int64())
@@ -75,6 +80,7 @@ def read(path: str | os.PathLike[str]) -> Workload:
     wanted = {"arrival_s": pa.float64(), **dict.fromkeys(_SCALARS, pa.int32()), "prompt_hashes": pa.list_(pa.int64())}
     optional = {"prompt_token_ids": pa.list_(pa.int32()), "id": pa.string(), "adapter": pa.int32()}
     optional |= {name: pa.type_for_alias(kind) for name, kind in _TURNS} | {"also_after": pa.list_(pa.int64())}
+    optional |= {f"image_{name}": pa.list_(pa.int64()) for name in _IMAGES}
     try:
         table = read_parquet(file, wanted | optional)
     except ValueError as error:
@@ -97,6 +103,7 @@ def read(path: str | os.PathLike[str]) -> Workload:
         adapter=to_numpy(table["adapter"]) if "adapter" in table.column_names else None,
         prompt_hashes=_ragged(table["prompt_hashes"], np.int64),
         prompt_token_ids=_ragged(table["prompt_token_ids"], np.int32) if tokens else None,
+        images=_images(table, path),
         turns=_turns(table) if all(waiting) else None,
         ids=ids,
         prefix_names=tuple(about["prefix_names"]),
@@ -104,6 +111,24 @@ def read(path: str | os.PathLike[str]) -> Workload:
         name=about["name"],
         description=about["description"],
     )
+
+
+def _images(table: pa.Table, path: str | os.PathLike[str]) -> Images | None:
+    """Return the images; None in a file without any.
+
+    Raises:
+        WorkloadError: their columns do not agree.
+    """
+    there = [name for name in _IMAGES if f"image_{name}" in table.column_names]
+    if not there:
+        return None
+    if len(there) < len(_IMAGES):
+        raise WorkloadError(f"{path}: the columns {', '.join(f'image_{name}' for name in _IMAGES)} go together.")
+    columns = {name: _ragged(table[f"image_{name}"], np.int64) for name in _IMAGES}
+    offsets = columns["content"].offsets
+    if any(not np.array_equal(each.offsets, offsets) for each in columns.values()):
+        raise WorkloadError(f"{path}: the columns of images should have equally many in each row.")
+    return Images(offsets=offsets, **{name: each.values for name, each in columns.items()})
 
 
 def _turns(table: pa.Table) -> Turns:

@@ -21,9 +21,11 @@ from kvsim.recording.run_marks import Mark, Since
 from kvsim.recording.tables import (
     ColumnTable,
     Copies,
+    EncoderEvents,
     IntArray,
     Memory,
     MemoryKind,
+    PromptImages,
     Requests,
     RequestStatus,
     Schedule,
@@ -54,7 +56,8 @@ class RecordingBuilder:
         self._growing: dict[str, GrowingTable] = {
             table.name: growing
             for table, growing in (
-                (Requests, self._requests), (Steps, self._steps), (Schedule, self._schedule), (Memory, self._memory)
+                (Requests, self._requests), (Steps, self._steps), (Schedule, self._schedule), (Memory, self._memory),
+                (PromptImages, GrowingTable(PromptImages)), (EncoderEvents, GrowingTable(EncoderEvents)),
             )
         }  # fmt: skip
         self.copies = CopiesUnderWay()
@@ -318,6 +321,8 @@ class RecordingBuilder:
             memory=self._memory.so_far(),
             copies=self.copies.so_far(),
             transfers=self.transfers.so_far(),
+            images=PromptImages(**images.rows()) if len(images := self._growing[PromptImages.name]) else None,
+            encoder=EncoderEvents(**encoder.rows()) if len(encoder := self._growing[EncoderEvents.name]) else None,
         )
 
     def _without_open_step(self, requests: Requests, rows: IntArray) -> Requests:

@@ -13,6 +13,7 @@ from kvsim.errors import RecordingError
 from kvsim.recording.check_admissions import check_admissions
 from kvsim.recording.check_block_tables import check_block_tables
 from kvsim.recording.check_group_tables import check_tables_of_groups
+from kvsim.recording.check_images import check_images
 from kvsim.recording.check_preemptions import check_preemptions
 from kvsim.recording.check_queue import Stays, check_queue
 from kvsim.recording.check_replaced_units import check_replaced_units
@@ -49,6 +50,8 @@ def check(recording: Recording, folder: Path) -> None:
         raise RecordingError(f"{folder / 'memory.parquet'} is empty, and schedule.parquet computes in a pool.")
     check_windows(recording, folder)
     _check_initial(recording, folder / "meta.json")
+    if recording.images is not None or recording.encoder is not None:
+        check_images(recording, folder)
     if recording.copies is not None:
         _check_copies(recording, recording.copies, folder / "copies.parquet")
     check_agreement(recording, Ends.of(recording), folder)

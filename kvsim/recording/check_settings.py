@@ -49,8 +49,8 @@ def check_waiting(recording: Recording, file: Path) -> None:
     most_seqs = settings.get("max_num_active_seqs") or settings.get("max_num_seqs")
     most_tokens = settings.get("max_num_batched_tokens")
     elsewhere = recording.copies is not None or meta.exchanges_kv or meta.pool.groups or "rules" in meta.policy
-    # A request may wait for a slot of its adapter, and drafting itself may take tokens of a step.
-    elsewhere = elsewhere or requests.adapter is not None or recording.has_drafts
+    # A request may wait for a slot of its adapter or room for its images, and drafting may take tokens of a step.
+    elsewhere = elsewhere or requests.adapter is not None or recording.has_drafts or recording.images is not None
     # Since vLLM 0.27, a preempted request waits for its steps that are under way; it may also hold prompts back.
     elsewhere = elsewhere or any(
         settings.get(name, 1) > 1 for name in ("pipeline_parallel_size", "prefill_schedule_interval")

@@ -95,7 +95,7 @@ def write(recording: Recording, path: str | os.PathLike[str], *, overwrite: bool
     with RecordingWriter(path, overwrite=overwrite) as writer:
         for table in (recording.requests, recording.steps, recording.schedule, recording.memory):
             writer.append(table)
-        for optional in (recording.copies, recording.transfers):
+        for optional in (recording.copies, recording.transfers, recording.images, recording.encoder):
             if optional is not None:
                 writer.append(optional)
         return writer.commit(recording.meta)

@@ -15,7 +15,17 @@ from kvsim.files import identity
 from kvsim.kv_groups.group import KVCacheGroup, KVCacheLayout
 from kvsim.policies import Radix
 from kvsim.policies.speculative_config import SpeculativeConfig
-from kvsim.recording.tables import Copies, IntArray, Memory, Requests, Schedule, Steps, Transfers
+from kvsim.recording.tables import (
+    Copies,
+    EncoderEvents,
+    IntArray,
+    Memory,
+    PromptImages,
+    Requests,
+    Schedule,
+    Steps,
+    Transfers,
+)
 
 FORMAT = identity.FORMAT
 VERSION = 1
@@ -179,6 +189,11 @@ class Meta:
         return "kv_connector" in self.engine
 
     @property
+    def encoder_cache_tokens(self) -> int:
+        """Outputs of the encoder that its cache holds, one for each token of an image; 0 for an engine without one."""
+        return int(self.engine.get("encoder_cache_tokens", 0))
+
+    @property
     def begins_in_the_middle(self) -> bool:
         """Whether the recorder joined a running engine, so that earlier events are only partly known."""
         return bool(self.extra.get("joined_at_step"))
@@ -197,6 +212,10 @@ class Recording:
     """Copies of an engine that offloads blocks to host memory; None for other engines."""
     transfers: Transfers | None = None
     """Transfers of a server that exchanges KV with others; None for other engines."""
+    images: PromptImages | None = None
+    """Images of the prompts; None where none has any."""
+    encoder: EncoderEvents | None = None
+    """Events of the encoder cache; None where prompts have no images, or the engine no such cache."""
     name: str = ""
     """Name of the folder, for titles."""
 

@@ -23,14 +23,10 @@ from kvsim.files.parquet_footer import oversized
 from kvsim.recording import provenance
 from kvsim.recording.model import Recording
 from kvsim.recording.tables import (
+    TABLES,
     Column,
     ColumnTable,
-    Copies,
     Memory,
-    Requests,
-    Schedule,
-    Steps,
-    Transfers,
     text_column,
 )
 from kvsim.workload import Ragged
@@ -38,7 +34,7 @@ from kvsim.workload import Ragged
 _ROWS_READ = 1 << 17
 """Rows of a column converted at a time."""
 
-AnyTable = TypeVar("AnyTable", Requests, Steps, Schedule, Memory, Copies, Transfers)
+AnyTable = TypeVar("AnyTable", bound=ColumnTable)
 
 
 class _Hashing(BufferedWriter):
@@ -195,26 +191,15 @@ def read_tables(folder: Path) -> Recording:
     if not has_memory and meta.pool.num_units is not None:
         raise RecordingError(f"{folder / 'memory.parquet'} is missing; the recording is incomplete.")
     with ThreadPoolExecutor() as pool:
-        has_copies, has_transfers = ((folder / f"{table.name}.parquet").exists() for table in (Copies, Transfers))
-        copies, transfers, memory, steps, schedule, requests = (
-            pool.submit(read_table, folder, Copies, identity) if has_copies else None,
-            pool.submit(read_table, folder, Transfers, identity) if has_transfers else None,
-            pool.submit(read_table, folder, Memory, identity) if has_memory else None,
-            pool.submit(read_table, folder, Steps, identity),
-            pool.submit(read_table, folder, Schedule, identity),
-            pool.submit(read_table, folder, Requests, identity),
-        )
-        recording = Recording(
-            meta=meta,
-            requests=requests.result(),
-            steps=steps.result(),
-            schedule=schedule.result(),
-            # An engine whose cache has no addresses, such as generate(), has no such file.
-            memory=Memory.empty() if memory is None else memory.result(),
-            copies=None if copies is None else copies.result(),
-            transfers=None if transfers is None else transfers.result(),
-            name=folder.resolve().name,
-        )
+        read = {
+            table.name: pool.submit(read_table, folder, table, identity)
+            for table in TABLES
+            if not table.is_optional or (folder / f"{table.name}.parquet").exists()
+        }
+        tables: dict[str, Any] = {name: table.result() for name, table in read.items()}
+        # An engine whose cache has no addresses, such as generate(), has no such file.
+        tables.setdefault(Memory.name, Memory.empty())
+        recording = Recording(meta=meta, name=folder.resolve().name, **tables)
     pa.default_memory_pool().release_unused()  # it keeps some hundred MB for the next file
     return recording
 

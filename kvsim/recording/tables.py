@@ -60,6 +60,19 @@ class TransferKind(IntEnum):
     """Blocks are kept at the end of the request until another server has read them."""
 
 
+class ImageEventKind(IntEnum):
+    """Event of the encoder cache; the names in the file are in lower case."""
+
+    COMPUTE = 0
+    """A step computes the image, which is in the cache from then on."""
+    HOLD = 1
+    """A request begins to use the image: it cannot be evicted."""
+    LET_GO = 2
+    """The request uses it no more."""
+    EVICT = 3
+    """The image makes room for another."""
+
+
 @dataclass(frozen=True, slots=True)
 class Column:
     """Storage of a column: its NumPy type, or the enumeration whose lower-case names are in the file."""
@@ -94,6 +107,8 @@ class ColumnTable:
 
     __slots__ = ()
     name: ClassVar[str]
+    is_optional: ClassVar[bool] = False
+    """Whether only some engines have such events."""
     derived: ClassVar[tuple[str, ...]] = ()
     """Properties that are computed from columns."""
 
@@ -289,6 +304,7 @@ class Memory(ColumnTable):
     """One row per change of ownership, in order."""
 
     name: ClassVar[str] = "memory"
+    is_optional: ClassVar[bool] = True
 
     seq: IntArray = column("int64", counts=True)
     step: IntArray = column("int32", counts=True)
@@ -341,6 +357,7 @@ class Copies(ColumnTable):
     """
 
     name: ClassVar[str] = "copies"
+    is_optional: ClassVar[bool] = True
 
     copy: IntArray = column("int32")
     """Number of the copy, in the order of decision."""
@@ -363,6 +380,7 @@ class Transfers(ColumnTable):
     """One row per transfer between a server and others, or a store, in the order in which they begin."""
 
     name: ClassVar[str] = "transfers"
+    is_optional: ClassVar[bool] = True
 
     kind: IntArray = column("uint8", names=TransferKind)
     request: IntArray = column("int32")
@@ -383,3 +401,40 @@ class Transfers(ColumnTable):
     """Tokens from outside of a load; computed tokens in the blocks of a send."""
     failed: IntArray = column("int32")
     """First entry of the request's table that failed to load; -1 for none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class PromptImages(ColumnTable):
+    """One row per image of a prompt, by request and place."""
+
+    name: ClassVar[str] = "images"
+    is_optional: ClassVar[bool] = True
+
+    request: IntArray = column("int32")
+    image: IntArray = column("int32")
+    """Number of the image, from 1 on; equal images have equal ones."""
+    place: IntArray = column("int32")
+    """Tokens of the prompt before it."""
+    tokens: IntArray = column("int32")
+    """Tokens of the prompt that it takes, each with an output of the encoder."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class EncoderEvents(ColumnTable):
+    """One row per event of the encoder cache, in order."""
+
+    name: ClassVar[str] = "encoder"
+    is_optional: ClassVar[bool] = True
+
+    seq: IntArray = column("int64", counts=True)
+    step: IntArray = column("int32", counts=True)
+    kind: IntArray = column("uint8", names=ImageEventKind)
+    request: IntArray = column("int32")
+    """Request that uses the image; -1 for an eviction, and for a computation."""
+    image: IntArray = column("int32")
+
+
+TABLES: tuple[type[ColumnTable], ...] = (
+    Requests, Steps, Schedule, Memory, Copies, Transfers, PromptImages, EncoderEvents,
+)  # fmt: skip
+"""Tables of a recording, each in a file of its name."""

@@ -18,7 +18,7 @@ from kvsim.files.identity import identity_of
 from kvsim.files.scratch import replace_folder, scratch_beside
 from kvsim.recording import provenance
 from kvsim.recording.model import Meta, Recording
-from kvsim.recording.tables import ColumnTable, Copies, Memory, Requests, Schedule, Steps, Transfers
+from kvsim.recording.tables import TABLES, ColumnTable
 
 if TYPE_CHECKING:
     from kvsim.recording.parquet import TableFile
@@ -57,7 +57,7 @@ class RecordingWriter:
             self._scratch = self._stack.enter_context(scratch_beside(target))
             self._new = self._scratch / "new"
             self._new.mkdir()
-        for table in (Requests, Steps, Schedule, Memory, Copies, Transfers):
+        for table in TABLES:
             self._files[table.name] = TableFile(self._new / f"{table.name}.parquet")
         return self
 

@@ -11,6 +11,7 @@ import numpy as np
 from kvsim.engine.arrays import column
 from kvsim.engine.block_pool import NULL_BLOCK
 from kvsim.engine.custom_memory import CUSTOM
+from kvsim.engine.encoder_cache import reclaimable
 from kvsim.engine.extents import rounded
 from kvsim.engine.kv_cache import PAGED
 from kvsim.engine.request_rows import RADIX
@@ -52,6 +53,34 @@ def check(driver: Driver) -> None:
     else:
         _check_extents(driver)
     check_totals(driver, breakdown(driver))
+    if engine.settings.encoder_tokens:
+        check_encoder(engine)
+
+
+def check_encoder(engine: Engine) -> None:
+    """Check the encoder cache: every image in one place, every slot counted, and each user one that holds a place."""
+    cache, unused = engine.encoder, set(reclaimable(engine.encoder.images))
+    users: dict[int, set[int]] = {number: set() for number in range(1, len(cache.images))}
+    for number in range(1, len(engine.sequences)):
+        for index in range(cache.first_inputs[number], cache.first_inputs[number + 1]):
+            if cache.inputs[index].is_user:
+                users[int(cache.inputs[index].content)].add(number)
+    held = free = 0
+    for image, sequences in users.items():
+        is_cached, tokens = bool(cache.images[image].is_cached), int(cache.images[image].num_tokens)
+        if len(sequences) != cache.images[image].num_users or (sequences and not is_cached):
+            raise IntegrityError(f"image {image} is held by {len(sequences)} requests; {cache.images[image].num_users} "
+                                 "are counted, or it is not in the encoder cache.")  # fmt: skip
+        if (image in unused) != (is_cached and not sequences):
+            raise IntegrityError(f"image {image} is held and listed as one that can be evicted, or neither.")
+        held += tokens if sequences else 0
+        free += tokens if is_cached and not sequences else 0
+    kept, left = int(cache.state.num_reclaimable), int(cache.state.num_free)
+    if held + kept != engine.settings.encoder_cache_tokens or left + free != kept:
+        raise IntegrityError(
+            f"images of {held:,} tokens are held and of {free:,} kept, {left:,} are free and {kept:,} can be had, of "
+            f"{engine.settings.encoder_cache_tokens:,} in the encoder cache."
+        )
 
 
 def breakdown(driver: Driver) -> Breakdown:

@@ -15,7 +15,17 @@ from kvsim.memory.waste import SlotTotals
 from kvsim.metrics import Limits
 from kvsim.metrics.sums import STEPS_TOGETHER, StepFigures, Sums
 from kvsim.recording import Meta, Pool, RecordingBuilder, RequestStatus
-from kvsim.recording.tables import Copies, Memory, Requests, Schedule, Steps, TransferKind, Transfers
+from kvsim.recording.tables import (
+    Copies,
+    EncoderEvents,
+    Memory,
+    PromptImages,
+    Requests,
+    Schedule,
+    Steps,
+    TransferKind,
+    Transfers,
+)
 from kvsim.simulation.measured import TIMELINE_POINTS, Measured, Timeline
 from kvsim.steptime import StepShape
 from kvsim.workload import Ragged, Workload
@@ -154,8 +164,12 @@ class Totals:
 class FinalRows:
     """Hands the rows of a recording to a builder as they become final."""
 
-    def __init__(self, builder: RecordingBuilder) -> None:
-        self._builder = builder
+    def __init__(self, builder: RecordingBuilder, contents: npt.NDArray[np.int64] | None = None) -> None:
+        """Args:
+        builder: Receiver of the rows.
+        contents: Images by their number in the engine, from 1 on; None if it has none.
+        """
+        self._builder, self._contents = builder, contents
         self._waiting: dict[str, npt.NDArray[Any]] = {}  # steps whose output is to come
         self._number_of: npt.NDArray[np.int32] | None = None  # where some of the workload went elsewhere
         self._num_numbered = 0
@@ -168,12 +182,15 @@ class FinalRows:
         self._take_schedule(engine)
         if engine.settings.offloads:
             self._take_copies(engine)
+        if self._contents is not None:
+            self._take_encoder(engine, self._contents)
 
-    def finish(self, requests: Requests, transfers: Transfers | None) -> None:
-        """Append the requests and transfers; the run is over."""
+    def finish(self, requests: Requests, transfers: Transfers | None, images: PromptImages | None) -> None:
+        """Append the requests, the transfers and the images; the run is over."""
         self._builder.append(requests)
-        if transfers is not None:
-            self._builder.append(transfers)
+        for optional in (transfers, images):
+            if optional is not None:
+                self._builder.append(optional)
 
     def _number(self, engine: Engine) -> None:
         """Number the requests that were sent in the slice."""
@@ -259,6 +276,13 @@ class FinalRows:
         columns = {name: column(host.copy_rows, name, host.state.num_copy_rows) for name, _ in Copies.columns()}
         columns |= {"kind": columns["kind"].astype(np.uint8), "request": self._numbered(columns["request"])}
         self._builder.append(Copies(**columns))
+
+    def _take_encoder(self, engine: Engine, contents: npt.NDArray[np.int64]) -> None:
+        """Drain the events of the encoder cache."""
+        cache = engine.encoder
+        columns = {name: column(cache.rows, name, cache.state.num_rows) for name, _ in EncoderEvents.columns()}
+        columns |= {"kind": columns["kind"].astype(np.uint8), "request": self._numbered(columns["request"])}
+        self._builder.append(EncoderEvents(**columns | {"image": contents[columns["image"] - 1].astype(np.int32)}))
 
     def _take_schedule(self, engine: Engine) -> None:
         """Drain the rows before the first that may still be extended, the last row of a running sequence."""

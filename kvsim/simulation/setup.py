@@ -17,6 +17,7 @@ from kvsim.policies import AnyPolicy, Paged, Pipeline, Policy, Radix, describe
 from kvsim.profiles.extrapolation import provenance
 from kvsim.recording import Meta, Pool
 from kvsim.simulation.demand import demand_of, hash_tokens, provenance_of_hashes, recorded_hashes, refused
+from kvsim.simulation.image_inputs import encoder_limits, with_image_tokens
 from kvsim.simulation.machine import Machine, check_stages, release_of
 from kvsim.simulation.modes import EngineName
 from kvsim.steptime import StepTimeModel
@@ -92,6 +93,7 @@ class Setup:
             raise UnknownNameError("option of a simulation", name, Options.__annotations__)
         base = machine.limited(policy)
         check_stages(machine, base)
+        workload = with_image_tokens(workload, machine.model)
         pool, layout = machine.pool(policy), machine.layout(policy)
         assert pool.num_units is not None
         demand = demand_of(workload, base, layout, pool.num_units * pool.unit_tokens, recording=records)
@@ -157,6 +159,7 @@ class Setup:
         return Meta(
             source="simulation",
             engine={"name": "kvsim", "step_time": self.times_label, "calibrated": step_time.calibrated}
+            | encoder_limits(self.workload, self.base, machine.model)
             | (asdict(self.pipeline) if self.pipeline.pipeline_parallel_size > 1 else {})
             | ({"vllm_failures": num_failures} if (num_failures) else {})
             | ({"hash_block_size": hash_tokens(self.workload, self.base, self.layout)} if self.pool.groups else {}),
@@ -181,4 +184,6 @@ def times_label(machine: Machine, base: Policy, workload: Workload) -> str:
         ways["drafts"] = "drafting"
     if workload.adapter.any():
         ways["adapters"] = "kernels of adapters"
+    if workload.images is not None:
+        ways["images"] = "the encoder"
     return served_otherwise(machine.step_time.label, ways)

@@ -37,6 +37,7 @@ from kvsim.profiles.extrapolation import WatchedProfile
 from kvsim.recording import Meta, Recording, RecordingBuilder, RecordingWriter
 from kvsim.recording.tables import Transfers
 from kvsim.simulation.dispatch import CachedKeys, Dispatcher
+from kvsim.simulation.image_inputs import contents_of, encoding_of, recorded_images
 from kvsim.simulation.machine import Machine, release_of
 from kvsim.simulation.measured import Measured
 from kvsim.simulation.modes import begins_compiled, engine_for, may_compile
@@ -200,7 +201,9 @@ class SimulationRun:
 
         driver = Driver(plan.build(compiled=compiled), compiled=compiled, compile_later=compile_later)
         totals = Totals(setup.pool, Limits.of(describe(setup.policy, policy)))
-        tables = None if builder is None else FinalRows(builder)
+        images = setup.workload.images
+        contents = contents_of(setup.workload) if images is not None and plan.encoding is not None else None
+        tables = None if builder is None else FinalRows(builder, contents)
         watch = partial(self._watch, step_time)
         listeners = (totals.take, watch) if tables is None else (totals.take, tables.take, watch)
         kernels = KernelsSeen(machine.gpu, machine.model, options.get("earlier", ()))
@@ -243,6 +246,7 @@ class SimulationRun:
             records_schedule=records,
             checking=options.get("check", False),
             drafts=drafts_of(policy, setup.rows),
+            encoding=encoding_of(setup.workload, setup.policy, policy, model),
             rules=None if own is None else CustomRules(own, setup.num_units, eviction),
             eviction=eviction,
         )
@@ -284,7 +288,8 @@ class Replica(NamedTuple):
         rows = rows_of(engine)
         requests = requests_of(engine, workload, rows, hashes.take(rows))
         if self.tables is not None:
-            self.tables.finish(requests, None if transfers_of is None else transfers_of(engine, rows))
+            transfers = None if transfers_of is None else transfers_of(engine, rows)
+            self.tables.finish(requests, transfers, recorded_images(workload, rows))
         return self.totals.finish(engine, requests, meta, name)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from kvsim.engine.kv_cache import PAGED
 from kvsim.engine.tiered import TIERED
 from kvsim.errors import IntegrityError
-from kvsim.simulation.full_check import breakdown_of, check, check_totals, reuses_first
+from kvsim.simulation.full_check import breakdown_of, check, check_encoder, check_totals, reuses_first
 from kvsim.simulation.queue_account import QueueAccount, watch
 from kvsim.simulation.table_account import TableAccount
 
@@ -41,6 +41,8 @@ class Checks:
             check(self.driver)
         if engine.memory not in (PAGED, TIERED):
             return
+        if engine.settings.encoder_tokens:
+            check_encoder(engine)
         try:
             if self._account is None or not self._account.is_of(self.driver):
                 self._account = BlockAccount(self.driver)

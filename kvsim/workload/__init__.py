@@ -15,6 +15,7 @@ from kvsim.on_demand import by_name, names_of
 if TYPE_CHECKING:
     from kvsim.workload.arrivals import AllAtOnce, Arrivals, Constant, Gamma, Poisson
     from kvsim.workload.columns import LONGEST_S, MAX_TOKENS, Numbered, Ragged
+    from kvsim.workload.images import Image, Images, ImageShare, ImageSize
     from kvsim.workload.lengths import Empirical, Fixed, Lengths, LogNormal, Uniform
     from kvsim.workload.request import Request, SharedPrefix
     from kvsim.workload.sessions import Pauses, converse
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 _HOME = by_name({
     "kvsim.workload.arrivals": "AllAtOnce Arrivals Constant Gamma Poisson",
     "kvsim.workload.columns": "LONGEST_S MAX_TOKENS Numbered Ragged",
+    "kvsim.workload.images": "Image Images ImageShare ImageSize",
     "kvsim.workload.lengths": "Empirical Fixed Lengths LogNormal Uniform",
     "kvsim.workload.request": "Request SharedPrefix",
     "kvsim.workload.sessions": "Pauses converse",
@@ -45,6 +47,10 @@ __all__ = [
     "Empirical",
     "Fixed",
     "Gamma",
+    "Image",
+    "ImageShare",
+    "ImageSize",
+    "Images",
     "Lengths",
     "LogNormal",
     "Numbered",

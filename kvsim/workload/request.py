@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kvsim.workload.images import Image
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,3 +44,5 @@ class Request:
     """One chained hash per full `Workload.hash_unit_tokens` tokens of the prompt: equal hash, equal whole prefix."""
     prompt_token_ids: tuple[int, ...] | None = None
     """The prompt itself, `prompt_tokens` ids; None where it is not known."""
+    images: tuple[Image, ...] = ()
+    """Its images, in order of their places."""

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from kvsim.workload.columns import FloatArray, Int32Array, Ragged
+    from kvsim.workload.images import Images
     from kvsim.workload.turns import Turns
 
 SCALAR_COLUMNS = (
@@ -57,6 +58,8 @@ class _WorkloadColumns(Protocol):
     @property
     def prompt_token_ids(self) -> Ragged[np.int32] | None: ...
     @property
+    def images(self) -> Images | None: ...
+    @property
     def turns(self) -> Turns | None: ...
     @property
     def ids(self) -> Sequence[str]: ...
@@ -72,6 +75,18 @@ def check_rows(workload: _WorkloadColumns) -> None:
         row, sentence = min(bad_rows, key=itemgetter(0))
         values = {column: getattr(workload, column)[row] for column in SCALAR_COLUMNS}
         raise WorkloadError(f"request {shortened(workload.ids[row])} (row {row}): {sentence.format(**values)}.")
+    if workload.images is not None:
+        _check_images(workload, workload.images)
+
+
+def _check_images(workload: _WorkloadColumns, images: Images) -> None:
+    """Check the images, and that nothing else says what prompts are that only a model can tell."""
+    images.check(workload.prompt_tokens, workload.prefix_tokens, workload.ids)
+    if workload.turns is not None:
+        raise UsageError("kvsim knows no images in turns of sessions; leave out the images, or the turns.")
+    told = workload.prompt_token_ids is not None or len(workload.prompt_hashes.values) > 0
+    if told and images.in_pixels.any():
+        raise UsageError("prompts with token ids or hashes state the tokens of their images; give those, not pixels.")
 
 
 def _check_shape(workload: _WorkloadColumns) -> None:
@@ -101,18 +116,17 @@ def _check_unique(ids: Sequence[str]) -> None:
 
 def _rules(workload: _WorkloadColumns) -> list[tuple[str, NDArray[np.bool_]]]:
     """Return rules for a row, as the end of a sentence, with the rows that violate them: bool[n]."""
+    return [*_rules_of_lengths(workload), *_rules_of_prefixes(workload)]
+
+
+def _rules_of_lengths(workload: _WorkloadColumns) -> list[tuple[str, NDArray[np.bool_]]]:
     arrival_s, prompt, limit = workload.arrival_s, workload.prompt_tokens, workload.max_tokens
-    group, shared = workload.prefix_group, workload.prefix_tokens
-    num_groups, unit = len(workload.prefix_names), workload.hash_unit_tokens
-    rules = [
+    return [
         (
             "arrival_s is {arrival_s}; it must be a finite number of seconds, 0 or more",
             ~(np.isfinite(arrival_s) & (arrival_s >= 0)),
         ),
-        (
-            f"arrival_s is {{arrival_s}}; it must be at most {LONGEST_S:g}",
-            arrival_s > LONGEST_S,
-        ),
+        (f"arrival_s is {{arrival_s}}; it must be at most {LONGEST_S:g}", arrival_s > LONGEST_S),
         ("prompt_tokens is {prompt_tokens}; it must be at least 1", prompt < 1),
         ("output_tokens is {output_tokens}; it must be at least 1", workload.output_tokens < 1),
         (
@@ -123,11 +137,18 @@ def _rules(workload: _WorkloadColumns) -> list[tuple[str, NDArray[np.bool_]]]:
             f"prompt_tokens is {{prompt_tokens}} and max_tokens {{max_tokens}}; together at most {MAX_TOKENS}",
             prompt > MAX_TOKENS - limit.clip(min=0),
         ),
+        ("adapter is {adapter}; it must be 0 (none) or a number from 1 on", workload.adapter < 0),
+    ]
+
+
+def _rules_of_prefixes(workload: _WorkloadColumns) -> list[tuple[str, NDArray[np.bool_]]]:
+    prompt, group, shared = workload.prompt_tokens, workload.prefix_group, workload.prefix_tokens
+    num_groups, unit = len(workload.prefix_names), workload.hash_unit_tokens
+    rules = [
         (
             f"prefix_group is {{prefix_group}}; it must be -1 (none) or below the {num_groups} prefix_names",
             (group < -1) | (group >= num_groups),
         ),
-        ("adapter is {adapter}; it must be 0 (none) or a number from 1 on", workload.adapter < 0),
         (
             "prefix_tokens is {prefix_tokens} in prefix_group {prefix_group}; it must be 0 for group -1, else above 0",
             np.where(group < 0, shared != 0, shared < 1),

@@ -13,15 +13,17 @@ import numpy as np
 
 from kvsim.errors import UsageError, WorkloadError
 from kvsim.workload.columns import MAX_TOKENS, Numbered, Ragged, float_column, frozen, int_column
+from kvsim.workload.images import Images
 from kvsim.workload.request import Request, SharedPrefix
 from kvsim.workload.request_rules import SCALAR_COLUMNS, check_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import ArrayLike
 
     from kvsim.workload.columns import FloatArray, Int32Array, Int64Array
+    from kvsim.workload.images import ImageShare
     from kvsim.workload.turns import Turns
 
 
@@ -54,8 +56,8 @@ class Workload:
     """Requests in order of arrival; the order of equal arrivals is the order given. Never empty.
 
     The constructor copies its columns, checks every row and sorts them. Columns left out mean: `max_tokens` equal to
-    `output_tokens`, priority 0, no shared prefix, no adapter, no hashes, no token ids, no turns, and ids `r0`, `r1`,
-    ... by row.
+    `output_tokens`, priority 0, no shared prefix, no adapter, no hashes, no token ids, no images, no turns, and ids
+    `r0`, `r1`, ... by row.
 
     A turn that waits for another arrives when that one has ended and its pause is over; its `arrival_s` is the earliest
     second, no earlier than that of the turn it waits for.
@@ -84,6 +86,9 @@ class Workload:
     hash_unit_tokens: int
     prompt_token_ids: Ragged[np.int32] | None
     """Each prompt's token ids, or an empty row where they are not known."""
+    images: Images | None
+    """Images of the prompts; None where none has any. `prompt_tokens` counts those that are given in tokens; those in
+    pixels come on top, by the rule of the model that serves them."""
     turns: Turns | None
     """Requests that wait for others, by rows of this table; None where all come by themselves."""
     ids: Sequence[str]
@@ -106,6 +111,7 @@ class Workload:
         prompt_hashes: Ragged[np.int64] | None = None,
         hash_unit_tokens: int = 16,
         prompt_token_ids: Ragged[np.int32] | None = None,
+        images: Images | None = None,
         turns: Turns | None = None,
         ids: Sequence[str] | None = None,
         name: str = "workload",
@@ -114,23 +120,24 @@ class Workload:
         arrivals = float_column("arrival_s", arrival_s)
         n = arrivals.size
         names = Numbered("r", range(n)) if ids is None else ids
-        columns = {
+        numbers = {
             "prompt_tokens": prompt_tokens,
             "output_tokens": output_tokens,
             "max_tokens": output_tokens if max_tokens is None else max_tokens,
-            "priority": np.broadcast_to(0, n) if priority is None else priority,
-            "prefix_group": np.broadcast_to(-1, n) if prefix_group is None else prefix_group,
-            "prefix_tokens": np.broadcast_to(0, n) if prefix_tokens is None else prefix_tokens,
-            "adapter": np.broadcast_to(0, n) if adapter is None else adapter,
+            "priority": priority,
+            "prefix_group": -1 if prefix_group is None else prefix_group,
+            "prefix_tokens": prefix_tokens,
+            "adapter": adapter,
         }
         self._set(
             {
                 "arrival_s": arrivals,
-                **{column: int_column(column, values, np.int32, n) for column, values in columns.items()},
+                **_int_columns(numbers, n),
                 "prefix_names": prefix_names,
                 "prompt_hashes": Ragged.empty(n, np.int64) if prompt_hashes is None else prompt_hashes,
                 "hash_unit_tokens": hash_unit_tokens,
                 "prompt_token_ids": prompt_token_ids,
+                "images": images if images is not None and len(images.content) else None,
                 "turns": turns,
                 "ids": names if isinstance(names, Numbered) else tuple(names),
                 "name": name,
@@ -153,6 +160,7 @@ class Workload:
         prefixes = [row.prefix for row in rows]
         group_numbers = {group: number for number, group in enumerate(dict.fromkeys(p.group for p in prefixes if p))}
         prompts_known = any(row.prompt_token_ids is not None for row in rows)
+        has_images = any(row.images for row in rows)
         return cls(
             arrival_s=[row.arrival_s for row in rows],
             prompt_tokens=[row.prompt_tokens for row in rows],
@@ -168,6 +176,7 @@ class Workload:
             prompt_token_ids=(
                 Ragged.from_rows([row.prompt_token_ids or () for row in rows], np.int32) if prompts_known else None
             ),
+            images=Images.from_rows([row.images for row in rows]) if has_images else None,
             ids=[row.id for row in rows],
             name=name,
             description=description,
@@ -192,6 +201,7 @@ class Workload:
             adapter=int(self.adapter[row]),
             prompt_hashes=tuple(self.prompt_hashes[row].tolist()),
             prompt_token_ids=tuple(prompt) if prompt else None,
+            images=() if self.images is None else self.images[row],
         )
 
     def __iter__(self) -> Iterator[Request]:
@@ -235,6 +245,7 @@ class Workload:
             prompt_hashes=self.prompt_hashes,
             hash_unit_tokens=self.hash_unit_tokens,
             prompt_token_ids=self.prompt_token_ids,
+            images=self.images,
             ids=self.ids,
             name=self.name,
             description=f"{self.description}, with answers {factor:g} times as long".removeprefix(", "),
@@ -248,6 +259,30 @@ class Workload:
         adapter = 1 + np.random.default_rng((seed, _ADAPTERS)).choice(number, len(self), p=weights / weights.sum())
         said = f"; {number:,} adapters, the n-th as often as 1/n^{skew:g}" if skew else f"; {number:,} adapters"
         return replace(self, adapter=frozen(adapter.astype(np.int32)), description=f"{self.description}{said}")
+
+    def with_images(self, share: ImageShare, seed: int) -> Workload:
+        """Return the requests with generated images between the shared prefix and the rest of each prompt.
+
+        Raises:
+            UsageError: they have images, or token ids or hashes of prompts, which would no longer be theirs.
+        """
+        if self.images is not None or self.prompt_token_ids is not None or len(self.prompt_hashes.values):
+            raise UsageError("images are drawn for prompts whose contents are not known; these have token ids, hashes "
+                             "or images of their own.")  # fmt: skip
+        images = share.draw(self.prefix_tokens, seed)
+        added = np.diff(np.concatenate(([0], np.cumsum(images.tokens)))[images.offsets])
+        said = f"{self.description}; {share}"
+        return replace(self, prompt_tokens=self.prompt_tokens + added, images=images, description=said)
+
+    def with_image_tokens(self, tokens_of: Callable[[int, int], int]) -> Workload:
+        """Return the requests with tokens for images that are given in pixels, added to their prompts.
+
+        `tokens_of` returns the tokens of an image of a width and a height in pixels, without the marks around it.
+        """
+        if self.images is None or not self.images.in_pixels.any():
+            return self
+        images, added = self.images.measured(tokens_of)
+        return replace(self, prompt_tokens=self.prompt_tokens + added, images=images)
 
     def cut(self, max_model_len: int) -> Workload:
         """Return the requests, clipped to a server of sequences of `max_model_len` tokens: a longer prompt loses its
@@ -264,6 +299,9 @@ class Workload:
         num_prompts, num_cut = int((prompt >= max_model_len).sum()), int((total > max_model_len).sum())
         if not num_cut or num_prompts == len(self):
             return self
+        if num_prompts and self.images is not None:
+            raise UsageError(f"{num_prompts:,} prompts with images are longer than {max_model_len:,} tokens, and kvsim "
+                             "cuts no images; ask for shorter prompts or a larger max_model_len.")  # fmt: skip
         prompt = np.minimum(prompt, max_model_len - 1)
         output = np.minimum(self.output_tokens, max_model_len - prompt)
         whole = f"; cut at {max_model_len:,} tokens: {num_prompts:,} prompts, {num_cut - num_prompts:,} answers"
@@ -311,6 +349,7 @@ class Workload:
             **{column: frozen(getattr(self, column)[rows]) for column in SCALAR_COLUMNS},
             "prompt_hashes": self.prompt_hashes.take(rows),
             "prompt_token_ids": prompts.take(rows) if prompts is not None else None,
+            "images": None if self.images is None else self.images.take(rows),
             "turns": None if self.turns is None else self.turns.take(rows),
             "ids": self.ids[: len(rows)] if isinstance(self.ids, Numbered) else tuple(self.ids[row] for row in rows),
         }
@@ -318,6 +357,15 @@ class Workload:
     def _set(self, fields: Mapping[str, object]) -> None:
         for field, value in fields.items():
             object.__setattr__(self, field, value)
+
+
+def _int_columns(numbers: Mapping[str, ArrayLike | None], n: int) -> dict[str, Int32Array]:
+    """Return columns of `n` integers; one number stands for all rows, and None for 0."""
+    whole = {name: np.zeros(n, np.int32) if given is None else given for name, given in numbers.items()}
+    return {
+        name: int_column(name, np.broadcast_to(given, n) if isinstance(given, int) else given, np.int32, n)
+        for name, given in whole.items()
+    }
 
 
 def _in_order(arrival_s: FloatArray, turns: Turns | None) -> Int64Array | None:

@@ -1,0 +1,58 @@
+"""Read the images of a request from one field: `1920x1080@20#cat 576`."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from kvsim.errors import shortened
+from kvsim.workload import Image, ImageSize
+
+if TYPE_CHECKING:
+    from kvsim.importers.source import SourceRow
+
+_ITEM = re.compile(r"(?P<size>[^@#]+)(?:@(?P<place>\d{1,10}))?(?:#(?P<name>.+))?")
+
+
+class ImageColumn:
+    """Numbers the images of a file: those of one name are equal, those without a name are not."""
+
+    def __init__(self) -> None:
+        self._number_of: dict[str, int] = {}
+        self._num_images = 0
+
+    def read(self, row: SourceRow, prompt_tokens: int, prefix_tokens: int) -> tuple[list[Image], int]:
+        """Return the images of a request, and the tokens that they add to its prompt of `prompt_tokens`.
+
+        Each is a size in pixels or tokens, `@` and the tokens of text before it (by default, those of the shared
+        prefix), `#` and a name. All come on top of the prompt's tokens.
+        """
+        found = [self._item(row, text, prefix_tokens) for text in row.fields.get("images", "").split()]
+        found.sort(key=lambda image: image.place)
+        images, added = [], 0
+        for image in found:
+            if image.place > prompt_tokens:
+                raise row.error(
+                    f"an image follows {image.place:,} tokens of text, and the prompt has {prompt_tokens:,}"
+                )
+            images.append(image._replace(place=image.place + added))
+            added += image.size.tokens
+        return images, added
+
+    def _item(self, row: SourceRow, text: str, prefix_tokens: int) -> Image:
+        item = _ITEM.fullmatch(text)
+        if not item:
+            raise row.error(f"images should be such as 1920x1080@20#cat, not {shortened(text)}")
+        try:
+            size = ImageSize.parse(item["size"])
+        except ValueError as error:
+            raise row.error(str(error)) from error
+        return Image(self._number(item["name"]), int(item["place"] or prefix_tokens), size)
+
+    def _number(self, name: str | None) -> int:
+        if name is not None and name in self._number_of:
+            return self._number_of[name]
+        self._num_images += 1
+        if name is not None:
+            self._number_of[name] = self._num_images
+        return self._num_images

@@ -1,0 +1,182 @@
+"""Checks of the images of prompts, and of the encoder cache, whose events are played."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+
+from kvsim.errors import RecordingError
+from kvsim.policies.releases import DEFAULT, rules_of
+from kvsim.recording.model import Recording
+from kvsim.recording.rules import require, rises, within
+from kvsim.recording.tables import EncoderEvents, ImageEventKind, PromptImages, RequestStatus
+
+
+def check_images(recording: Recording, folder: Path) -> None:
+    """Check that images lie in their prompts, and that the encoder cache holds what steps compute.
+
+    Raises:
+        RecordingError: naming the file and row of the first disagreement.
+    """
+    images, events = recording.images, recording.encoder
+    if images is None:
+        raise RecordingError(f"{folder / 'images.parquet'} is missing; encoder.parquet has events of its images.")
+    _check_places(recording, images, folder / "images.parquet")
+    if events is None:
+        if recording.meta.encoder_cache_tokens and len(recording.schedule):
+            raise RecordingError(f"{folder / 'encoder.parquet'} is missing; meta.json has an encoder cache.")
+        return
+    file = folder / "encoder.parquet"
+    require(within(events.step, len(recording.steps) + 1), file, "step is not a row of steps.parquet")
+    require(rises(events.seq), file, "seq should not decrease")
+    require(rises(events.step), file, "step should not decrease")
+    _Cache(recording, images, events, file).play()
+    _check_computed(recording, images, events, folder / "schedule.parquet")
+
+
+def _check_places(recording: Recording, images: PromptImages, file: Path) -> None:
+    """Check that the images of a prompt follow each other inside it, and that equal images are equally large."""
+    prompt = recording.requests.prompt_tokens
+    require(within(images.request, len(prompt)), file, "request is not a row of requests.parquet")
+    require(rises(images.request), file, "request should not decrease")
+    require((images.image > 0) & (images.tokens > 0), file, "image and tokens should be positive")
+    end = images.place.astype(np.int64) + images.tokens
+    before = np.concatenate(([0], end[:-1]))[: len(end)]
+    before[np.diff(images.request, prepend=-1) > 0] = 0
+    require(images.place >= before, file, "place should be behind the image before it")
+    require(end <= prompt[images.request], file, "an image should end inside its prompt")
+    _, first, which = np.unique(images.image, return_index=True, return_inverse=True)
+    require(images.tokens == images.tokens[first[which]], file, "equal images should take equally many tokens")
+
+
+class _Cache:
+    """The encoder cache, played event by event."""
+
+    def __init__(self, recording: Recording, images: PromptImages, events: EncoderEvents, file: Path) -> None:
+        self._recording, self._events, self._file = recording, events, file
+        self._tokens = dict(zip(images.image.tolist(), images.tokens.tolist(), strict=True))
+        self._wanted = set(zip(images.request.tolist(), images.image.tolist(), strict=True))
+        self._users: dict[int, set[int]] = {}
+        self._idle: dict[int, None] = {}
+        self._held = 0
+
+    def play(self) -> None:
+        """Play all events.
+
+        Raises:
+            RecordingError: an event cannot happen in the state that the events before it have left.
+        """
+        events = self._events
+        moves = {
+            ImageEventKind.COMPUTE: self._compute,
+            ImageEventKind.HOLD: self._hold,
+            ImageEventKind.LET_GO: self._let_go,
+            ImageEventKind.EVICT: self._evict,
+        }
+        rows = zip(events.kind.tolist(), events.request.tolist(), events.image.tolist(), strict=True)
+        for row, (kind, request, image) in enumerate(rows):
+            wrong = "image is none of images.parquet" if image not in self._tokens else moves[kind](request, image)
+            if wrong:
+                raise RecordingError(f"{self._file}, row {row}: {wrong}.")
+        self._check_budget()
+        status = self._recording.requests.status
+        for image, users in self._users.items():
+            if any(status[user] != RequestStatus.UNFINISHED for user in users):
+                raise RecordingError(f"{self._file}: image {image} is still held by a request that has ended.")
+
+    def _compute(self, request: int, image: int) -> str:
+        if image in self._users:
+            return "an image is computed that is in the cache"
+        self._users[image] = set()
+        self._held += self._tokens[image]
+        most = self._recording.meta.encoder_cache_tokens
+        full = f"the images in the cache have {self._held:,} tokens, and meta.json gives it {most:,}"
+        return full if self._held > most else "request should be -1" if request != -1 else ""
+
+    def _hold(self, request: int, image: int) -> str:
+        if (request, image) not in self._wanted:
+            return "request has no such image"
+        if image not in self._users or request in self._users[image]:
+            return "an image is held that is not in the cache, or for the second time"
+        self._users[image].add(request)
+        self._idle.pop(image, None)
+        return ""
+
+    def _let_go(self, request: int, image: int) -> str:
+        if request not in self._users.get(image, ()):
+            return "an image is let go that the request does not hold"
+        self._users[image].remove(request)
+        if not self._users[image]:
+            self._idle[image] = None
+        return ""
+
+    def _evict(self, request: int, image: int) -> str:
+        if next(iter(self._idle), None) != image:
+            return "the image that no request has held for the longest time should be evicted first"
+        del self._idle[image], self._users[image]
+        self._held -= self._tokens[image]
+        return "request should be -1" if request != -1 else ""
+
+    def _check_budget(self) -> None:
+        """Check that no step computes more than its budget; a request preempted in the step has given its part back."""
+        events, steps = self._events, self._recording.steps
+        rows = np.flatnonzero(events.kind == ImageEventKind.COMPUTE)
+        most = self._recording.meta.engine.get("encoder_compute_tokens", 0)
+        tokens = np.array([self._tokens[image] for image in events.image[rows].tolist()], np.int64)
+        through = np.concatenate(([0], np.cumsum(tokens)))
+        first = np.searchsorted(events.step[rows], events.step[rows])
+        is_alone = np.concatenate((steps.preempted, [0]))[events.step[rows]] == 0
+        fits = ~is_alone | (through[1:] - through[first] <= most)
+        require(fits, self._file, f"a step should compute at most {most:,} tokens of images", rows)
+
+
+def _check_computed(recording: Recording, images: PromptImages, events: EncoderEvents, file: Path) -> None:
+    """Check that a request holds an image in every step that computes tokens of it."""
+    held = _times_of_holding(events, len(recording.steps))
+    lets_go_of_repeated = not rules_of(str(recording.meta.policy.get("vllm", DEFAULT))).counts_repeated_images
+    seen = set[tuple[int, int]]()
+    schedule = recording.schedule
+    begin = schedule.computed_before.astype(np.int64)
+    end = begin + schedule.tokens.astype(np.int64) * schedule.repeats
+    order = np.argsort(schedule.request, kind="stable")
+    bounds = np.searchsorted(schedule.request[order], np.stack((images.request, images.request + 1)))
+    for row in range(len(images)):
+        pair = int(images.request[row]), int(images.image[row])
+        if lets_go_of_repeated and pair in seen:
+            continue  # its first place has let go of it
+        seen.add(pair)
+        rows = order[bounds[0, row] : bounds[1, row]]
+        rows = rows[(begin[rows] < images.place[row] + images.tokens[row]) & (end[rows] > images.place[row])]
+        stays = held[pair]
+        for at in rows.tolist():
+            first, last = _steps_over(schedule.step[at], begin[at], schedule.tokens[at], schedule.repeats[at],
+                                      images.place[row], images.tokens[row])  # fmt: skip
+            if not any(since <= first and last < until for since, until in stays):
+                raise RecordingError(
+                    f"{file}, row {at}: it computes tokens of image {images.image[row]}, which encoder.parquet does "
+                    "not have its request hold."
+                )
+
+
+def _times_of_holding(events: EncoderEvents, num_steps: int) -> dict[tuple[int, int], list[tuple[int, int]]]:
+    """Return the steps, from the first on and up to the last without it, in which each request holds each image."""
+    since: dict[tuple[int, int], int] = {}
+    held: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
+    columns = (events.kind, events.step, events.request, events.image)
+    for kind, step, request, image in zip(*(column.tolist() for column in columns), strict=True):
+        if kind == ImageEventKind.HOLD:
+            since[request, image] = step
+        elif kind == ImageEventKind.LET_GO:
+            held[request, image].append((since.pop((request, image)), step))
+    for pair, step in since.items():
+        held[pair].append((step, num_steps))
+    return held
+
+
+def _steps_over(step: int, begin: int, tokens: int, repeat: int, place: int, length: int) -> tuple[int, int]:
+    """Return the first and the last of the steps of a row that compute tokens of an image."""
+    first = max(int(place) - int(begin), 0) // int(tokens)
+    last = min((int(place) + int(length) - int(begin) - 1) // int(tokens), int(repeat) - 1)
+    return int(step) + first, int(step) + last

@@ -1,0 +1,95 @@
+"""Images of a workload on an engine: their tokens, their places, and the limits of the encoder."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvsim.errors import UsageError
+from kvsim.models.images import image_rule
+from kvsim.policies import Paged, Radix
+from kvsim.policies.custom import CustomPolicy
+from kvsim.policies.encoding import Encoding, ImageInput
+from kvsim.recording.tables import PromptImages
+from kvsim.sizing.budget import encoder_cache_tokens
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from kvsim.models import Model
+    from kvsim.policies import AnyPolicy, Policy
+    from kvsim.workload import Workload
+
+
+def with_image_tokens(workload: Workload, model: Model) -> Workload:
+    """Return the requests with the tokens that `model` makes of images in pixels, added to their prompts.
+
+    Raises:
+        UsageError: the model takes no images, or its rule is not known.
+    """
+    if workload.images is None:
+        return workload
+    if not model.image_class:
+        raise UsageError(f"{model.name} is a model for text, as far as its configuration says, and requests have "
+                         "images; name a model for images, or leave them out.")  # fmt: skip
+    if not workload.images.in_pixels.any():
+        return workload
+    return workload.with_image_tokens(image_rule(model.image_class).num_tokens)
+
+
+def encoding_of(workload: Workload, policy: AnyPolicy, base: Policy, model: Model) -> Encoding | None:
+    """Return the images and the limits of their encoder; None without images, or without an encoder cache.
+
+    Raises:
+        UsageError: kvsim does not follow images under the policy.
+    """
+    images = workload.images
+    if images is None:
+        return None
+    if isinstance(policy, Radix | CustomPolicy):
+        name = "SGLang" if isinstance(policy, Radix) else f"the policy {policy.name!r}"
+        raise UsageError(f"kvsim follows images as vLLM's scheduler serves them, not under {name}; take paged.")
+    if not isinstance(base, Paged):
+        return None
+    limits = encoder_limits(workload, base, model)
+    rows = [
+        [ImageInput(content=image.content, offset=image.place, length=image.size.tokens) for image in images[row]]
+        for row in range(len(workload))
+    ]
+    return Encoding(
+        compute_tokens=limits["encoder_compute_tokens"], cache_tokens=limits["encoder_cache_tokens"], inputs=rows
+    )
+
+
+def encoder_limits(workload: Workload, base: Policy, model: Model) -> dict[str, int]:
+    """Return the outputs that a step computes and that the cache holds, at most; empty without an encoder cache.
+
+    Both are the tokens of the largest step, or of the largest image if that has more. Where the model's rule is not
+    known, the largest image is that of the workload.
+    """
+    if workload.images is None or not isinstance(base, Paged):
+        return {}
+    tokens = base.scheduler.max_num_batched_tokens
+    most = encoder_cache_tokens(model, tokens) or max(tokens, int(workload.images.tokens.max(initial=0)))
+    return {"encoder_compute_tokens": most, "encoder_cache_tokens": most}
+
+
+def contents_of(workload: Workload) -> npt.NDArray[np.int64]:
+    """Return the numbers of the images in the order in which an engine numbers them: by first appearance."""
+    assert workload.images is not None
+    content, first = np.unique(workload.images.content, return_index=True)
+    return np.asarray(content[np.argsort(first)])
+
+
+def recorded_images(workload: Workload, rows: npt.NDArray[np.int64]) -> PromptImages | None:
+    """Return the images of the requests in `rows`, for a recording; None without images."""
+    if workload.images is None:
+        return None
+    images = workload.images.take(rows)
+    return PromptImages(
+        request=images.row.astype(np.int32),
+        image=images.content.astype(np.int32),
+        place=images.place.astype(np.int32),
+        tokens=images.tokens.astype(np.int32),
+    )

@@ -1,0 +1,264 @@
+"""Images of prompts: their sizes, their places, and which images are equal.
+
+The tokens of an image depend on the model, whose rule turns pixels into tokens. So an image is given in pixels and adds
+to the tokens of its prompt, or in tokens, which the prompt counts.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from kvsim.errors import UsageError, WorkloadError, shortened
+from kvsim.workload.columns import MAX_TOKENS, int_column
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+    from kvsim.workload.columns import Int32Array, Int64Array
+
+MARKS = 2
+"""Tokens around an image that is given in pixels: where it begins, and where it ends."""
+_STREAM = 5
+"""Number of the stream of random numbers for images."""
+_MOST_NUMBER = 1 << 10
+_SIZE = re.compile(r"(\d{1,6})[x×](\d{1,6})|(\d{1,6})")
+
+
+class ImageSize(NamedTuple):
+    """Size of an image in pixels, or in tokens."""
+
+    width: int = 0
+    """Pixels; 0 where the size is in tokens."""
+    height: int = 0
+    tokens: int = 0
+    """Tokens; 0 where the size is in pixels."""
+
+    def __str__(self) -> str:
+        return f"{self.tokens:,} tokens" if self.tokens else f"{self.width:,}x{self.height:,}"
+
+    @classmethod
+    def parse(cls, text: str) -> ImageSize:
+        """Return the size in a text such as `1920x1080` (pixels) or `576` (tokens).
+
+        Raises:
+            ValueError: it is none.
+        """
+        found = _SIZE.fullmatch(text.strip())
+        sides = [int(side) for side in found.groups(default="0")] if found else [0]
+        if not (found and (sides[2] or min(sides[:2]))):
+            raise ValueError(f"an image is 1920x1080 (pixels) or 576 (tokens), not {shortened(text)}")
+        return cls(*sides)
+
+
+class Image(NamedTuple):
+    """One image at one place of a prompt."""
+
+    content: int
+    """Number of the image, from 1 on: equal images have equal ones."""
+    place: int
+    """Tokens of the prompt before it, without those of images in pixels."""
+    size: ImageSize
+
+
+@dataclass(frozen=True, slots=True, init=False, repr=False, eq=False)
+class Images:
+    """Images of all prompts end to end: those of prompt `i` are `offsets[i]` to `offsets[i + 1]`, in order of place.
+
+    Raises:
+        WorkloadError: a number does not fit into its column.
+        UsageError: a column has the wrong shape or type.
+    """
+
+    offsets: Int64Array
+    """Index of the first image of each prompt, and of the end: int64[num_prompts + 1]."""
+    content: Int64Array
+    """Number of each image, from 1 on: int64[num_images], as are all columns below."""
+    place: Int64Array
+    """Tokens of the prompt before it."""
+    tokens: Int64Array
+    """Tokens of the prompt that it takes; 0 where it is given in pixels and no model is known yet."""
+    width: Int64Array
+    """Pixels; 0 where they are not known."""
+    height: Int64Array
+
+    def __init__(
+        self,
+        *,
+        offsets: ArrayLike,
+        content: ArrayLike,
+        place: ArrayLike,
+        tokens: ArrayLike,
+        width: ArrayLike | None = None,
+        height: ArrayLike | None = None,
+    ) -> None:
+        number = np.size(content)
+        columns = {"content": content, "place": place, "tokens": tokens, "width": width, "height": height}
+        object.__setattr__(self, "offsets", int_column("offsets", offsets, np.int64))
+        for name, given in columns.items():
+            values = np.zeros(number, np.int64) if given is None else given
+            object.__setattr__(self, name, int_column(name, values, np.int64, number))
+
+    @classmethod
+    def from_rows(cls, rows: Iterable[Sequence[Image]]) -> Images:
+        """Lay the images of all prompts end to end, those of a prompt in order of place."""
+        listed = [sorted(row, key=lambda image: image.place) for row in rows]
+        flat = [image for row in listed for image in row]
+        return cls(
+            offsets=np.concatenate(([0], np.cumsum([len(row) for row in listed], dtype=np.int64))),
+            content=np.array([image.content for image in flat], np.int64),
+            place=np.array([image.place for image in flat], np.int64),
+            tokens=np.array([image.size.tokens for image in flat], np.int64),
+            width=np.array([image.size.width for image in flat], np.int64),
+            height=np.array([image.size.height for image in flat], np.int64),
+        )
+
+    def __len__(self) -> int:
+        return self.offsets.size - 1
+
+    def __getitem__(self, row: int) -> tuple[Image, ...]:
+        begin, end = self.offsets[row : row + 2].tolist()
+        columns = (self.content, self.place, self.width, self.height, self.tokens)
+        return tuple(
+            Image(content, place, ImageSize(width, height, tokens))
+            for content, place, width, height, tokens in zip(
+                *(each[begin:end].tolist() for each in columns), strict=True
+            )
+        )
+
+    def __repr__(self) -> str:
+        return f"<Images: {len(self.content):,} in {len(self):,} prompts>"
+
+    @property
+    def row(self) -> Int64Array:
+        """Row of the prompt of each image: int64[num_images]."""
+        return np.repeat(np.arange(len(self)), np.diff(self.offsets))
+
+    @property
+    def end(self) -> Int64Array:
+        """Tokens of the prompt up to the end of each image: int64[num_images]."""
+        return self.place + self.tokens
+
+    @property
+    def in_pixels(self) -> np.ndarray:
+        """Images whose tokens only a model can tell: bool[num_images]."""
+        return np.asarray(self.tokens == 0)
+
+    def take(self, rows: Int64Array) -> Images:
+        """Return the images of the prompts with these numbers, in this order."""
+        numbers = np.diff(self.offsets)[rows]
+        offsets = np.concatenate(([0], np.cumsum(numbers)))
+        chosen = np.arange(offsets[-1]) + np.repeat(self.offsets[:-1][rows] - offsets[:-1], numbers)
+        names = ("content", "place", "tokens", "width", "height")
+        return Images(offsets=offsets, **{name: getattr(self, name)[chosen] for name in names})
+
+    def measured(self, tokens_of: Callable[[int, int], int]) -> tuple[Images, Int64Array]:
+        """Return the images with tokens for those in pixels, and the tokens that they add to each prompt: int64[n].
+
+        `tokens_of` returns the tokens of an image of a width and a height in pixels, without the marks around it.
+        """
+        sides, which = np.unique(np.stack((self.width, self.height))[:, self.in_pixels], axis=1, return_inverse=True)
+        of_sides = np.array([tokens_of(*pair) for pair in sides.T.tolist()], np.int64)
+        tokens, added = self.tokens.copy(), np.zeros(len(self.tokens), np.int64)
+        tokens[self.in_pixels] = of_sides[which.ravel()]
+        added[self.in_pixels] = tokens[self.in_pixels] + MARKS
+        through = np.concatenate(([0], np.cumsum(added)))
+        before = through[:-1] - through[self.offsets[:-1]][self.row]
+        place = self.place + before + self.in_pixels
+        images = Images(
+            offsets=self.offsets, content=self.content, place=place, tokens=tokens, width=self.width, height=self.height
+        )
+        return images, np.diff(through[self.offsets])
+
+    def _of_two_sizes(self) -> np.ndarray:
+        """Return the images of which an equal one has another size: bool[num_images]."""
+        _, first, which = np.unique(self.content, return_index=True, return_inverse=True)
+        sizes = np.stack((self.tokens, self.width, self.height))
+        return np.asarray((sizes != sizes[:, first[which]]).any(axis=0))
+
+    def check(self, prompt_tokens: Int32Array, prefix_tokens: Int32Array, ids: Sequence[str]) -> None:
+        """Check that each image has a size and a place of its own, behind the prompt's shared prefix.
+
+        Raises:
+            UsageError: there are not as many rows as prompts.
+            WorkloadError: an image cannot be right; the sentence names the first such request.
+        """
+        if len(self) != len(prompt_tokens) or self.offsets[0] or self.offsets[-1] != len(self.content):
+            raise UsageError(
+                f"images has {len(self)} rows; it must have {len(prompt_tokens)}, as the other columns do."
+            )
+        row = self.row
+        before = np.concatenate(([0], self.end[:-1]))
+        before[self.offsets[:-1][np.diff(self.offsets) > 0]] = 0
+        rules = (
+            ("content is {content}; it must be a number from 1 on", self.content < 1),
+            (
+                "has neither pixels nor tokens; give one of the two",
+                (self.tokens < 1) & (np.minimum(self.width, self.height) < 1),
+            ),
+            (
+                f"place is {{place}}; it must be a number of tokens, 0 to {MAX_TOKENS}",
+                (self.place < 0) | (self.place > MAX_TOKENS) | (self.tokens > MAX_TOKENS),
+            ),
+            ("place is {place}, inside the image before it, or before that", self.place < before),
+            ("place is {place}, inside the shared prefix; images follow that", self.place < prefix_tokens[row]),
+            ("ends behind the prompt, which has {prompt} tokens", self.end > prompt_tokens[row]),
+            ("is image {content}, which has another size elsewhere", self._of_two_sizes()),
+        )
+        for sentence, bad in rules:
+            if bad.any():
+                index = int(bad.argmax())
+                values = {
+                    "content": self.content[index],
+                    "place": self.place[index],
+                    "prompt": prompt_tokens[row[index]],
+                }
+                nth = index - int(self.offsets[row[index]]) + 1
+                raise WorkloadError(
+                    f"request {shortened(ids[row[index]])} (row {row[index]}): its image {nth} "
+                    f"{sentence.format(**values)}."
+                )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageShare:
+    """Images of generated requests."""
+
+    number: float
+    """Images of a request, on average: the whole part for each, and one more for as many as the rest says."""
+    sizes: tuple[ImageSize, ...]
+    """Sizes, each as often as the others."""
+    num_different: int | None = None
+    """Different images that requests choose from; None where no two are equal."""
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.number) and 0 < self.number <= _MOST_NUMBER):
+            raise UsageError(
+                f"a request was to have {self.number} images; it must be above 0, at most {_MOST_NUMBER:,}."
+            )
+        if not self.sizes:
+            raise UsageError("images need at least one size, such as 1920x1080.")
+        if self.num_different is not None and self.num_different < 1:
+            raise UsageError(f"{self.num_different} different images were asked for; ask for at least 1.")
+
+    def __str__(self) -> str:
+        kinds = f", {self.num_different:,} different ones" if self.num_different else ""
+        return f"{self.number:g} images a request of {', '.join(map(str, self.sizes))}{kinds}"
+
+    def draw(self, place: Int32Array, seed: int) -> Images:
+        """Draw the images of requests: at `place` in each prompt, one behind the other."""
+        rng, whole = np.random.default_rng((seed, _STREAM)), math.floor(self.number)
+        numbers = whole + (rng.random(len(place)) < self.number - whole)
+        offsets = np.concatenate(([0], np.cumsum(numbers, dtype=np.int64)))
+        most = self.num_different or max(int(offsets[-1]), 1)
+        sizes = np.array(self.sizes, np.int64)[rng.integers(len(self.sizes), size=most)]
+        content = np.arange(offsets[-1]) if self.num_different is None else rng.integers(most, size=offsets[-1])
+        width, height, tokens = sizes[content].T
+        before = np.concatenate(([0], np.cumsum(tokens)))
+        begin = np.repeat(place.astype(np.int64) - before[offsets[:-1]], numbers) + before[:-1]
+        return Images(offsets=offsets, content=content + 1, place=begin, tokens=tokens, width=width, height=height)
