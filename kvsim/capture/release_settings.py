@@ -58,7 +58,7 @@ def num_waiting(scheduler: Any) -> int:
 
 
 def check_features(scheduler: Any, layout: KVCacheLayout, *, offloads: bool) -> None:
-    """Check that the engine does nothing with its blocks that a recording cannot hold.
+    """Refuse an engine with a feature that a recording cannot hold.
 
     Raises:
         RecordingError: it does.

@@ -100,7 +100,7 @@ def _provenance(recording: Recording) -> list[tuple[str, str]]:
 
 
 def _check(name: str | None, *, as_json: bool) -> None:
-    """Read it, follow every unit through every step, and compare whatever it says twice."""
+    """Read the recording, follow every unit through every step, and compare all that is stated twice."""
     from kvsim.metrics.contradictions import refuse_contradictions
     from kvsim.recording import find, read
 

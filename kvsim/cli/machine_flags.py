@@ -66,9 +66,7 @@ def machine_of(flags: Mapping[str, Any], meta: Meta | None = None) -> tuple[Gpu,
 
 
 def engine_limits(flags: Mapping[str, Any], gpu: Gpu, max_model_len: int) -> tuple[int, int]:
-    """Return the sequences and tokens of a step: of the flags, or vLLM's defaults on the GPU for its class or
-    server.
-    """
+    """Return the most sequences and tokens of a step: those of the flags, or vLLM's defaults on the GPU."""
     told = flags["max_num_seqs"], flags["max_num_batched_tokens"]
     return _defaults(flags, gpu).limits(*told, max_model_len, chunked=flags.get("enable_chunked_prefill") is not False)
 

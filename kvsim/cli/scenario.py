@@ -253,7 +253,7 @@ def _recorded_len(meta: Meta) -> int | None:
 def _memory(flags: dict[str, Any], gpu: Gpu, model: Model, recorded: Meta | None) -> tuple[int, int, int | None]:
     """Return the bytes of the cache (see `Machine.kv_bytes`), the tokens of a block, and the longest sequence.
 
-    The bytes are as told, as in the recording, or what the GPU leaves.
+    The bytes are those of the flags, those of the recording, or what the GPU leaves.
     """
     told = ["kv_gib", "num_blocks", "gpu_memory_utilization", "mem_fraction_static", "quantization"]
     told += ["tensor_parallel_size", "pipeline_parallel_size"]

@@ -36,7 +36,7 @@ _NOT_NEEDED = (
 
 
 class StandIns:
-    """Finds an empty module in the place of one that is not needed."""
+    """Import finder that gives an empty module for each one that the scheduler does not need."""
 
     def find_spec(self, name: str, *_: Any) -> importlib.machinery.ModuleSpec | None:
         """Return an empty module of this name, or of one of its parents."""
@@ -337,7 +337,7 @@ class FakeModel(Executor):
 
     @classmethod
     def supports_async_scheduling(cls) -> bool:
-        """Tell that steps may be scheduled ahead."""
+        """Return True: steps may be scheduled ahead."""
         return True
 
     def get_kv_cache_specs(self) -> list[Any]:

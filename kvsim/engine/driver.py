@@ -256,8 +256,8 @@ class Driver:
         connected.report(self.engine, self.sequence(number), is_load, call)
 
     def news(self) -> tuple[list[tuple[int, float]], list[int]]:
-        """Take the loads that were begun, each a sequence and the time at which it ends in seconds, and the sequences
-        whose prompts other servers may free.
+        """Return the loads that have begun since the last call, each as a sequence and its end in seconds, and the
+        sequences whose prompts other servers may free.
         """
         connector = self.engine.connector
         state = connector.state

@@ -58,7 +58,7 @@ def next_reported(engine: Engine, step: int) -> int:
 
 @part
 def end(engine: Engine, job: int) -> None:
-    """Forget a copy that was reported."""
+    """Remove a copy whose end was reported."""
     host = engine.host
     linked_list.remove(host.jobs, job)
     host.asked[host.jobs[job].sequence].num_jobs -= 1

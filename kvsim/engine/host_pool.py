@@ -77,7 +77,7 @@ def let_go(engine: Engine, block: int) -> None:
 
 @part
 def touch(engine: Engine, key: int) -> None:
-    """Mark the block of a key as recently used; a ghost of it tells ARC which list is too short."""
+    """Mark the block of a key as recently used. If ARC remembers only its key, adapt the lengths of its lists."""
     tier = engine.host
     block = _find_also_ghosts(engine, key)
     if block == NO_HOST_BLOCK:

@@ -133,7 +133,7 @@ class EnginePlan:
 
     @property
     def most_unsure(self) -> int:
-        """Tokens of a sequence, at most, of which it shows only in the end whether they are computed."""
+        """Most tokens of a running sequence that may turn out not to be computed, as drafts that are rejected."""
         ahead = isinstance(self.policy, Paged) and self.policy.scheduler.async_scheduling
         return 1 if self.drafts is None else (1 + ahead) * (1 + self.drafts.num_tokens) - 1
 

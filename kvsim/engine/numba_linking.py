@@ -72,7 +72,7 @@ class EntryLibrary(PartLibrary):
     """Code of the function that Python calls, with the code of all parts."""
 
     def finalize(self) -> None:
-        """Put the parts together and optimise them, but leave it to others to have machine code made."""
+        """Link the parts and optimise them; machine code is made later, by the caller."""
         module = self._final_module = llvm.parse_assembly(str(self._codegen._create_empty_module("parts")))
         for library in self.all_called():
             if isinstance(library, PartLibrary):

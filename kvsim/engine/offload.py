@@ -196,7 +196,7 @@ def _num_missing(engine: Engine, sequence: Sequence) -> int:
 
 @part
 def _say_handed_out(engine: Engine, sequence: Sequence) -> None:
-    """Note the blocks that this step appended to a table; all blocks of the table if it was admitted."""
+    """Note the blocks that this step appended to a table; its whole table if it was admitted."""
     asked, table = engine.host.asked[sequence.number], table_of(engine, sequence, 0)
     for entry in range(table.begin + asked.num_told, table.begin + table.num_blocks):
         engine.host.handed_out[engine.entries[entry]] = engine.state.num_scheduled

@@ -248,6 +248,6 @@ def band_of(
 
 
 def engine_for(load: Load, num_points: int, *, offloads: bool) -> EngineName:
-    """Return the engine for `num_points` runs of `load`: compiled if that pays; for host memory if `offloads`."""
+    """Return the engine for `num_points` runs of `load`: compiled if that pays. `offloads` tells of host memory."""
     is_long = num_points * int(load.workload.output_tokens.sum()) >= _WORTH_COMPILING
     return engine_for_several(TIERED if offloads else PAGED) if is_long else "auto"

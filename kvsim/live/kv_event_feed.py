@@ -202,7 +202,7 @@ def endpoint(address: str) -> str:
 
 
 def _parts(frames: list[bytes]) -> tuple[int, bytes]:
-    """Return the number and the batch of a message; a topic comes before them, if the release sends it.
+    """Return the number and the batch of a message; some releases send a topic before them.
 
     Raises:
         RecordingError: it is no message of KV events.

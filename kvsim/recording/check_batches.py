@@ -64,7 +64,7 @@ class _BatchRows(NamedTuple):
         return cls(rows, np.unique(begin, return_inverse=True)[1], schedule.tokens[first], length)
 
     def longest(self, values: npt.NDArray[np.float64] | IntArray) -> npt.NDArray[np.float64]:
-        """Return the largest of the `values` of the batch of each, given those of all requests."""
+        """Return, for each of `rows`, the largest of `values` in its batch; `values` has one entry for each request."""
         most = np.full(self.number.max(initial=-1) + 1, -np.inf)
         np.fmax.at(most, self.number, values[self.rows])
         return most[self.number]

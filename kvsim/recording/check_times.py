@@ -137,7 +137,7 @@ def _begins_with_drafts(recording: Recording, first: TokenSteps) -> npt.NDArray[
 
 
 def _last_seq(recording: Recording) -> int:
-    """Return the last moment with more than an output: a later output may be incomplete in a log."""
+    """Return the last moment that a log certainly holds whole: outputs behind all other events may be cut off."""
     requests, steps, memory = recording.requests, recording.steps, recording.memory
     if not (len(memory) and (requests.status == RequestStatus.UNFINISHED).any()):
         return int(steps.output_seq[-1])

@@ -174,7 +174,7 @@ def _check_hashes(model: Model, layout: KVCacheLayout) -> None:
 
 
 def _check_tokens(model: Model, policy: AnyPolicy) -> None:
-    """Refuse what would come out wrong: where memory is handed out by tokens, a recurrent state has no place."""
+    """Refuse recurrent states under a policy that hands out memory by tokens: they have no place there."""
     if model.recurrent_layers:
         raise UsageError(
             f"{model.name} has {len(model.recurrent_layers)} recurrent layers, whose states are no tokens, and the "

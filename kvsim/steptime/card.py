@@ -51,7 +51,7 @@ class Attention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
-    """Seconds of one layer's experts in a step, if every expert gets as many tokens; of one model."""
+    """Seconds of one layer's experts in a step in which every expert gets equally many tokens, for one model."""
 
     sizes: tuple[int, ...]
     """Tokens of the step, ascending."""

@@ -131,7 +131,7 @@ class KernelsSeen:
         return float(self._is_first("compiler"))
 
     def _static_decode(self, batch: Batch, length: int) -> float:
-        """Return the cost of compiling."""
+        """Return the seconds that compiling for a static decode costs; 0 if it is compiled already."""
         if self._num_compilations == len(_COMPILATIONS) or not self._is_first("compiled", batch.rows, length):
             return 0.0
         self._num_compilations += 1

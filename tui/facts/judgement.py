@@ -26,7 +26,7 @@ _MUCH: Final = 25.0
 
 
 class Judgement(NamedTuple):
-    """One line, and fewer words where there is little room."""
+    """Verdict on a run in one line, with a shorter form for narrow screens."""
 
     long: str
     short: str

@@ -38,7 +38,7 @@ class PoolView(PoolPicture, can_focus=True, inherit_bindings=False):
 
     @dataclass
     class Hovered(Message):
-        """The mouse is over another unit; None where it is over none."""
+        """Message that the mouse is over another unit, or over none (None)."""
 
         pool: PoolView
         unit: int | None
