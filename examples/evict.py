@@ -24,7 +24,8 @@ class TimeToLive(kvsim.CustomPolicy):
 
     def evict(self, step, candidates):
         """Evict an expired block, or the least recently freed one."""
-        return next((block for block in candidates if step.now_s - block.cached_s > 5), candidates[0])
+        expired = (step.now_s - candidates.column("cached_s") > 5).nonzero()[0]
+        return candidates[int(expired[0])] if len(expired) else candidates[0]
 
 
 class PinnedPrompts(kvsim.CustomPolicy):

@@ -7,23 +7,27 @@ event by event, and keeps the free blocks in the order of the free queue or, for
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from heapq import heappop, heappush
 from itertools import count
 from typing import Any, overload
 
+import numpy as np
+import numpy.typing as npt
+
 from kvsim.engine import prefix_hits
 from kvsim.engine.records import Sequence as Request
 from kvsim.engine.state import NO_KEY, Engine, table_of
-from kvsim.policies.custom import ServedRequest
+from kvsim.errors import UsageError
+from kvsim.policies.custom import Candidates, ServedRequest
 
 
 class Cached:
     """A block of the prefix cache."""
 
     __slots__ = (
-        "_tree", "cached_s", "end_tokens", "key", "last_used_s", "num_hits", "parent_key", "rank", "request", "tokens",
-        "unit",
+        "_tree", "cached_s", "end_tokens", "key", "last_used_s", "num_hits", "parent_key", "place", "rank", "request",
+        "tokens", "unit",
     )  # fmt: skip
 
     def __init__(self, tree: CachedBlocks, unit: int, key: int, request: ServedRequest) -> None:
@@ -33,6 +37,8 @@ class Cached:
         self.cached_s = self.last_used_s = 0.0
         self.rank: tuple[Any, int] | None = None
         """Rank of the free block by the rule, and the number of the ranking."""
+        self.place = 0
+        """Row of the free block in `FreeColumns`."""
 
     def __repr__(self) -> str:
         return f"<block {self.unit}: {self.end_tokens} tokens of a prefix, {self.num_hits} hits>"
@@ -61,6 +67,20 @@ class CachedBlocks:
         self._ranked: list[tuple[Any, int, Cached]] = []
         """A heap of free blocks; those whose rank has changed since are out of date."""
         self._numbers = count()
+        self._columns: FreeColumns | None = None
+        """None until a rule asks."""
+
+    def columns(self) -> FreeColumns:
+        """Return the free blocks as columns."""
+        if self._columns is None:
+            self._columns = FreeColumns(self.free_blocks.values())
+        return self._columns
+
+    def _take(self, unit: int) -> None:
+        """Take a block out of the free ones, if it is free."""
+        cached = self.free_blocks.pop(unit, None)
+        if cached is not None and self._columns is not None:
+            self._columns.remove(cached)
 
     def add(self, engine: Engine, sequence: Request, request: ServedRequest, group: int, index: int) -> None:
         """Add the block of entry `index` of a table."""
@@ -86,13 +106,15 @@ class CachedBlocks:
         cached.num_hits += 1
         cached.request = request
         cached.rank = None
-        self.free_blocks.pop(unit, None)
+        self._take(unit)
 
     def free(self, unit: int, now_s: float) -> None:
         """Note that no table holds block `unit` from `now_s` on; ignore a block that keeps no prefix."""
         if (cached := self._by_unit.get(unit)) is not None:
             self.free_blocks[unit] = cached
             cached.last_used_s = now_s
+            if self._columns is not None:
+                self._columns.append(cached)
             if self._rank is not None:
                 self._push(cached, self._rank(cached))
 
@@ -107,7 +129,7 @@ class CachedBlocks:
     def remove(self, unit: int) -> None:
         """Remove a block that is evicted."""
         cached = self._by_unit.pop(unit)
-        del self.free_blocks[unit]
+        self._take(unit)
         cached.rank = None
         alike = self._alike[cached.key]
         del alike[unit]
@@ -142,7 +164,11 @@ class CachedBlocks:
         assert self._below is not None
         while cached.parent_key in self._alike:
             self._below[cached.parent_key] += tokens
-            cached = next(iter(self._alike[cached.parent_key].values()))
+            above = self._alike[cached.parent_key]
+            if self._columns is not None:
+                for each in above.values():
+                    self._columns.add_below(each, tokens)
+            cached = next(iter(above.values()))
 
     def _rank_again(self, evicted: Cached) -> None:
         """Rank the blocks again that an evicted one continued, up to one whose rank stays."""
@@ -162,11 +188,97 @@ class CachedBlocks:
         heappush(self._ranked, (*cached.rank, cached))
 
 
-class Candidates(Sequence[Cached]):
+_WHOLE = ("unit", "key", "end_tokens", "num_hits", "tokens_below")
+_TIMES = ("cached_s", "last_used_s")
+_FEWEST_ROWS = 64
+
+
+class FreeColumns:
+    """The free blocks as columns of arrays, in the order in which they were freed.
+
+    A block that is taken leaves an empty row; the rows are moved together when half of them are empty, so that a change
+    costs the same in any pool.
+    """
+
+    def __init__(self, blocks: Iterable[Cached]) -> None:
+        self._blocks: list[Cached | None] = list(blocks)
+        self._counts_below = False
+        self._rows: npt.NDArray[np.intp] | None = None
+        self._find_rows(max(2 * len(self._blocks), _FEWEST_ROWS))
+
+    def append(self, cached: Cached) -> None:
+        """Add a block behind the others."""
+        if len(self._blocks) == len(self._is_there):
+            self._blocks = [block for block in self._blocks if block is not None]
+            self._find_rows(max(2 * len(self._blocks), _FEWEST_ROWS))
+        self._blocks.append(cached)
+        self._write(len(self._blocks) - 1, cached)
+        self._rows = None
+
+    def remove(self, cached: Cached) -> None:
+        """Empty the row of a block."""
+        self._blocks[cached.place] = None
+        self._is_there[cached.place] = False
+        self._rows = None
+
+    def add_below(self, cached: Cached, tokens: int) -> None:
+        """Add tokens to what continues the prefix of a block, if that is counted and the block is free."""
+        if self._counts_below and cached.place < len(self._blocks) and self._blocks[cached.place] is cached:
+            self._whole[_WHOLE.index("tokens_below"), cached.place] += tokens
+
+    def rows(self) -> npt.NDArray[np.intp]:
+        """Return the rows that are not empty."""
+        if self._rows is None:
+            self._rows = np.flatnonzero(self._is_there[: len(self._blocks)])
+        return self._rows
+
+    def block(self, index: int) -> Cached:
+        """Return the block at `index` of the rows that are not empty."""
+        found = self._blocks[int(self.rows()[index])]
+        assert found is not None
+        return found
+
+    def column(self, name: str) -> npt.NDArray[Any]:
+        """Return one attribute of all blocks."""
+        if name in _TIMES:
+            times: npt.NDArray[Any] = self._times[_TIMES.index(name), self.rows()]
+            return times
+        if name not in _WHOLE:
+            raise UsageError(f"candidates have no column {name!r}; there are {', '.join(_WHOLE + _TIMES)}.")
+        if name == "tokens_below" and not self._counts_below:
+            self._counts_below = True
+            for place in self.rows().tolist():
+                self._write(place, self._blocks[place])
+        found: npt.NDArray[Any] = self._whole[_WHOLE.index(name), self.rows()]
+        return found
+
+    def _find_rows(self, num_rows: int) -> None:
+        """Lay out the blocks afresh, in arrays of `num_rows`."""
+        self._whole = np.zeros((len(_WHOLE), num_rows), np.int64)
+        self._times = np.zeros((len(_TIMES), num_rows))
+        self._is_there = np.zeros(num_rows, np.bool_)
+        for place, cached in enumerate(self._blocks):
+            self._write(place, cached)
+        self._rows = None
+
+    def _write(self, place: int, cached: Cached | None) -> None:
+        assert cached is not None
+        cached.place = place
+        below = cached.tokens_below if self._counts_below else 0
+        self._whole[:, place] = cached.unit, cached.key, cached.end_tokens, cached.num_hits, below
+        self._times[:, place] = cached.cached_s, cached.last_used_s
+        self._is_there[place] = True
+
+
+class FreeBlocks(Candidates):
     """The free blocks that keep a prefix, the least recently freed first."""
 
     def __init__(self, cached: CachedBlocks) -> None:
-        self._free = cached.free_blocks
+        self._cached, self._free = cached, cached.free_blocks
+
+    def column(self, name: str) -> npt.NDArray[Any]:
+        """Return an attribute of all blocks in their order."""
+        return self._cached.columns().column(name)
 
     def __len__(self) -> int:
         return len(self._free)
@@ -179,9 +291,11 @@ class Candidates(Sequence[Cached]):
     @overload
     def __getitem__(self, index: slice) -> list[Cached]: ...
     def __getitem__(self, index: int | slice) -> Cached | list[Cached]:
+        if isinstance(index, slice):
+            return list(iter(self))[index]
         if index == 0 and len(self):
             return next(iter(self))
-        return list(self)[index]
+        return self._cached.columns().block(index)
 
     def __contains__(self, block: object) -> bool:
         return isinstance(block, Cached) and self._free.get(block.unit) is block

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, NoReturn, TypeVar
 
 from kvsim.engine import block_pool, prefix_hits, scheduler, step_costs, waiting_queue
-from kvsim.engine.cached_blocks import CachedBlocks, Candidates
+from kvsim.engine.cached_blocks import CachedBlocks, FreeBlocks
 from kvsim.engine.custom_memory import CustomUnits
 from kvsim.engine.optimal_eviction import OptimalEviction
 from kvsim.engine.records import Sequence
@@ -237,7 +237,7 @@ class CustomRules:
             block = self._cached.first_ranked()
             self._cached.remove(block.unit)
             return block.unit
-        self._engine, candidates = engine, Candidates(self._cached)
+        self._engine, candidates = engine, FreeBlocks(self._cached)
         chosen = self.policy.evict(self, candidates)
         if chosen not in candidates:
             self.refuse(f"named {chosen!r} to evict, which is no free block that keeps a prefix")

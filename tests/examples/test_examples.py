@@ -77,6 +77,12 @@ def test_two_block_sizes_share_a_pool_and_fragment_it() -> None:
     assert ((memory.address[begins] - 1) % example.SMALL_PER_LARGE == 0).all()
 
 
+def test_a_compiled_rule_finds_more_than_vllms_and_less_than_the_bound() -> None:
+    found = loaded("hyperbolic").main(120)
+    hits = {name: run.requests.cached_tokens.sum() for name, run in found.items()}
+    assert hits["paged"] < hits["hyperbolic"] <= hits["optimal"]
+
+
 def test_prompts_outlive_documents_that_come_once() -> None:
     found = loaded("scan_resistant").main(90)
     hits = {name: run.requests.cached_tokens.sum() for name, run in found.items()}

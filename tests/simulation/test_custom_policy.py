@@ -17,7 +17,7 @@ import kvsim
 from kvsim.cli import cli
 from kvsim.errors import PolicyError, RecordingError, UsageError
 from kvsim.experiments.sweeps import Point, source_of
-from kvsim.policies.custom import CachedBlock, ServedRequest, StepInMaking
+from kvsim.policies.custom import CachedBlock, Candidates, ServedRequest, StepInMaking
 from kvsim.policies.settings import ContinuousSettings, PagedSettings
 
 MakeMachine = Callable[[int], kvsim.Machine]
@@ -140,6 +140,35 @@ def test_vllms_eviction_said_by_a_policy_is_vllms(
     custom = kvsim.simulate(requests, LeastRecentlyFreed(settings), machine, check=True)
     assert LeastRecentlyFreed.num_evicted > 50
     assert same(custom, kvsim.simulate(requests, kvsim.Paged(scheduler=settings), machine, engine="interpreted"))
+
+
+COLUMNS = ("unit", "key", "end_tokens", "num_hits", "tokens_below", "cached_s", "last_used_s")
+
+
+@pytest.mark.parametrize("first", COLUMNS)
+def test_columns_say_what_the_blocks_say(requests: kvsim.Workload, machine: kvsim.Machine, first: str) -> None:
+    """At every eviction, whichever column is asked for first and whichever block goes."""
+    rng = random.Random(1)
+
+    class ByColumns(Plain):
+        def evict(self, step: StepInMaking, candidates: Candidates) -> CachedBlock:
+            if rng.random() < 0.5:  # blocks come and go between two looks
+                for name in (first, *COLUMNS):
+                    assert candidates.column(name).tolist() == [getattr(block, name) for block in candidates]
+            index = rng.randrange(len(candidates))
+            assert candidates[index] is list(candidates)[index]
+            return candidates[index]
+
+    assert kvsim.simulate(requests, ByColumns(), machine, check=True).summary().num_finished == len(requests)
+
+
+def test_a_column_that_is_not_there_is_a_sentence(requests: kvsim.Workload, machine: kvsim.Machine) -> None:
+    class Asks(Plain):
+        def evict(self, step: StepInMaking, candidates: Candidates) -> CachedBlock:
+            return candidates[int(candidates.column("age_s").argmax())]
+
+    with pytest.raises(UsageError, match="candidates have no column 'age_s'; there are unit, key, end_tokens"):
+        kvsim.simulate(requests, Asks(), machine)
 
 
 class LeavesFirst(Plain):
