@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from runpy import run_path
-from typing import Any, Protocol, TypeAlias, runtime_checkable
-
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 from kvsim.errors import UsageError
 from kvsim.policies.settings import ContinuousSettings, PagedSettings
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 
 class ServedRequest(Protocol):
