@@ -14,8 +14,9 @@ from kvsim.cli.scenario_flags import machine_options
 from kvsim.cli.server_lines import ServedCommand
 from kvsim.cli.show import echo, json_option, print_json, print_table, size
 from kvsim.cli.size_images import image_of, image_rows
+from kvsim.cli.size_verdict import draft_bytes_per_block, verdict
 from kvsim.errors import BudgetError, UsageError
-from kvsim.kv_groups.reasons import caching_words, why_so_large
+from kvsim.kv_groups.reasons import caching_words
 from kvsim.kv_groups.specs import check_block_size, check_length
 from kvsim.policies import EVERY_POLICY, Radix
 from kvsim.policies.releases import DEFAULT, rules_of
@@ -140,7 +141,8 @@ def command(
         *image_rows(costs),
         *_caching_rows(budget, policy),
     ]
-    echo(_verdict(flags, budget, policy, tokens, num_sequences))
+    others = _otherwise(budget, policy)
+    echo(verdict(flags, budget, policy, tokens, num_sequences, image=costs, otherwise=others))
     print_table(title_of(gpu, model), ["", "", "", "why"], rows, figures=(1,), note=_note(flags, budget))
 
 
@@ -181,7 +183,7 @@ def _draft_rows(budget: Budget, on_one: str) -> list[tuple[str, str, str, str]]:
     layers = budget.plan.settings.draft_layers
     if not layers:
         return []
-    mine = sum(budget.model.layer_bytes_per_token(layer) for layer in layers) * budget.block_size
+    mine = draft_bytes_per_block(budget)
     share = f"{100 * mine / budget.bytes_per_block:.1f} % of each block: {len(layers)} draft layers"
     return [("draft layers", size(mine), on_one, share.removesuffix("s" if len(layers) == 1 else ""))]
 
@@ -240,23 +242,6 @@ def _otherwise_rows(budget: Budget, policy: str, tokens: int) -> list[tuple[str,
          f"{words}: {plan.layout.held_blocks(tokens):,} of {plan.num_blocks:,} blocks each")
         for plan, words in _otherwise(budget, policy).values()
     ]  # fmt: skip
-
-
-def _verdict(flags: Mapping[str, Any], budget: Budget, policy: str, tokens: int, num_sequences: int) -> str:
-    """Return the answer in a sentence, and the reason for a large block in another."""
-    plan = budget.plan
-    if plan.concurrency < 1:
-        longest = plan.longest_sequence()
-        said = (
-            f"vLLM refuses to start: one sequence of {plan.settings.max_model_len:,} tokens does not fit; "
-            f"--max-model-len {longest} does."
-        )
-    else:
-        what = "sequences" if policy != "static" else "rows"
-        said = f"{num_sequences:,} {what} of {tokens:,} tokens fit at once, in {budget.num_blocks:,} blocks."
-        if flags["max_model_len"] == FIND:
-            said = f"The longest sequence that fits has {plan.settings.max_model_len:,} tokens; {said}"
-    return f"{said} {why_so_large(plan)}".rstrip()
 
 
 def _note(flags: Mapping[str, Any], budget: Budget) -> str:

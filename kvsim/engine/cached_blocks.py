@@ -68,7 +68,7 @@ class CachedBlocks:
         """A heap of free blocks; those whose rank has changed since are out of date."""
         self._numbers = count()
         self._columns: FreeColumns | None = None
-        """None until a rule asks."""
+        """The free blocks as columns; None until a rule asks."""
 
     def columns(self) -> FreeColumns:
         """Return the free blocks as columns."""
@@ -196,8 +196,8 @@ _FEWEST_ROWS = 64
 class FreeColumns:
     """The free blocks as columns of arrays, in the order in which they were freed.
 
-    A block that is taken leaves an empty row; the rows are moved together when half of them are empty, so that a change
-    costs the same in any pool.
+    A block that is taken leaves an empty row. Rows are moved together when the arrays are full, so that a change costs
+    the same in any pool.
     """
 
     def __init__(self, blocks: Iterable[Cached]) -> None:

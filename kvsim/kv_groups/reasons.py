@@ -34,4 +34,7 @@ def caching_words(model: Model, plan: CachePlan) -> tuple[bool, str]:
         return True, f"hits are whole blocks from the first token on: no prefix under {tokens:,} tokens is found"
     if plan.settings.enable_prefix_caching is False and not model.recurrent_layers:
         return False, "no prefix is found, however long; --enable-prefix-caching turns it on"
-    return False, "no prefix is found: off by default with recurrent layers; --enable-prefix-caching turns it on"
+    return (
+        False,
+        "no prefix is found: caching is off by default with recurrent layers; --enable-prefix-caching turns it on",
+    )

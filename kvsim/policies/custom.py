@@ -293,7 +293,7 @@ class CustomPolicy(Protocol):
 
         `candidates` are all free blocks that keep one, the least recently freed first, which is vLLM's choice. They are
         read lazily: `candidates[0]` costs nothing, `candidates.column("num_hits")` is an array, and a loop over blocks
-        grows with the pool; `eviction_rank` needs none of them. Not called with a custom allocator.
+        grows with the pool; `eviction_rank` avoids both. Not called with a custom allocator.
         """
         return candidates[0]
 

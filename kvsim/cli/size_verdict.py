@@ -1,0 +1,71 @@
+"""The first sentences of `kvsim size`: what the account below them comes to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from kvsim.cli.machine_flags import FIND
+from kvsim.cli.show import size
+from kvsim.kv_groups.reasons import caching_words, why_so_large
+
+if TYPE_CHECKING:
+    from kvsim.kv_groups.plan import CachePlan
+    from kvsim.sizing.budget import Budget
+
+
+def verdict(
+    flags: Mapping[str, Any],
+    budget: Budget,
+    policy: str,
+    tokens: int,
+    num_sequences: int,
+    *,
+    image: Mapping[str, Any] | None,
+    otherwise: Mapping[str, tuple[CachePlan, str]],
+) -> str:
+    """Return the answer in a sentence, behind the cost of what the flags ask about, and before what may surprise.
+
+    `image` is what one image costs, and `otherwise` the same memory if layers kept other tokens, with the words for it.
+    """
+    plan = budget.plan
+    if plan.concurrency < 1:
+        longest = plan.longest_sequence()
+        said = (
+            f"vLLM refuses to start: one sequence of {plan.settings.max_model_len:,} tokens does not fit; "
+            f"--max-model-len {longest} does."
+        )
+    else:
+        what = "sequences" if policy != "static" else "rows"
+        others = [f"{other.max_sequences(tokens):,} {words}" for other, words in otherwise.values()]
+        fit = f"{num_sequences:,} {what} of {tokens:,} tokens fit at once, in {budget.num_blocks:,} blocks"
+        said = "; ".join([fit, *others]) + "."
+        if flags["max_model_len"] == FIND:
+            said = f"The longest sequence that fits has {plan.settings.max_model_len:,} tokens; {said}"
+    is_on, why = caching_words(budget.model, plan)
+    uncached = "" if is_on or policy != "paged" or not budget.model.recurrent_layers else f"{why[0].upper()}{why[1:]}."
+    return " ".join(part for part in (*_costs(budget, image), said, uncached, why_so_large(plan)) if part)
+
+
+def _costs(budget: Budget, image: Mapping[str, Any] | None) -> list[str]:
+    """Return a sentence for each addition that the flags ask about: an image, adapters, layers that draft."""
+    sentences = []
+    if image is not None:
+        tokens, blocks, held = image["prompt_tokens"], image["blocks"], size(image["kv_bytes"])
+        sentences.append(f"One image takes {tokens:,} tokens, {blocks:,} blocks ({held}), as long as its request runs.")
+    taken = {term.label: -term.size_bytes for term in budget.terms}
+    if "adapters" in taken:
+        tokens = taken["adapters"] // budget.bytes_per_block * budget.block_size
+        held = size(taken["adapters"])
+        sentences.append(f"The slots of adapters take {held} on each GPU, used or not: the room of {tokens:,} tokens.")
+    if draft_bytes := draft_bytes_per_block(budget):
+        share = 100 * draft_bytes / budget.bytes_per_block
+        weights = f", and their weights {size(taken['draft weights'])}" if "draft weights" in taken else ""
+        sentences.append(f"Draft layers take {share:.1f} % of each block{weights}.")
+    return sentences
+
+
+def draft_bytes_per_block(budget: Budget) -> int:
+    """Return the bytes of a block that belong to the layers that draft."""
+    layers = budget.plan.settings.draft_layers
+    return sum(budget.model.layer_bytes_per_token(layer) for layer in layers) * budget.block_size
