@@ -37,8 +37,9 @@ def moved(source: Engine, target: Engine) -> Engine:
 
 
 def _parts_of(engine: Engine) -> tuple[Any, ...]:
-    """Return the records of what not every engine has."""
-    return (*engine.host, *engine.connector, *engine.radix, *engine.encoder._replace(rows=[]))
+    """Return the records of what not every engine has, without the rows that were taken away."""
+    encoder = (part for name, part in engine.encoder._asdict().items() if name != "rows")
+    return (*engine.host, *engine.connector, *engine.radix, *encoder)
 
 
 def _copy(old: Any, new: Any, end: int) -> None:
