@@ -22,7 +22,7 @@ from kvsim.conformance.generated import realistic, small, staged
 from kvsim.conformance.generated_groups import grouped, staged_groups
 
 from ..conformance.offloaded_workloads import offloaded
-from .install import MAIN, RELEASES, missing
+from .install import MAIN, NEWEST, RELEASES, missing
 from .process import ROOT, EngineProcess
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ FEATURED = tuple(
         *("lora/g_lora_03", "lora/m_keys", "lora/m_preempted_adapter", "lora/m_salt"),
     )
 )
-"""Workloads with drafts, of a head or n-grams, and with adapters."""
+"""Workloads with drafts, of a head or n-grams, and with adapters: of releases whose drafts kvsim follows."""
 RETAINING = "retaining"
 """A recording with windows of which only the last prefix is kept, as vLLM 0.30 and later do by default."""
 WATCHED = ("001", "009")
@@ -197,7 +197,7 @@ def _serve_all(live: Live) -> None:
             engine.serve(document | {"watched_in": str(live.watched(name)), "watched_until": _WATCHED_UNTIL})
         broken = json.loads(GROUPED[0].read_text()) | {"broken_at": _BROKEN_AT}
         engine.serve(broken, KVSIM_RECORD=recorded(BROKEN))
-        for workload in FEATURED:
+        for workload in FEATURED if live.release in (MAIN, NEWEST) else ():
             engine.serve(json.loads(workload.read_text()), KVSIM_RECORD=recorded(workload.stem))
         staged = {"spec": {"method": "ngram", "k": 2}, "async_scheduling": False, "pipeline_parallel_size": 2}
         engine.serve(json.loads(PLAIN[0].read_text()) | staged, KVSIM_RECORD=recorded(STAGED_DRAFTS))
