@@ -19,13 +19,12 @@ from kvsim.capture.kv_cache_specs import layout_of
 from kvsim.capture.offload_copies import OffloadWatch, has_offload
 from kvsim.capture.release_settings import check_features, num_waiting, retention_interval, warn_if_untried
 from kvsim.capture.sinks import LogSink
-from kvsim.kv_groups import CacheKind
+from kvsim.engine.group_initialization import keeps_some
+from kvsim.policies.releases import rules_of
 from kvsim.recording import eventlog
 
 log = logging.getLogger("kvsim")
 
-_RETAINED = (CacheKind.SLIDING_WINDOW, CacheKind.MAMBA)
-"""Groups of which a retention interval keeps some prefixes."""
 _KEEP_ALL = ("FullAttentionManager",)
 """Managers of groups that keep every block until the request ends; MLA uses the same one."""
 
@@ -73,11 +72,8 @@ class SchedulerRecorder:
         check_features(self._scheduler, self._layout, offloads=self._offload is not None)
         if self._drafts is not None:
             check_drafts(self._scheduler, self._release)
-        keeps_all = retention_interval(self._scheduler) is None
-        self._keeps_some = [
-            self._layout.keeps_some(group) or (group.kind in _RETAINED and not keeps_all)
-            for group in self._layout.groups
-        ]
+        rules, retention_tokens = rules_of(self._release), retention_interval(self._scheduler)
+        self._keeps_some = [keeps_some(self._layout, group, rules, retention_tokens) for group in self._layout.groups]
 
     def start(self, sink: LogSink, meta: dict[str, Any]) -> None:
         """Begin a recording. Requests that the engine already has are not part of it.

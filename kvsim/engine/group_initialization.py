@@ -113,6 +113,13 @@ def _keeps_all(layout: KVCacheLayout, group: KVCacheGroup, rules: ReleaseRules, 
     return rules.left_out is LeftOut.SMALLER and layout.scheduler_block_size <= group.block_size
 
 
+def keeps_some(layout: KVCacheLayout, group: KVCacheGroup, rules: ReleaseRules, retention_tokens: int | None) -> bool:
+    """Tell whether some full blocks of a group are never put into the prefix cache."""
+    if _keeps_all(layout, group, rules, retention_tokens):
+        return False
+    return retention_tokens is not None or layout.keeps_some(group)
+
+
 def _expires(group: KVCacheGroup) -> bool:
     """Tell whether a group holds tokens, or states, longer than any step reads them."""
     return group.kind is CacheKind.MAMBA or group.window is not None
@@ -160,7 +167,7 @@ def records_of_groups(
             tokens[other] + states[other] for other in range(len(specs)) if specs[other] == specs[index]
         )
         record.keeps_all = _keeps_all(layout, group, rules, retention_tokens)
-        record.keeps_some = not record.keeps_all and (retention_tokens is not None or layout.keeps_some(group))
+        record.keeps_some = keeps_some(layout, group, rules, retention_tokens)
         record.reuses_left_first = rules.reused_first is not ReusedFirst.NONE
         record.reuses_first = record.reuses_left_first and (
             rules.reused_first is not ReusedFirst.WINDOWS or group.kind is CacheKind.SLIDING_WINDOW
