@@ -11,7 +11,7 @@ from kvsim.api.finished_run import Run, draw, play
 from kvsim.api.rows import Rows
 from kvsim.display.text import html_text
 from kvsim.metrics import summarize
-from kvsim.metrics.fleet_totals import FleetTotals, fleet_totals
+from kvsim.metrics.fleet_totals import FleetTotals
 from kvsim.recording import Recording, write
 
 if TYPE_CHECKING:
@@ -34,16 +34,7 @@ class FleetRun(Sequence[Run]):
 
     def summary(self) -> FleetTotals:
         """Return throughput, latencies, hits and imbalance of all servers together; names have the units."""
-        return fleet_totals(
-            self._runs[0].meta,
-            [run.summary() for run in self._runs],
-            [run.requests for run in self._runs],
-            mean_duplicate_blocks=self._fleet.mean_duplicate_blocks,
-            most_duplicate_blocks=self._fleet.most_duplicate_blocks,
-            num_prefill=self._fleet.num_prefill,
-            clients=self._fleet.clients,
-            fetched_blocks=self._fleet.fetched_blocks,
-        )
+        return self._fleet.totals()
 
     def servers(self) -> Rows:
         """Return a row per server with the columns of `Run.summary`; shares of the pool are in percent."""

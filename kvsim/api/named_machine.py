@@ -81,7 +81,7 @@ def machine(
         else:
             if model is None:
                 text, _, model = text.partition("/")
-            gpu, tensor_parallel_size = _gpus(text, tensor_parallel_size)
+            gpu, tensor_parallel_size = _gpus(text, stated)
     if not model:
         raise UsageError(f'a machine is a GPU and a model, such as "{DEFAULT_MACHINE}"; name the model as well.')
     served = _served(model, stated, tensor_parallel_size)
@@ -110,6 +110,8 @@ def _served(model: str | Model | os.PathLike[str], stated: MachineSettings, tens
         "kv_cache_dtype": stated.kv_cache_dtype,
         "tensor_parallel_size": tensor_parallel_size,
         "pipeline_parallel_size": stated.pipeline_parallel_size,
+        "data_parallel_size": stated.data_parallel_size,
+        "enable_expert_parallel": stated.enable_expert_parallel or None,
     }
     if stated.quantization is not None:
         how["quantization"] = find_quantization(stated.quantization)
@@ -166,12 +168,16 @@ def machine_for(
     return machine(given or source or DEFAULT_MACHINE, engine=engine, vllm=vllm)
 
 
-def _gpus(text: str, stated: int | None) -> tuple[Gpu, int | None]:
-    """Return the GPU of a name, and the number of GPUs that share the model."""
-    gpu, number = find_gpus(text)
-    if number is not None and stated not in (None, number):
-        raise UsageError(f"{text} are {number} GPUs, and tensor_parallel_size is {stated}; give only one.")
-    return gpu, number or stated
+def _gpus(text: str, settings: MachineSettings) -> tuple[Gpu, int | None]:
+    """Return the GPU of a name, and the number of GPUs that share the model in each rank."""
+    (gpu, number), stated, num_ranks = find_gpus(text), settings.tensor_parallel_size, settings.data_parallel_size or 1
+    if number is None:
+        return gpu, stated
+    if stated not in (None, number // num_ranks) or number % num_ranks:
+        ranks = f" in each of {num_ranks} ranks" if num_ranks > 1 else ""
+        told = f", and tensor_parallel_size is {stated}{ranks}" if stated else f", which {num_ranks} ranks cannot share"
+        raise UsageError(f"{text} are {number} GPUs{told}; give only one.")
+    return gpu, number // num_ranks
 
 
 def _of_recording(

@@ -28,7 +28,7 @@ from kvsim.policies.custom import CustomPolicy
 from kvsim.policies.routers import RouteName, Router
 from kvsim.profiles import Profile
 from kvsim.setting_fields import settings_in
-from kvsim.simulation import Disaggregation, Machine, Options
+from kvsim.simulation import Disaggregation, Machine, Options, Replicas
 from kvsim.sizing.machine_settings import MachineSettings
 
 if TYPE_CHECKING:
@@ -106,7 +106,8 @@ def simulate(
             defaults of the engine that it models.
         machine: a `Machine`, a recording of one, or "GPU/MODEL" such as "H200/Llama-3-8B"; left out, it is the machine
             of the recording that the requests are from, or "H200/Meta-Llama-3-8B".
-        replicas: equal servers behind one router: the result is a `FleetRun`, with a run for each. None for one server.
+        replicas: equal servers behind one router: the result is a `FleetRun`, with a run for each. None for one server,
+            or for the data-parallel ranks of `machine`, whose result is a `FleetRun`, too.
         prefill: servers that compute prompts, apart from `decode` servers: the result is a `FleetRun`, these first.
         decode: servers that fetch the KV of prompts, and answer.
         kv_link: speed of the link of a decode server, its latency and the transfers at a time.
@@ -130,19 +131,24 @@ def simulate(
     if prefill is not None or decode is not None:
         if replicas is not None or route_lag_s:
             raise UsageError("prefill and decode servers take the place of replicas, and know no route_lag_s.")
-        apart = Disaggregation(num_prefill=prefill or 0, num_decode=decode or 0, link=kv_link or KvLink())
-        return FleetRun(*simulation.simulate_apart(requests, chosen, on, apart, route or "shortest", **options))
+        servers: simulation.Servers = Disaggregation(
+            num_prefill=prefill or 0, num_decode=decode or 0, route=route or "shortest", link=kv_link or KvLink()
+        )
+        return FleetRun(*simulation.simulate_fleet(requests, chosen, on, servers, **options))
     if kv_link is not None:
         raise UsageError("kv_link is between prefill and decode servers; give prefill and decode as well.")
+    if replicas is None and on.model.data_parallel_size > 1:
+        servers = Replicas.ranks_of(on, chosen)
+        servers = replace(servers, route=route or servers.route, route_lag_s=route_lag_s)
+        return FleetRun(*simulation.simulate_fleet(requests, chosen, on, servers, **options))
     if replicas is None:
         if route is not None or route_lag_s:
             raise UsageError("route and route_lag_s are of several servers; give replicas as well.")
         return _simulate(requests, chosen, on, options)
     if replicas < 1:
         raise UsageError(f"replicas should be at least 1, not {replicas}.")
-    return FleetRun(
-        *simulation.simulate_replicas(requests, chosen, on, replicas, route or "shortest", route_lag_s, **options)
-    )
+    servers = Replicas(number=replicas, route=route or "shortest", route_lag_s=route_lag_s)
+    return FleetRun(*simulation.simulate_fleet(requests, chosen, on, servers, **options))
 
 
 def compare(

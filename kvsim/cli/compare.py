@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvsim.cli.apart import apart_of, apart_options, compare_apart
+from kvsim.cli.fleet_comparison import compare_fleets
+from kvsim.cli.fleet_flags import apart_options, fleet_of
 from kvsim.cli.ladder import climb_ladder
 from kvsim.cli.options import PolicyParam
 from kvsim.cli.scenario import build_scenario
@@ -90,10 +91,12 @@ def command(
     Shows for each where the memory went, how many sequences ran at once, and who waited. The shares add up to 100%.
     With two releases, --vllm OLD NEW: the paged policy with the rules of both, the first decision that differs, and
     the rules that make the difference.
-    With --prefill and --decode: as many servers of both kinds beside equal ones.
+    With --prefill and --decode: as many servers of both kinds beside equal ones. With --data-parallel-size: ranks
+    beside one server over as many GPUs, and servers that have all weights.
     """
-    apart = apart_of(flags)
-    _check_one(names, newer, output, ladder=ladder, uniform_cache=uniform_cache, is_apart=apart is not None)
+    told = fleet_of(flags)
+    is_fleet = told.apart is not None or (flags["data_parallel_size"] or 1) > 1
+    _check_one(names, newer, output, ladder=ladder, uniform_cache=uniform_cache, is_fleet=is_fleet)
     if newer is not None:
         _compare_releases(newer, output, flags, is_other=ladder or uniform_cache, as_json=as_json)
         return
@@ -105,10 +108,10 @@ def command(
 
     if output is not None:
         may_replace(output, "compare", overwrite=overwrite, is_folder=True)
-    scenario = build_scenario(**flags)
-    if apart is not None:
-        compare_apart(scenario, apart, scenario.policy(Paged.name), as_json=as_json)
+    if is_fleet:
+        compare_fleets(told, flags, as_json=as_json)
         return
+    scenario = build_scenario(**flags)
     policies, notes = _policies(scenario, names, uniform_cache=uniform_cache)
     recordings = {}
     for name, policy in policies.items():
@@ -181,13 +184,13 @@ def _check_one(
     *,
     ladder: bool,
     uniform_cache: bool,
-    is_apart: bool,
+    is_fleet: bool,
 ) -> None:
     """Check that the flags ask for one comparison."""
-    if is_apart and (ladder or uniform_cache or names or newer is not None or output is not None):
+    if is_fleet and (ladder or uniform_cache or names or newer is not None or output is not None):
         raise UsageError(
-            "--prefill and --decode compare servers under the paged policy and write no recordings; leave out "
-            "--ladder, --uniform-cache, --policy, a second release and -o."
+            "--prefill, --decode and --data-parallel-size compare servers under the paged policy and write no "
+            "recordings; leave out --ladder, --uniform-cache, --policy, a second release and -o."
         )
     if ladder and uniform_cache:
         raise UsageError("--ladder and --uniform-cache compare different things; give only one.")

@@ -103,6 +103,8 @@ def command(
     goal = Goal(ttft_p99_s=ttft_p99, tpot_p99_s=tpot_p99)
     workload, source = requests_of(flags)
     server = server_of(flags, replicas, None if source is None else source.meta)
+    if replicas > 1 and server.model.data_parallel_size > 1:
+        raise UsageError("--data-parallel-size is one server of several ranks; leave out --replicas.")
     if replicas > len(workload):
         raise UsageError(
             f"--replicas asks for {replicas:,} servers, and there are {len(workload):,} requests to serve; give more "

@@ -57,7 +57,7 @@ def _sentence(totals: FleetTotals) -> str:
     found = (
         f"; {100 * totals.prefix_hit_rate:.1f} % of prompt tokens were cached" if totals.prefix_queried_tokens else ""
     )
-    kinds = f"{totals.num_servers} servers"
+    kinds = f"{totals.num_servers} {'data-parallel ranks' if totals.idle_steps else 'servers'}"
     if totals.num_prefill:
         kinds = f"{totals.num_prefill} prefill and {totals.num_servers - totals.num_prefill} decode servers"
     return (
@@ -84,6 +84,11 @@ def _figures(totals: FleetTotals) -> list[tuple[str, str]]:
     mean, peak = 100 * totals.mean_occupancy, 100 * totals.peak_occupancy
     rows.append(("pools", f"{mean:.0f} % held on average, {peak:.0f} % at most on one server"))
     rows.append(("imbalance", f"the busiest server computed {totals.imbalance:.2f} times the mean"))
+    if totals.idle_steps:
+        most, all_steps = max(totals.idle_steps), sum(totals.idle_steps)
+        rows.append(
+            ("without a batch", f"{all_steps:,} steps of ranks that waited for others, {most:,} at most of one")
+        )
     if totals.num_prefill:
         rows.append(("fetched", f"{size(totals.fetched_bytes)} of KV, from prefill to decode servers"))
     if totals.prefix_queried_tokens:

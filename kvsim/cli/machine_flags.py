@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from kvsim.cli.show import echo
@@ -48,21 +49,34 @@ def machine_of(flags: Mapping[str, Any], meta: Meta | None = None) -> tuple[Gpu,
     model = served_model(meta) if named is None and meta is not None else find_model(named or "", longest)
     if note := taken_for(named, model) if named else "":
         echo(f"note: {note}", err=True)
-    stated = {name: flags[name] for name in ("kv_cache_dtype", "tensor_parallel_size", "pipeline_parallel_size")}
+    stated = {name: flags[name] for name in ("kv_cache_dtype", *_SIZES)}
+    stated["enable_expert_parallel"] = flags["enable_expert_parallel"] or None
     if number is not None:
-        sizes = [stated[name] or 1 for name in ("tensor_parallel_size", "pipeline_parallel_size")]
-        if stated["tensor_parallel_size"] is not None and sizes[0] * sizes[1] != number:
-            raise UsageError(
-                f"--gpu {flags['gpu']} are {number} GPUs, and --tensor-parallel-size {sizes[0]}"
-                + (f" times --pipeline-parallel-size {sizes[1]}" if sizes[1] > 1 else "")
-                + f" are {sizes[0] * sizes[1]}; leave one out."
-            )
-        if number % sizes[1]:
-            raise UsageError(f"--gpu {flags['gpu']} cannot be divided into --pipeline-parallel-size {sizes[1]}.")
-        stated["tensor_parallel_size"] = number // sizes[1]
+        stated["tensor_parallel_size"] = _share_of(number, flags)
     if flags["quantization"] is not None:
         stated["quantization"] = find_quantization(flags["quantization"])
     return gpu, model.served(**stated)
+
+
+_SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+
+
+def _share_of(number: int, flags: Mapping[str, Any]) -> int:
+    """Return the tensor-parallel size that `number` GPUs leave to a stage of a rank.
+
+    Raises:
+        UsageError: the sizes of the flags are those of another number.
+    """
+    told = {f"--{name.replace('_', '-')}": flags[name] for name in _SIZES if flags[name] is not None}
+    product = prod(told.values())
+    if flags["tensor_parallel_size"] is not None and product != number:
+        words = " times ".join(f"{flag} {size}" for flag, size in told.items())
+        raise UsageError(f"--gpu {flags['gpu']} are {number} GPUs, and {words} are {product}; leave one out.")
+    others = product // (flags["tensor_parallel_size"] or 1)
+    if number % others:
+        words = " times ".join(f"{flag} {size}" for flag, size in told.items() if "tensor" not in flag)
+        raise UsageError(f"--gpu {flags['gpu']} cannot be divided into {words}.")
+    return int(number // others)
 
 
 def engine_limits(flags: Mapping[str, Any], gpu: Gpu, max_model_len: int) -> tuple[int, int]:
@@ -185,6 +199,6 @@ def title_of(gpu: Gpu, model: Model) -> str:
     """Return the model as it is served, and the GPUs."""
     served = [f"{model.quantization.method} weights"] if model.quantization else []
     served += [f"{model.kv_cache_dtype} KV cache"] if model.kv_cache_dtype != "auto" else []
-    number = model.tensor_parallel_size * model.pipeline_parallel_size
+    number = model.num_gpus * model.data_parallel_size
     gpus = f"{number} x {gpu.name}" if number > 1 else gpu.name
     return f"{model.name} on {gpus}" + (f" ({', '.join(served)})" if served else "")

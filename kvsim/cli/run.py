@@ -11,34 +11,21 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvsim.cli.apart import apart_of, apart_options
+from kvsim.cli.fleet_flags import apart_options, fleet_of, replicas_options, routed_words, servers_of
 from kvsim.cli.load import check_senders, check_users, users_of, users_options
 from kvsim.cli.options import POLICY_HELP, PolicyParam, check_policy_flags, engine_option
 from kvsim.cli.scenario import build_scenario
 from kvsim.cli.scenario_flags import scenario_options
 from kvsim.cli.server_lines import ServedCommand
 from kvsim.cli.show import json_option, overwrite_option, progress
-from kvsim.policies.routers import ROUTE_NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from kvsim.cli.scenario import Scenario
     from kvsim.policies import AnyPolicy
-    from kvsim.simulation import Disaggregation, EngineName, Fleet, Machine, Measured, Options
+    from kvsim.simulation import EngineName, Fleet, Machine, Measured, Options, Servers
     from kvsim.workload import Workload
-
-
-class RouteParam(click.ParamType[str]):
-    """The name of a router, or a Python file with one."""
-
-    name = "route"
-
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return `value` if it is a route or a file that ends in .py."""
-        if value not in ROUTE_NAMES and not (value.endswith(".py") and Path(value).is_file()):
-            self.fail(f"{value!r} is none of {', '.join(ROUTE_NAMES)}, and no Python file.", param, ctx)
-        return value
 
 
 @click.command("run", cls=ServedCommand)
@@ -47,24 +34,7 @@ class RouteParam(click.ParamType[str]):
 @users_options
 @engine_option
 @apart_options
-@click.option(
-    "--replicas", type=click.IntRange(1, 1_000), default=1, show_default=True, help="Servers behind one router."
-)
-@click.option(
-    "--route",
-    type=RouteParam(),
-    default="shortest",
-    show_default=True,
-    help="Router in front of the replicas, or a Python file with a function route(request, servers).",
-)
-@click.option(
-    "--route-lag",
-    "route_lag_s",
-    type=click.FloatRange(0),
-    default=0.0,
-    show_default=True,
-    help="Age in seconds of what the router knows of the servers' prefix caches.",
-)
+@replicas_options
 @click.option(
     "--front-end",
     type=click.Choice(["none", "http"]),
@@ -84,9 +54,6 @@ def command(
     *,
     policy: str,
     engine: EngineName,
-    replicas: int,
-    route: str,
-    route_lag_s: float,
     front_end: str,
     no_band: bool,
     show_all: bool,
@@ -106,7 +73,7 @@ def command(
     from kvsim.simulation import measure, record
 
     check_policy_flags(context, [policy])
-    apart = apart_of(flags, others=replicas > 1 or route_lag_s > 0)
+    told = fleet_of(flags)
     _check_load(flags)
     if output is not None:
         may_replace(output, "run", overwrite=overwrite, is_folder=True)
@@ -116,7 +83,8 @@ def command(
     options = _options(flags, engine)
     with progress(policy) as options["progress"], ExitStack() as stack:
         folder = output and stack.enter_context(replacing_folder(output, "run", overwrite=overwrite))
-        fleet = _serve(setup, folder, apart, (replicas, route, route_lag_s), options)
+        servers = servers_of(told, *setup[1:])
+        fleet = _serve(setup, folder, servers, options) if servers else None
         runs = fleet.servers if fleet else [record(*setup, folder, **options) if folder else measure(*setup, **options)]
     answer = RunAnswer(runs, fleet)
     if fleet is None and not no_band:
@@ -124,7 +92,7 @@ def command(
     answer.notes += _notes(scenario, policy, runs, flags)
     if front_end == "http":
         answer.add_front_end(card_named(flags["times"]), workload)
-    routed = f"; routed by {route}{f', {route_lag_s:g} s late' if route_lag_s else ''}" if fleet else ""
+    routed = f"; {routed_words(servers)}" if servers else ""
     answer.show(_requests(workload, flags) + routed, show_all=show_all, as_json=as_json)
 
 
@@ -165,41 +133,17 @@ def _options(flags: Mapping[str, Any], engine: EngineName) -> Options:
 
 
 def _serve(
-    setup: tuple[Workload, AnyPolicy, Machine],
-    folder: Path | None,
-    apart: Disaggregation | None,
-    routing: tuple[int, str, float],
-    options: Options,
-) -> Fleet | None:
-    """Serve on several servers, if there are several."""
-    if apart is not None:
-        return _serve_apart(setup, folder, apart, routing[1], options)
-    return _serve_fleet(setup, folder, routing, options) if routing[0] > 1 else None
-
-
-def _serve_fleet(
-    setup: tuple[Workload, AnyPolicy, Machine], folder: Path | None, routing: tuple[int, str, float], options: Options
+    setup: tuple[Workload, AnyPolicy, Machine], folder: Path | None, servers: Servers, options: Options
 ) -> Fleet:
-    """Serve on several servers behind one router, and record each if there is a folder."""
+    """Serve on several servers, and record each if there is a folder."""
     from kvsim.experiments.workers import on_all_cores
-    from kvsim.simulation import measure_replicas, record_replicas
+    from kvsim.simulation import measure_fleet, record_fleet
     from kvsim.simulation.fleet import in_turn
 
     spread = on_all_cores if len(setup[0]) >= _WORTH_PROCESSES else in_turn
     if folder is None:
-        return measure_replicas(*setup, *routing, spread=spread, **options)
-    return record_replicas(*setup, folder, *routing, spread=spread, **options)
-
-
-def _serve_apart(
-    setup: tuple[Workload, AnyPolicy, Machine], folder: Path | None, apart: Disaggregation, route: str, options: Options
-) -> Fleet:
-    """Serve on prefill and decode servers, and record each if there is a folder."""
-    from kvsim.simulation import measure_apart, record_apart
-
-    if folder is None:
-        return measure_apart(*setup, apart, route, **options)
-    return record_apart(*setup, folder, apart, route, **options)
+        return measure_fleet(*setup, servers, spread=spread, **options)
+    return record_fleet(*setup, servers, folder, spread=spread, **options)
 
 
 def _requests(workload: Workload, flags: Mapping[str, Any]) -> str:

@@ -10,7 +10,6 @@ from kvsim.cli.fleet_answer import print_fleet
 from kvsim.cli.show import print_json, progress
 from kvsim.cli.summary_lines import print_summaries, summary_document
 from kvsim.experiments.bands import band_of, is_worth_a_band
-from kvsim.metrics.fleet_totals import FleetTotals, fleet_totals
 from kvsim.simulation.front_end import behind, http
 
 if TYPE_CHECKING:
@@ -58,7 +57,7 @@ class RunAnswer:
         if self._fleet is None:
             print_answer(self._runs, self._summaries, requests, band=self._band, notes=self.notes)
         else:
-            totals = self._totals(self._fleet)
+            totals = self._fleet.totals(self._summaries)
             print_fleet(self._runs[0].meta, totals, self._summaries, requests, self.notes)
         if show_all:
             print_summaries("every figure", self._runs, self._summaries, names_evidence=True)
@@ -66,17 +65,5 @@ class RunAnswer:
     def _document(self) -> dict[str, object]:
         servers = [summary_document(run, summary) for run, summary in zip(self._runs, self._summaries, strict=True)]
         if self._fleet is not None:
-            return {"fleet": self._totals(self._fleet).as_dict(), "servers": servers}
+            return {"fleet": self._fleet.totals(self._summaries).as_dict(), "servers": servers}
         return servers[0] | ({"band": self._band.as_dict()} if self._band else {})
-
-    def _totals(self, fleet: Fleet) -> FleetTotals:
-        return fleet_totals(
-            self._runs[0].meta,
-            self._summaries,
-            [run.requests for run in fleet.servers],
-            mean_duplicate_blocks=fleet.mean_duplicate_blocks,
-            most_duplicate_blocks=fleet.most_duplicate_blocks,
-            num_prefill=fleet.num_prefill,
-            clients=fleet.clients,
-            fetched_blocks=fleet.fetched_blocks,
-        )

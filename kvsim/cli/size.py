@@ -130,13 +130,10 @@ def command(
     rows.append(("KV cache", size(budget.kv_bytes), on_one, "what is left, in whole blocks"))
     rows += [(f"  {row[0]}", *row[1:]) for row in _block_rows(budget, on_one)]
     rows += _in_all(budget, logs_longest=logs_longest)
+    what = "sequences" if policy != "static" else "rows"
     rows += [
-        (
-            "sequences" if policy != "static" else "rows",
-            f"{num_sequences:,}",
-            "in all" if on_one else "",
-            f"of {tokens:,} tokens {fits_as}",
-        ),
+        (what, f"{num_sequences:,}", _of_rank(budget), f"of {tokens:,} tokens {fits_as}"),
+        *_all_ranks(budget, what, num_sequences),
         *_otherwise_rows(budget, policy, tokens),
         *image_rows(costs),
         *_caching_rows(budget, policy),
@@ -147,7 +144,19 @@ def command(
 
 
 def _num_gpus(budget: Budget) -> int:
-    return budget.model.tensor_parallel_size * budget.model.pipeline_parallel_size
+    return budget.model.num_gpus * budget.model.data_parallel_size
+
+
+def _of_rank(budget: Budget) -> str:
+    """Return what the figures of a pool are of: of each data-parallel rank, or of all GPUs; empty for one GPU."""
+    return "on each rank" if budget.model.data_parallel_size > 1 else "in all" if _num_gpus(budget) > 1 else ""
+
+
+def _all_ranks(budget: Budget, what: str, num_sequences: int) -> list[tuple[str, str, str, str]]:
+    """Return the sequences on all data-parallel ranks together; empty for one rank."""
+    ranks = budget.model.data_parallel_size
+    why = f"{ranks} ranks, each with a scheduler and a cache of its own; no sequence uses two"
+    return [(f"  {what}", f"{ranks * num_sequences:,}", "in all", why)] if ranks > 1 else []
 
 
 def _block_rows(budget: Budget, on_one: str) -> list[tuple[str, str, str, str]]:
@@ -201,7 +210,7 @@ def _shared(budget: Budget) -> str:
 def _in_all(budget: Budget, *, logs_longest: bool) -> list[tuple[str, str, str, str]]:
     plan = budget.plan
     length = plan.settings.max_model_len
-    in_all = "in all" if _num_gpus(budget) > 1 else ""
+    in_all = _of_rank(budget)
     logged = (plan.num_tokens, "the next line by the length") if logs_longest else _divided(plan)
     return [
         ("blocks", f"{budget.num_blocks:,}", in_all, "vLLM's number; block 0 is never handed out"),
@@ -236,7 +245,7 @@ def _otherwise(budget: Budget, policy: str) -> dict[str, tuple[CachePlan, str]]:
 
 def _otherwise_rows(budget: Budget, policy: str, tokens: int) -> list[tuple[str, str, str, str]]:
     """Return the number of sequences in each of these pools."""
-    in_all = "in all" if _num_gpus(budget) > 1 else ""
+    in_all = _of_rank(budget)
     return [
         ("  otherwise", f"{plan.max_sequences(tokens):,}", in_all,
          f"{words}: {plan.layout.held_blocks(tokens):,} of {plan.num_blocks:,} blocks each")
@@ -255,6 +264,8 @@ def _unmeasured(flags: Mapping[str, Any], budget: Budget) -> list[str]:
     release, model = flags["vllm"] or DEFAULT, budget.model
     is_computed = any(term.label == "activations" for term in budget.terms)
     sentences = []
+    if is_computed and model.has_shared_experts:
+        sentences.append("no start of data-parallel ranks was measured: their activations and buffers are estimates")
     if is_computed and model.image_class and not budget.encoder_cache_tokens:
         sentences.append(f"what vLLM keeps for images of {model.image_class} is not in: its largest image is not known")
     if not rules_of(release).profiles_free_memory or not is_computed:
@@ -282,6 +293,8 @@ def _document(budget: Budget, policy: str, tokens: int, num_sequences: int, *, l
         "policy": policy,
         "tensor_parallel_size": budget.model.tensor_parallel_size,
         "pipeline_parallel_size": budget.model.pipeline_parallel_size,
+        "data_parallel_size": budget.model.data_parallel_size,
+        "enable_expert_parallel": budget.model.enable_expert_parallel,
         "kv_cache_dtype": budget.model.kv_cache_dtype,
         "kv_bytes_per_token": budget.model.kv_bytes_per_token,
         "bytes_per_block": budget.bytes_per_block,

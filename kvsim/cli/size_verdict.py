@@ -38,7 +38,8 @@ def verdict(
     else:
         what = "sequences" if policy != "static" else "rows"
         others = [f"{other.max_sequences(tokens):,} {words}" for other, words in otherwise.values()]
-        fit = f"{num_sequences:,} {what} of {tokens:,} tokens fit at once, in {budget.num_blocks:,} blocks"
+        on = f" on each of {ranks} ranks" if (ranks := budget.model.data_parallel_size) > 1 else ""
+        fit = f"{num_sequences:,} {what} of {tokens:,} tokens fit at once{on}, in {budget.num_blocks:,} blocks"
         said = "; ".join([fit, *others]) + "."
         if flags["max_model_len"] == FIND:
             said = f"The longest sequence that fits has {plan.settings.max_model_len:,} tokens; {said}"

@@ -18,11 +18,12 @@ from kvsim.engine.compiled import compiled_as, part
 from kvsim.engine.state import Engine
 from kvsim.steptime import PowerThrottle, Roofline, StepShape, StepTime
 
-IDLE, SCHEDULED, UPDATED, FULL, REACHED, ANSWERED, CHECK, STALLED, BATCHED, CROWDED, NEWS = range(11)
+IDLE, SCHEDULED, UPDATED, FULL, REACHED, ANSWERED, CHECK, STALLED, BATCHED, CROWDED, NEWS, LAUNCHED = range(12)
 """The last event. Nothing is left to do until another request is sent; a step was scheduled; an output was
 processed; there may be no room to write down another step; the clock reached the time that was given; a request has
 ended and its client waits for that; a step is to be checked; the head of the queue can never be scheduled; a static
-batch was formed; more loads began in one step than can be written down.
+batch was formed; more loads began in one step than can be written down; transfers concern other servers; a step
+waits for those of other ranks.
 """
 _BEHIND_SHARE = 0.58
 """Share of a step's time in a worker of a synchronous pipeline that is behind its kernels: it hands the
@@ -48,7 +49,7 @@ def _advance(engine: Engine, until_s: float) -> int:  # noqa: PLR0911  one for e
                 return REACHED
             if state.num_in_flight == 0 and not engine.scheduler.has_work(engine):
                 next_s = next_arrival_s(engine)
-                if next_s == math.inf:
+                if next_s == math.inf or (settings.lockstep and next_s > state.host_s):
                     return IDLE
                 if next_s >= until_s:
                     return REACHED
@@ -99,6 +100,8 @@ def _after_step(engine: Engine) -> int:
         return CROWDED
     if engine.memory.has_news(engine) and not engine.settings.checking:
         return NEWS
+    if engine.settings.lockstep and not engine.settings.checking:
+        return LAUNCHED
     return CHECK if engine.settings.checking else SCHEDULED
 
 

@@ -33,6 +33,7 @@ from kvsim.engine.linked_list import HEAD
 from kvsim.engine.memory import MemoryManager
 from kvsim.engine.records import MemoryRow, Sequence
 from kvsim.engine.state import Engine, table_of
+from kvsim.steptime import StepShape
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -98,7 +99,7 @@ class Driver:
             self._begin_slice()
         outcome = int(self._act(self.engine, _ADVANCE, until_s))
         self._is_long |= outcome == clock.FULL
-        self._is_interrupted = outcome in (clock.CHECK, clock.BATCHED)
+        self._is_interrupted = outcome in (clock.CHECK, clock.BATCHED, clock.LAUNCHED)
         return outcome
 
     def hit_tokens(self, number: int) -> int:
@@ -274,6 +275,40 @@ class Driver:
         if engine.memory.name == "disaggregated" and engine.connector.state.is_asleep:
             return float(engine.connector.state.wake_s)
         return float(clock.next_arrival_s(engine))
+
+    def last_step(self) -> tuple[StepShape, float]:
+        """Return the contents of the step that was scheduled last, which may be empty, and its begin on the host."""
+        state = self.engine.state
+        if state.num_in_batch == 0:
+            return StepShape(0, 0, 0, 0, 0), float(state.host_s)
+        step = self.engine.steps[state.num_steps - state.first_step - 1]
+        shape = StepShape(
+            int(step.num_scheduled), int(step.num_tokens), int(step.prefill_tokens), int(step.context_tokens),
+            int(step.attention_pairs), shared_tokens=int(step.shared_tokens), num_new_seqs=int(step.num_new_seqs),
+        )  # fmt: skip
+        return shape, float(step.start_s)
+
+    def settle_step(self, launched_s: float | None, done_s: float) -> None:
+        """Set when the host goes on after the step that was scheduled last, and when its kernels are done.
+
+        Without a batch, `launched_s` is None: an engine that awaits no output goes on when the kernels are done.
+        """
+        engine = self.engine
+        engine.stages[0].free_s = done_s
+        if launched_s is not None:
+            engine.launched[in_flight.earlier(engine, engine.state.next_launched)].done_s = done_s
+            engine.state.host_s = launched_s
+        elif engine.state.num_in_flight == 0:
+            self.skip_to(done_s)
+
+    def skip_to(self, at_s: float) -> None:
+        """Let an engine without work go on no earlier than `at_s`, in seconds."""
+        state = self.engine.state
+        state.host_s = max(float(state.host_s), at_s)
+
+    def has_sent(self) -> bool:
+        """Tell whether a request was sent that the engine has not let in yet."""
+        return bool(self.engine.state.num_arrived < self.engine.state.num_submitted)
 
     def tell_read(self, number: int, at_s: float) -> None:
         """Tell that another server has read what a sequence left here, at `at_s`."""

@@ -104,6 +104,8 @@ class EnginePlan:
     """Tokens between the boundaries at which windows and states are kept for hits; None for all boundaries."""
     answers: bool = False
     """The engine stops whenever a request has ended: a client waits for its answer."""
+    lockstep: bool = False
+    """The engine stops at every step, which waits for those of other ranks."""
     stamp_at_entry: bool = False
     """A request's arrival is recorded when the engine has let it in, not when it was sent."""
     records_memory: bool = False
@@ -233,6 +235,7 @@ class EnginePlan:
             "first_hit": room.places * room.width,
             "checking": self.checking,
             "answers": self.answers,
+            "lockstep": self.lockstep,
             "records_memory": self.records_memory,
             "records_schedule": self.records_schedule,
             "stamp_at_entry": self.stamp_at_entry,

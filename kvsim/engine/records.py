@@ -175,6 +175,8 @@ class Settings:
     """A request's arrival is recorded when the engine has let it in, not when it was sent."""
     answers: bool = False
     """Stop whenever a request has ended: a client waits for its answer."""
+    lockstep: bool = False
+    """Stop at every step: the steps of several ranks wait for each other."""
     users_ask_again: bool = False
     """A user who has an answer sends the next request of the workload."""
     think_s: float = 0.0

@@ -32,6 +32,7 @@ _BLOCKS = (1.25, 1.5, 2.0)
 """Factors for a stated number of blocks."""
 _GPUS = ("H100 SXM", "H200", "B200")
 _SIZES = (2, 4, 8)
+"""Numbers of GPUs that share the model, and of data-parallel ranks."""
 _MOST_REPLICAS = 4
 
 
@@ -197,6 +198,12 @@ def _gpus(server: Server) -> Iterator[ServerChange]:
             yield _change(
                 server, Kind.GPUS, f"{gpu.name} instead of {server.gpu.name}", gpu=gpu, times=None, pace=TYPICAL
             )
+    if (ranks := server.model.data_parallel_size) > 1:
+        for number in (size for size in _SIZES if size > ranks):
+            words = f"{number} data-parallel ranks instead of {ranks}"
+            changed = _change(server, Kind.GPUS, words, model=server.model.served(data_parallel_size=number))
+            yield replace(changed, fields=("data_parallel_size",))
+        return
     for number in range(server.replicas + 1, _MOST_REPLICAS + 1):
         words = f"{number} servers behind one queue instead of {server.replicas}"
         yield _change(server, Kind.GPUS, words, replicas=number)

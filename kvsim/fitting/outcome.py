@@ -14,7 +14,7 @@ from kvsim.fitting.vllm_server import paced
 from kvsim.metrics import Distribution, WaitingFor
 from kvsim.metrics.run_verdict import Limit, limit_of
 from kvsim.metrics.steady import Steadiness, SteadyPart, steady_part
-from kvsim.simulation import measure, measure_replicas
+from kvsim.simulation import measure, measure_fleet
 from kvsim.steptime import Pace
 
 if TYPE_CHECKING:
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
     from kvsim.fitting.offered_load import Load
     from kvsim.fitting.vllm_server import Server
-    from kvsim.simulation import EngineName, Machine, Measured
+    from kvsim.policies import AnyPolicy
+    from kvsim.simulation import EngineName, Machine, Measured, Options, Servers
 
 _NONE = Distribution(mean=np.nan, p50=np.nan, p90=np.nan, p99=np.nan)
 _HOST = 2.0
@@ -116,18 +117,21 @@ def evaluate(server: Server, load: Load, *, engine: EngineName = "auto", pace: f
         outcome = Outcome()
         longer: Load | None = load
         while longer is not None:
-            if server.replicas == 1:
-                runs = [measure(longer.workload, policy, machine, **options)]
-            else:
-                fleet = measure_replicas(longer.workload, policy, machine, server.replicas, "shortest", **options)
-                runs = fleet.servers
-            runs = [run for run in runs if len(run.requests)]
+            runs = _runs(longer, machine, policy, server.servers(), options)
             outcome = outcome_of(longer, runs, machine)
             longer = longer.longer(_least_steady(runs)) if outcome.overload <= _HOPELESS else None
         pool = machine.pool(policy)
     except KvsimError as error:
         return Outcome(error=str(error))
     return replace(outcome, num_blocks=(pool.num_units or 0) + pool.first_unit, kv_bytes=machine.kv_bytes)
+
+
+def _runs(load: Load, machine: Machine, policy: AnyPolicy, servers: Servers | None, options: Options) -> list[Measured]:
+    """Return the measurements of the servers that requests came to."""
+    if servers is None:
+        return [measure(load.workload, policy, machine, **options)]
+    fleet = measure_fleet(load.workload, policy, machine, servers, **options)
+    return [run for run in fleet.servers if len(run.requests)]
 
 
 def _least_steady(runs: Sequence[Measured]) -> SteadyPart:

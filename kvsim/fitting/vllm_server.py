@@ -26,9 +26,9 @@ from kvsim.policies.releases import defaults_of
 from kvsim.policies.settings import ContinuousSettings, EngineDefaults, PagedSettings
 from kvsim.profiles.extrapolation import WatchedProfile
 from kvsim.setting_fields import values_of
-from kvsim.simulation import Machine
+from kvsim.simulation import Machine, Replicas, Servers
 from kvsim.sizing.budget import Budget, plan_budget
-from kvsim.steptime import TYPICAL, Pace, Roofline, at_pace
+from kvsim.steptime import TYPICAL, Pace, RankTimes, Roofline, at_pace
 
 if TYPE_CHECKING:
     from kvsim.steptime import StepTimeModel
@@ -82,14 +82,15 @@ class Server(ContinuousSettings):
 
     def __repr__(self) -> str:
         several = f"{self.replicas} of " if self.replicas > 1 else ""
-        gpus = f"{self.model.tensor_parallel_size}x{self.gpu.name}" if self.num_gpus > self.replicas else self.gpu.name
+        each = self.num_gpus // self.replicas
+        gpus = f"{each}x{self.gpu.name}" if each > 1 else self.gpu.name
         limits = f"max_num_seqs {self.max_num_seqs:,}, max_model_len {self.max_model_len:,}"
         return f"<Server: {several}{gpus}/{self.name or self.model.name}, {limits}>"
 
     @property
     def num_gpus(self) -> int:
         """GPUs of all replicas."""
-        return self.replicas * self.model.tensor_parallel_size
+        return self.replicas * self.model.num_gpus * self.model.data_parallel_size
 
     def budget(self) -> Budget:
         """Return the memory budget, without `unaccounted_bytes`.
@@ -112,6 +113,12 @@ class Server(ContinuousSettings):
         if kv_bytes < 2 * budget.bytes_per_block:
             raise BudgetError(f"nothing is left on {self.gpu.name} for the KV cache of {self.model.name}.")
         return Machine(gpu=self.gpu, model=self.model, kv_bytes=kv_bytes, step_time=self.step_time())
+
+    def servers(self) -> Servers | None:
+        """Return the servers of a fleet, or the data-parallel ranks of the server; None for one server."""
+        if self.model.data_parallel_size > 1:
+            return Replicas.ranks_of(self.machine(), self.policy())
+        return Replicas(number=self.replicas) if self.replicas > 1 else None
 
     def policy(self) -> Paged:
         """Return the simulated policy.
@@ -164,6 +171,7 @@ class Server(ContinuousSettings):
         extra = self._offload_settings() if self.cache.kv_offloading_size else {}
         values = {
             "--tensor-parallel-size": f"{size}" if size > 1 else "",
+            "--data-parallel-size": f"{model.data_parallel_size}" if model.data_parallel_size > 1 else "",
             "--gpu-memory-utilization": f"{self.gpu_memory_utilization:g}" if blocks is None else "",
             "--num-gpu-blocks-override": f"{blocks}" if blocks is not None else "",
             "--max-num-seqs": f"{self.max_num_seqs}",
@@ -187,6 +195,7 @@ class Server(ContinuousSettings):
             "--disable-hybrid-kv-cache-manager": not self.cache.hybrid_manager,
             "--no-async-scheduling": not self.async_scheduling,
             "--enforce-eager": not self.captured,
+            "--enable-expert-parallel": model.enable_expert_parallel,
             "--enable-lora": self.enable_lora,
         }
         flags = [part for flag, value in values.items() if value for part in (flag, value)]
@@ -236,6 +245,9 @@ def _step_times(
 def paced(times: StepTimeModel, pace: Pace, label: str = "") -> StepTimeModel:
     """Return `times` multiplied by `pace`; a custom model of step times unchanged."""
     coefficients = times.times if isinstance(times, WatchedProfile) else times
+    if isinstance(times, RankTimes):
+        slower = tuple(pace.gpu * group_s for group_s in times.group_s)
+        return replace(times, own=at_pace(pace, times.own), group_s=slower, label=label or times.label)
     if not isinstance(coefficients, Roofline):
         return times
     return replace(at_pace(pace, coefficients), label=label or times.label)

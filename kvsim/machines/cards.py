@@ -30,6 +30,10 @@ _LAUNCH_S = 6.4e-6
 """Host time of a launch in seconds: the median of three machines."""
 _LINKED = ("Hopper", "Blackwell", "Ampere GA100", "Volta")
 """Chips that are sold with NVLink."""
+_HOST_GPUS = 8
+"""GPUs of one host, each with an adapter for the network."""
+_ADAPTER_S, _ADAPTER_BYTES_PER_S = 20e-6, 50e9
+"""Latency and bandwidth of an adapter of 400 Gb/s. Assumptions: nothing between hosts was measured."""
 _PCIE_S, _PCIE_BYTES_PER_S = 20e-6, 16e9
 """Latency and bandwidth of a sum over two GPUs connected by PCIe."""
 
@@ -117,6 +121,17 @@ def _attention(row: Attention, rows: Sequence[Attention], mixed: float, memory: 
 
 def _heads(row: Attention) -> tuple[int, int, int]:
     return row.num_heads, row.num_kv_heads, row.head_dim
+
+
+def exchange_sums(card: Card, gpu: Gpu, num_gpus: int) -> tuple[tuple[int, float], ...]:
+    """Return bytes, and the seconds to gather them on `num_gpus` GPUs and to scatter their sums: guesses.
+
+    Both together move what one sum moves. Between hosts, the adapters of a host share the bytes, there and back.
+    """
+    sums = linked(card, gpu, num_gpus).all_reduce
+    if num_gpus <= _HOST_GPUS:
+        return sums
+    return tuple((size, s + 2 * (_ADAPTER_S + size / _HOST_GPUS / _ADAPTER_BYTES_PER_S)) for size, s in sums)
 
 
 def linked(card: Card, gpu: Gpu, num_gpus: int) -> Card:

@@ -14,14 +14,25 @@ from kvsim.errors import RecordingError, UnknownNameError, UsageError
 from kvsim.files.contents import TOML_BYTES, content_of
 from kvsim.hardware import Gpu, find_gpu
 from kvsim.kv_groups import pipeline_stages
-from kvsim.machines.cards import card_of, linked, sheet_card, shipped_cards
+from kvsim.machines.cards import card_of, exchange_sums, linked, sheet_card, shipped_cards
 from kvsim.machines.hosts import host_words, middle_host
 from kvsim.machines.kernel_tables import EXTRA, has_tables, is_better_by_tables, table_card
 from kvsim.machines.known_errors import BETTER_BY_TABLES, Basis, class_of, with_error
 from kvsim.models import Model
 from kvsim.profiles import carried, find, is_shipped, match, served_name
 from kvsim.profiles.extrapolation import WatchedProfile
-from kvsim.steptime import Pace, Roofline, Staged, StepTimeModel, at_pace, generate_times, reduce, reduce_stages
+from kvsim.steptime import (
+    Pace,
+    RankTimes,
+    Roofline,
+    Staged,
+    StepTimeModel,
+    at_pace,
+    generate_times,
+    reduce,
+    reduce_ranks,
+    reduce_stages,
+)
 from kvsim.steptime.card import Card, load_card
 
 _SERVED = ("tensor_parallel_size", "pipeline_parallel_size", "kv_cache_dtype")
@@ -122,7 +133,10 @@ def step_times(
     Raises:
         UsageError: the source is of another model, engine or tensor-parallel size, or no good file.
     """
-    times = _chosen(gpu, model, engine, source, captured=captured, in_process=in_process, recording=recording)
+    if model.has_shared_experts and engine == "vllm":
+        times: StepTimeModel = _of_ranks(gpu, model, source, captured=captured)
+    else:
+        times = _chosen(gpu, model, engine, source, captured=captured, in_process=in_process, recording=recording)
     if engine != "vllm" or max_num_seqs is None:
         return times
     if isinstance(times, WatchedProfile):
@@ -130,6 +144,8 @@ def step_times(
         return times
     if isinstance(times, Staged):
         return replace(times, stages=tuple(in_batches_of(max_num_seqs, stage) for stage in times.stages))
+    if isinstance(times, RankTimes):
+        return replace(times, own=in_batches_of(max_num_seqs, times.own))
     return in_batches_of(max_num_seqs, times) if isinstance(times, Roofline) else times
 
 
@@ -183,13 +199,45 @@ def _from_known_card(
 ) -> Roofline:
     """Return the step times of a shipped card, a data sheet or kernel tables; cached, because a sweep asks for each of
     its points."""
+    return from_card(_known_card(gpu, model, engine, source), gpu, model, engine, captured=captured,
+                     in_process=in_process)  # fmt: skip
+
+
+def _known_card(gpu: Gpu, model: Model, engine: str, source: str | None) -> Card:
+    """Return a shipped card, a data sheet or kernel tables."""
     card = sheet_card(gpu) if source == "none" else card_of(gpu, model.tensor_parallel_size)
     is_better = source is None and engine == "vllm" and is_better_by_tables(gpu, card)
     if source == KERNELS or (is_better and has_tables(gpu)):
-        card = table_card(gpu, model, card)
-    elif is_better:
-        card = replace(card, source=f"{card.source}; {BETTER_BY_TABLES}")
-    return from_card(card, gpu, model, engine, captured=captured, in_process=in_process)
+        return table_card(gpu, model, card)
+    return replace(card, source=f"{card.source}; {BETTER_BY_TABLES}") if is_better else card
+
+
+def _of_ranks(gpu: Gpu, model: Model, source: str | None, *, captured: bool) -> RankTimes:
+    """Return the step times of data-parallel ranks that share experts; none were measured.
+
+    Raises:
+        UsageError: the source is a profile, which has the times of one server.
+    """
+    if source in (None, "none", KERNELS):
+        card = _known_card(gpu, model, "vllm", source)
+    elif source is not None and is_card(source):
+        card = load_card(source)
+        _check_gpu(card, gpu)
+    else:
+        raise UsageError(
+            f"the profile {source!r} has the step times of one server, and the steps of data-parallel ranks wait for "
+            "each other; take a machine card, or leave --profile out."
+        )
+    card = linked(card, gpu, model.tensor_parallel_size)
+    guessed = "" if card.exchange else "; the exchange of tokens between ranks guessed"
+    card = replace(card, exchange=card.exchange or exchange_sums(card, gpu, model.num_expert_gpus))
+    times = reduce_ranks(card, model, num_processors=gpu.num_processors)
+    basis = Basis.TABLES if card.is_of_tables else Basis.LINKED if _is_measured(card) else Basis.SHEET
+    kind = class_of(basis, gpu, model, "vllm", captured=captured)
+    what = "kernel tables" if card.is_of_tables else "uncalibrated machine card"
+    label = f"{what} of {gpu.name} ({card.source}{guessed}) with {model.name} (vllm)"
+    times = replace(times, label=with_error(label, kind, model, times_sparse=card.sparse is not None))
+    return times if captured else times.uncaptured()
 
 
 def from_card(

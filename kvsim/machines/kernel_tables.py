@@ -95,11 +95,13 @@ class _GpuTables(NamedTuple):
     """Version of the package."""
 
     def rows(self, kind: str, name: str, **wanted: Any) -> _Rows:
-        """Return the columns of the newest table of vLLM's kernels, only rows with the `wanted` values, of several
-        kernels for the same sizes the fastest; a dictionary without entries if there is no such table."""
+        """Return the columns of the newest table of vLLM's or NCCL's kernels, only rows with the `wanted` values, of
+        several kernels for the same sizes the fastest; a dictionary without entries if there is no such table."""
         from pyarrow import parquet  # noqa: PLC0415  slow to import
 
-        found = sorted((self.folder / kind / "vllm").glob(f"*/{name}_perf.parquet"), key=_release)
+        found = sorted(
+            (self.folder / kind / ("nccl" if name == "nccl" else "vllm")).glob(f"*/{name}_perf.parquet"), key=_release
+        )
         if not found:
             return {}
         schema = parquet.read_schema(found[-1]).names
@@ -178,6 +180,7 @@ def table_card(gpu: Gpu, model: Model, base: Card) -> Card:
         attention=of_fp8 or _attention(tables, base, work, gpu, rate, is_fp8=False) or base.attention,
         has_fp8_attention=bool(of_fp8),
         all_reduce=sums or base.all_reduce,
+        exchange=_exchange(tables, model.num_expert_gpus) if model.has_shared_experts else (),
         experts=_experts(tables, work, model),
         sparse=_sparse(tables, work, model, products),
         latent=_latent(tables, work, rate),
@@ -270,6 +273,19 @@ def _sums(tables: _GpuTables, num_gpus: int) -> tuple[tuple[int, float], ...]:
     return tuple((2 * int(rows["message_size"][row]), float(rows["latency"][row]) / 1e3) for row in order)
 
 
+def _exchange(tables: _GpuTables, num_gpus: int) -> tuple[tuple[int, float], ...]:
+    """Return the bytes of all GPUs, and the seconds of an all-gather and a reduce-scatter over them; empty without.
+
+    vLLM makes both around the experts by default. The table counts elements of two bytes."""
+    wanted = {"num_gpus": num_gpus, "nccl_dtype": "half"}
+    both = [tables.rows("comm", "nccl", op_name=name, **wanted) for name in ("all_gather", "reduce_scatter")]
+    if not all(both):
+        return ()
+    of_size = [dict(zip(rows["message_size"].tolist(), rows["latency"].tolist(), strict=True)) for rows in both]
+    common = sorted(set.intersection(*(set(each) for each in of_size)))
+    return tuple((2 * size, sum(each[size] for each in of_size) / 1e3) for size in common)
+
+
 def _read_bytes(row: Attention, element_bytes: int) -> int:
     """Return the bytes of keys and values that the decodes of a row read."""
     return 2 * element_bytes * row.num_kv_heads * row.head_dim * row.num_decodes * row.decode_context
@@ -359,8 +375,8 @@ def _experts(tables: _GpuTables, work: Work, model: Model) -> Experts | None:
         "inter_size": model.expert_intermediate_size or model.intermediate_size,
         "num_experts": work.num_experts,
         "topk": work.num_experts_per_token,
-        "moe_tp_size": model.tensor_parallel_size,
-        "moe_ep_size": 1,
+        "moe_tp_size": 1 if model.enable_expert_parallel else model.num_expert_gpus,
+        "moe_ep_size": model.num_expert_gpus if model.enable_expert_parallel else 1,
     }
     candidates = (tables.rows("moe", "moe", moe_dtype=dtype, **wanted) for dtype in _EXPERT_TYPES.get(method, ()))
     rows = next(filter(None, candidates), None)

@@ -163,6 +163,8 @@ def class_of(basis: Basis, gpu: Gpu, model: Model, engine: str, *, captured: boo
     """Return the class of predictions on this basis for `model` as `engine` serves it on `gpu`."""
     per_stage, stages = model.tensor_parallel_size, model.pipeline_parallel_size
     each = "1 GPU" if per_stage == 1 else f"{per_stage} GPUs"
+    if model.has_shared_experts:
+        each = f"{model.data_parallel_size} ranks of {each}"
     fp8 = model.kv_cache_dtype.startswith("fp8")
     own = model.kv_cache_dtype in ("auto", "bfloat16", "float16", model.dtype)
     return ErrorClass(

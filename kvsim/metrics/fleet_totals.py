@@ -34,6 +34,8 @@ class FleetTotals:
     e2e_s: Distribution
     mean_waiting: float
     """Waiting requests of all servers, on average over each server's run."""
+    pool_bytes: int
+    """Bytes of all servers' pools, on all of their GPUs."""
     mean_occupancy: float
     """Share of the servers' pools that is held, 0 to 1, on average."""
     peak_occupancy: float
@@ -52,6 +54,8 @@ class FleetTotals:
     """Servers that compute prompts for the others; 0 where each does both. Prefix hits are theirs."""
     fetched_bytes: int = 0
     """Bytes of KV that servers have fetched from each other, on each GPU."""
+    idle_steps: tuple[int, ...] = ()
+    """Steps without a batch of each data-parallel rank that waited for others; empty where none waits."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the totals for JSON; what is not known is null."""
@@ -68,6 +72,7 @@ def fleet_totals(
     num_prefill: int = 0,
     clients: Sequence[Requests] = (),
     fetched_blocks: int = 0,
+    idle_steps: tuple[int, ...] = (),
 ) -> FleetTotals:
     """Add up the `summaries` and `requests` of the servers of a fleet, which are alike, as `meta` describes them.
 
@@ -94,6 +99,10 @@ def fleet_totals(
             for name in ("ttft_s", "tpot_s", "e2e_s")
         },
         mean_waiting=float(np.nansum([summary.mean_waiting for summary in summaries])),
+        pool_bytes=len(summaries)
+        * meta.model.get("tensor_parallel_size", 1)
+        * (meta.pool.num_units or 0)
+        * meta.pool.bytes_per_unit,
         mean_occupancy=float(np.nanmean([np.nan_to_num(summary.mean_occupancy) for summary in summaries])),
         peak_occupancy=max(float(np.nan_to_num(summary.peak_occupancy)) for summary in summaries),
         imbalance=max((_imbalance(kind) for kind in kinds), default=np.nan),
@@ -105,6 +114,7 @@ def fleet_totals(
         most_duplicate_bytes=most_duplicate_blocks * meta.pool.bytes_per_unit,
         num_prefill=num_prefill,
         fetched_bytes=fetched_blocks * meta.pool.bytes_per_unit,
+        idle_steps=idle_steps,
     )
 
 

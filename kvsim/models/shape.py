@@ -6,6 +6,7 @@ GPUs nor blocks nor time.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -82,6 +83,11 @@ class Model:
     """Tensor-parallel size in GPUs."""
     pipeline_parallel_size: int = 1
     """Pipeline-parallel size: GPUs, or tensor-parallel groups, each with a range of layers."""
+    data_parallel_size: int = 1
+    """Data-parallel size: ranks, each with a scheduler and a cache of its own. They share the experts of a mixture, and
+    each has all other weights."""
+    enable_expert_parallel: bool = False
+    """Whether a GPU holds whole experts, of all ranks together; otherwise a part of every expert."""
     sources: tuple[str, ...] = ()
     """Sources of the shape."""
     from_memory: tuple[str, ...] = ()
@@ -114,11 +120,13 @@ class Model:
         quantization: Quantization | str | None = "",
         tensor_parallel_size: int | None = None,
         pipeline_parallel_size: int | None = None,
+        data_parallel_size: int | None = None,
+        enable_expert_parallel: bool | None = None,
     ) -> Model:
         """Return the model with other serving settings; None keeps a setting (`quantization`: an empty text).
 
         Raises:
-            UsageError: the heads cannot be divided among the GPUs, or there are more stages than layers.
+            UsageError: heads or experts cannot be divided among the GPUs, or there are more stages than layers.
         """
         changes: dict[str, Any] = {}
         if kv_cache_dtype is not None:
@@ -133,11 +141,26 @@ class Model:
         for name, size in (
             ("tensor_parallel_size", tensor_parallel_size),
             ("pipeline_parallel_size", pipeline_parallel_size),
+            ("data_parallel_size", data_parallel_size),
         ):
             if size is not None:
                 self._check_size(name, size)
                 changes[name] = size
-        return replace(self, **changes)
+        if enable_expert_parallel is not None:
+            changes["enable_expert_parallel"] = enable_expert_parallel
+        served = replace(self, **changes)
+        served._check_experts()
+        return served
+
+    def _check_experts(self) -> None:
+        if self.enable_expert_parallel and not self.num_experts:
+            raise UsageError(f"{self.name} has no experts to divide among GPUs; leave --enable-expert-parallel out.")
+        width, size = self.expert_intermediate_size or self.intermediate_size, self.num_expert_gpus
+        if self.has_shared_experts and not self.enable_expert_parallel and width % size:
+            raise UsageError(
+                f"experts {width:,} wide cannot be divided among {size} GPUs; give --enable-expert-parallel, or "
+                "another --data-parallel-size."
+            )
 
     def _check_size(self, name: str, size: int) -> None:
         if not (isinstance(size, int) and size >= 1):
@@ -234,9 +257,41 @@ class Model:
         )
 
     @property
+    def expert_bytes(self) -> int:
+        """Bytes of all routed experts, on all GPUs together; as large a share of published weights as of computed."""
+        bits = (self.quantization.expert_bits if self.quantization else 0) or 8 * self.dtype_bytes
+        computed = math.ceil(self.num_expert_parameters * bits / 8)
+        if self.stored_weight_bytes is None:
+            return computed
+        return round(computed * self.stored_weight_bytes / replace(self, stored_weight_bytes=None).weight_bytes)
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of one rank: of all its stages."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def num_expert_gpus(self) -> int:
+        """GPUs that share the experts of one layer: those of all ranks."""
+        return self.tensor_parallel_size * self.data_parallel_size
+
+    @property
+    def has_shared_experts(self) -> bool:
+        """Whether data-parallel ranks share experts, so that their steps wait for each other."""
+        return self.num_experts > 0 and self.data_parallel_size > 1
+
+    @property
+    def expert_share_on_gpu(self) -> float:
+        """Largest share of the experts on one GPU: whole experts, or a part of each."""
+        if not self.enable_expert_parallel:
+            return 1 / self.num_expert_gpus
+        return math.ceil(self.num_experts / self.num_expert_gpus) / self.num_experts
+
+    @property
     def weight_bytes_on_gpu(self) -> float:
-        """Bytes of the weights on each GPU of a tensor-parallel group."""
-        return self.weight_bytes / self.tensor_parallel_size
+        """Bytes of the weights on each GPU of a rank, without stages."""
+        others = (self.weight_bytes - self.expert_bytes) / self.tensor_parallel_size
+        return others + self.expert_bytes * self.expert_share_on_gpu
 
     @property
     def encoder_bytes(self) -> int:

@@ -26,6 +26,7 @@ _REQUIRED = (
     "dtype",
 )
 _TEXTS = ("name", "note", "architecture", "image_class")
+_TRUTHS = ("tie_word_embeddings", "enable_expert_parallel")
 _LISTS_OF_TEXTS = ("sources", "from_memory")
 _LISTS = (*_LISTS_OF_TEXTS, "layer_kinds", "layer_caches")
 _MAY_BE_ZERO = (
@@ -144,7 +145,7 @@ def _what_would_be_right(key: str, value: object) -> str:
     if key in ("dtype", "kv_cache_dtype"):
         allowed = tuple(DTYPE_BYTES) if key == "dtype" else KV_CACHE_DTYPES
         right, fine = f"one of {', '.join(allowed)}", value in allowed
-    elif key == "tie_word_embeddings":
+    elif key in _TRUTHS:
         right, fine = "true or false", isinstance(value, bool)
     elif key in _TEXTS:
         right, fine = "text", isinstance(value, str)

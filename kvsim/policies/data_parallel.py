@@ -15,6 +15,15 @@ COUNTS_EVERY_S = 0.1
 """Seconds between two reports of the coordinator, where anything changed: vLLM's."""
 
 
+def steps_between_syncs(release: str) -> int:
+    """Return the steps after which ranks that share experts agree whether any has requests left.
+
+    16 in vLLM 0.33 and 32 in 0.25.1; which release in between changed it was not read, and the rule of balancing that
+    changed in between is taken for it.
+    """
+    return 16 if rules_of(release).balances_own else 32
+
+
 @dataclass(slots=True, kw_only=True)
 class RankBalancer:
     """One front end: the last counts of the ranks, and the requests sent to each.

@@ -4,13 +4,11 @@ SimPy.
 
 from kvsim.simulation.fleet import (
     Fleet,
-    measure_apart,
-    measure_replicas,
-    names_apart,
-    record_apart,
-    record_replicas,
-    simulate_apart,
-    simulate_replicas,
+    Replicas,
+    Servers,
+    measure_fleet,
+    record_fleet,
+    simulate_fleet,
 )
 from kvsim.simulation.machine import Machine
 from kvsim.simulation.measured import Measured, Timeline
@@ -27,15 +25,13 @@ __all__ = [
     "Measured",
     "Options",
     "ProgressCallback",
+    "Replicas",
+    "Servers",
     "Timeline",
     "measure",
-    "measure_apart",
-    "measure_replicas",
-    "names_apart",
+    "measure_fleet",
     "record",
-    "record_apart",
-    "record_replicas",
+    "record_fleet",
     "simulate",
-    "simulate_apart",
-    "simulate_replicas",
+    "simulate_fleet",
 ]

@@ -7,9 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar, Unpack
 
-from kvsim.policies import AnyPolicy
+from kvsim.errors import UsageError
+from kvsim.metrics.fleet_totals import FleetTotals, fleet_totals
+from kvsim.metrics.summary import Summary
+from kvsim.policies import AnyPolicy, Paged, base_of
 from kvsim.policies.custom import CustomPolicy
-from kvsim.policies.routers import RouteName, Router
+from kvsim.policies.routers import DataParallel, RouteName, Router
 from kvsim.recording import Recording, RecordingBuilder, write
 from kvsim.recording.tables import Requests
 from kvsim.simulation.dispatch import CachedKeys, Dispatcher, DuplicatePrefixes, sampled_arrivals
@@ -40,84 +43,150 @@ class Fleet(NamedTuple):
     """Measurements of several equal servers behind one router."""
 
     servers: list[Measured]
-    mean_duplicate_blocks: float
+    mean_duplicate_blocks: float = 0.0
     """Cached prefix blocks that another server holds, too, on average over the arrivals; each prefix once less."""
-    most_duplicate_blocks: int
+    most_duplicate_blocks: int = 0
     num_prefill: int = 0
     """Servers at the beginning of the list that compute prompts for the others; 0 where each does both."""
     clients: Sequence[Requests] = ()
     """Requests of the servers that answer, as the clients see them; empty where each server does both."""
     fetched_blocks: int = 0
     """Blocks that servers have fetched from each other."""
+    idle_steps: tuple[int, ...] = ()
+    """Steps without a batch of each data-parallel rank that waited for others; empty where none waits."""
+
+    def totals(self, summaries: Sequence[Summary] | None = None) -> FleetTotals:
+        """Add up the servers, by their own `summaries` if they are given."""
+        return fleet_totals(
+            self.servers[0].meta,
+            summaries or [server.summary for server in self.servers],
+            [server.requests for server in self.servers],
+            mean_duplicate_blocks=self.mean_duplicate_blocks,
+            most_duplicate_blocks=self.most_duplicate_blocks,
+            num_prefill=self.num_prefill,
+            clients=self.clients,
+            fetched_blocks=self.fetched_blocks,
+            idle_steps=self.idle_steps,
+        )
 
 
-def measure_apart(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replicas:
+    """Equal servers behind one router; of a machine with data-parallel ranks, the ranks."""
+
+    number: int
+    route: RouteName | str | Router = "shortest"
+    """Chooses the server of each request: a name, a Python file with a function `route`, or a `Router`."""
+    route_lag_s: float = 0.0
+    """The router sees prefix caches as they were this many seconds before the request."""
+
+    @classmethod
+    def ranks_of(cls, machine: Machine, policy: AnyPolicy) -> Replicas:
+        """Return the data-parallel ranks of `machine`, among which vLLM's front end chooses.
+
+        Raises:
+            UsageError: the policy is none of vLLM's.
+        """
+        base = base_of(policy)
+        if not isinstance(base, Paged):
+            raise UsageError("--data-parallel-size is vLLM's; take --policy paged, or --replicas for servers of "
+                             "another policy.")  # fmt: skip
+        return cls(number=machine.model.data_parallel_size, route=DataParallel(base.scheduler.vllm))
+
+    def names(self) -> list[str]:
+        """Return the names of the servers, in order."""
+        return [str(number) for number in range(self.number)]
+
+
+Servers = Replicas | Disaggregation
+"""The servers of a fleet: equal ones, or some that compute prompts and some that decode."""
+
+
+def measure_fleet(
     workload: Workload,
     policy: AnyPolicy,
     machine: Machine,
-    apart: Disaggregation,
-    route: RouteName | str | Router,
+    servers: Servers,
+    *,
+    spread: Spread = in_turn,
     **options: Unpack[Options],
 ) -> Fleet:
-    """Run `workload` on prefill and decode servers, and return the measurements of each.
+    """Run `workload` on several servers, and return the measurements of each.
 
     Args:
         workload: the requests of all servers.
-        policy: how each server schedules them: the paged policy.
+        policy: how each server schedules them.
         machine: the machine of each server.
-        apart: servers of each kind and the links between them.
-        route: chooses the prefill server of each request; decode servers are chosen by the shortest queue.
+        servers: how many of which kind, and how requests are routed.
+        spread: makes the runs of servers that do not depend on each other.
         options: see `Options`.
 
     Raises what `simulate` does.
     """
-    check_policy(policy)
-    run = _run_apart(Setup.of(workload, policy, machine, options), apart, route)
-    return _finish_kinds(run)
+    return _serve(_setup(workload, policy, machine, servers, options), servers, spread)
 
 
-def simulate_apart(
-    workload: Workload,
-    policy: AnyPolicy,
-    machine: Machine,
-    apart: Disaggregation,
-    route: RouteName | str | Router,
-    **options: Unpack[Options],
+def simulate_fleet(
+    workload: Workload, policy: AnyPolicy, machine: Machine, servers: Servers, **options: Unpack[Options]
 ) -> tuple[list[Recording], Fleet]:
-    """Run as `measure_apart` does, and return the recording of each server as well."""
-    check_policy(policy)
-    setup = Setup.of(workload, policy, machine, options, records=True)
-    builders = [RecordingBuilder() for _ in range(apart.num_prefill + apart.num_decode)]
-    fleet = _finish_kinds(_run_apart(setup, apart, route, builders))
-    servers = zip(builders, fleet.servers, strict=True)
-    return [builder.finish(measured.meta, name=setup.name) for builder, measured in servers], fleet
+    """Run as `measure_fleet` does, and return the recording of each server as well."""
+    return _simulate(_setup(workload, policy, machine, servers, options, records=True), servers)
 
 
-def record_apart(
+def record_fleet(
     workload: Workload,
     policy: AnyPolicy,
     machine: Machine,
+    servers: Servers,
     path: Path,
-    apart: Disaggregation,
-    route: RouteName | str | Router,
+    *,
+    spread: Spread = in_turn,
     **options: Unpack[Options],
 ) -> Fleet:
-    """Run as `measure_apart` does, and write the recordings to `path/prefill-N` and `path/decode-N`."""
-    recordings, fleet = simulate_apart(workload, policy, machine, apart, route, **options)
-    for name, recording in zip(names_apart(apart.num_prefill, len(recordings)), recordings, strict=True):
+    """Run as `measure_fleet` does, and write the recording of each server to a folder in `path` with its name."""
+    setup = _setup(workload, policy, machine, servers, options, records=True)
+    if isinstance(servers, Replicas) and _are_apart(setup, servers):
+        return _finish_apart(Apart.of(setup, servers.number, path=path), _record_one, spread)
+    recordings, fleet = _simulate(setup, servers)
+    for name, recording in zip(servers.names(), recordings, strict=True):
         write(recording, path / name)
     return fleet
 
 
-def names_apart(num_prefill: int, num_servers: int) -> list[str]:
-    """Return the names of prefill and decode servers, in order."""
-    return [*(f"prefill-{n}" for n in range(num_prefill)), *(f"decode-{n}" for n in range(num_servers - num_prefill))]
+def _setup(
+    workload: Workload,
+    policy: AnyPolicy,
+    machine: Machine,
+    servers: Servers,
+    options: Options,
+    *,
+    records: bool = False,
+) -> Setup:
+    if isinstance(servers, Disaggregation):
+        check_policy(policy)
+    return Setup.of(workload, policy, machine, options, records=records)
 
 
-def _run_apart(
-    setup: Setup, apart: Disaggregation, route: RouteName | str | Router, builders: Sequence[RecordingBuilder] = ()
-) -> PrefillDecodeRun:
-    return PrefillDecodeRun(setup, apart, (Dispatcher.of(setup, route), Dispatcher.of(setup)), builders)
+def _simulate(setup: Setup, servers: Servers) -> tuple[list[Recording], Fleet]:
+    """Run the servers and keep their recordings in memory."""
+    builders = [RecordingBuilder() for _ in servers.names()]
+    fleet = _serve(setup, servers, in_turn, builders)
+    built = zip(builders, fleet.servers, strict=True)
+    return [builder.finish(measured.meta, name=setup.name) for builder, measured in built], fleet
+
+
+def _serve(setup: Setup, servers: Servers, spread: Spread, builders: Sequence[RecordingBuilder] = ()) -> Fleet:
+    """Run the servers to the end, recorded to `builders` if there are any."""
+    if isinstance(servers, Disaggregation):
+        dispatchers = Dispatcher.of(setup, servers.route), Dispatcher.of(setup)
+        return _finish_kinds(PrefillDecodeRun(setup, servers, dispatchers, builders))
+    dispatcher = Dispatcher.of(setup, servers.route, servers.route_lag_s)
+    if _are_apart(setup, servers):
+        return _finish_apart(Apart.of(setup, servers.number, builders=builders), _measure_one, spread)
+    run = SimulationRun(setup, builders, num_replicas=servers.number, dispatcher=dispatcher)
+    measured, duplicates = run.finish(), dispatcher.duplicates
+    idle_steps = () if run.lockstep is None else tuple(run.lockstep.num_idle_steps)
+    return Fleet(measured, duplicates.mean_blocks, duplicates.most_blocks, idle_steps=idle_steps)
 
 
 def _finish_kinds(run: PrefillDecodeRun) -> Fleet:
@@ -133,94 +202,12 @@ def _finish_kinds(run: PrefillDecodeRun) -> Fleet:
     )
 
 
-def measure_replicas(
-    workload: Workload,
-    policy: AnyPolicy,
-    machine: Machine,
-    num_replicas: int,
-    route: RouteName | str | Router,
-    route_lag_s: float = 0.0,
-    *,
-    spread: Spread = in_turn,
-    **options: Unpack[Options],
-) -> Fleet:
-    """Run `workload` on several equal servers behind one router, and return the measurements of each server.
-
-    Args:
-        workload: the requests of all servers.
-        policy: how each server schedules them.
-        machine: the machine of each server.
-        num_replicas: number of servers.
-        route: chooses the server of each request: a name, a Python file with a function `route`, or a `Router`.
-        route_lag_s: the router sees prefix caches as they were this many seconds before the request.
-        spread: makes the runs of servers that do not depend on each other.
-        options: see `Options`.
-
-    Raises what `simulate` does.
-    """
-    setup = Setup.of(workload, policy, machine, options)
-    dispatcher = Dispatcher.of(setup, route, route_lag_s)
-    if _are_apart(setup, route, num_replicas):
-        return _finish_apart(Apart.of(setup, num_replicas), _measure_one, spread)
-    return _finish(SimulationRun(setup, num_replicas=num_replicas, dispatcher=dispatcher), dispatcher)
-
-
-def simulate_replicas(
-    workload: Workload,
-    policy: AnyPolicy,
-    machine: Machine,
-    num_replicas: int,
-    route: RouteName | str | Router,
-    route_lag_s: float = 0.0,
-    **options: Unpack[Options],
-) -> tuple[list[Recording], Fleet]:
-    """Run as `measure_replicas` does, and return the recording of each server as well."""
-    setup = Setup.of(workload, policy, machine, options, records=True)
-    return _simulate(setup, num_replicas, route, route_lag_s)
-
-
-def record_replicas(
-    workload: Workload,
-    policy: AnyPolicy,
-    machine: Machine,
-    path: Path,
-    num_replicas: int,
-    route: RouteName | str | Router,
-    route_lag_s: float = 0.0,
-    *,
-    spread: Spread = in_turn,
-    **options: Unpack[Options],
-) -> Fleet:
-    """Run as `measure_replicas` does, and write the recording of server `n` to the folder `path/n`."""
-    setup = Setup.of(workload, policy, machine, options, records=True)
-    if _are_apart(setup, route, num_replicas):
-        return _finish_apart(Apart.of(setup, num_replicas, path=path), _record_one, spread)
-    recordings, fleet = _simulate(setup, num_replicas, route, route_lag_s)
-    for number, recording in enumerate(recordings):
-        write(recording, path / str(number))
-    return fleet
-
-
-def _simulate(
-    setup: Setup, num_replicas: int, route: RouteName | str | Router, route_lag_s: float
-) -> tuple[list[Recording], Fleet]:
-    """Run the servers and keep their recordings in memory."""
-    dispatcher = Dispatcher.of(setup, route, route_lag_s)
-    builders = [RecordingBuilder() for _ in range(num_replicas)]
-    if _are_apart(setup, route, num_replicas):
-        fleet = _finish_apart(Apart.of(setup, num_replicas, builders=builders), _measure_one, in_turn)
-    else:
-        fleet = _finish(SimulationRun(setup, builders, num_replicas=num_replicas, dispatcher=dispatcher), dispatcher)
-    servers = zip(builders, fleet.servers, strict=True)
-    return [builder.finish(measured.meta, name=setup.name) for builder, measured in servers], fleet
-
-
-def _are_apart(setup: Setup, route: RouteName | str | Router, num_replicas: int) -> bool:
+def _are_apart(setup: Setup, servers: Replicas) -> bool:
     """Tell whether no server affects another: each request's server and arrival are known beforehand.
 
     A custom policy may keep a state of its own, which all servers share.
     """
-    is_known = route == "round-robin" and not setup.is_closed_loop and len(setup.workload) >= num_replicas
+    is_known = servers.route == "round-robin" and not setup.is_closed_loop and len(setup.workload) >= servers.number
     return is_known and not isinstance(setup.policy, CustomPolicy)
 
 
@@ -275,10 +262,4 @@ def _finish_apart(
         if progress:
             progress(num_ended, num_requests)
     duplicates = DuplicatePrefixes(num_requests, samples)
-    return Fleet(measured, duplicates.mean_blocks, duplicates.most_blocks)
-
-
-def _finish(run: SimulationRun, dispatcher: Dispatcher) -> Fleet:
-    """Run servers on one clock to the end."""
-    measured, duplicates = run.finish(), dispatcher.duplicates
     return Fleet(measured, duplicates.mean_blocks, duplicates.most_blocks)

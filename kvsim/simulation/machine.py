@@ -35,7 +35,7 @@ class Machine:
     """Longest sequence in tokens of policies that do not state it; None for the model's."""
 
     def __repr__(self) -> str:
-        num_gpus = self.model.tensor_parallel_size * self.model.pipeline_parallel_size
+        num_gpus = self.model.num_gpus * self.model.data_parallel_size
         gpus = f"{num_gpus}x" if num_gpus > 1 else ""
         return (
             f"<Machine: {gpus}{self.gpu.name}, {self.model.name}, {self.kv_bytes / GIB:.2f} GiB of KV, "

@@ -20,12 +20,13 @@ from kvsim.engine.arrays import column
 from kvsim.errors import IntegrityError, UsageError
 from kvsim.policies import AnyPolicy, Paged
 from kvsim.policies.connectors import Connector, Exchange, KvLink, Remote, Role
+from kvsim.policies.routers import RouteName, Router
 from kvsim.recording import Meta, RecordingBuilder
 from kvsim.recording.tables import Requests
 from kvsim.simulation.dispatch import Dispatcher, DuplicatePrefixes
 from kvsim.simulation.measured import Measured
 from kvsim.simulation.results import rows_of, transfers_of
-from kvsim.simulation.setup import Setup
+from kvsim.simulation.setup import Setup, check_ranks
 from kvsim.simulation.simulation_run import SimulationRun
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ class Disaggregation:
 
     num_prefill: int
     num_decode: int
+    route: RouteName | str | Router = "shortest"
+    """Chooses the prefill server of each request; the decode server with the fewest requests is taken."""
     link: KvLink = _DEFAULT_LINK
     """The link of each decode server."""
     failed_share: float = 0.0
@@ -56,6 +59,11 @@ class Disaggregation:
                              "--decode.")  # fmt: skip
         if not 0 <= self.failed_share <= 1:
             raise UsageError(f"failed_share should be from 0 to 1, not {self.failed_share!r}.")
+
+    def names(self) -> list[str]:
+        """Return the names of the servers, in order."""
+        kinds = (("prefill", self.num_prefill), ("decode", self.num_decode))
+        return [f"{kind}-{number}" for kind, count in kinds for number in range(count)]
 
     def prefills(self, size: int) -> Connector:
         """Return the connector of a prefill server for `size` requests."""
@@ -107,12 +115,13 @@ class PrefillDecodeRun(SimulationRun):
         Raises:
             UsageError: a setting does not go with a KV connector.
         """
+        check_ranks(setup, 1)
         if setup.pipeline.pipeline_parallel_size > 1:
             raise UsageError("prefill and decode servers are modelled where one stage holds all layers; leave out "
                              "--pipeline-parallel-size.")  # fmt: skip
         self.setup, self.apart, self._dispatchers = setup, apart, dispatchers
         self.samples = []
-        self._future = None
+        self._future = self.lockstep = None
         self._environment = simpy.Environment()
         self._prefill_setup = _with_one_output(setup)
         self._pair = Pair(self._environment, dispatchers, setup)

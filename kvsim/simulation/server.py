@@ -12,7 +12,18 @@ import simpy
 
 from kvsim.engine import custom_memory
 from kvsim.engine.arrays import column
-from kvsim.engine.clock import ANSWERED, BATCHED, CHECK, CROWDED, FULL, IDLE, NEWS, REACHED, STALLED
+from kvsim.engine.clock import (
+    ANSWERED,
+    BATCHED,
+    CHECK,
+    CROWDED,
+    FULL,
+    IDLE,
+    LAUNCHED,
+    NEWS,
+    REACHED,
+    STALLED,
+)
 from kvsim.engine.driver import Driver
 from kvsim.engine.request_rows import RADIX
 from kvsim.engine.state import Engine
@@ -38,6 +49,16 @@ class Exchanging(Protocol):
         """Take the news of a server: transfers that it has begun."""
 
 
+class Meeting(Protocol):
+    """Servers whose steps wait for each other."""
+
+    def meet(self, rank: ServerProcess) -> Generator[simpy.Event, None, None]:
+        """Take part in a step with the batch that `rank` has scheduled."""
+
+    def rest(self, rank: ServerProcess) -> Generator[simpy.Event, None, None]:
+        """Take part in a step without a batch, or wait until a request is sent."""
+
+
 class ServerProcess:
     """One engine, its queue and its clients."""
 
@@ -50,6 +71,7 @@ class ServerProcess:
         listeners: tuple[Slice, ...] = (),
         horizon: Horizon = lambda: math.inf,
         pair: Exchanging | None = None,
+        lockstep: Meeting | None = None,
         rows: range,
     ) -> None:
         """Serve on the clock of `environment`; the process ends when no event is left.
@@ -60,7 +82,7 @@ class ServerProcess:
         self._environment = environment
         self._kernels = kernels
         self._listeners = listeners
-        self._horizon, self._rows, self._pair = horizon, rows, pair
+        self._horizon, self._rows, self._pair, self._lockstep = horizon, rows, pair, lockstep
         self._answers: dict[int, simpy.Event] = {}
         self._num_answered = 0
         self._checks = Checks(driver)
@@ -128,8 +150,11 @@ class ServerProcess:
             until_s = max(self._horizon(), math.nextafter(environment.now, math.inf))
             outcome = driver.advance(until_s)
             self._tell_news()
-            if outcome == CHECK:
-                self._checks.step()
+            if outcome in (CHECK, LAUNCHED):
+                if outcome == CHECK:
+                    self._checks.step()
+                if self._lockstep is not None:
+                    yield from self._lockstep.meet(self)
                 continue
             if outcome == BATCHED:
                 self._say_first_uses()
@@ -149,9 +174,7 @@ class ServerProcess:
         """Wait until the engine, which has run up to `until_s`, goes on."""
         driver, environment = self.driver, self._environment
         if outcome == IDLE:
-            if not self._sent.triggered:
-                yield self._wakes()
-            self._sent = environment.event()
+            yield from self.await_request() if self._lockstep is None else self._lockstep.rest(self)
         elif outcome == REACHED and driver.host_s < until_s:
             # It has nothing to do yet. The next event elsewhere is no time to wait for: it may be such a wait, too.
             self._sent = environment.event()
@@ -162,6 +185,12 @@ class ServerProcess:
             if outcome == ANSWERED:
                 self._answer()
                 yield environment.timeout(0)  # clients come first: what they send now is there when it goes on
+
+    def await_request(self) -> Generator[simpy.Event, None, None]:
+        """Wait until something is sent, or until it is time to go on."""
+        if not self._sent.triggered:
+            yield self._wakes()
+        self._sent = self._environment.event()
 
     def _wakes(self) -> simpy.Event:
         """Return the event with which an engine goes on that has nothing to do: something is sent, or it is time."""

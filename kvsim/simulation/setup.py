@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvsim.engine.known_requests import Demand
-from kvsim.errors import UnknownNameError
+from kvsim.errors import UnknownNameError, UsageError
 from kvsim.kv_groups import KVCacheLayout
 from kvsim.machines.known_errors import served_otherwise
 from kvsim.policies import AnyPolicy, Paged, Pipeline, Policy, Radix, describe
@@ -20,7 +20,7 @@ from kvsim.simulation.demand import demand_of, hash_tokens, provenance_of_hashes
 from kvsim.simulation.image_inputs import encoder_limits, with_image_tokens
 from kvsim.simulation.machine import Machine, check_stages, release_of
 from kvsim.simulation.modes import EngineName
-from kvsim.steptime import StepTimeModel
+from kvsim.steptime import RankTimes, StepTimeModel
 from kvsim.steptime.kernels import Batch
 from kvsim.workload import Ragged, Workload
 
@@ -173,6 +173,26 @@ class Setup:
             notes=self.workload.description,
             extra=provenance(step_time) | provenance_of_hashes(self.workload, self.base),
         )
+
+
+def check_ranks(setup: Setup, num_servers: int) -> None:
+    """Check that the servers of a run are the data-parallel ranks of its machine, if it has any.
+
+    Raises:
+        UsageError: they are not, or ranks that share experts have the step times of a server alone, or stages.
+    """
+    model, times = setup.machine.model, setup.machine.step_time
+    if model.data_parallel_size not in (1, num_servers):
+        raise UsageError(
+            f"{model.name} is served by {model.data_parallel_size} data-parallel ranks, which take the place of other "
+            "servers and are simulated by kvsim run and compare; leave --data-parallel-size out here."
+        )
+    if model.has_shared_experts and model.pipeline_parallel_size > 1:
+        raise UsageError("ranks that share experts are modelled where one stage holds all layers; leave out "
+                         "--pipeline-parallel-size.")  # fmt: skip
+    if model.has_shared_experts and not isinstance(times, RankTimes):
+        raise UsageError("the steps of ranks that share experts wait for each other, and the step times are those of a "
+                         "server alone; take those of a machine card, or kvsim.steptime.RankTimes.")  # fmt: skip
 
 
 def times_label(machine: Machine, base: Policy, workload: Workload) -> str:

@@ -29,6 +29,7 @@ from kvsim.metrics import Limits
 from kvsim.policies import AnyPolicy, Paged, Static, describe
 from kvsim.policies.connectors import Connector
 from kvsim.policies.custom import CustomPolicy, evicts
+from kvsim.policies.data_parallel import steps_between_syncs
 from kvsim.policies.drafts import drafts_of
 from kvsim.policies.kinds import evicts_optimally
 from kvsim.policies.releases import defaults_of
@@ -38,12 +39,13 @@ from kvsim.recording import Meta, Recording, RecordingBuilder, RecordingWriter
 from kvsim.recording.tables import Transfers
 from kvsim.simulation.dispatch import CachedKeys, Dispatcher
 from kvsim.simulation.image_inputs import contents_of, encoding_of, recorded_images
+from kvsim.simulation.lockstep import Lockstep
 from kvsim.simulation.machine import Machine, release_of
 from kvsim.simulation.measured import Measured
 from kvsim.simulation.modes import begins_compiled, engine_for, may_compile
 from kvsim.simulation.results import FinalRows, Totals, largest_shape, requests_of, rows_of
 from kvsim.simulation.server import Exchanging, ServerProcess
-from kvsim.simulation.setup import Options, Setup
+from kvsim.simulation.setup import Options, Setup, check_ranks
 from kvsim.simulation.sources import (
     ClosedLoop,
     Conversations,
@@ -53,7 +55,7 @@ from kvsim.simulation.sources import (
     Source,
     Users,
 )
-from kvsim.steptime import StepTimeModel
+from kvsim.steptime import RankTimes, StepTimeModel
 from kvsim.steptime.kernels import KernelsSeen
 from kvsim.workload import Ragged, Workload
 
@@ -136,11 +138,19 @@ class SimulationRun:
         self.samples: list[CachedKeys] = []
         self._future = _expected_order(setup, num_replicas) if evicts_optimally(setup.base) else None
         self._environment = simpy.Environment()
+        check_ranks(setup, num_replicas)
+        times = setup.machine.step_time
+        self.lockstep = None
+        if isinstance(times, RankTimes):
+            self.lockstep = Lockstep(self._environment, times, steps_between_syncs(release_of(setup.base)))
         source = self._source(num_replicas, dispatcher or Dispatcher.of(setup), sample_s)
         self._replicas = [
             self._replica(source, builders[number] if builders else None) for number in range(num_replicas)
         ]
-        source.start(self._environment, [replica.server for replica in self._replicas])
+        servers = [replica.server for replica in self._replicas]
+        if self.lockstep is not None:
+            self.lockstep.ranks = servers
+        source.start(self._environment, servers)
 
     def finish(self) -> list[Measured]:
         """Run to the end and return what it adds up to, for each server."""
@@ -188,6 +198,7 @@ class SimulationRun:
         policy, machine, options = setup.base, setup.machine, setup.options
         # Each server has its own account of the steps that leave the fitted range.
         step_time = machine.step_time.anew() if isinstance(machine.step_time, WatchedProfile) else machine.step_time
+        step_time = step_time.own if isinstance(step_time, RankTimes) else step_time
         # Code that is compiled for one server of several serves the others, too.
         size, choice = len(setup.workload) * setup.rows.step, engine_for(options.get("engine", "auto"), setup.policy)
         # A check looks at everything at every step, in Python, which reads objects faster than arrays.
@@ -212,11 +223,15 @@ class SimulationRun:
             driver,
             kernels=kernels if isinstance(policy, Static) else None,
             listeners=listeners,
-            horizon=source.horizon_s if pair is None else lambda: float(self._environment.peek()),
+            horizon=source.horizon_s if pair is None and self.lockstep is None else self._next_event_s,
             pair=pair,
+            lockstep=self.lockstep,
             rows=setup.rows,
         )
         return Replica(server, totals, tables, step_time)
+
+    def _next_event_s(self) -> float:
+        return float(self._environment.peek())
 
     def _plan(
         self, setup: Setup, step_time: StepTimeModel, connector: Connector | None, *, answers: bool, records: bool
@@ -240,6 +255,7 @@ class SimulationRun:
             num_gpus=model.tensor_parallel_size,
             num_layers=model.num_kv_layers,
             answers=answers,
+            lockstep=self.lockstep is not None,
             connector=connector,
             stamp_at_entry=options.get("stamp_at_entry", False),
             records_memory=records,

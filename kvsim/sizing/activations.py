@@ -66,14 +66,14 @@ def _inner_width(model: Model) -> float:
     heads = (2 * model.num_attention_heads + 2 * model.num_kv_heads) * model.head_dim / size
     if not model.num_experts:
         return max(dense, heads)
-    expert = model.expert_intermediate_size / size
+    expert = model.expert_intermediate_size / (1 if model.enable_expert_parallel else model.num_expert_gpus)
     into, out = max(2 * expert, model.hidden_size), max(expert, model.hidden_size)
     return max(heads, model.num_experts_per_token * (into + out))
 
 
 def outside_pytorch(model: Model) -> Estimate:
     """Estimate the memory outside PyTorch's allocator."""
-    if model.tensor_parallel_size * model.pipeline_parallel_size == 1:
+    if model.num_gpus * model.data_parallel_size == 1:
         return OUTSIDE_BYTES, "workspaces and kernels that libraries load"
     return OUTSIDE_BYTES + COMMUNICATOR_BYTES, "workspaces, kernels, and buffers to exchange results between GPUs"
 

@@ -271,7 +271,8 @@ def weight_terms(model: Model, stage: range) -> tuple[BudgetTerm, ...]:
     """Return the weights on one GPU of a pipeline stage: its layers, and the tables at both ends."""
     table = model.vocab_size * model.hidden_size * model.dtype_bytes
     tables = table if model.tie_word_embeddings else 2 * table
-    layers = (model.weight_bytes - tables) * len(stage) / model.num_layers
+    share = len(stage) / model.num_layers
+    layers = (model.weight_bytes - model.expert_bytes - tables) * share
     ends = (stage.start == 0) + (stage.stop == model.num_layers)
     on_stage = layers + (tables if model.pipeline_parallel_size == 1 else table * ends)
     kept = model.quantization.method if model.quantization else model.dtype
@@ -280,7 +281,10 @@ def weight_terms(model: Model, stage: range) -> tuple[BudgetTerm, ...]:
         why += f"; layers {stage.start + 1} to {stage.stop} of {model.num_layers}"
     if model.tensor_parallel_size > 1:
         why += f"; divided among {model.tensor_parallel_size} GPUs"
-    terms = (BudgetTerm("weights", -math.ceil(on_stage / model.tensor_parallel_size), why),)
+    if model.num_experts and model.num_expert_gpus > model.tensor_parallel_size:
+        why += f", experts among {model.num_expert_gpus}"
+    experts = model.expert_bytes * share * model.expert_share_on_gpu
+    terms = (BudgetTerm("weights", -math.ceil(on_stage / model.tensor_parallel_size + experts), why),)
     if not model.encoder_bytes or stage.start:
         return terms
     tower = math.ceil(model.encoder_bytes / model.tensor_parallel_size)

@@ -32,6 +32,16 @@ class MachineSettings:
     pipeline_parallel_size: int | None = setting(
         None, "Pipeline-parallel size.", "--pipeline-parallel-size", unit="N", shown="1"
     )
+    data_parallel_size: int | None = setting(
+        None,
+        "Data-parallel size: ranks with a scheduler and a cache each. Ranks of a mixture share its experts.",
+        "--data-parallel-size",
+        unit="N",
+        shown="1",
+    )
+    enable_expert_parallel: bool = setting(
+        False, "Put whole experts on each GPU; otherwise a part of every expert.", "--enable-expert-parallel"
+    )
     quantization: str | None = setting(
         None,
         "Type of the weights: none, fp8, awq, gptq, mxfp4 and others.",

@@ -73,7 +73,7 @@ def default_chunk(gpu: Gpu) -> int:
 
 def default_fraction(gpu: Gpu, model: Model, chunked_prefill_size: int) -> float:
     """Return SGLang's `mem_fraction_static` on a card: what a reserve for the largest step leaves of it."""
-    num_gpus = model.tensor_parallel_size * model.pipeline_parallel_size
+    num_gpus = model.num_gpus
     card_mib = gpu.memory_bytes / _MIB
     captured = _CAPTURED_BY_MANY if num_gpus >= _MANY else _CAPTURED
     reserve = _META_MIB + _MIB_PER_TOKEN * max(chunked_prefill_size, _LEAST_TOKENS)

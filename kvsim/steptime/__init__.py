@@ -8,12 +8,14 @@ behind the step before.
 
 `Roofline` gets its coefficients from a fit, or through `reduce` from a machine card and a model's shape. For
 `generate()` of Hugging Face they come from a fit, or through `generate_times` from a data sheet. `Staged` has the times
-of every stage of a pipeline, by `reduce_stages`. This room knows no requests, blocks or scheduling.
+of every stage of a pipeline, by `reduce_stages`; `RankTimes` has those of data-parallel ranks that share experts, by
+`reduce_ranks`. This room knows no requests, blocks or scheduling.
 """
 
 from kvsim.steptime.hf_generate import copy_bytes_per_s, generate_times, streamed_bytes_per_s
 from kvsim.steptime.pace import TYPICAL, Pace, at_pace
-from kvsim.steptime.reduction import reduce, reduce_stages
+from kvsim.steptime.ranks import RankTimes
+from kvsim.steptime.reduction import reduce, reduce_ranks, reduce_stages
 from kvsim.steptime.roofline import COEFFICIENTS, Roofline, Staged, attention_times, host_times, overlapped, size_s
 from kvsim.steptime.shapes import (
     NO_TIME,
@@ -39,6 +41,7 @@ __all__ = [
     "UNTHROTTLED",
     "Pace",
     "PowerThrottle",
+    "RankTimes",
     "Roofline",
     "Staged",
     "StepShape",
@@ -53,6 +56,7 @@ __all__ = [
     "larger",
     "overlapped",
     "reduce",
+    "reduce_ranks",
     "reduce_stages",
     "size_place",
     "size_s",

@@ -117,6 +117,9 @@ class Card:
     attention: tuple[Attention, ...]
     all_reduce: tuple[tuple[int, float], ...] = ()
     """Bytes and seconds of a sum over `num_gpus` GPUs; empty for one."""
+    exchange: tuple[tuple[int, float], ...] = ()
+    """Bytes of all GPUs that share experts, and seconds to gather them on each and to scatter their sums; not in files.
+    """
     has_fp8_attention: bool = False
     """True if `attention` is of a cache in fp8, as only kernel tables have it; not in files."""
     experts: Experts | None = None
@@ -156,6 +159,7 @@ def _card(document: Mapping[str, Any]) -> Card:
         source=_text(document, "source"),
         measured=_yes_or_no(document, "measured"),
         has_fp8_attention=False,
+        exchange=(),
         experts=None,
         sparse=None,
         latent=None,

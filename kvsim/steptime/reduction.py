@@ -16,6 +16,7 @@ import numpy as np
 from kvsim.steptime.curves import AttentionCost, attention_cost, experts_s, product_curve, reduce_s
 from kvsim.steptime.overheads import MAX_CAPTURED_TOKENS, SHARED_SAVING, THROTTLE_SHARE
 from kvsim.steptime.pace import WORKER_COEFFICIENTS, Pace, at_pace
+from kvsim.steptime.ranks import GROUP_SIZES, RankTimes
 from kvsim.steptime.roofline import Roofline
 from kvsim.steptime.shapes import StepShape
 from kvsim.steptime.sizes import LARGE_SIZES, NUM_SIZES, captured_size, size_place
@@ -123,6 +124,26 @@ def reduce(card: Card, model: Model, *, num_processors: int = 132, in_process: b
     """
     awake = never_asleep(card, model, num_processors=num_processors)
     return on_machine(awake, card.launch_s, card.factors, in_process=in_process)
+
+
+def reduce_ranks(card: Card, model: Model, *, num_processors: int = 132) -> RankTimes:
+    """Return the step times of data-parallel ranks that share the experts of `model`; see `reduce`.
+
+    An all-gather and a reduce-scatter of all ranks take the place of a sum over the GPUs after the experts.
+    """
+    work = work_of(model)
+    own = replace(work, expert_weights=0, num_reduces=max(work.num_reduces - work.expert_layers, 0))
+    awake = _never_asleep(card, model, own, num_processors)
+    seconds = []
+    for tokens in GROUP_SIZES:
+        exchanged_s = reduce_s(card.exchange, tokens * _ACTIVATION_BYTES * model.hidden_size) + 2 * REDUCE_WAIT_S
+        seconds.append(_experts_s(card, work, tokens) + work.expert_layers * exchanged_s)
+    return RankTimes(
+        label=awake.label,
+        own=on_machine(awake, card.launch_s, card.factors),
+        num_ranks=model.data_parallel_size,
+        group_s=tuple(seconds),
+    )
 
 
 def reduce_stages(

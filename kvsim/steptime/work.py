@@ -81,7 +81,7 @@ class Work:
     output: Weights | None
     """Output projection; None if another stage of a pipeline has it."""
     expert_weights: int
-    """Weights of one expert in one layer; 0 without experts."""
+    """Weights of one expert in one layer, divided by the GPUs that share the experts; 0 without experts."""
     expert_layers: float
     num_experts: int
     num_experts_per_token: int
@@ -136,7 +136,9 @@ def work_of(model: Model) -> Work:
         products=dict(products),
         weight_bits=(quantization.linear_bits if quantization else 0) or bits,
         output=Weights(model.vocab_size // size, hidden),
-        expert_weights=model.num_expert_parameters // max(expert_layers * model.num_experts, 1) // size,
+        expert_weights=model.num_expert_parameters
+        // max(expert_layers * model.num_experts, 1)
+        // model.num_expert_gpus,
         expert_layers=expert_layers,
         num_experts=model.num_experts,
         num_experts_per_token=model.num_experts_per_token,
@@ -151,7 +153,7 @@ def work_of(model: Model) -> Work:
         num_state_tables=_num_state_tables(model),
         reduced_bytes=_ACTIVATION_BYTES * hidden,
         num_reduces=2 * model.num_layers if size > 1 else 0,
-        has_workers=size * model.pipeline_parallel_size > 1,
+        has_workers=model.num_gpus > 1,
     )
 
 
@@ -167,7 +169,7 @@ def untimed(model: Model, *, times_sparse: bool = False) -> tuple[str, ...]:
     A process launches its first large steps slowly. The effect was largest in workers of several GPUs with windows: 28
     to 47 ms each in the first second, and 16 to 18 when the same load came again.
     """
-    has_workers = model.tensor_parallel_size * model.pipeline_parallel_size > 1
+    has_workers = model.num_gpus > 1
     found = {
         "its sparse attention (each token reads all that are cached and nothing picks them)": not times_sparse
         and any(isinstance(layer, Mla) and layer.sparse for layer in model.attention_layers),

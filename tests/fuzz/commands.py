@@ -23,6 +23,8 @@ from tests.preloaded import load
 COMMANDS: dict[str, tuple[str, ...]] = {
     "run": ("run", "--workload", "paged", "-o", "out"),
     "run replicas": ("run", "--workload", "paged", "--replicas", "2", "-o", "out"),
+    "run ranks": ("run", "--workload", "paged", "--model", "Qwen3-30B-A3B", "--gpu", "H200", "--data-parallel-size",
+                  "2", "-o", "out"),
     "run prefill": ("run", "--workload", "paged", "--prefill", "1", "--decode", "1", "-o", "out"),
     "compare": ("compare", "--workload", "paged", "--max-model-len", "64", "-o", "out"),
     "import": ("import", "paged", "-o", "out"),

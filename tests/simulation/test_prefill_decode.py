@@ -20,7 +20,7 @@ from kvsim.policies.connectors import KvLink
 from kvsim.policies.settings import ContinuousSettings, PagedSettings
 from kvsim.recording import MemoryKind, Recording, RequestStatus, read
 from kvsim.recording.tables import TransferKind
-from kvsim.simulation import Disaggregation, Machine, measure_apart, record_apart, simulate_apart
+from kvsim.simulation import Disaggregation, Machine, measure_fleet, record_fleet, simulate_fleet
 from kvsim.workload import Poisson, SharedPrefixes, Uniform, Workload, generate
 
 POLICY = Paged(
@@ -52,7 +52,7 @@ def serve(
 ) -> tuple[list[Recording], Any]:
     apart = Disaggregation(num_prefill=prefill, num_decode=decode, **more)
     check = engine == "interpreted"
-    return simulate_apart(requests(), policy, machine, apart, "shortest", check=check, engine=engine)
+    return simulate_fleet(requests(), policy, machine, apart, check=check, engine=engine)
 
 
 @pytest.mark.parametrize("policy", [POLICY, OLD], ids=["0.33.0", "0.25.1"])
@@ -126,7 +126,7 @@ def test_both_engines_record_the_same(machine: Machine) -> None:
 
 def test_recordings_of_every_server_keep_to_the_format(machine: Machine, tmp_path: Path) -> None:
     apart = Disaggregation(num_prefill=1, num_decode=2, failed_share=0.3, recomputes=True)
-    record_apart(requests(), POLICY, machine, tmp_path, apart, "shortest", engine="interpreted")
+    record_fleet(requests(), POLICY, machine, apart, tmp_path, engine="interpreted")
     assert sorted(each.name for each in tmp_path.iterdir()) == ["decode-0", "decode-1", "prefill-0"]
     for folder in sorted(tmp_path.iterdir()):
         done = CliRunner().invoke(cli, ["info", "--check", str(folder)])
@@ -184,14 +184,14 @@ def test_a_changed_transfer_is_a_difference(machine: Machine, side: int, column:
 def test_what_does_not_go_together_is_refused(machine: Machine) -> None:
     one = Disaggregation(num_prefill=1, num_decode=1)
     with pytest.raises(UsageError, match="with the paged policy"):
-        measure_apart(requests(), Contiguous(), machine, one, "shortest")
+        measure_fleet(requests(), Contiguous(), machine, one)
     config = '{"method": "ngram", "num_speculative_tokens": 2}'
     drafting = replace(POLICY, scheduler=replace(POLICY.scheduler, speculative_config=config))
     with pytest.raises(UsageError, match="--speculative-config is not modelled"):
-        measure_apart(requests(), drafting, machine, one, "shortest")
+        measure_fleet(requests(), drafting, machine, one)
     between = replace(POLICY, scheduler=replace(POLICY.scheduler, vllm="0.30.0"))
     with pytest.raises(UsageError, match=r"KV connectors of vLLM 0\.25 and 0\.33"):
-        measure_apart(requests(), between, machine, one, "shortest")
+        measure_fleet(requests(), between, machine, one)
     with pytest.raises(UsageError, match="give --prefill and --decode"):
         Disaggregation(num_prefill=0, num_decode=1)
     with pytest.raises(UsageError, match="gb_per_s of a link cannot be 0"):

@@ -28,7 +28,7 @@ from kvsim.policies.routers import (
 )
 from kvsim.policies.settings import ContinuousSettings, PagedSettings, StaticSettings
 from kvsim.recording import read
-from kvsim.simulation import Fleet, Machine, measure, measure_replicas, record_replicas
+from kvsim.simulation import Fleet, Machine, Replicas, measure, measure_fleet, record_fleet
 from kvsim.simulation.fleet import Spread, in_turn
 from kvsim.workload import Poisson, SharedPrefixes, Uniform, Workload, generate
 
@@ -56,8 +56,14 @@ def machine(make_machine: Callable[[int], Machine]) -> Machine:
     return make_machine(120)
 
 
-def serve(workload: Workload, machine: Machine, route: str | Router, **more: Any) -> Fleet:
-    return measure_replicas(workload, POLICY, machine, NUM_SERVERS, route, **more)
+def serve(
+    workload: Workload, machine: Machine, route: str | Router, *, route_lag_s: float = 0.0, **options: Any
+) -> Fleet:
+    return measure_fleet(workload, POLICY, machine, behind(route, route_lag_s), **options)
+
+
+def behind(route: str | Router, route_lag_s: float = 0.0) -> Replicas:
+    return Replicas(number=NUM_SERVERS, route=route, route_lag_s=route_lag_s)
 
 
 def differ(one: Fleet, other: Fleet) -> list[str]:
@@ -109,16 +115,16 @@ DRAFTING = replace(
 def test_servers_run_apart_as_on_one_clock(machine: Machine, spread: Spread, policy: Paged, tmp_path: Path) -> None:
     """Servers of a round robin depend on no other, and are run by themselves; a router of one's own wants one clock."""
     workload = requests(number=600)
-    apart = measure_replicas(workload, policy, machine, NUM_SERVERS, "round-robin", spread=spread)
-    together = measure_replicas(workload, policy, machine, NUM_SERVERS, RoundRobin())
+    apart = measure_fleet(workload, policy, machine, behind("round-robin"), spread=spread)
+    together = measure_fleet(workload, policy, machine, behind(RoundRobin()))
     assert differ(apart, together) == []
     assert [repr(run.summary.as_dict()) for run in apart.servers] == [
         repr(run.summary.as_dict()) for run in together.servers
     ]
     assert apart[1:] == together[1:]
     assert apart.most_duplicate_blocks > 0
-    record_replicas(workload, policy, machine, tmp_path / "apart", NUM_SERVERS, "round-robin", spread=spread)
-    record_replicas(workload, policy, machine, tmp_path / "together", NUM_SERVERS, RoundRobin())
+    record_fleet(workload, policy, machine, behind("round-robin"), tmp_path / "apart", spread=spread)
+    record_fleet(workload, policy, machine, behind(RoundRobin()), tmp_path / "together")
     for number in map(str, range(NUM_SERVERS)):
         one, other = read(tmp_path / "apart" / number), read(tmp_path / "together" / number)
         assert one.meta == other.meta
@@ -132,7 +138,7 @@ def test_a_row_is_named_as_in_the_workload(machine: Machine) -> None:
     workload = Workload(arrival_s=np.arange(9.0), prompt_tokens=lengths, output_tokens=[2] * 9)
     whole = replace(POLICY, scheduler=replace(POLICY.scheduler, enable_chunked_prefill=False))
     with pytest.raises(StalledError, match="row 7"):
-        measure_replicas(workload, whole, machine, NUM_SERVERS, "round-robin")
+        measure_fleet(workload, whole, machine, behind("round-robin"))
 
 
 def test_round_robin_is_separate_servers(machine: Machine) -> None:
@@ -185,9 +191,9 @@ def test_what_is_held_twice_is_counted_once_less(make_machine: Callable[[int], M
         prefixes=SharedPrefixes(num_groups=1, tokens=16),
         seed=1,
     )
-    fleet = measure_replicas(workload, POLICY, make_machine(400), NUM_SERVERS, "round-robin")
+    fleet = measure_fleet(workload, POLICY, make_machine(400), behind("round-robin"))
     assert fleet.most_duplicate_blocks == (NUM_SERVERS - 1) * 16 // 4
-    alone = measure_replicas(workload, POLICY, make_machine(400), NUM_SERVERS, "prefix")
+    alone = measure_fleet(workload, POLICY, make_machine(400), behind("prefix"))
     assert alone.most_duplicate_blocks == 0
 
 
@@ -267,7 +273,7 @@ def test_what_cannot_be_routed_is_refused(machine: Machine) -> None:
     with pytest.raises(UsageError, match=r"the router failed at the request in row 0: AttributeError"):
         serve(requests(), machine, lambda request, servers: servers.first)  # noqa: ARG005
     with pytest.raises(UsageError, match="the route 'prefix' looks prefixes up in blocks"):
-        measure_replicas(requests(), Radix(), machine, 2, "prefix")
+        measure_fleet(requests(), Radix(), machine, Replicas(number=2, route="prefix"))
     with pytest.raises(UsageError, match="--route-lag needs arrivals that are known beforehand"):
         serve(replace(requests()), machine, "prefix", route_lag_s=1.0, users=3)
 
@@ -314,9 +320,8 @@ def test_ranks_are_chosen_as_by_the_front_end_of_vllm() -> None:
 def test_servers_that_wait_for_a_full_batch_do_not_wait_for_each_other(machine: Machine, engine: Any) -> None:
     """Too few users to fill a batch: each server goes on when its oldest request has waited long enough."""
     policy = Static(scheduler=StaticSettings(batch_size=8, timeout_s=0.02, max_model_len=64))
-    fleet = measure_replicas(
-        requests(), policy, machine, NUM_SERVERS, "shortest", users=5, think_s=0.03, engine=engine, refuse_misfits=True
-    )
+    options: Any = {"users": 5, "think_s": 0.03, "engine": engine, "refuse_misfits": True}
+    fleet = measure_fleet(requests(), policy, machine, behind("shortest"), **options)
     assert sum(run.summary.num_finished + run.summary.num_refused for run in fleet.servers) == len(requests())
     for run in fleet.servers:
         begins_s, arrived_s = run.requests.first_scheduled_s, run.requests.arrival_s

@@ -18,7 +18,7 @@ from kvsim.policies import Paged
 from kvsim.policies.settings import ContinuousSettings, PagedSettings
 from kvsim.recording import Recording, find, read, write
 from kvsim.recording.tables import RequestStatus
-from kvsim.simulation import measure_replicas, simulate, simulate_replicas
+from kvsim.simulation import Replicas, measure_fleet, simulate, simulate_fleet
 from kvsim.workload import Ragged, Turns, Workload
 
 from .test_engines import STEP_TIME, assert_same, machine_of
@@ -165,7 +165,7 @@ def test_sessions_take_users_and_no_limit_of_requests() -> None:
 @pytest.mark.parametrize("route", ["round-robin", "shortest"])
 def test_several_servers_answer_every_turn_once(route: Any) -> None:
     workload = conversation(4, sessions=5)
-    runs = measure_replicas(workload, PAGED, SLOW, 2, route).servers
+    runs = measure_fleet(workload, PAGED, SLOW, Replicas(number=2, route=route)).servers
     assert sum(len(run.requests) for run in runs) == len(workload)
     assert all(np.isfinite(run.requests.finished_s).all() for run in runs)
 
@@ -174,7 +174,7 @@ def test_the_turn_behind_a_refused_one_is_sent_at_once() -> None:
     """While its server computes for others, which would be told of the refusal later: arrivals ascend on every one."""
     workload = conversation(9, sessions=7, pause_s=0.0)
     policy = replace(PAGED, scheduler=replace(PAGED.scheduler, max_model_len=300))
-    runs, _ = simulate_replicas(workload, policy, SLOW, 2, "round-robin", refuse_misfits=True)
+    runs, _ = simulate_fleet(workload, policy, SLOW, Replicas(number=2, route="round-robin"), refuse_misfits=True)
     arrivals = [run.requests.arrival_s for run in runs]
     assert sum(map(len, arrivals)) == len(workload)
     assert sum((run.requests.status == RequestStatus.REFUSED).sum() for run in runs) > 20

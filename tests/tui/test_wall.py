@@ -17,7 +17,7 @@ from kvsim.models import find_model
 from kvsim.policies import Paged
 from kvsim.policies.settings import ContinuousSettings, PagedSettings
 from kvsim.recording import server_folders, write
-from kvsim.simulation import Disaggregation, Machine, simulate_apart, simulate_replicas
+from kvsim.simulation import Disaggregation, Machine, Replicas, simulate_fleet
 from kvsim.workload import LogNormal, Poisson, SharedPrefixes, generate
 from kvsim_tui import fleet_of, open_fleet
 from kvsim_tui.app import KvsimApp
@@ -62,13 +62,13 @@ def machine() -> Machine:
 
 @pytest.fixture(scope="module")
 def recordings(requests: Workload, machine: Machine) -> list[Recording]:
-    return simulate_replicas(requests, POLICY, machine, 3, "round-robin", engine="interpreted")[0]
+    return simulate_fleet(requests, POLICY, machine, Replicas(number=3, route="round-robin"), engine="interpreted")[0]
 
 
 @pytest.fixture(scope="module")
 def apart(requests: Workload, machine: Machine) -> list[Recording]:
     pairs = Disaggregation(num_prefill=1, num_decode=2)
-    return simulate_apart(requests, POLICY, machine, pairs, "shortest", engine="interpreted")[0]
+    return simulate_fleet(requests, POLICY, machine, pairs, engine="interpreted")[0]
 
 
 def lines_of(app: KvsimApp) -> list[str]:

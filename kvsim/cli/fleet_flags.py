@@ -1,0 +1,187 @@
+"""Flags of several servers, for `kvsim run` and `kvsim compare`: equal ones, ranks, and prefill and decode servers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import click
+
+from kvsim.errors import UsageError
+from kvsim.policies.connectors import MOST_TRANSFERS
+from kvsim.policies.routers import ROUTE_NAMES
+
+if TYPE_CHECKING:
+    from kvsim.policies import AnyPolicy
+    from kvsim.simulation import Disaggregation, Machine, Servers
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+_SERVERS = click.IntRange(1, 1_000)
+_OF_TRANSFERS = ("kv_link_gb_per_s", "kv_link_latency_s", "kv_transfers", "failed_loads", "load_failure_policy")
+
+
+class RouteParam(click.ParamType[str]):
+    """The name of a router, or a Python file with one."""
+
+    name = "route"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return `value` if it is a route or a file that ends in .py."""
+        if value not in ROUTE_NAMES and not (value.endswith(".py") and Path(value).is_file()):
+            self.fail(f"{value!r} is none of {', '.join(ROUTE_NAMES)}, and no Python file.", param, ctx)
+        return value
+
+
+def apart_options(command: Command) -> Command:
+    """Add the flags."""
+    for option in reversed(
+        (
+            click.option("--prefill", type=_SERVERS, help="Servers that compute prompts, apart from --decode."),
+            click.option("--decode", type=_SERVERS, help="Servers that fetch the KV of prompts, and answer."),
+            click.option(
+                "--kv-link-gb-per-s",
+                type=click.FloatRange(0, min_open=True),
+                default=None,
+                help="Speed of a decode server's link for KV, in 10^9 bytes a second on each GPU.  [50]",
+            ),
+            click.option(
+                "--kv-link-latency",
+                "kv_link_latency_s",
+                type=click.FloatRange(0),
+                default=None,
+                help="Seconds that a transfer of KV takes however small it is.  [0.001]",
+            ),
+            click.option(
+                "--kv-transfers",
+                type=click.IntRange(1, MOST_TRANSFERS),
+                default=None,
+                help="Transfers at a time on such a link, each over an equal share.  [1]",
+            ),
+            click.option(
+                "--failed-loads",
+                type=click.FloatRange(0, 1),
+                default=None,
+                help="Share of the transfers of which a block does not arrive.  [0]",
+            ),
+            click.option(
+                "--kv-load-failure-policy",
+                "load_failure_policy",
+                type=click.Choice(["fail", "recompute"]),
+                default=None,
+                help="Policy after a failed transfer: an error for the client, or tokens that are computed.  [fail]",
+            ),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+def replicas_options(command: Command) -> Command:
+    """Add the flags of equal servers behind one router."""
+    for option in reversed(
+        (
+            click.option("--replicas", type=_SERVERS, default=1, show_default=True, help="Servers behind one router."),
+            click.option(
+                "--route",
+                type=RouteParam(),
+                help="Router in front of the servers, or a Python file with a function route(request, servers).  "
+                "[shortest; of data-parallel ranks data-parallel]",
+            ),
+            click.option(
+                "--route-lag",
+                "route_lag_s",
+                type=click.FloatRange(0),
+                default=0.0,
+                show_default=True,
+                help="Age in seconds of what the router knows of the servers' prefix caches.",
+            ),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+class FleetFlags(NamedTuple):
+    """Servers that the flags ask for, before the machine of each is known."""
+
+    apart: Disaggregation | None
+    replicas: int = 1
+    route: str | None = None
+    route_lag_s: float = 0.0
+
+
+def fleet_of(flags: dict[str, Any]) -> FleetFlags:
+    """Take the flags of several servers out of `flags`.
+
+    Raises:
+        UsageError: flags contradict each other, or one is there without another that it needs.
+    """
+    replicas, route = flags.pop("replicas", 1), flags.pop("route", None)
+    route_lag_s = flags.pop("route_lag_s", 0.0)
+    apart = _apart_of(flags, route or "shortest", others=replicas > 1 or route_lag_s > 0)
+    if (flags["data_parallel_size"] or 1) > 1 and (apart or replicas > 1):
+        raise UsageError(
+            "--data-parallel-size is one server of several ranks, and fleets of such servers are not modelled; leave "
+            "out --replicas, --prefill and --decode."
+        )
+    return FleetFlags(apart, replicas, route, route_lag_s)
+
+
+def servers_of(told: FleetFlags, policy: AnyPolicy, machine: Machine) -> Servers | None:
+    """Return the servers of a run; None for one server.
+
+    Raises:
+        UsageError: the policy does not know data-parallel ranks.
+    """
+    from kvsim.simulation import Replicas
+
+    if told.apart is not None:
+        return told.apart
+    if machine.model.data_parallel_size > 1:
+        ranks = Replicas.ranks_of(machine, policy)
+        return replace(ranks, route=told.route or ranks.route, route_lag_s=told.route_lag_s)
+    if told.replicas == 1:
+        return None
+    return Replicas(number=told.replicas, route=told.route or "shortest", route_lag_s=told.route_lag_s)
+
+
+def routed_words(servers: Servers) -> str:
+    """Describe how requests are routed."""
+    route = servers.route if isinstance(servers.route, str) else "data-parallel"
+    lag_s = getattr(servers, "route_lag_s", 0.0)
+    return f"routed by {route}{f', {lag_s:g} s late' if lag_s else ''}"
+
+
+def _apart_of(flags: dict[str, Any], route: str, *, others: bool) -> Disaggregation | None:
+    """Take the flags of prefill and decode servers out of `flags`; return what they ask for, None for nothing.
+
+    `others` tells that there are flags of equal servers behind one router.
+
+    Raises:
+        UsageError: some of the flags are there, and others that they need are not.
+    """
+    prefill, decode = flags.pop("prefill"), flags.pop("decode")
+    given = {name: value for name in _OF_TRANSFERS if (value := flags.pop(name)) is not None}
+    if prefill is None and decode is None:
+        if given:
+            raise UsageError("a link for KV is between prefill and decode servers; give --prefill and --decode.")
+        return None
+    if others:
+        raise UsageError("prefill and decode servers take the place of equal ones; leave --replicas and --route-lag.")
+    if prefill is None or decode is None:
+        missing = "--decode" if decode is None else "--prefill"
+        raise UsageError(f"prompts are computed on some servers and decoded on others; give {missing}, too.")
+    from kvsim.policies.connectors import KvLink
+    from kvsim.simulation import Disaggregation
+
+    names = {"kv_link_gb_per_s": "gb_per_s", "kv_link_latency_s": "latency_s", "kv_transfers": "num_transfers"}
+    return Disaggregation(
+        num_prefill=prefill,
+        num_decode=decode,
+        route=route,
+        link=KvLink(**{names[name]: value for name, value in given.items() if name in names}),
+        failed_share=given.get("failed_loads", 0.0),
+        recomputes=given.get("load_failure_policy") == "recompute",
+    )

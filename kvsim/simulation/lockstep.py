@@ -1,0 +1,90 @@
+"""Data-parallel ranks whose steps wait for each other, because they share the experts of a model.
+
+Every rank takes part in every step: with a batch of its own, or with an idle step of one token while another rank has
+work. Now and then the ranks agree whether any has requests left; if none has, they sleep until one is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import TYPE_CHECKING
+
+import simpy
+
+from kvsim.errors import IntegrityError
+from kvsim.steptime import UNTHROTTLED
+from kvsim.steptime.ranks import IDLE_STEP, RankStep, RankTimes
+
+if TYPE_CHECKING:
+    from kvsim.simulation.server import ServerProcess
+
+
+class Lockstep:
+    """The ranks of one server. `meet` is called by each rank once per step."""
+
+    def __init__(self, environment: simpy.Environment, times: RankTimes, agreed_every: int) -> None:
+        """Prepare for ranks with these step times, which agree `agreed_every` steps whether any has requests left."""
+        self.ranks: Sequence[ServerProcess] = ()
+        self.num_steps = 0
+        """Steps that all ranks have taken together."""
+        self.num_idle_steps: list[int] = [0] * times.num_ranks
+        """Steps of each rank without a batch."""
+        self._environment, self._times, self._agreed_every = environment, times, agreed_every
+        self._awake = False
+        self._num_since_waking = 0
+        self._free_s = 0.0
+        self._throttles = [UNTHROTTLED] * times.num_ranks
+        self._met: dict[int, RankStep] = {}
+        self._released = environment.event()
+
+    def meet(self, rank: ServerProcess) -> Generator[simpy.Event, None, None]:
+        """Take part in a step with the batch that `rank` has scheduled; return when all ranks take part."""
+        if not self._awake:
+            self._wake_all()
+        shape, begin_s = rank.driver.last_step()
+        step = RankStep(shape if shape.num_tokens else IDLE_STEP, begin_s, has_batch=shape.num_tokens > 0)
+        yield from self._take_part(rank, step)
+
+    def rest(self, rank: ServerProcess) -> Generator[simpy.Event, None, None]:
+        """Take part in a step without a batch, or wait until a request is sent to any rank."""
+        if not self._awake and rank.driver.has_sent():
+            self._wake_all()
+        if self._awake:
+            step = RankStep(IDLE_STEP, rank.driver.host_s, has_batch=False, has_requests=False)
+            yield from self._take_part(rank, step)
+        else:
+            yield from rank.await_request()
+
+    def _wake_all(self) -> None:
+        """Let all ranks begin, no earlier than now."""
+        self._awake, self._num_since_waking = True, 0
+        for each in self.ranks:
+            each.driver.skip_to(self._environment.now)
+            each.wake()
+
+    def _take_part(self, rank: ServerProcess, step: RankStep) -> Generator[simpy.Event, None, None]:
+        number = self.ranks.index(rank)
+        if number in self._met:
+            raise IntegrityError(f"rank {number} took part in step {self.num_steps} twice.")
+        self._met[number] = step._replace(throttle=self._throttles[number])
+        if len(self._met) < len(self.ranks):
+            yield self._released
+            return
+        released, self._released = self._released, self._environment.event()
+        self._finish_step()
+        released.succeed()
+
+    def _finish_step(self) -> None:
+        """Set the times of a step in which all ranks take part; sleep instead if they agree that none has requests."""
+        met, self._met = [self._met[number] for number in range(len(self.ranks))], {}
+        if self._num_since_waking % self._agreed_every == 0 and not any(step.has_requests for step in met):
+            self._awake = False
+            return
+        self._num_since_waking += 1
+        self.num_steps += 1
+        timed = self._times.together(met, self._free_s)
+        self._free_s = timed[0].done_s
+        for number, (rank, step) in enumerate(zip(self.ranks, timed, strict=True)):
+            self._throttles[number] = step.throttle
+            self.num_idle_steps[number] += not step.has_batch
+            rank.driver.settle_step(step.launched_s if step.has_batch else None, step.done_s)

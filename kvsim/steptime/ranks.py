@@ -1,0 +1,86 @@
+"""Step times of data-parallel ranks that share experts: their steps wait for each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from kvsim.steptime.roofline import Roofline
+from kvsim.steptime.shapes import UNTHROTTLED, PowerThrottle, StepShape, StepTime, throttled_gpu_s
+
+GROUP_SIZES = tuple(sorted({*range(1, 65), *(2**power for power in range(7, 21)), *(3 * 2**p for p in range(5, 19))}))
+"""Tokens of all ranks together for which the time of the experts is known; it is interpolated in between."""
+IDLE_STEP = StepShape(1, 1, 0, 0, 0)
+"""The step of a rank that has nothing to compute: one token, without context."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankTimes:
+    """Step times of ranks that share experts. A step lasts as long as that of the slowest rank, and the experts."""
+
+    label: str
+    calibrated: bool = False
+    own: Roofline
+    """Times of a rank without its experts."""
+    num_ranks: int
+    group_s: tuple[float, ...]
+    """Seconds of the experts of all layers and of the exchange of tokens, by the tokens of all ranks: `GROUP_SIZES`."""
+
+    def uncaptured(self) -> RankTimes:
+        """Return these times for an engine without graphs and compilation (vLLM's `enforce_eager`)."""
+        return replace(self, own=self.own.uncaptured())
+
+    def entry_s(self, prompt_tokens: int) -> float:
+        """Return the host time in seconds to receive one request."""
+        return self.own.entry_s(prompt_tokens)
+
+    def experts_s(self, num_tokens: int) -> float:
+        """Return the seconds of the experts and of the exchange, for `num_tokens` of all ranks together."""
+        beyond: float = max(num_tokens / GROUP_SIZES[-1], 1.0)
+        return beyond * float(np.interp(num_tokens, GROUP_SIZES, self.group_s))
+
+    def step_time(self, shape: StepShape) -> StepTime:
+        """Return the time of a step of that shape on one rank while the others have nothing to compute."""
+        own = self.own.step_time(shape)
+        return own._replace(gpu_s=own.gpu_s + self.experts_s(int(shape.num_tokens) + self.num_ranks - 1))
+
+    def together(self, steps: Sequence[RankStep], free_s: float) -> list[RankStep]:
+        """Return the steps of all ranks with the time at which their kernels are done.
+
+        All kernels start when the last rank has launched and the GPUs are free, at `free_s`. Where each step is a
+        captured graph, all ranks pad to the largest; otherwise experts see the tokens that there are.
+        """
+        most = max(int(step.shape.num_tokens) for step in steps)
+        is_captured = most <= self.own.max_captured_tokens
+        tokens = most * len(steps) if is_captured else sum(int(step.shape.num_tokens) for step in steps)
+        costs = [
+            self.own.step_time(step.shape._replace(num_tokens=most) if is_captured else step.shape) for step in steps
+        ]
+        begin_s = max(free_s, *(step.begin_s + cost.prepare_s for step, cost in zip(steps, costs, strict=True)))
+        experts_s = self.experts_s(tokens)
+        timed = [throttled_gpu_s(cost, begin_s, step.throttle) for step, cost in zip(steps, costs, strict=True)]
+        launched_s = max(step.begin_s + cost.launch_s for step, cost in zip(steps, costs, strict=True))
+        done_s = max(begin_s + max(gpu_s for gpu_s, _ in timed) + experts_s, launched_s)
+        return [
+            step._replace(done_s=done_s, launched_s=max(begin_s - cost.prepare_s, step.begin_s) + cost.launch_s,
+                          throttle=throttle)
+            for step, cost, (_, throttle) in zip(steps, costs, timed, strict=True)
+        ]  # fmt: skip
+
+
+class RankStep(NamedTuple):
+    """A step of one rank."""
+
+    shape: StepShape
+    begin_s: float
+    """Time at which the rank's host begins to launch it, in seconds."""
+    throttle: PowerThrottle = UNTHROTTLED
+    has_batch: bool = True
+    has_requests: bool = True
+    launched_s: float = 0.0
+    """Time at which the host goes on: it launches when all ranks have agreed on the size of the step."""
+    done_s: float = 0.0
+    """Time at which the kernels of all ranks are done."""
