@@ -10,8 +10,9 @@ import re
 from typing import Any
 
 from kvsim.capture.draft_watch import speculates
-from kvsim.errors import RecordingError
+from kvsim.errors import RecordingError, UsageError
 from kvsim.kv_groups import KVCacheLayout
+from kvsim.policies.releases import NEWEST, ReleaseRules, rules_of
 
 log = logging.getLogger("kvsim")
 
@@ -31,6 +32,14 @@ def warn_if_untried(version: str) -> None:
             "kvsim info --check.",
             *(version, *_FIRST, *_LAST),
         )
+
+
+def rules_or_newest(version: str) -> ReleaseRules:
+    """Return the rules of a release; those of the newest for a build whose version is no release."""
+    try:
+        return rules_of(version)
+    except UsageError:
+        return rules_of(NEWEST)
 
 
 def newer_settings(scheduler: Any) -> dict[str, Any]:

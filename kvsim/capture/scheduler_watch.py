@@ -17,10 +17,15 @@ from typing import Any, TypeVar
 from kvsim.capture.draft_watch import DraftWatch, check_drafts, proposed, speculates
 from kvsim.capture.kv_cache_specs import layout_of
 from kvsim.capture.offload_copies import OffloadWatch, has_offload
-from kvsim.capture.release_settings import check_features, num_waiting, retention_interval, warn_if_untried
+from kvsim.capture.release_settings import (
+    check_features,
+    num_waiting,
+    retention_interval,
+    rules_or_newest,
+    warn_if_untried,
+)
 from kvsim.capture.sinks import LogSink
 from kvsim.engine.group_initialization import keeps_some
-from kvsim.policies.releases import rules_of
 from kvsim.recording import eventlog
 
 log = logging.getLogger("kvsim")
@@ -72,7 +77,7 @@ class SchedulerRecorder:
         check_features(self._scheduler, self._layout, offloads=self._offload is not None)
         if self._drafts is not None:
             check_drafts(self._scheduler, self._release)
-        rules, retention_tokens = rules_of(self._release), retention_interval(self._scheduler)
+        rules, retention_tokens = rules_or_newest(self._release), retention_interval(self._scheduler)
         self._keeps_some = [keeps_some(self._layout, group, rules, retention_tokens) for group in self._layout.groups]
 
     def start(self, sink: LogSink, meta: dict[str, Any]) -> None:
