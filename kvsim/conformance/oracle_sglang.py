@@ -107,6 +107,8 @@ class SGLangRun:
         for row, request in enumerate(self._requests):
             holding = self._radix.holdings[row + 1]
             holding.ignores_eos, holding.is_aborted = request.ignores_eos, self._is_refused[row]
+            if self._is_refused[row]:
+                self._engine.sequences[row + 1].end_tokens = 0
             holding.priority = self._priority(request)
             holding.rank = sum(each.name < request.name for each in self._requests)
         self._due = deque(sorted(enumerate(self._requests), key=lambda numbered: numbered[1].arrival_pass))
@@ -195,7 +197,7 @@ class SGLangRun:
             sequence, request = self._driver.sequence(number), self._requests[number - 1]
             missing = int(sequence.prompt_tokens) - int(sequence.computed)
             is_left = missing > 0 and number != int(self._radix.state.chunked) and number not in self._left
-            if is_left and request.stop_at is not None:
+            if is_left and request.stop_at is not None and not self._radix.holdings[number].is_aborted:
                 self._left.add(number)
                 most = int(sequence.prompt_tokens) + int(self._radix.holdings[number].limit)
                 self._engine.sequences[number].end_tokens = min(int(sequence.end_tokens) + missing, most)

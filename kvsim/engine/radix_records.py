@@ -145,6 +145,10 @@ class RadixState:
     running_prefill_tokens: int = 0
     """Tokens of the prefill that the running batch was, which SGLang counts again with each decode."""
     num_launched: int = 0
+    launched_mode: int = NO_BATCH
+    """Kind of the batch that was launched last; of a decode, all running requests are part."""
+    most_results: int = 0
+    """Results that may come before one ends a running request by length, at least."""
     has_failed: bool = False
     """SGLang would have died: a batch that was admitted finds too few slots."""
     total_offset: float = 0.0
@@ -254,7 +258,7 @@ class Holding:
     middle_chunks: Small = 0
     """Chunks in flight that yield no output."""
     launched_in: int = 0
-    """The last batch that it was in, counted from 1."""
+    """The last batch with a prefill that it was in, counted from 1."""
     entered: int = 0
     """The order of entering the queue."""
     entered_at: int = 0

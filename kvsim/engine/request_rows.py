@@ -107,16 +107,11 @@ def num_tokens_required_next_decode(engine: Engine, sequence: Sequence) -> int:
 
 
 @part
-def alloc_for_decode(engine: Engine, first: int, num_seqs: int) -> None:
-    """Allocate a token for each of `num_seqs` requests of the batch, from index `first` on; there is room."""
+def make_room_for_decode(engine: Engine, first: int, num_seqs: int) -> None:
+    """Evict for a token of each of `num_seqs` requests of the batch, from index `first` on, which are extended next."""
     if tree_windows.is_on(engine):
         _slide_in_decode(engine, first, num_seqs)
     evict_from_tree_cache(engine, num_seqs * engine.settings.unit_tokens)
-    has_windows = tree_windows.is_on(engine)
-    for index in range(first, first + num_seqs):
-        if has_windows:
-            engine.radix.holdings[engine.batch[index]].num_decodes += 1
-        extend(engine, engine.sequences[engine.batch[index]], 1)
 
 
 @part
@@ -147,6 +142,7 @@ def _slide_in_decode(engine: Engine, first: int, num_seqs: int) -> None:
         is_due = computed - settings.window_tokens >= holding.gone_tokens + settings.window_interval
         if holding.num_decodes > 0 and is_due:
             slide(engine, sequence, computed)
+        holding.num_decodes += 1
     token_slots.end_free_group(engine)
 
 

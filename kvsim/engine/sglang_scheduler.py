@@ -21,7 +21,7 @@ from kvsim.engine import (
 from kvsim.engine.compiled import part
 from kvsim.engine.prefill_adder import CONTINUE, NO_TOKEN, OTHER, num_outputs
 from kvsim.engine.radix_records import DECODE, EXTEND, MIXED, NO_BATCH, NOT_CHUNKED
-from kvsim.engine.records import Sequence
+from kvsim.engine.records import NEVER, Sequence
 from kvsim.engine.scheduler import end
 from kvsim.engine.scheduling import Scheduler
 from kvsim.engine.state import ABORTED, FINISHED, PREEMPTED, RUNNING, WAITING, Engine
@@ -84,6 +84,7 @@ def abort(engine: Engine, sequence: Sequence) -> None:
         end(engine, sequence, ABORTED, engine.state.host_s)
     elif sequence.status == RUNNING:
         engine.radix.holdings[sequence.number].is_aborted = True
+        sequence.end_tokens = 0
 
 
 @part
@@ -122,24 +123,28 @@ def _rest(engine: Engine) -> None:
 def _run_batch(engine: Engine, mode: int) -> None:
     """Launch the batch: its tokens count as computed from now on.
 
-    It is described in the same walk, which most of the time of a simulation goes into.
+    It is described in the same walk, which most of the time of a simulation goes into; one that only decodes gets its
+    slots there, too.
     """
     state, radix = engine.state, engine.radix.state
     radix.num_launched += 1
-    radix.is_rested = False
+    radix.is_rested, radix.launched_mode = False, mode
     first = state.next_launched * engine.settings.max_num_seqs
     num_tokens = num_prefill_tokens = context_tokens = attention_pairs = 0
     for index in range(state.num_listed):
         number, tokens = engine.batch[index], engine.batch_tokens[index]
         sequence = engine.sequences[number]
         begin = sequence.computed
+        if mode == DECODE:
+            request_rows.extend(engine, sequence, 1)
+        else:
+            engine.radix.holdings[number].launched_in = radix.num_launched
         context_tokens += begin + tokens
         if tokens > 1 or begin < sequence.prompt_tokens:
             num_prefill_tokens += tokens
             attention_pairs += tokens * begin + tokens * (tokens + 1) // 2
         sequence.computed = begin + tokens
         num_tokens += tokens
-        engine.radix.holdings[number].launched_in = radix.num_launched
         engine.emitting[first + index] = number
     state.num_tokens_in_batch, state.num_prefill_tokens = num_tokens, num_prefill_tokens
     state.context_tokens, state.attention_pairs = context_tokens, attention_pairs
@@ -203,6 +208,7 @@ def _merge_last_batch(engine: Engine) -> None:
         engine.running[state.num_running] = number
         state.num_running += 1
         num_joining += 1
+    radix.most_results = 0
     if num_joining > 0 and was_empty:
         radix.runs_last = True
         radix.puts_out, radix.running_prefill_tokens = radix.last_puts_out, radix.last_prefill_tokens
@@ -226,15 +232,24 @@ def _filter_running(engine: Engine) -> None:
 
 @part
 def _filter_finishing(engine: Engine) -> bool:
-    """Drop the running requests that a result under way ends by length; tell whether there were any."""
+    """Drop the running requests that a result under way ends by length; tell whether there were any.
+
+    They are looked through where that can be: each result brings one output at most.
+    """
     state, radix, kept = engine.state, engine.radix.state, 0
+    if radix.most_results > 0:
+        return False
+    fewest_left = NEVER
     for index in range(state.num_running):
         sequence = engine.sequences[engine.running[index]]
         holding = engine.radix.holdings[sequence.number]
-        is_under_way = state.num_in_flight > 0 and holding.launched_in == radix.num_launched
-        if not (is_under_way and num_outputs(sequence) + 1 >= holding.limit):
+        is_in_last = radix.launched_mode == DECODE or holding.launched_in == radix.num_launched
+        left = holding.limit - num_outputs(sequence)
+        if not (state.num_in_flight > 0 and is_in_last and left <= 1):
+            fewest_left = min(fewest_left, left)
             engine.running[kept] = sequence.number
             kept += 1
+    radix.most_results = fewest_left - 1
     return _shrink_running(engine, kept)
 
 
@@ -379,10 +394,11 @@ def _prepare_for_extend(engine: Engine) -> int:
         _filter_finishing(engine)
         if state.num_running > 0 and check_decode_mem(engine, state.num_running):
             _list_running(engine)
-            request_rows.alloc_for_decode(engine, num_prefills, state.num_running)
+            request_rows.make_room_for_decode(engine, num_prefills, state.num_running)
             for index in range(num_prefills, state.num_listed):
-                number = engine.batch[index]
-                engine.radix.holdings[number].laid_out_tokens = engine.sequences[number].num_tokens
+                sequence = engine.sequences[engine.batch[index]]
+                request_rows.extend(engine, sequence, 1)
+                engine.radix.holdings[sequence.number].laid_out_tokens = sequence.num_tokens
             state.num_running = radix.running_prefill_tokens = 0
             radix.last_puts_out = True
             mode = MIXED
@@ -412,7 +428,7 @@ def update_running_batch(engine: Engine) -> int:
     if state.num_running == 0:
         return NO_BATCH
     _list_running(engine)
-    request_rows.alloc_for_decode(engine, 0, state.num_running)
+    request_rows.make_room_for_decode(engine, 0, state.num_running)
     return DECODE
 
 
@@ -491,12 +507,12 @@ def process_batch_result(engine: Engine) -> None:
     place = in_flight.oldest(engine)
     launch, first = engine.radix.launches[place], place * engine.settings.max_num_seqs
     state.num_in_flight -= 1
+    engine.radix.state.most_results -= 1
     token_slots.begin_free_group(engine)
     for index in range(launch.num_seqs):
         sequence = engine.sequences[engine.emitting[first + index]]
-        holding = engine.radix.holdings[sequence.number]
-        if holding.middle_chunks > 0 and launch.mode != DECODE:
-            holding.middle_chunks -= 1
+        if launch.mode != DECODE and engine.radix.holdings[sequence.number].middle_chunks > 0:
+            engine.radix.holdings[sequence.number].middle_chunks -= 1
         elif sequence.status == RUNNING:
             _append_output(engine, sequence, index < launch.num_prefills and launch.mode != DECODE)
     token_slots.end_free_group(engine)
@@ -505,13 +521,14 @@ def process_batch_result(engine: Engine) -> None:
 @part
 def _append_output(engine: Engine, sequence: Sequence, is_prefill: bool) -> None:
     """Append an output of a request; what is computed goes into the tree at the end, and when a prompt is done."""
-    state, holding = engine.state, engine.radix.holdings[sequence.number]
+    state = engine.state
     if sequence.num_tokens == sequence.prompt_tokens:
         engine.times[sequence.number].first_token_s = state.host_s
     sequence.num_tokens += 1
-    if holding.is_aborted or sequence.num_tokens >= sequence.end_tokens:
+    if sequence.num_tokens >= sequence.end_tokens:
+        is_aborted = engine.radix.holdings[sequence.number].is_aborted
         request_rows.release_kv_cache(engine, sequence, True)
-        end(engine, sequence, ABORTED if holding.is_aborted else FINISHED, state.host_s)
+        end(engine, sequence, ABORTED if is_aborted else FINISHED, state.host_s)
     elif is_prefill:
         request_rows.checkpoint_prefill(engine, sequence)
 
