@@ -26,13 +26,13 @@ from kvsim.engine.radix_records import (
     DUPLICATE,
     LEAF,
     NO_BATCH,
-    NO_PAGE,
     NO_PRIORITY,
     RETRACTED,
     SLOTS,
     WINDOWS,
 )
 from kvsim.engine.state import ABORTED, PREEMPTED, RUNNING, WAITING
+from kvsim.engine.token_slots import free_pages_in_order
 from kvsim.workload import Ragged
 
 if TYPE_CHECKING:
@@ -349,13 +349,8 @@ class SGLangRun:
 
     def _free_pages(self, pool: int) -> list[int]:
         """Return the free pages of a pool, counted from 1."""
-        pages: list[int] = []
         before = self._num_pages if pool == WINDOWS else 0
-        page = int(self._radix.free[pool].first)
-        while page != NO_PAGE and len(pages) <= self._num_pages:
-            pages.append(page - before)
-            page = int(self._radix.pages[page])
-        return pages
+        return [page - before for page in free_pages_in_order(self._engine, pool)]
 
     def _is_live(self, number: int) -> bool:
         return self._driver.sequence(number).status in _LIVE

@@ -12,8 +12,6 @@ from kvsim.engine.arrays import fill, make, make_growing, make_one, numbers
 from kvsim.errors import BudgetError
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
     from kvsim.engine.known_requests import Demand
     from kvsim.policies import Radix
 
@@ -77,8 +75,8 @@ def radix(
     return records.RadixTables(
         settings=_settings(policy, sizes, compiled=compiled),
         state=_first_state(policy, num_rows, num_windows, compiled=compiled),
-        free=_free_lists(num_pages, num_windows, compiled=compiled),
-        pages=numbers(_chains(num_pages, num_windows), compiled=compiled),
+        **_free_lists((num_pages, num_windows), compiled=compiled),
+        pages=zeros(num_pages + 1),
         windows=zeros(num_pages + 1 if num_windows else 1),
         nodes=nodes,
         leaves=zeros(num_pages + 1),
@@ -116,20 +114,19 @@ def _first_state(policy: Radix, num_rows: int, num_windows: int, *, compiled: bo
     return state
 
 
-def _free_lists(num_pages: int, num_windows: int, *, compiled: bool) -> Any:
-    """Return the free lists of both pools, with all pages in ascending order."""
-    free = make(records.FreeList, 2, compiled=compiled)
-    free[records.SLOTS].first, free[records.SLOTS].last = min(1, num_pages), num_pages
-    if num_windows:
-        free[records.WINDOWS].first, free[records.WINDOWS].last = num_pages + 1, num_pages + num_windows
-    return free
-
-
-def _chains(num_pages: int, num_windows: int) -> npt.NDArray[np.int64]:
-    """Return the successors of all pages, each of which leads to the next one of its pool."""
-    successors = np.arange(1, num_pages + num_windows + 2)
-    successors[[num_pages, num_pages + num_windows]] = records.NO_PAGE
-    return successors
+def _free_lists(sizes: tuple[int, int], *, compiled: bool) -> dict[str, Any]:
+    """Return the free lists of both pools, with all pages in ascending order; each ring has room for them twice."""
+    free, rings = make(records.FreeList, 2, compiled=compiled), []
+    first_page, begin = 1, 0
+    for pool, size in enumerate(sizes):
+        ring = np.zeros(2 * size + 2, np.int64)
+        ring[:size] = np.arange(first_page, first_page + size)
+        free[pool].begin = free[pool].head = begin
+        free[pool].tail = free[pool].back = begin + size
+        free[pool].end = begin + len(ring)
+        first_page, begin = first_page + size, begin + len(ring)
+        rings.append(ring)
+    return {"free": free, "free_pages": numbers(np.concatenate(rings), compiled=compiled)}
 
 
 def _settings(policy: Radix, sizes: dict[str, Any], *, compiled: bool) -> records.RadixArguments:

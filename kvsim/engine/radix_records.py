@@ -172,12 +172,16 @@ class RadixState:
 
 @dataclass(slots=True, eq=False, repr=False)
 class FreeList:
-    """The free pages of a pool, and those that are collected to be freed; each page leads to the next."""
+    """The ring of the free pages of a pool: `RadixTables.free_pages` from `begin` to `end`."""
 
-    first: int = 0
-    last: int = 0
-    first_collected: int = 0
-    last_collected: int = 0
+    begin: int = 0
+    end: int = 0
+    head: int = 0
+    """The place of the page that is handed out next."""
+    tail: int = 0
+    """The place behind the last free page."""
+    back: int = 0
+    """The place behind the last page that is collected to be freed."""
     num_collected: int = 0
 
 
@@ -193,7 +197,6 @@ class Node(Bucketed):
     """Pages of the path before the node."""
     num_pages: Small = 0
     first_page: Small = 0
-    last_page: Small = 0
     num_children: Small = 0
     locks: Small = 0
     hits: Small = 0
@@ -310,9 +313,10 @@ class RadixTables(NamedTuple):
     state: RadixState
     free: Records[FreeList]
     """Free lists of the pool of slots and of that of windows."""
+    free_pages: Numbers
+    """The rings of both pools. Pages of the pool of windows are numbered behind the others."""
     pages: Numbers
-    """Successor of each page: in the free list, in a node of the tree, or among the pages being freed. Pages of the
-    pool of windows are numbered behind the others."""
+    """Successor of each page in a node of the tree, or among the pages being freed."""
     windows: Numbers
     """The page in the pool of windows that goes with a page, or none."""
     nodes: Records[Node]

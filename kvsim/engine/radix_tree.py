@@ -132,7 +132,7 @@ def split(engine: Engine, node: int, num_pages: int) -> int:
     new.first_page = page = old.first_page
     for _ in range(num_pages - 1):
         page = engine.radix.pages[page]
-    new.last_page, old.first_page = page, engine.radix.pages[page]
+    old.first_page = engine.radix.pages[page]
     tree_windows.share_with(engine, node, upper)
     bucket.remove(nodes, buckets[bucket_of(engine, old.key)], node)
     old.parent, old.begin, old.num_pages = upper, old.begin + num_pages, old.num_pages - num_pages
@@ -213,7 +213,7 @@ def _evict_leaf(engine: Engine, node: int) -> None:
         _evict_windows(engine, node)
     evictable_leaves.remove(engine, node)
     bucket.remove(nodes, engine.buckets[bucket_of(engine, record.key)], node)
-    token_slots.free(engine, record.first_page, record.last_page, record.num_pages)
+    token_slots.free(engine, record.first_page, record.num_pages)
     engine.state.num_cached -= record.num_pages
     parent = record.parent
     nodes[parent].num_children -= 1
@@ -317,7 +317,7 @@ def _adopt_pages(engine: Engine, sequence: Sequence, node: int, begin: int, end:
             last = own
     if has_windows:
         token_slots.free_windows(engine, first, end - begin)
-    token_slots.free(engine, first, last, end - begin)
+    token_slots.free(engine, first, end - begin)
     radix_journal.share(engine, sequence, begin, end)
 
 
@@ -333,17 +333,17 @@ def _revive(engine: Engine, sequence: Sequence, node: int) -> None:
     if record.locks == 0:
         radix_events.duplicate_of_node(engine, record)
         radix_journal.evict(engine, record)
-        first, last = page, record.last_page
-        record.first_page, record.last_page = rows[begin], rows[end - 1]
+        first = page
+        record.first_page = rows[begin]
     else:
         radix_journal.replace(engine, sequence, record.begin, record.begin + record.num_pages)
-        first, last = rows[begin], rows[end - 1]
+        first = rows[begin]
         link_row(engine, begin, end)
         for index in range(begin, end):
             windows[page], windows[rows[index]], rows[index] = windows[rows[index]], NO_PAGE, page
             page = engine.radix.pages[page]
         radix_journal.share(engine, sequence, record.begin, record.begin + record.num_pages)
-    token_slots.free(engine, first, last, record.num_pages)
+    token_slots.free(engine, first, record.num_pages)
     if record.locks == 0:
         link_row(engine, begin, end)
     tree_windows.give(engine, node)
@@ -361,7 +361,7 @@ def _add_leaf(engine: Engine, sequence: Sequence, parent: int, num_pages: int, i
     record = nodes[node]
     record.parent, record.owner, record.begin, record.num_pages = parent, sequence.number, begin, num_pages - begin
     record.key = key_of(engine, sequence.number, begin)
-    record.first_page, record.last_page = rows[row + begin], rows[row + num_pages - 1]
+    record.first_page = rows[row + begin]
     link_row(engine, row + begin, row + num_pages)
     record.locks = record.num_children = record.hits = 0
     record.priority, record.created, record.attached = priority, record.accessed, record.accessed

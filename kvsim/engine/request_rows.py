@@ -254,10 +254,10 @@ def _free_row(engine: Engine, begin: int, end: int, has_windows: bool) -> None:
     """Free the pages in `rows[begin:end]`, with their windows if they have them."""
     rows = engine.radix.rows
     if end > begin:
-        radix_tree.link_row(engine, begin, end)
         if has_windows:
+            radix_tree.link_row(engine, begin, end)
             token_slots.free_windows(engine, rows[begin], end - begin)
-        token_slots.free(engine, rows[begin], rows[end - 1], end - begin)
+        token_slots.free_row(engine, begin, end)
 
 
 @part

@@ -1,15 +1,14 @@
 """The slots of SGLang's pool, in pages: which is handed out next.
 
 Pages of one slot are first in, first out. Larger pages are last freed, first taken: a call that frees puts its pages in
-front, in their order. While the output of a step is processed, pages are collected and freed in one call. Every page
-has one successor: in the free list, in a node of the tree, or among those being freed. So a run of pages moves from one
-to another at once, however long it is.
+front, in their order. While the output of a step is processed, pages are collected and freed in one call. The
+free pages of a pool are in a ring, in order, so those that a step takes are read one after the other.
 """
 
 from __future__ import annotations
 
 from kvsim.engine.compiled import part
-from kvsim.engine.radix_records import NO_PAGE, SLOTS, WINDOWS
+from kvsim.engine.radix_records import NO_PAGE, SLOTS, WINDOWS, FreeList
 from kvsim.engine.state import Engine
 
 
@@ -54,35 +53,47 @@ def alloc(engine: Engine) -> int:
 @part
 def _take_first(engine: Engine, pool: int) -> int:
     free_list = engine.radix.free[pool]
-    page = free_list.first
-    free_list.first = engine.radix.pages[page]
-    if free_list.first == NO_PAGE:
-        free_list.last = NO_PAGE
+    page = engine.radix.free_pages[free_list.head]
+    free_list.head = _behind(free_list, free_list.head)
     return page
 
 
 @part
-def free(engine: Engine, first: int, last: int, num_pages: int) -> None:
-    """Free the pages from `first` to `last`, each of which leads to the next, or collect them to be freed."""
-    _free(engine, SLOTS, first, last, num_pages)
+def _behind(free_list: FreeList, place: int) -> int:
+    """Return the place behind another one in the ring of a free list."""
+    return free_list.begin if place + 1 == free_list.end else place + 1
+
+
+@part
+def free(engine: Engine, first: int, num_pages: int) -> None:
+    """Free `num_pages` pages, each of which leads to the next, from `first` on, or collect them to be freed."""
+    _free(engine, SLOTS, first, num_pages)
+
+
+@part
+def free_row(engine: Engine, begin: int, end: int) -> None:
+    """Free the pages in `rows[begin:end]`, or collect them to be freed."""
+    place = _begin_free(engine, SLOTS, end - begin)
+    free_list, rows = engine.radix.free[SLOTS], engine.radix.rows
+    for index in range(begin, end):
+        engine.radix.free_pages[place] = rows[index]
+        place = _behind(free_list, place)
+    _end_free(engine, SLOTS, place, end - begin)
 
 
 @part
 def free_windows(engine: Engine, page: int, num_pages: int) -> None:
     """Free the windows of `num_pages` pages, each of which leads to the next, from `page` on."""
     windows, pages = engine.radix.windows, engine.radix.pages
-    first = last = NO_PAGE
+    place = _begin_free(engine, WINDOWS, num_pages)
+    free_list = engine.radix.free[WINDOWS]
     for _ in range(num_pages):
-        window = windows[page]
-        assert window != NO_PAGE
+        assert windows[page] != NO_PAGE
+        engine.radix.free_pages[place] = windows[page]
         windows[page] = NO_PAGE
-        if first == NO_PAGE:
-            first = window
-        else:
-            pages[last] = window
-        last = window
+        place = _behind(free_list, place)
         page = pages[page]
-    _free(engine, WINDOWS, first, last, num_pages)
+    _end_free(engine, WINDOWS, place, num_pages)
 
 
 @part
@@ -90,7 +101,6 @@ def begin_free_group(engine: Engine) -> None:
     """Collect freed slots from now on."""
     assert not engine.radix.state.is_collecting
     engine.radix.state.is_collecting = True
-    engine.radix.free[SLOTS].num_collected = engine.radix.free[WINDOWS].num_collected = 0
 
 
 @part
@@ -99,41 +109,68 @@ def end_free_group(engine: Engine) -> None:
     engine.radix.state.is_collecting = False
     for pool in range(len(engine.radix.free)):
         free_list = engine.radix.free[pool]
-        _free(engine, pool, free_list.first_collected, free_list.last_collected, free_list.num_collected)
+        num_pages, free_list.num_collected = free_list.num_collected, 0
+        if engine.settings.unit_tokens == 1:
+            _end_free(engine, pool, free_list.back, num_pages)
+            continue
+        source, place = free_list.tail, _begin_free(engine, pool, num_pages)
+        free_list.back = free_list.tail
+        for _ in range(num_pages):
+            engine.radix.free_pages[place] = engine.radix.free_pages[source]
+            source, place = _behind(free_list, source), _behind(free_list, place)
+        _end_free(engine, pool, place, num_pages)
 
 
 @part
-def _free(engine: Engine, pool: int, first: int, last: int, num_pages: int) -> None:
-    pages, free_list = engine.radix.pages, engine.radix.free[pool]
-    if num_pages == 0:
-        return
-    if not engine.radix.state.is_collecting:
-        _free_now(engine, pool, first, last)
-        if pool == SLOTS:
-            engine.state.num_free += num_pages
-        else:
-            engine.radix.state.num_free_windows += num_pages
-        return
-    if free_list.num_collected == 0:
-        free_list.first_collected = first
-    else:
-        pages[free_list.last_collected] = first
-    free_list.last_collected = last
-    free_list.num_collected += num_pages
+def _free(engine: Engine, pool: int, page: int, num_pages: int) -> None:
+    place = _begin_free(engine, pool, num_pages)
+    free_list = engine.radix.free[pool]
+    for _ in range(num_pages):
+        engine.radix.free_pages[place] = page
+        place = _behind(free_list, place)
+        page = engine.radix.pages[page]
+    _end_free(engine, pool, place, num_pages)
 
 
 @part
-def _free_now(engine: Engine, pool: int, first: int, last: int) -> None:
-    pages, free_list = engine.radix.pages, engine.radix.free[pool]
-    if engine.settings.unit_tokens > 1:
-        pages[last] = free_list.first
-        free_list.first = first
-        if free_list.last == NO_PAGE:
-            free_list.last = last
+def _begin_free(engine: Engine, pool: int, num_pages: int) -> int:
+    """Return the place in the ring from which on `num_pages` pages are written: at its back, or in front of all.
+
+    What is collected comes behind the back; the ring has room for all pages twice, so it overwrites nothing.
+    """
+    free_list = engine.radix.free[pool]
+    if engine.radix.state.is_collecting or engine.settings.unit_tokens == 1:
+        return free_list.back
+    free_list.head -= num_pages
+    if free_list.head < free_list.begin:
+        free_list.head += free_list.end - free_list.begin
+    return free_list.head
+
+
+@part
+def _end_free(engine: Engine, pool: int, place: int, num_pages: int) -> None:
+    """Count `num_pages` pages, which end in front of `place` in the ring, as free or as collected."""
+    free_list = engine.radix.free[pool]
+    is_behind = engine.radix.state.is_collecting or engine.settings.unit_tokens == 1
+    if is_behind:
+        free_list.back = place
+    if engine.radix.state.is_collecting:
+        free_list.num_collected += num_pages
+        return
+    if is_behind:
+        free_list.tail = place
+    if pool == SLOTS:
+        engine.state.num_free += num_pages
     else:
-        pages[last] = NO_PAGE
-        if free_list.last == NO_PAGE:
-            free_list.first = first
-        else:
-            pages[free_list.last] = first
-        free_list.last = last
+        engine.radix.state.num_free_windows += num_pages
+
+
+def free_pages_in_order(engine: Engine, pool: int) -> list[int]:
+    """Return the free pages of a pool, the one that is handed out next first."""
+    free_list, place = engine.radix.free[pool], int(engine.radix.free[pool].head)
+    num_free = engine.state.num_free if pool == SLOTS else engine.radix.state.num_free_windows
+    pages = []
+    for _ in range(num_free):
+        pages.append(int(engine.radix.free_pages[place]))
+        place = int(free_list.begin) if place + 1 == free_list.end else place + 1
+    return pages

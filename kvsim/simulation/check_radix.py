@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvsim.engine.radix_records import NO_BATCH, NO_PAGE, ROOT, SLOTS, WINDOWS
+from kvsim.engine.radix_records import NO_BATCH, ROOT, SLOTS, WINDOWS
 from kvsim.engine.request_rows import NO_ROW
+from kvsim.engine.token_slots import free_pages_in_order
 from kvsim.errors import IntegrityError
 from kvsim.memory.waste import NUM_STATES, SlotState
 
@@ -31,9 +32,8 @@ def check_pages(driver: Driver) -> None:
     radix, unit = engine.radix, engine.settings.unit_tokens
     places: Counter[int] = Counter()
     locks: Counter[int] = Counter()
-    places.update(_free_pages(engine, SLOTS))
-    if len(places) != engine.state.num_free:
-        raise IntegrityError(f"{len(places)} pages stand in the free list, {engine.state.num_free} are counted.")
+    places.update(free_pages_in_order(engine, SLOTS))
+    _check_ring(engine, SLOTS, engine.state.num_free)
     for number in holders(engine):
         holding, row = radix.holdings[number], _row(engine, number)
         places.update(row[holding.protected_tokens // unit :])
@@ -55,9 +55,8 @@ def _check_windows(engine: Engine) -> None:
     """Check that every page of windows is free, or goes with one page of the tree or of a request alone."""
     radix, unit = engine.radix, engine.settings.unit_tokens
     first = engine.settings.num_units
-    free = [page - first for page in _free_pages(engine, WINDOWS)]
-    if len(free) != radix.state.num_free_windows:
-        raise IntegrityError(f"{len(free)} pages of windows are free, {radix.state.num_free_windows} are counted.")
+    free = [page - first for page in free_pages_in_order(engine, WINDOWS)]
+    _check_ring(engine, WINDOWS, radix.state.num_free_windows)
     held: list[int] = []
     num_cached = 0
     for node, pages in _pages_of_nodes(engine).items():
@@ -78,14 +77,12 @@ def _check_windows(engine: Engine) -> None:
         raise IntegrityError(f"{len(places)} of {radix.settings.window_pages} pages of windows are in one place.")
 
 
-def _free_pages(engine: Engine, pool: int) -> list[int]:
-    """Return the free pages of a pool, in order; the list ends where it leads back to its begin."""
-    page = engine.radix.free[pool].first
-    pages: list[int] = []
-    while page != NO_PAGE and len(pages) <= len(engine.radix.pages):
-        pages.append(int(page))
-        page = engine.radix.pages[page]
-    return pages
+def _check_ring(engine: Engine, pool: int, num_free: int) -> None:
+    """Check that as many pages stand in the ring of a pool as are counted."""
+    free_list = engine.radix.free[pool]
+    num_listed = (free_list.tail - free_list.head) % (free_list.end - free_list.begin)
+    if num_listed != num_free or free_list.num_collected:
+        raise IntegrityError(f"{num_listed} pages stand in the free list, {num_free} are counted.")
 
 
 def held_slots(driver: Driver) -> npt.NDArray[np.int64]:

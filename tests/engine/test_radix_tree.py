@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from kvsim.engine import radix_tree, token_slots
 from kvsim.engine.prefix_keys import PrefixKeys
-from kvsim.engine.radix_records import NO_PAGE, ROOT, SLOTS
+from kvsim.engine.radix_records import ROOT, SLOTS
 from kvsim.policies import Radix, RadixSettings, SGLangSettings
 from kvsim.policies.sglang import EVICTION_POLICIES
 
@@ -46,12 +46,7 @@ def engine_of(unit: int, eviction: str) -> Any:
 
 
 def free_list(engine: Any) -> list[int]:
-    pages, page = [], engine.radix.free[SLOTS].first
-    while page != NO_PAGE:
-        pages.append(page)
-        page = engine.radix.pages[page]
-    assert len(pages) == engine.state.num_free
-    return pages
+    return token_slots.free_pages_in_order(engine, SLOTS)
 
 
 @dataclass(eq=False)
@@ -265,8 +260,8 @@ def test_pages_freed_together_are_freed_in_one_call(unit: int) -> None:
     assert taken == [1, 2, 3, 4, 5, 6]
     engine.radix.pages[5] = 2
     token_slots.begin_free_group(engine)
-    token_slots.free(engine, 5, 2, 2)
-    token_slots.free(engine, 1, 1, 1)
+    token_slots.free(engine, 5, 2)
+    token_slots.free(engine, 1, 1)
     assert engine.state.num_free == PAGES - 6
     token_slots.end_free_group(engine)
     rest = list(range(7, PAGES + 1))
@@ -279,6 +274,6 @@ def test_freed_pages_are_taken_again_when_none_was_left() -> None:
         for _ in range(PAGES):
             token_slots.alloc(engine)
         assert free_list(engine) == []
-        token_slots.free(engine, 7, 7, 1)
-        token_slots.free(engine, 3, 3, 1)
+        token_slots.free(engine, 7, 1)
+        token_slots.free(engine, 3, 1)
         assert free_list(engine) == ([7, 3] if unit == 1 else [3, 7])
