@@ -112,6 +112,7 @@ def _served(model: str | Model | os.PathLike[str], stated: MachineSettings, tens
         "pipeline_parallel_size": stated.pipeline_parallel_size,
         "data_parallel_size": stated.data_parallel_size,
         "enable_expert_parallel": stated.enable_expert_parallel or None,
+        "decode_context_parallel_size": stated.decode_context_parallel_size,
     }
     if stated.quantization is not None:
         how["quantization"] = find_quantization(stated.quantization)

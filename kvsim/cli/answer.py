@@ -165,6 +165,9 @@ def _figures(summary: Summary, band: Band | None) -> list[tuple[str, str]]:
     rows.append(("batch", f"{_number(summary.mean_batch, '.1f')} sequences on average, {summary.peak_batch:,} at most"))
     full = f"{_percent(summary.mean_occupancy)} held on average, {_percent(summary.peak_occupancy)} at most"
     rows.append(("pool", f"{full}; {_number(wasted_percent(summary), '.1f')} % wasted"))
+    if summary.images_used:
+        cached = summary.images_used - summary.images_computed
+        rows.append(("images", f"{summary.images_computed:,} computed, {cached:,} found in the encoder cache"))
     if summary.swapped_out_bytes or summary.swapped_in_bytes:
         there, back = size(summary.swapped_out_bytes), size(summary.swapped_in_bytes)
         rows.append(("host memory", f"{there} copied there, {back} back"))

@@ -51,6 +51,7 @@ def machine_of(flags: Mapping[str, Any], meta: Meta | None = None) -> tuple[Gpu,
         echo(f"note: {note}", err=True)
     stated = {name: flags[name] for name in ("kv_cache_dtype", *_SIZES)}
     stated["enable_expert_parallel"] = flags["enable_expert_parallel"] or None
+    stated["decode_context_parallel_size"] = flags["decode_context_parallel_size"]
     if number is not None:
         stated["tensor_parallel_size"] = _share_of(number, flags)
     if flags["quantization"] is not None:

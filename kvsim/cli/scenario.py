@@ -256,7 +256,7 @@ def _memory(flags: dict[str, Any], gpu: Gpu, model: Model, recorded: Meta | None
     The bytes are those of the flags, those of the recording, or what the GPU leaves.
     """
     told = ["kv_gib", "num_blocks", "gpu_memory_utilization", "mem_fraction_static", "quantization"]
-    told += ["tensor_parallel_size", "pipeline_parallel_size"]
+    told += ["tensor_parallel_size", "pipeline_parallel_size", "decode_context_parallel_size"]
     pool = recorded.pool if recorded is not None and all(flags[name] is None for name in told) else None
     if pool is None or pool.num_units is None:
         finds = flags["max_model_len"] == FIND

@@ -14,6 +14,7 @@ from kvsim.cli.scenario_flags import machine_options
 from kvsim.cli.server_lines import ServedCommand
 from kvsim.cli.show import echo, json_option, print_json, print_table, size
 from kvsim.cli.size_images import image_of, image_rows
+from kvsim.cli.size_sleep import asleep_of, sleep_rows
 from kvsim.cli.size_verdict import draft_bytes_per_block, verdict
 from kvsim.errors import BudgetError, UsageError
 from kvsim.kv_groups.reasons import caching_words
@@ -69,6 +70,11 @@ def _list(*, as_json: bool) -> None:
     metavar="N",
     help="Say what one image of N tokens costs, where the rule of the model is not known.",
 )
+@click.option(
+    "--enable-sleep-mode",
+    is_flag=True,
+    help="Say what a server that sleeps leaves on the GPU and in host memory, at levels 1 and 2.",
+)
 @json_option
 def command(
     *,
@@ -78,6 +84,7 @@ def command(
     policy: str,
     image: str | None,
     image_tokens: int | None,
+    enable_sleep_mode: bool,
     as_json: bool,
     **flags: Any,
 ) -> None:
@@ -123,7 +130,9 @@ def command(
     costs = image_of(budget, image, image_tokens)
     if as_json:
         document = _document(budget, policy, tokens, num_sequences, logs_longest=logs_longest)
-        print_json(document | {"unmeasured": _unmeasured(flags, budget)} | ({"image": costs} if costs else {}))
+        document |= {"image": costs} if costs else {}
+        document |= {"asleep": asleep_of(budget)} if enable_sleep_mode else {}
+        print_json(document | {"unmeasured": _unmeasured(flags, budget)})
         return
     on_one = "on each GPU" if _num_gpus(budget) > 1 else ""
     rows = [(term.label, size(term.size_bytes), on_one, term.why) for term in budget.terms]
@@ -136,6 +145,7 @@ def command(
         *_all_ranks(budget, what, num_sequences),
         *_otherwise_rows(budget, policy, tokens),
         *image_rows(costs),
+        *(sleep_rows(budget, on_one) if enable_sleep_mode else []),
         *_caching_rows(budget, policy),
     ]
     others = _otherwise(budget, policy)
@@ -163,6 +173,8 @@ def _block_rows(budget: Budget, on_one: str) -> list[tuple[str, str, str, str]]:
     """Describe a block: one line for one group, a line per kind for several."""
     layout = budget.plan.layout
     why = f"{budget.block_size} tokens in all layers" if len(layout.groups) == 1 else _shared(budget)
+    if (number := budget.model.decode_context_parallel_size) > 1:
+        why += f", {budget.block_size // number} on each of {number} GPUs (--decode-context-parallel-size)"
     if budget.model.pipeline_parallel_size > 1:
         why += " of the stage"
     rows = [("one block", size(budget.bytes_per_block), on_one, why)]
@@ -268,6 +280,8 @@ def _unmeasured(flags: Mapping[str, Any], budget: Budget) -> list[str]:
         sentences.append("no start of data-parallel ranks was measured: their activations and buffers are estimates")
     if is_computed and model.image_class and not budget.encoder_cache_tokens:
         sentences.append(f"what vLLM keeps for images of {model.image_class} is not in: its largest image is not known")
+    if is_computed and model.decode_context_parallel_size > 1:
+        sentences.append("what GPUs exchange of divided contexts takes memory that was not measured")
     if not rules_of(release).profiles_free_memory or not is_computed:
         return sentences
     sentences.append(
@@ -295,6 +309,7 @@ def _document(budget: Budget, policy: str, tokens: int, num_sequences: int, *, l
         "pipeline_parallel_size": budget.model.pipeline_parallel_size,
         "data_parallel_size": budget.model.data_parallel_size,
         "enable_expert_parallel": budget.model.enable_expert_parallel,
+        "decode_context_parallel_size": budget.model.decode_context_parallel_size,
         "kv_cache_dtype": budget.model.kv_cache_dtype,
         "kv_bytes_per_token": budget.model.kv_bytes_per_token,
         "bytes_per_block": budget.bytes_per_block,

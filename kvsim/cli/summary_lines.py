@@ -70,6 +70,9 @@ def _rows(summaries: Sequence[Summary]) -> Iterator[tuple[str, Callable[[Summary
     yield "aborted", lambda summary: f"{summary.num_aborted:,}"
     yield "preemptions", lambda summary: f"{summary.num_preemptions:,}"
     yield "kept waiting by fragmentation", lambda summary: f"{summary.num_fragmented_requests:,}"
+    if any(summary.images_used for summary in summaries):
+        yield "images computed", lambda summary: f"{summary.images_computed:,}"
+        yield "images in the encoder cache", lambda summary: f"{summary.images_used - summary.images_computed:,}"
     if any(summary.swapped_out_bytes for summary in summaries):
         yield "copied to host memory", lambda summary: size(summary.swapped_out_bytes)
         yield "copied from host memory", lambda summary: size(summary.swapped_in_bytes)

@@ -214,6 +214,7 @@ def _hold(engine: Engine, sequence: Sequence, index: int) -> None:
     if not first.is_user:
         first.is_user = True
         engine.encoder.images[place.content].num_users += 1
+        engine.encoder.state.num_held += 1
         _write(engine, _HOLD, sequence.number - 1, place.content)
     if not place.is_held:
         place.is_held = True

@@ -37,6 +37,8 @@ class EncoderState:
     """Images computed so far."""
     encoded_tokens: int = 0
     """Their outputs."""
+    num_held: int = 0
+    """Images that sequences began to use, counted for each."""
     num_rows: int = 0
     """Events in `rows`."""
     most_rows: int = 0

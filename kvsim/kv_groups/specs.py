@@ -169,7 +169,9 @@ def smallest_block(model: Model, settings: CacheSettings) -> int:
 
 
 def _block_size(model: Model, settings: CacheSettings) -> int:
-    return smallest_block(model, settings) if settings.block_size is None else settings.block_size
+    """Return the tokens of a sequence in one block: those of a GPU's block, times the GPUs that divide contexts."""
+    own = smallest_block(model, settings) if settings.block_size is None else settings.block_size
+    return own * model.decode_context_parallel_size
 
 
 def _attention(model: Model, layer: Layer, block_size: int) -> LayerSpec:

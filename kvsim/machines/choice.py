@@ -35,7 +35,7 @@ from kvsim.steptime import (
 )
 from kvsim.steptime.card import Card, load_card
 
-_SERVED = ("tensor_parallel_size", "pipeline_parallel_size", "kv_cache_dtype")
+_SERVED = ("tensor_parallel_size", "pipeline_parallel_size", "decode_context_parallel_size", "kv_cache_dtype")
 """Engine settings that describe how a model is served."""
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from kvsim.metrics.slot_account import Waste, waste
 from kvsim.metrics.sums import StepFigures, Sums
 from kvsim.metrics.waiting import Limits
+from kvsim.recording.tables import ImageEventKind
 
 if TYPE_CHECKING:
     from kvsim.metrics.summary import Summary
@@ -24,7 +25,11 @@ def summarize(recording: Recording, slots: Waste | None = None) -> Summary:
     if slots:
         for part in _figures(recording, slots).parts():
             sums.add(part)
-    return sums.summary(meta, recording.name, recording.requests, recording.duration_s)
+    events = recording.encoder
+    kinds = (ImageEventKind.HOLD, ImageEventKind.COMPUTE)
+    used, computed = (0 if events is None else int((events.kind == kind).sum()) for kind in kinds)
+    images = (used, computed)
+    return sums.summary(meta, recording.name, recording.requests, recording.duration_s, images=images)
 
 
 def _figures(recording: Recording, slots: Waste) -> StepFigures:

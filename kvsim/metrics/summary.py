@@ -71,6 +71,10 @@ class Summary:
     tpot_s: Distribution
     e2e_s: Distribution
     waste: WasteShares
+    images_used: int = 0
+    """Images that requests began to use, each once for each request and stay."""
+    images_computed: int = 0
+    """Images that the encoder computed for that; the others were in its cache."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return all figures as nested dictionaries; None stands for NaN, which JSON lacks."""

@@ -117,11 +117,19 @@ class Sums:
             self._last_fragmented = int(admitted[-1])
 
     def summary(
-        self, meta: Meta, name: str, requests: Requests, end_s: float, *, useless_slot_s: float = 0.0
+        self,
+        meta: Meta,
+        name: str,
+        requests: Requests,
+        end_s: float,
+        *,
+        useless_slot_s: float = 0.0,
+        images: tuple[int, int] = (0, 0),
     ) -> Summary:
         """Return the summary of the steps and their requests; the last step ends at `end_s`.
 
-        `useless_slot_s` are slot-seconds counted as reserved that were never written.
+        `useless_slot_s` are slot-seconds counted as reserved that were never written, `images` those that requests
+        used and those that were computed.
         """
         time_s = end_s - self._begin_s if self.num_steps else 0.0
         integrals = self._integrals + self._last * (end_s - self._last_s)
@@ -169,6 +177,8 @@ class Sums:
             limits=self._limits,
             **{name: Distribution.of(getattr(times, name)) for name in ("wait_s", "ttft_s", "tpot_s", "e2e_s")},
             waste=shares_of(mean[_STATES:], self._capacity) if time_s else UNKNOWN_SHARES,
+            images_used=images[0],
+            images_computed=images[1],
         )
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from kvsim.errors import RecordingError, UsageError
 from kvsim.models.cache_bytes import bytes_per_token, check_kv_cache_dtype, check_layer_takes
 from kvsim.models.dtypes import DTYPE_BYTES
-from kvsim.models.layers import Attention, FullAttention, Indexer, Mla, SlidingWindow
+from kvsim.models.layers import Attention, ChunkedLocal, FullAttention, Indexer, Mla, SlidingWindow
 from kvsim.models.weights import Quantization, stored_bytes
 from kvsim.models.written import read_shape
 
@@ -88,6 +88,8 @@ class Model:
     each has all other weights."""
     enable_expert_parallel: bool = False
     """Whether a GPU holds whole experts, of all ranks together; otherwise a part of every expert."""
+    decode_context_parallel_size: int = 1
+    """GPUs of a tensor-parallel group that divide the tokens of a sequence's cache among them."""
     sources: tuple[str, ...] = ()
     """Sources of the shape."""
     from_memory: tuple[str, ...] = ()
@@ -122,11 +124,13 @@ class Model:
         pipeline_parallel_size: int | None = None,
         data_parallel_size: int | None = None,
         enable_expert_parallel: bool | None = None,
+        decode_context_parallel_size: int | None = None,
     ) -> Model:
         """Return the model with other serving settings; None keeps a setting (`quantization`: an empty text).
 
         Raises:
-            UsageError: heads or experts cannot be divided among the GPUs, or there are more stages than layers.
+            UsageError: heads, experts or contexts cannot be divided among the GPUs, or there are more stages than
+                layers.
         """
         changes: dict[str, Any] = {}
         if kv_cache_dtype is not None:
@@ -142,6 +146,7 @@ class Model:
             ("tensor_parallel_size", tensor_parallel_size),
             ("pipeline_parallel_size", pipeline_parallel_size),
             ("data_parallel_size", data_parallel_size),
+            ("decode_context_parallel_size", decode_context_parallel_size),
         ):
             if size is not None:
                 self._check_size(name, size)
@@ -150,6 +155,8 @@ class Model:
             changes["enable_expert_parallel"] = enable_expert_parallel
         served = replace(self, **changes)
         served._check_experts()
+        if served.decode_context_parallel_size > 1:
+            served._check_contexts()
         return served
 
     def _check_experts(self) -> None:
@@ -160,6 +167,29 @@ class Model:
             raise UsageError(
                 f"experts {width:,} wide cannot be divided among {size} GPUs; give --enable-expert-parallel, or "
                 "another --data-parallel-size."
+            )
+
+    def _check_contexts(self) -> None:
+        """Check that the GPUs can divide contexts: each head of keys and values is on as many GPUs, or on more."""
+        size, on_all = self.decode_context_parallel_size, self.tensor_parallel_size
+        if self.recurrent_layers or any(
+            isinstance(layer, SlidingWindow | ChunkedLocal) for layer in self.attention_layers
+        ):
+            raise UsageError(
+                f"kvsim knows --decode-context-parallel-size for models whose layers all keep every token; {self.name} "
+                "has windows or states, of which vLLM refuses windows."
+            )
+        heads = max(1 if isinstance(layer, Mla) else layer.num_kv_heads for layer in self.attention_layers)
+        if on_all % size or size > on_all // heads:
+            raise UsageError(
+                f"--decode-context-parallel-size is {size}; it must divide --tensor-parallel-size, which is {on_all}, "
+                f"and be at most that by the {heads} heads of keys and values of {self.name}, {on_all // heads}."
+            )
+        sizes = {self._whole_bytes(layer) for caches in self.layers for layer in caches}
+        if any(each % size for each in sizes):
+            raise UsageError(
+                f"--decode-context-parallel-size is {size}, and kvsim counts the cache in whole bytes a token: it must "
+                f"divide the {' and '.join(f'{each:,}' for each in sorted(sizes))} bytes of a layer of {self.name}."
             )
 
     def _check_size(self, name: str, size: int) -> None:
@@ -232,7 +262,13 @@ class Model:
         return sum(times[index] * self.layer_bytes_per_token(kind) for index, kind in enumerate(self.layer_kinds))
 
     def layer_bytes_per_token(self, layer: Layer) -> int:
-        """Return the bytes of a token in `layer` on one GPU; 0 for a recurrent layer."""
+        """Return the bytes of a token in `layer` on one GPU, on average where several divide the tokens; 0 for a
+        recurrent layer.
+        """
+        return self._whole_bytes(layer) // self.decode_context_parallel_size
+
+    def _whole_bytes(self, layer: Layer) -> int:
+        """Return the bytes of a token in `layer` on a GPU that holds it."""
         if not isinstance(layer, (*ATTENTION, Indexer)):
             return 0
         return bytes_per_token(

@@ -65,7 +65,7 @@ class Machine:
         settings = CacheSettings(
             max_model_len=base.max_model_len,
             max_num_batched_tokens=base.scheduler.max_num_batched_tokens,
-            block_size=base.cache.block_size,
+            block_size=_block_of_one(self.model, base.cache.block_size),
             enable_prefix_caching=base.cache.enable_prefix_caching,
             keeps_every_state=defaults_of(base.scheduler.vllm).keeps_every_state,
             hybrid_manager=base.cache.hybrid_manager and not base.cache.uniform_cache,
@@ -202,3 +202,16 @@ def check_stages(machine: Machine, policy: Policy) -> None:
             "schedules sequences past their last token, and the account of memory does not follow that; take two "
             "stages, or synchronous scheduling (--no-async-scheduling)."
         )
+
+
+def _block_of_one(model: Model, block_size: int) -> int:
+    """Return the tokens of a block on each of the GPUs that divide contexts, of `block_size` on all.
+
+    Raises:
+        UsageError: they are no whole number.
+    """
+    size = model.decode_context_parallel_size
+    if block_size % size:
+        raise UsageError(f"block_size is {block_size} tokens, on all {size} GPUs that divide contexts; it must be "
+                         f"a multiple of {size}.")  # fmt: skip
+    return block_size // size

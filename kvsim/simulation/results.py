@@ -154,7 +154,8 @@ class Totals:
         settle_unsure_slots(engine, self._end_s)
         held_s = column(engine.unsure, "slot_s")
         useless_slot_s = float(held_s[held_s > 0].sum())
-        summary = self._sums.summary(meta, name, requests, self._end_s, useless_slot_s=useless_slot_s)
+        images = (int(engine.encoder.state.num_held), int(engine.encoder.state.num_encoded))
+        summary = self._sums.summary(meta, name, requests, self._end_s, useless_slot_s=useless_slot_s, images=images)
         start_s, *counts = self._timeline
         scheduled, waiting, held = (column.astype(np.int64) for column in counts)
         timeline = Timeline(start_s=start_s, scheduled=scheduled, waiting=waiting, held_slots=held)

@@ -154,6 +154,8 @@ class Setup:
         """Return the provenance of a server's run that is over, which would have ended vLLM `num_failures` times."""
         machine = self.machine
         model = {key: value for key, value in asdict(machine.model).items() if value not in (None, (), "")}
+        if machine.model.decode_context_parallel_size == 1:
+            del model["decode_context_parallel_size"]
         drafting = machine.draft_layers(self.base) if isinstance(self.base, Paged) else ()
         draft_bytes = sum(machine.model.layer_bytes_per_token(layer) for layer in drafting)
         return Meta(
@@ -206,4 +208,6 @@ def times_label(machine: Machine, base: Policy, workload: Workload) -> str:
         ways["adapters"] = "kernels of adapters"
     if workload.images is not None:
         ways["images"] = "the encoder"
+    if machine.model.decode_context_parallel_size > 1:
+        ways["divided contexts"] = "what GPUs exchange of divided contexts"
     return served_otherwise(machine.step_time.label, ways)

@@ -125,10 +125,14 @@ class Budget:
     def with_divided_latents(self) -> CachePlan | None:
         """Return the plan of this pool if each GPU kept a share of every latent instead of all of it.
 
-        The result is None without latents, or with one GPU.
+        The result is None without latents, with one GPU, or where GPUs divide contexts anyway.
         """
         size = self.model.tensor_parallel_size
-        if size == 1 or any(group.kind is not CacheKind.MLA for group in self.plan.layout.groups):
+        if (
+            size == 1
+            or self.model.decode_context_parallel_size > 1
+            or any(group.kind is not CacheKind.MLA for group in self.plan.layout.groups)
+        ):
             return None
         return replace(self.plan, num_blocks=size * self.num_blocks)
 

@@ -42,6 +42,14 @@ class MachineSettings:
     enable_expert_parallel: bool = setting(
         False, "Put whole experts on each GPU; otherwise a part of every expert.", "--enable-expert-parallel"
     )
+    decode_context_parallel_size: int | None = setting(
+        None,
+        "GPUs of a tensor-parallel group that divide the tokens of each sequence's cache.",
+        "--decode-context-parallel-size",
+        "-dcp",
+        unit="N",
+        shown="1",
+    )
     quantization: str | None = setting(
         None,
         "Type of the weights: none, fp8, awq, gptq, mxfp4 and others.",

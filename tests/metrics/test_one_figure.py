@@ -79,6 +79,7 @@ REQUESTS = (
 DRAFTING = '{"method": "eagle", "model": "a draft model", "num_speculative_tokens": 3}'
 FEATURES: dict[str, tuple[str | int, ...]] = {
     "plain": ("--num-blocks", 60),
+    "images": ("--num-blocks", 60, "--model", "Qwen2.5-VL-7B-Instruct", "--images", "0.5@640x480,100:5"),
     "drafts": ("--num-blocks", 60, "--speculative-config", DRAFTING),
     "offload": (
         *("--vllm", "0.25.1", "--num-blocks", 130, "--max-num-seqs", 2, "--no-prefix-caching"),

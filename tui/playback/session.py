@@ -12,6 +12,7 @@ from kvsim.display.text import printable, printable_values
 from kvsim.memory.waste import SlotState
 from kvsim.metrics import waste
 from kvsim.recording.tables import RequestStatus
+from kvsim.replay.encoder_cache import EncoderContents
 from kvsim.replay.host_memory import HostMemory, host_memory
 from kvsim.replay.replay import Replay
 from kvsim.replay.unfolding import NO_OWNER
@@ -271,6 +272,11 @@ class Session:
     def host(self) -> HostMemory | None:
         """Return the contents of host memory, step by step; None without offloading."""
         return host_memory(self.recording)
+
+    @cached_property
+    def encoder(self) -> EncoderContents | None:
+        """Return the contents of the encoder cache, step by step; None without images."""
+        return EncoderContents.of(self.recording)
 
     def num_put_out(self, request: int) -> int:
         """Return the output tokens of `request` so far; a preemption does not reduce them."""

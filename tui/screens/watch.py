@@ -18,6 +18,7 @@ from ..playback.run_events import EventFilter
 from ..pool.colors import next_color
 from ..widgets.below_pool import BelowPool
 from ..widgets.block_table import BlockTable
+from ..widgets.encoder_strip import EncoderStrip
 from ..widgets.event_list import EventList
 from ..widgets.host_map import HostMap
 from ..widgets.inspector import Inspector
@@ -67,6 +68,8 @@ class Watch(PlaybackScreen):
                 yield BelowPool(session, pool, symbols)
                 if session.host is not None:
                     yield HostMap(session, symbols)
+                if session.encoder is not None:
+                    yield EncoderStrip(session, symbols)
                 yield WasteBar(session, symbols)
                 if self.guided is not None and self.guided.draws:
                     yield LessonDrawing(self.guided, symbols)

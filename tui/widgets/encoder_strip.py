@@ -1,0 +1,74 @@
+"""Encoder cache below the pool: a strip of its images, and how much of it is held, kept and free."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.segment import Segment
+from textual.strip import Strip
+
+from ..look.wording import plural, shortened
+from ..pool.brush import Brush
+from ..pool.encoder_cells import LEGEND, strip_keys
+from .panel import Panel
+
+if TYPE_CHECKING:
+    from textual.geometry import Size
+
+    from kvsim.replay.encoder_cache import EncoderContents
+
+    from ..look.states import Symbols
+    from ..playback.session import Session
+
+
+class EncoderStrip(Panel):
+    """Images in the encoder cache, each as wide as its share, with a legend below if there is room."""
+
+    def __init__(self, session: Session, symbols: Symbols) -> None:
+        super().__init__(session, symbols, id="encoder")
+        self._brush = Brush(symbols)
+
+    def notify_style_update(self) -> None:
+        """Draw in the colours of another theme."""
+        super().notify_style_update()
+        self._brush = Brush(self.symbols)
+        self._lines = []
+
+    def show_frame(self) -> None:
+        """Follow the session to its current frame; the title says how full the cache is."""
+        contents = self.session.encoder
+        if contents is not None and self.size.width:
+            room = self.size.width - 2
+            titles = titles_of(contents, self.session.replay.frame)
+            title = next((title for title in titles if len(title) <= room), titles[-1])
+            self.border_title = shortened(title, room, self.symbols.cut)
+        super().show_frame()
+
+    def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
+        """Return the height that the style sheet sets."""
+        del container, viewport, width
+        return 1
+
+    def write(self) -> list[Strip]:
+        """Write the strip, then its legend."""
+        contents, (width, height) = self.session.encoder, self.size
+        if contents is None:
+            return []
+        keys = strip_keys(contents, self.session.replay.frame, width, half_blocks=self.symbols.color)
+        strips = [Strip([Segment(*self._brush[key]) for key in keys.tolist()], width).simplify()]
+        if height > 1:
+            segments: list[Segment] = []
+            for paint, words in LEGEND:
+                segments += [self.text("  ")] * bool(segments) + [self.sample(paint), self.text(f" {words}", "weak")]
+            strips.append(Strip(segments))
+        return strips
+
+
+def titles_of(contents: EncoderContents, frame: int) -> tuple[str, ...]:
+    """Return the title, then a shorter one for narrow places."""
+    held, kept = int(contents.held_tokens[frame]), int(contents.kept_tokens[frame])
+    images = contents.images_at(frame)
+    num_held = sum(1 for image in images if image.users)
+    full = f"{held + kept:,} of {contents.capacity_tokens:,}"
+    there = f"{plural(num_held, 'image')} in use, {len(images) - num_held:,} kept"
+    return f"encoder cache: {full} tokens, {there}", f"encoder: {full}, {num_held:,} in use"
