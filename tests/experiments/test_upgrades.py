@@ -16,6 +16,7 @@ from ..conftest import PRESSURE
 if TYPE_CHECKING:
     import subprocess
     from collections.abc import Callable
+    from pathlib import Path
 
     Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -112,6 +113,21 @@ def test_a_windowed_model_has_many_times_the_tokens_in_the_log_from_0_20_2_on(kv
     assert after["max_concurrency"] == before["max_concurrency"]
     switches = [each["switches"] for each in document["rules"] if each["changes_together"]]
     assert ["logs_longest"] in switches
+
+
+def test_the_model_of_the_report_has_its_tokens_in_the_log(kvsim: Run, tmp_path: Path) -> None:
+    """vllm#43308: gemma-4-31B with 50 GiB on an A100 has 55,000 tokens, and 525,000 in the next release."""
+    config = {
+        "architectures": ["Gemma4ForCausalLM"], "num_hidden_layers": 60, "hidden_size": 5376, "head_dim": 256,
+        "num_attention_heads": 32, "num_key_value_heads": 16, "num_global_key_value_heads": 4, "global_head_dim": 512,
+        "intermediate_size": 21504, "vocab_size": 262144, "sliding_window": 1024, "max_position_embeddings": 262144,
+        "attention_k_eq_v": True, "torch_dtype": "bfloat16", "hidden_size_per_layer_input": 0,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    flags = ("--gpu", "A100-80G", "--model", str(tmp_path), "--oversize", "--kv-gib", "50", *GEMMA[6:])
+    figures = _compared(kvsim, "0.20.0", "0.21.0", *flags, "--max-num-batched-tokens", "2048")["figures"]
+    before, after = (figures[release]["gpu_kv_cache_size_tokens"] for release in ("0.20.0", "0.21.0"))
+    assert (before, after) == (54_608, 530_400)
 
 
 def test_the_comparison_is_told_in_words(kvsim: Run) -> None:
