@@ -27,9 +27,9 @@ def size_slots(flags: Mapping[str, Any], gpu: Gpu, model: Model, tokens: int, *,
     if as_json:
         print_json(_document(slots, blocks, tokens))
         return
-    echo(f"{num_sequences:,} sequences of {tokens:,} tokens fit at once, in {slots.num_slots:,} slots.")
     if blocks is not None:
         echo(_why(slots, blocks))
+    echo(f"{num_sequences:,} sequences of {tokens:,} tokens fit at once, in {slots.num_slots:,} slots.")
     on_one = "on each GPU" if model.tensor_parallel_size > 1 else ""
     print_table(f"SGLang: {title_of(gpu, model)}", ["", "", "", "why"], [
         *((term.label, size(term.size_bytes), on_one, term.why) for term in slots.terms),

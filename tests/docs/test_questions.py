@@ -49,3 +49,37 @@ def test_a_quotation_below_a_command_is_what_it_prints(
 
 def test_the_pages_quote_something() -> None:
     assert sum(len(_QUOTE.findall(page.read_text(encoding="utf-8"))) for page in PAGES) >= 6
+
+
+_ROW = re.compile(r"\| (?P<question>[^|]+\?) \| `(?P<command>kvsim [^|]+)` \| (?P<answer>[^|]+) \|")
+ASKED = list(_ROW.finditer((REPOSITORY / "docs/questions/README.md").read_text(encoding="utf-8")))
+_QUICK = ("kvsim size",)
+
+
+def check_answer(asked: re.Match[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("COLUMNS", "200")
+    assert " ".join(asked["answer"].split()) in printed(asked["command"])
+
+
+def test_twenty_five_questions_are_asked() -> None:
+    assert len(ASKED) == 25
+
+
+@pytest.mark.parametrize(
+    "asked", [each for each in ASKED if each["command"].startswith(_QUICK)], ids=lambda each: each["question"]
+)
+def test_an_account_of_memory_begins_as_the_page_says(
+    asked: re.Match[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_answer(asked, tmp_path, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "asked", [each for each in ASKED if not each["command"].startswith(_QUICK)], ids=lambda each: each["question"]
+)
+def test_an_answer_of_a_run_begins_as_the_page_says(
+    asked: re.Match[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_answer(asked, tmp_path, monkeypatch)
