@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import TypeAlias
 
-    from kvsim.live.kv_event_feed import KvEventFeed
+    from kvsim.live.kv_event_ranks import KvEventRanks
     from kvsim.live.metrics_feed import MetricsFeed
     from kvsim.recording import Recording
 
@@ -128,7 +128,7 @@ def attach(
 
 def watch_metrics(
     feed: MetricsFeed,
-    cache: KvEventFeed | None = None,
+    cache: KvEventRanks | None = None,
     *,
     keep: Callable[[], None],
     ascii: bool = False,  # noqa: A002

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from kvsim.live.kv_event_feed import KvEventFeed
+    from kvsim.live.kv_event_ranks import KvEventRanks
 
 
 def kv_events_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -34,7 +34,8 @@ def kv_events_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--kv-events",
             metavar="ADDRESS",
-            help="Follow the KV events that vLLM or SGLang publishes beside its /metrics, at tcp://HOST:PORT or PORT.",
+            help="Follow the KV events that vLLM or SGLang publishes beside its /metrics, at tcp://HOST:PORT or PORT; "
+            "PORT-PORT for the data-parallel ranks of a server, whose ports follow one another.",
         ),
     ):
         command = option(command)
@@ -42,7 +43,7 @@ def kv_events_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @contextmanager
-def cache_feed(address: str | None, replay: str | None) -> Iterator[KvEventFeed | None]:
+def cache_feed(address: str | None, replay: str | None) -> Iterator[KvEventRanks | None]:
     """Follow the KV events at `address`, if any.
 
     Raises:
@@ -53,9 +54,9 @@ def cache_feed(address: str | None, replay: str | None) -> Iterator[KvEventFeed 
             raise UsageError("--kv-events-replay asks for events that --kv-events has missed; give both.")
         yield None
         return
-    from kvsim.live.kv_event_feed import KvEventFeed
+    from kvsim.live.kv_event_ranks import KvEventRanks
 
-    feed = KvEventFeed(address, replay=replay)
+    feed = KvEventRanks(address, replay=replay)
     try:
         yield feed
     finally:
@@ -102,7 +103,7 @@ def _check_output(page: str | None, output: Path, *, overwrite: bool) -> None:
 
 
 def _watch_metrics(
-    tui: Any, address: str, output: Path | None, cache: KvEventFeed | None, *, overwrite: bool, ascii_only: bool
+    tui: Any, address: str, output: Path | None, cache: KvEventRanks | None, *, overwrite: bool, ascii_only: bool
 ) -> None:
     from kvsim.live.metrics import as_csv
     from kvsim.live.metrics_feed import MetricsFeed

@@ -16,7 +16,7 @@ from kvsim.errors import UsageError
 if TYPE_CHECKING:
     from kvsim.diagnosis import Diagnosis, Glance
     from kvsim.live.event_feed import LiveFeed
-    from kvsim.live.kv_event_feed import KvEventFeed
+    from kvsim.live.kv_event_ranks import KvEventRanks
     from kvsim.live.metrics_feed import MetricsFeed
     from kvsim.recording import Recording
     from kvsim.simulation import EngineName
@@ -130,7 +130,7 @@ def _recording(source: str, seconds: float) -> Recording:
     return read(find(source))
 
 
-def _glance(url: str, seconds: float, cache: KvEventFeed | None) -> Glance:
+def _glance(url: str, seconds: float, cache: KvEventRanks | None) -> Glance:
     from kvsim.diagnosis import glance
     from kvsim.live.metrics_feed import MetricsFeed
 

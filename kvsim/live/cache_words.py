@@ -29,6 +29,8 @@ def cache_facts(look: CacheLook, num_blocks: int | None) -> tuple[str, ...]:
         f"{look.num_stored:,} blocks were stored and {look.num_removed:,} removed {since}"
         + (f"; all were cleared {look.num_cleared:,} times" if look.num_cleared else ""),
     ]
+    if look.blocks_of_ranks:
+        facts.append(f"by data-parallel rank: {', '.join(f'{number:,}' for number in look.blocks_of_ranks)} blocks")
     if look.ages_s:
         facts.append(
             f"half of the last {len(look.ages_s):,} removed blocks had been cached for more than "
@@ -44,7 +46,10 @@ def cache_limits(look: CacheLook) -> tuple[str, ...]:
     limits = ["which request holds a block, and the blocks that keep no prefix: events tell of the prefix cache alone"]
     if not look.num_batches:
         limits.append(f"anything yet: no event has come. A server publishes with {_PUBLISH}")
-    elif not look.from_start:
+    elif look.silent_ranks:
+        ranks = ", ".join(map(str, look.silent_ranks))
+        limits.append(f"anything of data-parallel rank {ranks}: no event has come from there")
+    if look.num_batches and not look.from_start:
         limits.append(
             "blocks that were cached before kvsim listened; with a replay_endpoint in the server's --kv-events-config, "
             "--kv-events-replay asks for them"

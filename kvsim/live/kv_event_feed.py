@@ -54,6 +54,11 @@ class CacheLook:
     from_start: bool
     """Whether every batch since the server's start was heard: otherwise older blocks are not known."""
     quiet_s: float
+    """Seconds since the last batch."""
+    blocks_of_ranks: tuple[int, ...] = ()
+    """Blocks of each data-parallel rank, if several are followed."""
+    silent_ranks: tuple[int, ...] = ()
+    """Ranks of which no batch has come, if several are followed."""
 
 
 class KvEventFeed:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import zmq
 from kvsim.errors import UsageError
 from kvsim.live.cache_words import cache_facts, cache_limits
 from kvsim.live.kv_event_feed import KvEventFeed, endpoint
+from kvsim.live.kv_event_ranks import KvEventRanks, ports_of
 
 from ..vllm_engine.install import MAIN, NEWEST, missing, python_path
 from ..waiting import until
@@ -33,12 +35,12 @@ def free_port() -> int:
 
 
 class Publisher:
-    """A process with vLLM's publisher; the test says what it publishes."""
+    """A process with vLLM's publisher, or SGLang's; the test says what it publishes."""
 
-    def __init__(self, release: str) -> None:
-        self.port, self.replay = free_port(), free_port()
+    def __init__(self, release: str, *more: str, ports: tuple[int, int] | None = None, rank: int = 0) -> None:
+        self.port, self.replay = ports or (free_port(), free_port())
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.vllm_engine.publisher", str(self.port), str(self.replay)],
+            [sys.executable, "-m", "tests.vllm_engine.publisher", str(self.port), str(self.replay), str(rank), *more],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=ROOT,
             env=os.environ | {"PYTHONPATH": python_path(release, ROOT)},
         )  # fmt: skip
@@ -58,11 +60,17 @@ class Publisher:
         assert self._process.stdout.readline().strip() == expected
 
 
-@pytest.fixture(scope="module", params=[MAIN, NEWEST])
+SGLANG = Path(os.environ.get("KVSIM_SGLANG", "absent")) / "sglang/srt/disaggregation/kv_events.py"
+
+
+@pytest.fixture(scope="module", params=[MAIN, NEWEST, "sglang"])
 def publisher(request: pytest.FixtureRequest) -> Iterator[Publisher]:
-    if missing(request.param):
-        pytest.skip(missing(request.param))
-    found = Publisher(request.param)
+    release = NEWEST if request.param == "sglang" else request.param
+    if missing(release):
+        pytest.skip(missing(release))
+    if request.param == "sglang" and not SGLANG.exists():
+        pytest.skip("KVSIM_SGLANG names no folder with the files of SGLang")
+    found = Publisher(release, *([str(SGLANG)] if request.param == "sglang" else []))
     yield found
     found.close()
 
@@ -125,6 +133,62 @@ def test_without_replays_older_blocks_are_not_known(publisher: Publisher, follow
     assert (look.from_start, look.lost, look.num_blocks) == (False, 0, 1)
     assert cache_facts(look, 10)[0].startswith("at least 1 blocks of 10 keep a prefix, 10 % of the pool")
     assert any("before kvsim listened" in limit for limit in cache_limits(look))
+
+
+def two_ports() -> int:
+    """Return the first of two free ports that follow one another."""
+    while True:
+        first = free_port()
+        with socket.socket() as found, suppress(OSError):
+            found.bind(("127.0.0.1", first + 1))
+            return first
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("server", ["vllm", "sglang"])
+def test_the_ranks_of_a_server_are_added_up(server: str) -> None:
+    """Each rank has its publisher, at the port that both were given and its rank."""
+    if missing(NEWEST) or (server == "sglang" and not SGLANG.exists()):
+        pytest.skip("the server's files are not there")
+    port, replay = two_ports(), two_ports()
+    more = [str(SGLANG)] if server == "sglang" else []
+    ranks = [Publisher(NEWEST, *more, ports=(port, replay), rank=rank) for rank in (0, 1)]
+    try:
+        ranks[0].say(stored=[1, 2, 3])
+        feed = KvEventRanks(f"{port}-{port + 1}", replay=f"{replay}-{replay + 1}")
+        until(lambda: feed.look().num_batches == 1)
+        assert any("data-parallel rank 1" in limit for limit in cache_limits(feed.look()))
+        ranks[1].say(stored=[1, 9])  # the same name in another rank is another block
+        ranks[1].say(removed=[9])
+        until(lambda: feed.look().num_batches == 3)
+        look = feed.look()
+        assert (look.num_blocks, look.num_tokens, look.blocks_of_ranks) == (4, 8, (3, 1))
+        assert (look.num_stored, look.num_removed, look.silent_ranks) == (5, 1, ())
+        assert "by data-parallel rank: 3, 1 blocks" in cache_facts(look, 100)
+        assert feed.ended is None
+        feed.close()
+    finally:
+        for rank in ranks:
+            rank.close()
+
+
+@pytest.mark.parametrize(
+    ("address", "replay", "sentence"),
+    [
+        ("5560-5557", None, "should name 1 to 1,024 ports, the first one first"),
+        ("host:1-9999", None, "should name 1 to 1,024 ports"),
+        ("5557-5558", "5560", "has 2 ports and --kv-events-replay 1"),
+        ("70000-70001", None, "'70000' is not an address"),
+    ],
+)
+def test_ranges_of_ports_that_cannot_be_are_refused(address: str, replay: str | None, sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        KvEventRanks(address, replay=replay)
+
+
+def test_a_range_is_an_address_for_each_rank() -> None:
+    assert ports_of("tcp://[::1]:5557-5559") == [f"tcp://[::1]:{port}" for port in (5557, 5558, 5559)]
+    assert ports_of("my-host:5557") == ["my-host:5557"]
 
 
 @pytest.fixture

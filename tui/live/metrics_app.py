@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from textual.app import ComposeResult
     from textual.binding import BindingType
 
-    from kvsim.live.kv_event_feed import KvEventFeed
+    from kvsim.live.kv_event_ranks import KvEventRanks
     from kvsim.live.metrics_feed import MetricsFeed
 
 POLL_S = 1.0
@@ -84,7 +84,7 @@ class MetricsApp(Careful, App[None]):
     def __init__(
         self,
         feed: MetricsFeed,
-        cache: KvEventFeed | None = None,
+        cache: KvEventRanks | None = None,
         *,
         ascii: bool = False,  # noqa: A002 - the flag's name
     ) -> None:

@@ -1,0 +1,104 @@
+"""Follow the KV events of every data-parallel rank of a server, and add them up.
+
+vLLM and SGLang publish each rank's events at a port of its own: the port that was set, and the rank added to it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from kvsim.errors import UsageError
+from kvsim.live.kv_event_feed import CacheLook, KvEventFeed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+_RANGE = re.compile(r"(?P<before>.*?)(?P<first>\d{1,5})-(?P<last>\d{1,5})")
+_MOST_RANKS = 1_024
+_MOST_SHARED = 3
+
+
+class KvEventRanks:
+    """Feeds of all ranks, followed until `close`."""
+
+    def __init__(self, address: str, *, replay: str | None = None) -> None:
+        """Subscribe at the address of each rank, such as HOST:5557-5560 for four; `replay` has as many, or is None.
+
+        Raises:
+            UsageError: one is no address, or there are more or fewer replays than ranks.
+            MissingExtraError: pyzmq or msgpack is not installed.
+        """
+        addresses, replays = ports_of(address), ports_of(replay) if replay else []
+        if replays and len(replays) != len(addresses):
+            raise UsageError(
+                f"--kv-events has {len(addresses)} ports and --kv-events-replay {len(replays)}; a rank has one of each."
+            )
+        self._feeds: list[KvEventFeed] = []
+        try:
+            for rank, each in enumerate(addresses):
+                self._feeds.append(KvEventFeed(each, replay=replays[rank] if replays else None))
+        except Exception:
+            self.close()
+            raise
+
+    @property
+    def ended(self) -> str | None:
+        """Reason for the end of the first feed that ended, as a sentence; None while all are open."""
+        return next((feed.ended for feed in self._feeds if feed.ended), None)
+
+    def look(self) -> CacheLook:
+        """Return the state of all ranks together by now."""
+        return added_up([feed.look() for feed in self._feeds])
+
+    def close(self) -> None:
+        """End all subscriptions."""
+        for feed in self._feeds:
+            feed.close()
+
+
+def ports_of(address: str) -> list[str]:
+    """Return the address of each port of a range such as HOST:5557-5560, or the one address.
+
+    Raises:
+        UsageError: the range has no ports, or too many.
+    """
+    found = _RANGE.fullmatch(address)
+    if found is None:
+        return [address]
+    ports = range(int(found["first"]), int(found["last"]) + 1)
+    if not 1 <= len(ports) <= _MOST_RANKS:
+        raise UsageError(f"{address!r} should name 1 to {_MOST_RANKS:,} ports, the first one first, such as 5557-5560.")
+    return [f"{found['before']}{port}" for port in ports]
+
+
+def added_up(looks: Sequence[CacheLook]) -> CacheLook:
+    """Return the states of several ranks as one: sums, the last ages of all, the longest silence."""
+    if len(looks) == 1:
+        return looks[0]
+
+    def total(of: Callable[[CacheLook], int]) -> int:
+        return sum(map(of, looks))
+
+    media = sorted({medium for look in looks for medium, _ in look.elsewhere})
+    shared = sorted((each for look in looks for each in look.shared), key=lambda each: -each[1])
+    return replace(
+        looks[0],
+        num_blocks=total(lambda look: look.num_blocks),
+        num_tokens=total(lambda look: look.num_tokens),
+        elsewhere=tuple((medium, sum(dict(look.elsewhere).get(medium, 0) for look in looks)) for medium in media),
+        num_stored=total(lambda look: look.num_stored),
+        num_removed=total(lambda look: look.num_removed),
+        num_cleared=total(lambda look: look.num_cleared),
+        ages_s=tuple(age_s for look in looks for age_s in look.ages_s),
+        shared=tuple(shared[:_MOST_SHARED]),
+        num_batches=total(lambda look: look.num_batches),
+        lost=total(lambda look: look.lost),
+        replayed=total(lambda look: look.replayed),
+        restarts=total(lambda look: look.restarts),
+        from_start=all(look.from_start for look in looks),
+        quiet_s=max(look.quiet_s for look in looks),
+        blocks_of_ranks=tuple(look.num_blocks for look in looks),
+        silent_ranks=tuple(rank for rank, look in enumerate(looks) if not look.num_batches),
+    )
