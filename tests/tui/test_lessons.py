@@ -109,7 +109,10 @@ def test_every_lesson_plays_and_its_captions_ascend(guided: Callable[[str], Guid
     assert not any(re.search(r"[{}]|\bnan\b", caption.title + caption.text) for caption in lesson.captions)
 
 
-_NAMED = r"\{[^}]*\}|[Ll]esson \d|rungs? \d(, \d and \d)?|Block 3|B\+1|Gemma 3 27B"
+_NAMED = (
+    r"\{[^}]*\}|[Ll]esson \d|rungs? \d(, \d and \d)?|Block 3|B\+1|Gemma 3 27B|[PQRS]\d|servers? \d( and \d)?"
+    r"|(in turn|by prefix) \d"
+)
 
 
 @pytest.mark.parametrize("number", NUMBERS)
@@ -797,3 +800,45 @@ async def test_a_drawing_in_place_of_the_pools_is_on_the_screen(
         assert 0 < len(lines) <= drawn.size.height
         for y, line in enumerate(lines):
             assert "".join(segment.text for segment in line).split()[-2:] == drawn.render_line(y).text.split()[-2:]
+
+
+def test_lesson_13_says_which_server_has_which_request(guided: Callable[[str], Guided]) -> None:
+    lesson = guided("13")
+    names = {
+        run.label: set(session.recording.requests.id.tolist())
+        for run, session in zip(lesson.lesson.runs, lesson.sessions, strict=True)
+    }
+    assert list(names) == ["in turn 0", "in turn 1", "by prefix 0", "by prefix 1"]
+    assert "Q1" in names["in turn 1"]
+    assert "Q2" in names["in turn 0"]
+    assert {"Q1", "Q2"} <= names["by prefix 1"]
+    assert {name[0] for name in names["by prefix 0"]} == {"P", "R"}
+    assert {name[0] for name in names["by prefix 1"]} == {"Q", "S"}
+    assert {name[0] for label in ("in turn 0", "in turn 1") for name in names[label]} == set("PQRS")
+    burst = {f"P{number}" for number in range(5, 11)}
+    assert burst <= names["by prefix 0"]
+    assert burst & names["in turn 0"]
+    assert burst & names["in turn 1"]
+
+
+def test_lesson_13_gives_the_sums_of_its_fleets(guided: Callable[[str], Guided]) -> None:
+    lesson = guided("13")
+    drawn = "\n".join(
+        "".join(segment.text for segment in line)
+        for _, lines in lesson.drawing(lesson.captions[-1], 78, GLYPHS)
+        for line in lines
+    )
+    for label, totals in lesson.fleets.items():
+        mine = [one for run, one in zip(lesson.lesson.runs, lesson.sessions, strict=True) if run.fleet == label]
+        requests = [one.recording.requests for one in mine]
+        hits = sum(int(one.cached_tokens.sum()) for one in requests) / sum(
+            int(one.prompt_tokens.sum()) for one in requests
+        )
+        assert f"{100 * hits:.0f} %" in drawn
+        assert totals.duration_s == max(one.player.duration_s for one in mine)
+        assert f"{totals.duration_s:.2f} s" in drawn
+        assert f"{100 * hits:.0f} %" in lesson.captions[-1].text
+    in_turn, by_prefix = lesson.fleets["in turn"], lesson.fleets["by prefix"]
+    assert by_prefix.prefix_hit_tokens == by_prefix.one_pool_hit_tokens > in_turn.prefix_hit_tokens
+    assert by_prefix.imbalance > in_turn.imbalance
+    assert by_prefix.mean_duplicate_bytes == 0 < in_turn.mean_duplicate_bytes

@@ -71,7 +71,8 @@ def comparison_headline(comparison: ComparedRuns, *, short: bool) -> list[str]:
         return [f"the same {sequences} for training", f"rows of {width}"]
     model, gpu, num_gpus = _model(meta), meta.gpu, _num_gpus(session)
     size = gib(meta.pool.num_bytes)
-    requests = plural(len(session.recording.requests), "request")
+    ids = {name for lane in comparison.lanes for name in lane.session.recording.requests.id.tolist()}
+    requests = plural(len(ids), "request")  # servers of a fleet have different ones
     origins = [_origin(lane.session, "") for lane in comparison.lanes]
     notes = ["uncalibrated"] if any("uncalibrated" in origin for origin in origins) else []
     clock, memory = (", one clock", f"{size} each") if short else (" on one clock", f"{size} for KV in each")

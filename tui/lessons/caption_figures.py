@@ -11,6 +11,8 @@
 {longer.static.paged}        how many times as long the first run takes as the second
 {hits.3.paged}               percent of the prompt tokens that a run finds in its cache, with the third of the sizes of
                              memory in the drawing; {hits.3.tokens} is that size
+{fleet.in turn.hits}         held_twice, busiest, preempted, total_time of a fleet by its label; one_pool: the hits of
+                             one pool that never forgets
 {host.used}                  slots, going, coming: blocks in host memory, on the way there and back
 {layers.full}                of the model: all, full and window of its layers; window_tokens that a window reaches back;
                              full_tables and window_tables of every sequence; {tables.Gemma-3-27B} counts the tables of
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from kvsim.experiments.rungs import Climbed
+    from kvsim.metrics.fleet_totals import FleetTotals
 
     from ..facts.step_cost import StepCost
     from ..playback.session import RowsNow, Session
@@ -63,15 +66,18 @@ class Figures:
         cost: StepCost,
         ladder: Callable[[], Sequence[Climbed]],
         found: Callable[[], Sequence[tuple[int, Sequence[float]]]],
+        fleets: Mapping[str, FleetTotals] | None = None,
     ) -> None:
         """`others` are all runs by label; `cost` is that of a step. `ladder` simulates the rungs, and `found` the sizes
-        of the memory with the shares that each run finds in its cache, when a caption asks for them.
+        of the memory with the shares that each run finds in its cache, when a caption asks for them. `fleets` are the
+        sums over the servers of each fleet, by label.
         """
         self._session = session
         self._others = others
         self._cost = cost
         self._climb = ladder
         self._found = found
+        self._fleets = fleets or {}
 
     def fill(self, text: str) -> str:
         """Return `text` with its figures in place.
@@ -91,6 +97,8 @@ class Figures:
                 found = layer_figures(self._session).get(what)
             case ["tables", *model]:
                 found = str(len(cache_layout(find_model(".".join(model)), CacheSettings(max_model_len=8192)).groups))
+            case ["fleet", label, what] if label in self._fleets:
+                found = _fleet(self._fleets[label]).get(what)
             case ["host", what]:
                 found = self._host().get(what)
             case ["now", what]:
@@ -249,3 +257,14 @@ class Figures:
             "saved_percent": percent(cost.eager.alone_s - cost.captured.alone_s, cost.eager.alone_s),
             "tokens_per_s": f"{cost.num_sequences / cost.captured.alone_s:,.0f}" if cost.captured.alone_s else "0",
         }
+
+
+def _fleet(totals: FleetTotals) -> dict[str, str]:
+    return {
+        "hits": f"{100 * totals.prefix_hit_rate:.0f}",
+        "one_pool": f"{100 * totals.one_pool_hit_tokens / max(totals.prefix_queried_tokens, 1):.0f}",
+        "held_twice": gigabytes(totals.mean_duplicate_bytes) if totals.mean_duplicate_bytes else "nothing",
+        "busiest": f"{totals.imbalance:.2f}",
+        "preempted": f"{totals.num_preemptions:,}",
+        "total_time": milliseconds(totals.duration_s),
+    }

@@ -16,14 +16,15 @@ from kvsim.memory.waste import SlotState
 
 from ..facts.schedule import Doing, schedule
 from ..look.stack import EIGHTHS
-from ..look.wording import gigabytes, plural
+from ..look.wording import gigabytes, milliseconds, plural
 from ..pool.paint import OWNER, hue_of, paint_colors, paint_glyphs
 from ..pool.swatches import swatch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from kvsim.experiments.rungs import Climbed
+    from kvsim.metrics.fleet_totals import FleetTotals
     from kvsim.steptime import StepTime
 
     from ..facts.step_cost import StepCost
@@ -46,13 +47,15 @@ class Drawing(Enum):
     """Throughput of each rung, and its cost."""
     HITS = "hits"
     """Share of prompt tokens that each run finds in its cache, by the size of the memory."""
+    FLEETS = "fleets"
+    """Hits, memory held twice, imbalance and time of each fleet."""
     SCHEDULE = "schedule"
     """Time in which each request waits and runs."""
 
     @property
     def stands_alone(self) -> bool:
         """Whether a page shows the drawing in place of the pool."""
-        return self in (Drawing.READS, Drawing.LAUNCHES, Drawing.LADDER, Drawing.HITS)
+        return self in (Drawing.READS, Drawing.LAUNCHES, Drawing.LADDER, Drawing.HITS, Drawing.FLEETS)
 
 
 _COSTS: Final = {
@@ -210,6 +213,37 @@ def hits(found: Sequence[tuple[int, Sequence[float]]], labels: Sequence[str], wi
                     pen.text(f" {100 * share:>4.0f} %"),
                 ]
             )
+    return lines
+
+
+def fleets(totals: Mapping[str, FleetTotals], width: int, symbols: Symbols) -> Lines:
+    """Draw bars for each fleet: what its caches found, what two servers held, how uneven the work was, the time."""
+    pen, room = Pen(symbols), max(width - _LABEL - 14, 8)
+    first = next(iter(totals.values()))
+    found = {label: one.prefix_hit_rate for label, one in totals.items()}
+    one_pool = {"one endless pool": first.one_pool_hit_tokens / max(first.prefix_queried_tokens, 1)}
+    parts: tuple[tuple[str, Mapping[str, float], Callable[[float], str]], ...] = (
+        ("prompt tokens found in a cache", found | one_pool, lambda share: f"{100 * share:.0f} %"),
+        (
+            "cached prefixes that another server holds, too, on average",
+            {label: one.mean_duplicate_bytes for label, one in totals.items()},
+            lambda num_bytes: gigabytes(num_bytes) if num_bytes else "nothing",
+        ),
+        (
+            "tokens that the busiest server computed, beside the mean",
+            {label: one.imbalance for label, one in totals.items()},
+            lambda factor: f"{symbols.times}{factor:.2f}",
+        ),
+        ("time until the last answer", {label: one.duration_s for label, one in totals.items()}, milliseconds),
+    )
+    lines: Lines = []
+    for title, values, words in parts:
+        lines += [[pen.text(title, weak=True)]]
+        most = max(values.values()) or 1.0
+        for nth, (label, value) in enumerate(values.items()):
+            color = symbols.palette.hues[2 * nth + 1] if label in totals else symbols.palette.free_glyph
+            bar = pen.bar(value / most, room, color)
+            lines.append([pen.text(label[: _LABEL - 1].ljust(_LABEL)), bar, pen.text(f" {words(value):>12}")])
     return lines
 
 

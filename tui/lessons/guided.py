@@ -10,8 +10,10 @@ from kvsim import profiles
 from kvsim.errors import KvsimError
 from kvsim.experiments.rungs import climb, rungs
 from kvsim.machines import card_of, from_card, host_link
+from kvsim.metrics import summarize
+from kvsim.metrics.fleet_totals import FleetTotals, fleet_totals
 from kvsim.policies import Paged, Static
-from kvsim.simulation import Machine, measure, simulate
+from kvsim.simulation import Machine, measure, simulate, simulate_replicas
 from kvsim.steptime import Roofline
 
 from ..facts.step_cost import StepCost
@@ -49,11 +51,15 @@ class Guided:
 
     def __init__(self, lesson: Lesson) -> None:
         self.lesson = lesson
+        self.fleets: dict[str, FleetTotals] = {}
+        """Sums over the servers of each fleet, by its label."""
+        self._servers: dict[str, list[Recording]] = {}
         recordings = [self._simulate(run) for run in lesson.runs]
         self.comparison: ComparedRuns | None = None
         """All runs on one clock, where there are several."""
         if len(recordings) > 1:
-            self.comparison = ComparedRuns(recordings, [run.label for run in lesson.runs])
+            labels = [run.label for run in lesson.runs]
+            self.comparison = ComparedRuns(recordings, labels, slowest_first=not self.fleets)
             by_label = {lane.label: lane.session for lane in self.comparison.lanes}
             self.sessions = [by_label[run.label] for run in lesson.runs]
         else:
@@ -126,6 +132,8 @@ class Guided:
             case Drawing.HITS:
                 lines = drawings.hits(self.found(), [run.label for run in self.lesson.runs], width, symbols)
                 drawn = [("Prompt tokens found in the cache, by the memory that there is", lines)]
+            case Drawing.FLEETS:
+                drawn = [("Two servers behind each router", drawings.fleets(self.fleets, width, symbols))]
             case Drawing.SCHEDULE:
                 drawn = [
                     (f"{run.label}: who is served when", self.timetable(session, width, symbols))
@@ -156,9 +164,27 @@ class Guided:
         try:
             if isinstance(run.policy, TrainingRows):
                 return run.policy.record(lesson.workload, machine)
+            if run.fleet:
+                return self._fleet(run, run.policy, machine)[run.server]
             return simulate(lesson.workload, self._linked(run.policy), machine, refuse_misfits=True)
         except KvsimError as error:
             raise LessonError(f"{lesson.file}, run {run.label!r}: {error}") from error
+
+    def _fleet(self, run: LessonRun, policy: Policy, machine: Machine) -> list[Recording]:
+        """Return the recordings of all servers of a fleet, each with the lesson's memory, and keep their sums."""
+        if run.fleet not in self._servers:
+            recordings, fleet = simulate_replicas(
+                self.lesson.workload, policy, machine, run.num_servers, run.route, refuse_misfits=True
+            )
+            self._servers[run.fleet] = recordings
+            self.fleets[run.fleet] = fleet_totals(
+                recordings[0].meta,
+                [summarize(recording) for recording in recordings],
+                [recording.requests for recording in recordings],
+                mean_duplicate_blocks=fleet.mean_duplicate_blocks,
+                most_duplicate_blocks=fleet.most_duplicate_blocks,
+            )
+        return self._servers[run.fleet]
 
     def _linked(self, policy: Policy) -> Policy:
         """Return `policy` with the host link of the lesson's GPU, if it uses host memory."""
@@ -208,7 +234,7 @@ class Guided:
             frame = int(self.comparison.frames_at(session.times_s[[frame]])[0])
         self.show(frame)
         others = {run.label: session for run, session in zip(lesson.runs, self.sessions, strict=True)}
-        figures = Figures(session, others, self.cost(session), self.climb, self.found)
+        figures = Figures(session, others, self.cost(session), self.climb, self.found, self.fleets)
         try:
             title, text = figures.fill(spec.title), figures.fill(spec.text)
         except UnknownFigureError as error:

@@ -20,10 +20,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LessonRun:
-    """One policy that serves the lesson's requests."""
+    """One policy that serves the lesson's requests, or one server of a fleet that does."""
 
     label: str
     policy: Policy | TrainingRows
+    fleet: str = ""
+    """Label of the fleet; empty where one server serves all requests."""
+    route: str = ""
+    """Router in front of the fleet."""
+    server: int = 0
+    """Number of the server in its fleet."""
+    num_servers: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,10 +13,12 @@ A lesson is a small scenario with captions, in TOML, so that a teacher can write
     kv_gb = 10                     # or kv_tokens = 384
     captured_graphs = true         # false: the host starts every kernel; may be left out
 
-    [[run]]                        # one run is watched; two or three are compared
+    [[run]]                        # one run is watched; up to four are compared
     policy = "contiguous"          # or "static", "paged", "radix"; with its settings. For training, "padded", "packed"
     reserve = "max"
     max_model_len = 16384
+    servers = 2                    # a fleet: each server is shown beside the other, as "LABEL 0" and "LABEL 1"; with
+    route = "prefix"               # the name of its router
     vllm = "0.25.1"                # release whose rules are followed; may be left out for the newest that is known
 
     [[request]]
@@ -34,7 +36,7 @@ A lesson is a small scenario with captions, in TOML, so that a teacher can write
     title = "Four answers, and the memory is gone"
     text = "They hold {waste.token_percent} of the pool."     # see `figures`
     follow = "A"                   # everything else in shade until the next caption
-    draws = "table"                # or reads, launches, ladder, hits, schedule: a drawing below the pool
+    draws = "table"                # or reads, launches, ladder, hits, fleets, schedule: a drawing below the pool
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ from __future__ import annotations
 import re
 import tomllib
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 from kvsim.display.text import printable_lines, printable_values
 from kvsim.errors import UsageError, WorkloadError
@@ -51,6 +53,7 @@ from kvsim.hardware import find_gpu
 from kvsim.models import find_model
 from kvsim.policies import EVERY_POLICY, Contiguous, Paged, Radix, RadixSettings, SGLangSettings, Static
 from kvsim.policies.releases import DEFAULT
+from kvsim.policies.routers import RouteName
 from kvsim.policies.settings import ContiguousSettings, ContinuousSettings, PagedSettings, Reserve, StaticSettings
 from kvsim.workload import AllAtOnce, LogNormal, Request, SharedPrefix, SharedPrefixes, Workload, generate
 
@@ -65,7 +68,7 @@ if TYPE_CHECKING:
 
     from kvsim.policies import Policy
 
-_MAX_RUNS = 3
+_MAX_RUNS = 4
 _FITS: Final = ("first", "best", "next", "buddy")
 
 
@@ -121,7 +124,7 @@ def _machine(table: TomlTable) -> dict[str, Any]:
 
 
 def _runs(lesson: TomlTable) -> tuple[LessonRun, ...]:
-    runs = tuple(_run(table) for table in lesson.tables("run"))
+    runs = tuple(run for table in lesson.tables("run") for run in _servers(table))
     if len(runs) > _MAX_RUNS:
         raise lesson.error("run", f"at most {_MAX_RUNS} runs can be compared, not {len(runs)}")
     num_rows = sum(isinstance(run.policy, TrainingRows) for run in runs)
@@ -136,9 +139,21 @@ def _run(table: TomlTable) -> LessonRun:
         policy = _policy(table, name)
     except UsageError as error:
         raise table.error("policy", str(error).rstrip(".")) from error
-    run = LessonRun(label=table.text("label", name), policy=policy)
+    return LessonRun(label=table.text("label", name), policy=policy)
+
+
+def _servers(table: TomlTable) -> list[LessonRun]:
+    """Return a run, or one for each server of a fleet."""
+    run, num_servers = _run(table), table.whole("servers", 1)
+    if num_servers == 1:
+        table.end()
+        return [run]
+    if isinstance(run.policy, TrainingRows) or not 1 < num_servers <= _MAX_RUNS:
+        raise table.error("servers", f"a fleet has 2 to {_MAX_RUNS} servers, and none for training")
+    route = table.choice("route", list(get_args(RouteName)))
     table.end()
-    return run
+    fleet = replace(run, fleet=run.label, route=route, num_servers=num_servers)
+    return [replace(fleet, label=f"{run.label} {server}", server=server) for server in range(num_servers)]
 
 
 def _policy(table: TomlTable, name: str) -> Policy | TrainingRows:

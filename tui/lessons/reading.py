@@ -103,7 +103,8 @@ def _pools(guided: Guided, caption: Caption) -> list[tuple[str, Session]]:
         held = f"{running - idle} running, {plural(idle, 'row')} held" if idle else f"{running} running"
         loading = sum(comes_from_host(session, row) for row in session.replay.live_requests().tolist())
         why = f" ({loading} for blocks from the host)" if loading else ""
-        name = f"{run.label}, after {milliseconds(session.player.clock_s)}: {held}, {waiting} waiting{why}"
+        done = "done " * session.player.at_end
+        name = f"{run.label}, {done}after {milliseconds(session.player.clock_s)}: {held}, {waiting} waiting{why}"
         named.append((name + f", pool of {plural(session.replay.num_units, session.unit_name)}", session))
     return named
 

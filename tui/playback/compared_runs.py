@@ -41,11 +41,16 @@ class ComparedRun:
 class ComparedRuns:
     """Runs side by side; `show` moves all to the player's clock. A run that has ended keeps its last frame.
 
-    The slowest run comes first.
+    The slowest run comes first, unless `slowest_first` is off: then they stay in order.
     """
 
     def __init__(
-        self, recordings: Sequence[Recording], labels: Sequence[str] = (), *, at_s: float | None = None
+        self,
+        recordings: Sequence[Recording],
+        labels: Sequence[str] = (),
+        *,
+        at_s: float | None = None,
+        slowest_first: bool = True,
     ) -> None:
         """`labels` name the runs, by default with their policies; playback begins at `at_s`.
 
@@ -54,7 +59,7 @@ class ComparedRuns:
         """
         names = labels or [policy_name(recording.meta.rules_name) for recording in recordings]
         lanes = [ComparedRun(label=name, session=Session(run)) for name, run in zip(names, recordings, strict=True)]
-        self.lanes = sorted(lanes, key=lambda lane: -lane.session.player.duration_s)
+        self.lanes = sorted(lanes, key=lambda lane: -lane.session.player.duration_s * slowest_first)
         self._order = [lanes.index(lane) for lane in self.lanes]
         self.ample_tokens_per_s: tuple[float, ...] = ()
         """Output tokens per second of each lane with ample memory; empty if unknown."""

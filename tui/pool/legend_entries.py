@@ -91,7 +91,7 @@ def legend(by: ColorBy, sessions: Sequence[Session], lit: str | None = None) -> 
     match by:
         case ColorBy.OWNER:
             sharing_too = [((SHARED,), f"shared {factor(session)}".strip()), *kept] if caches else []
-            return [*_whose(session, sessions, lit), reserved, *_waste(sessions), *sharing_too, free]
+            return [*_whose(sessions, lit), reserved, *_waste(sessions), *sharing_too, free]
         case ColorBy.STATE:
             others = "" if lit is None else f"; {lit} alone is lit, all others are grey"
             return [((), f"colours as in the bar below{others}")]
@@ -124,15 +124,16 @@ def legend(by: ColorBy, sessions: Sequence[Session], lit: str | None = None) -> 
             ]
 
 
-def _whose(session: Session, sessions: Sequence[Session], lit: str | None) -> list[tuple[tuple[int, ...], str]]:
+def _whose(sessions: Sequence[Session], lit: str | None) -> list[tuple[tuple[int, ...], str]]:
     """Return the meaning of the hues of owners, by the request that alone is `lit` if one is."""
     hued = {tells_owners(one.recording) for one in sessions}
     hues = tuple(range(OWNER, OWNER + 4)) if True in hued else (int(SlotState.TOKEN),)
     whose: list[tuple[tuple[int, ...], str]] = []
     if lit is not None:
-        whose = _lit_alone(lit, hues[:3], OWNER + hue_of(session.recording.row_of(lit)))
+        known = next(one.recording for one in sessions if lit in one.recording.requests.id)
+        whose = _lit_alone(lit, hues[:3], OWNER + hue_of(known.row_of(lit)))
     elif True in hued:
-        whose = [(hues, "one request each" if len(session.recording.requests) <= NUM_HUES else "requests")]
+        whose = [(hues, "one request each" if len(sessions[0].recording.requests) <= NUM_HUES else "requests")]
     if lit is None and False in hued:
         whose.append(((int(SlotState.TOKEN),), "tokens, of any request"))
     return whose

@@ -65,8 +65,8 @@ class Zoom:
         self._level, self._chosen = level, True
         return True
 
-    def title(self, unit_tokens: int, color_by: ColorBy, symbols: Symbols) -> str:
-        """Describe the picture, one cell, and the meaning of colour."""
+    def title(self, unit_tokens: int, color_by: ColorBy, symbols: Symbols, width: int) -> str:
+        """Describe the picture, one cell, and the meaning of colour; one of several pools in whole words of `width`."""
         tiling, unit = self.tiling, "block" if unit_tokens > 1 else "slot"
         match tiling.detail:
             case Detail.SLOTS:
@@ -79,7 +79,8 @@ class Zoom:
             case _:
                 cell = f"1 cell = {_about(tiling.units_per_cell, unit)}"
         if self._heading is not None:  # one of several pools, all of the same size
-            return f"{self._heading}: {cell}"
+            texts = (f"{self._heading}: {cell}", f"{self._heading}: {cell.removeprefix('1 ')}", self._heading)
+            return next((text for text in texts if len(text) <= width), self._heading)
         return f"memory pool, {plural(tiling.num_units, unit)}: {cell} {symbols.dot} colour: {color_by.value}"
 
 

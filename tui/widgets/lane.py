@@ -157,6 +157,8 @@ class LaneFigures(Widget):
             finished = f"next: {' '.join(session.request_name(request) for request in waiting)}"
         rate = self._rate if session.rows is None else ""
         text = f" {dot} " * bool(rate and finished) + finished
+        if not waiting and len(rate) + len(text) > self.size.width:
+            text = f" {dot} {session.num_finished:,} done" if rate else ""
         return [
             Segment(rate, self._style("text")),
             Segment(shortened(text, self.size.width - len(rate), cut), self._style("label")),

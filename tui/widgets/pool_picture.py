@@ -215,7 +215,9 @@ class PoolPicture(ScrollView, inherit_bindings=False):
 
     def _show_title(self) -> None:
         if self._zoom.ready:
-            self.border_title = self._zoom.title(self._replay.unit_tokens, self.color_by, self._symbols)
+            self.border_title = self._zoom.title(
+                self._replay.unit_tokens, self.color_by, self._symbols, self.size.width - 2
+            )
 
     def _scroll_to_cursor(self) -> None:
         if self.cursor is not None:
