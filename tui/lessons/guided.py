@@ -10,10 +10,8 @@ from kvsim import profiles
 from kvsim.errors import KvsimError
 from kvsim.experiments.rungs import climb, rungs
 from kvsim.machines import card_of, from_card, host_link
-from kvsim.metrics import summarize
-from kvsim.metrics.fleet_totals import FleetTotals, fleet_totals
 from kvsim.policies import Paged, Static
-from kvsim.simulation import Machine, measure, simulate, simulate_replicas
+from kvsim.simulation import Machine, Replicas, measure, simulate, simulate_fleet
 from kvsim.steptime import Roofline
 
 from ..facts.step_cost import StepCost
@@ -31,6 +29,7 @@ from .training_rows import TrainingRows
 
 if TYPE_CHECKING:
     from kvsim.experiments.rungs import Climbed
+    from kvsim.metrics.fleet_totals import FleetTotals
     from kvsim.policies import Policy
     from kvsim.recording.model import Recording
 
@@ -173,17 +172,9 @@ class Guided:
     def _fleet(self, run: LessonRun, policy: Policy, machine: Machine) -> list[Recording]:
         """Return the recordings of all servers of a fleet, each with the lesson's memory, and keep their sums."""
         if run.fleet not in self._servers:
-            recordings, fleet = simulate_replicas(
-                self.lesson.workload, policy, machine, run.num_servers, run.route, refuse_misfits=True
-            )
-            self._servers[run.fleet] = recordings
-            self.fleets[run.fleet] = fleet_totals(
-                recordings[0].meta,
-                [summarize(recording) for recording in recordings],
-                [recording.requests for recording in recordings],
-                mean_duplicate_blocks=fleet.mean_duplicate_blocks,
-                most_duplicate_blocks=fleet.most_duplicate_blocks,
-            )
+            servers = Replicas(number=run.num_servers, route=run.route)
+            recordings, fleet = simulate_fleet(self.lesson.workload, policy, machine, servers, refuse_misfits=True)
+            self._servers[run.fleet], self.fleets[run.fleet] = recordings, fleet.totals()
         return self._servers[run.fleet]
 
     def _linked(self, policy: Policy) -> Policy:
