@@ -8,6 +8,7 @@ others change memory or time.
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import tomllib
@@ -39,7 +40,13 @@ _SWITCH = re.compile(
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)([kmgtKMGT])")
 _NUMBERS = ("--max-model-len", "--max-num-batched-tokens", "--kv-cache-memory-bytes")
 """Flags whose numbers vLLM reads as 32k (thousands) or 32K (of 1,024)."""
-_ENDS = frozenset((";", "&&", "||", "|", "&", ">", ">>", "2>&1"))
+_END = re.compile(r"[;&|]+|\d*>.*")
+"""Word behind which another command begins, or the output goes elsewhere."""
+_PROMPT = re.compile(r"^\s*(?:\([\w.-]+\)\s*)?(?:[\w.-]+@[\w.-]+:[^\s#$]*[#$]|[$])\s+", re.MULTILINE)
+"""Prompt of a shell, copied with the line behind it."""
+_ASSIGNMENT = re.compile(r"^\s*(?:export\s+)?([A-Za-z_]\w*)=(\"[^\"\n]*\"|'[^'\n]*'|\S*)\s*;?\s*$", re.MULTILINE)
+_VARIABLE = re.compile(r"\$(?:([A-Za-z_]\w*)|\(([A-Za-z_]\w*)\)|\{([A-Za-z_]\w*)(?::-([^}]*))?\})")
+_DOCKERFILE = re.compile(r"^\s*(FROM|ENTRYPOINT|CMD)\s+(.*)$", re.MULTILINE)
 _MOST_BYTES = 1 << 20
 _OWN = frozenset(("--config", "--host", "--load-format", "--port", "--seed", "--size"))
 """Flags of servers that have another meaning in kvsim."""
@@ -122,8 +129,12 @@ def line_of(text: str) -> ServerLine:
         if file.stat().st_size > _MOST_BYTES:
             raise UsageError(f"--from {where} has more than a mebibyte, which no command line has.")
         text = file.read_text(encoding="utf-8", errors="replace")
-    is_yaml = is_file and file.suffix in (".yaml", ".yml")
-    lines = list(_lines_in_yaml(text, where) if is_yaml else _lines_in_words(_words(text, where)))
+    if is_file and file.suffix in (".yaml", ".yml"):
+        lines = list(_lines_in_yaml(text, where))
+    elif is_file and re.search(r"^\s*FROM\s", text, re.MULTILINE):
+        lines = list(_lines_in_dockerfile(text, where))
+    else:
+        lines = list(_lines_in_words(_words(_expanded(text), where)))
     if len(lines) != 1:
         count = f"{len(lines)} command lines of servers" if lines else "no command line of a server"
         raise UsageError(
@@ -131,6 +142,45 @@ def line_of(text: str) -> ServerLine:
             "sglang.launch_server."
         )
     return lines[0]
+
+
+def _expanded(text: str) -> str:
+    """Return a script without the prompts of a shell, with the values of the variables that it sets."""
+    text = _PROMPT.sub("", text)
+    return _with_values(text, {name: value.strip("\"'") for name, value in _ASSIGNMENT.findall(text)})
+
+
+def _with_values(text: str, values: Mapping[str, str]) -> str:
+    """Return `text` with the values of variables in their place; one without a value stays."""
+
+    def value_of(found: re.Match[str]) -> str:
+        *names, default = found.groups()
+        return values.get(next(filter(None, names)), found[0] if default is None else default)
+
+    return _VARIABLE.sub(value_of, text)
+
+
+def _environment(tree: Mapping[Any, Any]) -> dict[str, str]:
+    """Return the variables of a container: names with values, as Kubernetes lists or Compose maps or lists them."""
+    given = tree.get("env") or tree.get("environment") or []
+    if isinstance(given, dict):
+        return {str(name): str(value) for name, value in given.items()}
+    pairs = [str(each).partition("=")[::2] for each in given if isinstance(each, str)]
+    named = [(each["name"], each["value"]) for each in given if isinstance(each, dict) and {"name", "value"} <= {*each}]
+    return {str(name): str(value) for name, value in [*pairs, *named]}
+
+
+def _lines_in_dockerfile(text: str, where: str) -> Iterator[ServerLine]:
+    """Yield the line of the last ENTRYPOINT and CMD of a Dockerfile, for the image of its last FROM."""
+    parts = dict(_DOCKERFILE.findall(text.replace("\\\n", " ")))
+    tree: dict[str, Any] = {"image": parts.get("FROM", "").partition(" ")[0]}
+    for word, key in (("ENTRYPOINT", "entrypoint"), ("CMD", "command")):
+        value = parts.get(word, "").strip()
+        try:
+            tree[key] = json.loads(value) if value.startswith("[") else value
+        except ValueError:
+            raise UsageError(f"--from {where} has {word} {shortened(value)}, which is no list of words.") from None
+    return _lines_in_tree(tree, where, set())
 
 
 def _words(text: str, where: str) -> list[str]:
@@ -167,7 +217,7 @@ def _begin(words: Sequence[str], index: int) -> ServerLine | None:
         return _begin(words, index + 1)
     if server is None:
         return None
-    end = next((at for at in range(begin, len(words)) if words[at] in _ENDS), len(words))
+    end = next((at for at in range(begin, len(words)) if _END.fullmatch(words[at])), len(words))
     return ServerLine(server, words[begin:end], release)
 
 
@@ -209,13 +259,20 @@ def _lines_in_tree(tree: Any, where: str, seen: set[int]) -> Iterator[ServerLine
         words = [str(tree.get("image") or "")]
         for key in ("entrypoint", "command", "args"):
             part = tree.get(key) or []
-            words += [str(word) for word in part] if isinstance(part, list) else _words(str(part), where)
+            is_list = isinstance(part, list) and not (len(part) == 1 and " -" in str(part[0]))
+            words += [str(word) for word in part] if is_list else _words(" ".join(map(str, _as_list(part))), where)
+        values = _environment(tree)
+        words = [_with_values(word, values) for word in words]
         lines = list(_lines_in_words(words))
         if len(lines) == 1 and (nested := list(_lines_in_words(lines[0].words))):
             lines = [ServerLine(nested[0].server, nested[0].words, lines[0].release)]
         yield from lines
     for value in tree.values() if isinstance(tree, dict) else tree:
         yield from _lines_in_tree(value, where, seen)
+
+
+def _as_list(part: Any) -> list[Any]:
+    return part if isinstance(part, list) else [part]
 
 
 @cache

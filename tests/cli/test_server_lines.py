@@ -54,6 +54,79 @@ def test_flags_keep_their_meaning(line: str, flags: str, size: Run) -> None:
     assert taken(errors).endswith(flags)
 
 
+PROMPT = "root@6aa49b1572ea:~/llm/command-a# CUDA_VISIBLE_DEVICES=1,2  vllm serve /root/Qwen3-8B -tp=2 --swap-space 8"
+DOCKERFILE = """FROM vllm/vllm-openai:v0.30.0
+ENTRYPOINT [ "python3", "-m", "vllm.entrypoints.openai.api_server", "--model", "Qwen/Qwen3-8B", \\
+  "--tensor-parallel-size", "2", "--host", "0.0.0.0" ]
+"""
+ONE_ITEM = """
+spec:
+  containers:
+  - image: vllm/vllm-openai:v0.30.0
+    command:
+    - "python3 -m vllm.entrypoints.openai.api_server  --port 8080 --model /mnt/Qwen3-8B --tensor-parallel-size 2"
+"""
+ENVIRONMENT = """
+containers:
+- image: vllm/vllm-openai:v0.30.0
+  env: [{name: MODEL, value: Qwen/Qwen3-8B}, {name: TOKEN, valueFrom: {secretKeyRef: {name: hf}}}]
+  args: ["--model", "$(MODEL)", "--max-model-len", "8192"]
+"""
+COMPOSE_ENVIRONMENT = """
+services:
+  llm:
+    image: vllm/vllm-openai:v0.30.0
+    environment: ["MODEL=Qwen/Qwen3-8B", HF_TOKEN]
+    command: --model ${MODEL} --max-model-len ${LENGTH:-8192}
+"""
+VARIABLES = """export MODEL_NAME="Qwen3-8B"
+docker run --gpus all --rm \\
+  lmsysorg/sglang:v0.5.5 \\
+  python -m sglang.launch_server --model-path /models/$MODEL_NAME --tp 2 --enable-torch-compile >log.txt 2>&1 &
+"""
+SERVE = """docker run --gpus all --env “HF_TOKEN=<secret>” --ipc=host lmsysorg/sglang:dev \\
+  sglang serve --trust-remote-code --model-path Qwen/Qwen3-8B --tp 2 --cuda-graph-max-bs-decode 32
+"""
+TWO = (
+    '$ docker stop v; docker rm v; docker run -e "A=b" vllm/vllm-openai --model Qwen/Qwen3-8B --tensor-parallel-size 2'
+)
+CONDA = (
+    "(vllm) cheng@cheng:~$ python -m vllm.entrypoints.openai.api_server \\\n--model /m/Qwen3-8B \\\n--max-num-seqs 10\n"
+)
+TRUE = (
+    "export  CUDA_VISIBLE_DEVICES=1,2\n\nvllm serve /mnt/models/Qwen3-8B  \\\n--port 8011 \\\n--enforce_eager true \n"
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "flags"),
+    [
+        ("prompt.sh", PROMPT, "--model /root/Qwen3-8B --tensor-parallel-size 2"),
+        ("Dockerfile", DOCKERFILE, "--vllm 0.30.0 --model Qwen/Qwen3-8B --tensor-parallel-size 2"),
+        ("one.yaml", ONE_ITEM, "--vllm 0.30.0 --model /mnt/Qwen3-8B --tensor-parallel-size 2"),
+        ("env.yaml", ENVIRONMENT, "--vllm 0.30.0 --model Qwen/Qwen3-8B --max-model-len 8192"),
+        ("compose.yml", COMPOSE_ENVIRONMENT, "--vllm 0.30.0 --model Qwen/Qwen3-8B --max-model-len 8192"),
+        ("run.sh", VARIABLES, "--policy radix --model /models/Qwen3-8B --tensor-parallel-size 2"),
+        ("serve.sh", SERVE, "--policy radix --model Qwen/Qwen3-8B --tensor-parallel-size 2"),
+        ("two.sh", TWO, "--model Qwen/Qwen3-8B --tensor-parallel-size 2"),
+        ("conda.sh", CONDA, "--model /m/Qwen3-8B --max-num-seqs 10"),
+        ("true.sh", TRUE, "--model /mnt/models/Qwen3-8B --enforce-eager"),
+    ],
+)
+def test_what_people_paste_into_issues_is_taken(name: str, text: str, flags: str, tmp_path: Path, size: Run) -> None:
+    """Prompts, variables, container environments, redirections and lists of words, as issues have them."""
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    code, _, errors = size("--from", name)
+    assert code == 0, errors
+    assert taken(errors).removeprefix("--defaults server ") == flags
+
+
+def test_a_dockerfile_whose_words_are_no_list_is_refused(tmp_path: Path, size: Run) -> None:
+    (tmp_path / "Dockerfile").write_text('FROM vllm/vllm-openai\nCMD ["--model", Qwen]\n', encoding="utf-8")
+    code, _, errors = size("--from", "Dockerfile")
+    assert (code, "which is no list of words" in errors) == (2, True)
+
+
 def test_a_line_needs_no_quotes_and_own_flags_win(size: Run) -> None:
     line = ["vllm", "serve", "Qwen/Qwen3-8B", "--max-num-seqs", "8", "--block-size", "32", "--port", "8000"]
     code, output, errors = size("--block-size", "64", *line)
