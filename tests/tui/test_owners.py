@@ -42,8 +42,8 @@ def test_holdings_are_all_that_is_held_the_largest_first(shipped: Callable[[str]
     session = Session(recording, at_s=0.5 * recording.duration_s)
     found = holdings(session)
     assert sum(one.size for one in found) == session.replay.slots()[session.replay.refs > 0].sum()
-    sizes = [one.size for one in found]
-    assert sizes == sorted(sizes, reverse=True)
+    tokens = [one.num_tokens for one in found]
+    assert tokens == sorted(tokens, reverse=True), "strips are in the order of the figures beside them"
     assert sorted(owner.request for one in found for owner in one.owners) == sorted(
         request for request in session.replay.live_requests().tolist() if len(session.replay.block_table(request)[1])
     )

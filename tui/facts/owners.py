@@ -52,16 +52,21 @@ class OwnerGroup:
         """Slots of all its units; each unit is counted once."""
         return int(self.shared.sum() + sum(owner.slots.sum() for owner in self.owners))
 
+    @property
+    def num_tokens(self) -> int:
+        """Written tokens in all its units; each unit is counted once."""
+        return int(self.shared[SlotState.TOKEN]) + sum(owner.num_tokens for owner in self.owners)
+
 
 def holdings(session: Session) -> list[OwnerGroup]:
-    """Return what is held at the current frame, the largest holding first."""
+    """Return what is held at the current frame, the one with most tokens first."""
     tables: dict[int, Units] = {
         int(request): np.unique(session.replay.block_table(int(request))[1]) - session.replay.first_unit
         for request in session.replay.live_requests()
     }
     groups = _sharing(session, tables)
     found = [_holding(session, {request: tables[request] for request in group}) for group in groups]
-    return sorted((one for one in found if one.owners), key=lambda one: -one.size)
+    return sorted((one for one in found if one.owners), key=lambda one: (-one.num_tokens, -one.size))
 
 
 def _sharing(session: Session, tables: dict[int, Units]) -> list[list[int]]:
@@ -96,7 +101,7 @@ def _holding(session: Session, tables: dict[int, Units]) -> OwnerGroup:
     ]
     together = np.unique(np.concatenate([units[refs[units] > 1] for units in tables.values()]))
     return OwnerGroup(
-        owners=tuple(sorted(owners, key=lambda owner: -int(owner.slots.sum()))),
+        owners=tuple(sorted(owners, key=lambda owner: -owner.num_tokens)),
         num_shared=len(together),
         shared=session.replay.slots(together).sum(axis=0) if len(together) else np.zeros(len(SlotState), np.int64),
     )

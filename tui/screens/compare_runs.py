@@ -13,7 +13,7 @@ from ..facts.telling import story_of_comparison
 from ..pool.colors import next_color
 from ..pool.paint import ColorBy
 from ..widgets.host_map import HostMap
-from ..widgets.lane import LaneFigures
+from ..widgets.lane import MANY_LANES, LaneFigures
 from ..widgets.legend import Legend
 from ..widgets.lesson_drawing import LessonDrawing, ScheduleChart
 from ..widgets.pool_view import PoolView
@@ -56,7 +56,8 @@ class Compare(PlaybackScreen):
     def compose_body(self) -> ComposeResult:
         """Compose a lane for each run, the meaning of the colours, and the clock."""
         # Names need lines, and two pools beside each other have more lines.
-        with Container(id="lanes", classes="-two" if len(self.comparison.lanes) == 2 else None):
+        num = len(self.comparison.lanes)
+        with Container(id="lanes", classes="-two" if num == 2 else "-many" if num > MANY_LANES else None):
             for number, lane in enumerate(self.comparison.lanes):
                 with Vertical(classes="lane"):
                     yield PoolView(
@@ -71,7 +72,7 @@ class Compare(PlaybackScreen):
                     )
                     if any(session.host is not None for session in self.sessions()):
                         yield HostMap(lane.session, self.symbols, id=f"host-{number}")
-                    yield LaneFigures(lane, self.symbols, id=f"figures-{number}")
+                    yield LaneFigures(lane, self.symbols, num_lanes=num, id=f"figures-{number}")
                     if self.guided is not None and "schedule" in self.guided.draws:
                         yield ScheduleChart(self.guided, lane.session, self.symbols, id=f"schedule-{number}")
         if self.guided is not None and self.guided.draws_alone:
@@ -87,6 +88,17 @@ class Compare(PlaybackScreen):
             self._tell_ample()
         elif (ample := self._ample) is not None:
             self.call_after_refresh(lambda: self.run_worker(self._learn(ample)))
+
+    def on_resize(self) -> None:
+        """Give runs without pools as many lines each: a remainder goes below the last."""
+        self.call_after_refresh(self._even_out)
+
+    def _even_out(self) -> None:
+        lanes = self.query_one("#lanes")
+        if lanes.has_class("-many"):
+            even = f"{lanes.size.height // len(self.comparison.lanes)}" if self.has_class("-narrow") else "1fr"
+            for lane in self.query(".lane"):
+                lane.styles.height = even
 
     async def _learn(self, ample: Callable[[], Sequence[float]]) -> None:
         self.comparison.learn(await asyncio.to_thread(ample))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import zip_longest
 from textwrap import wrap
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from rich.segment import Segment
 from rich.style import Style
@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
 _NAMES_SHOWN = 12
 """Waiting requests that are named; a longer list is not read."""
+MANY_LANES: Final = 3
+"""Runs up to which each has its pool on a narrow screen."""
+_WORD = 8
+"""Columns for the name of a bar."""
 _SHORT_LINE = 9
 """Columns for words beside tall figures."""
 
@@ -29,10 +33,26 @@ _SHORT_LINE = 9
 class LaneFigures(Widget):
     """Tokens served so far, the bar of states, and the running and waiting requests; or that the run has ended."""
 
-    COMPONENT_CLASSES: ClassVar[set[str]] = {"lane--text", "lane--label", "lane--strong", "lane--served", "lane--left"}
+    COMPONENT_CLASSES: ClassVar[set[str]] = {
+        "lane--text",
+        "lane--label",
+        "lane--strong",
+        "lane--served",
+        "lane--left",
+        "lane--name",
+    }
 
-    def __init__(self, lane: ComparedRun, symbols: Symbols, *, id: str) -> None:  # noqa: A002 - Textual's name
+    def __init__(
+        self,
+        lane: ComparedRun,
+        symbols: Symbols,
+        *,
+        num_lanes: int,
+        id: str,  # noqa: A002 - Textual's name
+    ) -> None:
+        """`num_lanes` are shown together; with many on a narrow screen there are no pools, and this names the run."""
         super().__init__(id=id)
+        self._num_lanes = num_lanes
         self._lane = lane
         self._symbols = symbols
         self._ample = 0.0
@@ -51,6 +71,9 @@ class LaneFigures(Widget):
     def render_line(self, y: int) -> Strip:
         """Render the progress as tall as fits, then memory, then words."""
         width, height = self.size
+        if self._num_lanes > MANY_LANES and self.screen.has_class("-narrow"):
+            line = self._in_short(y, width)
+            return line.adjust_cell_length(width, self._style("text"))
         num_bars = max(height - 3, 1) if height > 4 else 1
         if y < num_bars:
             line = self._progress(width, y, num_bars)
@@ -65,7 +88,26 @@ class LaneFigures(Widget):
     def _style(self, name: str) -> Style:
         return self.get_component_rich_style(f"lane--{name}")
 
-    def _progress(self, width: int, y: int, num_bars: int) -> Strip:
+    def _in_short(self, y: int, width: int) -> Strip:
+        """Render a run without its pool: its name and what it does now, its progress, its memory."""
+        lanes = self.screen.query_one("#lanes").size.height // self._num_lanes
+        kinds = {4: "name served memory blank", 3: "name served memory"}.get(min(lanes, 4), "name memory").split()
+        match kinds[y] if y < len(kinds) else "blank":
+            case "name":
+                counts = self._counts(with_rate=True)
+                room = width - sum(len(segment.text) for segment in counts) - 1
+                return Strip(
+                    [Segment(shortened(self._lane.label, room, "").ljust(room + 1), self._style("name")), *counts]
+                )
+            case "served":
+                bar = self._progress(width - _WORD, 0, 1, short=True)
+                return Strip([Segment("served".ljust(_WORD), self._style("label")), *bar])
+            case "memory":
+                bar = state_bar(self._lane.session.breakdown, width - _WORD, self._symbols)
+                return Strip([Segment("memory".ljust(_WORD), self._style("label")), *bar])
+        return Strip([])
+
+    def _progress(self, width: int, y: int, num_bars: int, *, short: bool = False) -> Strip:
         """Render line `y` of the bar of tokens served, as a share of all; for training rows, of slots with a token."""
         rows, session = self._lane.session.rows, self._lane.session
         if rows is None:
@@ -76,7 +118,8 @@ class LaneFigures(Widget):
         else:
             share, what = rows.num_tokens / max(rows.num_rows * rows.row_tokens, 1), "of the rows used"
         # An unfinished run never reads 100%.
-        figures = self._figures(f"{min(100 * share, 99.0 if share < 1 else 100.0):.0f}%", what, num_bars)
+        percents = f"{min(100 * share, 99.0 if share < 1 else 100.0):.0f}%"
+        figures = [f" {percents:>4} of tokens"] if short else self._figures(percents, what, num_bars)
         room = max(width - len(figures[0]), 1)
         whole, part = divmod(max(round(share * room * 8), share > 0), 8)
         glyphs = self._symbols.right or self._symbols.up

@@ -45,7 +45,7 @@ class Legend(Widget):
         """Render the samples, with their meanings if there is room."""
         del y
         style, width = self.get_component_rich_style("legend--text"), self.size.width
-        if self.color_by is not ColorBy.STATE:
+        if self.color_by is not ColorBy.STATE and any(pool.size.area for pool in self.screen.query(PoolPicture)):
             lit = next((name for pool in self.screen.query(PoolPicture) if (name := pool.lit_name) is not None), None)
             entries = legend_entries(self.color_by, self._sessions, self._symbols, style, width, lit=lit)
             return whole_entries(entries, width, style, self._symbols.cut).adjust_cell_length(width, style)

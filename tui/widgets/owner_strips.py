@@ -134,7 +134,7 @@ class OwnerStrips(Panel):
         followed = self.session.followed
         # The followed request keeps its strip.
         ranked = sorted(holding.owners, key=lambda owner: owner.request != followed) if followed else holding.owners
-        own = sorted(ranked[:most_members], key=lambda owner: -int(owner.slots.sum()))
+        own = sorted(ranked[:most_members], key=lambda owner: -owner.num_tokens)
         rest = ranked[most_members:]
         for nth, owner in enumerate(own):
             yield self._line(owner, bottom if not rest and nth == len(own) - 1 else side)
