@@ -628,7 +628,7 @@ def test_lesson_3_says_which_blocks_are_whose(guided: Callable[[str], Guided]) -
     lesson = guided("3")
     session, replay = lesson.sessions[0], lesson.sessions[0].replay
     rows = {name: session.recording.row_of(name) for name in "ABCD"}
-    first, second, _, fourth, _ = lesson.captions
+    first, second, _, fourth, *_ = lesson.captions
     lesson.show(second.frame)
     positions, addresses = replay.block_table(rows["A"])
     by_position = addresses[np.argsort(positions)]

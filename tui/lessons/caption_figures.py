@@ -37,6 +37,7 @@ from kvsim.memory.waste import SlotState
 from kvsim.models import find_model
 
 from ..look.wording import gigabytes, milliseconds, percent
+from .beside_figures import figure_beside
 from .request_figures import layer_figures, request_figures
 
 if TYPE_CHECKING:
@@ -99,6 +100,8 @@ class Figures:
                 found = str(len(cache_layout(find_model(".".join(model)), CacheSettings(max_model_len=8192)).groups))
             case ["fleet", label, what] if label in self._fleets:
                 found = _fleet(self._fleets[label]).get(what)
+            case ["image" | "drafts" as kind, what]:
+                found = figure_beside(kind, what, self._session.recording)
             case ["host", what]:
                 found = self._host().get(what)
             case ["now", what]:

@@ -18,6 +18,7 @@ from ..playback.run_events import EventFilter
 from ..pool.colors import next_color
 from ..widgets.below_pool import BelowPool
 from ..widgets.block_table import BlockTable
+from ..widgets.draft_strip import DraftStrip
 from ..widgets.encoder_strip import EncoderStrip
 from ..widgets.event_list import EventList
 from ..widgets.host_map import HostMap
@@ -70,6 +71,8 @@ class Watch(PlaybackScreen):
                     yield HostMap(session, symbols)
                 if session.encoder is not None:
                     yield EncoderStrip(session, symbols)
+                if session.recording.has_drafts and len(session.replay.groups) == 1:
+                    yield DraftStrip(session, symbols)
                 yield WasteBar(session, symbols)
                 if self.guided is not None and self.guided.draws:
                     yield LessonDrawing(self.guided, symbols)

@@ -1,0 +1,85 @@
+"""Figures of captions that no run of the lesson has: of an image in two caches, and of its requests with drafts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvsim.hardware import find_gpu
+from kvsim.importers import workload_of
+from kvsim.kv_groups import CacheSettings, cache_layout
+from kvsim.machines import step_times
+from kvsim.models import find_model
+from kvsim.models.images import MARKS, image_rule
+from kvsim.policies import Paged
+from kvsim.policies.settings import ContinuousSettings, PagedSettings
+from kvsim.simulation import Machine, simulate
+from kvsim.sizing.budget import encoder_cache_tokens
+
+if TYPE_CHECKING:
+    from kvsim.recording import Recording
+
+_MODEL, _WIDTH, _HEIGHT = "Qwen2.5-VL-7B-Instruct", 640, 480
+_STEP_TOKENS = 8192
+_NUM_DRAFTS = 3
+_MIB = 1 << 20
+
+
+def figure_beside(kind: str, what: str, recording: Recording) -> str | None:
+    """Return a figure of an `image`, or of the requests of `recording` with `drafts`; None if there is none."""
+    return _image_figures().get(what) if kind == "image" else _draft_figure(recording, what)
+
+
+@cache
+def _image_figures() -> dict[str, str]:
+    """Return what one image takes of the blocks and of the encoder cache."""
+    model = find_model(_MODEL)
+    tokens, kept = image_rule(model.image_class).num_tokens(_WIDTH, _HEIGHT), encoder_cache_tokens(model, _STEP_TOKENS)
+    layout = cache_layout(model, CacheSettings(max_model_len=model.max_position_embeddings))
+    return {
+        "model": model.name,
+        "size": f"{_WIDTH}x{_HEIGHT}",
+        "tokens": f"{tokens:,}",
+        "blocks": f"{layout.held_blocks(tokens + MARKS):,}",
+        "size_in_cache": f"{tokens * model.image_token_bytes / _MIB:.1f} MiB",
+        "cache_size": f"{kept * model.image_token_bytes / _MIB:.0f} MiB",
+        "cache_tokens": f"{kept:,}",
+    }
+
+
+def _draft_figure(recording: Recording, what: str) -> str | None:
+    """Return a figure of the requests of `recording` with three drafts a step, in a pool of as many blocks.
+
+    `what` is the share of drafts that are right, `none` or `most`, and `earlier`, the steps by which a request is
+    preempted sooner, or `time`, the time until all have ended as a share of that without drafts.
+    """
+    how, _, figure = what.partition("_")
+    if how not in _ACCEPTANCE or figure not in ("earlier", "time"):
+        return None
+    drafted = _drafted(recording, _ACCEPTANCE[how])
+    if figure == "time":
+        return f"{100 * drafted.duration_s / recording.duration_s:.0f} %"
+    first, sooner = (int(np.flatnonzero(run.steps.preempted)[0]) for run in (recording, drafted))
+    return f"{first - sooner:,}"
+
+
+_ACCEPTANCE = {"none": "0", "most": "0.7"}
+"""Shares of right drafts: none, and seven of ten."""
+
+
+def _drafted(recording: Recording, acceptance: str) -> Recording:
+    meta = recording.meta
+    model, gpu = find_model(str(meta.model["name"])), find_gpu(meta.gpu)
+    config = {"method": "eagle", "model": "a draft model", "num_speculative_tokens": _NUM_DRAFTS}
+    scheduler = ContinuousSettings(
+        max_model_len=int(meta.policy["max_model_len"]), speculative_config=config, acceptance=acceptance
+    )
+    cache = PagedSettings(block_size=meta.pool.unit_tokens, enable_prefix_caching=meta.prefix_caching)
+    policy = Paged(scheduler=scheduler, cache=cache)
+    machine = Machine(gpu=gpu, model=model, kv_bytes=2 * meta.pool.bytes_per_unit * (meta.pool.num_units or 1),
+                      step_time=step_times(gpu, model, "vllm"))  # fmt: skip
+    num_bytes = ((meta.pool.num_units or 0) + 1) * machine.pool(policy).bytes_per_unit
+    return simulate(workload_of(recording), policy, replace(machine, kv_bytes=num_bytes))

@@ -1,0 +1,74 @@
+"""Drafts of one request below the pool: a strip of its last slots, by what is known of their tokens."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.segment import Segment
+from textual.strip import Strip
+
+from ..facts.draft_slots import draft_slots
+from ..look.wording import shortened
+from ..pool.brush import Brush
+from ..pool.draft_cells import LEGEND, DraftSlots, slot_keys
+from .panel import Panel
+
+if TYPE_CHECKING:
+    from textual.geometry import Size
+
+    from ..look.states import Symbols
+    from ..playback.session import Session
+
+
+class DraftStrip(Panel):
+    """Slots of the followed request, or of the first that runs: known, under way, taken back, and lookahead."""
+
+    def __init__(self, session: Session, symbols: Symbols) -> None:
+        super().__init__(session, symbols, id="drafts")
+        self._brush = Brush(symbols)
+
+    def notify_style_update(self) -> None:
+        """Draw in the colours of another theme."""
+        super().notify_style_update()
+        self._brush = Brush(self.symbols)
+        self._lines = []
+
+    def show_frame(self) -> None:
+        """Follow the session to its current frame; the title counts the slots."""
+        slots = draft_slots(self.session)
+        if self.size.width:
+            room = self.size.width - 2
+            title = "drafts: no request holds memory"
+            if slots is not None:
+                titles = titles_of(slots, self.session.request_name(slots.request))
+                title = next((title for title in titles if len(title) <= room), titles[-1])
+            self.border_title = shortened(title, room, self.symbols.cut)
+        super().show_frame()
+
+    def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
+        """Return the height that the style sheet sets."""
+        del container, viewport, width
+        return 1
+
+    def write(self) -> list[Strip]:
+        """Write the strip, then its legend."""
+        slots, (width, height) = draft_slots(self.session), self.size
+        if slots is None:
+            return []
+        keys = slot_keys(slots, width, half_blocks=self.symbols.color)
+        strips = [Strip([Segment(*self._brush[key]) for key in keys.tolist()], width).simplify()]
+        if height > 1:
+            segments: list[Segment] = []
+            for paint, words in LEGEND:
+                segments += [self.text("  ")] * bool(segments) + [self.sample(paint), self.text(f" {words}", "weak")]
+            strips.append(Strip(segments))
+        return strips
+
+
+def titles_of(slots: DraftSlots, name: str) -> tuple[str, ...]:
+    """Return the title, then a shorter one for narrow places."""
+    figures = f"{slots.known:,} known, {slots.under_way:,} under way"
+    return (
+        f"drafts of {name}: {figures}, {slots.taken_back:,} were taken back, {slots.lookahead:,} lookahead",
+        f"{name}: {slots.under_way:,} under way, {slots.taken_back:,} back, {slots.lookahead:,} ahead",
+    )
