@@ -28,7 +28,7 @@ from kvsim.policies.custom import CustomPolicy
 from kvsim.policies.routers import RouteName, Router
 from kvsim.profiles import Profile
 from kvsim.setting_fields import settings_in
-from kvsim.simulation import Disaggregation, Machine, Options, Replicas
+from kvsim.simulation import Disaggregation, Machine, Options, PrefixStore, Replicas
 from kvsim.sizing.machine_settings import MachineSettings
 
 if TYPE_CHECKING:
@@ -71,6 +71,7 @@ def simulate(
     replicas: int,
     route: RouteName | str | Router = "shortest",
     route_lag_s: float = 0.0,
+    prefix_store: PrefixStore | None = None,
     **options: Unpack[Options],
 ) -> FleetRun: ...
 @overload
@@ -96,6 +97,7 @@ def simulate(
     kv_link: KvLink | None = None,
     route: RouteName | str | Router | None = None,
     route_lag_s: float = 0.0,
+    prefix_store: PrefixStore | None = None,
     **options: Unpack[Options],
 ) -> Run | FleetRun:
     """Serve all requests of `workload` under `policy` on `machine`, and return the run.
@@ -114,6 +116,7 @@ def simulate(
         route: router in front of the replicas or the prefill servers: "shortest" (the default), another name of
             `kvsim run --route`, a Python file with a function `route(request, servers)`, or such a function.
         route_lag_s: age of what the router knows of the servers' prefix caches, in seconds.
+        prefix_store: memory for prefixes that the replicas share, and the link of each to it.
         options: see `kvsim.simulation.Options`: `refuse_misfits`, `users` and `think_s` for a closed loop,
             `engine`, `check`, `progress`.
 
@@ -129,8 +132,9 @@ def simulate(
     on = machine_for(machine, source, policy)
     chosen = policy_of(policy, on, _longest(machine, source))
     if prefill is not None or decode is not None:
-        if replicas is not None or route_lag_s:
-            raise UsageError("prefill and decode servers take the place of replicas, and know no route_lag_s.")
+        if replicas is not None or route_lag_s or prefix_store is not None:
+            raise UsageError("prefill and decode servers take the place of replicas; leave out replicas, route_lag_s "
+                             "and prefix_store.")  # fmt: skip
         servers: simulation.Servers = Disaggregation(
             num_prefill=prefill or 0, num_decode=decode or 0, route=route or "shortest", link=kv_link or KvLink()
         )
@@ -142,12 +146,12 @@ def simulate(
         servers = replace(servers, route=route or servers.route, route_lag_s=route_lag_s)
         return FleetRun(*simulation.simulate_fleet(requests, chosen, on, servers, **options))
     if replicas is None:
-        if route is not None or route_lag_s:
-            raise UsageError("route and route_lag_s are of several servers; give replicas as well.")
+        if route is not None or route_lag_s or prefix_store is not None:
+            raise UsageError("route, route_lag_s and prefix_store are of several servers; give replicas as well.")
         return _simulate(requests, chosen, on, options)
     if replicas < 1:
         raise UsageError(f"replicas should be at least 1, not {replicas}.")
-    servers = Replicas(number=replicas, route=route or "shortest", route_lag_s=route_lag_s)
+    servers = Replicas(number=replicas, route=route or "shortest", route_lag_s=route_lag_s, store=prefix_store)
     return FleetRun(*simulation.simulate_fleet(requests, chosen, on, servers, **options))
 
 

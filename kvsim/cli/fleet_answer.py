@@ -91,6 +91,11 @@ def _figures(totals: FleetTotals) -> list[tuple[str, str]]:
         )
     if totals.num_prefill:
         rows.append(("fetched", f"{size(totals.fetched_bytes)} of KV, from prefill to decode servers"))
+    if totals.store is not None:
+        block, store = totals.block_bytes, totals.store
+        held = f"{size(block * store['most_blocks'])} of {size(block * store['capacity_blocks'])} held at most"
+        loaded, written, evicted = (size(block * store[f"{what}_blocks"]) for what in ("loaded", "written", "evicted"))
+        rows.append(("prefix store", f"{held}; {loaded} loaded, {written} written, {evicted} evicted"))
     if totals.prefix_queried_tokens:
         one_pool = 100 * totals.one_pool_hit_tokens / totals.prefix_queried_tokens
         found = f"{100 * totals.prefix_hit_rate:.1f} % of {totals.prefix_queried_tokens:,} prompt tokens"

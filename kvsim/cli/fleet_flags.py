@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -15,7 +15,8 @@ from kvsim.policies.routers import ROUTE_NAMES
 
 if TYPE_CHECKING:
     from kvsim.policies import AnyPolicy
-    from kvsim.simulation import Disaggregation, Machine, Servers
+    from kvsim.policies.connectors import KvLink
+    from kvsim.simulation import Disaggregation, Machine, PrefixStore, Servers
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 _SERVERS = click.IntRange(1, 1_000)
@@ -97,6 +98,11 @@ def replicas_options(command: Command) -> Command:
                 show_default=True,
                 help="Age in seconds of what the router knows of the servers' prefix caches.",
             ),
+            click.option(
+                "--prefix-store-gib",
+                type=click.FloatRange(0, min_open=True),
+                help="Store of prefixes that all servers share, in GiB; each loads over its --kv-link-gb-per-s.",
+            ),
         )
     ):
         command = option(command)
@@ -110,6 +116,7 @@ class FleetFlags(NamedTuple):
     replicas: int = 1
     route: str | None = None
     route_lag_s: float = 0.0
+    store: PrefixStore | None = None
 
 
 def fleet_of(flags: dict[str, Any]) -> FleetFlags:
@@ -119,14 +126,45 @@ def fleet_of(flags: dict[str, Any]) -> FleetFlags:
         UsageError: flags contradict each other, or one is there without another that it needs.
     """
     replicas, route = flags.pop("replicas", 1), flags.pop("route", None)
-    route_lag_s = flags.pop("route_lag_s", 0.0)
+    route_lag_s, store = flags.pop("route_lag_s", 0.0), _store_of(flags)
     apart = _apart_of(flags, route or "shortest", others=replicas > 1 or route_lag_s > 0)
     if (flags["data_parallel_size"] or 1) > 1 and (apart or replicas > 1):
         raise UsageError(
             "--data-parallel-size is one server of several ranks, and fleets of such servers are not modelled; leave "
             "out --replicas, --prefill and --decode."
         )
-    return FleetFlags(apart, replicas, route, route_lag_s)
+    if store and (apart or (flags["data_parallel_size"] or 1) > 1):
+        raise UsageError("--prefix-store-gib is shared by equal servers; leave out --prefill, --decode and "
+                         "--data-parallel-size.")  # fmt: skip
+    return FleetFlags(apart, replicas, route, route_lag_s, store)
+
+
+def _store_of(flags: dict[str, Any]) -> PrefixStore | None:
+    """Take the flags of a store of prefixes out of `flags`, with those of its link; None without a store."""
+    gib = flags.pop("prefix_store_gib", None)
+    if gib is None:
+        return None
+    from kvsim.simulation import PrefixStore
+
+    for name in ("failed_loads", "load_failure_policy"):
+        if flags[name] is not None:
+            raise UsageError("loads from a prefix store never fail here; leave out --failed-loads and "
+                             "--kv-load-failure-policy.")  # fmt: skip
+    return PrefixStore(gib=gib, link=_link_of(_transfers_in(flags)))
+
+
+def _transfers_in(flags: dict[str, Any]) -> dict[str, Any]:
+    """Take the flags of transfers out of `flags`, and return those that are given."""
+    taken = {name: flags[name] for name in _OF_TRANSFERS if flags[name] is not None}
+    flags |= dict.fromkeys(_OF_TRANSFERS)
+    return taken
+
+
+def _link_of(given: Mapping[str, Any]) -> KvLink:
+    from kvsim.policies.connectors import KvLink
+
+    names = {"kv_link_gb_per_s": "gb_per_s", "kv_link_latency_s": "latency_s", "kv_transfers": "num_transfers"}
+    return KvLink(**{names[name]: value for name, value in given.items() if name in names})
 
 
 def servers_of(told: FleetFlags, policy: AnyPolicy, machine: Machine) -> Servers | None:
@@ -142,9 +180,10 @@ def servers_of(told: FleetFlags, policy: AnyPolicy, machine: Machine) -> Servers
     if machine.model.data_parallel_size > 1:
         ranks = Replicas.ranks_of(machine, policy)
         return replace(ranks, route=told.route or ranks.route, route_lag_s=told.route_lag_s)
-    if told.replicas == 1:
+    if told.replicas == 1 and told.store is None:
         return None
-    return Replicas(number=told.replicas, route=told.route or "shortest", route_lag_s=told.route_lag_s)
+    route = told.route or "shortest"
+    return Replicas(number=told.replicas, route=route, route_lag_s=told.route_lag_s, store=told.store)
 
 
 def routed_words(servers: Servers) -> str:
@@ -166,22 +205,21 @@ def _apart_of(flags: dict[str, Any], route: str, *, others: bool) -> Disaggregat
     given = {name: value for name in _OF_TRANSFERS if (value := flags.pop(name)) is not None}
     if prefill is None and decode is None:
         if given:
-            raise UsageError("a link for KV is between prefill and decode servers; give --prefill and --decode.")
+            raise UsageError("a link for KV is between prefill and decode servers, or to a store; give --prefill and "
+                             "--decode, or --prefix-store-gib.")  # fmt: skip
         return None
     if others:
         raise UsageError("prefill and decode servers take the place of equal ones; leave --replicas and --route-lag.")
     if prefill is None or decode is None:
         missing = "--decode" if decode is None else "--prefill"
         raise UsageError(f"prompts are computed on some servers and decoded on others; give {missing}, too.")
-    from kvsim.policies.connectors import KvLink
     from kvsim.simulation import Disaggregation
 
-    names = {"kv_link_gb_per_s": "gb_per_s", "kv_link_latency_s": "latency_s", "kv_transfers": "num_transfers"}
     return Disaggregation(
         num_prefill=prefill,
         num_decode=decode,
         route=route,
-        link=KvLink(**{names[name]: value for name, value in given.items() if name in names}),
+        link=_link_of(given),
         failed_share=given.get("failed_loads", 0.0),
         recomputes=given.get("load_failure_policy") == "recompute",
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +34,8 @@ class FleetTotals:
     e2e_s: Distribution
     mean_waiting: float
     """Waiting requests of all servers, on average over each server's run."""
+    block_bytes: int
+    """Bytes of a block, or of another unit of the pools, on all GPUs of a server."""
     pool_bytes: int
     """Bytes of all servers' pools, on all of their GPUs."""
     mean_occupancy: float
@@ -56,6 +58,8 @@ class FleetTotals:
     """Bytes of KV that servers have fetched from each other, on each GPU."""
     idle_steps: tuple[int, ...] = ()
     """Steps without a batch of each data-parallel rank that waited for others; empty where none waits."""
+    store: Mapping[str, int] | None = None
+    """Blocks that a shared store of prefixes loaded, wrote, evicted, held at most and can hold; None without one."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the totals for JSON; what is not known is null."""
@@ -73,6 +77,7 @@ def fleet_totals(
     clients: Sequence[Requests] = (),
     fetched_blocks: int = 0,
     idle_steps: tuple[int, ...] = (),
+    store: Mapping[str, int] | None = None,
 ) -> FleetTotals:
     """Add up the `summaries` and `requests` of the servers of a fleet, which are alike, as `meta` describes them.
 
@@ -84,6 +89,7 @@ def fleet_totals(
     output_tokens = sum(summary.output_tokens for summary in answering)
     queried = sum(summary.prefix_queried_tokens for summary in finding)
     hits = sum(summary.prefix_hit_tokens for summary in finding)
+    block_bytes = meta.model.get("tensor_parallel_size", 1) * meta.pool.bytes_per_unit
     requests = requests[:num_prefill] or requests
     times = [latencies_of(each) for each in clients or requests]
     return FleetTotals(
@@ -99,10 +105,8 @@ def fleet_totals(
             for name in ("ttft_s", "tpot_s", "e2e_s")
         },
         mean_waiting=float(np.nansum([summary.mean_waiting for summary in summaries])),
-        pool_bytes=len(summaries)
-        * meta.model.get("tensor_parallel_size", 1)
-        * (meta.pool.num_units or 0)
-        * meta.pool.bytes_per_unit,
+        block_bytes=block_bytes,
+        pool_bytes=len(summaries) * (meta.pool.num_units or 0) * block_bytes,
         mean_occupancy=float(np.nanmean([np.nan_to_num(summary.mean_occupancy) for summary in summaries])),
         peak_occupancy=max(float(np.nan_to_num(summary.peak_occupancy)) for summary in summaries),
         imbalance=max((_imbalance(kind) for kind in kinds), default=np.nan),
@@ -115,6 +119,7 @@ def fleet_totals(
         num_prefill=num_prefill,
         fetched_bytes=fetched_blocks * meta.pool.bytes_per_unit,
         idle_steps=idle_steps,
+        store=store,
     )
 
 

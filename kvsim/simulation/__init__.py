@@ -14,6 +14,7 @@ from kvsim.simulation.machine import Machine
 from kvsim.simulation.measured import Measured, Timeline
 from kvsim.simulation.modes import EngineName
 from kvsim.simulation.prefill_decode import Disaggregation
+from kvsim.simulation.prefix_store import PrefixStore
 from kvsim.simulation.setup import Options, ProgressCallback
 from kvsim.simulation.simulation_run import measure, record, simulate
 
@@ -24,6 +25,7 @@ __all__ = [
     "Machine",
     "Measured",
     "Options",
+    "PrefixStore",
     "ProgressCallback",
     "Replicas",
     "Servers",

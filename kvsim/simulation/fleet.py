@@ -19,6 +19,7 @@ from kvsim.simulation.dispatch import CachedKeys, Dispatcher, DuplicatePrefixes,
 from kvsim.simulation.machine import Machine
 from kvsim.simulation.measured import Measured
 from kvsim.simulation.prefill_decode import Disaggregation, PrefillDecodeRun, check_policy
+from kvsim.simulation.prefix_store import PrefixStore, StoreTotals
 from kvsim.simulation.setup import Options, Setup
 from kvsim.simulation.simulation_run import SimulationRun, record_setup
 from kvsim.workload import Workload
@@ -54,6 +55,8 @@ class Fleet(NamedTuple):
     """Blocks that servers have fetched from each other."""
     idle_steps: tuple[int, ...] = ()
     """Steps without a batch of each data-parallel rank that waited for others; empty where none waits."""
+    store: StoreTotals | None = None
+    """Counts of the store of prefixes that all servers share; None without one."""
 
     def totals(self, summaries: Sequence[Summary] | None = None) -> FleetTotals:
         """Add up the servers, by their own `summaries` if they are given."""
@@ -67,6 +70,7 @@ class Fleet(NamedTuple):
             clients=self.clients,
             fetched_blocks=self.fetched_blocks,
             idle_steps=self.idle_steps,
+            store=None if self.store is None else self.store._asdict(),
         )
 
 
@@ -79,6 +83,8 @@ class Replicas:
     """Chooses the server of each request: a name, a Python file with a function `route`, or a `Router`."""
     route_lag_s: float = 0.0
     """The router sees prefix caches as they were this many seconds before the request."""
+    store: PrefixStore | None = None
+    """A store of prefixes that all servers share."""
 
     @classmethod
     def ranks_of(cls, machine: Machine, policy: AnyPolicy) -> Replicas:
@@ -183,10 +189,15 @@ def _serve(setup: Setup, servers: Servers, spread: Spread, builders: Sequence[Re
     dispatcher = Dispatcher.of(setup, servers.route, servers.route_lag_s)
     if _are_apart(setup, servers):
         return _finish_apart(Apart.of(setup, servers.number, builders=builders), _measure_one, spread)
-    run = SimulationRun(setup, builders, num_replicas=servers.number, dispatcher=dispatcher)
+    run = SimulationRun(setup, builders, num_replicas=servers.number, dispatcher=dispatcher, store=servers.store)
     measured, duplicates = run.finish(), dispatcher.duplicates
-    idle_steps = () if run.lockstep is None else tuple(run.lockstep.num_idle_steps)
-    return Fleet(measured, duplicates.mean_blocks, duplicates.most_blocks, idle_steps=idle_steps)
+    return Fleet(
+        measured,
+        duplicates.mean_blocks,
+        duplicates.most_blocks,
+        idle_steps=() if run.lockstep is None else tuple(run.lockstep.num_idle_steps),
+        store=None if run.store is None else run.store.totals,
+    )
 
 
 def _finish_kinds(run: PrefillDecodeRun) -> Fleet:
@@ -207,7 +218,12 @@ def _are_apart(setup: Setup, servers: Replicas) -> bool:
 
     A custom policy may keep a state of its own, which all servers share.
     """
-    is_known = servers.route == "round-robin" and not setup.is_closed_loop and len(setup.workload) >= servers.number
+    is_known = (
+        servers.route == "round-robin"
+        and servers.store is None
+        and not setup.is_closed_loop
+        and len(setup.workload) >= servers.number
+    )
     return is_known and not isinstance(setup.policy, CustomPolicy)
 
 

@@ -121,7 +121,7 @@ class PrefillDecodeRun(SimulationRun):
                              "--pipeline-parallel-size.")  # fmt: skip
         self.setup, self.apart, self._dispatchers = setup, apart, dispatchers
         self.samples = []
-        self._future = self.lockstep = None
+        self._future = self.lockstep = self.store = None
         self._environment = simpy.Environment()
         self._prefill_setup = _with_one_output(setup)
         self._pair = Pair(self._environment, dispatchers, setup)
@@ -228,6 +228,9 @@ class Pair:
         self.decode_of[row] = self.decodes.index(decode)
         ended_s = yield decode.send(row, at_s)
         return ended_s
+
+    def add(self, server: ServerProcess, number: int) -> None:
+        """Note nothing: a request comes to a server by its way through the fleet."""
 
     def tell(self, server: ServerProcess) -> None:
         """Let prefill servers know of the loads that a decode server has begun, when they have ended."""

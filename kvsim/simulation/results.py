@@ -364,15 +364,19 @@ def requests_of(engine: Engine, workload: Workload, rows: npt.NDArray[np.int64],
 
 
 def transfers_of(
-    engine: Engine, rows: npt.NDArray[np.int64], servers: npt.NDArray[np.int32], bad: Sequence[Sequence[int]]
+    engine: Engine,
+    rows: npt.NDArray[np.int64],
+    servers: npt.NDArray[np.int32] | None,
+    bad: Sequence[Sequence[int]] | None,
 ) -> Transfers:
     """Return the transfers of the requests in `rows` of the workload, which has one with a server for each.
 
     Args:
         engine: a prefill or a decode server, whose run is over.
         rows: the requests that were sent to it, in order.
-        servers: number of the other server for each request of the workload.
-        bad: for each request of the workload, the places that fail to load, among the blocks that are transferred.
+        servers: number of the other server for each request of the workload; None for a store.
+        bad: for each request of the workload, the places that fail to load, among the blocks that are transferred; None
+            where none fails.
     """
 
     def of(name: str) -> npt.NDArray[Any]:
@@ -382,11 +386,13 @@ def transfers_of(
     begun = begun[np.argsort(of("begun_seq")[begun], kind="stable")]
     is_send = of("is_kept")[begun].astype(bool)
     position, blocks, ended_seq = (of(name)[begun] for name in ("first_entry", "num_blocks", "ended_seq"))
-    first_bad = np.array([min(bad[row], default=-1) for row in rows[begun].tolist()], np.int64).reshape(len(begun))
+    first_bad = np.full(len(begun), -1, np.int64)
+    if bad is not None:
+        first_bad[:] = [min(bad[row], default=-1) for row in rows[begun].tolist()]
     return Transfers(
         kind=np.where(is_send, TransferKind.SEND, TransferKind.LOAD).astype(np.uint8),
         request=begun.astype(np.int32),
-        server=servers[rows[begun]],
+        server=np.full(len(begun), -1, np.int32) if servers is None else servers[rows[begun]],
         begun_seq=of("begun_seq")[begun].astype(np.int64),
         ended_seq=ended_seq.astype(np.int64),
         begin_s=of("begin_s")[begun],

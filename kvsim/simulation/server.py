@@ -45,6 +45,9 @@ class Horizon(Protocol):
 class Exchanging(Protocol):
     """Servers that fetch KV from each other."""
 
+    def add(self, server: ServerProcess, number: int) -> None:
+        """Note that a request was sent to a server."""
+
     def tell(self, server: ServerProcess) -> None:
         """Take the news of a server: transfers that it has begun."""
 
@@ -120,6 +123,8 @@ class ServerProcess:
     def send(self, row: int, at_s: float) -> simpy.Event:
         """Send the request in `row` of the workload; the event says when it has ended, in seconds."""
         self.driver.send(row + 1, at_s)
+        if self._pair is not None:
+            self._pair.add(self, row + 1)
         answer = self._environment.event()
         if self.driver.sequence(row + 1).is_refused:  # its client knows at once, whatever the server computes
             answer.succeed(at_s)

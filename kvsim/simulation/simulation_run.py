@@ -43,8 +43,9 @@ from kvsim.simulation.lockstep import Lockstep
 from kvsim.simulation.machine import Machine, release_of
 from kvsim.simulation.measured import Measured
 from kvsim.simulation.modes import begins_compiled, engine_for, may_compile
-from kvsim.simulation.results import FinalRows, Totals, largest_shape, requests_of, rows_of
-from kvsim.simulation.server import Exchanging, ServerProcess
+from kvsim.simulation.prefix_store import PrefixStore, SharedStore
+from kvsim.simulation.results import FinalRows, Totals, largest_shape, requests_of, rows_of, transfers_of
+from kvsim.simulation.server import Exchanging, Horizon, ServerProcess
 from kvsim.simulation.setup import Options, Setup, check_ranks
 from kvsim.simulation.sources import (
     ClosedLoop,
@@ -124,6 +125,7 @@ class SimulationRun:
         num_replicas: int = 1,
         dispatcher: Dispatcher | None = None,
         sample_s: Sequence[float] = (),
+        store: PrefixStore | None = None,
     ) -> None:
         """Get ready.
 
@@ -132,6 +134,7 @@ class SimulationRun:
             builders: what there is to record of server `n` goes to `builders[n]`, if there are any.
             num_replicas: equal servers.
             dispatcher: sends requests to several servers.
+            store: memory for prefixes that the servers share.
             sample_s: times in seconds at which `samples` are taken of a server whose requests are known beforehand.
         """
         self.setup = setup
@@ -143,9 +146,12 @@ class SimulationRun:
         self.lockstep = None
         if isinstance(times, RankTimes):
             self.lockstep = Lockstep(self._environment, times, steps_between_syncs(release_of(setup.base)))
+        self.store = None if store is None else SharedStore(self._environment, setup, store)
         source = self._source(num_replicas, dispatcher or Dispatcher.of(setup), sample_s)
+        connector = None if store is None else store.connector(len(setup.workload))
         self._replicas = [
-            self._replica(source, builders[number] if builders else None) for number in range(num_replicas)
+            self._replica(source, builders[number] if builders else None, connector=connector, pair=self.store)
+            for number in range(num_replicas)
         ]
         servers = [replica.server for replica in self._replicas]
         if self.lockstep is not None:
@@ -156,15 +162,17 @@ class SimulationRun:
         """Run to the end and return what it adds up to, for each server."""
         self._environment.run()
         setup, hashes = self.setup, self.setup.recorded_hashes()
+        transfers = None if self.store is None else partial(transfers_of, servers=None, bad=None)
         return [
-            replica.finish(setup.workload, hashes, self.meta(number), setup.name)
+            replica.finish(setup.workload, hashes, self.meta(number), setup.name, transfers)
             for number, replica in enumerate(self._replicas)
         ]
 
     def meta(self, number: int = 0) -> Meta:
         """Return the provenance of a server's results, once the run is over."""
         replica = self._replicas[number]
-        return self.setup.meta(replica.step_time, int(replica.server.driver.engine.state.num_failures))
+        meta = self.setup.meta(replica.step_time, int(replica.server.driver.engine.state.num_failures))
+        return meta if self.store is None else replace(meta, engine={**meta.engine, "kv_connector": "store"})
 
     def _source(self, num_replicas: int, dispatcher: Dispatcher, sample_s: Sequence[float]) -> Source:
         setup, workload = self.setup, self.setup.workload
@@ -178,8 +186,8 @@ class SimulationRun:
         users = Users(number=most) if most is not None else users  # all arrive at once
         if users is None:
             one = KnownInAdvance(sample_s, self.samples)
-            return one if num_replicas == 1 else OpenLoop(workload.arrival_s, dispatcher)
-        known = num_replicas == 1 and users.per_s == math.inf and not setup.refused.any()
+            return one if num_replicas == 1 and self.store is None else OpenLoop(workload.arrival_s, dispatcher)
+        known = num_replicas == 1 and self.store is None and users.per_s == math.inf and not setup.refused.any()
         if known and not isinstance(setup.base, Static):
             return OneServersUsers(users)
         return ClosedLoop(len(workload), users, dispatcher)
@@ -223,15 +231,20 @@ class SimulationRun:
             driver,
             kernels=kernels if isinstance(policy, Static) else None,
             listeners=listeners,
-            horizon=source.horizon_s if pair is None and self.lockstep is None else self._next_event_s,
+            horizon=self._horizon_of(source, pair),
             pair=pair,
             lockstep=self.lockstep,
             rows=setup.rows,
         )
         return Replica(server, totals, tables, step_time)
 
-    def _next_event_s(self) -> float:
-        return float(self._environment.peek())
+    def _horizon_of(self, source: Source, pair: Exchanging | None) -> Horizon:
+        """Return the knowledge of how far a server may run ahead of what else happens."""
+        if self.store is not None:
+            return self.store.horizon_s
+        if pair is None and self.lockstep is None:
+            return source.horizon_s
+        return lambda: float(self._environment.peek())
 
     def _plan(
         self, setup: Setup, step_time: StepTimeModel, connector: Connector | None, *, answers: bool, records: bool

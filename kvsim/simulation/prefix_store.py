@@ -1,0 +1,200 @@
+"""A store of prefixes that all servers of a fleet read and write.
+
+A model of stores such as LMCache's server and Mooncake Store. The connector of each server is vLLM's, decision by
+decision: it asks when the scheduler looks at a waiting request, takes blocks, and loads between steps. The store itself
+is assumed: the full blocks of a prompt are written when its first token is there, over the server's link, without a
+delay of its steps; of the least recently used prefix the last block is evicted first; a load that has begun completes.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import simpy
+
+from kvsim.engine import prefix_hits
+from kvsim.engine.state import PREEMPTED, WAITING
+from kvsim.errors import IntegrityError, UsageError
+from kvsim.policies import Paged
+from kvsim.policies.connectors import Connector, Exchange, KvLink, Role
+
+if TYPE_CHECKING:
+    from kvsim.simulation.server import ServerProcess
+    from kvsim.simulation.setup import Setup
+
+_DEFAULT_LINK = KvLink()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefixStore:
+    """Memory that the servers of a fleet share, such as a part of the memory of each host."""
+
+    gib: float
+    """Size of the store."""
+    link: KvLink = _DEFAULT_LINK
+    """The link of each server to the store."""
+
+    def __post_init__(self) -> None:
+        if not self.gib > 0:
+            raise UsageError(f"--prefix-store-gib should be above 0, not {self.gib!r}.")
+
+    def connector(self, size: int) -> Connector:
+        """Return the connector of a server for `size` requests."""
+        return Connector(role=Role.BOTH, is_store=True, link=self.link, exchanges=[Exchange()] * size)
+
+
+class StoreTotals(NamedTuple):
+    """Blocks of a store in a run."""
+
+    loaded_blocks: int
+    written_blocks: int
+    evicted_blocks: int
+    most_blocks: int
+    """Blocks that it held at most."""
+    capacity_blocks: int
+
+
+class StoredPrefixes:
+    """The content of a store: keys of blocks, the least recently used first."""
+
+    def __init__(self, num_blocks: int) -> None:
+        """Prepare a store of at most `num_blocks` blocks."""
+        self.capacity = num_blocks
+        self.num_written = self.num_evicted = self.most = 0
+        self._used: OrderedDict[int, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._used)
+
+    def num_leading(self, keys: Sequence[int]) -> int:
+        """Count the leading `keys` that are stored. A stored block has all blocks before it with it."""
+        low, high = 0, len(keys)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if keys[middle - 1] in self._used:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def put(self, keys: Sequence[int]) -> None:
+        """Store blocks, as many leading ones as there is room for, and note that all were used: the last first."""
+        keys = keys[: self.capacity]
+        for key in reversed(keys):
+            if key in self._used:
+                self._used.move_to_end(key)
+            else:
+                self._used[key] = None
+                self.num_written += 1
+        while len(self._used) > self.capacity:
+            self._used.popitem(last=False)
+            self.num_evicted += 1
+        self.most = max(self.most, len(self._used))
+
+    def check(self, chains: Sequence[Sequence[int]] = ()) -> None:
+        """Check the account, and that no stored block of the `chains` lacks one before it.
+
+        Raises:
+            IntegrityError: a block is lost, or the store holds more than it has room for.
+        """
+        if len(self) > self.capacity or self.num_written != len(self) + self.num_evicted:
+            raise IntegrityError(
+                f"the prefix store holds {len(self):,} of {self.capacity:,} blocks; {self.num_written:,} were written "
+                f"and {self.num_evicted:,} evicted."
+            )
+        for keys in chains:
+            if sum(key in self._used for key in keys) != self.num_leading(keys):
+                raise IntegrityError("the prefix store holds a block without one before it.")
+
+
+class SharedStore:
+    """The store of a fleet on its clock; to a server it is the other side of a pair."""
+
+    def __init__(self, environment: simpy.Environment, setup: Setup, store: PrefixStore) -> None:
+        """Prepare the store of the servers of `setup`.
+
+        Raises:
+            UsageError: the policy has no connector, or the store has no room for a block.
+        """
+        _check(setup)
+        block_bytes = setup.pool.bytes_per_unit * setup.machine.model.tensor_parallel_size
+        self.content = StoredPrefixes(int(store.gib * (1 << 30)) // block_bytes)
+        if not self.content.capacity:
+            raise UsageError(f"--prefix-store-gib {store.gib:g} has no room for a block of {block_bytes:,} bytes.")
+        self._environment, self._link, self._block_bytes = environment, store.link, setup.pool.bytes_per_unit
+        self._is_checked = setup.options.get("check", False)
+        self._num_loaded = 0
+        self._without_token: dict[int, ServerProcess] = {}
+        """Servers of the requests that have no first token yet, by number."""
+        self._keys: dict[int, list[int]] = {}
+
+    @property
+    def totals(self) -> StoreTotals:
+        """Counts so far."""
+        content = self.content
+        return StoreTotals(self._num_loaded, content.num_written, content.num_evicted, content.most, content.capacity)
+
+    def horizon_s(self) -> float:
+        """Return the present: a server takes one step at a time, since each may find what another has stored."""
+        return float(self._environment.now)
+
+    def add(self, server: ServerProcess, number: int) -> None:
+        """Note that a request was sent to `server`, and what it finds."""
+        engine = server.driver.engine
+        sequence = server.driver.sequence(number)
+        blocks = int(sequence.prompt_tokens) // int(engine.settings.unit_tokens)
+        with_keys = min(blocks, int(sequence.num_keys) // int(engine.groups[0].hashes_per_block))
+        self._keys[number] = [int(prefix_hits.key_of(engine, sequence, 0, index)) for index in range(with_keys)]
+        self._without_token[number] = server
+        self._tell_found(server, number)
+
+    def tell(self, server: ServerProcess) -> None:
+        """Take the loads that a server has begun, and write the prompts that it has computed."""
+        loads, _ = server.driver.news()
+        for number, _ in loads:
+            self._num_loaded += int(server.driver.engine.connector.transfers[number].num_blocks)
+        times = server.driver.engine.times
+        done = [number for number, home in self._without_token.items()
+                if home is server and times[number].first_token_s == times[number].first_token_s]  # fmt: skip
+        for number in done:
+            del self._without_token[number]
+            self._environment.process(self._write(self._keys.pop(number), float(times[number].first_token_s)))
+
+    def _write(self, keys: list[int], computed_s: float) -> Generator[simpy.Event, None, None]:
+        num_new = len(keys) - self.content.num_leading(keys)
+        seconds = self._link.latency_s + self._link.seconds_of(num_new * self._block_bytes) if num_new else 0.0
+        yield self._environment.timeout(max(computed_s + seconds - self._environment.now, 0.0))
+        self.content.put(keys)
+        if self._is_checked:
+            self.content.check([keys, *self._keys.values()])
+        for number, server in self._without_token.items():
+            self._tell_found(server, number)
+
+    def _tell_found(self, server: ServerProcess, number: int) -> None:
+        """Tell the connector how many tokens the store holds of a request that waits."""
+        engine = server.driver.engine
+        if engine.sequences[number].status in (WAITING, PREEMPTED):
+            stored = self.content.num_leading(self._keys[number]) * int(engine.settings.unit_tokens)
+            engine.connector.transfers[number].stored_tokens = stored
+
+
+def _check(setup: Setup) -> None:
+    policy = setup.policy
+    if not isinstance(policy, Paged):
+        raise UsageError("--prefix-store-gib is for the paged policy; leave it out, or --policy.")
+    if not policy.cache.enable_prefix_caching:
+        raise UsageError("--prefix-store-gib stores prefixes by the keys of prefix caching; leave out "
+                         "--no-prefix-caching.")  # fmt: skip
+    for name, value in (
+        ("--kv-offloading-size", policy.cache.kv_offloading_size),
+        ("--swap-gib", policy.cache.swap_gib),
+        ("--speculative-config", policy.scheduler.speculative_config),
+    ):
+        if value:
+            raise UsageError(f"{name} is not modelled beside a prefix store; leave it out.")
+    if setup.pipeline.pipeline_parallel_size > 1 or setup.machine.model.data_parallel_size > 1:
+        raise UsageError("a prefix store is modelled for servers of one stage and one rank; leave out "
+                         "--pipeline-parallel-size and --data-parallel-size.")  # fmt: skip

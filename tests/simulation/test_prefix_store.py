@@ -1,0 +1,152 @@
+"""A store of prefixes that servers share: its account, what it finds, and what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvsim.cli import cli
+from kvsim.errors import IntegrityError, UsageError
+from kvsim.metrics.contradictions import refuse_contradictions
+from kvsim.policies import Contiguous, Paged
+from kvsim.policies.connectors import KvLink
+from kvsim.policies.settings import ContinuousSettings, PagedSettings
+from kvsim.recording import Recording
+from kvsim.simulation import Fleet, Machine, PrefixStore, Replicas, measure_fleet, simulate_fleet
+from kvsim.simulation.prefix_store import StoredPrefixes
+from kvsim.workload import Poisson, SharedPrefixes, Uniform, Workload, generate
+
+POLICY = Paged(
+    scheduler=ContinuousSettings(max_model_len=64, max_num_seqs=8, max_num_batched_tokens=40),
+    cache=PagedSettings(block_size=4),
+)
+BLOCK_GIB = 4 * 131072 / 2**30
+FAST = KvLink(gb_per_s=50.0, latency_s=0.0001)
+
+
+def requests(number: int = 60, rate_per_s: float = 60.0) -> Workload:
+    return generate(
+        number,
+        arrivals=Poisson(rate_per_s=rate_per_s),
+        prompt=Uniform(low=4, high=24),
+        output=Uniform(low=2, high=24),
+        prefixes=SharedPrefixes(num_groups=6, tokens=24),
+        seed=3,
+    )
+
+
+@pytest.fixture
+def machine(make_machine: Callable[[int], Machine]) -> Machine:
+    return make_machine(120)
+
+
+def serve(machine: Machine, store: PrefixStore | None, **options: Any) -> tuple[list[Recording], Fleet]:
+    servers = Replicas(number=3, route="round-robin", store=store)
+    return simulate_fleet(requests(), POLICY, machine, servers, **options)
+
+
+@given(
+    capacity=st.integers(1, 12),
+    puts=st.lists(st.tuples(st.integers(0, 2), st.integers(1, 8)), max_size=30),
+)
+def test_a_stored_block_has_all_blocks_before_it(capacity: int, puts: list[tuple[int, int]]) -> None:
+    chains = [[0, 1, *(10 * group + place for place in range(2, 8))] for group in range(3)]
+    content = StoredPrefixes(capacity)
+    for group, length in puts:
+        content.put(chains[group][:length])
+        content.check(chains)
+        assert content.num_leading(chains[group][:length]) == min(length, capacity)
+    assert content.num_written == len(content) + content.num_evicted
+
+
+def test_a_wrong_account_of_the_store_is_found() -> None:
+    content = StoredPrefixes(4)
+    content.put([1, 2, 3])
+    content.num_evicted += 1
+    with pytest.raises(IntegrityError, match="3 of 4 blocks; 3 were written and 1 evicted"):
+        content.check()
+    content.num_evicted = 0
+    del content._used[1]
+    content.num_evicted = 1
+    with pytest.raises(IntegrityError, match="without one before it"):
+        content.check([[1, 2, 3]])
+
+
+@pytest.mark.parametrize("options", [{}, {"users": 5}], ids=str)
+@pytest.mark.parametrize("blocks", [1000, 12])
+def test_every_account_is_right_and_what_is_loaded_stands_in_the_recordings(
+    machine: Machine, blocks: int, options: dict[str, Any]
+) -> None:
+    recordings, fleet = serve(machine, PrefixStore(gib=blocks * BLOCK_GIB, link=FAST), check=True, **options)
+    assert fleet.store is not None
+    loaded = 0
+    for each in recordings:
+        refuse_contradictions(each, Path())
+        assert each.transfers is not None
+        loaded += int(each.transfers.blocks.sum())
+    reloads = sum(int(each.requests.preemptions.sum()) for each in recordings)
+    assert loaded <= fleet.store.loaded_blocks if reloads else loaded == fleet.store.loaded_blocks
+    assert fleet.store.most_blocks <= blocks
+    assert (fleet.store.evicted_blocks > 0) == (blocks == 12)
+    assert sum(len(each.requests) for each in recordings) == len(requests())
+
+
+def test_more_room_finds_more_and_a_store_finds_more_than_none(machine: Machine) -> None:
+    def hits(store: PrefixStore | None) -> int:
+        return sum(int(server.summary.prefix_hit_tokens) for server in serve(machine, store)[1].servers)
+
+    none, small, large = hits(None), hits(PrefixStore(gib=8 * BLOCK_GIB)), hits(PrefixStore(gib=1000 * BLOCK_GIB))
+    assert none < small < large
+
+
+def test_a_slow_link_costs_time_and_both_engines_agree(machine: Machine) -> None:
+    slow = PrefixStore(gib=1.0, link=KvLink(latency_s=0.05))
+    fast = PrefixStore(gib=1.0, link=FAST)
+    (one, _), (other, _) = (serve(machine, slow, engine=engine) for engine in ("interpreted", "compiled"))
+    for interpreted, compiled in zip(one, other, strict=True):
+        assert np.array_equal(interpreted.requests.finished_s, compiled.requests.finished_s)
+    waits = [
+        np.mean(np.concatenate([each.requests.first_token_s - each.requests.arrival_s for each in runs]))
+        for runs in (serve(machine, fast)[0], one)
+    ]
+    assert waits[1] > 1.5 * waits[0]
+
+
+def test_one_server_alone_has_a_store_too(machine: Machine) -> None:
+    store = PrefixStore(gib=1.0)
+    fleet = measure_fleet(requests(), POLICY, machine, Replicas(number=1, store=store), check=True)
+    assert fleet.store is not None
+    assert fleet.store.loaded_blocks > 0
+
+
+def test_what_is_not_modelled_is_refused(machine: Machine) -> None:
+    store = Replicas(number=2, store=PrefixStore(gib=1.0))
+    offloading = replace(POLICY, cache=replace(POLICY.cache, kv_offloading_size=1.0))
+    uncached = replace(POLICY, cache=replace(POLICY.cache, enable_prefix_caching=False))
+    for policy, words in (
+        (Contiguous(scheduler=POLICY.scheduler), "paged policy"),
+        (offloading, "--kv-offloading-size"),
+        (uncached, "caching"),
+    ):
+        roomy = replace(machine, kv_bytes=10 * machine.kv_bytes)
+        with pytest.raises(UsageError, match=words):
+            measure_fleet(requests(), policy, roomy, store)
+    with pytest.raises(UsageError, match="no room for a block"):
+        measure_fleet(requests(), POLICY, machine, Replicas(number=2, store=PrefixStore(gib=1e-6)))
+    with pytest.raises(UsageError, match="above 0"):
+        PrefixStore(gib=0.0)
+
+
+@pytest.mark.parametrize("others", [["--prefill", "1", "--decode", "1"], ["--failed-loads", "0.1"]])
+def test_flags_that_do_not_go_with_a_store_are_refused(others: list[str]) -> None:
+    done = CliRunner().invoke(cli, ["run", "--prefix-store-gib", "1", *others])
+    assert done.exit_code
+    assert "--prefix-store-gib" in f"{done.exception}" or "prefix store" in f"{done.exception}"
