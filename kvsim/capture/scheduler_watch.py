@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from functools import wraps
+from operator import itemgetter
 from typing import Any, TypeVar
 
 from kvsim.capture.draft_watch import DraftWatch, check_drafts, proposed, speculates
@@ -26,6 +27,7 @@ from kvsim.capture.release_settings import (
 )
 from kvsim.capture.sinks import LogSink
 from kvsim.engine.group_initialization import keeps_some
+from kvsim.kv_groups import CacheKind
 from kvsim.recording import eventlog
 
 log = logging.getLogger("kvsim")
@@ -65,6 +67,8 @@ class SchedulerRecorder:
         # A pipeline counts steps that compute nothing: with N stages, a sequence decodes in every Nth step only.
         self._drafts = DraftWatch() if speculates(scheduler) else None
         self._is_pipeline = scheduler.parallel_config.pipeline_parallel_size > 1
+        self._skipped: list[tuple[int, list[tuple[int, Any]]]] = []
+        """Blocks that the running request under way has freed so far, by group: places and blocks."""
         self._watch_memory()
 
     def check(self) -> None:
@@ -295,14 +299,29 @@ class SchedulerRecorder:
 
     @_harmless
     def _removing_skipped(self, name: str, blocks: list[Any]) -> None:
-        """Report blocks of one group that a running request is about to free."""
+        """Note blocks of one group that a running request is about to free; vLLM 0.23 frees those of a window or a
+        chunk in two parts.
+        """
         if name not in self._rows:
             return
         for group, places in enumerate(self._places):
             held = places.get(name, {})
             if blocks and blocks[0].block_id in held:
-                self._report_skipped(self._rows[name], group, [held.pop(each.block_id) for each in blocks], blocks)
+                freed = [(held.pop(each.block_id), each) for each in blocks]
+                is_window = self._layout.groups[group].kind is not CacheKind.MAMBA
+                if is_window and self._skipped and self._skipped[-1][0] == group:
+                    self._skipped[-1][1].extend(freed)
+                else:
+                    self._skipped.append((group, freed))
                 return
+
+    @_harmless
+    def _removed_skipped(self, name: str) -> None:
+        """Report the blocks that a running request has freed, the last of each group first."""
+        for group, freed in self._skipped:
+            freed.sort(key=itemgetter(0), reverse=True)
+            self._report_skipped(self._rows[name], group, [place for place, _ in freed], [block for _, block in freed])
+        self._skipped.clear()
 
     def _report_skipped(self, row: int, group: int, places: list[int], blocks: list[Any]) -> None:
         kept = [int(block.block_hash is not None) for block in blocks]
@@ -369,6 +388,7 @@ class SchedulerRecorder:
                 return remove_skipped(request_id, *args, **kwargs)
             finally:
                 removing.clear()
+                self._removed_skipped(request_id)
 
         def watched_free_blocks(blocks: Any, *args: Any, **kwargs: Any) -> Any:
             if removing and self.sink is not None:
