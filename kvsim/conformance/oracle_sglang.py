@@ -97,6 +97,7 @@ class SGLangRun:
             refused=np.zeros(len(self._requests), np.bool_),
             reports=True,
             window_tokens=workload.window_tokens,
+            hicache=workload.hicache and (workload.hicache[0], workload.hicache[1] // self._unit),
             num_window_units=min(
                 self._num_pages,
                 workload.policy.num_window_slots(workload.num_slots, workload.window_tokens) // self._unit,
@@ -289,6 +290,8 @@ class SGLangRun:
                 "free_windows": int(radix.state.num_free_windows) * self._unit,
                 "evictable_windows": int(radix.state.num_cached_windows) * self._unit,
             }
+        if self._workload.hicache:
+            free["free_host"] = int(radix.state.num_free_host) * self._unit
         return self._events() | self._sizes() | lists | free
 
     def _free_list(self, pool: int, num_pages: int, suffix: str) -> dict[str, Any]:

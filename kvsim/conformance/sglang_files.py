@@ -41,7 +41,9 @@ _ENVIRONMENT = {
 }
 _OF_CACHE = ("swa_full_tokens_ratio", "swa_eviction_interval")
 """Arguments and variables about the cache; the others are about scheduling."""
+_OF_HICACHE = ("enable_hierarchical_cache", "hicache_ratio", "hicache_write_policy")
 _ARGUMENTS = (
+    *_OF_HICACHE,
     "swa_full_tokens_ratio",
     "prefill_max_requests", "prefill_decode_interval", "prefill_decode_interval_min_bs", "disable_priority_preemption",
     "priority_scheduling_preemption_threshold", "schedule_low_priority_values_first", "retraction_policy",
@@ -85,6 +87,8 @@ class SGLangWorkload:
     window_tokens: int
     """Tokens before a new one that layers with windows look at; 0 without such layers."""
     policy: Radix
+    hicache: tuple[str, int] | None
+    """Write policy and slots of the host tier; None without."""
     requests: tuple[SGLangRequest, ...]
 
 
@@ -100,6 +104,8 @@ def parse_sglang_workload(document: Any, where: str) -> SGLangWorkload:
     _refuse_unknown(given, where)
     environment = {_ENVIRONMENT[name]: value for name, value in document.get("environment", {}).items()}
     arguments = document.get("server_args", {}) | environment
+    hicache = _hicache_of(document, given["page_size"], where)
+    arguments = {name: value for name, value in arguments.items() if name not in _OF_HICACHE}
     of_cache = {name: arguments[name] for name in _OF_CACHE if name in arguments}
     try:
         num_slots = int(document["num_slots"]) // given["page_size"] * given["page_size"]
@@ -126,7 +132,23 @@ def parse_sglang_workload(document: Any, where: str) -> SGLangWorkload:
     except (UsageError, KeyError, TypeError, ValueError) as error:
         raise WorkloadError(f"{where}: {str(error).rstrip('.')}.") from error
     policy = Radix(scheduler=scheduler, cache=cache)
-    return SGLangWorkload(num_slots=num_slots, window_tokens=window_tokens, policy=policy, requests=requests)
+    return SGLangWorkload(
+        num_slots=num_slots, window_tokens=window_tokens, policy=policy, hicache=hicache, requests=requests
+    )
+
+
+def _hicache_of(document: Mapping[str, Any], page_size: int, where: str) -> tuple[str, int] | None:
+    """Return the write policy and the slots of the host tier; None without."""
+    arguments = document.get("server_args", {})
+    if not arguments.get("enable_hierarchical_cache"):
+        return None
+    if document.get("window"):
+        raise WorkloadError(f"{where}: kvsim does not follow a host tier beside layers with windows.")
+    policy, ratio = arguments.get("hicache_write_policy", "write_through"), arguments.get("hicache_ratio", 2.0)
+    if policy not in ("write_through", "write_through_selective", "write_back") or not isinstance(ratio, int | float):
+        raise WorkloadError(f"{where}: hicache_write_policy or hicache_ratio is none that SGLang has.")
+    num_slots = int(document["num_slots"]) // page_size * page_size
+    return policy, (int(num_slots * ratio) // page_size + 1) * page_size
 
 
 def _refuse_unknown(given: Mapping[str, Any], where: str) -> None:
@@ -137,7 +159,7 @@ def _refuse_unknown(given: Mapping[str, Any], where: str) -> None:
     unknown += [name for name in given.get("server_args", {}) if name not in _ARGUMENTS]
     if unknown:
         raise WorkloadError(
-            f"{where}: kvsim does not follow {', '.join(unknown)} of SGLang; a host tier and "
+            f"{where}: kvsim does not follow {', '.join(unknown)} of SGLang; storage tiers and "
             "speculation are not simulated for it yet."
         )
 

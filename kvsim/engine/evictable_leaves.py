@@ -14,7 +14,7 @@ _OFTEN = 2
 def update(engine: Engine, node: int) -> None:
     """Put a node that has changed in its place, among the others or not."""
     record, radix = engine.radix.nodes[node], engine.radix.state
-    if node != ROOT and record.locks == 0 and record.num_children == 0:
+    if node != ROOT and record.locks == 0 and record.num_children == 0 and record.is_on_device:
         if record.place < 0:
             radix.num_leaves += 1
             _rise(engine, node, radix.num_leaves - 1)
@@ -37,7 +37,7 @@ def remove(engine: Engine, node: int) -> None:
 
 
 @part
-def _goes_first(engine: Engine, one: int, other: int) -> bool:
+def goes_first(engine: Engine, one: int, other: int) -> bool:
     """Tell whether node `one` is evicted before node `other`."""
     eviction, first, second = engine.radix.settings.eviction, engine.radix.nodes[one], engine.radix.nodes[other]
     if eviction == FIFO:
@@ -62,7 +62,7 @@ def _goes_first(engine: Engine, one: int, other: int) -> bool:
 def _rise(engine: Engine, node: int, place: int) -> None:
     """Put a node at `place`, or above as long as it goes before those there."""
     nodes, leaves = engine.radix.nodes, engine.radix.leaves
-    while place > 0 and _goes_first(engine, node, leaves[(place - 1) // 2]):
+    while place > 0 and goes_first(engine, node, leaves[(place - 1) // 2]):
         leaves[place] = leaves[(place - 1) // 2]
         nodes[leaves[place]].place = place
         place = (place - 1) // 2
@@ -76,9 +76,9 @@ def _sink(engine: Engine, node: int, place: int) -> int:
     nodes, leaves, size = engine.radix.nodes, engine.radix.leaves, engine.radix.state.num_leaves
     while 2 * place + 1 < size:
         child = 2 * place + 1
-        if child + 1 < size and _goes_first(engine, leaves[child + 1], leaves[child]):
+        if child + 1 < size and goes_first(engine, leaves[child + 1], leaves[child]):
             child += 1
-        if not _goes_first(engine, leaves[child], node):
+        if not goes_first(engine, leaves[child], node):
             break
         leaves[place] = leaves[child]
         nodes[leaves[place]].place = place

@@ -120,6 +120,8 @@ class EnginePlan:
     """Tokens before a new one that layers with windows look at, where SGLang has a pool for them; 0 without."""
     num_window_units: int = 0
     """Units of that pool."""
+    hicache: tuple[str, int] | None = None
+    """SGLang's write policy to a host tier, and the units of that; None without."""
     num_moments: int = 1
     """Events that can be ordered in one call."""
     drafts: Drafts | None = None
@@ -273,7 +275,8 @@ class EnginePlan:
             return ()
         return radix_initialization.radix(
             self.policy, self.demand, self.num_units, most_in_flight, most_memory_rows,
-            windows=(self.num_window_units, self.window_tokens), reports=self.reports, compiled=compiled,
+            windows=(self.num_window_units, self.window_tokens), hicache=self.hicache,
+            reports=self.reports, compiled=compiled,
         )  # fmt: skip
 
     def _connector(self, room: _Room, *, compiled: bool) -> ConnectorTables:

@@ -7,7 +7,7 @@ saves. The first candidate that is refused ends the pass.
 
 from __future__ import annotations
 
-from kvsim.engine import radix_tree, token_slots, tree_windows
+from kvsim.engine import request_rows, token_slots, tree_copies, tree_nodes, tree_windows
 from kvsim.engine.compiled import part
 from kvsim.engine.radix_records import NOT_CHUNKED, SHORTEST_PREFILL_FIRST
 from kvsim.engine.records import NEVER, Sequence
@@ -131,14 +131,39 @@ def add_one_req(engine: Engine, sequence: Sequence, has_chunked: bool) -> int:
         return OTHER
     if holding.ignores_eos and not settings.has_tree:
         return _add_one_req_ignore_eos(engine, sequence)
-    edge = radix_tree.inc_lock_ref(engine, holding.node)
+    edge = tree_nodes.inc_lock_ref(engine, holding.node)
     num_tokens = _select_prefill_admission(engine, sequence, has_chunked)
+    if num_tokens > 0 and holding.host_tokens > 0:
+        if _load_back(engine, sequence):
+            tree_nodes.dec_lock_ref(engine, holding.node, edge)
+            holding.node, holding.protected_tokens = holding.host_node, holding.prefix_tokens
+            edge = tree_nodes.inc_lock_ref(engine, holding.node)
+        else:
+            num_tokens = _select_prefill_admission(engine, sequence, has_chunked)
     if num_tokens <= 0:
-        radix_tree.dec_lock_ref(engine, holding.node, edge)
+        tree_nodes.dec_lock_ref(engine, holding.node, edge)
         return NO_TOKEN if num_tokens < 0 else OTHER
     holding.lock, holding.edge = holding.node, edge
     _begin_request(engine, sequence, num_tokens)
     return budget_state(engine)
+
+
+@part
+def _load_back(engine: Engine, sequence: Sequence) -> bool:
+    """Begin to load what the host has of a prefix, behind which the request then begins; return False if it cannot."""
+    holding = engine.radix.holdings[sequence.number]
+    top, node, num_tokens = holding.node, holding.host_node, holding.host_tokens
+    holding.host_tokens = 0
+    tree_nodes.inc_lock_ref(engine, node)
+    engine.radix.nodes[node].host_locks += 1
+    if num_tokens >= tree_copies.LEAST_LOADED_TOKENS:
+        request_rows.evict_from_tree_cache(engine, num_tokens)
+    is_loaded = tree_copies.begin_load(engine, node, top)
+    engine.radix.nodes[node].host_locks -= 1
+    tree_nodes.dec_lock_ref(engine, node, 0)
+    if is_loaded:
+        holding.prefix_tokens += num_tokens
+    return is_loaded
 
 
 @part
@@ -150,7 +175,8 @@ def _select_prefill_admission(engine: Engine, sequence: Sequence, has_chunked: b
     most_new = min(max(holding.limit - num_outputs(sequence), 0), settings.most_new_tokens)
     if not num_tokens + most_new + unit < rem_total_tokens(engine):
         return -1
-    whole = token_slots.ceil_tokens(engine, num_tokens)
+    num_tokens -= holding.host_tokens  # which take slots, and are loaded
+    whole, begin = token_slots.ceil_tokens(engine, num_tokens), holding.prefix_tokens + holding.host_tokens
     chunk_left = _fit_windows(engine, whole, most_new) if tree_windows.is_on(engine) else _most_at_once(engine)
     if chunk_left <= 0:
         return -1
@@ -160,8 +186,7 @@ def _select_prefill_admission(engine: Engine, sequence: Sequence, has_chunked: b
         return num_tokens
     if has_chunked and settings.order == SHORTEST_PREFILL_FIRST:
         return 0
-    end = (holding.prefix_tokens + chunk_left // unit * unit) // unit * unit
-    return max(end - holding.prefix_tokens, 0)
+    return max((begin + chunk_left // unit * unit) // unit * unit - begin, 0)
 
 
 @part

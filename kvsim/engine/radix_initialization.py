@@ -32,6 +32,11 @@ _EVICTIONS = {
     "priority": records.LEAST_PRIORITY,
     "slru": records.SLRU,
 }
+_WRITE_POLICIES = {
+    "write_through": records.WRITE_THROUGH,
+    "write_through_selective": records.WRITE_SELECTIVE,
+    "write_back": records.WRITE_BACK,
+}
 _AGNOSTIC = ("fcfs", "lof")
 """Orders of the queue that do not look at the cache."""
 _MOST_ENTRIES = 1 << 28
@@ -51,12 +56,14 @@ def radix(
     most_memory_rows: int,
     *,
     windows: tuple[int, int],
+    hicache: tuple[str, int] | None,
     reports: bool,
     compiled: bool,
 ) -> Any:
     """Return the cache, with all pages free in ascending order, and the scheduler before its first pass.
 
-    `windows` are the pages of the second pool and the tokens of a window, both 0 without one.
+    `windows` are the pages of the second pool and the tokens of a window, both 0 without one; `hicache` are the write
+    policy and the pages of the host tier, if there is one.
 
     Raises:
         BudgetError: the rows of all requests that may run at once are too large.
@@ -69,12 +76,14 @@ def radix(
     holdings = make(records.Holding, num_requests + 1, compiled=compiled)
     fill(holdings, 1, limit=demand.limit, priority=demand.priority)
     sizes = {"row_pages": row_pages, "most_memory_rows": most_memory_rows, "reports": reports}
+    num_host_pages = hicache[1] if hicache else 0
+    sizes |= {"write_policy": _WRITE_POLICIES[hicache[0]] if hicache else records.NO_HOST, "host_pages": num_host_pages}
     sizes |= {"window_tokens": window_tokens, "window_pages": num_windows}
     num_events = 4 * num_pages + _EVENTS_BESIDE_PAGES if reports else 0
     zeros = partial(_zeros, compiled=compiled)
     return records.RadixTables(
         settings=_settings(policy, sizes, compiled=compiled),
-        state=_first_state(policy, num_rows, num_windows, compiled=compiled),
+        state=_first_state(policy, num_rows, num_windows, num_host_pages, compiled=compiled),
         **_free_lists((num_pages, num_windows), compiled=compiled),
         pages=zeros(num_pages + 1),
         windows=zeros(num_pages + 1 if num_windows else 1),
@@ -85,6 +94,8 @@ def radix(
         holdings=holdings,
         last=zeros(num_rows),
         order=zeros(num_requests),
+        written=zeros(num_pages + 1 if hicache else 1),
+        loading=zeros(num_requests + 1 if hicache else 1),
         launches=make(records.Launch, most_in_flight, compiled=compiled),
         needs=make(records.Need, 2 * num_rows + 2, compiled=compiled),
         events=make_growing(records.CacheEvent, num_events, compiled=compiled),
@@ -107,8 +118,9 @@ def _pages_of_row(policy: Radix, demand: Demand, num_rows: int) -> int:
     return row_pages
 
 
-def _first_state(policy: Radix, num_rows: int, num_windows: int, *, compiled: bool) -> Any:
+def _first_state(policy: Radix, num_rows: int, num_windows: int, num_host_pages: int, *, compiled: bool) -> Any:
     state = make_one(records.RadixState, compiled=compiled)
+    state.num_free_host = num_host_pages
     state.num_free_windows, state.num_free_rows = num_windows, num_rows
     state.ratio, state.is_rested = policy.scheduler.first_ratio, True
     return state

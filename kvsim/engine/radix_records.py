@@ -26,6 +26,8 @@ NO_BATCH, EXTEND, DECODE, MIXED = range(4)
 """Kinds of batches: none, prompts, one token of each running request, both."""
 NOT_CHUNKED = 0
 """No request is in the middle of its prompt."""
+NO_HOST, WRITE_THROUGH, WRITE_SELECTIVE, WRITE_BACK = range(4)
+"""Write policies: copy a node of the tree to the host never, at its first hit, at its second, at its eviction."""
 NO_PRIORITY = 1 << 40
 """The size of a priority beyond all others, which a request without one has."""
 ASKED, LEAF, DUPLICATE, RETRACTED, WINDOW = range(5)
@@ -79,6 +81,10 @@ class RadixArguments:
     """Pages of their pool."""
     window_interval: int = 0
     """Tokens beyond the window after which a running request gives window slots back."""
+    host_pages: int = 0
+    """Pages of the host tier."""
+    write_policy: int = NO_HOST
+    """The write policy of the host tier."""
     reports: bool = False
     """Evictions, duplicates and retractions are written down."""
     most_memory_rows: int = 0
@@ -99,6 +105,8 @@ class RadixState:
     """Nodes that were ever the upper edge of a locked window."""
     matched_pages: int = 0
     """Pages of the last match, whether their windows are there or not."""
+    host_node: int = ROOT
+    """The node at which the last match ended, where copies on the host count, too."""
     num_nodes: int = 0
     """Records of nodes that were ever taken."""
     first_spare: int = 0
@@ -165,6 +173,14 @@ class RadixState:
     """The request admitted in the pass whose prompt is cut."""
     num_needs: int = -1
     """Requests whose needs the pass has noted; -1 for none yet."""
+    num_free_host: int = 0
+    """Free pages of the host tier."""
+    num_written: int = 0
+    """Copies to the host that the scheduler has not heard of."""
+    num_loading: int = 0
+    """Copies from the host that the scheduler has not heard of."""
+    num_doubled: int = 0
+    """Nodes that ever came to be on the device and on the host."""
     num_events: int = 0
     is_crowded: bool = False
     """More changed hands in a step than could be written down."""
@@ -214,6 +230,18 @@ class Node(Bucketed):
     first_child: Small = ROOT
     """The first of the children with waiting requests that were not met yet."""
     next_sibling: Small = ROOT
+    is_spare: bool = False
+    """The record is of no node."""
+    is_on_device: bool = True
+    is_on_host: bool = False
+    num_host_children: Small = 0
+    """Children that are on the host alone, which `num_children` leaves out."""
+    host_locks: Small = 0
+    """Loads under way that begin at the node's copy."""
+    loaded_for: Small = ROOT
+    """The node at which a load under way ends that this one is part of."""
+    doubled: int = 0
+    """The order in which nodes came to be on the device and on the host; 0 where that was not noted."""
     has_window: bool = False
     """The window slots of its pages are there, too."""
     window_locks: Small = 0
@@ -230,6 +258,10 @@ class Holding:
 
     node: Small = ROOT
     """The node at which its prefix ends."""
+    host_node: Small = ROOT
+    """The node at which its prefix ends where copies on the host count, too."""
+    host_tokens: Small = 0
+    """Tokens of its last match that are on the host alone."""
     lock: Small = ROOT
     """The node from which on its path is locked."""
     edge: Small = 0
@@ -332,6 +364,10 @@ class RadixTables(NamedTuple):
     """Requests of the prefill launched in the pass before."""
     order: Numbers
     """Requests that are being put in order."""
+    written: Numbers
+    """Nodes that are being copied to the host."""
+    loading: Numbers
+    """Nodes at which loads from the host end."""
     launches: Records[Launch]
     """One for each step that may be in flight."""
     needs: Records[Need]

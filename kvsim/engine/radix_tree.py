@@ -12,7 +12,16 @@ stamps it from the root down.
 
 from __future__ import annotations
 
-from kvsim.engine import bucket, evictable_leaves, radix_events, radix_journal, token_slots, tree_windows
+from kvsim.engine import (
+    bucket,
+    evictable_leaves,
+    radix_events,
+    radix_journal,
+    token_slots,
+    tree_copies,
+    tree_nodes,
+    tree_windows,
+)
 from kvsim.engine.compiled import part
 from kvsim.engine.prefix_cache import bucket_of
 from kvsim.engine.radix_records import NO_PAGE, NO_PRIORITY, ROOT
@@ -35,12 +44,13 @@ def key_of(engine: Engine, number: int, page: int) -> int:
 
 @part
 def match_prefix(engine: Engine, sequence: Sequence, num_tokens: int) -> int:
-    """Return the node at which the longest prefix of the first `num_tokens` tokens ends, and stamp its path.
+    """Return the node on the device at which the longest prefix of the first `num_tokens` tokens ends; stamp its path.
 
-    With windows, it ends where the last window of tokens, or the whole path, has its window slots.
+    With a host tier, the path goes on to `RadixState.host_node`, and all of it is stamped. With windows, it ends where
+    the last window of tokens, or the whole path, has its window slots.
     """
     radix, num_pages = engine.radix.state, num_tokens // engine.settings.unit_tokens
-    radix.matched_pages = 0
+    radix.matched_pages, radix.host_node = 0, ROOT
     if num_pages == 0:
         return ROOT
     node, depth, found, num_live = ROOT, 0, ROOT, NEVER
@@ -56,7 +66,8 @@ def match_prefix(engine: Engine, sequence: Sequence, num_tokens: int) -> int:
             found = node
         if is_cut:
             break
-    node, radix.matched_pages = found, depth
+    node = radix.host_node = found
+    radix.matched_pages = depth
     tree_windows.touch(engine, node)
     radix.clock += _TICK
     ancestor, stamp = node, radix.clock
@@ -64,6 +75,8 @@ def match_prefix(engine: Engine, sequence: Sequence, num_tokens: int) -> int:
         engine.radix.nodes[ancestor].accessed = stamp
         stamp -= 1
         ancestor = engine.radix.nodes[ancestor].parent
+    while node != ROOT and not engine.radix.nodes[node].is_on_device:
+        node = engine.radix.nodes[node].parent
     evictable_leaves.update(engine, node)
     return node
 
@@ -96,10 +109,16 @@ def insert(engine: Engine, sequence: Sequence, num_pages: int, protected: int, i
         if num_common < nodes[child].num_pages:
             child = split(engine, child, num_common)
         nodes[child].priority = max(nodes[child].priority, priority)
-        if protected < depth + num_common:
+        if not nodes[child].is_on_device:
+            row = sequence.place * engine.radix.settings.row_pages + depth
+            link_row(engine, row, row + num_common)
+            tree_nodes.get_device_pages(engine, child, engine.radix.rows[row])
+            tree_copies.note_double(engine, child)
+        elif protected < depth + num_common:
             _take_over(engine, sequence, child, max(depth, protected))
         node, depth = child, depth + num_common
-        nodes[node].hits += int(depth > inserted)
+        if depth > inserted:
+            tree_copies.count_hit(engine, node)
         evictable_leaves.update(engine, node)
     if depth < num_pages:
         node = _add_leaf(engine, sequence, node, num_pages, inserted, priority)
@@ -127,12 +146,15 @@ def split(engine: Engine, node: int, num_pages: int) -> int:
     new, old = nodes[upper], nodes[node]
     assert 0 < num_pages < old.num_pages
     new.parent, new.owner, new.begin, new.num_pages = old.parent, old.owner, old.begin, num_pages
-    new.key, new.attached, new.num_children = old.key, old.attached, 1
+    new.key, new.attached, new.num_children = old.key, old.attached, int(old.is_on_device)
+    new.is_on_device, new.is_on_host = old.is_on_device, old.is_on_host
+    new.num_host_children = int(not old.is_on_device)
+    new.loaded_for = old.loaded_for
     new.locks, new.hits, new.priority, new.created = old.locks, old.hits, old.priority, old.created
     new.first_page = page = old.first_page
-    for _ in range(num_pages - 1):
+    for _ in range(num_pages if old.is_on_device else 0):
         page = engine.radix.pages[page]
-    old.first_page = engine.radix.pages[page]
+    old.first_page = page
     tree_windows.share_with(engine, node, upper)
     bucket.remove(nodes, buckets[bucket_of(engine, old.key)], node)
     old.parent, old.begin, old.num_pages = upper, old.begin + num_pages, old.num_pages - num_pages
@@ -141,43 +163,8 @@ def split(engine: Engine, node: int, num_pages: int) -> int:
     bucket.push_back(nodes, buckets[bucket_of(engine, old.key)], node)
     old.accessed = _tick(engine)
     evictable_leaves.update(engine, node)
+    tree_copies.note_double(engine, upper)
     return upper
-
-
-@part
-def inc_lock_ref(engine: Engine, node: int) -> int:
-    """Lock the path from a node to the root once more; return the edge of its windows."""
-    nodes, radix = engine.radix.nodes, engine.radix.state
-    edge = tree_windows.lock(engine, node)
-    while node != ROOT:
-        record = nodes[node]
-        record.locks += 1
-        if record.locks == 1:
-            engine.state.num_cached -= record.num_pages
-            radix.locked_pages += record.num_pages
-            evictable_leaves.update(engine, node)
-        else:
-            engine.groups[0].num_shared += record.num_pages
-        node = record.parent
-    return edge
-
-
-@part
-def dec_lock_ref(engine: Engine, node: int, edge: int) -> None:
-    """Give up one lock of the path from a node to the root, with the windows up to `edge`."""
-    nodes, radix = engine.radix.nodes, engine.radix.state
-    tree_windows.unlock(engine, node, edge)
-    while node != ROOT:
-        record = nodes[node]
-        assert record.locks > 0
-        record.locks -= 1
-        if record.locks == 0:
-            engine.state.num_cached += record.num_pages
-            radix.locked_pages -= record.num_pages
-            evictable_leaves.update(engine, node)
-        else:
-            engine.groups[0].num_shared -= record.num_pages
-        node = record.parent
 
 
 @part
@@ -205,20 +192,16 @@ def evict(engine: Engine, num_tokens: int, num_window_tokens: int) -> None:
 @part
 def _evict_leaf(engine: Engine, node: int) -> None:
     """Evict a leaf, with its windows."""
-    nodes, radix = engine.radix.nodes, engine.radix.state
-    record = nodes[node]
+    record = engine.radix.nodes[node]
+    if tree_copies.is_on(engine) and tree_copies.demote(engine, node):
+        return
     radix_events.leaf(engine, record)
     radix_journal.evict(engine, record)
     if record.has_window:
         _evict_windows(engine, node)
-    evictable_leaves.remove(engine, node)
-    bucket.remove(nodes, engine.buckets[bucket_of(engine, record.key)], node)
+    tree_nodes.lose_device_pages(engine, node)
     token_slots.free(engine, record.first_page, record.num_pages)
-    engine.state.num_cached -= record.num_pages
-    parent = record.parent
-    nodes[parent].num_children -= 1
-    evictable_leaves.update(engine, parent)
-    record.parent, radix.first_spare = radix.first_spare, node
+    tree_nodes.remove(engine, node)
 
 
 @part
@@ -372,7 +355,8 @@ def _add_leaf(engine: Engine, sequence: Sequence, parent: int, num_pages: int, i
     evictable_leaves.update(engine, node)
     if engine.radix.settings.window_tokens > 0:
         _give_windows(engine, node, max(begin, _num_gone_pages(engine, sequence)), num_pages)
-    record.hits = int(begin + record.num_pages > inserted)
+    if begin + record.num_pages > inserted:
+        tree_copies.count_hit(engine, node)
     evictable_leaves.update(engine, node)
     return node
 
@@ -409,7 +393,9 @@ def _new_node(engine: Engine) -> int:
         radix.num_nodes += 1
         node = radix.num_nodes
     nodes[node].place = -1
-    nodes[node].has_window = False
+    nodes[node].has_window = nodes[node].is_spare = nodes[node].is_on_host = False
+    nodes[node].is_on_device = True
+    nodes[node].num_host_children = nodes[node].host_locks = nodes[node].loaded_for = nodes[node].doubled = 0
     nodes[node].window_locks = nodes[node].edge = 0
     nodes[node].accessed = _tick(engine)
     return node

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvsim.engine import radix_journal, radix_tree, token_slots, totals, tree_windows
+from kvsim.engine import radix_journal, radix_tree, token_slots, totals, tree_copies, tree_nodes, tree_windows
 from kvsim.engine.compiled import part
 from kvsim.engine.memory import MemoryManager
 from kvsim.engine.radix_records import ROOT
@@ -33,7 +33,11 @@ def match_kv_cache(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
         holding.node = radix_tree.match_prefix(engine, sequence, num_tokens)
     holding.prefix_tokens = radix_tree.end_of(engine, holding.node) * engine.settings.unit_tokens
     holding.protected_tokens = holding.prefix_tokens
-    holding.matched_tokens = min(holding.prefix_tokens, sequence.num_tokens - 1)
+    holding.host_tokens = 0
+    if tree_copies.is_on(engine) and engine.radix.settings.has_tree:
+        holding.host_node = engine.radix.state.host_node
+        holding.host_tokens = tree_copies.num_host_pages(engine, holding.host_node) * engine.settings.unit_tokens
+    holding.matched_tokens = min(holding.prefix_tokens + holding.host_tokens, sequence.num_tokens - 1)
     holding.branch_tokens = 0
     if tree_windows.is_on(engine) and engine.radix.settings.has_tree:
         matched = engine.radix.state.matched_pages * engine.settings.unit_tokens
@@ -207,8 +211,8 @@ def checkpoint(engine: Engine, sequence: Sequence, up_to: int, is_over: bool) ->
     holding.inserted_tokens = max(holding.inserted_tokens, num_pages * unit)
     if 0 < prompt_pages < num_pages and not tree_windows.is_on(engine):
         radix_tree.insert_prompt(engine, sequence, prompt_pages, holding.priority)
-    radix_tree.dec_lock_ref(engine, holding.lock, holding.edge)
-    holding.edge = radix_tree.inc_lock_ref(engine, node)
+    tree_nodes.dec_lock_ref(engine, holding.lock, holding.edge)
+    holding.edge = tree_nodes.inc_lock_ref(engine, node)
     holding.lock = holding.node = node
     holding.protected_tokens = num_pages * unit
     if branch > 0:
@@ -241,7 +245,7 @@ def release_kv_cache(engine: Engine, sequence: Sequence, keeps: bool) -> None:
     num_gone = max(holding.gone_tokens // engine.settings.unit_tokens, num_kept)
     _free_row(engine, row + num_kept, row + num_gone, False)
     _free_row(engine, row + num_gone, row + num_pages, tree_windows.is_on(engine))
-    radix_tree.dec_lock_ref(engine, holding.lock, holding.edge)
+    tree_nodes.dec_lock_ref(engine, holding.lock, holding.edge)
     holding.lock = ROOT
     holding.edge = holding.gone_tokens = holding.branch_tokens = holding.num_extends = holding.num_decodes = 0
     radix.free_rows[radix.state.num_free_rows] = sequence.place

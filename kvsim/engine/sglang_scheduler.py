@@ -15,6 +15,7 @@ from kvsim.engine import (
     request_rows,
     schedule_policy,
     token_slots,
+    tree_copies,
     tree_windows,
     waiting_queue,
 )
@@ -164,6 +165,8 @@ def get_next_batch_to_run(engine: Engine) -> int:
     """Choose the batch of a pass and allocate its slots; return its kind."""
     state, radix = engine.state, engine.radix.state
     _process_pending_chunked_abort(engine)
+    if tree_copies.is_on(engine):
+        tree_copies.finish_copies(engine)
     chunked = engine.radix.holdings[radix.chunked]
     if radix.chunked != NOT_CHUNKED and chunked.extend_end > chunked.prefix_tokens:
         request_rows.checkpoint_prefill(engine, engine.sequences[radix.chunked])

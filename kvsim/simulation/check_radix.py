@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def check_pages(driver: Driver) -> None:
-    """Check that every page is free, in the tree or of one request alone, and that locks are those of requests.
+    """Check that every page is free, in the tree or of one request alone, and each lock of a request or a copy.
 
     The pool of windows has its own account.
 
@@ -41,14 +41,27 @@ def check_pages(driver: Driver) -> None:
         while node != ROOT:
             locks[node] += 1
             node = radix.nodes[node].parent
+    under_way = [radix.written[index] for index in range(radix.state.num_written)]
+    under_way += [radix.loading[index] for index in range(radix.state.num_loading)]
+    for end in under_way:
+        node = end
+        while node != ROOT:
+            locks[node] += 1
+            node = radix.nodes[node].parent
     for node, num_pages in _pages_of_nodes(engine).items():
         places.update(num_pages)
         if radix.nodes[node].locks != locks[node]:
-            raise IntegrityError(f"node {node} has {radix.nodes[node].locks} locks, and {locks[node]} requests on it.")
+            raise IntegrityError(
+                f"node {node} has {radix.nodes[node].locks} locks, and {locks[node]} requests and copies on it."
+            )
     if len(places) != engine.settings.num_units or max(places.values()) > 1:
         raise IntegrityError(f"{len(places)} of {engine.settings.num_units} pages are in a place, or one is in two.")
     if radix.settings.window_tokens:
         _check_windows(engine)
+    nodes = [radix.nodes[node] for node in range(1, radix.state.num_nodes + 1) if not radix.nodes[node].is_spare]
+    on_host = sum(node.num_pages for node in nodes if node.is_on_host)
+    if on_host + radix.state.num_free_host != radix.settings.host_pages:
+        raise IntegrityError(f"{on_host} pages of nodes are on the host, {radix.state.num_free_host} are free there.")
 
 
 def _check_windows(engine: Engine) -> None:
@@ -122,13 +135,9 @@ def _row(engine: Engine, number: int) -> list[int]:
 
 def _pages_of_nodes(engine: Engine) -> dict[int, list[int]]:
     """Return the pages of every node that is in the tree."""
-    radix, found, spare = engine.radix, {}, set()
-    node = radix.state.first_spare
-    while node != ROOT:
-        spare.add(node)
-        node = radix.nodes[node].parent
+    radix, found = engine.radix, {}
     for node in range(1, radix.state.num_nodes + 1):
-        if node not in spare:
+        if radix.nodes[node].is_on_device and not radix.nodes[node].is_spare:
             page, pages = radix.nodes[node].first_page, []
             for _ in range(radix.nodes[node].num_pages):
                 pages.append(page)

@@ -20,29 +20,34 @@ from kvsim.simulation.check_radix import check_pages
 from .modes import FASTEST, in_every_way
 
 WORKLOADS = sorted(Path(__file__).with_name("golden_sglang").glob("*.json"))
-WITHOUT = ("host_tier",)
-"""Workloads that are refused: those with a host tier."""
-REFUSED = [file for file in WORKLOADS if any(word in file.stem for word in WITHOUT)]
-FOLLOWED = [file for file in WORKLOADS if file not in REFUSED]
 
 
 @in_every_way
-@pytest.mark.parametrize("workload", FOLLOWED, ids=lambda file: file.stem)
+@pytest.mark.parametrize("workload", WORKLOADS, ids=lambda file: file.stem)
 def test_every_decision_is_the_one_that_sglang_made(workload: Path, compiled: bool) -> None:
     verdict = verify_answer(workload, workload.with_suffix(".jsonl.gz"), compiled=compiled)
     assert verdict.equal, verdict
     assert verdict.num_steps > 0
 
 
-@pytest.mark.parametrize("workload", REFUSED, ids=lambda file: file.stem)
-def test_what_is_not_followed_is_refused_in_a_sentence(workload: Path) -> None:
-    with pytest.raises(WorkloadError, match=r"kvsim does not follow .* of SGLang"):
-        verify_answer(workload, workload.with_suffix(".jsonl.gz"))
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"server_args": {"hicache_storage_backend": "file"}}, "does not follow hicache_storage_backend of SGLang"),
+        ({"server_args": {"enable_hierarchical_cache": True}, "window": 16}, "a host tier beside layers with windows"),
+        ({"server_args": {"enable_hierarchical_cache": True, "hicache_write_policy": "never"}}, "hicache_write_policy"),
+        ({"speculative": 3}, "does not follow speculative of SGLang"),
+    ],
+)
+def test_what_is_not_followed_is_refused_in_a_sentence(change: dict[str, object], says: str) -> None:
+    document = json.loads(WORKLOADS[0].read_text()) | change
+    with pytest.raises(WorkloadError, match=says):
+        parse_sglang_workload(document, "here")
 
 
 def test_the_golden_workloads_cover_what_they_are_kept_for() -> None:
-    assert len(FOLLOWED) >= 48
-    verdicts = [verify_answer(file, file.with_suffix(".jsonl.gz"), compiled=FASTEST) for file in FOLLOWED]
+    assert len(WORKLOADS) == 50
+    verdicts = [verify_answer(file, file.with_suffix(".jsonl.gz"), compiled=FASTEST) for file in WORKLOADS]
     for count in ("num_preemptions", "num_evictions", "num_aborts"):
         assert any(getattr(verdict, count) for verdict in verdicts), count
 
@@ -59,7 +64,7 @@ def test_the_golden_workloads_cover_what_they_are_kept_for() -> None:
     ],
 )
 def test_a_field_that_differs_is_found(tmp_path: Path, kind: str, field: str, other: object) -> None:
-    workload = FOLLOWED[0]
+    workload = WORKLOADS[0]
     lines = gzip.decompress(workload.with_suffix(".jsonl.gz").read_bytes()).decode().splitlines()
     records = [json.loads(line) for line in lines]
     [*_, last] = [record for record in records if record["kind"] == kind]
@@ -72,11 +77,15 @@ def test_a_field_that_differs_is_found(tmp_path: Path, kind: str, field: str, ot
     assert any(line.label.startswith(field) for line in verdict.difference.lines)
 
 
-@pytest.mark.parametrize("workload", [file for file in FOLLOWED if "window" in file.stem], ids=lambda file: file.stem)
-def test_both_pools_are_accounted_for_at_every_record(workload: Path) -> None:
+@pytest.mark.parametrize(
+    "workload",
+    [file for file in WORKLOADS if "window" in file.stem or "host_tier" in file.stem],
+    ids=lambda file: file.stem,
+)
+def test_all_pools_are_accounted_for_at_every_record(workload: Path) -> None:
     run = SGLangRun(parse_sglang_workload(json.loads(workload.read_text()), workload.name))
     for _record in run.records():
         check_pages(run._driver)
     radix = run._driver.engine.radix
-    assert radix.settings.window_pages > 0
+    assert radix.settings.window_pages + radix.settings.host_pages > 0
     assert radix.state.num_free_windows + radix.state.num_cached_windows == radix.settings.window_pages

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvsim.engine import radix_tree, token_slots
+from kvsim.engine import radix_tree, token_slots, tree_nodes
 from kvsim.engine.prefix_keys import PrefixKeys
 from kvsim.engine.radix_records import ROOT, SLOTS
 from kvsim.policies import Radix, RadixSettings, SGLangSettings
@@ -191,7 +191,7 @@ def test_the_tree_and_the_free_list_are_those_of_the_model(actions: list[Any], u
         elif name == "unlock":
             if arguments[0] in locked:
                 node, plain = locked.pop(arguments[0])
-                radix_tree.dec_lock_ref(engine, node, 0)
+                tree_nodes.dec_lock_ref(engine, node, 0)
                 for each in plain.path():
                     each.locks -= 1
         else:
@@ -203,7 +203,7 @@ def test_the_tree_and_the_free_list_are_those_of_the_model(actions: list[Any], u
                     model.match(tokens[: arguments[1]])
             elif name == "lock" and number not in locked:
                 node, plain = radix_tree.match_prefix(engine, sequence, len(tokens) * unit), model.match(tokens)
-                radix_tree.inc_lock_ref(engine, node)
+                tree_nodes.inc_lock_ref(engine, node)
                 for each in plain.path():
                     each.locks += 1
                 locked[number] = node, plain
