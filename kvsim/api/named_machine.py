@@ -66,10 +66,34 @@ def machine(
     stated = MachineSettings(**settings)
     if max_model_len is not None and max_model_len < 1:
         raise UsageError(f"max_model_len should be at least 1, not {max_model_len}.")
-    captured, source = not stated.enforce_eager, stated.times
+    captured = not stated.enforce_eager
     if isinstance(gpu, Recording):
-        return replace(_of_recording(gpu, source, engine, captured=captured), max_model_len=max_model_len)
-    tensor_parallel_size = stated.tensor_parallel_size
+        return replace(_of_recording(gpu, stated.times, engine, captured=captured), max_model_len=max_model_len)
+    card, served, source = _card_and_model(gpu, model, stated)
+    check_length(served, max_model_len)
+    defaults = EngineDefaults.of("llm", card.memory_bytes, is_a100=card.name.startswith("A100"), release=vllm)
+    return Machine(
+        gpu=card,
+        model=served,
+        kv_bytes=_kv_bytes(
+            card,
+            served,
+            stated,
+            max_num_seqs=max_num_seqs or defaults.max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens or defaults.max_num_batched_tokens,
+            max_model_len=max_model_len,
+            vllm=vllm,
+        ),
+        step_time=_times(source, card, served, engine, captured=captured),
+        max_model_len=max_model_len,
+    )
+
+
+def _card_and_model(
+    gpu: str | Gpu | os.PathLike[str], model: str | Model | os.PathLike[str] | None, stated: MachineSettings
+) -> tuple[Gpu, Model, Any]:
+    """Return the GPU and the model that are named, and where their step times come from."""
+    source, tensor_parallel_size = stated.times, stated.tensor_parallel_size
     if not isinstance(gpu, Gpu):
         if not isinstance(gpu, str | os.PathLike):
             said = f"{shortened(gpu)}, which is of the type {type(gpu).__name__}"
@@ -84,24 +108,7 @@ def machine(
             gpu, tensor_parallel_size = _gpus(text, stated)
     if not model:
         raise UsageError(f'a machine is a GPU and a model, such as "{DEFAULT_MACHINE}"; name the model as well.')
-    served = _served(model, stated, tensor_parallel_size)
-    check_length(served, max_model_len)
-    defaults = EngineDefaults.of("llm", gpu.memory_bytes, is_a100=gpu.name.startswith("A100"), release=vllm)
-    return Machine(
-        gpu=gpu,
-        model=served,
-        kv_bytes=_kv_bytes(
-            gpu,
-            served,
-            stated,
-            max_num_seqs=max_num_seqs or defaults.max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens or defaults.max_num_batched_tokens,
-            max_model_len=max_model_len,
-            vllm=vllm,
-        ),
-        step_time=_times(source, gpu, served, engine, captured=captured),
-        max_model_len=max_model_len,
-    )
+    return gpu, _served(model, stated, tensor_parallel_size), source
 
 
 def _served(model: str | Model | os.PathLike[str], stated: MachineSettings, tensor_parallel_size: int | None) -> Model:

@@ -135,24 +135,38 @@ def simulate(
         if replicas is not None or route_lag_s or prefix_store is not None:
             raise UsageError("prefill and decode servers take the place of replicas; leave out replicas, route_lag_s "
                              "and prefix_store.")  # fmt: skip
-        servers: simulation.Servers = Disaggregation(
-            num_prefill=prefill or 0, num_decode=decode or 0, route=route or "shortest", link=kv_link or KvLink()
+        link = kv_link or KvLink()
+        servers: simulation.Servers | None = Disaggregation(
+            num_prefill=prefill or 0, num_decode=decode or 0, route=route or "shortest", link=link
         )
-        return FleetRun(*simulation.simulate_fleet(requests, chosen, on, servers, **options))
-    if kv_link is not None:
+    elif kv_link is not None:
         raise UsageError("kv_link is between prefill and decode servers; give prefill and decode as well.")
-    if replicas is None and on.model.data_parallel_size > 1:
-        servers = Replicas.ranks_of(on, chosen)
-        servers = replace(servers, route=route or servers.route, route_lag_s=route_lag_s)
-        return FleetRun(*simulation.simulate_fleet(requests, chosen, on, servers, **options))
-    if replicas is None:
-        if route is not None or route_lag_s or prefix_store is not None:
-            raise UsageError("route, route_lag_s and prefix_store are of several servers; give replicas as well.")
+    else:
+        servers = _equal_servers(chosen, on, replicas, route, route_lag_s, prefix_store)
+    if servers is None:
         return _simulate(requests, chosen, on, options)
-    if replicas < 1:
-        raise UsageError(f"replicas should be at least 1, not {replicas}.")
-    servers = Replicas(number=replicas, route=route or "shortest", route_lag_s=route_lag_s, store=prefix_store)
     return FleetRun(*simulation.simulate_fleet(requests, chosen, on, servers, **options))
+
+
+def _equal_servers(
+    policy: AnyPolicy,
+    on: Machine,
+    number: int | None,
+    route: RouteName | str | Router | None,
+    route_lag_s: float,
+    store: PrefixStore | None,
+) -> Replicas | None:
+    """Return the equal servers behind a router, or the data-parallel ranks of the machine; None for one server."""
+    if number is None and on.model.data_parallel_size > 1:
+        ranks = Replicas.ranks_of(on, policy)
+        return replace(ranks, route=route or ranks.route, route_lag_s=route_lag_s)
+    if number is None:
+        if route is not None or route_lag_s or store is not None:
+            raise UsageError("route, route_lag_s and prefix_store are of several servers; give replicas as well.")
+        return None
+    if number < 1:
+        raise UsageError(f"replicas should be at least 1, not {number}.")
+    return Replicas(number=number, route=route or "shortest", route_lag_s=route_lag_s, store=store)
 
 
 def compare(

@@ -5,7 +5,7 @@ Every rule of the newer release is switched on over the older one: alone, and to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -134,10 +134,26 @@ def explain_upgrade(
 
     before, after = play(old), play(new)
     moment = before.first_moment(after)
-    effects: list[Effect] = []
-    last, together = before, dict[str, Any]()
-    is_named = False
-    for number, change in enumerate(changes if before.differs(after) else ()):
+    tried = changes if before.differs(after) else ()
+    return Upgrade(
+        old=old,
+        new=new,
+        before=before.figures,
+        after=after.figures,
+        first=None if moment is None else before.difference(after, moment),
+        differs_from=before.steps_that_differ(after),
+        num_other=_num_other(before.recording, after.recording),
+        effects=tuple(_effects(old, tried, before, moment, play, progress)),
+    )
+
+
+def _effects(
+    old: str, changes: Sequence[Change], before: _Played, moment: int | None, play: Callable[[str], _Played],
+    progress: Callable[[int, int], None] | None,
+) -> Iterator[Effect]:  # fmt: skip
+    """Yield what each change does alone and with those before it; the first decision differs at `moment`."""
+    last, together, is_named = before, dict[str, Any](), False
+    for number, change in enumerate(changes):
         if progress is not None:
             progress(number, len(changes))
         own = change.rules | change.defaults
@@ -149,28 +165,16 @@ def explain_upgrade(
         if joint is not None and not is_named and moment is not None and not names_first:
             names_first = before.first_moment(joint) == moment != before.first_moment(last)
         is_named = is_named or names_first
-        effects.append(
-            Effect(
-                change=change,
-                names_first=names_first,
-                first_step=None if alone is None or first is None else before.step_at(first, alone),
-                alone={} if alone is None else alone.figures,
-                together={} if joint is None else joint.figures,
-                changes_together=joint is not None and last.differs(joint),
-                problem=problem,
-            )
+        yield Effect(
+            change=change,
+            names_first=names_first,
+            first_step=None if alone is None or first is None else before.step_at(first, alone),
+            alone={} if alone is None else alone.figures,
+            together={} if joint is None else joint.figures,
+            changes_together=joint is not None and last.differs(joint),
+            problem=problem,
         )
         last = joint or last
-    return Upgrade(
-        old=old,
-        new=new,
-        before=before.figures,
-        after=after.figures,
-        first=None if moment is None else before.difference(after, moment),
-        differs_from=before.steps_that_differ(after),
-        num_other=_num_other(before.recording, after.recording),
-        effects=tuple(effects),
-    )
 
 
 def _tried(play: Callable[[str], _Played], release: str) -> tuple[_Played | None, str]:

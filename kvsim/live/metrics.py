@@ -18,7 +18,7 @@ from kvsim.live.sglang_metrics import PREFIX as SGLANG
 from kvsim.live.sglang_metrics import as_vllm
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 _PREFIX = "vllm:"
 _MAX_COUNT = 1e15
@@ -128,18 +128,11 @@ def parse_metrics(page: str, time_s: float = 0.0) -> ServerMetrics:
     for sample in as_vllm(page) if is_sglang else samples(page, _PREFIX):
         found.setdefault(sample.name, []).append(sample)
 
-    def values(name: str, most: float) -> list[float]:
-        said = found.get(name, [])
-        for sample in said:
-            if not 0 <= sample.value <= most:  # NaN is not either
-                raise RecordingError(f"the metrics say {name} = {sample.value:g}, which cannot be.")
-        return [sample.value for sample in said]
-
     def total(*names: str) -> int:
         """Return the sum over all engines for the first existing name."""
-        return next((int(sum(values(name, _MAX_COUNT))) for name in names if name in found), 0)
+        return next((int(sum(_values(found, name, _MAX_COUNT))) for name in names if name in found), 0)
 
-    usage = values("vllm:kv_cache_usage_perc", 1 + 1e-6)
+    usage = _values(found, "vllm:kv_cache_usage_perc", 1 + 1e-6)
     if not usage:
         other = next((name for begin, name in _OTHERS.items() if f"\n{begin}" in f"\n{page}"), "")
         raise RecordingError(
@@ -152,8 +145,8 @@ def parse_metrics(page: str, time_s: float = 0.0) -> ServerMetrics:
     blocks = [_whole(sample, "num_gpu_blocks") for sample in about]
     sizes = {_whole(sample, "block_size") for sample in about}
     models = {sample.labels.get("model_name", "") for sample in found["vllm:kv_cache_usage_perc"]}
-    values("vllm:num_requests_waiting_by_reason", _MAX_COUNT)
-    values(_BY_SOURCE, _MAX_COUNT)
+    _values(found, "vllm:num_requests_waiting_by_reason", _MAX_COUNT)
+    _values(found, _BY_SOURCE, _MAX_COUNT)
     queried, hits = _prefix_tokens(found, total)
     return ServerMetrics(
         server="SGLang" if is_sglang else "vLLM",
@@ -175,6 +168,19 @@ def parse_metrics(page: str, time_s: float = 0.0) -> ServerMetrics:
         hit_tokens=hits,
         histograms={key: _histogram(found, name, key) for key, name in HISTOGRAMS.items()},
     )
+
+
+def _values(found: Mapping[str, Sequence[Sample]], name: str, most: float) -> list[float]:
+    """Return the values of a metric in all engines.
+
+    Raises:
+        RecordingError: one is below 0 or above `most`.
+    """
+    said = found.get(name, [])
+    for sample in said:
+        if not 0 <= sample.value <= most:  # NaN is not either
+            raise RecordingError(f"the metrics say {name} = {sample.value:g}, which cannot be.")
+    return [sample.value for sample in said]
 
 
 def _check_kinds(page: str) -> None:
