@@ -35,7 +35,7 @@ from kvsim_tui.widgets.lesson_drawing import LessonDrawing
 from kvsim_tui.widgets.pool_view import PoolView
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from rich.segment import Segment
 
@@ -733,6 +733,10 @@ def test_lesson_12_compares_the_hits_of_both_caches_at_every_size(guided: Callab
     assert len(drawn[0][1]) == 2 * len(found)
 
 
+def _percents(shares: Sequence[float]) -> list[str]:
+    return [f"{100 * share:.0f}" for share in shares]
+
+
 def test_lesson_12_gives_the_hits_of_both_caches_for_the_same_question(guided: Callable[[str], Guided]) -> None:
     lesson = guided("12")
     blocks, tree = lesson.sessions
@@ -743,10 +747,12 @@ def test_lesson_12_gives_the_hits_of_both_caches_for_the_same_question(guided: C
             assert str(requests.cached_tokens[session.recording.row_of(name)]) in re.findall(r"\d+", text)
     sizes = dict(lesson.found())
     last = lesson.captions[5].text
-    for size, between in ((600, " with 600"), (800, ": blocks have kept"), (1000, " with 1,000")):
-        in_blocks, in_tree = (f"{100 * share:.0f}" for share in sizes[size])
-        assert f"{in_tree} against {in_blocks} %{between}" in last
-    assert sizes[600][1] > sizes[600][0]
+    assert re.search(
+        r"with 1,000 tokens .* the tree finds more, {1} against {0} %".format(*_percents(sizes[1000])), last
+    )
+    assert re.search(r"with 800, blocks .* find more, {} against {} %".format(*_percents(sizes[800])), last)
+    assert "With 600 neither keeps enough" in last
+    assert max(sizes[600]) < min(sizes[800])
     assert sizes[800][1] < sizes[800][0]
     assert sizes[1000][1] > sizes[1000][0]
 
@@ -842,3 +848,27 @@ def test_lesson_13_gives_the_sums_of_its_fleets(guided: Callable[[str], Guided])
     assert by_prefix.prefix_hit_tokens == by_prefix.one_pool_hit_tokens > in_turn.prefix_hit_tokens
     assert by_prefix.imbalance > in_turn.imbalance
     assert by_prefix.mean_duplicate_bytes == 0 < in_turn.mean_duplicate_bytes
+
+
+def test_lesson_6_tells_the_price_of_each_remedy(guided: Callable[[str], Guided]) -> None:
+    lesson = guided("6")
+    more, plain, fewer, careful = lesson.remedies()
+    session = lesson.sessions[0]
+    assert plain.duration_s == session.player.duration_s
+    assert plain.tokens_twice == preemption_at(session, 2, lesson.captions[2].frame).num_tokens
+    assert more.tokens_twice == fewer.tokens_twice == careful.tokens_twice == 0
+    assert more.duration_s < plain.duration_s < fewer.duration_s < careful.duration_s
+    assert plain.longest_wait_s < fewer.longest_wait_s < careful.longest_wait_s
+    text = lesson.captions[-1].text
+    for one in (more, plain):
+        assert f"{1e3 * one.duration_s:.0f} ms" in text
+    for one in (fewer, careful):
+        assert f"{1e3 * one.longest_wait_s:.0f} ms" in text
+
+
+def test_lesson_7_ends_with_a_pool_that_is_short_of_memory(guided: Callable[[str], Guided]) -> None:
+    lesson = guided("7")
+    lesson.show(lesson.captions[-1].frame)
+    [session] = lesson.sessions
+    assert session.breakdown[SlotState.FREE] < 0.01 * session.capacity
+    assert len(session.replay.waiting_requests()) > 0

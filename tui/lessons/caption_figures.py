@@ -13,6 +13,7 @@
                              memory in the drawing; {hits.3.tokens} is that size
 {fleet.in turn.hits}         held_twice, busiest, preempted, total_time of a fleet by its label; one_pool: the hits of
                              one pool that never forgets
+{remedy.3.wait}              total_time, twice, wait of a remedy against preemptions, in the order of the drawing
 {host.used}                  slots, going, coming: blocks in host memory, on the way there and back
 {layers.full}                of the model: all, full and window of its layers; window_tokens that a window reaches back;
                              full_tables and window_tables of every sequence; {tables.Gemma-3-27B} counts the tables of
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 
     from ..facts.step_cost import StepCost
     from ..playback.session import RowsNow, Session
+    from .drawings import Remedied
 
 _FIELD = re.compile(r"\{([^{}]*)\}")
 _NAMES_SHOWN = 6
@@ -68,10 +70,11 @@ class Figures:
         ladder: Callable[[], Sequence[Climbed]],
         found: Callable[[], Sequence[tuple[int, Sequence[float]]]],
         fleets: Mapping[str, FleetTotals] | None = None,
+        remedies: Callable[[], Sequence[Remedied]] = tuple,
     ) -> None:
         """`others` are all runs by label; `cost` is that of a step. `ladder` simulates the rungs, and `found` the sizes
         of the memory with the shares that each run finds in its cache, when a caption asks for them. `fleets` are the
-        sums over the servers of each fleet, by label.
+        sums over the servers of each fleet, by label, and `remedies` simulates what would help.
         """
         self._session = session
         self._others = others
@@ -79,6 +82,7 @@ class Figures:
         self._climb = ladder
         self._found = found
         self._fleets = fleets or {}
+        self._remedies = remedies
 
     def fill(self, text: str) -> str:
         """Return `text` with its figures in place.
@@ -98,8 +102,6 @@ class Figures:
                 found = layer_figures(self._session).get(what)
             case ["tables", *model]:
                 found = str(len(cache_layout(find_model(".".join(model)), CacheSettings(max_model_len=8192)).groups))
-            case ["fleet", label, what] if label in self._fleets:
-                found = _fleet(self._fleets[label]).get(what)
             case ["image" | "drafts" as kind, what]:
                 found = figure_beside(kind, what, self._session.recording)
             case ["host", what]:
@@ -110,11 +112,22 @@ class Figures:
                 found = self._step().get(what)
             case ["request", request, what]:
                 found = request_figures(self._session, request).get(what)
+            case ["fleet" | "remedy", *_]:
+                found = self._of_simulations(name.split("."))
             case _:
                 found = self._of_runs(name.split("."))
         if found is None:
             raise UnknownFigureError(f"there is no figure {{{name}}}")
         return found
+
+    def _of_simulations(self, name: list[str]) -> str | None:
+        """Return a figure of a fleet, or of a remedy against preemptions."""
+        match name:
+            case ["fleet", label, what] if label in self._fleets:
+                return _fleet(self._fleets[label]).get(what)
+            case ["remedy", number, what] if number.isdecimal() and 0 < int(number) <= len(self._remedies()):
+                return _remedy(self._remedies()[int(number) - 1]).get(what)
+        return None
 
     def _of_runs(self, name: list[str]) -> str | None:
         """Return a figure of another run, of several, or of simulations beside them."""
@@ -270,4 +283,12 @@ def _fleet(totals: FleetTotals) -> dict[str, str]:
         "busiest": f"{totals.imbalance:.2f}",
         "preempted": f"{totals.num_preemptions:,}",
         "total_time": milliseconds(totals.duration_s),
+    }
+
+
+def _remedy(one: Remedied) -> dict[str, str]:
+    return {
+        "total_time": milliseconds(one.duration_s),
+        "twice": f"{one.tokens_twice:,}",
+        "wait": milliseconds(one.longest_wait_s),
     }

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from enum import Enum
 from itertools import groupby
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from rich.segment import Segment
 from rich.style import Style
@@ -49,13 +49,15 @@ class Drawing(Enum):
     """Share of prompt tokens that each run finds in its cache, by the size of the memory."""
     FLEETS = "fleets"
     """Hits, memory held twice, imbalance and time of each fleet."""
+    REMEDIES = "remedies"
+    """Time, tokens computed twice and waits with each remedy against preemptions."""
     SCHEDULE = "schedule"
     """Time in which each request waits and runs."""
 
     @property
     def stands_alone(self) -> bool:
         """Whether a page shows the drawing in place of the pool."""
-        return self in (Drawing.READS, Drawing.LAUNCHES, Drawing.LADDER, Drawing.HITS, Drawing.FLEETS)
+        return self in (Drawing.READS, Drawing.LAUNCHES, Drawing.LADDER, Drawing.HITS, Drawing.FLEETS, Drawing.REMEDIES)
 
 
 _COSTS: Final = {
@@ -244,6 +246,36 @@ def fleets(totals: Mapping[str, FleetTotals], width: int, symbols: Symbols) -> L
             color = symbols.palette.hues[2 * nth + 1] if label in totals else symbols.palette.free_glyph
             bar = pen.bar(value / most, room, color)
             lines.append([pen.text(label[: _LABEL - 1].ljust(_LABEL)), bar, pen.text(f" {words(value):>12}")])
+    return lines
+
+
+class Remedied(NamedTuple):
+    """The lesson's requests on a changed server."""
+
+    name: str
+    duration_s: float
+    """Time until the last answer in seconds."""
+    tokens_twice: int
+    """Tokens that were computed again after a preemption."""
+    longest_wait_s: float
+    """Longest time from an arrival to the first step, in seconds."""
+    memory: float
+    """Memory of the pool, as a multiple of the lesson's."""
+
+
+def remedies(tried: Sequence[Remedied], width: int, symbols: Symbols) -> Lines:
+    """Draw the time until the last answer with each remedy as a bar, and what it costs below it."""
+    pen, most = Pen(symbols), max(one.duration_s for one in tried)
+    room = max(width - _RUNG - 10, 8)
+    lines: Lines = []
+    for one in tried:
+        bar = pen.bar(one.duration_s / most, room, symbols.palette.states[SlotState.TOKEN])
+        lines.append([pen.text(one.name.ljust(_RUNG)), bar, pen.text(f" {milliseconds(one.duration_s):>9}")])
+        words = (
+            f"  {plural(one.tokens_twice, 'token')} computed twice {symbols.dot} longest wait for a start "
+            f"{milliseconds(one.longest_wait_s)} {symbols.dot} memory {symbols.times}{one.memory:g}"
+        )
+        lines.append([pen.text(words, weak=True)])
     return lines
 
 

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 
 _frame = attrgetter("frame")
+_MORE, _WATERMARK = 1.5, 0.4
+"""Remedies that are tried: times the memory, and the share of the pool that stays free at an admission."""
 _SIZES = (0.75, 0.875, 1.0, 1.125, 1.25, 2.0)
 """Factors on the memory of a lesson."""
 
@@ -65,6 +67,7 @@ class Guided:
             self.sessions = [Session(recordings[0])]
         self.player = self.comparison.player if self.comparison else self.sessions[0].player
         self._climbed: list[Climbed] = []
+        self._tried: list[drawings.Remedied] = []
         self._found: list[tuple[int, list[float]]] = []
         captions = sorted((self._caption(spec) for spec in lesson.captions), key=lambda caption: caption.frame)
         if lesson.try_this:
@@ -131,6 +134,9 @@ class Guided:
             case Drawing.HITS:
                 lines = drawings.hits(self.found(), [run.label for run in self.lesson.runs], width, symbols)
                 drawn = [("Prompt tokens found in the cache, by the memory that there is", lines)]
+            case Drawing.REMEDIES:
+                lines = drawings.remedies(self.remedies(), width, symbols)
+                drawn = [("Time until the last answer, with each remedy", lines)]
             case Drawing.FLEETS:
                 drawn = [("Two servers behind each router", drawings.fleets(self.fleets, width, symbols))]
             case Drawing.SCHEDULE:
@@ -215,6 +221,30 @@ class Guided:
                 self._found.append((on.kv_bytes // lesson.model.kv_bytes_per_token, shares))
         return self._found
 
+    def remedies(self) -> list[drawings.Remedied]:
+        """Return the lesson's requests as they are and with each remedy against preemptions; compute them once."""
+        if not self._tried:
+            lesson, machine = self.lesson, self._machine(self._step_times())
+            paged = lesson.runs[0].policy
+            assert isinstance(paged, Paged)
+            fewer = replace(paged, scheduler=replace(paged.scheduler, max_num_seqs=len(lesson.workload) - 1))
+            careful = replace(paged, cache=replace(paged.cache, watermark=_WATERMARK))
+            least = 0
+            for name, policy, factor in (
+                (f"memory for all, {_MORE:g} times", paged, _MORE),
+                ("as it is", paged, 1.0),
+                (f"at most {len(lesson.workload) - 1} at a time", fewer, 1.0),
+                (f"watermark {_WATERMARK:.0%}", careful, 1.0),
+            ):
+                on = replace(machine, kv_bytes=int(machine.kv_bytes * factor))
+                measured = measure(lesson.workload, policy, on, refuse_misfits=True)
+                requests, computed = measured.requests, measured.summary.computed_tokens
+                least = least or computed
+                waits_s = requests.first_scheduled_s - requests.arrival_s
+                last_s, wait_s = float(requests.finished_s.max()), float(waits_s.max())
+                self._tried.append(drawings.Remedied(name, last_s, computed - least, wait_s, factor))
+        return self._tried
+
     def _caption(self, spec: CaptionSpec) -> Caption:
         lesson, session = self.lesson, self.sessions[spec.run]
         try:
@@ -225,7 +255,7 @@ class Guided:
             frame = int(self.comparison.frames_at(session.times_s[[frame]])[0])
         self.show(frame)
         others = {run.label: session for run, session in zip(lesson.runs, self.sessions, strict=True)}
-        figures = Figures(session, others, self.cost(session), self.climb, self.found, self.fleets)
+        figures = Figures(session, others, self.cost(session), self.climb, self.found, self.fleets, self.remedies)
         try:
             title, text = figures.fill(spec.title), figures.fill(spec.text)
         except UnknownFigureError as error:

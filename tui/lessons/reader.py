@@ -36,7 +36,7 @@ A lesson is a small scenario with captions, in TOML, so that a teacher can write
     title = "Four answers, and the memory is gone"
     text = "They hold {waste.token_percent} of the pool."     # see `figures`
     follow = "A"                   # everything else in shade until the next caption
-    draws = "table"                # or reads, launches, ladder, hits, fleets, schedule: a drawing below the pool
+    draws = "table"                # or reads, launches, ladder, hits, fleets, remedies, schedule: below the pool
 """
 
 from __future__ import annotations
