@@ -43,13 +43,10 @@ def machine(
 ) -> Machine:
     """Return a GPU that serves a model: its memory for keys and values, and its step times.
 
-    `kvsim.machine("H200/Llama-3-8B")`, `kvsim.machine("2xH100", "Qwen3-32B", kv_cache_dtype="fp8")`,
-    `kvsim.machine("mine.toml", "./my-model/config.json")` and `kvsim.machine(recording)` are machines.
-
     Args:
         gpu: the name of a GPU (with "2x" in front for two that share the model), "GPU/MODEL", the file of a machine
             card made by `kvsim measure`, or a recording, whose GPU, model and memory are taken.
-        model: a listed model, or a `config.json` or its folder; left out where `gpu` names it.
+        model: a listed model, or a `config.json` or its folder; left out where `gpu` is "2xH100/Qwen3-32B".
         engine: engine of the step times: "vllm", "hf-dynamic" or "hf-static".
         max_num_seqs: sequences of the largest step, which takes memory from the cache; vLLM's default on the GPU.
         max_num_batched_tokens: tokens of the largest step, which also takes memory; vLLM's default on the GPU.
@@ -66,27 +63,20 @@ def machine(
     stated = MachineSettings(**settings)
     if max_model_len is not None and max_model_len < 1:
         raise UsageError(f"max_model_len should be at least 1, not {max_model_len}.")
-    captured = not stated.enforce_eager
     if isinstance(gpu, Recording):
-        return replace(_of_recording(gpu, stated.times, engine, captured=captured), max_model_len=max_model_len)
+        return replace(
+            _of_recording(gpu, stated.times, engine, captured=not stated.enforce_eager), max_model_len=max_model_len
+        )
     card, served, source = _card_and_model(gpu, model, stated)
     check_length(served, max_model_len)
     defaults = EngineDefaults.of("llm", card.memory_bytes, is_a100=card.name.startswith("A100"), release=vllm)
-    return Machine(
-        gpu=card,
-        model=served,
-        kv_bytes=_kv_bytes(
-            card,
-            served,
-            stated,
-            max_num_seqs=max_num_seqs or defaults.max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens or defaults.max_num_batched_tokens,
-            max_model_len=max_model_len,
-            vllm=vllm,
-        ),
-        step_time=_times(source, card, served, engine, captured=captured),
-        max_model_len=max_model_len,
-    )
+    kv_bytes = _kv_bytes(
+        card, served, stated, max_model_len=max_model_len, vllm=vllm,
+        max_num_seqs=max_num_seqs or defaults.max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens or defaults.max_num_batched_tokens,
+    )  # fmt: skip
+    times = _times(source, card, served, engine, captured=not stated.enforce_eager)
+    return Machine(gpu=card, model=served, kv_bytes=kv_bytes, step_time=times, max_model_len=max_model_len)
 
 
 def _card_and_model(

@@ -131,21 +131,27 @@ def simulate(
     policy = checked(policy)
     on = machine_for(machine, source, policy)
     chosen = policy_of(policy, on, _longest(machine, source))
-    if prefill is not None or decode is not None:
-        if replicas is not None or route_lag_s or prefix_store is not None:
-            raise UsageError("prefill and decode servers take the place of replicas; leave out replicas, route_lag_s "
-                             "and prefix_store.")  # fmt: skip
-        link = kv_link or KvLink()
-        servers: simulation.Servers | None = Disaggregation(
-            num_prefill=prefill or 0, num_decode=decode or 0, route=route or "shortest", link=link
-        )
-    elif kv_link is not None:
-        raise UsageError("kv_link is between prefill and decode servers; give prefill and decode as well.")
-    else:
-        servers = _equal_servers(chosen, on, replicas, route, route_lag_s, prefix_store)
+    servers = _servers(chosen, on, replicas, prefill, decode, kv_link, route, route_lag_s, prefix_store)
     if servers is None:
         return _simulate(requests, chosen, on, options)
     return FleetRun(*simulation.simulate_fleet(requests, chosen, on, servers, **options))
+
+
+def _servers(
+    policy: AnyPolicy, on: Machine, replicas: int | None, prefill: int | None, decode: int | None,
+    link: KvLink | None, route: RouteName | str | Router | None, route_lag_s: float, store: PrefixStore | None,
+) -> simulation.Servers | None:  # fmt: skip
+    """Return several servers, as the arguments of `simulate` say them; None for one."""
+    if prefill is None and decode is None:
+        if link is not None:
+            raise UsageError("kv_link is between prefill and decode servers; give prefill and decode as well.")
+        return _equal_servers(policy, on, replicas, route, route_lag_s, store)
+    if replicas is not None or route_lag_s or store is not None:
+        raise UsageError("prefill and decode servers take the place of replicas; leave out replicas, route_lag_s "
+                         "and prefix_store.")  # fmt: skip
+    return Disaggregation(
+        num_prefill=prefill or 0, num_decode=decode or 0, route=route or "shortest", link=link or KvLink()
+    )
 
 
 def _equal_servers(
