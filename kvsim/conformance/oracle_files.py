@@ -261,32 +261,13 @@ def parse_workload(document: Any, where: str) -> OracleWorkload:
     if not isinstance(document, dict) or not isinstance(document.get("requests"), list):
         raise WorkloadError(f"{where}: an oracle workload is an object with num_blocks and a list of requests.")
     fields = _Fields(document, where)
-    for name, known in _NOT_KNOWN.items():
-        if document.get(name, known) not in (known, None):
-            raise WorkloadError(f"{where}: kvsim does not know {name}; it should be {json.dumps(known)}.")
     num_blocks = fields.integer("num_blocks", None, minimum=2)
     # A block of decode context parallelism has as many tokens of the sequence on each of its ranks.
     block_size = fields.integer("block_size", 16, minimum=1) * fields.integer("dcp", 1, minimum=1)
-    adapters = _Fields(_object("lora", document.get("lora") or {}, where), f"{where}, lora")
     longest = min((num_blocks - 1) * block_size, _LONGEST_MODEL)
     offload = _Fields(_object("offload", document.get("offload", {}), where), f"{where}, offload")
     try:
-        scheduler = ContinuousSettings(
-            max_num_seqs=fields.integer("max_num_seqs", 128),
-            max_num_batched_tokens=fields.integer("max_num_batched_tokens", 2048),
-            max_model_len=fields.integer("max_model_len", None) if document.get("max_model_len") else longest,
-            async_scheduling=fields.flag("async_scheduling", default=True),
-            order=Order(document.get("policy", "fcfs")),
-            enable_chunked_prefill=fields.flag("enable_chunked_prefill", default=True),
-            long_prefill_token_threshold=fields.integer("long_prefill_token_threshold", 0),
-            reserve_full_prompt=fields.flag("scheduler_reserve_full_isl", default=True),
-            vllm=releases.UNSTATED,  # until the answer says its own
-            max_num_active_seqs=_optional(fields, "max_num_active_seqs"),
-            long_prefill_token_threshold_adaptive=fields.flag("long_prefill_token_threshold_adaptive", default=False),
-            prefill_schedule_interval=fields.integer("prefill_schedule_interval", 1),
-            enable_lora=bool(adapters.document),
-            max_loras=adapters.integer("max_loras", 1),
-        )
+        scheduler = _scheduler_of(fields, where, longest)
         cache = PagedSettings(
             block_size=block_size,
             enable_prefix_caching=fields.flag("enable_prefix_caching", default=True),
@@ -318,6 +299,28 @@ def parse_workload(document: Any, where: str) -> OracleWorkload:
     )
 
 
+def _scheduler_of(fields: _Fields, where: str, longest: int) -> ContinuousSettings:
+    """Return the scheduler of a workload, whose pool holds a sequence of `longest` tokens."""
+    document = fields.document
+    adapters = _Fields(_object("lora", document.get("lora") or {}, where), f"{where}, lora")
+    return ContinuousSettings(
+        max_num_seqs=fields.integer("max_num_seqs", 128),
+        max_num_batched_tokens=fields.integer("max_num_batched_tokens", 2048),
+        max_model_len=fields.integer("max_model_len", None) if document.get("max_model_len") else longest,
+        async_scheduling=fields.flag("async_scheduling", default=True),
+        order=Order(document.get("policy", "fcfs")),
+        enable_chunked_prefill=fields.flag("enable_chunked_prefill", default=True),
+        long_prefill_token_threshold=fields.integer("long_prefill_token_threshold", 0),
+        reserve_full_prompt=fields.flag("scheduler_reserve_full_isl", default=True),
+        vllm=releases.UNSTATED,  # until the answer says its own
+        max_num_active_seqs=_optional(fields, "max_num_active_seqs"),
+        long_prefill_token_threshold_adaptive=fields.flag("long_prefill_token_threshold_adaptive", default=False),
+        prefill_schedule_interval=fields.integer("prefill_schedule_interval", 1),
+        enable_lora=bool(adapters.document),
+        max_loras=adapters.integer("max_loras", 1),
+    )
+
+
 def _drafting(document: Any, where: str) -> SpeculativeConfig | None:
     """Return the speculative decoding of a workload; None without.
 
@@ -345,7 +348,7 @@ def _drafting(document: Any, where: str) -> SpeculativeConfig | None:
 
 
 def _check_followed(document: Any, where: str) -> None:
-    """Refuse, by its name, what kvsim does not follow: a workload of another feature.
+    """Refuse, by its name, what kvsim does not follow: a workload of another feature, or with an unknown setting.
 
     Raises:
         WorkloadError: the workload is one.
@@ -355,6 +358,9 @@ def _check_followed(document: Any, where: str) -> None:
     for name, feature in _NOT_FOLLOWED.items():
         if document.get(name) not in (None, 1, {}):
             raise WorkloadError(f"{where}: kvsim does not follow {feature} ({name}).")
+    for name, known in _NOT_KNOWN.items():
+        if document.get(name, known) not in (known, None):
+            raise WorkloadError(f"{where}: kvsim does not know {name}; it should be {json.dumps(known)}.")
 
 
 def _optional(fields: _Fields, name: str) -> Any:

@@ -21,7 +21,7 @@ from kvsim.engine.host_tier import (
 from kvsim.errors import BudgetError, UsageError
 from kvsim.policies import Paged, Policy
 from kvsim.policies.releases import check_offload as check_offload_of
-from kvsim.policies.settings import Eviction, Order
+from kvsim.policies.settings import Eviction, Order, PagedSettings
 
 _GIB, _GIGA = 1 << 30, 1e9
 _FIRST_COPY_ROWS = 1 << 14
@@ -121,19 +121,12 @@ def host_tier(
     """
     if not _has_offload(policy):
         return cast("HostTier", ())
-    cache, slots, per_slot = policy.cache, num_slots(policy, block_bytes, num_gpus), blocks_per_slot(policy)
-    adaptive = cache.kv_offloading_eviction is Eviction.ARC
-    num_records = NUM_LISTS + (3 * slots if adaptive else slots)
-    settings = make_one(HostSettings, compiled=compiled)
-    settings.num_slots, settings.blocks_per_slot, settings.slot_tokens = slots, per_slot, per_slot * cache.block_size
-    settings.adaptive, settings.prompt_only = adaptive, cache.kv_offloading_prompt_only
-    settings.store_block_s = block_bytes / (cache.store_gb_per_s * _GIGA)
-    settings.load_block_s = block_bytes / (cache.load_gb_per_s * _GIGA)
-    settings.job_s, settings.is_timed, settings.most_rows = cache.copy_latency_s, is_timed, rows
-    settings.submit_s, settings.submit_block_s = cache.copy_submit_s, num_layers * cache.copy_piece_s
-    settings.step_s, settings.sequence_s = cache.offload_step_s, cache.offload_sequence_s
-    settings.deferred_block_s = cache.offload_deferred_block_s
-    settings.most_copy_rows = _FIRST_COPY_ROWS
+    slots, per_slot = num_slots(policy, block_bytes, num_gpus), blocks_per_slot(policy)
+    settings = _settings_of_tier(policy.cache, block_bytes, num_layers, compiled=compiled)
+    settings.num_slots, settings.blocks_per_slot = slots, per_slot
+    settings.slot_tokens = per_slot * policy.cache.block_size
+    settings.is_timed, settings.most_rows = is_timed, rows
+    num_records = NUM_LISTS + (3 * slots if settings.adaptive else slots)
     state = make_one(HostState, compiled=compiled)
     state.num_free = slots
     blocks = make(HostBlock, num_records, compiled=compiled)
@@ -154,6 +147,21 @@ def host_tier(
         handed_out=numbers(np.zeros(num_units + 1, np.int64), compiled=compiled),
         copy_rows=make_growing(CopyRow, _FIRST_COPY_ROWS + slots * per_slot + num_units + 1, compiled=compiled),
     )
+
+
+def _settings_of_tier(cache: PagedSettings, block_bytes: int, num_layers: int, *, compiled: bool) -> HostSettings:
+    """Return what the second tier evicts, what it stores, and how long its copies take."""
+    settings = make_one(HostSettings, compiled=compiled)
+    settings.adaptive = cache.kv_offloading_eviction is Eviction.ARC
+    settings.prompt_only = cache.kv_offloading_prompt_only
+    settings.store_block_s = block_bytes / (cache.store_gb_per_s * _GIGA)
+    settings.load_block_s = block_bytes / (cache.load_gb_per_s * _GIGA)
+    settings.job_s = cache.copy_latency_s
+    settings.submit_s, settings.submit_block_s = cache.copy_submit_s, num_layers * cache.copy_piece_s
+    settings.step_s, settings.sequence_s = cache.offload_step_s, cache.offload_sequence_s
+    settings.deferred_block_s = cache.offload_deferred_block_s
+    settings.most_copy_rows = _FIRST_COPY_ROWS
+    return settings
 
 
 def _has_offload(policy: Policy) -> TypeGuard[Paged]:

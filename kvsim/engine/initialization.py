@@ -175,7 +175,6 @@ class EnginePlan:
         most_drafts = self.most_unsure if self.drafts else 0
         zeros = partial(_zeros, compiled=compiled)
         records_of = partial(make, compiled=compiled)
-        rows_of = partial(make_growing, compiled=compiled)
         return Engine(
             memory=custom_memory.CUSTOM if is_custom else memory_of(policy, self.connector),
             scheduler=sglang_scheduler.SGLANG if isinstance(policy, Radix) else scheduler.SCHEDULER,
@@ -188,23 +187,15 @@ class EnginePlan:
             times=_times(demand, compiled=compiled),
             unsure=records_of(records.Unsure, (size + 1) * settings.most_unsure),
             lines=records_of(records.Line, size),
-            running=zeros(batch),
-            quiet_until=zeros(batch),
+            **self._lists_of_steps(settings, batch, compiled=compiled),
             skipped=zeros(2 * size if settings.offloads or settings.counts_flight or settings.max_adapters else 0),
             adapter_passes=zeros(int(np.max(demand.adapter, initial=0)) + 1 if settings.max_adapters else 0),
-            batch=zeros(batch),
-            batch_tokens=zeros(batch),
-            emitting=zeros(settings.most_in_flight * batch),
-            emitting_drafts=zeros(settings.most_in_flight * batch if self.drafts else 0),
             drafts_by_batch=numbers(
                 np.array(self.drafts.numbers_by_batch(batch) if self.drafts else [], np.int64), compiled=compiled
             ),
             told=_told(self.drafts, size, compiled=compiled),
             told_drafts=_told_drafts(self.drafts, compiled=compiled),
-            computing=zeros(settings.most_in_flight * batch if settings.counts_flight else 0),
-            computing_tokens=zeros(settings.most_in_flight * batch if settings.counts_flight else 0),
             lists=records_of(records.Lists, max(2 * batch, room.places)),
-            launched=records_of(records.Launched, settings.most_in_flight),
             groups=records_of_groups(
                 layout, room.widths, policy, self.retention_tokens, self.pipeline, compiled=compiled
             ),
@@ -222,11 +213,34 @@ class EnginePlan:
             rectangle=make_one(records.Rectangle, compiled=compiled),
             first_uses=_first_uses(demand, policy, compiled=compiled),
             moments=records_of(records.Moment, self.num_moments),
-            steps=rows_of(records.Step, STEPS_PER_SLICE),
-            outputs=rows_of(records.Output, STEPS_PER_SLICE + settings.most_in_flight),
-            memory_rows=rows_of(records.MemoryRow, room.memory_rows if self.records_memory else 0),
-            schedule_rows=rows_of(records.ScheduleRow, 2 * batch + FIRST_ROWS if self.records_schedule else 0),
+            **self._rows(settings, room, compiled=compiled),
         )
+
+    def _lists_of_steps(self, settings: records.Settings, batch: int, *, compiled: bool) -> dict[str, Any]:
+        """Return the sequences that run, and those of the steps under way, of at most `batch` sequences each."""
+        zeros, in_flight = partial(_zeros, compiled=compiled), settings.most_in_flight * batch
+        counted = in_flight if settings.counts_flight else 0
+        return {
+            "running": zeros(batch),
+            "quiet_until": zeros(batch),
+            "batch": zeros(batch),
+            "batch_tokens": zeros(batch),
+            "launched": make(records.Launched, settings.most_in_flight, compiled=compiled),
+            "emitting": zeros(in_flight),
+            "emitting_drafts": zeros(in_flight if self.drafts else 0),
+            "computing": zeros(counted),
+            "computing_tokens": zeros(counted),
+        }
+
+    def _rows(self, settings: records.Settings, room: _Room, *, compiled: bool) -> dict[str, Any]:
+        """Return the rows that one slice of a run writes down."""
+        rows_of = partial(make_growing, compiled=compiled)
+        return {
+            "steps": rows_of(records.Step, STEPS_PER_SLICE),
+            "outputs": rows_of(records.Output, STEPS_PER_SLICE + settings.most_in_flight),
+            "memory_rows": rows_of(records.MemoryRow, room.memory_rows if self.records_memory else 0),
+            "schedule_rows": rows_of(records.ScheduleRow, 2 * room.batch + FIRST_ROWS if self.records_schedule else 0),
+        }
 
     def _settings(self, layout: KVCacheLayout, room: _Room, *, compiled: bool) -> records.Settings:
         """Return the settings of the engine."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -116,6 +117,22 @@ class Sums:
             self._num_fragmented_requests += int(np.count_nonzero(np.diff(admitted, prepend=self._last_fragmented)))
             self._last_fragmented = int(admitted[-1])
 
+    def _means(self, time_s: float, end_s: float, useless_slot_s: float) -> npt.NDArray[np.float64]:
+        """Return the means over `time_s`, up to `end_s`; NaN without time."""
+        integrals = self._integrals + self._last * (end_s - self._last_s)
+        integrals[_STATES + SlotState.RESERVED] -= useless_slot_s
+        integrals[_STATES + SlotState.INTERNAL] += useless_slot_s
+        mean = integrals / time_s if time_s else np.full(len(integrals), np.nan)
+        mean[np.abs(mean) < _ROUNDING * self._capacity * (np.arange(len(mean)) >= _STATES)] = 0.0
+        return mean
+
+    def _waiting_for(self, mean: npt.NDArray[np.float64]) -> WaitingFor:
+        """Return the waiting requests by limit, of the means."""
+        if self._limits is None:
+            return UNKNOWN
+        memory, batch, tokens, adapters = mean[_FOR_MEMORY : _FOR_ADAPTERS + 1].tolist()
+        return WaitingFor(memory=memory, batch=batch, tokens=tokens, adapters=adapters)
+
     def summary(
         self,
         meta: Meta,
@@ -132,27 +149,13 @@ class Sums:
         used and those that were computed.
         """
         time_s = end_s - self._begin_s if self.num_steps else 0.0
-        integrals = self._integrals + self._last * (end_s - self._last_s)
-        integrals[_STATES + SlotState.RESERVED] -= useless_slot_s
-        integrals[_STATES + SlotState.INTERNAL] += useless_slot_s
-        mean = integrals / time_s if time_s else np.full(len(integrals), np.nan)
-        mean[np.abs(mean) < _ROUNDING * self._capacity * (np.arange(len(mean)) >= _STATES)] = 0.0
-        memory, batch, tokens, adapters = mean[_FOR_MEMORY : _FOR_ADAPTERS + 1].tolist()
-        status = np.bincount(requests.status, minlength=len(RequestStatus))
-        num_finished, output_tokens = int(status[RequestStatus.FINISHED]), int(requests.output_tokens.sum())
-        times, hits = latencies_of(requests), prefix_hits(meta, requests)
+        mean = self._means(time_s, end_s, useless_slot_s)
         return Summary(
             name=name,
             policy=meta.rules_name,
-            num_finished=num_finished,
-            num_refused=int(status[RequestStatus.REFUSED]),
-            num_aborted=int(status[RequestStatus.ABORTED]),
-            num_unfinished=int(status[RequestStatus.UNFINISHED]),
+            **_of_requests(meta, requests, end_s),
             num_steps=self.num_steps,
             duration_s=end_s,
-            output_tokens=output_tokens,
-            output_tokens_per_s=output_tokens / end_s if end_s else np.nan,
-            requests_per_s=num_finished / end_s if end_s else np.nan,
             mean_batch=float(mean[_SCHEDULED]),
             peak_batch=self._peak_batch,
             mean_occupancy=float(mean[_HELD]) / self._capacity if self._capacity else np.nan,
@@ -162,24 +165,36 @@ class Sums:
             num_fragmented_requests=self._num_fragmented_requests,
             swapped_out_bytes=self._swapped_out * meta.pool.bytes_per_unit,
             swapped_in_bytes=self._swapped_in * meta.pool.bytes_per_unit,
-            prefix_queried_tokens=hits.queried_tokens,
-            prefix_hit_tokens=hits.hit_tokens,
-            prefix_hit_rate=hits.rate,
-            prefix_no_hits=hits.why_none,
             computed_tokens=self._computed_tokens,
             vain_tokens=_vain_tokens(self._computed_tokens, requests),
             mean_waiting=float(mean[_WAITING]),
-            waiting_for=(
-                UNKNOWN
-                if self._limits is None
-                else WaitingFor(memory=memory, batch=batch, tokens=tokens, adapters=adapters)
-            ),
+            waiting_for=self._waiting_for(mean),
             limits=self._limits,
-            **{name: Distribution.of(getattr(times, name)) for name in ("wait_s", "ttft_s", "tpot_s", "e2e_s")},
             waste=shares_of(mean[_STATES:], self._capacity) if time_s else UNKNOWN_SHARES,
             images_used=images[0],
             images_computed=images[1],
         )
+
+
+def _of_requests(meta: Meta, requests: Requests, end_s: float) -> dict[str, Any]:
+    """Return the figures of a summary that do not depend on its steps, for a run that ends at `end_s`."""
+    status = np.bincount(requests.status, minlength=len(RequestStatus))
+    num_finished, output_tokens = int(status[RequestStatus.FINISHED]), int(requests.output_tokens.sum())
+    times, hits = latencies_of(requests), prefix_hits(meta, requests)
+    return {
+        "num_finished": num_finished,
+        "num_refused": int(status[RequestStatus.REFUSED]),
+        "num_aborted": int(status[RequestStatus.ABORTED]),
+        "num_unfinished": int(status[RequestStatus.UNFINISHED]),
+        "output_tokens": output_tokens,
+        "output_tokens_per_s": output_tokens / end_s if end_s else np.nan,
+        "requests_per_s": num_finished / end_s if end_s else np.nan,
+        "prefix_queried_tokens": hits.queried_tokens,
+        "prefix_hit_tokens": hits.hit_tokens,
+        "prefix_hit_rate": hits.rate,
+        "prefix_no_hits": hits.why_none,
+        **{name: Distribution.of(getattr(times, name)) for name in ("wait_s", "ttft_s", "tpot_s", "e2e_s")},
+    }
 
 
 def _vain_tokens(computed: int, requests: Requests) -> int:
