@@ -25,7 +25,7 @@ import numpy as np
 from kvsim.hardware import find_gpu
 from kvsim.models import find_model
 from kvsim.policies import (
-    POLICY_NAMES,
+    EVERY_POLICY,
     Contiguous,
     Paged,
     Policy,
@@ -126,7 +126,7 @@ def run(arguments: argparse.Namespace) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--policy", action="append", choices=[*POLICY_NAMES, Radix.name])
+    parser.add_argument("--policy", action="append", choices=EVERY_POLICY)
     parser.add_argument("--workload", action="append")
     parser.add_argument(
         "--model", action="append", help=f"[{MODEL}] its memory is that of the blocks if all its layers were full"
@@ -147,7 +147,7 @@ def main() -> None:
     flags = [flag for flag in sys.argv[2:] if flag in ("--record", "--prefix-caching", "--sync")]
     header = None
     models = arguments.model or [MODEL]
-    for policy in arguments.policy or POLICY_NAMES:
+    for policy in arguments.policy or EVERY_POLICY:
         for workload in arguments.workload or names:
             command = [sys.executable, __file__, str(arguments.folder), "--policy", policy, "--workload", workload]
             command += ["--num-blocks", str(arguments.num_blocks), "--repeat", str(arguments.repeat), "--child", *flags]

@@ -22,7 +22,7 @@ from kvsim.errors import UsageError
 from kvsim.experiments import sweeps, validation
 from kvsim.experiments.upgrades import Upgrade, explain_upgrade
 from kvsim.hardware import GIB
-from kvsim.policies import POLICY_NAMES, AnyPolicy, ContinuousSettings, Paged
+from kvsim.policies import EVERY_POLICY, AnyPolicy, ContinuousSettings, Paged
 from kvsim.policies.connectors import KvLink
 from kvsim.policies.custom import CustomPolicy
 from kvsim.policies.routers import RouteName, Router
@@ -177,7 +177,7 @@ def _equal_servers(
 
 def compare(
     workload: WorkloadLike,
-    policies: Sequence[PolicyLike] | Mapping[str, PolicyLike] = POLICY_NAMES,
+    policies: Sequence[PolicyLike] | Mapping[str, PolicyLike] = EVERY_POLICY,
     machine: MachineLike | None = None,
     **options: Unpack[Options],
 ) -> Comparison:

@@ -17,7 +17,7 @@ from kvsim.cli.scenario_flags import scenario_options
 from kvsim.cli.server_lines import ServedCommand
 from kvsim.cli.show import echo, json_option, overwrite_option, print_json, progress
 from kvsim.errors import UsageError
-from kvsim.policies import POLICY_NAMES, AnyPolicy, Paged
+from kvsim.policies import EVERY_POLICY, AnyPolicy, Paged
 from kvsim.policies.kinds import evicts_optimally
 from kvsim.policies.settings import PrefixEviction
 
@@ -57,7 +57,7 @@ times_option = click.option(
     "names",
     type=PolicyParam(),
     multiple=True,
-    help=f"A policy to compare, or FILE.py:CLASS with one of your own; again for more.  [{', '.join(POLICY_NAMES)}]",
+    help=f"A policy to compare, or FILE.py:CLASS with one of your own; again for more.  [{', '.join(EVERY_POLICY)}]",
 )
 @times_option
 @click.option(
@@ -242,11 +242,11 @@ def _named_policies(
         return {policy.name: policy for policy in policies}, []
     if scenario.model.recurrent_layers:
         left_out = (
-            f"contiguous and static are left out: {scenario.model.name} keeps recurrent states, and they hand out "
-            "memory by tokens"
+            f"contiguous, static and radix are left out: {scenario.model.name} keeps recurrent states, and they hand "
+            "out memory by tokens"
         )
         return {Paged.name: scenario.policy(Paged.name)}, [left_out]
-    return {name: scenario.policy(name) for name in POLICY_NAMES}, []
+    return {name: scenario.policy(name) for name in EVERY_POLICY}, []
 
 
 def _most_sequences(scenario: Scenario, grouped: Paged, uniform: Paged) -> str:

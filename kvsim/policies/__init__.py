@@ -11,7 +11,6 @@ from kvsim.policies.custom import Allocator, CustomPolicy
 from kvsim.policies.kinds import (
     EVERY_POLICY,
     KINDS,
-    POLICY_NAMES,
     AnyPolicy,
     Contiguous,
     Paged,
@@ -36,7 +35,6 @@ from kvsim.policies.sglang import Radix, RadixSettings, SGLangSettings
 __all__ = [
     "EVERY_POLICY",
     "KINDS",
-    "POLICY_NAMES",
     "Allocator",
     "AnyPolicy",
     "Contiguous",

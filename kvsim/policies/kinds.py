@@ -87,8 +87,7 @@ KINDS: Mapping[str, tuple[type, ...]] = {
 }
 """Policies that come with kvsim, and the classes of their settings."""
 EVERY_POLICY = tuple(KINDS)
-POLICY_NAMES = (Paged.name, Contiguous.name, Static.name)
-"""Policies that are compared with each other."""
+"""Names of these policies, which are compared where none is named."""
 
 
 def base_of(policy: AnyPolicy) -> Policy:

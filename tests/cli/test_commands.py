@@ -133,14 +133,14 @@ def test_the_same_command_gives_the_same_bytes_in_any_process(kvsim: Kvsim, tmp_
 def test_compare(kvsim: Kvsim, tmp_path: Path) -> None:
     text = succeed(kvsim("compare", *FEW, folder=tmp_path))
     rows = {
-        line.rpartition("  ")[0].split("  ")[0].strip(): line.split()[-3:] for line in text.splitlines() if "  " in line
+        line.rpartition("  ")[0].split("  ")[0].strip(): line.split()[-4:] for line in text.splitlines() if "  " in line
     }
-    assert rows["sum, %"] == ["100.0"] * 3
-    assert text.count("in full: calibrated on H200") == 1, "one engine for all"
+    assert rows["sum, %"] == ["100.0"] * 4
+    assert text.count("in full: calibrated on H200") == 2, "one engine for all; the pace of SGLang's is not measured"
     own = succeed(kvsim("compare", *FEW, "--times", "own"))
-    assert own.count("in full: calibrated on H200") == 2, "one engine for paged and contiguous, one for static"
+    assert own.count("in full: calibrated on H200") == 3, "one engine for paged and contiguous, one for static"
     document = strict_json(succeed(kvsim("compare", *FEW, "--json", "-o", "all", folder=tmp_path)))
-    assert list(document) == ["paged", "contiguous", "static"]
+    assert list(document) == ["paged", "contiguous", "static", "radix"]
     for policy, summary in document.items():
         assert sum(summary["waste"]["pool_percent"].values()) == pytest.approx(100)
         assert summary["num_finished"] + summary["num_refused"] == 12

@@ -7,7 +7,7 @@ import pytest
 from kvsim.engine.custom_rules import CustomRules
 from kvsim.errors import UsageError
 from kvsim.hardware import find_gpu
-from kvsim.policies import POLICY_NAMES, Allocator, Contiguous, CustomPolicy, Paged, Policy, Static, describe, limited
+from kvsim.policies import EVERY_POLICY, Allocator, Contiguous, CustomPolicy, Paged, Policy, Static, describe, limited
 from kvsim.policies.custom import ServedRequest, StepInMaking, check_hooks
 from kvsim.policies.settings import (
     ContiguousSettings,
@@ -80,7 +80,7 @@ def test_vllms_own_defaults(entry_point: str, gpu: str, max_num_seqs: int, max_n
 @pytest.mark.parametrize("policy", [Paged(), Contiguous(), Static()], ids=lambda policy: policy.name)
 def test_a_policy_describes_every_setting_in_plain_values(policy: Policy) -> None:
     described = describe(policy)
-    assert described["name"] == policy.name in POLICY_NAMES
+    assert described["name"] == policy.name in EVERY_POLICY
     assert described["max_model_len"] == described.get("max_num_seqs") is None
     described = describe(policy, limited(policy, 8192, EngineDefaults.LLM_LARGE))
     assert described["max_model_len"] == 8192
