@@ -9,6 +9,7 @@ from typing import Any
 from kvsim.errors import RecordingError, UsageError
 from kvsim.policies.drafts import Drafts
 from kvsim.policies.outcomes import Outcomes
+from kvsim.policies.releases import rules_of
 from kvsim.policies.speculative_config import SpeculativeConfig
 
 _KEYS = (
@@ -52,6 +53,11 @@ def check_drafts(scheduler: Any, release: str) -> None:
     Raises:
         RecordingError: it does not.
     """
+    if getattr(scheduler, "connector", None) is not None and not rules_of(release).caches_processed:
+        raise RecordingError(
+            f"the engine speculates and exchanges KV with other servers, and kvsim follows both together in vLLM 0.33, "
+            f"not in {release}."
+        )
     try:
         config = SpeculativeConfig.of(speculative_config_of(scheduler))
         config.check_known_to(release)
@@ -60,7 +66,7 @@ def check_drafts(scheduler: Any, release: str) -> None:
             replace(config, num_modules=num_draft_modules(scheduler)),
             release,
             caches_prefixes=bool(scheduler.cache_config.enable_prefix_caching),
-            has_connector=scheduler.connector is not None,
+            has_connector=getattr(scheduler, "connector", None) is not None,
             right=nothing,
             proposed=nothing,
         )

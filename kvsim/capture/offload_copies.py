@@ -6,7 +6,6 @@ which its blocks become idle. In vLLM 0.25.1 that order is a set's inside one co
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +20,6 @@ class OffloadWatch:
         self._scheduler, self._report = scheduler, report
         self._connector = scheduler.connector.connector_scheduler
         self._first_job = 0
-        self._deferred: deque[tuple[int, int, int]] = deque()  # row, blocks, cached blocks
         self._watch_copies()
 
     def settings(self) -> dict[str, Any]:
@@ -46,7 +44,6 @@ class OffloadWatch:
         if self._connector._jobs or manager._num_allocated_blocks > len(manager._free_list):
             raise RecordingError("host memory holds blocks already; record from the engine's start on.")
         self._first_job = self._connector._job_counter
-        self._deferred.clear()
 
     def scheduled(self, output: Any, rows: dict[str, int]) -> None:
         """Report the copies that a step begins, and those that it has to wait for."""
@@ -59,15 +56,6 @@ class OffloadWatch:
         awaited = sorted(self._number(number) for number in metadata.jobs_to_flush if number >= self._first_job)
         if awaited:
             self._report("await", awaited)
-
-    def deferring(self, row: int, num_blocks: int, num_cached: int) -> None:
-        """Note a released table whose blocks are not free yet."""
-        self._deferred.append((row, num_blocks, num_cached))
-
-    def freed(self, num_tables: int) -> None:
-        """Report that the blocks of the oldest deferred tables are free."""
-        for _ in range(num_tables):
-            self._report("release", *self._deferred.popleft())
 
     def _number(self, job: int) -> int:
         return job - self._first_job

@@ -10,6 +10,7 @@ import re
 from typing import Any
 
 from kvsim.capture.draft_watch import speculates
+from kvsim.capture.transfer_watch import has_transfers
 from kvsim.errors import RecordingError, UsageError
 from kvsim.kv_groups import KVCacheLayout
 from kvsim.policies.releases import NEWEST, ReleaseRules, rules_of
@@ -114,9 +115,9 @@ def check_features(scheduler: Any, layout: KVCacheLayout, *, offloads: bool) -> 
     )
     connector = getattr(scheduler, "connector", None)
     refuse(
-        connector is not None and not offloads,
-        f"the engine moves its cache with {type(connector).__name__}, and kvsim records none but the native offload of "
-        "vLLM 0.24 and 0.25.",
+        connector is not None and not offloads and not has_transfers(scheduler),
+        f"the engine moves its cache with {type(connector).__name__}, and kvsim records none but NixlConnector "
+        "and the native offload of vLLM 0.24 and 0.25.",
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from functools import wraps
 from operator import itemgetter
@@ -26,12 +27,14 @@ from kvsim.capture.release_settings import (
     warn_if_untried,
 )
 from kvsim.capture.sinks import LogSink
+from kvsim.capture.transfer_watch import TransferWatch, check_transfers, has_transfers
 from kvsim.engine.group_initialization import keeps_some
 from kvsim.kv_groups import CacheKind
 from kvsim.recording import eventlog
 
 log = logging.getLogger("kvsim")
 
+_CUT_SHORT = ("FINISHED_ABORTED", "FINISHED_ERROR")
 _KEEP_ALL = ("FullAttentionManager",)
 """Managers of groups that keep every block until the request ends; MLA uses the same one."""
 
@@ -65,6 +68,8 @@ class SchedulerRecorder:
         self._manager = scheduler.kv_cache_manager
         self._offload = OffloadWatch(scheduler, self._report_if_recording) if has_offload(scheduler) else None
         # A pipeline counts steps that compute nothing: with N stages, a sequence decodes in every Nth step only.
+        is_exchange = has_transfers(scheduler)
+        self._transfers = TransferWatch(scheduler, self._report_if_recording, self._now) if is_exchange else None
         self._drafts = DraftWatch() if speculates(scheduler) else None
         self._is_pipeline = scheduler.parallel_config.pipeline_parallel_size > 1
         self._skipped: list[tuple[int, list[tuple[int, Any]]]] = []
@@ -79,6 +84,8 @@ class SchedulerRecorder:
         """
         self._layout = layout_of(self._scheduler.kv_cache_config, self._manager.block_pool.hash_block_size)
         check_features(self._scheduler, self._layout, offloads=self._offload is not None)
+        if self._transfers is not None:
+            check_transfers(self._scheduler, self._layout, self._release)
         if self._drafts is not None:
             check_drafts(self._scheduler, self._release)
         rules, retention_tokens = rules_or_newest(self._release), retention_interval(self._scheduler)
@@ -113,6 +120,11 @@ class SchedulerRecorder:
         self._ended: list[Any] = []
         self._evicted: list[int] = []
         self._num_preempted = 0
+        self._deferred: deque[tuple[int, ...]] = deque()
+        """Releases of tables whose blocks are not free yet."""
+        if self._transfers is not None:
+            self._transfers.start(self._all_rows)
+            meta = meta | {"engine": meta["engine"] | self._transfers.settings()}
         queue = self._manager.block_pool.free_block_queue.get_all_free_blocks()
         meta = meta | {"initial_free": [block.block_id for block in queue]}
         self._lines: list[bytes] = [eventlog.line("meta", meta)]
@@ -140,6 +152,8 @@ class SchedulerRecorder:
         self._awaiting_first[request.request_id] = request
         hashes = [int.from_bytes(key[:8], "little", signed=True) for key in request.block_hashes]
         hashes = hashes[: request.num_prompt_tokens // self._layout.hash_block_size]
+        if self._transfers is not None:
+            self._transfers.arrived(request)
         lengths = request.num_prompt_tokens, request.max_tokens
         adapter = self._adapter_of(request)
         named = [adapter] if adapter else []
@@ -159,7 +173,7 @@ class SchedulerRecorder:
         tokens: dict[str, int] = output.num_scheduled_tokens
         if self._offload is not None:  # a step that computes nothing may begin or report copies
             self._offload.scheduled(output, self._all_rows)
-        elif not tokens and not self._num_preempted and not self._is_pipeline:
+        elif not (tokens or self._num_preempted or self._is_pipeline or self._transfers is not None):
             return
         requests = self._scheduler.requests
         num_tokens = output.total_num_scheduled_tokens
@@ -197,11 +211,13 @@ class SchedulerRecorder:
         self._send()
 
     @_harmless
-    def updating(self, output: Any = None) -> None:
+    def updating(self, output: Any = None, answer: Any = None) -> None:
         """Report that the output of a step is about to be processed, or that requests are about to end."""
         self._report("seq")
         if self._drafts is not None and output is not None:
             self._drafts.updating(self._scheduler, output)
+        if self._transfers is not None:
+            self._transfers.updating(answer)
 
     @_harmless
     def updated(self, output: Any) -> None:
@@ -230,7 +246,7 @@ class SchedulerRecorder:
     def aborted(self) -> None:
         """Report requests that a client or the server has aborted."""
         time_s = self._now()
-        if self._offload is not None:  # a request keeps its blocks until its load has ended
+        if self._offload is not None or self._transfers is not None:  # it keeps its blocks until its load has ended
             gone = [request for name, request in self._scheduler.requests.items() if name in self._rows]
             self._ended += [request for request in gone if request.is_finished() and request not in self._ended]
         self._end(time_s)
@@ -290,12 +306,21 @@ class SchedulerRecorder:
                 places = [place for place in reversed(range(len(table))) if not table[place].is_null]
                 self._report_skipped(row, group, places, [table[place] for place in places])
                 num_held = num_cached = 0
-            if deferred and self._offload is not None:
-                self._offload.deferring(row, num_held, num_cached)
+            release = row, num_held, num_cached, *self._of_group(group)
+            if deferred:
+                self._deferred.append(release)
             else:
-                self._report("release", row, num_held, num_cached, *self._of_group(group))
+                self._report("release", *release)
         if request.is_finished() and name in self._rows:
             self._ended.append(request)
+
+    @_harmless
+    def kept(self, request: Any) -> None:
+        """Report that `request` has ended, and that its blocks stay until others have read them."""
+        if self._transfers is not None:
+            self._transfers.kept(request)
+            if request.request_id in self._rows:
+                self._ended.append(request)
 
     @_harmless
     def _removing_skipped(self, name: str, blocks: list[Any]) -> None:
@@ -339,8 +364,8 @@ class SchedulerRecorder:
     @_harmless
     def freed(self, num_tables: int) -> None:
         """Report that the blocks of tables that were released during a step are free."""
-        if self._offload is not None:
-            self._offload.freed(num_tables)
+        for _ in range(num_tables):
+            self._report("release", *self._deferred.popleft())
 
     def _watch_memory(self) -> None:
         """Wrap the cache manager's allocation and release, and the pool's evictions."""
@@ -411,7 +436,9 @@ class SchedulerRecorder:
                 outputs -= 1
             if outputs:
                 self._report("emit", row, time_s, outputs)
-            status = "aborted" if request.status.name == "FINISHED_ABORTED" else "finished"
+            if self._transfers is not None:
+                self._transfers.ended(request)
+            status = "aborted" if request.status.name in _CUT_SHORT else "finished"
             self._report("end", row, status, time_s)
         self._ended.clear()
 

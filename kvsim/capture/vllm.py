@@ -52,6 +52,7 @@ class _RecordingHooks:
         super().__init__(*args, **kwargs)
         self.kvsim = SchedulerRecorder(self, vllm.__version__)
         self.kvsim_meta: dict[str, Any] = {}
+        self.kvsim_updates = False
         try:
             self.kvsim_meta = describe(self)
         except KvsimError:
@@ -80,8 +81,12 @@ class _RecordingHooks:
         return output
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
-        self.kvsim.updating(scheduler_output)
-        outputs = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
+        self.kvsim.updating(scheduler_output, model_runner_output)
+        self.kvsim_updates = True
+        try:
+            outputs = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
+        finally:
+            self.kvsim_updates = False
         self.kvsim.updated(scheduler_output)
         return outputs
 
@@ -89,7 +94,15 @@ class _RecordingHooks:
         super().update_draft_token_ids(draft_token_ids)  # type: ignore[misc]
         self.kvsim.proposed(draft_token_ids.req_ids)
 
+    def _connector_finished(self, request: Any) -> Any:
+        delays, parameters = super()._connector_finished(request)  # type: ignore[misc]
+        if delays:
+            self.kvsim.kept(request)
+        return delays, parameters
+
     def finish_requests(self, *args: Any, **kwargs: Any) -> Any:
+        if self.kvsim_updates:  # a request whose load failed ends within the update
+            return super().finish_requests(*args, **kwargs)  # type: ignore[misc]
         self.kvsim.updating()
         finished = super().finish_requests(*args, **kwargs)  # type: ignore[misc]
         self.kvsim.aborted()

@@ -27,7 +27,7 @@ from kvsim.engine.driver import has_machine_code
 from kvsim.engine.initialization import memory_of
 from kvsim.engine.kv_cache import PAGED
 from kvsim.engine.moments import LEAVE, LOOK, NOTHING, SCHEDULE, UPDATE
-from kvsim.engine.state import ABORTED, RUNNING
+from kvsim.engine.state import ABORTED, LOADING, PREEMPTED, RUNNING, WAITING
 from kvsim.errors import RecordingError
 from kvsim.recording import MemoryKind, Recording, RequestStatus
 
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from kvsim.conformance.account import Change
 
+_LIVE = (RUNNING, LOADING, WAITING, PREEMPTED)
 _WORTH_LOADING, _WORTH_COMPILING = 2_000, 300_000
 """Fewest steps at which machine code is worth loading from the cache, and worth compiling."""
 
@@ -163,7 +164,8 @@ class _Lockstep:
     def _is_abort(self, change: Change) -> bool:
         kind, row, _, _, _ = change
         aborted = bool(self._recording.requests.status[row] == RequestStatus.ABORTED)
-        return kind == MemoryKind.RELEASE and aborted and self._driver.sequence(row + 1).status == RUNNING
+        sequence = self._driver.sequence(row + 1)
+        return kind == MemoryKind.RELEASE and aborted and sequence.status in _LIVE and sequence.num_units > 0
 
     def _with(self, verdict: Verdict, ours: Account, begin: int, end: int) -> Verdict:
         """Add the equal moments in `begin:end` to `verdict`."""

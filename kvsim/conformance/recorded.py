@@ -72,7 +72,7 @@ class Recorded:
         """Largest number of steps in flight."""
         self.drafts = drafts_of(recording, self.scheduler)
         """Speculative decoding; None without."""
-        self.connector = connector_of(recording)
+        self.connector = connector_of(recording, self.drafts, release)
         """The exchange of KV with other servers; None without."""
         # Steps that compute nothing are recorded if they may begin copies or transfers, or if the pipeline counts them.
         has_every_step = (

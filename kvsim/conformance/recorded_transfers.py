@@ -15,18 +15,23 @@ from kvsim.conformance.recorded_copies import Differing
 from kvsim.engine.arrays import listed
 from kvsim.engine.moments import SCHEDULE, UPDATE
 from kvsim.policies.connectors import Connector, Exchange, Remote, Role
+from kvsim.policies.releases import rules_of
 from kvsim.recording import MemoryKind, Recording
 from kvsim.recording.tables import TransferKind
 
 if TYPE_CHECKING:
     from kvsim.conformance.timeline import MomentTimeline
     from kvsim.engine.driver import Driver
+    from kvsim.policies.drafts import Drafts
 
 _ROLES = {"prefill": Role.PRODUCER, "decode": Role.CONSUMER} | {role.value: role for role in Role}
 
 
-def connector_of(recording: Recording) -> Connector | None:
-    """Return the connector of a recorded server, whose transfers end when the recording says so; None without."""
+def connector_of(recording: Recording, drafts: Drafts | None, release: str) -> Connector | None:
+    """Return the connector of a recorded server, whose transfers end when the recording says so; None without.
+
+    Where modules draft one after the other, a release may leave the last tokens of a prompt to the decode server.
+    """
     transfers, engine = recording.transfers, recording.meta.engine
     if transfers is None:
         return None
@@ -38,8 +43,10 @@ def connector_of(recording: Recording) -> Connector | None:
             bad=(failed - position,) if failed >= 0 else (),
             rank=request,
         )
+    spares = rules_of(release).spares_modules and drafts is not None and drafts.prompt_ahead_tokens > 1
     return Connector(
         role=_ROLES[str(engine.get("kv_role", engine.get("kv_connector")))],
+        backoff_tokens=drafts.prompt_ahead_tokens - 1 if drafts is not None and spares else 0,
         recomputes=engine.get("kv_load_failure_policy") == "recompute",
         exchanges=exchanges,
     )
@@ -64,10 +71,12 @@ class TransfersInLockstep:
         assert transfers is not None
         step = np.searchsorted(steps.schedule_seq, transfers.begun_seq)
         columns = (step, transfers.kind, transfers.request, transfers.position, transfers.blocks, transfers.tokens)
-        for at, *values in zip(*(column.tolist() for column in columns), strict=True):
+        there = np.flatnonzero(transfers.blocks > 0)  # nothing is loaded for a request that leaves before it has blocks
+        for at, *values in zip(*(column[there].tolist() for column in columns), strict=True):
             self._begun[at].append(self._in_words(*values))
         released = _rank_of_release(recording)[transfers.request]
-        for row in np.lexsort((released, transfers.ended_seq)).tolist():
+        order = np.lexsort((released, transfers.ended_seq))
+        for row in order[transfers.blocks[order] > 0].tolist():
             output = int(np.searchsorted(steps.output_seq, transfers.ended_seq[row]))
             is_load = bool(transfers.kind[row] == TransferKind.LOAD)
             self._ended[output].append((int(transfers.request[row]) + 1, is_load))

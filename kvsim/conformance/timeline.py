@@ -150,7 +150,10 @@ def _reporting_moments(reporting: IntArray, seq: IntArray, changes: IntArray) ->
 def _leaving(recording: Recording) -> tuple[IntArray, IntArray]:
     """Return the aborted requests in the order in which they left, and the first step that began no earlier."""
     requests, steps = recording.requests, recording.steps
-    rows = np.flatnonzero((requests.status == RequestStatus.ABORTED) & np.isfinite(requests.finished_s))
+    left = (requests.status == RequestStatus.ABORTED) & np.isfinite(requests.finished_s)
+    if (transfers := recording.transfers) is not None and recording.meta.engine.get("kv_load_failure_policy") == "fail":
+        left[transfers.request[transfers.failed >= 0]] = False  # the engine ends these itself
+    rows = np.flatnonzero(left)
     rows = rows[np.argsort(requests.finished_s[rows], kind="stable")]
     step = np.searchsorted(np.maximum.accumulate(steps.start_s), requests.finished_s[rows])
     there = step < len(steps)

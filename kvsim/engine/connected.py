@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kvsim.engine import failed_loads, groups, kv_cache, prefilling, scheduler, totals, waiting_queue
+from kvsim.engine import encoder_cache, failed_loads, groups, kv_cache, prefilling, scheduler, totals, waiting_queue
 from kvsim.engine.compiled import part
 from kvsim.engine.memory import SKIP, STOP
 from kvsim.engine.records import Sequence
@@ -144,6 +144,8 @@ def after_update(engine: Engine) -> None:
         if sequence.status != RUNNING:
             waiting_queue.remove(engine, sequence)
         free(engine, sequence)
+        if engine.settings.encoder_tokens > 0:
+            encoder_cache.let_go(engine, sequence)
         connector.transfers[sequence.number].is_error = True
         scheduler.end(engine, sequence, ABORTED, engine.state.host_s)
     connector.state.num_errors = 0
@@ -290,7 +292,7 @@ def _is_idle(engine: Engine, sequence: Sequence) -> bool:
     """Tell whether no step in flight writes to the blocks of a sequence, or whether that does not matter."""
     connector = engine.connector
     last_step = connector.transfers[sequence.number].last_step
-    return not connector.settings.defers_frees or last_step <= connector.state.num_steps_processed
+    return not engine.settings.frees_late or last_step <= connector.state.num_steps_processed
 
 
 @part

@@ -43,7 +43,6 @@ def connector_tables(
     rules = rules_of(policy.scheduler.vllm)
     settings = make_one(ConnectorSettings, compiled=compiled)
     settings.is_store, settings.recomputes = connector.is_store, connector.recomputes
-    settings.defers_frees = connector.consumes and policy.scheduler.async_scheduling
     settings.spares_busy = rules.spares_busy
     settings.backoff_tokens, settings.most_rows = connector.backoff_tokens, rows
     if drafts is not None and rules.reserves_drafts:

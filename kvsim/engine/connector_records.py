@@ -18,8 +18,6 @@ class ConnectorSettings:
 
     is_store: bool = False
     """A store holds prefixes of prompts; otherwise prompts are fetched from another server."""
-    defers_frees: bool = False
-    """Blocks of a step in flight are free only when its output is processed: a load may write to them at once."""
     spares_busy: bool = False
     """A sequence whose blocks could not be freed at once is not preempted."""
     recomputes: bool = False

@@ -456,6 +456,7 @@ def _paged_settings(policy: Paged, num_units: int) -> dict[str, Any]:
         "prefix_caching": policy.cache.enable_prefix_caching,
         "watermark_blocks": int(policy.cache.watermark * (num_units + 1)) if rules.knows_watermark else 0,
         "offloads": policy.cache.kv_offloading_size > 0,
+        "frees_late": policy.cache.kv_offloading_size > 0,
     }
 
 
@@ -485,6 +486,7 @@ def _drafting(drafts: Drafts, policy: Paged) -> dict[str, Any]:
 def _set_connector(settings: records.Settings, connector: Connector, policy: Paged) -> None:
     """Set what a connector asks of the scheduler."""
     rules = rules_of(policy.scheduler.vllm)
+    settings.frees_late = connector.consumes and bool(policy.scheduler.async_scheduling)
     settings.drops_late = connector.produces and rules.delivers_kept
     settings.caches_processed = rules.caches_processed
     settings.notes_every_step = True

@@ -60,8 +60,8 @@ def _forget_last(engine: Engine) -> None:
 
 @part
 def _leaves_untold(engine: Engine, sequence: Sequence) -> bool:
-    """Tell whether no release shows when a sequence leaves: it holds no memory, or frees it after copies."""
+    """Tell whether no release shows when a sequence leaves: it holds no memory, or frees it after copies or steps."""
     status = sequence.status
-    if status in (WAITING, PREEMPTED):
+    if status in (WAITING, PREEMPTED, LOADING):
         return True
-    return engine.settings.offloads and status in (RUNNING, LOADING)
+    return engine.settings.frees_late and status == RUNNING

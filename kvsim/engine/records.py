@@ -96,6 +96,8 @@ class Settings:
     """Units that can be handed out."""
     offloads: bool = False
     """Computed blocks are copied to a second tier on the host."""
+    frees_late: bool = False
+    """Blocks of a step in flight are free only when its output is processed: a copy or a load may use them at once."""
     prefix_caching: bool = False
     watermark_blocks: int = 0
     num_groups: int = 0

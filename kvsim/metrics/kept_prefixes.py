@@ -120,6 +120,8 @@ def _cached_tokens(replay: Replay, rows: IntArray) -> tuple[npt.NDArray[np.int64
         least, most, total, values = cached_with_drafts(recording, rows, previous_end, _release_of(recording))
     else:
         least, most, total, values = _cached_without_drafts(replay, request, seq, previous_end)
+    if recording.has_drafts and meta.exchanges_kv:  # blocks with a transfer are released later
+        return np.zeros_like(least), np.full_like(most, _MOST_TOKENS)
     if recording.copies is not None or meta.exchanges_kv:
         return least, most
     if meta.policy.get("order", meta.engine.get("policy")) != "fcfs" or "rules" in meta.policy:

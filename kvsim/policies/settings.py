@@ -299,7 +299,8 @@ class ContinuousSettings:
             UsageError: it has not, or two limits contradict each other.
         """
         for each in settings_in(ContinuousSettings):
-            if each.setting.since and getattr(self, each.name) not in (each.default, self.max_num_seqs):
+            usual = self.max_num_seqs if each.name == "max_num_active_seqs" else each.default
+            if each.setting.since and getattr(self, each.name) not in (each.default, usual):
                 check_has(self.vllm, each.name, each.setting.since)
         if (self.max_num_active_seqs or 0) > (self.max_num_seqs or self.max_num_active_seqs or 0):
             raise UsageError(

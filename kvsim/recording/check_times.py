@@ -19,7 +19,7 @@ from kvsim.recording.by_request import (
 from kvsim.recording.check_batches import check_batches
 from kvsim.recording.model import Recording
 from kvsim.recording.rules import CLOCK_S, agree, require, require_of
-from kvsim.recording.tables import FloatArray, IntArray, MemoryKind, RequestStatus
+from kvsim.recording.tables import FloatArray, IntArray, MemoryKind, RequestStatus, TransferKind
 
 _OWN_READING_S = 0.01
 """Seconds after the end of a step at which a recorder has read the clock again for the answers that it brought."""
@@ -78,6 +78,11 @@ class Ends(NamedTuple):
         """Return the ends: the last step of a request in a static batch, the one that frees its memory with drafts."""
         requests = recording.requests
         finished = (requests.status == RequestStatus.FINISHED) & ~begun_before(recording)
+        if (outputs := recording.schedule.outputs) is not None:
+            last, given = np.full(len(requests), -1), outputs > 0
+            np.maximum.at(last, recording.schedule.request[given], recording.schedule.step[given])
+            rows = np.flatnonzero(finished & (last >= 0))
+            return cls(rows, last[rows])
         if recording.has_drafts:  # a preempted request has no memory, and ends with the output that was under way
             rows, released = np.flatnonzero(finished), _step_of_last_release(recording)
             return cls(rows, np.where(released >= 0, released, last_steps(recording))[rows])
@@ -93,6 +98,9 @@ class Ends(NamedTuple):
         computed = [_computed_by(recording, row, at) for row, at in zip(rows.tolist(), released.tolist(), strict=True)]
         is_end = (behind[rows] - unsure[rows] <= computed) & (computed <= behind[rows])
         step[rows[is_end]] = released[is_end]  # memory is freed with one of these outputs
+        if (transfers := recording.transfers) is not None:  # an output may be lost where a request gives way
+            sends = transfers.kind == TransferKind.SEND
+            step[transfers.request[sends]] = np.searchsorted(recording.steps.output_seq, transfers.begun_seq[sends])
         rows = np.flatnonzero(step >= 0)
         return cls(rows, step[rows])
 
@@ -115,6 +123,9 @@ def check_outputs(recording: Recording, ends: Ends, file: Path) -> None:
         within = CLOCK_S if _are_of_one_reading(recording, times - end_s) else _OWN_READING_S
         before = times >= end_s - CLOCK_S
         require(before, file, f"{name} should not be before the end of the step that computes what it needs", rows)
+        if recording.transfers is not None:  # what is under way when a load fails, or a request gives way, may be lost
+            sure = (requests.preemptions[rows] == 0) & (not recording.has_failed_loads)
+            times, end_s, rows = times[sure], end_s[sure], rows[sure]
         agree(times, end_s, file, name, "steps.parquet", rows, within=within)
     if recording.meta.policy_name == "static":
         check_batches(recording, file)
@@ -147,7 +158,9 @@ def _last_seq(recording: Recording) -> int:
 def _check_aborted(recording: Recording, file: Path) -> None:
     """Check that an aborted request did not leave with the output of its last token."""
     requests, last_step = recording.requests, last_steps(recording, never=-1)
-    if recording.has_drafts:
+    if recording.has_failed_loads:  # it may end with an error then
+        return
+    if recording.has_drafts and recording.transfers is None:
         last_step = np.maximum(_step_of_last_release(recording), -1)
     aborted = np.flatnonzero((requests.status == RequestStatus.ABORTED) & (last_step >= 0))
     apart = requests.finished_s[aborted] != recording.steps.end_s[last_step[aborted]]

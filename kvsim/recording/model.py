@@ -242,6 +242,11 @@ class Recording:
         return self.schedule.known is not None
 
     @property
+    def has_failed_loads(self) -> bool:
+        """Whether blocks failed to load from other servers."""
+        return self.transfers is not None and bool((self.transfers.failed >= 0).any())
+
+    @property
     def num_preemptions(self) -> int:
         """Preemptions over the whole run."""
         return int(np.sum(self.steps.preempted))

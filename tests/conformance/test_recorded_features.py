@@ -1,5 +1,5 @@
-"""Recordings of vLLM's own scheduler with drafts and adapters, a fake model under it: they keep to the format, `verify`
-follows them, and finds every decision that is changed.
+"""Recordings of vLLM's own scheduler with drafts, adapters and transfers, a fake model under it: they keep to the
+format, `verify` follows them, and finds every decision that is changed.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from kvsim.metrics.contradictions import refuse_contradictions
 from kvsim.policies import Paged
 from kvsim.policies.settings import ContinuousSettings, PagedSettings
 from kvsim.recording import MemoryKind, Recording, read, write
+from kvsim.recording.tables import TransferKind
 from kvsim.simulation import simulate
 from kvsim.workload import Workload
 
@@ -62,6 +63,19 @@ def test_adapters_are_told_apart(live: Live) -> None:
     assert [None if each is None else int(each.max()) for each in numbers][1:] == [2, 3, None]
 
 
+def test_transfers_are_told_with_their_failures(live: Live) -> None:
+    loads = read(live.log("m_nixl_decode")).transfers
+    assert loads is not None
+    assert (loads.kind == TransferKind.LOAD).all()
+    assert (loads.ended_seq > loads.begun_seq).all()
+    sends = read(live.log("m_nixl_prefill")).transfers
+    assert sends is not None
+    assert (sends.kind == TransferKind.SEND).all()
+    failing = read(live.log("m_nixl_bad_after_hit")).transfers
+    assert failing is not None
+    assert (failing.failed >= 0).any()
+
+
 def _changed(recording: Recording, change: str) -> Recording:
     """The recording with one decision, or one fact about drafts, that is another."""
     schedule, memory = recording.schedule, recording.memory
@@ -70,6 +84,11 @@ def _changed(recording: Recording, change: str) -> Recording:
         several = np.flatnonzero(values > 1)
         values[several[len(several) // 2]] -= 1
         return replace(recording, schedule=replace(schedule, **{change: values}))
+    if change == "ended_seq":
+        assert recording.transfers is not None
+        late = recording.transfers.ended_seq.copy()
+        late[0] = recording.steps.output_seq[recording.steps.output_seq > late[0]][0]
+        return replace(recording, transfers=replace(recording.transfers, ended_seq=late))
     if change == "adapter":
         assert recording.requests.adapter is not None
         return replace(
@@ -90,6 +109,8 @@ def _changed(recording: Recording, change: str) -> Recording:
         ("m_ngram_some_drafts", "proposed"),
         ("m_preempted_adapter", "address"),
         ("g_lora_03", "adapter"),
+        *((name, "ended_seq") for name in ("m_nixl_decode", "m_nixl_prefill", "g_nixl_08")),
+        ("m_nixl_decode", "address"),
     ],
 )
 def test_a_changed_decision_is_found(name: str, change: str, live: Live) -> None:

@@ -5,6 +5,8 @@ Imported by processes that have vLLM's files on their path (`engine_process`).
 
 from __future__ import annotations
 
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +28,29 @@ def configure(workload: Workload, folder: Path, scheduler_cls: str) -> VllmConfi
     if "lora" in workload:
         max_loras = workload["lora"]["max_loras"]
         config.lora_config = LoRAConfig(max_loras=max_loras, max_lora_rank=16, lora_dtype="bfloat16")
+    if "kv" in workload:
+        config.kv_transfer_config = _nixl(workload["kv"])
     if "watched_in" in workload:
         config.kv_events_config = KVEventsConfig(enable_kv_cache_events=True, publisher="null")
     if "offload" in workload:
         config.kv_transfer_config = _offload(workload, config)
     return config
+
+
+def _nixl(settings: dict[str, Any]) -> KVTransferConfig:
+    """The scheduler's side of a server that pulls KV, or lets others pull it; no thread answers their handshakes."""
+    for name in ("nixl.base_scheduler", "nixl.scheduler", "nixl_connector"):
+        with suppress(ImportError):
+            module = import_module(f"vllm.distributed.kv_transfer.kv_connector.v1.{name}")
+            for each in vars(module).values():
+                if isinstance(each, type) and "set_xfer_handshake_metadata" in vars(each):
+                    each.set_xfer_handshake_metadata = lambda *_: None
+    return KVTransferConfig(
+        kv_connector="NixlConnector",
+        kv_role=settings.get("role", "kv_both"),
+        kv_load_failure_policy=settings.get("policy", "fail"),
+        engine_id="engine",
+    )
 
 
 def _drafting(settings: dict[str, Any], config: VllmConfig, folder: Path) -> SpeculativeConfig:

@@ -50,7 +50,7 @@ def serve(order: dict[str, Any], scratch: Path, emit: Callable[[dict[str, Any]],
     scheduler = engine.scheduler
     is_told = order.get("tell", True)
     if is_told:
-        offloads = scheduler.connector is not None
+        offloads = "offload" in workload
         (OffloadTeller if offloads else Teller)(scheduler, emit).begin(in_groups="groups" in workload)
         if offloads:
             in_order_of_keys(scheduler.connector.connector_scheduler.manager)
@@ -69,13 +69,30 @@ def serve(order: dict[str, Any], scratch: Path, emit: Callable[[dict[str, Any]],
 
 
 def _named(made: Any, workload: dict[str, Any]) -> None:
-    """Give a request the adapter and the salt that the workload has for it."""
+    """Give a request the adapter, the salt and the other server that the workload has for it."""
     from vllm.lora.request import LoRARequest
 
     request = next(each for each in workload["requests"] if each["id"] == made.request_id)
     if adapter := request.get("lora"):
         made.lora_request = LoRARequest(f"adapter-{adapter}", adapter, "nowhere")
     made.cache_salt = request.get("salt")
+    if remote := request.get("remote"):
+        made.sampling_params.extra_args = {"kv_transfer_params": _other_server(remote, made.request_id, request)}
+
+
+def _other_server(remote: str, name: str, request: dict[str, Any]) -> dict[str, Any]:
+    """What a request says of the other server that has a part in it."""
+    if remote == "prefill":
+        return {"do_remote_decode": True, "do_remote_prefill": False}
+    place = {
+        "remote_engine_id": "other",
+        "remote_request_id": name,
+        "remote_host": "host",
+        "remote_port": 1,
+        "tp_size": 1,
+    }
+    blocks = (list(range(1, request["remote_blocks"] + 1)),) if request.get("remote_blocks") else None
+    return {"do_remote_decode": False, "do_remote_prefill": True, "remote_block_ids": blocks} | place
 
 
 def _watching(engine: Any, config: Any, workload: dict[str, Any]) -> dict[str, Callable[..., Any]]:

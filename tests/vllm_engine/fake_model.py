@@ -22,6 +22,8 @@ class FakeModel(vllm_driver.FakeModel):
         self._copies = _Copies(self._workload["offload"]) if "offload" in self._workload else None
         self._copied = None
         self._requests = {request["id"]: request for request in self._workload["requests"]}
+        if "kv" in self._workload:
+            self._copies = _Transfers(self._requests)
         self._admitted: set[str] = set()
 
     def execute_model(self, scheduler_output: Any, non_block: bool = False) -> Any:
@@ -55,6 +57,35 @@ class FakeModel(vllm_driver.FakeModel):
         output = super()._output(names)
         output.kv_connector_output = self._copied
         return output
+
+
+class _Transfers:
+    """Transfers with another server that take so many steps, and blocks of the first load of a request that fail."""
+
+    def __init__(self, requests: dict[str, Any]) -> None:
+        self._requests, self._now = requests, 0
+        self._loads: dict[str, tuple[int, set[int]]] = {}
+        self._sends: dict[str, int] = {}
+
+    def step(self, metadata: Any) -> KVConnectorOutput:
+        """One step: what it reports."""
+        for name, load in metadata.reqs_to_recv.items():
+            groups = load.local_block_ids
+            blocks = list(groups[0] if groups and isinstance(groups[0], list | tuple) else groups)
+            if blocks:  # otherwise the other server is told alone
+                places = self._requests[name].pop("bad", ())
+                bad = {blocks[place] for place in places if place < len(blocks)}
+                self._loads[name] = self._now + self._requests[name].get("load", 1) - 1, bad
+        self._sends |= {name: self._now + self._requests[name].get("send", 1) - 1 for name in metadata.reqs_to_send}
+        received = {name for name, (last, _) in self._loads.items() if last <= self._now}
+        sent = {name for name, last in self._sends.items() if last <= self._now}
+        bad = set().union(*(self._loads.pop(name)[1] for name in received))
+        for name in sent:
+            del self._sends[name]
+        self._now += 1
+        return KVConnectorOutput(
+            finished_recving=received or None, finished_sending=sent or None, invalid_block_ids=bad
+        )
 
 
 class _Copies:

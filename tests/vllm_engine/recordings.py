@@ -49,9 +49,10 @@ FEATURED = tuple(
         *("spec/g_spec_02", "spec/m_preempt", "spec/m_preempt_sync", "spec/m_ngram_some_drafts", "spec/m_dynamic_k"),
         "spec/m_prefix_lookahead_hash",
         *("lora/g_lora_03", "lora/m_keys", "lora/m_preempted_adapter", "lora/m_salt"),
+        *("kv/g_loads_by_priority", "kv/g_nixl_08", "kv/m_nixl_bad_after_hit", "kv/m_nixl_decode", "kv/m_nixl_prefill"),
     )
 )
-"""Workloads with drafts, of a head or n-grams, and with adapters: of releases whose drafts kvsim follows."""
+"""Workloads with drafts, of a head or n-grams, with adapters and with transfers, of releases that kvsim follows so."""
 RETAINING = "retaining"
 """A recording with windows of which only the last prefix is kept, as vLLM 0.30 and later do by default."""
 WATCHED = ("001", "009")

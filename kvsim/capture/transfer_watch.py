@@ -1,0 +1,124 @@
+"""Watch vLLM's NixlConnector inside its scheduler: the loads that it begins, and the blocks that it keeps for others.
+
+When a transfer ends, and which blocks fail, the workers say; both are recorded with the output that reports them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from kvsim.errors import RecordingError, UsageError
+from kvsim.kv_groups import KVCacheLayout
+from kvsim.policies.connectors import Connector
+
+_FOLLOWED = ("NixlConnector", "NixlPullConnector")
+"""vLLM's classes in which a decode server pulls KV."""
+_NONE = -1
+
+
+def has_transfers(scheduler: Any) -> bool:
+    """Tell whether the scheduler exchanges KV with other servers as kvsim follows it."""
+    return type(getattr(scheduler, "connector", None)).__name__ in _FOLLOWED
+
+
+def check_transfers(scheduler: Any, layout: KVCacheLayout, release: str) -> None:
+    """Check that kvsim follows the transfers of an engine.
+
+    Raises:
+        RecordingError: it does not.
+    """
+    extra = scheduler.vllm_config.kv_transfer_config.kv_connector_extra_config or {}
+    if extra.get("bidirectional_kv_xfer"):
+        raise RecordingError(
+            "the engine keeps KV for prefill servers (bidirectional_kv_xfer), and kvsim follows decode servers that "
+            "pull it from prefill servers."
+        )
+    try:
+        Connector().check(release, len(layout.groups))
+    except UsageError as error:
+        raise RecordingError(f"the engine exchanges KV with other servers: {error}") from error
+
+
+class TransferWatch:
+    """Reports the transfers of one scheduler. `report` takes the fields of an event."""
+
+    def __init__(self, scheduler: Any, report: Callable[..., None], now: Callable[[], float]) -> None:
+        """Watch the connector of `scheduler`, which must have one."""
+        self._scheduler, self._report, self._now = scheduler, report, now
+        self._rows: dict[str, int] = {}
+        self._under_way: set[str] = set()
+        self._asking: set[str] = set()
+        """Requests whose prompts are on another server and were not asked for yet."""
+        self._watch_loads()
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings of the connector for the engine of a recording."""
+        config = self._scheduler.vllm_config.kv_transfer_config
+        return {
+            "kv_connector": "NixlConnector",
+            "kv_role": str(config.kv_role),
+            "kv_load_failure_policy": str(config.kv_load_failure_policy),
+        }
+
+    def start(self, rows: dict[str, int]) -> None:
+        """Begin a recording, with the rows of its requests by name."""
+        self._rows = rows
+        self._under_way.clear()
+        self._asking.clear()
+
+    def _watch_loads(self) -> None:
+        """Report a load when its request has blocks, before the connector forgets which it asks for."""
+        connector, tables = self._scheduler.connector, self._scheduler.kv_cache_manager.coordinator.single_type_managers
+        update = connector.update_state_after_alloc
+
+        def watched_update(request: Any, blocks: Any, num_external_tokens: int, *args: Any, **kwargs: Any) -> Any:
+            fetches = (request.kv_transfer_params or {}).get("do_remote_prefill")
+            if num_external_tokens and fetches and request.request_id in self._rows:
+                table = tables[0].req_to_blocks[request.request_id]
+                first = next((place for place, block in enumerate(table) if block.block_hash is None), len(table))
+                self._begin(request, False, first, len(table) - first, num_external_tokens)
+            return update(request, blocks, num_external_tokens, *args, **kwargs)
+
+        connector.update_state_after_alloc = watched_update
+
+    def arrived(self, request: Any) -> None:
+        """Note whether another server has the prompt of a request."""
+        if (request.kv_transfer_params or {}).get("do_remote_prefill"):
+            self._asking.add(request.request_id)
+
+    def kept(self, request: Any) -> None:
+        """Report that a request has ended and its blocks stay until another server has read them."""
+        if request.request_id in self._rows:
+            table = self._scheduler.kv_cache_manager.coordinator.single_type_managers[0].req_to_blocks
+            num_blocks = len(table.get(request.request_id, ()))
+            self._begin(request, True, 0, num_blocks, request.num_computed_tokens)
+
+    def ended(self, request: Any) -> None:
+        """Report a load of nothing where a request whose prompt is on another server leaves before it has blocks."""
+        if request.request_id in self._asking:
+            self._begin(request, False, 0, 0, 0)
+            self._end(request.request_id)
+
+    def _end(self, name: str, failed: int = _NONE) -> None:
+        self._under_way.discard(name)
+        self._report("transferred", self._rows[name], self._now(), failed)
+
+    def _begin(self, request: Any, is_send: bool, first: int, num_blocks: int, num_tokens: int) -> None:
+        self._under_way.add(request.request_id)
+        self._asking.discard(request.request_id)
+        row = self._rows[request.request_id]
+        self._report("transfer", is_send, row, first, num_blocks, num_tokens, self._now())
+
+    def updating(self, answer: Any) -> None:
+        """Report the transfers that the output about to be processed ends."""
+        told = getattr(answer, "kv_connector_output", None)
+        if told is None:
+            return
+        bad = set(getattr(told, "invalid_block_ids", None) or ())
+        tables = self._scheduler.kv_cache_manager.coordinator.single_type_managers[0].req_to_blocks
+        for names, is_load in ((told.finished_recving, True), (told.finished_sending, False)):
+            for name in [name for name in names or () if name in self._under_way]:
+                table = tables.get(name, ()) if is_load and bad else ()
+                failed = next((place for place, block in enumerate(table) if block.block_id in bad), _NONE)
+                self._end(name, failed)
