@@ -64,7 +64,7 @@ class Wall(PlaybackScreen):
 
     def show_picture(self) -> None:
         """Draw the clock; the strips follow at the pace of what people read."""
-        self.query_one(FleetClock).show_frame()
+        self.query_one(FleetClock).move()
 
     @property
     def followed_name(self) -> str | None:

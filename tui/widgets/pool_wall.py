@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 import numpy as np
 from rich.segment import Segment
 from rich.style import Style
+from textual.geometry import Region
 from textual.message import Message
 from textual.strip import Strip
 
@@ -295,11 +296,21 @@ class FleetClock(Scrubber):
     def __init__(self, fleet: FleetServers, symbols: Symbols) -> None:
         super().__init__(fleet.player, symbols, id="fleet-clock")
         self._fleet = fleet
+        self._column = -1
         self._drawn: tuple[int, int, npt.NDArray[np.int64]] = (0, 0, np.empty(0, np.int64))
 
     def show_frame(self) -> None:
         """Follow the clock."""
         self.refresh()
+
+    def move(self) -> None:
+        """Follow the clock with the scrubber alone, thirty times a second; all lines where the cursor has moved."""
+        column = self.cursor_column if self.axis_width else 0
+        if column != self._column:
+            self._column = column
+            self.refresh()
+        else:
+            self.refresh(Region(0, self.size.height - 1, self.size.width, 1))
 
     @property
     def axis_width(self) -> int:
