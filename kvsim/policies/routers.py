@@ -74,6 +74,10 @@ class RoutedServer(Protocol):
     def hit_tokens(self) -> int:
         """Leading tokens of the prompt that are in the server's prefix cache, or were when its events left it."""
 
+    @property
+    def held_tokens(self) -> int:
+        """Leading tokens of the prompt in blocks that requests hold now; no more than are cached."""
+
 
 class Router(Protocol):
     """Chooses a server for the next request."""
@@ -154,15 +158,17 @@ def llm_d(request: RoutedRequest, servers: Sequence[RoutedServer]) -> int:
 def dynamo(request: RoutedRequest, servers: Sequence[RoutedServer]) -> int:
     """Return the server with the lowest cost of NVIDIA Dynamo's KV router with its defaults.
 
-    The cost is the blocks of prompts that are still to compute with this request, and the blocks in use with it
-    (overlap weight 1, temperature 0). Source: Dynamo's documentation of its KV router, "Cost function". That router
-    estimates both from what it has sent; here they are read from the server.
+    The cost is the blocks of prompts that are still to compute with this request, and the blocks in use with it, of
+    which those are shared that requests hold already (overlap weight 1, temperature 0). Source: Dynamo's documentation
+    of its KV router, "Cost function", and its replay. That router estimates both from what it has sent and leaves
+    answers out; here they are read from the server.
     """
 
     def cost(server: RoutedServer) -> float:
         new_tokens = request.prompt_tokens - server.hit_tokens
+        added_tokens = request.prompt_tokens - server.held_tokens
         prefill_blocks = (server.prefill_tokens + new_tokens) / server.unit_tokens
-        return prefill_blocks + server.num_used_units + -(-new_tokens // server.unit_tokens)
+        return prefill_blocks + server.num_used_units + -(-added_tokens // server.unit_tokens)
 
     return min(servers, key=lambda server: (cost(server), server.num_requests)).number
 

@@ -71,6 +71,11 @@ class ServerView:
             self._hit_tokens = self._server.hit_tokens(self._row)
         return self._hit_tokens
 
+    @property
+    def held_tokens(self) -> int:
+        """Leading tokens of the prompt in blocks that requests hold now."""
+        return self._server.held_tokens(self._row)
+
 
 class Dispatcher:
     """Sends each request to the server that a router chooses, with what prefix caches held `lag_s` seconds before."""

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import simpy
 
-from kvsim.engine import custom_memory
+from kvsim.engine import custom_memory, prefix_cache, prefix_hits
 from kvsim.engine.arrays import column
 from kvsim.engine.clock import (
     ANSWERED,
@@ -111,6 +111,23 @@ class ServerProcess:
     def hit_tokens(self, row: int) -> int:
         """Return the leading tokens of the prompt in `row` of the workload that the prefix cache holds now."""
         return self.driver.hit_tokens(row + 1)
+
+    def held_tokens(self, row: int) -> int:
+        """Return the leading tokens of the prompt in `row` in blocks that requests hold, where there is one group.
+
+        Who holds a block holds all before it.
+        """
+        engine = self.driver.engine
+        if not engine.settings.prefix_caching or engine.settings.num_groups > 1:
+            return 0
+        sequence = self.driver.sequence(row + 1)
+        low, high = 0, self.driver.hit_tokens(row + 1) // int(engine.groups[0].block_size)
+        while low < high:
+            middle = (low + high + 1) // 2
+            with np.errstate(over="ignore"):  # keys are hashed modulo 2**64
+                block = prefix_cache.find(engine, prefix_hits.key_of(engine, sequence, 0, middle - 1))
+            low, high = (middle, high) if engine.blocks[block].refs > 0 else (low, middle - 1)
+        return low * int(engine.groups[0].block_size)
 
     def cached_keys(self) -> npt.NDArray[np.int64]:
         """Return the keys of the cached blocks whose prefix other requests may have, too; each once, in order."""

@@ -83,7 +83,8 @@ class Looking(RoundRobin):
         for server in servers:
             assert server.num_requests == server.num_waiting + server.num_running >= 0
             assert 0 <= server.kv_usage <= 1
-            assert 0 <= server.hit_tokens < request.prompt_tokens
+            assert 0 <= server.held_tokens <= server.hit_tokens < request.prompt_tokens
+            assert server.held_tokens <= server.num_used_units * server.unit_tokens
             assert server.prefill_tokens >= 0
         return super().__call__(request, servers)
 
@@ -207,6 +208,7 @@ class Seen:
     num_used_units: int = 0
     prefill_tokens: int = 0
     hit_tokens: int = 0
+    held_tokens: int = 0
     unit_tokens: int = 16
     num_units: int = 100
 
@@ -242,9 +244,12 @@ def test_llm_d_weighs_queue_memory_and_prefix(servers: Sequence[Seen], chosen: i
         # 10 blocks to compute and 10 more in use on either; 3 in use already on one
         ((Seen(0, num_used_units=3), Seen(1)), 1),
         # 2 + 15 + 2 against 10 + 0 + 10
-        ((Seen(0, num_used_units=15, hit_tokens=128), Seen(1)), 0),
+        ((Seen(0, num_used_units=15, hit_tokens=128, held_tokens=128), Seen(1)), 0),
         # 2 + 17 + 2 against 20
-        ((Seen(0, num_used_units=17, hit_tokens=128), Seen(1)), 1),
+        ((Seen(0, num_used_units=17, hit_tokens=128, held_tokens=128), Seen(1)), 1),
+        # 2 + 7 + 10 and 2 + 9 + 10 against 20: what is only cached comes into use
+        ((Seen(0, num_used_units=7, hit_tokens=128), Seen(1)), 0),
+        ((Seen(0, num_used_units=9, hit_tokens=128), Seen(1)), 1),
         # 16 tokens of another prompt are one block more
         ((Seen(0, prefill_tokens=16), Seen(1)), 1),
     ],
