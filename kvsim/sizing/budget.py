@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from kvsim.display.text import html_text
 from kvsim.errors import BudgetError, UsageError
@@ -208,44 +208,71 @@ def plan_budget(
         draft_layers=() if drafter is None else drafter.layers,
     )
     stages = pipeline_stages(model.num_layers, model.pipeline_parallel_size)
-    weights = [weight_terms(model, stage) for stage in stages]
-    weights = [(*terms, *_additions(model, drafter, max_loras, max_lora_rank)) for terms in weights]
-    sizes = bytes_per_block(model, settings)
+    additions = _additions(model, drafter, max_loras, max_lora_rank)
+    weights = [(*weight_terms(model, stage), *additions) for stage in stages]
+    step = _LargestStep(max_num_batched_tokens, max_num_seqs, estimates_graphs)
     if num_blocks is not None or kv_memory_bytes is not None:
-        accounts = [_stated(kv_memory_bytes, num_blocks, size) for size in sizes]
+        sizes = bytes_per_block(model, settings)
+        accounts, setting = [_stated(kv_memory_bytes, num_blocks, size) for size in sizes], "the KV cache"
         rooms = [gpu.memory_bytes - account[0].size_bytes for account in accounts]
-        setting = "the KV cache"
     else:
-        allowance = _allowance(gpu, gpu_memory_utilization)
-        steps = (max_num_batched_tokens, max_num_seqs)
-        accounts = [
-            (
-                *allowance,
-                *terms,
-                *_overheads(model, *steps, is_last=stage is stages[-1], graphs=estimates_graphs),
-                *_encoder_terms(model, max_num_batched_tokens, stage),
-            )
-            for terms, stage in zip(weights, stages, strict=True)
-        ]
+        allowance, setting = _allowance(gpu, gpu_memory_utilization), "gpu_memory_utilization"
+        overheads = [_of_stage(model, step, stage) for stage in stages]
+        accounts = [(*allowance, *terms, *others) for terms, others in zip(weights, overheads, strict=True)]
         rooms = [sum(term.size_bytes for term in allowance)] * len(stages)
-        setting = "gpu_memory_utilization"
     if not oversize:
         for terms, room, account in zip(weights, rooms, accounts, strict=True):
             _check_weights_fit(gpu, model, terms, room, setting, account)
+    insist = max_model_len is None or oversize
+    plan, terms, stage = _fill(gpu, model, settings, accounts, find_max_model_len=find_max_model_len, insist=insist)
+    kept = encoder_cache_tokens(model, max_num_batched_tokens)
+    return Budget(gpu=gpu, model=model, plan=plan, terms=terms, stage=stage, encoder_cache_tokens=kept)
+
+
+class _LargestStep(NamedTuple):
+    """The largest step, which activations and graphs are sized for."""
+
+    num_tokens: int
+    num_seqs: int
+    estimates_graphs: bool
+
+
+def _of_stage(model: Model, step: _LargestStep, stage: range) -> tuple[BudgetTerm, ...]:
+    """Return what one stage needs beside its weights."""
+    is_last = stage.stop == model.num_layers
+    overheads = _overheads(model, step.num_tokens, step.num_seqs, is_last=is_last, graphs=step.estimates_graphs)
+    return (*overheads, *_encoder_terms(model, step.num_tokens, stage))
+
+
+def _fill(
+    gpu: Gpu,
+    model: Model,
+    settings: CacheSettings,
+    accounts: Sequence[tuple[BudgetTerm, ...]],
+    *,
+    find_max_model_len: bool,
+    insist: bool,
+) -> tuple[CachePlan, tuple[BudgetTerm, ...], int]:
+    """Fill what the account of each stage leaves with blocks.
+
+    Returns:
+        The blocks, the terms of the stage that has the fewest, and its number.
+
+    Raises:
+        BudgetError: nothing is left, or no sequence fits.
+    """
+    sizes = bytes_per_block(model, settings)
     available = [max(0, sum(term.size_bytes for term in account)) for account in accounts]
-    stage = min(range(len(stages)), key=lambda index: available[index] // sizes[index])
+    stage = min(range(len(accounts)), key=lambda index: available[index] // sizes[index])
     if available[stage] < 2 * sizes[stage]:
         raise BudgetError(_nothing_left(gpu, model, accounts[stage], sizes[stage]), _lines(accounts[stage]))
-    insist = max_model_len is None or oversize
     try:
         plan = plan_cache(model, settings, available, find_max_model_len=find_max_model_len, insist=insist)
     except BudgetError as error:
         raise BudgetError(str(error), _lines(accounts[stage])) from None
     pool = plan.num_blocks * sizes[stage]
     rounding = BudgetTerm("rounding", pool - available[stage], f"whole blocks of {_size(sizes[stage])}")
-    kept = encoder_cache_tokens(model, max_num_batched_tokens)
-    terms = (*accounts[stage], rounding)
-    return Budget(gpu=gpu, model=model, plan=plan, terms=terms, stage=stage, encoder_cache_tokens=kept)
+    return plan, (*accounts[stage], rounding), stage
 
 
 def _mla_block_size(gpu: Gpu) -> int | None:
