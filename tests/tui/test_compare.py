@@ -294,3 +294,24 @@ async def test_every_run_of_four_has_a_line_on_the_time_axis(three_runs: list[Re
         race = pilot.app.screen.query_one(Race)
         labels = [race.render_line(y).text[:GUTTER].split()[0] for y in range(race.size.height)]
         assert labels == [*(lane.label for lane in comparison.lanes), "time"]
+
+
+@pytest.mark.parametrize("theme", ["kvsim-dark", "kvsim-light", "kvsim-contrast"])
+async def test_four_runs_have_whole_words_and_equal_lines_on_a_narrow_screen(
+    three_runs: list[Recording], theme: str
+) -> None:
+    names = ["contiguous", "static batches", "paged", "the same again"]
+    app = make(ComparedRuns([*three_runs, three_runs[-1]], names))
+    async with app.run_test(size=(80, 24)) as pilot:
+        app.theme = theme
+        await pilot.pause()
+        await pilot.pause()
+        lines = screen_text(app).splitlines()
+        places = [next(nth for nth, line in enumerate(lines) if line.startswith(name)) for name in names]
+        assert sorted(places) == list(range(min(places), min(places) + 16, 4))
+        for place in places:
+            assert re.search(r"(now \d+ running · .*waiting|done after)", lines[place])
+            assert lines[place + 1].startswith("served  ")
+            assert re.search(r" \d+% of tokens$", lines[place + 1].rstrip())
+            assert lines[place + 2].startswith("memory  ")
+        assert "…" not in "".join(lines[1:-1])
