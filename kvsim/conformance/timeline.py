@@ -151,8 +151,11 @@ def _leaving(recording: Recording) -> tuple[IntArray, IntArray]:
     """Return the aborted requests in the order in which they left, and the first step that began no earlier."""
     requests, steps = recording.requests, recording.steps
     left = (requests.status == RequestStatus.ABORTED) & np.isfinite(requests.finished_s)
-    if (transfers := recording.transfers) is not None and recording.meta.engine.get("kv_load_failure_policy") == "fail":
-        left[transfers.request[transfers.failed >= 0]] = False  # the engine ends these itself
+    if (transfers := recording.transfers) is not None:
+        failed = np.flatnonzero(transfers.failed >= 0)
+        output = np.searchsorted(steps.output_seq, transfers.ended_seq[failed])
+        told_s, request = np.append(steps.end_s, np.nan)[output], transfers.request[failed]
+        left[request[requests.finished_s[request] == told_s]] = False  # the engine ends these itself
     rows = np.flatnonzero(left)
     rows = rows[np.argsort(requests.finished_s[rows], kind="stable")]
     step = np.searchsorted(np.maximum.accumulate(steps.start_s), requests.finished_s[rows])

@@ -204,6 +204,23 @@ def _check_known(recording: Recording, known: IntArray, file: Path) -> None:
     require(later <= most, file, "known should be no more than the steps before verify", rows)
 
 
+def _check_outputs(recording: Recording, known: IntArray, outputs: IntArray, file: Path) -> None:
+    """Check that the known tokens of each row are the prompt and the outputs that came before it was scheduled."""
+    schedule, requests, steps = recording.schedule, recording.requests, recording.steps
+    rows = stable_order(schedule.request, len(requests))
+    request, step, given = schedule.request[rows].astype(np.int64), schedule.step[rows], outputs[rows].astype(np.int64)
+    require(given >= 0, file, "outputs should not be negative", rows)
+    so_far = np.append(0, np.cumsum(given))
+    came = np.searchsorted(
+        request * MAX_EVENTS + steps.output_seq[step], request * MAX_EVENTS + steps.schedule_seq[step]
+    )
+    first = np.searchsorted(request, request)
+    expected = requests.prompt_tokens[request] + so_far[came] - so_far[first]
+    require(known[rows] == expected, file, "known should be the prompt and the outputs of earlier steps", rows)
+    in_all = np.bincount(request, weights=given, minlength=len(requests)).astype(np.int64)
+    agree(requests.output_tokens, in_all, file.with_name("requests.parquet"), "output_tokens", "schedule.parquet")
+
+
 def _check_requests_against_schedule(recording: Recording, ends: Ends, file: Path) -> None:
     schedule, requests, steps = recording.schedule, recording.requests, recording.steps
     final = np.zeros(len(requests), np.int64)
@@ -216,6 +233,8 @@ def _check_requests_against_schedule(recording: Recording, ends: Ends, file: Pat
     require(enough, file, "output_tokens should not be more than schedule.parquet has computed")
     if schedule.known is not None:
         _check_known(recording, schedule.known, file.with_name("schedule.parquet"))
+        if schedule.outputs is not None and not recording.meta.begins_in_the_middle:
+            _check_outputs(recording, schedule.known, schedule.outputs, file.with_name("schedule.parquet"))
     if not len(steps):
         return
     left = ~is_scheduled | ~(requests.finished_s < steps.start_s[last_steps(recording)])

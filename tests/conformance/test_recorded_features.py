@@ -17,6 +17,7 @@ from kvsim.metrics.contradictions import refuse_contradictions
 from kvsim.policies import Paged
 from kvsim.policies.settings import ContinuousSettings, PagedSettings
 from kvsim.recording import MemoryKind, Recording, read, write
+from kvsim.recording.check import check
 from kvsim.recording.tables import TransferKind
 from kvsim.simulation import simulate
 from kvsim.workload import Workload
@@ -56,6 +57,13 @@ def test_what_is_recorded_of_drafts_adds_up(live: Live) -> None:
         assert (schedule.outputs.max() > 1) or workload.stem == "m_dynamic_k"
         num_proposed += schedule.proposed is not None
     assert num_proposed == 2  # of the workloads that schedule a step when the last one's output is known
+
+
+@pytest.mark.parametrize("name", ["m_preempt", "m_preempt_sync"])
+def test_an_output_that_does_not_add_up_is_found_in_the_recording_alone(name: str, live: Live, tmp_path: Path) -> None:
+    changed = _changed(read(live.log(name)), "outputs")
+    with pytest.raises(RecordingError, match="known should be the prompt and the outputs of earlier steps"):
+        check(changed, tmp_path)
 
 
 def test_adapters_are_told_apart(live: Live) -> None:
