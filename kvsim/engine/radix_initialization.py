@@ -71,8 +71,6 @@ def radix(
     num_requests, (num_windows, window_tokens) = len(demand.prompt), windows
     num_rows = min(policy.scheduler.max_running_requests, num_requests)
     row_pages = _pages_of_row(policy, demand, num_rows)
-    nodes = make_growing(records.Node, num_pages + 2, compiled=compiled)
-    nodes[records.ROOT].place = -1
     holdings = make(records.Holding, num_requests + 1, compiled=compiled)
     fill(holdings, 1, limit=demand.limit, priority=demand.priority)
     sizes = {"row_pages": row_pages, "most_memory_rows": most_memory_rows, "reports": reports}
@@ -87,7 +85,7 @@ def radix(
         **_free_lists((num_pages, num_windows), compiled=compiled),
         pages=zeros(num_pages + 1),
         windows=zeros(num_pages + 1 if num_windows else 1),
-        nodes=nodes,
+        nodes=_no_nodes(num_pages + num_host_pages, compiled=compiled),
         leaves=zeros(num_pages + 1),
         rows=zeros(num_rows * row_pages),
         free_rows=numbers(np.arange(num_rows)[::-1].astype(np.int64), compiled=compiled),
@@ -100,6 +98,13 @@ def radix(
         needs=make(records.Need, 2 * num_rows + 2, compiled=compiled),
         events=make_growing(records.CacheEvent, num_events, compiled=compiled),
     )
+
+
+def _no_nodes(num_pages: int, *, compiled: bool) -> Any:
+    """Return the root of a tree, and room for a node of each page, on the device or on the host."""
+    nodes = make_growing(records.Node, num_pages + 2, compiled=compiled)
+    nodes[records.ROOT].place = -1
+    return nodes
 
 
 def _zeros(size: int, *, compiled: bool) -> Any:
