@@ -207,8 +207,9 @@ def _no_collections() -> Iterator[None]:
         yield
     finally:
         if was_enabled:
-            gc.freeze()
-            gc.unfreeze()  # what the compiler keeps is old now, and the next collection does not look at it
+            if not gc.get_freeze_count():
+                gc.freeze()
+                gc.unfreeze()  # what the compiler keeps is old now, and the next collection does not look at it
             gc.enable()
 
 

@@ -83,7 +83,7 @@ class EntryLibrary(PartLibrary):
         module.data_layout = self._codegen._data_layout
         for function in module.functions:
             if not function.is_declaration and not function.name.startswith("cfunc."):
-                function.linkage = "internal"
+                function.linkage = "internal"  # so what one function alone calls becomes part of it
         builder = self._codegen._pass_builder(loop_vectorize=False, slp_vectorize=False)
         builder.getModulePassManager().run(module, builder)
         self._finalized = True
