@@ -148,8 +148,19 @@ def abort(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def is_stalled(engine: Engine) -> bool:
-    """Tell whether the engine would wait for ever: no sequence runs, and the head of the queue is not admitted."""
+    """Tell whether the engine would wait for ever.
+
+    No sequence runs, and the head of the queue is not admitted; or all that run wait for room in the encoder cache,
+    which they hold themselves.
+    """
     state = engine.state
+    if engine.settings.encoder_tokens > 0 and state.num_running > 0:
+        for back in range(state.num_in_flight):
+            place = (state.next_launched - 1 - back) % engine.settings.most_in_flight
+            if engine.launched[place].num_computing > 0:
+                return False
+        state.subject = engine.running[0]
+        return not engine.memory.awaits_transfers(engine) and not engine.memory.awaits_others(engine)
     if state.num_running > 0 or state.num_waiting == 0 or engine.memory.awaits_transfers(engine):
         return False
     if engine.memory.awaits_others(engine):

@@ -270,6 +270,12 @@ def stalled(engine: Engine, number: int, row: int) -> StalledError:
         why = "its prompt and its whole answer need more than the pool; raise --kv-gib, or lower --page-size."
     elif num_tokens > most and not settings.chunked_prefill:
         why = f"a step computes at most {most}; raise --max-num-batched-tokens, or leave out --no-chunked-prefill."
+    elif settings.encoder_tokens > 0 and engine.state.num_running > 0:
+        return StalledError(
+            f"the request in row {row} and all others that run wait for room in the encoder cache, which they hold "
+            f"themselves: it has {settings.encoder_cache_tokens:,} tokens; raise --max-num-batched-tokens, or "
+            "leave out --speculative-config, which looks at images ahead."
+        )
     else:
         why = "its memory never suffices; raise --num-blocks, --kv-gib or --gpu-memory-utilization."
     which = f"the request in row {row} with {num_tokens} tokens"

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvsim.errors import KvsimError, RecordingError, UsageError
+from kvsim.errors import KvsimError, RecordingError, StalledError, UsageError
 from kvsim.hardware import find_gpu
 from kvsim.importers import workload_of
 from kvsim.models import find_model
@@ -24,10 +24,10 @@ from kvsim.recording import Recording, read, write
 from kvsim.recording.check import check
 from kvsim.recording.tables import ImageEventKind
 from kvsim.replay.encoder_cache import EncoderContents
-from kvsim.simulation import Machine, simulate
+from kvsim.simulation import EngineName, Machine, simulate
 from kvsim.workload import Image, Images, ImageShare, ImageSize, LogNormal, Poisson, Workload, generate
 
-from .test_engines import STEP_TIME, assert_same, machine_of
+from .test_engines import ENGINES, STEP_TIME, assert_same, machine_of
 
 MODEL = find_model("Qwen/Qwen2.5-VL-7B-Instruct")
 RULE = RULES[MODEL.image_class]
@@ -227,3 +227,15 @@ def test_memory_without_blocks_holds_the_tokens_of_images() -> None:
     recording = simulate(one, policy, vision_machine(60_000), check=True)
     assert recording.requests.prompt_tokens.tolist() == [100 + RULE.num_tokens(640, 480) + MARKS]
     assert recording.encoder is None
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_images_that_wait_for_each_other_end_the_run(engine: EngineName) -> None:
+    """Before 0.33, drafts wanted the next image before the one before was done with, and there is no room for both."""
+    large = ImageSize(tokens=9_000)
+    two = workload([Image(1, 10, large), Image(2, 9_010, large)], text=18_100)
+    drafts = {"method": "eagle", "model": "a draft model", "num_speculative_tokens": 1}
+    with pytest.raises(StalledError, match="wait for room in the encoder cache, which they hold themselves"):
+        simulate(two, paged(vllm="0.25.1", speculative_config=drafts), vision_machine(60_000), engine=engine)
+    simulate(two, paged(speculative_config=drafts), vision_machine(60_000), engine=engine)
+    simulate(two, paged(vllm="0.25.1"), vision_machine(60_000), engine=engine)
