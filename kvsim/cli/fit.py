@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kvsim.cli.fleet_flags import ONE_SERVER, FleetFlags, apart_options, fleet_of
 from kvsim.cli.load import check_load, load_options
 from kvsim.cli.options import check_policy_flags, engine_option, jobs_option, section, settings_from
 from kvsim.cli.scenario_flags import scenario_options
@@ -43,6 +44,7 @@ _goal = section("Targets")
     metavar="PRICE",
     help="Price of a GPU hour, such as 2.5 or H100=2.5,B200=6; with a range such as --load 1x..4x.",
 )
+@apart_options
 @jobs_option
 @engine_option
 @click.option(
@@ -59,7 +61,6 @@ def command(
     *,
     ttft_p99: float | None,
     tpot_p99: float | None,
-    replicas: int,
     points: int,
     gpu_hour_price: str | None,
     jobs: int,
@@ -87,6 +88,9 @@ def command(
     from kvsim.fitting.growth import grown, multiples_of, prices_of
 
     check_policy_flags(context, ["paged"])
+    told = fleet_of(flags)
+    if told.apart is not None and ".." in (flags["load"] or ""):
+        raise UsageError("a range of loads is for servers of one kind; leave out --prefill and --decode.")
     multiples = multiples_of(flags["load"]) if ".." in (flags["load"] or "") else ()
     if multiples:
         flags["load"] = f"{multiples[0]}x"
@@ -102,12 +106,10 @@ def command(
     check_load(flags)
     goal = Goal(ttft_p99_s=ttft_p99, tpot_p99_s=tpot_p99)
     workload, source = requests_of(flags)
-    server = server_of(flags, replicas, None if source is None else source.meta)
-    if replicas > 1 and server.model.data_parallel_size > 1:
-        raise UsageError("--data-parallel-size is one server of several ranks; leave out --replicas.")
-    if replicas > len(workload):
+    server = server_of(flags, told, None if source is None else source.meta)
+    if server.replicas > len(workload):
         raise UsageError(
-            f"--replicas asks for {replicas:,} servers, and there are {len(workload):,} requests to serve; give more "
+            f"the flags ask for {server.replicas:,} servers, and there are {len(workload):,} requests; give more "
             "requests with --num-requests, or fewer servers."
         )
     if not flags["workload"]:
@@ -136,7 +138,7 @@ def command(
             print_growth(rows, multiples)
 
 
-def server_of(flags: dict[str, Any], replicas: int = 1, meta: Meta | None = None) -> Server:
+def server_of(flags: dict[str, Any], told: FleetFlags = ONE_SERVER, meta: Meta | None = None) -> Server:
     """Return the server that the flags describe, by default with the limits of `vllm serve`, and the GPU and the model
     of a recording, if the requests are from one.
 
@@ -187,7 +189,8 @@ def server_of(flags: dict[str, Any], replicas: int = 1, meta: Meta | None = None
         captured=not flags["enforce_eager"],
         num_blocks=flags["num_blocks"],
         name=flags["model"] or "",
-        replicas=replicas,
+        replicas=told.num_servers,
+        apart=told.apart,
         times=flags["times"],
         **values_of(scheduler),
     )

@@ -76,7 +76,7 @@ def print_remedies(remedies: Sequence[Remedy], before: Outcome, *, fits: bool) -
         note = "\n".join(filter(None, (note, NO_MARGIN)))
     print_table(heading, ["", "change", "fits", *_NAMES], rows, note=note)
     for number, each in enumerate(remedies, 1):
-        behind = f", {each.change.server.replicas} times behind one queue" if each.change.server.replicas > 1 else ""
+        behind = f", {words}" if (words := each.change.server.fleet_words) else ""
         on = f"  # {each.change.server.num_gpus} x {each.change.server.gpu.name}{behind}"
         echo(f"{number}  {each.change.server.flags()}{on}")
 
@@ -146,4 +146,4 @@ def load_words(answer: Answer) -> str:
 def _gpus(answer: Answer) -> str:
     server = answer.server
     name = f"{server.num_gpus} x {server.gpu.name}" if server.num_gpus > 1 else server.gpu.name
-    return name + (f", {server.replicas} servers behind one queue" if server.replicas > 1 else "")
+    return ", ".join(filter(None, (name, server.fleet_words)))

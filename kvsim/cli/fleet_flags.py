@@ -118,6 +118,14 @@ class FleetFlags(NamedTuple):
     route_lag_s: float = 0.0
     store: PrefixStore | None = None
 
+    @property
+    def num_servers(self) -> int:
+        """Servers of all kinds."""
+        return self.replicas if self.apart is None else self.apart.num_prefill + self.apart.num_decode
+
+
+ONE_SERVER = FleetFlags(None)
+
 
 def fleet_of(flags: dict[str, Any]) -> FleetFlags:
     """Take the flags of several servers out of `flags`.

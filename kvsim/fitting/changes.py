@@ -19,6 +19,7 @@ from kvsim.steptime import TYPICAL
 
 if TYPE_CHECKING:
     from kvsim.fitting.vllm_server import Server
+    from kvsim.simulation import Disaggregation
 
 _UTILIZATIONS = (0.90, 0.92, 0.94, 0.95, 0.96)
 """Values of `gpu_memory_utilization` to try; above the last, vLLM's memory estimate may fail."""
@@ -198,6 +199,9 @@ def _gpus(server: Server) -> Iterator[ServerChange]:
             yield _change(
                 server, Kind.GPUS, f"{gpu.name} instead of {server.gpu.name}", gpu=gpu, times=None, pace=TYPICAL
             )
+    if server.apart is not None:
+        yield from _splits(server, server.apart)
+        return
     if (ranks := server.model.data_parallel_size) > 1:
         for number in (size for size in _SIZES if size > ranks):
             words = f"{number} data-parallel ranks instead of {ranks}"
@@ -207,6 +211,20 @@ def _gpus(server: Server) -> Iterator[ServerChange]:
     for number in range(server.replicas + 1, _MOST_REPLICAS + 1):
         words = f"{number} servers behind one queue instead of {server.replicas}"
         yield _change(server, Kind.GPUS, words, replicas=number)
+
+
+def _splits(server: Server, apart: Disaggregation) -> Iterator[ServerChange]:
+    """Yield other splits into prefill and decode servers, of as many servers and of up to two more."""
+    for number in range(server.replicas, server.replicas + 3):
+        kind = Kind.SETTING if number == server.replicas else Kind.GPUS
+        for prefill in range(1, number):
+            split = replace(apart, num_prefill=prefill, num_decode=number - prefill)
+            if split != apart:
+                words = f"{prefill} prefill and {number - prefill} decode servers"
+                changed = _change(server, kind, words, apart=split, replicas=number)
+                yield replace(changed, fields=("apart",) if kind is Kind.SETTING else ("apart", "replicas"))
+        words = f"{number} servers that compute prompts and decode"
+        yield _change(server, kind, words, apart=None, replicas=number)
 
 
 def _both(first: ServerChange, second: ServerChange) -> ServerChange | None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from kvsim.fitting.offered_load import Load
     from kvsim.fitting.vllm_server import Server
+    from kvsim.metrics.summary import Summary
     from kvsim.policies import AnyPolicy
     from kvsim.simulation import EngineName, Machine, Measured, Options, Servers
 
@@ -117,8 +118,8 @@ def evaluate(server: Server, load: Load, *, engine: EngineName = "auto", pace: f
         outcome = Outcome()
         longer: Load | None = load
         while longer is not None:
-            runs = _runs(longer, machine, policy, server.servers(), options)
-            outcome = outcome_of(longer, runs, machine)
+            runs, queues = _runs(longer, machine, policy, server.servers(), options)
+            outcome = outcome_of(longer, runs, machine, queues)
             longer = longer.longer(_least_steady(runs)) if outcome.overload <= _HOPELESS else None
         pool = machine.pool(policy)
     except KvsimError as error:
@@ -126,12 +127,23 @@ def evaluate(server: Server, load: Load, *, engine: EngineName = "auto", pace: f
     return replace(outcome, num_blocks=(pool.num_units or 0) + pool.first_unit, kv_bytes=machine.kv_bytes)
 
 
-def _runs(load: Load, machine: Machine, policy: AnyPolicy, servers: Servers | None, options: Options) -> list[Measured]:
-    """Return the measurements of the servers that requests came to."""
+def _runs(
+    load: Load, machine: Machine, policy: AnyPolicy, servers: Servers | None, options: Options
+) -> tuple[list[Measured], list[Summary]]:
+    """Return the measurements of the servers that answered requests, and the summaries of those that requests queue at.
+
+    Of prefill and decode servers, requests queue at the first: on a decode server they wait for their KV as well.
+    """
     if servers is None:
-        return [measure(load.workload, policy, machine, **options)]
+        run = measure(load.workload, policy, machine, **options)
+        return [run], [run.summary]
     fleet = measure_fleet(load.workload, policy, machine, servers, **options)
-    return [run for run in fleet.servers if len(run.requests)]
+    if fleet.num_prefill:  # those that answer, with the requests as clients see them
+        answering = zip(fleet.servers[fleet.num_prefill :], fleet.clients, strict=True)
+        runs = [replace(run, requests=requests) for run, requests in answering if len(requests)]
+        return runs, [run.summary for run in fleet.servers[: fleet.num_prefill]]
+    runs = [run for run in fleet.servers if len(run.requests)]
+    return runs, [run.summary for run in runs]
 
 
 def _least_steady(runs: Sequence[Measured]) -> SteadyPart:
@@ -155,8 +167,11 @@ def price_words(before: Outcome, after: Outcome) -> str:
     return f"at the price of {' and '.join(found)}" if found else ""
 
 
-def outcome_of(load: Load, runs: Sequence[Measured], machine: Machine) -> Outcome:
-    """Return the outcome of `load` from `runs`, one per server that received requests, on `machine`."""
+def outcome_of(load: Load, runs: Sequence[Measured], machine: Machine, queues: Sequence[Summary] = ()) -> Outcome:
+    """Return the outcome of `load` from `runs`, one per server that received requests, on `machine`.
+
+    Requests wait at the servers of `queues`, by default at those of the `runs`.
+    """
     summaries, parts = [run.summary for run in runs], [steady_part(run.requests) for run in runs]
     steadiness = _least_steady(runs).steadiness if load.is_judged_steady else Steadiness.STEADY
     duration_s = max(summary.duration_s for summary in summaries)
@@ -172,11 +187,12 @@ def outcome_of(load: Load, runs: Sequence[Measured], machine: Machine) -> Outcom
             sum(getattr(part, name) for part in parts) for name in ("output_tokens_per_s", "requests_per_s")
         )
     num_preemptions = sum(summary.num_preemptions for summary in summaries)
+    queues = queues or summaries
     waits = WaitingFor(
-        **{name: float(np.nansum([getattr(each.waiting_for, name) for each in summaries]))
+        **{name: float(np.nansum([getattr(each.waiting_for, name) for each in queues]))
            for name in ("memory", "batch", "tokens", "adapters")}
     )  # fmt: skip
-    present = sum(summary.mean_batch + summary.mean_waiting for summary in summaries)
+    present = sum(summary.mean_batch + summary.mean_waiting for summary in queues)
     computed = sum(summary.computed_tokens for summary in summaries)
     worst = max(summaries, key=lambda summary: (summary.num_preemptions, summary.mean_waiting))
     return Outcome(

@@ -26,7 +26,7 @@ from kvsim.policies.releases import defaults_of
 from kvsim.policies.settings import ContinuousSettings, EngineDefaults, PagedSettings
 from kvsim.profiles.extrapolation import WatchedProfile
 from kvsim.setting_fields import values_of
-from kvsim.simulation import Machine, Replicas, Servers
+from kvsim.simulation import Disaggregation, Machine, Replicas, Servers
 from kvsim.sizing.budget import Budget, plan_budget
 from kvsim.steptime import TYPICAL, Pace, RankTimes, Roofline, at_pace
 
@@ -63,6 +63,9 @@ class Server(ContinuousSettings):
     name: str = ""
     """Name for `vllm serve`; empty for the model's own."""
     replicas: int = 1
+    """Servers of a fleet, those that compute prompts for others included."""
+    apart: Disaggregation | None = None
+    """The prefill and decode servers among these; None where each does both."""
     times: str | None = None
     """Profile or machine card, by file or name; None for the best shipped one."""
     pace: Pace = TYPICAL
@@ -118,7 +121,14 @@ class Server(ContinuousSettings):
         """Return the servers of a fleet, or the data-parallel ranks of the server; None for one server."""
         if self.model.data_parallel_size > 1:
             return Replicas.ranks_of(self.machine(), self.policy())
-        return Replicas(number=self.replicas) if self.replicas > 1 else None
+        return self.apart or (Replicas(number=self.replicas) if self.replicas > 1 else None)
+
+    @property
+    def fleet_words(self) -> str:
+        """Describe the servers of a fleet; empty for one server."""
+        if self.apart is not None:
+            return f"{self.apart.num_prefill} prefill, {self.apart.num_decode} decode"
+        return f"{self.replicas} servers behind one queue" if self.replicas > 1 else ""
 
     def policy(self) -> Paged:
         """Return the simulated policy.
