@@ -3,7 +3,8 @@
 predict [GPU]          mean TTFT, TPOT and end to end of every server and load behind `--front-end http`, as JSON
 measure NAME -o DIR    start `vllm serve` with random weights, send every load twice, and write what the client saw of
                        the second pass (`client.json`) beside the recording of the engine
-compare NAME DIR       beside what was seen: the default, and what a card says that is fitted to the first pass
+compare NAME DIR       beside what was seen: what ships says, and with --card what a card measured there says, of the
+                       prompts that the engine counted
 
 The first pass has the same lengths and times and other words, so every kernel is compiled before the second. Prompts
 are words of a vocabulary made for this, one token each; they are sent as text and come back as text.
@@ -19,20 +20,15 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Mapping
-from dataclasses import replace
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
 import numpy as np
 
-from kvsim.calibration.card_factors import awake_times, factors_of
-from kvsim.calibration.observed import observe_on
 from kvsim.hardware import find_gpu
-from kvsim.machines import card_of, from_card, in_batches_of, step_times
-from kvsim.machines.kernel_tables import has_tables, table_card
+from kvsim.machines import from_card, in_batches_of, step_times
 from kvsim.models import Model, find_model
 from kvsim.models.huggingface import from_fields
 from kvsim.policies import Paged
@@ -40,13 +36,11 @@ from kvsim.policies.settings import ContinuousSettings
 from kvsim.recording import Recording, read
 from kvsim.simulation import Machine, measure
 from kvsim.simulation.front_end import behind, http
-from kvsim.steptime.card import Card
-from kvsim.steptime.reduction import on_machine
+from kvsim.steptime.card import Card, load_card
 from kvsim.workload import LogNormal, Poisson, Workload, generate
 
 sys.path.insert(0, str(Path(__file__).parent))
 from experts import MIXTRAL_16
-from few_seconds import first_seconds
 from two_gpus import CODELLAMA_34B
 
 GPU, PORT = "H100 SXM", 8123
@@ -87,7 +81,9 @@ def shape_of(name: str) -> Model:
     return from_fields(fields, name=name, where="this file").served(tensor_parallel_size=num_gpus)
 
 
-def predict(model: Model, gpu_name: str, card: Card | None = None) -> dict[str, dict[str, float]]:
+def predict(
+    model: Model, gpu_name: str, card: Card | None = None, loads: Mapping[str, Workload] = LOADS
+) -> dict[str, dict[str, float]]:
     """Simulate every load on a card, or on the best that ships behind a front end that was not measured."""
     gpu = find_gpu(gpu_name)
     if card is None:
@@ -96,7 +92,7 @@ def predict(model: Model, gpu_name: str, card: Card | None = None) -> dict[str, 
         times = in_batches_of(ENGINE["max_num_seqs"], from_card(card, gpu, model, "vllm"))
     machine = Machine(gpu=gpu, model=model, kv_bytes=KV_BYTES, step_time=times)
     told = {}
-    for name, workload in LOADS.items():
+    for name, workload in loads.items():
         inside = measure(workload, Paged(scheduler=ContinuousSettings(**ENGINE)), machine).summary
         [seen], _ = behind(http(card), [inside], float(workload.prompt_tokens.mean()))
         told[name] = {
@@ -109,16 +105,20 @@ def predict(model: Model, gpu_name: str, card: Card | None = None) -> dict[str, 
     return told
 
 
-def fitted(recording: Recording, gpu_name: str, model: Model) -> Card:
-    """Return the card of the default with the factors that the first pass tells."""
-    gpu, num_gpus = find_gpu(gpu_name), model.tensor_parallel_size
-    card = card_of(gpu, num_gpus)
-    if not card.measured and has_tables(gpu):
-        card = table_card(gpu, model, card)
-    first_pass = sum(len(load.arrival_s) for load in LOADS.values())
-    seconds = float(np.sort(recording.requests.arrival_s)[first_pass])
-    times_with = partial(on_machine, awake_times(card, recording), card.launch_s)
-    return replace(card, factors=factors_of([(times_with, first_seconds(observe_on(card, recording), seconds))]))
+def sent(recording: Recording, seen: Mapping[str, Sequence[object]]) -> dict[str, Workload]:
+    """Return the last loads of a recording with the prompts that the engine counted. The tokenizer of a folder splits
+    words of the vocabulary, so they are longer than was asked for."""
+    requests = recording.requests
+    order = np.argsort(requests.arrival_s)
+    found = {}
+    for name, rows in reversed(seen.items()):
+        places, order = order[len(order) - len(rows) :], order[: len(order) - len(rows)]
+        found[name] = Workload(
+            arrival_s=requests.arrival_s[places] - requests.arrival_s[places[0]],
+            prompt_tokens=requests.prompt_tokens[places],
+            output_tokens=np.maximum(requests.max_tokens[places], 1),
+        )
+    return {name: found[name] for name in seen}
 
 
 def _write_model(folder: Path, fields: Mapping[str, Any]) -> None:
@@ -190,15 +190,29 @@ def measure_server(name: str, output: Path) -> None:
         print(load_name, {key: mean(row[key] for row in rows) for key in rows[0]}, flush=True)
 
 
-def compare(name: str, folder: Path) -> None:
-    """Print a row per load: seen, and the errors of the default and of the fitted card."""
+def _wait(server: subprocess.Popen[bytes]) -> None:
+    for _ in range(300):
+        if server.poll() is not None:
+            raise SystemExit("the server ended; see server.log")
+        try:
+            urllib.request.urlopen(f"http://127.0.0.1:{PORT}/health", timeout=2)
+        except OSError:
+            time.sleep(1)
+        else:
+            return
+
+
+def compare(name: str, folder: Path, card: Card | None) -> None:
+    """Print a row per load: seen, and the errors of the default and of a card measured on the machine."""
     recording = read(folder / "engine" if (folder / "engine").is_dir() else folder)
     gpu_name, model = find_gpu(recording.meta.gpu).name, shape_of(name)
-    card = fitted(recording, gpu_name, model)
-    print({key: round(value, 3) for key, value in card.factors.items()})
-    print("| requests/s | | TTFT, mean | TTFT, median | TPOT | end to end |\n|---|---|---:|---:|---:|---:|")
     seen = json.loads((folder / "client.json").read_text(encoding="utf-8"))
-    for words, told in (("default", predict(model, gpu_name)), ("fitted", predict(model, gpu_name, card))):
+    loads = sent(recording, seen)
+    print("| requests/s | told by | TTFT, mean | TTFT, median | TPOT | end to end |\n|---|---|---:|---:|---:|---:|")
+    for words, source in (("what ships", None), ("the machine's card", card)):
+        if source is None and words != "what ships":
+            continue
+        told = predict(model, gpu_name, source, loads)
         for load, rows in seen.items():
             ttft_ms = [1e3 * row["ttft_s"] for row in rows]
             real = {
@@ -212,30 +226,20 @@ def compare(name: str, folder: Path) -> None:
             print(f"| {load} | {words} | {' | '.join(cells)} |")
 
 
-def _wait(server: subprocess.Popen[bytes]) -> None:
-    for _ in range(300):
-        if server.poll() is not None:
-            raise SystemExit("the server ended; see server.log")
-        try:
-            urllib.request.urlopen(f"http://127.0.0.1:{PORT}/health", timeout=2)
-        except OSError:
-            time.sleep(1)
-        else:
-            return
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("action", choices=("predict", "measure", "compare"))
     parser.add_argument("name", nargs="?", default=GPU)
     parser.add_argument("folder", nargs="?", type=Path)
     parser.add_argument("-o", "--output", type=Path)
+    parser.add_argument("--card", type=Path)
     arguments = parser.parse_args()
     if arguments.action == "measure":
         arguments.output.mkdir(parents=True, exist_ok=True)
         measure_server(arguments.name, arguments.output)
     elif arguments.action == "compare":
-        compare(arguments.name, arguments.folder)
+        card = load_card(arguments.card) if arguments.card else None
+        compare(arguments.name, arguments.folder, card)
     else:
         told = {
             f"{num_gpus}x{arguments.name} {name} served {load}": figures

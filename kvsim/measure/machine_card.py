@@ -23,7 +23,7 @@ SHAPES = (
     *((49152, 1024), (262144, 2560), (151936, 4096), (128256, 4096), (32000, 4096), (3072, 768), (768, 3072)),
 )
 """Shapes of weights (outputs, inputs), from the smallest models to an output projection. 8,192 outputs fill the
-processors of an H100 once, and take up to 6 % less than the shapes around them say."""
+processors of an H100 once: the other shapes alone say up to 9 % more for few tokens."""
 _FP8_SHAPES = tuple((n, k) for k in (2048, 4096, 8192, 14336) for n in (2048, 4096, 6144, 14336, 28672))
 _STREAM_BYTES = 4 << 30
 _KERNELS = 200
