@@ -17,7 +17,7 @@ from kvsim.workload.turns import Turns
 
 if TYPE_CHECKING:
     from kvsim.workload.arrivals import Arrivals
-    from kvsim.workload.columns import FloatArray
+    from kvsim.workload.columns import FloatArray, Int64Array
     from kvsim.workload.lengths import Lengths
     from kvsim.workload.synthetic import SharedPrefixes
 
@@ -76,10 +76,7 @@ def converse(
         UsageError: a number is out of range.
         WorkloadError: a drawn session is too long.
     """
-    if not 1 <= num_sessions <= MOST_REQUESTS:
-        raise UsageError(f"{shortened(num_sessions)} sessions were asked for; ask for 1 to {MOST_REQUESTS:,}.")
-    if seed < 0:
-        raise UsageError(f"the seed is {seed}; it must be 0 or more.")
+    _check_numbers(num_sessions, seed)
     turns = Fixed(turns) if isinstance(turns, int) else turns
     pauses = pauses if isinstance(pauses, Pauses) else Pauses(mean_s=pauses)
     arrivals = arrivals or AllAtOnce()
@@ -92,14 +89,11 @@ def converse(
     first = np.cumsum(sizes) - sizes
     turn = np.arange(len(session)) - first[session]
     shared = prefixes.tokens if prefixes else 0
-    through = np.cumsum(said.prompt_tokens.astype(np.int64) + said.output_tokens)
-    before = through - said.output_tokens  # through each prompt, over all sessions
-    begun = np.concatenate(([0], through))[first[session]]
     pause_s = pauses.sample(len(session), streams[1])
     pause_s[turn == 0] = 0.0
     return Workload(
         arrival_s=arrivals.sample(num_sessions, streams[2])[session],
-        prompt_tokens=before - begun + shared,
+        prompt_tokens=_through_prompts(said, first[session]) + shared,
         output_tokens=said.output_tokens,
         max_tokens=said.max_tokens,
         prefix_group=prefixes.sample(num_sessions, streams[3])[session] if prefixes else None,
@@ -113,6 +107,20 @@ def converse(
             f"{f', behind {prefixes}' if prefixes else ''}"
         ),
     )
+
+
+def _check_numbers(num_sessions: int, seed: int) -> None:
+    """Raise a `UsageError` for a number that is out of range."""
+    if not 1 <= num_sessions <= MOST_REQUESTS:
+        raise UsageError(f"{shortened(num_sessions)} sessions were asked for; ask for 1 to {MOST_REQUESTS:,}.")
+    if seed < 0:
+        raise UsageError(f"the seed is {seed}; it must be 0 or more.")
+
+
+def _through_prompts(said: Workload, first: Int64Array) -> Int64Array:
+    """Return the tokens from the beginning of each session, whose `first` turn is in that row, through each prompt."""
+    through = np.cumsum(said.prompt_tokens.astype(np.int64) + said.output_tokens)
+    return np.asarray(through - said.output_tokens - np.concatenate(([0], through))[first])
 
 
 def _turn_words(turns: Lengths) -> str:

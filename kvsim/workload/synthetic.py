@@ -85,14 +85,7 @@ def generate(
         UsageError: `num_requests`, `max_tokens` or `seed` is out of range.
         WorkloadError: a drawn row is out of range, such as an arrival time beyond every number.
     """
-    if num_requests < 1:
-        raise UsageError(f"{num_requests} requests were asked for; ask for at least 1.")
-    if num_requests > MOST_REQUESTS:
-        raise UsageError(f"{shortened(num_requests)} requests were asked for; ask for at most {MOST_REQUESTS:,}.")
-    if seed < 0:
-        raise UsageError(f"the seed is {seed}; it must be 0 or more.")
-    if max_tokens is not None:
-        check_tokens("max_tokens", max_tokens)
+    _check_numbers(num_requests, max_tokens, seed)
     arrivals = arrivals or AllAtOnce()
     prompt, output = (Fixed(given) if isinstance(given, int) else given for given in (prompt, output))
     streams = [np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(4)]
@@ -115,3 +108,15 @@ def generate(
             f"{f', cut at {max_tokens:,}' if max_tokens is not None else ''}; seed {seed}"
         ),
     )
+
+
+def _check_numbers(num_requests: int, max_tokens: int | None, seed: int) -> None:
+    """Raise a `UsageError` for a number that is out of range."""
+    if num_requests < 1:
+        raise UsageError(f"{num_requests} requests were asked for; ask for at least 1.")
+    if num_requests > MOST_REQUESTS:
+        raise UsageError(f"{shortened(num_requests)} requests were asked for; ask for at most {MOST_REQUESTS:,}.")
+    if seed < 0:
+        raise UsageError(f"the seed is {seed}; it must be 0 or more.")
+    if max_tokens is not None:
+        check_tokens("max_tokens", max_tokens)
