@@ -22,7 +22,7 @@ from kvsim.errors import UsageError
 from kvsim.experiments import sweeps, validation
 from kvsim.experiments.upgrades import Upgrade, explain_upgrade
 from kvsim.hardware import GIB
-from kvsim.policies import EVERY_POLICY, AnyPolicy, ContinuousSettings, Paged
+from kvsim.policies import EVERY_POLICY, OF_IMAGES, AnyPolicy, ContinuousSettings, Paged
 from kvsim.policies.connectors import KvLink
 from kvsim.policies.custom import CustomPolicy
 from kvsim.policies.routers import RouteName, Router
@@ -177,7 +177,7 @@ def _equal_servers(
 
 def compare(
     workload: WorkloadLike,
-    policies: Sequence[PolicyLike] | Mapping[str, PolicyLike] = EVERY_POLICY,
+    policies: Sequence[PolicyLike] | Mapping[str, PolicyLike] | None = None,
     machine: MachineLike | None = None,
     **options: Unpack[Options],
 ) -> Comparison:
@@ -185,13 +185,17 @@ def compare(
 
     Args:
         workload: as in `simulate`.
-        policies: policies or names of built-in ones; in a mapping, the keys are what the runs are called.
+        policies: policies or names of built-in ones; in a mapping, the keys are what the runs are called. Left out, all
+            four, or those that serve images if there are some.
         machine: as in `simulate`.
         options: as in `simulate`.
 
     Raises:
         UsageError: there is no policy, or two have one name; give a mapping then. And whatever `simulate` raises.
     """
+    requests, source = requests_of(workload)
+    if policies is None:
+        policies = EVERY_POLICY if requests.images is None else OF_IMAGES
     if not isinstance(policies, Mapping):
         policies = [checked(each) for each in policies]
         names = [each if isinstance(each, str) else each.name for each in policies]
@@ -201,7 +205,6 @@ def compare(
     policies = {name: checked(each) for name, each in policies.items()}
     if not policies:
         raise UsageError("there is nothing to compare; give at least one policy.")
-    requests, source = requests_of(workload)
     on, longest = machine_for(machine, source, "paged"), _longest(machine, source)
     return Comparison(
         {name: _simulate(requests, policy_of(each, on, longest), on, options) for name, each in policies.items()}

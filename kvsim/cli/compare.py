@@ -17,7 +17,7 @@ from kvsim.cli.scenario_flags import scenario_options
 from kvsim.cli.server_lines import ServedCommand
 from kvsim.cli.show import echo, json_option, overwrite_option, print_json, progress
 from kvsim.errors import UsageError
-from kvsim.policies import EVERY_POLICY, AnyPolicy, Paged
+from kvsim.policies import EVERY_POLICY, OF_IMAGES, AnyPolicy, Paged
 from kvsim.policies.kinds import evicts_optimally
 from kvsim.policies.settings import PrefixEviction
 
@@ -246,6 +246,9 @@ def _named_policies(
             "out memory by tokens"
         )
         return {Paged.name: scenario.policy(Paged.name)}, [left_out]
+    if scenario.workload.images is not None:
+        left_out = "radix is left out: images are followed as vLLM's scheduler serves them"
+        return {name: scenario.policy(name) for name in OF_IMAGES}, [left_out]
     return {name: scenario.policy(name) for name in EVERY_POLICY}, []
 
 

@@ -23,7 +23,7 @@ from kvsim.cli.server_lines import ServedCommand
 from kvsim.cli.show import overwrite_option, progress
 from kvsim.errors import UsageError
 from kvsim.files.overwriting import may_replace
-from kvsim.policies import EVERY_POLICY, Paged, base_of
+from kvsim.policies import EVERY_POLICY, OF_IMAGES, Paged, base_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -242,13 +242,18 @@ def _recording(name: str | None, policy: str | None, flags: dict[str, Any], repo
 def _all_policies(flags: dict[str, Any], report: Any) -> list[Recording]:
     """Simulate every policy with the requests and the machine of the flags."""
     scenario = build_scenario(**flags)
-    return [_simulate(scenario, policy, report) for policy in EVERY_POLICY]
+    return [_simulate(scenario, policy, report) for policy in _compared(scenario)]
+
+
+def _compared(scenario: Scenario) -> tuple[str, ...]:
+    """Return the policies that serve the requests."""
+    return EVERY_POLICY if scenario.workload.images is None else OF_IMAGES
 
 
 def _ample_tokens_per_s(flags: dict[str, Any]) -> list[float]:
     """Return the throughput of each policy with ample memory, in the order of `_all_policies`."""
     scenario = build_scenario(**flags)
-    return with_memory_for_everything(scenario, {name: scenario.policy(name) for name in EVERY_POLICY}, _quiet)
+    return with_memory_for_everything(scenario, {name: scenario.policy(name) for name in _compared(scenario)}, _quiet)
 
 
 def _simulate(scenario: Scenario, policy: str, report: Any) -> Recording:

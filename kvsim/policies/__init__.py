@@ -11,6 +11,7 @@ from kvsim.policies.custom import Allocator, CustomPolicy
 from kvsim.policies.kinds import (
     EVERY_POLICY,
     KINDS,
+    OF_IMAGES,
     AnyPolicy,
     Contiguous,
     Paged,
@@ -35,6 +36,7 @@ from kvsim.policies.sglang import Radix, RadixSettings, SGLangSettings
 __all__ = [
     "EVERY_POLICY",
     "KINDS",
+    "OF_IMAGES",
     "Allocator",
     "AnyPolicy",
     "Contiguous",

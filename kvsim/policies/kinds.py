@@ -88,6 +88,8 @@ KINDS: Mapping[str, tuple[type, ...]] = {
 """Policies that come with kvsim, and the classes of their settings."""
 EVERY_POLICY = tuple(KINDS)
 """Names of these policies, which are compared where none is named."""
+OF_IMAGES = (Paged.name, Contiguous.name, Static.name)
+"""Names of the policies under which requests with images are followed."""
 
 
 def base_of(policy: AnyPolicy) -> Policy:
