@@ -191,7 +191,7 @@ class GenerateRecorder:
         )
         sequences = getattr(output, "sequences", output)
         outputs, self.known_outputs = self.known_outputs, None
-        batch.end(outputs or self._output_lengths(sequences, inputs.shape[1]), self._now())
+        batch.end(outputs or self._output_lengths(sequences, inputs.shape[1]))
         self.batches.append(
             {
                 "rows": len(prompts),
@@ -267,8 +267,9 @@ class _RecordedBatch:
         self._num_steps += 1
         self._start_s = time_s
 
-    def end(self, outputs: Sequence[int], time_s: float) -> None:
-        """Record the outputs, which are known once `generate()` has returned."""
+    def end(self, outputs: Sequence[int]) -> None:
+        """Record the outputs, which are known once `generate()` has returned; they came with the last step."""
+        time_s = self._start_s  # a busy host may return from generate() much later
         for row, count in zip(self._rows, outputs, strict=True):
             if count > 1:
                 self._builder.emitted(row, time_s, count - 1)
