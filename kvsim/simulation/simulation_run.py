@@ -39,7 +39,6 @@ from kvsim.recording import Meta, Recording, RecordingBuilder, RecordingWriter
 from kvsim.recording.tables import Transfers
 from kvsim.simulation.dispatch import CachedKeys, Dispatcher
 from kvsim.simulation.image_inputs import contents_of, encoding_of, recorded_images
-from kvsim.simulation.lockstep import Lockstep
 from kvsim.simulation.machine import Machine, release_of
 from kvsim.simulation.measured import Measured
 from kvsim.simulation.modes import begins_compiled, engine_for, may_compile
@@ -56,6 +55,7 @@ from kvsim.simulation.sources import (
     Source,
     Users,
 )
+from kvsim.simulation.waiting_ranks import WaitingRanks
 from kvsim.steptime import RankTimes, StepTimeModel
 from kvsim.steptime.kernels import KernelsSeen
 from kvsim.workload import Ragged, Workload
@@ -145,7 +145,7 @@ class SimulationRun:
         times = setup.machine.step_time
         self.lockstep = None
         if isinstance(times, RankTimes):
-            self.lockstep = Lockstep(self._environment, times, steps_between_syncs(release_of(setup.base)))
+            self.lockstep = WaitingRanks(self._environment, times, steps_between_syncs(release_of(setup.base)))
         self.store = None if store is None else SharedStore(self._environment, setup, store)
         source = self._source(num_replicas, dispatcher or Dispatcher.of(setup), sample_s)
         connector = None if store is None else store.connector(len(setup.workload))

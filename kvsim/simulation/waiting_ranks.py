@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kvsim.simulation.server import ServerProcess
 
 
-class Lockstep:
+class WaitingRanks:
     """The ranks of one server. `meet` is called by each rank once per step."""
 
     def __init__(self, environment: simpy.Environment, times: RankTimes, agreed_every: int) -> None:
