@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from kvsim.engine import block_pool
 from kvsim.engine.coefficients import no_times
 from kvsim.engine.initialization import EnginePlan
 from kvsim.engine.known_requests import Demand
+from kvsim.engine.paged import block_pool
 from kvsim.hardware import find_gpu
 from kvsim.models import find_model
 from kvsim.policies import Contiguous, Paged, Policy, Static

@@ -26,7 +26,7 @@ _EXTRA = ("serve",)
 _LIBRARIES = (
     "PIL.GifImagePlugin", "joblib", "llvmlite.binding", "matplotlib.backends.backend_agg", "pyarrow.parquet",
     "rich.progress", "scipy.optimize", "textual.drivers.headless_driver", "textual.pilot",
-    "kvsim.calibration", "kvsim.engine.object_code", "kvsim.exporters", "kvsim.fitting", "kvsim.importers",
+    "kvsim.calibration", "kvsim.engine.machine_code.object_code", "kvsim.exporters", "kvsim.fitting", "kvsim.importers",
     "kvsim.plots.report_page", "kvsim.published", "kvsim.recording.parquet", "kvsim.experiments.bands",
     "kvsim.experiments.sweeps", "kvsim.experiments.validation", "kvsim_tui.app", "kvsim_tui.lessons",
 )  # fmt: skip

@@ -28,7 +28,7 @@ from kvsim.capture.release_settings import (
 )
 from kvsim.capture.sinks import LogSink
 from kvsim.capture.transfer_watch import TransferWatch, check_transfers, has_transfers
-from kvsim.engine.group_initialization import keeps_some
+from kvsim.engine.paged.group_initialization import keeps_some
 from kvsim.kv_groups import CacheKind
 from kvsim.recording import eventlog
 

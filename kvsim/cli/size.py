@@ -122,7 +122,7 @@ def command(
         sys.exit(error.exit_code)
     release = flags["vllm"] or DEFAULT
     if policy == "paged":
-        from kvsim.engine.group_initialization import check_groups
+        from kvsim.engine.paged.group_initialization import check_groups
 
         check_groups(budget.plan.layout, release, caches_prefixes=budget.plan.settings.caches_prefixes(model))
     logs_longest = rules_of(release).logs_longest

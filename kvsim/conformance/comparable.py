@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from kvsim.engine.block_pool import NULL_BLOCK
+from kvsim.engine.paged.block_pool import NULL_BLOCK
 from kvsim.errors import RecordingError, UsageError
 from kvsim.policies.pipeline import Pipeline
 from kvsim.policies.releases import UNSTATED, check_known, defaults_of

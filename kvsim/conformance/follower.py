@@ -14,7 +14,7 @@ from kvsim.engine.driver import Driver
 from kvsim.engine.initialization import EnginePlan
 from kvsim.engine.known_requests import Demand
 from kvsim.engine.moments import ADD, LEAVE, LOOK
-from kvsim.engine.prefix_keys import PrefixKeys, with_answers
+from kvsim.engine.paged.prefix_keys import PrefixKeys, with_answers
 from kvsim.recording import RequestStatus
 from kvsim.workload import Ragged
 

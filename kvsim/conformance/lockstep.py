@@ -22,11 +22,11 @@ from kvsim.conformance.recorded import Recorded
 from kvsim.conformance.recorded_copies import CopiesInLockstep, Differing, RecordedCopies
 from kvsim.conformance.recorded_transfers import TransfersInLockstep
 from kvsim.conformance.verdict import Difference, Verdict, difference
-from kvsim.engine.compiled import has_numba
 from kvsim.engine.driver import has_machine_code
 from kvsim.engine.initialization import memory_of
-from kvsim.engine.kv_cache import PAGED
+from kvsim.engine.machine_code.compiled import has_numba
 from kvsim.engine.moments import LEAVE, LOOK, NOTHING, SCHEDULE, UPDATE
+from kvsim.engine.paged.kv_cache import PAGED
 from kvsim.engine.state import ABORTED, LOADING, PREEMPTED, RUNNING, WAITING
 from kvsim.errors import RecordingError
 from kvsim.recording import MemoryKind, Recording, RequestStatus

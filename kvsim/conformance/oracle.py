@@ -28,7 +28,7 @@ from kvsim.engine.driver import Driver
 from kvsim.engine.initialization import EnginePlan
 from kvsim.engine.known_requests import Demand
 from kvsim.engine.ownership import MemoryKind
-from kvsim.engine.prefix_keys import PrefixKeys
+from kvsim.engine.paged.prefix_keys import PrefixKeys
 from kvsim.engine.state import LOADING, NO_KEY, PREEMPTED, RUNNING, WAITING
 from kvsim.policies import Paged
 from kvsim.policies.releases import UNSTATED

@@ -19,7 +19,8 @@ from kvsim.engine.coefficients import no_times
 from kvsim.engine.driver import Driver
 from kvsim.engine.initialization import EnginePlan
 from kvsim.engine.known_requests import Demand
-from kvsim.engine.prefix_keys import PrefixKeys
+from kvsim.engine.paged.prefix_keys import PrefixKeys
+from kvsim.engine.radix.token_slots import free_pages_in_order
 from kvsim.engine.radix_records import (
     ASKED,
     DECODE,
@@ -32,7 +33,6 @@ from kvsim.engine.radix_records import (
     WINDOWS,
 )
 from kvsim.engine.state import ABORTED, PREEMPTED, RUNNING, WAITING
-from kvsim.engine.token_slots import free_pages_in_order
 from kvsim.workload import Ragged
 
 if TYPE_CHECKING:

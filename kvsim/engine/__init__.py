@@ -1,22 +1,25 @@
-"""The rules of scheduling and memory, stated once, in plain functions over records.
+"""The rules of scheduling and memory, each written once, as plain functions over records.
 
-numba compiles the functions unchanged, or they run interpreted. From the ground up:
+The functions run interpreted, or numba compiles them unchanged. This folder has what every server needs:
 
-    records        what is kept             state          all of it, in one tuple     compiled       the door to numba
-    linked_list    free queue, queue        prefix_cache   keys -> blocks              block_pool     ids, references
-    kv_cache       tables over groups       host_swap      what leaves the GPU         drafting       drafted tokens
-    extents        a contiguous range       reservations   one extent a sequence       memory         either of the two
-    waiting_queue  who is next              scheduler      who computes what           static_batch   padded rectangles
-    host_pool      slots on the host        host_jobs      copies under way            copies         when they end
-    offload        what is copied when      tiered         queue and frees with it     running        what a step holds
-    clock          host and GPU             in_flight      steps under way
-    scheduling     vLLM's or SGLang's       sglang_scheduler  its passes          prefill_adder  who joins a prefill
-    radix_tree     runs of tokens           token_slots    its free list          request_rows   token -> slot
-    journal        what a recording says    radix_journal  the same of slots      totals         where slots go
+    state, records        the whole state as one tuple, and the record types in it
+    clock, driver         the engine loop on two clocks; an engine that is run, or stepped by hand
+    scheduling            the functions of a scheduler: vLLM's (`scheduler`) or SGLang's (`radix.sglang_scheduler`)
+    memory                the functions of a memory manager: one for each folder below
+    waiting_queue         who is admitted next
+    fast_forward          sequences that only decode are skipped until a decision is due
+    journal, totals       rows of a recording, and the sums of all slots by state
+    initialization        a workload, a policy and a machine become records
 
-    numba_types    records as numba sees them                   numba_linking  parts become one piece of machine code
+One folder for each kind of memory, and one for compilation:
 
-    initialization  a workload becomes records              driver         an engine that is run, or stepped by hand
+    paged                 vLLM's blocks: the pool, the prefix cache, block tables of several groups of layers
+    host                  blocks that are copied to host memory and back
+    connector             blocks whose contents come from a store or from other servers
+    radix                 SGLang's radix tree, its slots, and its scheduler
+    reserved              contiguous ranges, and padded rectangles
+    custom                policies written in Python, and the optimal eviction
+    machine_code          compilation by numba, and machine code on disk
 
 Nothing in here knows a file, SimPy or a command.
 """

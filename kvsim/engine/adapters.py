@@ -6,7 +6,7 @@ releases.
 
 from __future__ import annotations
 
-from kvsim.engine.compiled import part
+from kvsim.engine.machine_code.compiled import part
 from kvsim.engine.records import Sequence
 from kvsim.engine.state import Engine
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from kvsim.engine.arrays import Records
-from kvsim.engine.compiled import part
 from kvsim.engine.linked_list import HEAD
+from kvsim.engine.machine_code.compiled import part
 from kvsim.engine.records import Bucket, Bucketed
 
 

@@ -5,7 +5,7 @@ Prompts are not held back where nothing decodes, nor after a step that could not
 
 from __future__ import annotations
 
-from kvsim.engine.compiled import part
+from kvsim.engine.machine_code.compiled import part
 from kvsim.engine.records import Sequence
 from kvsim.engine.state import Engine
 

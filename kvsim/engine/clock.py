@@ -14,7 +14,7 @@ import math
 
 from kvsim import steptime
 from kvsim.engine import fast_forward, host_swap, in_flight, journal, length_index, totals, waiting_queue
-from kvsim.engine.compiled import compiled_as, part
+from kvsim.engine.machine_code.compiled import compiled_as, part
 from kvsim.engine.state import Engine
 from kvsim.steptime import PowerThrottle, Roofline, StepShape, StepTime
 

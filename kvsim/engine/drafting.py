@@ -7,7 +7,7 @@ Where steps are scheduled ahead, drafts that are not known yet are counted in th
 from __future__ import annotations
 
 from kvsim.engine import totals
-from kvsim.engine.compiled import part
+from kvsim.engine.machine_code.compiled import part
 from kvsim.engine.records import Sequence
 from kvsim.engine.state import RUNNING, Engine
 

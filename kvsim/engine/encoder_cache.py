@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from kvsim.engine import linked_list
 from kvsim.engine.arrays import Records
-from kvsim.engine.compiled import part
 from kvsim.engine.encoder_records import EncodedImage, EncoderInput
 from kvsim.engine.linked_list import HEAD
+from kvsim.engine.machine_code.compiled import part
 from kvsim.engine.records import Sequence
 from kvsim.engine.state import Engine
 

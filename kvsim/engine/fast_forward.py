@@ -12,7 +12,7 @@ This goes on inside a slice of a run. At the end of a slice all sequences are as
 from __future__ import annotations
 
 from kvsim.engine import in_flight, journal
-from kvsim.engine.compiled import part
+from kvsim.engine.machine_code.compiled import part
 from kvsim.engine.state import Engine
 
 

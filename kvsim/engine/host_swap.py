@@ -7,7 +7,7 @@ copies are private: no other sequence hits them. vLLM 0.25.1 has no such swap.
 
 from __future__ import annotations
 
-from kvsim.engine.compiled import part
+from kvsim.engine.machine_code.compiled import part
 from kvsim.engine.records import Sequence
 from kvsim.engine.state import PREEMPTED, Engine
 

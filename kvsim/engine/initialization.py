@@ -9,37 +9,28 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from kvsim.engine import (
-    connected,
-    connector_initialization,
-    custom_memory,
-    disaggregated,
-    host_initialization,
-    kv_cache,
-    radix_initialization,
-    records,
-    request_rows,
-    reservations,
-    scheduler,
-    sglang_scheduler,
-    static_batch,
-    tiered,
-)
+from kvsim.engine import records, scheduler
 from kvsim.engine.arrays import Numbers, Records, fill, make, make_growing, make_one, numbers
 from kvsim.engine.coefficients import step_times
+from kvsim.engine.connector import connected, connector_initialization, disaggregated
 from kvsim.engine.connector_records import ConnectorTables
+from kvsim.engine.custom import custom_memory
 from kvsim.engine.encoder_records import encoder_cache
-from kvsim.engine.group_initialization import (
+from kvsim.engine.host import host_initialization, tiered
+from kvsim.engine.host_tier import HostTier
+from kvsim.engine.known_requests import Demand
+from kvsim.engine.memory import MemoryManager
+from kvsim.engine.paged import kv_cache
+from kvsim.engine.paged.group_initialization import (
     check_groups,
     flight_is_counted,
     one_group,
     records_of_groups,
     settings_of_groups,
 )
-from kvsim.engine.host_tier import HostTier
-from kvsim.engine.known_requests import Demand
-from kvsim.engine.memory import MemoryManager
+from kvsim.engine.radix import radix_initialization, request_rows, sglang_scheduler
 from kvsim.engine.records import NEVER
+from kvsim.engine.reserved import reservations, static_batch
 from kvsim.engine.state import (
     BEST_FIT,
     BUDDY,
@@ -60,8 +51,8 @@ from kvsim.policies.settings import ContiguousSettings, Growth, Order, PagedSett
 from kvsim.steptime import StepTimeModel
 
 if TYPE_CHECKING:
-    from kvsim.engine.custom_rules import CustomRules
-    from kvsim.engine.optimal_eviction import OptimalEviction
+    from kvsim.engine.custom.custom_rules import CustomRules
+    from kvsim.engine.custom.optimal_eviction import OptimalEviction
 
 STEPS_PER_SLICE = 1 << 14
 """Steps after which records are drained, and progress reported."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kvsim.engine.compiled import part
 from kvsim.engine.linked_list import HEAD as NULL_BLOCK
+from kvsim.engine.machine_code.compiled import part
 from kvsim.engine.ownership import MemoryKind
 from kvsim.engine.records import Sequence
 from kvsim.engine.state import NO_KEY, Engine

@@ -6,8 +6,8 @@ The sequences of one length stand in a list, the first to arrive first. The list
 from __future__ import annotations
 
 from kvsim.engine import bucket
-from kvsim.engine.compiled import part
 from kvsim.engine.linked_list import HEAD
+from kvsim.engine.machine_code.compiled import part
 from kvsim.engine.records import Sequence
 from kvsim.engine.state import Engine
 

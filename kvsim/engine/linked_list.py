@@ -6,7 +6,7 @@ Record `HEAD` is both ends of the list and no member: its `next` is the first re
 from __future__ import annotations
 
 from kvsim.engine.arrays import Records
-from kvsim.engine.compiled import part
+from kvsim.engine.machine_code.compiled import part
 from kvsim.engine.records import Linked
 
 HEAD = 0

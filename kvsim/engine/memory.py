@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from kvsim.engine.compiled import part
+from kvsim.engine.machine_code.compiled import part
 from kvsim.engine.records import Sequence
 
 Engine: TypeAlias = Any

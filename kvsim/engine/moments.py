@@ -7,7 +7,7 @@ the clock, except the schedule, which has a row for every sequence in every step
 from __future__ import annotations
 
 from kvsim.engine import clock, fast_forward, in_flight, journal
-from kvsim.engine.compiled import part
+from kvsim.engine.machine_code.compiled import part
 from kvsim.engine.records import Sequence
 from kvsim.engine.state import LOADING, PREEMPTED, RUNNING, WAITING, Engine
 

@@ -5,7 +5,7 @@ A load holds its blocks without computing, so it begins only where the pool has 
 
 from __future__ import annotations
 
-from kvsim.engine.compiled import part
+from kvsim.engine.machine_code.compiled import part
 from kvsim.engine.records import Sequence
 from kvsim.engine.state import Engine, table_of
 

@@ -9,19 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kvsim.engine import (
-    adapters,
-    block_pool,
-    cadence,
-    drafting,
-    encoder_cache,
-    fast_forward,
-    groups,
-    in_flight,
-    waiting_queue,
-)
-from kvsim.engine.compiled import part
+from kvsim.engine import adapters, cadence, drafting, encoder_cache, fast_forward, in_flight, waiting_queue
+from kvsim.engine.machine_code.compiled import part
 from kvsim.engine.memory import SKIP, STOP
+from kvsim.engine.paged import block_pool, groups
 from kvsim.engine.records import NEVER, Sequence
 from kvsim.engine.scheduling import Scheduler
 from kvsim.engine.state import ABORTED, FINISHED, LOADING, PREEMPTED, RUNNING, WAITING, Engine

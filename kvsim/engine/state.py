@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any, NamedTuple, Protocol
 
 from kvsim.engine.arrays import Numbers, Records
-from kvsim.engine.compiled import part
 from kvsim.engine.connector_records import ConnectorTables
 from kvsim.engine.encoder_records import EncoderCache
 from kvsim.engine.host_tier import HostTier
+from kvsim.engine.machine_code.compiled import part
 from kvsim.engine.memory import MemoryManager
 from kvsim.engine.radix_records import RadixTables
 from kvsim.engine.records import (

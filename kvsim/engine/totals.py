@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 
-from kvsim.engine.compiled import part
+from kvsim.engine.machine_code.compiled import part
 from kvsim.engine.records import Sequence
 from kvsim.engine.state import Engine, table_of
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from functools import cmp_to_key
 
 from kvsim.engine import linked_list
-from kvsim.engine.compiled import part
 from kvsim.engine.linked_list import HEAD
+from kvsim.engine.machine_code.compiled import part
 from kvsim.engine.records import Sequence
 from kvsim.engine.state import LOADING, Engine
 

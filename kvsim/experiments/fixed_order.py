@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from kvsim.engine.prefix_keys import prompt_keys, with_answers
+from kvsim.engine.paged.prefix_keys import prompt_keys, with_answers
 from kvsim.errors import BudgetError, UsageError
 from kvsim.policies.settings import PrefixEviction
 from kvsim.workload import Workload

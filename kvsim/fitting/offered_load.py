@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from kvsim.engine.prefix_keys import prompt_keys
+from kvsim.engine.paged.prefix_keys import prompt_keys
 from kvsim.metrics.steady import Steadiness, SteadyPart
 from kvsim.recording import RequestStatus
 from kvsim.workload import Ragged, Turns, Workload

@@ -9,8 +9,8 @@ from functools import partial
 from math import sqrt
 from typing import TYPE_CHECKING, Any
 
-from kvsim.engine.kv_cache import PAGED
-from kvsim.engine.tiered import TIERED
+from kvsim.engine.host.tiered import TIERED
+from kvsim.engine.paged.kv_cache import PAGED
 from kvsim.experiments.workers import workers
 from kvsim.fitting.changes import ServerChange, changes
 from kvsim.fitting.largest import Largest, largest_load

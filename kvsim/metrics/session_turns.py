@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 
-from kvsim.engine.prefix_keys import with_answers
+from kvsim.engine.paged.prefix_keys import with_answers
 from kvsim.errors import RecordingError
 from kvsim.recording.tables import ColumnTable, FloatArray, IntArray, MemoryKind, Requests, column
 

@@ -62,7 +62,7 @@ class TableFile:
         self._bytes: _Hashing | None = None
         self._encodings: dict[str, str] = {}
         self._counts: dict[str, int] = {}
-        self._waiting: list[pa.ColumnTable] = []
+        self._waiting: list[pa.Table] = []
         self._num_waiting = 0
 
     def append(self, table: ColumnTable) -> None:
@@ -122,7 +122,7 @@ class TableFile:
             self._writer.write_table(group)
         self._waiting, self._num_waiting = [rows.slice(num_rows)], len(rows) - num_rows
 
-    def _check_order(self, group: pa.ColumnTable) -> None:
+    def _check_order(self, group: pa.Table) -> None:
         """Check that counters in rows about to be written never fall: rows may change while they wait."""
         for name, last in self._counts.items() if len(group) else ():
             values = to_numpy(group.column(name).chunk(0))

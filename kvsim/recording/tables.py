@@ -137,7 +137,7 @@ class ColumnTable:
         present = [name for name, _ in self.columns() if getattr(self, name) is not None]
         return f"<{type(self).__name__}: {len(self):,} rows of {', '.join(present)}>"
 
-    def to_arrow(self) -> pa.ColumnTable:
+    def to_arrow(self) -> pa.Table:
         """Return the columns as a `pyarrow.ColumnTable`, with the types of a recording's Parquet file.
 
         Enumerations are strings in lower case; `prompt_hashes` is a list of int64 for each row.
@@ -168,7 +168,7 @@ class ColumnTable:
         return as_pandas(self.to_arrow())
 
 
-def as_pandas(table: pa.ColumnTable) -> Any:
+def as_pandas(table: pa.Table) -> Any:
     """Convert `table` to a `pandas.DataFrame`."""
     try:
         return table.to_pandas()

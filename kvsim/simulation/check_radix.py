@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kvsim.engine.radix.request_rows import NO_ROW
+from kvsim.engine.radix.token_slots import free_pages_in_order
 from kvsim.engine.radix_records import NO_BATCH, ROOT, SLOTS, WINDOWS
-from kvsim.engine.request_rows import NO_ROW
-from kvsim.engine.token_slots import free_pages_in_order
 from kvsim.errors import IntegrityError
 from kvsim.memory.waste import NUM_STATES, SlotState
 

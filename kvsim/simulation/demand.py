@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvsim.engine.known_requests import Demand
-from kvsim.engine.prefix_keys import all_prompt_keys, knows_prefixes, prompt_keys, with_answers
+from kvsim.engine.paged.prefix_keys import all_prompt_keys, knows_prefixes, prompt_keys, with_answers
 from kvsim.errors import BudgetError, UsageError, WorkloadError
 from kvsim.kv_groups import KVCacheLayout
 from kvsim.policies import Paged, Policy, Radix

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvsim.engine.arrays import column
-from kvsim.engine.block_pool import NULL_BLOCK
-from kvsim.engine.custom_memory import CUSTOM
+from kvsim.engine.custom.custom_memory import CUSTOM
 from kvsim.engine.encoder_cache import reclaimable
-from kvsim.engine.extents import rounded
-from kvsim.engine.kv_cache import PAGED
-from kvsim.engine.request_rows import RADIX
+from kvsim.engine.host.tiered import TIERED
+from kvsim.engine.paged.block_pool import NULL_BLOCK
+from kvsim.engine.paged.kv_cache import PAGED
+from kvsim.engine.radix.request_rows import RADIX
+from kvsim.engine.reserved.extents import rounded
+from kvsim.engine.reserved.static_batch import RECTANGLE
 from kvsim.engine.state import NO_KEY, Engine
-from kvsim.engine.static_batch import RECTANGLE
-from kvsim.engine.tiered import TIERED
 from kvsim.engine.totals import shared_slots
 from kvsim.errors import IntegrityError
 from kvsim.memory.waste import NUM_STATES, Breakdown, SlotState, SlotTotals, split_extent

@@ -6,8 +6,8 @@ import sys
 from typing import Literal, TypeAlias
 
 from kvsim.engine.coefficients import coefficients_of
-from kvsim.engine.compiled import has_numba
 from kvsim.engine.driver import has_machine_code
+from kvsim.engine.machine_code.compiled import has_numba
 from kvsim.engine.memory import MemoryManager
 from kvsim.errors import UsageError
 from kvsim.policies import AnyPolicy, CustomPolicy

@@ -2,7 +2,7 @@
 
 A request goes to a prefill server first, which computes its prompt and one token. When that has ended, it goes to a
 decode server, which takes blocks, fetches the prompt's KV over its link and answers. Both hold the prompt until the
-decode server has read it. Each side is vLLM's scheduler with its connector (`kvsim.engine.connected`); the times of
+decode server has read it. Each side is vLLM's scheduler with its connector (`kvsim.engine.connector`); the times of
 transfers are those of the link.
 """
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import simpy
 
-from kvsim.engine import prefix_hits
+from kvsim.engine.paged import prefix_hits
 from kvsim.engine.state import PREEMPTED, WAITING
 from kvsim.errors import IntegrityError, UsageError
 from kvsim.policies import Paged

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvsim.engine.arrays import column, copied
-from kvsim.engine.request_rows import RADIX
+from kvsim.engine.radix.request_rows import RADIX
 from kvsim.engine.state import ABORTED, FINISHED, RUNNING, Engine
 from kvsim.engine.totals import settle_unsure_slots
 from kvsim.memory.waste import SlotTotals

@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 import simpy
 
-from kvsim.engine import custom_memory, prefix_cache, prefix_hits
 from kvsim.engine.arrays import column
 from kvsim.engine.clock import (
     ANSWERED,
@@ -24,8 +23,10 @@ from kvsim.engine.clock import (
     REACHED,
     STALLED,
 )
+from kvsim.engine.custom import custom_memory
 from kvsim.engine.driver import Driver
-from kvsim.engine.request_rows import RADIX
+from kvsim.engine.paged import prefix_cache, prefix_hits
+from kvsim.engine.radix.request_rows import RADIX
 from kvsim.engine.state import Engine
 from kvsim.errors import BudgetError, StalledError
 from kvsim.simulation.step_check import Checks

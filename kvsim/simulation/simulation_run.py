@@ -19,10 +19,10 @@ import numpy.typing as npt
 import simpy
 
 from kvsim.engine.arrays import column
-from kvsim.engine.custom_rules import CustomRules
+from kvsim.engine.custom.custom_rules import CustomRules
+from kvsim.engine.custom.optimal_eviction import OptimalEviction
 from kvsim.engine.driver import Driver
 from kvsim.engine.initialization import EnginePlan, memory_of
-from kvsim.engine.optimal_eviction import OptimalEviction
 from kvsim.engine.state import Engine
 from kvsim.errors import UsageError
 from kvsim.metrics import Limits

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvsim.engine.kv_cache import PAGED
-from kvsim.engine.tiered import TIERED
+from kvsim.engine.host.tiered import TIERED
+from kvsim.engine.paged.kv_cache import PAGED
 from kvsim.errors import IntegrityError
 from kvsim.simulation.full_check import breakdown_of, check, check_encoder, check_totals, reuses_first
 from kvsim.simulation.queue_account import QueueAccount, watch

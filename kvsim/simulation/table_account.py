@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
-from kvsim.engine.block_pool import NULL_BLOCK
-from kvsim.engine.connected import CONNECTED
-from kvsim.engine.disaggregated import DISAGGREGATED
-from kvsim.engine.groups import num_unread_tokens
+from kvsim.engine.connector.connected import CONNECTED
+from kvsim.engine.connector.disaggregated import DISAGGREGATED
+from kvsim.engine.paged.block_pool import NULL_BLOCK
+from kvsim.engine.paged.groups import num_unread_tokens
 from kvsim.engine.state import RUNNING
 from kvsim.errors import IntegrityError
 from kvsim.memory.waste import NUM_STATES, SlotState

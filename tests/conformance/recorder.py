@@ -12,7 +12,7 @@ from kvsim.engine.coefficients import no_times
 from kvsim.engine.driver import Driver
 from kvsim.engine.initialization import EnginePlan
 from kvsim.engine.known_requests import Demand
-from kvsim.engine.prefix_keys import PrefixKeys
+from kvsim.engine.paged.prefix_keys import PrefixKeys
 from kvsim.engine.state import PREEMPTED, RUNNING, WAITING
 from kvsim.policies import Paged
 from kvsim.recording import Memory, MemoryKind, Meta, Pool, Recording, RecordingBuilder, RequestStatus, Schedule

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from kvsim.engine import block_pool, kv_cache, prefix_cache
 from kvsim.engine.clock import SCHEDULED
 from kvsim.engine.coefficients import no_times
 from kvsim.engine.driver import Driver
 from kvsim.engine.initialization import EnginePlan
 from kvsim.engine.known_requests import Demand
 from kvsim.engine.ownership import MemoryKind
-from kvsim.engine.prefix_keys import PrefixKeys
+from kvsim.engine.paged import block_pool, kv_cache, prefix_cache
+from kvsim.engine.paged.prefix_keys import PrefixKeys
 from kvsim.engine.state import NO_KEY, PREEMPTED, RUNNING
 from kvsim.policies import Paged
 from kvsim.policies.settings import ContinuousSettings, EngineDefaults, Order, PagedSettings

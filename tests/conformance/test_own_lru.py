@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kvsim.conformance import read_records, read_workload, verify_oracle
-from kvsim.engine.custom_rules import CustomRules
+from kvsim.engine.custom.custom_rules import CustomRules
 from kvsim.engine.initialization import EnginePlan
 from kvsim.engine.state import Engine
 from kvsim.errors import UsageError

@@ -7,9 +7,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kvsim.engine import block_pool, prefix_cache
 from kvsim.engine.coefficients import no_times
 from kvsim.engine.initialization import EnginePlan
+from kvsim.engine.paged import block_pool, prefix_cache
 from kvsim.engine.state import NO_KEY
 from kvsim.errors import IntegrityError
 from kvsim.policies import Paged

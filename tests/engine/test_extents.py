@@ -18,8 +18,8 @@ from hypothesis.stateful import (
     rule,
 )  # fmt: skip
 
-from kvsim.engine import extents
 from kvsim.engine.driver import Driver
+from kvsim.engine.reserved import extents
 from kvsim.errors import UnknownNameError
 from kvsim.policies import Contiguous
 from kvsim.policies.settings import ContiguousSettings, ContinuousSettings, Reserve

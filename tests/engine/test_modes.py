@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvsim.engine import block_pool, compiled, going_on, initialization
+from kvsim.engine import going_on, initialization
+from kvsim.engine.machine_code import compiled
 from kvsim.engine.memory import MemoryManager
+from kvsim.engine.paged import block_pool
 from kvsim.errors import UsageError
 from kvsim.policies import Paged
 from kvsim.policies.settings import ContinuousSettings
@@ -89,14 +91,14 @@ def test_a_model_of_ones_own_runs_interpreted_and_only_so(
 
 def test_parts_are_put_together_in_the_release_of_numba_that_is_here() -> None:
     """Otherwise compiling takes several times as long. If this fails: try the release, and add it to those known."""
-    numba_linking = pytest.importorskip("kvsim.engine.numba_linking")
+    numba_linking = pytest.importorskip("kvsim.engine.machine_code.numba_linking")
     assert numba_linking.is_known()
     assert compiled.part_options()["pipeline_class"] is numba_linking.PartCompiler
 
 
 @pytest.mark.parametrize("release", ["0.61.2", "0.99.0", "1.0.0rc1"])
 def test_an_unknown_release_compiles_every_part_by_itself(release: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    numba_linking = pytest.importorskip("kvsim.engine.numba_linking")
+    numba_linking = pytest.importorskip("kvsim.engine.machine_code.numba_linking")
     assert not numba_linking.is_known(release)
     monkeypatch.setattr(numba_linking, "is_known", lambda: False)
     assert "pipeline_class" not in compiled.part_options()
@@ -106,7 +108,7 @@ def test_both_ways_of_compiling_give_the_same_run(run_python: Callable[..., Any]
     """Parts that are put together, as they are where the release of numba is known, and parts compiled apart."""
     code = (
         "import sys, numpy as np, kvsim\n"
-        "from kvsim.engine import compiled, numba_linking\n"
+        "from kvsim.engine.machine_code import compiled, numba_linking\n"
         "from kvsim.machines import step_times\n"
         "if sys.argv[1] == 'apart':\n"
         "    numba_linking.KNOWN_RELEASES = ()\n"
@@ -164,7 +166,7 @@ def draw_from(monkeypatch: pytest.MonkeyPatch, times: list[int]) -> compiled.Mac
     """Machine code that notes when it is compiled."""
 
     def compile_(*_: object) -> Any:
-        from kvsim.engine import object_code
+        from kvsim.engine.machine_code import object_code
 
         times.append(1)
         return object_code.translate(DRAW, "draw")
@@ -209,7 +211,7 @@ def test_machine_code_is_kept_in_the_users_cache_where_the_sources_are_read_only
 def test_damaged_machine_code_is_made_again(
     damage: bytes | None, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from kvsim.engine import object_code
+    from kvsim.engine.machine_code import object_code
 
     times: list[int] = []
     draw_from(monkeypatch, times)(engine_of([1]), 1, 0.0)
@@ -231,7 +233,7 @@ def test_other_layouts_are_other_machine_code(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_machine_code_that_needs_numba_is_not_made() -> None:
-    object_code = pytest.importorskip("kvsim.engine.object_code")
+    object_code = pytest.importorskip("kvsim.engine.machine_code.object_code")
     code = "declare double @numba_frexp(double)\n" + DRAW
     with pytest.raises(AssertionError, match="calls numba_frexp cannot be used without numba"):
         object_code.translate(code, "draw")
@@ -271,7 +273,7 @@ def test_short_runs_do_not_load_numba(run_python: Callable[..., Any]) -> None:
         "step_time = step_times(gpu, model, 'vllm', source='none')\n"
         "machine = kvsim.Machine(gpu=gpu, model=model, kv_bytes=1 << 30, step_time=step_time)\n"
         "kvsim.simulate(workload, kvsim.Paged(), machine)\n"
-        "assert 'kvsim.engine.compiled' in sys.modules\n"
+        "assert 'kvsim.engine.machine_code.compiled' in sys.modules\n"
         "assert 'numba' not in sys.modules"
     )
     result = run_python("-c", code)

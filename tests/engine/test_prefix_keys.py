@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvsim.engine.prefix_keys import PrefixKeys
+from kvsim.engine.paged.prefix_keys import PrefixKeys
 from kvsim.errors import WorkloadError
 
 PROMPTS = st.lists(st.integers(0, 1), max_size=14)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kvsim.engine.prefix_keys import PrefixKeys, prompt_keys
+from kvsim.engine.paged.prefix_keys import PrefixKeys, prompt_keys
 from kvsim.workload import Ragged, Workload
 
 

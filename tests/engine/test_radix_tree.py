@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvsim.engine import radix_tree, token_slots, tree_nodes
-from kvsim.engine.prefix_keys import PrefixKeys
+from kvsim.engine.paged.prefix_keys import PrefixKeys
+from kvsim.engine.radix import radix_tree, token_slots, tree_nodes
 from kvsim.engine.radix_records import ROOT, SLOTS
 from kvsim.policies import Radix, RadixSettings, SGLangSettings
 from kvsim.policies.sglang import EVICTION_POLICIES

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kvsim.engine import reservations
 from kvsim.engine.driver import Driver
+from kvsim.engine.reserved import reservations
 from kvsim.memory.waste import SlotState
 from kvsim.policies import Contiguous
 from kvsim.policies.settings import ContiguousSettings, ContinuousSettings, Growth, Reserve

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvsim.engine.custom_rules import CustomRules
+from kvsim.engine.custom.custom_rules import CustomRules
 from kvsim.errors import UsageError
 from kvsim.hardware import find_gpu
 from kvsim.policies import EVERY_POLICY, Allocator, Contiguous, CustomPolicy, Paged, Policy, Static, describe, limited

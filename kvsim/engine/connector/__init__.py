@@ -1,0 +1,1 @@
+"""KV that comes from outside: a store, or servers that compute prompts for others."""

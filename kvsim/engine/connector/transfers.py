@@ -1,0 +1,97 @@
+"""The link over which a server fetches KV: when each load begins and ends, and which step reports it.
+
+A server fetches a few prompts at a time, each over an equal share of the link; the others wait in order. What has ended
+when the kernels of a step are launched is reported with the output of that step. Kernels go on meanwhile.
+"""
+
+from __future__ import annotations
+
+import math
+
+from kvsim.engine.connector import connected
+from kvsim.engine.machine_code.compiled import part
+from kvsim.engine.records import Sequence
+from kvsim.engine.state import Engine
+
+_SETTLED_CALLS = 2
+"""Consecutive calls of the scheduler without effect after which the next has none until a transfer ends."""
+
+
+@part
+def begin(engine: Engine) -> None:
+    """Put the loads that the scheduled step has begun on the link."""
+    connector = engine.connector
+    if not connector.settings.is_timed:
+        return
+    for index in range(connector.state.num_fetched, connector.state.num_loads):
+        sequence = engine.sequences[connector.loads[index]]
+        transfer = connector.transfers[sequence.number]
+        lane = 0
+        for other in range(1, len(connector.lanes)):
+            if connector.lanes[other].free_s < connector.lanes[lane].free_s:
+                lane = other
+        transfer.begin_s = max(connector.lanes[lane].free_s, engine.state.host_s)
+        seconds = connector.settings.latency_s + transfer.num_blocks * connector.settings.block_s
+        transfer.done_s = connector.lanes[lane].free_s = transfer.begin_s + seconds
+        connector.state.num_fetched_blocks += transfer.num_blocks
+        expect_end(engine, sequence)
+    connector.state.num_fetched = connector.state.num_loads
+
+
+@part
+def expect_end(engine: Engine, sequence: Sequence) -> None:
+    """List a transfer whose end is known among those to report."""
+    connector = engine.connector
+    connector.live[connector.state.num_live] = sequence.number
+    connector.state.num_live += 1
+
+
+@part
+def poll(engine: Engine) -> None:
+    """Report the transfers that have ended when a step is launched."""
+    connector, kept = engine.connector, 0
+    for index in range(connector.state.num_live):
+        number = connector.live[index]
+        transfer = connector.transfers[number]
+        if transfer.done_s <= engine.state.host_s:
+            is_load = not transfer.is_kept
+            connected.report(engine, engine.sequences[number], is_load, engine.state.num_scheduled)
+        else:
+            connector.live[kept] = number
+            kept += 1
+    connector.state.num_live = kept
+
+
+@part
+def pass_time(engine: Engine, until_s: float) -> None:
+    """Advance the clock to the end of the next transfer or to the next arrival; nothing falls before.
+
+    The engine sleeps if that is not before `until_s`.
+    """
+    state, connector = engine.state, engine.connector
+    connector.state.is_asleep = False
+    if connector.state.num_settled_calls < _SETTLED_CALLS or connector.state.num_reports > 0:
+        return
+    next_s = math.inf
+    if state.num_arrived < state.num_submitted:
+        next_s = engine.times[engine.lines[state.num_arrived].arrived].arrival_s
+    for index in range(connector.state.num_live):
+        next_s = min(next_s, connector.transfers[connector.live[index]].done_s)
+    if next_s < until_s:
+        connector.state.num_settled_calls = 0
+        state.host_s = max(state.host_s, next_s)
+        return
+    connector.state.is_asleep, connector.state.wake_s = True, next_s
+
+
+@part
+def is_asleep(engine: Engine) -> bool:
+    """Tell whether nothing happens before `ConnectorState.wake_s`, unless another request or a reader comes."""
+    return engine.connector.state.is_asleep
+
+
+@part
+def has_news(engine: Engine) -> bool:
+    """Tell whether other servers have to hear of loads that were begun, or of prompts that are not needed."""
+    state = engine.connector.state
+    return engine.connector.settings.is_timed and state.num_loads + state.num_notices > 0

@@ -1,0 +1,1 @@
+"""Policies in Python at work, and the bound of all evictions."""

@@ -1,0 +1,301 @@
+"""The free blocks that keep a prefix, as an eviction rule of a custom policy sees them.
+
+The prefixes form a tree: a block's parent is the block before it in the prompt. `CachedBlocks` follows the prefix cache
+event by event, and keeps the free blocks in the order of the free queue or, for a rule that ranks them, in a heap.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from heapq import heappop, heappush
+from itertools import count
+from typing import Any, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from kvsim.engine.paged import prefix_hits
+from kvsim.engine.records import Sequence as Request
+from kvsim.engine.state import NO_KEY, Engine, table_of
+from kvsim.errors import UsageError
+from kvsim.policies.custom import Candidates, ServedRequest
+
+
+class Cached:
+    """A block of the prefix cache."""
+
+    __slots__ = (
+        "_tree", "cached_s", "end_tokens", "key", "last_used_s", "num_hits", "parent_key", "place", "rank", "request",
+        "tokens", "unit",
+    )  # fmt: skip
+
+    def __init__(self, tree: CachedBlocks, unit: int, key: int, request: ServedRequest) -> None:
+        self._tree, self.unit, self.key, self.request = tree, unit, key, request
+        self.parent_key = NO_KEY
+        self.tokens = self.end_tokens = self.num_hits = 0
+        self.cached_s = self.last_used_s = 0.0
+        self.rank: tuple[Any, int] | None = None
+        """Rank of the free block by the rule, and the number of the ranking."""
+        self.place = 0
+        """Row of the free block in `FreeColumns`."""
+
+    def __repr__(self) -> str:
+        return f"<block {self.unit}: {self.end_tokens} tokens of a prefix, {self.num_hits} hits>"
+
+    @property
+    def tokens_below(self) -> int:
+        """Tokens in cached blocks that continue this prefix."""
+        return self._tree.tokens_below(self.key)
+
+
+class CachedBlocks:
+    """The prefix cache of one engine, block by block."""
+
+    def __init__(self, rank: Callable[[Cached], Any] | None = None) -> None:
+        """Follow a prefix cache that is empty; `rank` orders its free blocks, the first to evict first."""
+        self._by_unit: dict[int, Cached] = {}
+        self.free_blocks: OrderedDict[int, Cached] = OrderedDict()
+        """The blocks that no table holds, by block id, the least recently freed first."""
+        self._alike: defaultdict[int, dict[int, Cached]] = defaultdict(dict)
+        """The cached blocks of each prefix, by key and block id."""
+        self._continued: defaultdict[int, set[int]] = defaultdict(set)
+        """Keys of the cached prefixes that are one block longer, by key."""
+        self._below: dict[int, int] | None = None
+        """Tokens in cached blocks that continue a cached prefix, by key; None until a rule asks."""
+        self._rank = rank
+        self._ranked: list[tuple[Any, int, Cached]] = []
+        """A heap of free blocks; those whose rank has changed since are out of date."""
+        self._numbers = count()
+        self._columns: FreeColumns | None = None
+        """The free blocks as columns; None until a rule asks."""
+
+    def columns(self) -> FreeColumns:
+        """Return the free blocks as columns."""
+        if self._columns is None:
+            self._columns = FreeColumns(self.free_blocks.values())
+        return self._columns
+
+    def _take(self, unit: int) -> None:
+        """Take a block out of the free ones, if it is free."""
+        cached = self.free_blocks.pop(unit, None)
+        if cached is not None and self._columns is not None:
+            self._columns.remove(cached)
+
+    def add(self, engine: Engine, sequence: Request, request: ServedRequest, group: int, index: int) -> None:
+        """Add the block of entry `index` of a table."""
+        table, tokens = table_of(engine, sequence, group), engine.groups[group].block_size
+        unit = engine.entries[table.begin + index]
+        cached = Cached(self, unit, engine.blocks[unit].key, request)
+        cached.tokens, cached.end_tokens = tokens, (index + 1) * tokens
+        cached.cached_s = cached.last_used_s = engine.state.host_s
+        if index > 0:
+            cached.parent_key = prefix_hits.key_of(engine, sequence, group, index - 1)
+        self._by_unit[unit] = cached
+        alike = self._alike[cached.key]
+        alike[unit] = cached
+        if len(alike) == 1:
+            self._continued[cached.parent_key].add(cached.key)
+            if self._below is not None:
+                self._below[cached.key] = self._count_below(cached.key)
+                self._add_above(cached, tokens + self._below[cached.key])
+
+    def hit(self, unit: int, request: ServedRequest) -> None:
+        """Note that a request was admitted with block `unit`."""
+        cached = self._by_unit[unit]
+        cached.num_hits += 1
+        cached.request = request
+        cached.rank = None
+        self._take(unit)
+
+    def free(self, unit: int, now_s: float) -> None:
+        """Note that no table holds block `unit` from `now_s` on; ignore a block that keeps no prefix."""
+        if (cached := self._by_unit.get(unit)) is not None:
+            self.free_blocks[unit] = cached
+            cached.last_used_s = now_s
+            if self._columns is not None:
+                self._columns.append(cached)
+            if self._rank is not None:
+                self._push(cached, self._rank(cached))
+
+    def first_ranked(self) -> Cached:
+        """Return the free block that the rule ranks first; of equal ones, the one that was ranked first."""
+        while self._ranked:
+            rank, number, cached = heappop(self._ranked)
+            if cached.rank == (rank, number):
+                return cached
+        raise AssertionError("no free block keeps a prefix")
+
+    def remove(self, unit: int) -> None:
+        """Remove a block that is evicted."""
+        cached = self._by_unit.pop(unit)
+        self._take(unit)
+        cached.rank = None
+        alike = self._alike[cached.key]
+        del alike[unit]
+        if alike:
+            return
+        del self._alike[cached.key]
+        siblings = self._continued[cached.parent_key]
+        siblings.remove(cached.key)
+        if not siblings:
+            del self._continued[cached.parent_key]
+        if self._below is not None:
+            self._add_above(cached, -cached.tokens - self._below.pop(cached.key))
+        if self._rank is not None:
+            self._rank_again(cached)
+
+    def tokens_below(self, key: int) -> int:
+        """Count the tokens in cached blocks that continue the prefix `key`, each prefix once."""
+        if self._below is None:
+            self._below = {}
+            for each in [cached.key for cached in sorted(self._by_unit.values(), key=lambda block: -block.end_tokens)]:
+                self._below[each] = self._count_below(each)
+        return self._below.get(key, 0)
+
+    def _count_below(self, key: int) -> int:
+        """Add up the prefixes that are one block longer than `key`, with all that continues them."""
+        assert self._below is not None
+        longer = self._continued.get(key, ())
+        return sum(next(iter(self._alike[each].values())).tokens + self._below[each] for each in longer)
+
+    def _add_above(self, cached: Cached, tokens: int) -> None:
+        """Add `tokens` to every cached prefix that `cached` continues without a gap."""
+        assert self._below is not None
+        while cached.parent_key in self._alike:
+            self._below[cached.parent_key] += tokens
+            above = self._alike[cached.parent_key]
+            if self._columns is not None:
+                for each in above.values():
+                    self._columns.add_below(each, tokens)
+            cached = next(iter(above.values()))
+
+    def _rank_again(self, evicted: Cached) -> None:
+        """Rank the blocks again that an evicted one continued, up to one whose rank stays."""
+        assert self._rank is not None
+        while evicted.parent_key in self._alike:
+            has_changed = False
+            for cached in self._alike[evicted.parent_key].values():
+                if cached.rank is not None and (rank := self._rank(cached)) != cached.rank[0]:
+                    self._push(cached, rank)
+                    has_changed = True
+            if not has_changed:
+                return
+            evicted = cached
+
+    def _push(self, cached: Cached, rank: Any) -> None:
+        cached.rank = rank, next(self._numbers)
+        heappush(self._ranked, (*cached.rank, cached))
+
+
+_WHOLE = ("unit", "key", "end_tokens", "num_hits", "tokens_below")
+_TIMES = ("cached_s", "last_used_s")
+_FEWEST_ROWS = 64
+
+
+class FreeColumns:
+    """The free blocks as columns of arrays, in the order in which they were freed.
+
+    A block that is taken leaves an empty row. Rows are moved together when the arrays are full, so that a change costs
+    the same in any pool.
+    """
+
+    def __init__(self, blocks: Iterable[Cached]) -> None:
+        self._blocks: list[Cached | None] = list(blocks)
+        self._counts_below = False
+        self._rows: npt.NDArray[np.intp] | None = None
+        self._find_rows(max(2 * len(self._blocks), _FEWEST_ROWS))
+
+    def append(self, cached: Cached) -> None:
+        """Add a block behind the others."""
+        if len(self._blocks) == len(self._is_there):
+            self._blocks = [block for block in self._blocks if block is not None]
+            self._find_rows(max(2 * len(self._blocks), _FEWEST_ROWS))
+        self._blocks.append(cached)
+        self._write(len(self._blocks) - 1, cached)
+        self._rows = None
+
+    def remove(self, cached: Cached) -> None:
+        """Empty the row of a block."""
+        self._blocks[cached.place] = None
+        self._is_there[cached.place] = False
+        self._rows = None
+
+    def add_below(self, cached: Cached, tokens: int) -> None:
+        """Add tokens to what continues the prefix of a block, if that is counted and the block is free."""
+        if self._counts_below and cached.place < len(self._blocks) and self._blocks[cached.place] is cached:
+            self._whole[_WHOLE.index("tokens_below"), cached.place] += tokens
+
+    def rows(self) -> npt.NDArray[np.intp]:
+        """Return the rows that are not empty."""
+        if self._rows is None:
+            self._rows = np.flatnonzero(self._is_there[: len(self._blocks)])
+        return self._rows
+
+    def block(self, index: int) -> Cached:
+        """Return the block at `index` of the rows that are not empty."""
+        found = self._blocks[int(self.rows()[index])]
+        assert found is not None
+        return found
+
+    def column(self, name: str) -> npt.NDArray[Any]:
+        """Return one attribute of all blocks."""
+        if name in _TIMES:
+            times: npt.NDArray[Any] = self._times[_TIMES.index(name), self.rows()]
+            return times
+        if name not in _WHOLE:
+            raise UsageError(f"candidates have no column {name!r}; there are {', '.join(_WHOLE + _TIMES)}.")
+        if name == "tokens_below" and not self._counts_below:
+            self._counts_below = True
+            for place in self.rows().tolist():
+                self._write(place, self._blocks[place])
+        found: npt.NDArray[Any] = self._whole[_WHOLE.index(name), self.rows()]
+        return found
+
+    def _find_rows(self, num_rows: int) -> None:
+        """Lay out the blocks afresh, in arrays of `num_rows`."""
+        self._whole = np.zeros((len(_WHOLE), num_rows), np.int64)
+        self._times = np.zeros((len(_TIMES), num_rows))
+        self._is_there = np.zeros(num_rows, np.bool_)
+        for place, cached in enumerate(self._blocks):
+            self._write(place, cached)
+        self._rows = None
+
+    def _write(self, place: int, cached: Cached | None) -> None:
+        assert cached is not None
+        cached.place = place
+        below = cached.tokens_below if self._counts_below else 0
+        self._whole[:, place] = cached.unit, cached.key, cached.end_tokens, cached.num_hits, below
+        self._times[:, place] = cached.cached_s, cached.last_used_s
+        self._is_there[place] = True
+
+
+class FreeBlocks(Candidates):
+    """The free blocks that keep a prefix, the least recently freed first."""
+
+    def __init__(self, cached: CachedBlocks) -> None:
+        self._cached, self._free = cached, cached.free_blocks
+
+    def column(self, name: str) -> npt.NDArray[Any]:
+        """Return an attribute of all blocks in their order."""
+        return self._cached.columns().column(name)
+
+    def __len__(self) -> int:
+        return len(self._free)
+
+    def __iter__(self) -> Iterator[Cached]:
+        return iter(self._free.values())
+
+    @overload
+    def __getitem__(self, index: int) -> Cached: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Cached]: ...
+    def __getitem__(self, index: int | slice) -> Cached | list[Cached]:
+        if isinstance(index, slice):
+            return list(iter(self))[index]
+        if index == 0 and len(self):
+            return next(iter(self))
+        return self._cached.columns().block(index)
+
+    def __contains__(self, block: object) -> bool:
+        return isinstance(block, Cached) and self._free.get(block.unit) is block

@@ -1,0 +1,409 @@
+"""A custom policy at work in an engine, which is never compiled.
+
+`CustomRules` is the engine's `rules`: the scheduler calls it for a step and for a victim, `block_pool` for a block to
+evict, and `custom_memory` for units. Each answer of the policy is checked: a wrong one ends the run in a sentence that
+names the policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from functools import partial
+from typing import Any, NoReturn, TypeVar
+
+from kvsim.engine import scheduler, waiting_queue
+from kvsim.engine.custom import step_costs
+from kvsim.engine.custom.cached_blocks import CachedBlocks, FreeBlocks
+from kvsim.engine.custom.custom_memory import CustomUnits
+from kvsim.engine.custom.optimal_eviction import OptimalEviction
+from kvsim.engine.paged import block_pool, prefix_hits
+from kvsim.engine.records import Sequence
+from kvsim.engine.state import PREEMPTED, WAITING, Engine
+from kvsim.errors import KvsimError, PolicyError
+from kvsim.policies.custom import (
+    CustomPolicy,
+    ServedRequest,
+    SharingAllocator,
+    check_names,
+    evicts,
+    overrides,
+    ranks_blocks,
+    shares_prefixes,
+)
+
+QUEUED = (WAITING, PREEMPTED)
+"""States of a request that is in the queue."""
+
+_MOST_EMPTY = 3
+"""Steps in a row that may be empty: the last tokens of all running requests may be in flight, in two steps at most."""
+
+
+_MOST_TIMES = 10
+"""Times that all tokens may be computed before a request has to get its next one."""
+
+
+Answer = TypeVar("Answer")
+
+
+class Served:
+    """A request as a policy sees it."""
+
+    __slots__ = ("_engine", "_keys", "_times", "sequence")
+
+    def __init__(self, engine: Engine, sequence: Sequence) -> None:
+        self._keys: list[int] = []
+        self._engine, self.sequence, self._times = engine, sequence, engine.times[sequence.number]
+
+    def __repr__(self) -> str:
+        return f"<request {self.row}: {self.prompt_tokens} prompt tokens, {self.known_tokens} known>"
+
+    @property
+    def row(self) -> int:
+        """The request's row in the workload."""
+        return self.sequence.number - 1
+
+    @property
+    def arrival_s(self) -> float:
+        """Time at which the request was sent, in seconds."""
+        return self._times.arrival_s
+
+    @property
+    def priority(self) -> int:
+        """Priority of the request; the smallest is the most important."""
+        return self.sequence.priority
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Length of the prompt."""
+        return self.sequence.prompt_tokens
+
+    @property
+    def max_tokens(self) -> int:
+        """Output tokens after which the server stops the request."""
+        return self.sequence.limit_tokens - self.sequence.prompt_tokens
+
+    @property
+    def output_tokens(self) -> int:
+        """Output tokens that the request will have in the end."""
+        return self.sequence.end_tokens - self.sequence.prompt_tokens
+
+    @property
+    def known_tokens(self) -> int:
+        """Tokens of the prompt and of the output so far."""
+        return self.sequence.num_tokens
+
+    @property
+    def computed_tokens(self) -> int:
+        """Tokens computed so far."""
+        return self.sequence.computed
+
+    @property
+    def num_units(self) -> int:
+        """Units in the request's table."""
+        return self.sequence.num_units
+
+    @property
+    def hit_tokens(self) -> int:
+        """Leading tokens that the waiting request would find in the prefix cache now."""
+        return step_costs.hits(self._engine, self.sequence)[0] if self.sequence.status in QUEUED else 0
+
+    @property
+    def prefix_keys(self) -> list[int]:
+        """Keys of the full units of the known tokens but the last."""
+        num_keys = (self.sequence.num_tokens - 1) // self._engine.settings.unit_tokens
+        for index in range(len(self._keys), num_keys):
+            self._keys.append(prefix_hits.key_of(self._engine, self.sequence, 0, index))
+        return self._keys[:num_keys]
+
+    @property
+    def num_preemptions(self) -> int:
+        """Number of times that the request was preempted."""
+        return self.sequence.preemptions
+
+
+class CustomRules:
+    """A custom policy at work in one engine; the step that the policy makes, as it sees it."""
+
+    def __init__(self, policy: CustomPolicy, num_units: int, eviction: OptimalEviction | None = None) -> None:
+        """Ask `policy` for its allocator for a pool of `num_units`; `eviction` evicts in its place."""
+        self.policy = policy
+        self.own_units = None if policy.allocator is None else self._own_units(num_units)
+        """The units of a custom allocator."""
+        self._eviction = eviction
+        self._ranks = ranks_blocks(policy)
+        self._cached = (
+            CachedBlocks(partial(self.ask, policy.eviction_rank) if self._ranks else None) if evicts(policy) else None
+        )
+        self._served: dict[int, Served] = {}
+        self._engine: Engine | None = None
+        self._num_empty = 0
+        """Number of consecutive steps without computed tokens although there are requests."""
+        self._has_declined = False
+        """Whether the policy has named no request to admit in this step."""
+        self._tokens_in_vain = self._most_in_vain = 0
+        """Tokens computed since a request got an output token, and the number from which on that is looked at."""
+        self._alone: int | None = None
+        """The number of the request that `compute` serves; None outside of it."""
+        self._next: Iterator[ServedRequest] | None = None
+        """The request that `admit` admits; None outside of it."""
+
+    def _own_units(self, num_units: int) -> CustomUnits:
+        """Make the allocator."""
+        make = self.policy.allocator
+        assert make is not None
+        made = make(num_units, self.policy.unit_tokens)
+        check_names(type(made), SharingAllocator)
+        if shares_prefixes(made) and not shares_prefixes(make):
+            self.refuse(f"shares prefixes by an allocator of {type(made).__name__}; let `allocator` be that class")
+        return CustomUnits.of(made, num_units)
+
+    @property
+    def units(self) -> CustomUnits:
+        """The units of the custom allocator, which the policy has."""
+        assert self.own_units is not None
+        return self.own_units
+
+    def served(self, engine: Engine, sequence: Sequence) -> Served:
+        """Return the request as the policy sees it: one object for the whole run."""
+        number = sequence.number
+        if number not in self._served:
+            self._served[number] = Served(engine, sequence)
+        return self._served[number]
+
+    def fill_step(self, engine: Engine) -> int:
+        """Let the policy make the step; return the rest of its tokens."""
+        self._engine, state = engine, engine.state
+        self._has_declined = False
+        self.ask(self.policy.schedule, self)
+        self._num_empty = 0 if state.num_listed or not scheduler.has_work(engine) else self._num_empty + 1
+        if self._num_empty > _MOST_EMPTY and state.num_running:
+            self.refuse("made a step in which nothing is computed, although requests run: the clock would not advance")
+        if self._num_empty > _MOST_EMPTY and state.num_preempted:
+            self.refuse(f"preempts what it has just admitted, for ever: {self._rows(self.preempted)}")
+        if self._num_empty and self._has_declined and not (state.num_running or state.num_in_flight):
+            self.refuse(f"admits no request, although none runs: {self._rows(self.waiting)}")
+        self._check_progress(engine)
+        return self.tokens_left
+
+    def _check_progress(self, engine: Engine) -> None:
+        """Refuse a policy under which requests are computed again and again and none gets its next token."""
+        state = engine.state
+        before = (state.next_launched - 1) % engine.settings.most_in_flight
+        if state.num_running + state.num_waiting == 0 or engine.launched[before].num_emitting:
+            self._tokens_in_vain = 0
+        self._tokens_in_vain += engine.settings.max_num_batched_tokens - self.tokens_left
+        if self._tokens_in_vain <= self._most_in_vain:
+            return
+        known = sum(request.known_tokens for request in (*self.running, *self.waiting))
+        self._most_in_vain = _MOST_TIMES * known
+        if self._tokens_in_vain > self._most_in_vain:
+            self.refuse(
+                f"has computed {self._tokens_in_vain:,} tokens in a row and no request got its next one, as they are "
+                f"preempted before: {self._rows((*self.running, *self.waiting))}"
+            )
+
+    def _rows(self, requests: Iterable[Served]) -> str:
+        rows = [str(request.row) for request in requests]
+        return f"rows {', '.join(rows[:5])}" + (f" and {len(rows) - 5} more" if len(rows) > 5 else "")
+
+    def choose_victim(self, engine: Engine, needs: Sequence) -> int:
+        """Return the index, among the running requests, of the one to preempt for `needs`."""
+        if self._alone is not None:
+            raise _NoRoomError
+        if not overrides(self.policy, "victim"):
+            return scheduler.VLLM.choose_victim(engine, needs)
+        return self._place(self.policy.victim(self, self.served(engine, needs)), "victim")
+
+    def choose_next(self, engine: Engine) -> Sequence:
+        """Return the request that is admitted next. Those that were passed over are looked at again first."""
+        is_own = self._next is not None or overrides(self.policy, "admit")
+        if engine.state.num_looked_at < engine.state.num_skipped or not is_own:
+            return waiting_queue.next_in_pass(engine)
+        chosen = self.policy.admit(self) if self._next is None else next(self._next, None)
+        if chosen is None:
+            self._has_declined = True
+            raise _NoOtherError
+        sequence = self._sequence(chosen)
+        if sequence.number not in waiting_queue.in_order(engine):
+            self.refuse(f"named {chosen!r} as the next to admit, and it does not wait")
+        return sequence
+
+    def choose_evicted(self, engine: Engine) -> int:
+        """Return the block that the policy evicts."""
+        if self._eviction is not None:
+            return self._eviction.choose_evicted(engine)
+        if self._cached is None:
+            return block_pool.least_recently_freed(engine)
+        if self._ranks:
+            block = self._cached.first_ranked()
+            self._cached.remove(block.unit)
+            return block.unit
+        self._engine, candidates = engine, FreeBlocks(self._cached)
+        chosen = self.policy.evict(self, candidates)
+        if chosen not in candidates:
+            self.refuse(f"named {chosen!r} to evict, which is no free block that keeps a prefix")
+        self._cached.remove(chosen.unit)
+        return chosen.unit
+
+    def note_cached(self, engine: Engine, sequence: Sequence, group: int, index: int) -> None:
+        """Note that entry `index` of a table was put into the prefix cache."""
+        if self._eviction is not None:
+            self._eviction.note_cached(engine, sequence, group, index)
+        if self._cached is not None:
+            self._cached.add(engine, sequence, self.served(engine, sequence), group, index)
+
+    def note_hit(self, engine: Engine, sequence: Sequence, block: int) -> None:
+        """Note that a request was admitted with a block of the prefix cache."""
+        if self._cached is not None:
+            self._cached.hit(block, self.served(engine, sequence))
+
+    def note_freed(self, engine: Engine, block: int) -> None:
+        """Note that no table holds a block any more, which may keep a prefix."""
+        if self._eviction is not None:
+            self._eviction.note_freed(engine, block)
+        if self._cached is not None:
+            self._cached.free(block, engine.state.host_s)
+
+    def ask(self, hook: Callable[..., Answer], *arguments: Any) -> Answer:
+        """Call a hook of the policy, or of its allocator.
+
+        Raises:
+            PolicyError: it failed; the sentence names the error.
+        """
+        try:
+            return hook(*arguments)
+        except (KvsimError, _NoRoomError, _NoOtherError):
+            raise
+        except Exception as error:
+            self.refuse(f"failed in {hook.__name__}: {type(error).__name__}: {error}", error)
+
+    def refuse(self, what: str, error: Exception | None = None) -> NoReturn:
+        """End the run with an error: the policy broke a rule, or failed with `error`."""
+        raise PolicyError(f"the policy {self.policy.name!r} {what}.") from error
+
+    @property
+    def engine(self) -> Engine:
+        """The engine whose step is being made."""
+        assert self._engine is not None
+        return self._engine
+
+    @property
+    def now_s(self) -> float:
+        """The host's clock."""
+        return self.engine.state.host_s
+
+    @property
+    def waiting(self) -> list[Served]:
+        """The waiting requests, the head of the queue first."""
+        return self._served_all(waiting_queue.in_order(self.engine))
+
+    @property
+    def running(self) -> list[Served]:
+        """The running requests, in order of admission."""
+        engine = self.engine
+        return self._served_all([engine.running[index] for index in range(engine.state.num_running)])
+
+    @property
+    def preempted(self) -> list[Served]:
+        """The requests that this step has preempted so far."""
+        engine = self.engine
+        return self._served_all([engine.lists[index].preempted for index in range(engine.state.num_preempted)])
+
+    @property
+    def num_free_units(self) -> int:
+        """Units that can be allocated."""
+        return self.engine.state.num_free
+
+    @property
+    def tokens_left(self) -> int:
+        """Tokens that this step has not given to a request yet."""
+        engine = self.engine
+        given = sum(engine.batch_tokens[index] for index in range(engine.state.num_listed))
+        return engine.settings.max_num_batched_tokens - given
+
+    def cost_s(self, tokens: Mapping[ServedRequest, int] | None = None) -> float:
+        """Return how long this step would take with `tokens` more of each request."""
+        return step_costs.cost_s(
+            self.engine,
+            {self._sequence(request).number: self._positive(number) for request, number in (tokens or {}).items()},
+        )
+
+    def serve_running(self) -> None:
+        """Apply vLLM's rule to the running requests."""
+        if self.engine.state.num_listed:
+            self.refuse("let all requests compute after it had let some")
+        scheduler.serve_running(self.engine, self.tokens_left)
+
+    def admit_waiting(self) -> None:
+        """Apply vLLM's rule to the waiting requests; the policy chooses the next."""
+        with suppress(_NoOtherError):
+            scheduler.admit_waiting(self.engine, self.tokens_left)
+
+    def compute(self, request: ServedRequest, num_tokens: int | None = None) -> bool:
+        """Let a running request compute by vLLM's rule, as if it ran alone and none could be preempted."""
+        engine, state = self.engine, self.engine.state
+        place, number = self._place(request, "request to compute"), self._sequence(request).number
+        listed = state.num_listed
+        if number in [engine.batch[index] for index in range(listed)]:
+            self.refuse(f"let {request!r} compute twice in one step")
+        first, num_running = engine.running[0], state.num_running
+        self._alone = number
+        engine.running[0], engine.running[place], state.num_running = number, first, 1
+        try:
+            scheduler.serve_running(engine, self._at_most(num_tokens))
+        except _NoRoomError:
+            pass
+        finally:
+            engine.running[place], engine.running[0], state.num_running = number, first, num_running
+            self._alone = None
+        return state.num_listed > listed
+
+    def admit(self, request: ServedRequest, num_tokens: int | None = None) -> bool:
+        """Admit a waiting request."""
+        listed = self.engine.state.num_listed
+        self._next = iter((request,))
+        try:
+            with suppress(_NoOtherError):
+                scheduler.admit_waiting(self.engine, self._at_most(num_tokens))
+        finally:
+            self._next = None
+        return self.engine.state.num_listed > listed
+
+    def preempt(self, request: ServedRequest) -> None:
+        """Preempt a running request."""
+        sequence = scheduler.remove_running(self.engine, self._place(request, "victim"))
+        scheduler.take_out_of_batch(self.engine, sequence)
+        scheduler.preempt(self.engine, sequence)
+
+    def _place(self, request: ServedRequest, role: str) -> int:
+        """Return the index of a request among those that run."""
+        engine, number = self.engine, self._sequence(request).number
+        running = [engine.running[index] for index in range(engine.state.num_running)]
+        if number not in running:
+            self.refuse(f"named {request!r} as {role}, and it does not run")
+        return running.index(number)
+
+    def _served_all(self, numbers: list[int]) -> list[Served]:
+        return [self.served(self.engine, self.engine.sequences[number]) for number in numbers]
+
+    def _sequence(self, request: object) -> Sequence:
+        if not isinstance(request, Served):
+            self.refuse(f"returned {request!r}, which is no request of the step")
+        return request.sequence
+
+    def _at_most(self, num_tokens: int | None) -> int:
+        return self.tokens_left if num_tokens is None else min(self.tokens_left, self._positive(num_tokens))
+
+    def _positive(self, num_tokens: int) -> int:
+        if num_tokens < 1:
+            self.refuse(f"asked for {num_tokens} tokens; a step computes 1 or more")
+        return num_tokens
+
+
+class _NoRoomError(Exception):
+    """The request that `compute` serves has no room."""
+
+
+class _NoOtherError(Exception):
+    """The policy names no other request to admit."""

@@ -1,0 +1,145 @@
+"""Belady's rule over the known requests: evict the cached block whose next use lies farthest ahead.
+
+A block is used next by the first request, in a given order, that has not been admitted and whose prompt contains the
+block's prefix. Requests that were preempted come before all others. A copy of a prefix that another block keeps, and a
+prefix that no request asks for, are never used. Of equally late blocks the end of a prefix goes first, so what is kept
+of a prefix is always its beginning.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from heapq import heappop, heappush
+
+from kvsim.engine import waiting_queue
+from kvsim.engine.paged import prefix_hits
+from kvsim.engine.records import Sequence
+from kvsim.engine.state import NO_KEY, PREEMPTED, WAITING, Engine, table_of
+
+NEVER = 1 << 62
+"""The place of a request that does not come."""
+
+
+class OptimalEviction:
+    """The rule at work in one engine: it follows the prefix cache event by event."""
+
+    def __init__(self, order: list[int]) -> None:
+        """Take the rows of the workload in the `order` in which their requests are expected to be admitted."""
+        self._order = order
+        self._uses: dict[int, list[int]] | None = None
+        self._blocks_of: defaultdict[int, set[int]] = defaultdict(set)
+        """The cached blocks that keep a prefix, in use or free, by key."""
+        self._end_tokens: dict[int, int] = {}
+        """Tokens from the beginning of the prompt to the end of a cached block."""
+        self._free: list[tuple[int, int, int, int]] = []
+        """A heap of free cached blocks: next use, below zero; end, below zero; block; key. Some are out of date."""
+        self._without_prefix: list[int] = []
+        """Blocks that held no prefix when they were freed; some are in use again."""
+        self._preempted_keys: set[int] = set()
+        self._looked_at = (-1, -1)
+        """The step and its preemptions for which the keys of preempted requests are known."""
+
+    def choose_evicted(self, engine: Engine) -> int:
+        """Return the free block that is needed last."""
+        while self._without_prefix:
+            block = self._without_prefix.pop()
+            if engine.blocks[block].refs == 0 and engine.blocks[block].key == NO_KEY:
+                return block
+        awaited, needed_soon = self._keys_of_preempted(engine), []
+        while self._free:
+            use, end, block, key = heappop(self._free)
+            if engine.blocks[block].refs > 0 or engine.blocks[block].key != key:
+                continue
+            if (-use, -end) != self._worth(engine, block, key):
+                self._push(engine, block)
+            elif key in awaited:
+                needed_soon.append((end, block))
+            else:
+                break
+        else:
+            assert needed_soon, "no free block keeps a prefix"
+            needed_soon.sort(reverse=True)
+            _, block = needed_soon.pop()
+            key = engine.blocks[block].key
+        for _, other in needed_soon:
+            self._push(engine, other)
+        self._forget(engine, block, key)
+        return block
+
+    def note_cached(self, engine: Engine, sequence: Sequence, group: int, index: int) -> None:
+        """Note that entry `index` of a table was put into the prefix cache."""
+        block = engine.entries[table_of(engine, sequence, group).begin + index]
+        key = engine.blocks[block].key
+        self._end_tokens[block] = (index + 1) * engine.groups[group].block_size
+        for other in self._blocks_of[key]:
+            self._push_if_free(engine, other)
+        self._blocks_of[key].add(block)
+
+    def note_hit(self, engine: Engine, sequence: Sequence, block: int) -> None:
+        """Ignore a hit, after which the block is in use and cannot be evicted."""
+
+    def note_freed(self, engine: Engine, block: int) -> None:
+        """Note that no table holds a block any more."""
+        if engine.blocks[block].key == NO_KEY:
+            self._without_prefix.append(block)
+        else:
+            self._push(engine, block)
+
+    def _forget(self, engine: Engine, block: int, key: int) -> None:
+        """Note that `block` keeps `key` no longer; what another block keeps may be of use now."""
+        blocks = self._blocks_of[key]
+        blocks.remove(block)
+        if not blocks:
+            del self._blocks_of[key]
+        for other in blocks:
+            self._push_if_free(engine, other)
+
+    def _push_if_free(self, engine: Engine, block: int) -> None:
+        if engine.blocks[block].refs == 0:
+            self._push(engine, block)
+
+    def _push(self, engine: Engine, block: int) -> None:
+        key = engine.blocks[block].key
+        use, end = self._worth(engine, block, key)
+        heappush(self._free, (-use, -end, block, key))
+
+    def _worth(self, engine: Engine, block: int, key: int) -> tuple[int, int]:
+        """Return the place of the next use of a block, and the tokens up to its end."""
+        use = NEVER if len(self._blocks_of[key]) > 1 else self._next_use(engine, key)
+        return use, self._end_tokens[block]
+
+    def _next_use(self, engine: Engine, key: int) -> int:
+        """Return the place of the first request that is not admitted and asks for `key`."""
+        if self._uses is None:
+            self._uses = self._all_uses(engine)
+        places = self._uses.get(key // engine.settings.num_groups)
+        while places and engine.sequences[self._order[places[-1]] + 1].status != WAITING:
+            places.pop()
+        return places[-1] if places else NEVER
+
+    def _all_uses(self, engine: Engine) -> dict[int, list[int]]:
+        """Return the places of all requests that can hit a prompt key, the last first, by key."""
+        group, uses = engine.groups[0], defaultdict(list)
+        hash_tokens = group.block_size // group.hashes_per_block
+        for place in reversed(range(len(self._order))):
+            sequence = engine.sequences[self._order[place] + 1]
+            # The last token of a prompt is always computed, so the block that it ends is not looked up.
+            num_keys = min(sequence.num_keys, (sequence.prompt_tokens - 1) // hash_tokens)
+            if not sequence.is_refused:
+                for index in range(sequence.first_key, sequence.first_key + num_keys):
+                    uses[int(engine.prompt_keys[index])].append(place)
+        return uses
+
+    def _keys_of_preempted(self, engine: Engine) -> set[int]:
+        """Return the keys of the blocks that preempted requests will look up."""
+        state = engine.state
+        if self._looked_at != (state.num_scheduled, state.num_preempted):
+            self._looked_at = (state.num_scheduled, state.num_preempted)
+            self._preempted_keys = {
+                prefix_hits.key_of(engine, sequence, group, index)
+                for number in waiting_queue.in_order(engine)
+                if (sequence := engine.sequences[number]).status == PREEMPTED
+                for group in range(engine.settings.num_groups)
+                for index in range((sequence.num_tokens - 1) // engine.groups[group].block_size)
+            }
+        return self._preempted_keys

@@ -1,0 +1,76 @@
+"""The time that a step would take, asked before anything is allocated for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kvsim.engine.clock import step_time
+from kvsim.engine.custom import custom_memory
+from kvsim.engine.custom.custom_memory import CUSTOM
+from kvsim.engine.paged import prefix_hits
+from kvsim.engine.paged.block_pool import NULL_BLOCK
+from kvsim.engine.paged.groups import first_hit
+from kvsim.engine.paged.kv_cache import PAGED
+from kvsim.engine.records import Sequence
+from kvsim.engine.state import RUNNING, Engine
+from kvsim.steptime import StepShape
+
+
+def cost_s(engine: Engine, tokens: Mapping[int, int]) -> float:
+    """Return the seconds of a step that computes what is in the batch, and `tokens` more of sequences by number."""
+    state, planned = engine.state, _batch(engine)
+    for number, num_tokens in tokens.items():
+        planned[number] = planned.get(number, 0) + num_tokens
+    prefill_tokens = context_tokens = attention_pairs = num_new_seqs = more_units = 0
+    for number, num_tokens in planned.items():
+        sequence = engine.sequences[number]
+        computed, units = _computed(engine, sequence, num_tokens)
+        context_tokens += computed + num_tokens
+        more_units += units
+        num_new_seqs += number in tokens and sequence.status != RUNNING
+        if num_tokens - sequence.drafts > 1 or computed < sequence.prompt_tokens:
+            prefill_tokens += num_tokens
+            attention_pairs += num_tokens * computed + num_tokens * (num_tokens + 1) // 2
+    if not planned:
+        return 0.0
+    shape = StepShape(
+        len(planned), sum(planned.values()), prefill_tokens, context_tokens, attention_pairs, 0.0, 0.0,
+        _shared_tokens(engine, context_tokens, more_units), state.num_new_seqs + num_new_seqs,
+    )  # fmt: skip
+    time = step_time(engine.step_times[0], shape)
+    return max(time.prepare_s + time.gpu_s, time.launch_s) + time.turnaround_s
+
+
+def _batch(engine: Engine) -> dict[int, int]:
+    """Return the tokens of each sequence in the step so far."""
+    return {engine.batch[index]: engine.batch_tokens[index] for index in range(engine.state.num_listed)}
+
+
+def _computed(engine: Engine, sequence: Sequence, num_tokens: int) -> tuple[int, int]:
+    """Return the tokens of a sequence that need not be computed again, and the units that `num_tokens` more take."""
+    unit_tokens = engine.settings.unit_tokens
+    if sequence.status == RUNNING:
+        return sequence.computed, max(-(-(sequence.computed + num_tokens) // unit_tokens) - sequence.num_units, 0)
+    computed, num_held = hits(engine, sequence)
+    return computed, -(-(computed + num_tokens) // unit_tokens) - num_held
+
+
+def hits(engine: Engine, sequence: Sequence) -> tuple[int, int]:
+    """Return the tokens of a waiting sequence that the pool holds, and the units with them that tables list."""
+    if engine.memory is CUSTOM:
+        return custom_memory.hits(engine, sequence)
+    if not engine.settings.prefix_caching:
+        return 0, 0
+    computed = prefix_hits.find(engine, sequence)
+    hits = range(first_hit(engine, 0), first_hit(engine, 0) + engine.groups[0].num_hits)
+    blocks = [engine.entries[index] for index in hits]
+    return computed, sum(block != NULL_BLOCK and engine.blocks[block].refs > 0 for block in blocks)
+
+
+def _shared_tokens(engine: Engine, context_tokens: int, more_units: int) -> int:
+    """Return the tokens that several sequences would read in the same place, once `more_units` are held."""
+    settings, state = engine.settings, engine.state
+    if engine.memory in (PAGED, CUSTOM) and settings.num_groups == 1:
+        held_tokens = (settings.num_units - state.num_free + more_units) * settings.unit_tokens
+        return max(context_tokens - held_tokens, 0)
+    return engine.memory.shared_tokens(engine, context_tokens)

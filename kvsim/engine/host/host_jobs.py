@@ -1,0 +1,67 @@
+"""Copies between GPU and host that were begun and not reported yet, in the order in which they were decided."""
+
+from __future__ import annotations
+
+from kvsim.engine import linked_list
+from kvsim.engine.host_tier import NO_HOST_BLOCK, NO_JOB
+from kvsim.engine.machine_code.compiled import part
+from kvsim.engine.records import Sequence
+from kvsim.engine.state import Engine
+
+
+@part
+def begin(engine: Engine, sequence: Sequence, is_load: bool, first: int, end: int) -> int:
+    """Begin a copy of some or all host blocks at [first, end) of a sequence; return its record."""
+    host = engine.host
+    state = host.state
+    job = state.last_free_job
+    if job == NO_JOB:
+        state.num_job_records += 1
+        job = state.num_job_records
+    else:
+        state.last_free_job = host.jobs[job].next
+    linked_list.push_back(host.jobs, job)
+    record = host.jobs[job]
+    record.number, record.sequence, record.is_load = state.next_job, sequence.number, is_load
+    record.begin, record.end, record.first_written = first, end, NO_HOST_BLOCK
+    record.begun_in, record.flushed_in, record.reported_in = engine.state.num_scheduled, 0, 0
+    record.begun_step, record.awaited_step = engine.state.num_steps, -1
+    record.next_reported, record.is_on_link, record.done_s = NO_JOB, False, 0.0
+    state.next_job += 1
+    state.num_jobs += 1
+    host.asked[sequence.number].num_jobs += 1
+    return job
+
+
+@part
+def report(engine: Engine, job: int, step: int) -> None:
+    """Report a copy with the output of `step`, counted like calls of the scheduler from 1."""
+    host = engine.host
+    host.jobs[job].reported_in = step
+    if host.state.first_reported == NO_JOB:
+        host.state.first_reported = job
+    else:
+        host.jobs[host.state.last_reported].next_reported = job
+    host.state.last_reported = job
+
+
+@part
+def next_reported(engine: Engine, step: int) -> int:
+    """Take the next copy that is reported with the output of `step`; return it, or `NO_JOB`."""
+    state, jobs = engine.host.state, engine.host.jobs
+    job = state.first_reported
+    if job == NO_JOB or jobs[job].reported_in > step:
+        return NO_JOB
+    state.first_reported = jobs[job].next_reported
+    return job
+
+
+@part
+def end(engine: Engine, job: int) -> None:
+    """Remove a copy whose end was reported."""
+    host = engine.host
+    linked_list.remove(host.jobs, job)
+    host.asked[host.jobs[job].sequence].num_jobs -= 1
+    host.jobs[job].next = host.state.last_free_job
+    host.state.last_free_job = job
+    host.state.num_jobs -= 1

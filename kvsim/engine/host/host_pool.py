@@ -1,0 +1,287 @@
+"""Blocks of host memory: the slot of each key, and the eviction policy.
+
+A slot is being written, idle, or read by loads. Only idle ones are evicted: the least recently used first, or as ARC
+does (Megiddo and Modha, FAST 2003) with the rules that vLLM 0.25.1 has for it.
+"""
+
+from __future__ import annotations
+
+from kvsim.engine import linked_list
+from kvsim.engine.host_tier import (
+    FREQUENT,
+    FREQUENT_GHOSTS,
+    NO_HOST_BLOCK,
+    NUM_LISTS,
+    RECENT,
+    RECENT_GHOSTS,
+    WRITING,
+)
+from kvsim.engine.machine_code.compiled import part
+from kvsim.engine.state import Engine
+
+_SPREAD = -7046029254386353131
+"""2^64 over the golden ratio, odd and read as signed."""
+_UNLISTED = -1
+
+
+@part
+def find(engine: Engine, key: int) -> int:
+    """Return the block that holds `key`, readable or not, or `NO_HOST_BLOCK`."""
+    block = _find_also_ghosts(engine, key)
+    return block if block < NUM_LISTS + engine.host.settings.num_slots else NO_HOST_BLOCK
+
+
+@part
+def slot_of(block: int) -> int:
+    """Return the slot of a block that is not a ghost."""
+    return block - NUM_LISTS
+
+
+@part
+def block_of(slot: int) -> int:
+    """Return the block in a slot."""
+    return slot + NUM_LISTS
+
+
+@part
+def use(engine: Engine, block: int) -> None:
+    """Mark an idle block as used just now. ARC ignores it."""
+    if not engine.host.settings.adaptive and engine.host.blocks[block].readers == 0:
+        _move(engine, RECENT, block)
+
+
+@part
+def hold(engine: Engine, block: int) -> None:
+    """Let a load read a block, which is readable."""
+    tier = engine.host
+    if tier.blocks[block].readers == 0:
+        if tier.settings.adaptive:
+            tier.lists[tier.blocks[block].stands_in].num_idle -= 1
+        else:
+            _leave(engine, block)
+    tier.blocks[block].readers += 1
+
+
+@part
+def let_go(engine: Engine, block: int) -> None:
+    """End the write of a block, or one load that reads it."""
+    tier = engine.host
+    record = tier.blocks[block]
+    record.readers = max(record.readers - 1, 0)
+    if record.readers == 0:
+        if tier.settings.adaptive:
+            tier.lists[record.stands_in].num_idle += 1
+        else:
+            _enter(engine, RECENT, block)
+
+
+@part
+def touch(engine: Engine, key: int) -> None:
+    """Mark the block of a key as recently used. If ARC remembers only its key, adapt the lengths of its lists."""
+    tier = engine.host
+    block = _find_also_ghosts(engine, key)
+    if block == NO_HOST_BLOCK:
+        return
+    record = tier.blocks[block]
+    place = record.stands_in
+    if not tier.settings.adaptive:
+        use(engine, block)
+    elif place == RECENT and record.readers != WRITING:
+        _move(engine, FREQUENT, block)
+    else:
+        if place in (RECENT_GHOSTS, FREQUENT_GHOSTS):
+            _adapt(engine, place)
+        _move(engine, place, block)
+
+
+@part
+def spare(engine: Engine, block: int) -> None:
+    """Protect a block from eviction until `begin_sparing` is called again."""
+    engine.host.blocks[block].spared = engine.host.state.num_sparings
+
+
+@part
+def begin_sparing(engine: Engine) -> None:
+    """Clear the set of spared blocks."""
+    engine.host.state.num_sparings += 1
+
+
+@part
+def make_room(engine: Engine, num_blocks: int, num_recent_spared: int, num_frequent_spared: int) -> bool:
+    """Evict idle blocks that are not spared until `num_blocks` slots are free; evict none if that cannot be done.
+
+    `num_recent_spared` and `num_frequent_spared` count the idle spared blocks in the recency and the frequency list.
+    """
+    tier = engine.host
+    lack = num_blocks - tier.state.num_free
+    if lack <= 0:
+        return True
+    recent = tier.lists[RECENT].num_idle - num_recent_spared
+    frequent = tier.lists[FREQUENT].num_idle - num_frequent_spared
+    length = tier.lists[RECENT].length
+    for _ in range(lack):
+        if recent > 0 and _prefers_recent(engine, length):
+            recent -= 1
+            length -= 1
+        elif frequent > 0:
+            frequent -= 1
+        else:
+            return False
+    recent = tier.lists[RECENT].num_idle - num_recent_spared
+    for _ in range(lack):
+        chosen = FREQUENT
+        if recent > 0 and _prefers_recent(engine, tier.lists[RECENT].length):
+            recent -= 1
+            chosen = RECENT
+        _evict(engine, chosen)
+    return True
+
+
+@part
+def store(engine: Engine, key: int) -> int:
+    """Take a free slot for `key`, which no block holds; it is being written. Return the block."""
+    tier = engine.host
+    state = tier.state
+    ghost = _find_also_ghosts(engine, key)
+    if ghost != NO_HOST_BLOCK:
+        _forget_ghost(engine, ghost)
+    state.num_free -= 1
+    if state.num_used < tier.settings.num_slots:
+        block = NUM_LISTS + state.num_used
+        state.num_used += 1
+    else:
+        block = state.last_given_back
+        state.last_given_back = tier.blocks[block].next
+    tier.blocks[block].readers = WRITING
+    tier.blocks[block].stands_in = _UNLISTED
+    _name(engine, block, key)
+    if tier.settings.adaptive:
+        _enter(engine, RECENT, block)
+    return block
+
+
+@part
+def _prefers_recent(engine: Engine, length: int) -> bool:
+    """Tell whether the next block to evict is a recent one."""
+    tier = engine.host
+    return not tier.settings.adaptive or length >= int(tier.state.recent_target)
+
+
+@part
+def _evict(engine: Engine, place: int) -> None:
+    """Take the slot of the first idle block of a list that is not spared; ARC keeps its key as a ghost."""
+    tier = engine.host
+    state, block = tier.state, tier.blocks[place].next
+    while tier.blocks[block].readers != 0 or tier.blocks[block].spared == state.num_sparings:
+        block = tier.blocks[block].next
+    key = tier.blocks[block].key
+    _leave(engine, block)
+    _unname(engine, block)
+    tier.blocks[block].next = state.last_given_back
+    state.last_given_back = block
+    state.num_free += 1
+    if tier.settings.adaptive:
+        _remember_ghost(engine, RECENT_GHOSTS if place == RECENT else FREQUENT_GHOSTS, key)
+
+
+@part
+def _adapt(engine: Engine, place: int) -> None:
+    """Lengthen the list that a requested ghost was evicted from."""
+    tier = engine.host
+    state, recent, frequent = tier.state, tier.lists[RECENT_GHOSTS].length, tier.lists[FREQUENT_GHOSTS].length
+    if place == RECENT_GHOSTS:
+        state.recent_target = min(state.recent_target + max(1.0, frequent / recent), float(tier.settings.num_slots))
+    else:
+        state.recent_target = max(state.recent_target - max(1.0, recent / frequent), 0.0)
+
+
+@part
+def _remember_ghost(engine: Engine, place: int, key: int) -> None:
+    """Keep the key of an evicted block; of each list as many as there are slots."""
+    tier = engine.host
+    if tier.lists[place].length == tier.settings.num_slots:
+        _forget_ghost(engine, tier.blocks[place].next)
+    state = tier.state
+    ghost = state.last_free_ghost
+    if ghost == NO_HOST_BLOCK:
+        ghost = NUM_LISTS + tier.settings.num_slots + state.num_ghosts_used
+        state.num_ghosts_used += 1
+    else:
+        state.last_free_ghost = tier.blocks[ghost].next
+    tier.blocks[ghost].readers = WRITING  # no ghost is idle
+    _name(engine, ghost, key)
+    _enter(engine, place, ghost)
+
+
+@part
+def _forget_ghost(engine: Engine, ghost: int) -> None:
+    _leave(engine, ghost)
+    _unname(engine, ghost)
+    engine.host.blocks[ghost].next = engine.host.state.last_free_ghost
+    engine.host.state.last_free_ghost = ghost
+
+
+@part
+def _enter(engine: Engine, place: int, block: int) -> None:
+    """Put a block at the end of a list."""
+    tier = engine.host
+    linked_list.insert_before(tier.blocks, place, block)
+    tier.blocks[block].stands_in = place
+    tier.lists[place].length += 1
+    if tier.blocks[block].readers == 0:
+        tier.lists[place].num_idle += 1
+
+
+@part
+def _leave(engine: Engine, block: int) -> None:
+    """Take a block out of its list."""
+    tier = engine.host
+    place = tier.blocks[block].stands_in
+    linked_list.remove(tier.blocks, block)
+    tier.blocks[block].stands_in = _UNLISTED
+    tier.lists[place].length -= 1
+    if tier.blocks[block].readers == 0:
+        tier.lists[place].num_idle -= 1
+
+
+@part
+def _move(engine: Engine, place: int, block: int) -> None:
+    _leave(engine, block)
+    _enter(engine, place, block)
+
+
+@part
+def _find_also_ghosts(engine: Engine, key: int) -> int:
+    tier = engine.host
+    block = tier.buckets[_bucket_of(engine, key)]
+    while block != NO_HOST_BLOCK and tier.blocks[block].key != key:
+        block = tier.blocks[block].next_alike
+    return block
+
+
+@part
+def _name(engine: Engine, block: int, key: int) -> None:
+    """Let a record hold `key`."""
+    tier, bucket = engine.host, _bucket_of(engine, key)
+    tier.blocks[block].key = key
+    tier.blocks[block].next_alike = tier.buckets[bucket]
+    tier.buckets[bucket] = block
+
+
+@part
+def _unname(engine: Engine, block: int) -> None:
+    """Let a record hold no key."""
+    tier = engine.host
+    bucket = _bucket_of(engine, tier.blocks[block].key)
+    before = tier.buckets[bucket]
+    if before == block:
+        tier.buckets[bucket] = tier.blocks[block].next_alike
+        return
+    while tier.blocks[before].next_alike != block:
+        before = tier.blocks[before].next_alike
+    tier.blocks[before].next_alike = tier.blocks[block].next_alike
+
+
+@part
+def _bucket_of(engine: Engine, key: int) -> int:
+    return ((key * _SPREAD) >> 32) & (len(engine.host.buckets) - 1)

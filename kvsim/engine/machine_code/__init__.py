@@ -1,0 +1,1 @@
+"""The engine as machine code: types, linking, and object files on disk."""

@@ -1,0 +1,225 @@
+"""The door to numba: the engine interpreted, or as machine code.
+
+Every function of the engine is written once, as plain Python over records, and marked with `part`. Without numba, and
+in runs too short to be worth loading it, the functions are interpreted. `MachineCode` compiles them with numba.
+Importing this module does not load numba: `numba_types` describes the engine's records to numba, `numba_linking` links
+parts.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import cache
+from hashlib import sha256
+from importlib import import_module
+from pathlib import Path
+from types import CodeType, FunctionType
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+from kvsim.engine.machine_code.addresses import Layout, addresses_of, digest_of, layout_of
+from kvsim.errors import UsageError
+
+if TYPE_CHECKING:
+    from kvsim.engine.machine_code.object_code import ObjectCode
+
+EntryPoint: TypeAlias = Callable[[Any, int, float], int]
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_OPTIONS = {"error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+"""Sums keep their order, so that times equal those of the interpreter to the last bit."""
+
+_parts: list[Callable[..., Any]] = []
+_other_meanings: list[tuple[Callable[..., Any], Callable[..., Any]]] = []
+
+
+def part(function: Function) -> Function:
+    """Declare that `function` belongs to the engine: compiled code may call it."""
+    _parts.append(function)
+    return function
+
+
+def compiled_as(function: Callable[..., Any], meaning: Callable[..., Any]) -> None:
+    """Declare that compiled code which calls `function` calls `meaning`."""
+    _other_meanings.append((function, meaning))
+
+
+def has_numba() -> bool:
+    """Tell whether numba works with this Python and this NumPy. The call loads it, in about half a second."""
+    try:
+        import_module("kvsim.engine.machine_code.numba_types")
+    except ImportError:
+        return False
+    return True
+
+
+class MachineCode:
+    """A part of the engine as machine code, for the engine of one run, which Python calls like the part itself.
+
+    What was compiled once is kept on disk, under a name that changes with `sources`, the folders of all that goes in.
+    """
+
+    def __init__(self, function: EntryPoint, sources: Sequence[Path]) -> None:
+        self._function, self._sources = function, tuple(sources)
+        self._engine: Any = None
+        self._addresses: Any = None
+        self._call: Callable[[int, int, float], int] = lambda *_: 0
+
+    def __call__(self, engine: Any, action: int, argument: float) -> int:
+        """Call `function(engine, action, argument)` with the arrays of `engine`."""
+        if engine is not self._engine:
+            self._call = _ready(self._function, self._sources, layout_of(engine))
+            self._engine, self._addresses = engine, addresses_of(engine)
+        return self._call(self._addresses.ctypes.data, action, argument)
+
+
+def is_at_hand(memory: object, sources: Sequence[Path]) -> bool:
+    """Tell whether machine code for a kind of memory is on disk: it loads in less than a tenth of a second."""
+    with suppress(ImportError, OSError):
+        pattern = f"*{_stem(memory, tuple(sources))}-*"
+        return any(any(folder.glob(pattern)) for folder in _folders())
+    return False
+
+
+@cache
+def _ready(function: EntryPoint, sources: tuple[Path, ...], layout: Layout) -> Callable[[int, int, float], int]:
+    """Return machine code of `function` for engines of a layout: loaded, or compiled and kept."""
+    from kvsim.engine.machine_code import object_code  # noqa: PLC0415  loaded when the first run asks for it
+
+    name = f"{function.__name__}-{_stem(_memory_of(layout), sources)}-{digest_of(layout)}.o"
+    for folder in _folders():
+        if code := object_code.read(folder / name):
+            return object_code.load(code)
+    code = _compile(function, layout)
+    for folder in _folders():
+        # A folder may be read-only, a disk full: the code is used all the same.
+        with suppress(OSError, UsageError):
+            object_code.keep(code, folder / name)
+            break
+    _forget_others(name)
+    return object_code.load(code)
+
+
+def _forget_others(name: str) -> None:
+    """Remove machine code of the sources as they were before, beside the sources."""
+    function, _, *rest = name.split("-")
+    for folder in _folders()[:1]:
+        for file in folder.glob("-".join((function, "*", *rest[:2], "*.o"))):
+            if file.name.split("-")[1] != name.split("-")[1]:
+                with suppress(OSError):
+                    file.unlink()
+
+
+def _memory_of(layout: Layout) -> object:
+    return dict(layout)["memory"]
+
+
+@cache
+def _stem(memory: object, sources: tuple[Path, ...]) -> str:
+    """Return the part of a file name that all machine code of these sources has, for this processor."""
+    from kvsim.engine.machine_code import object_code  # noqa: PLC0415  as above
+
+    return f"{_fingerprint(sources)}-{sha256(object_code.target().encode()).hexdigest()[:8]}-{memory}"
+
+
+def _folders() -> list[Path]:
+    """Return the folders for machine code: beside the sources, then the user's caches."""
+    folders = [Path(__file__).parent / "__pycache__"]
+    with suppress(RuntimeError):  # a user without a home
+        folders.append(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvsim")
+    return folders
+
+
+def part_options() -> dict[str, Any]:
+    """Return the options with which parts are compiled."""
+    from kvsim.engine.machine_code import numba_linking  # noqa: PLC0415  as above
+
+    return _OPTIONS | ({"pipeline_class": numba_linking.PartCompiler} if numba_linking.is_known() else {})
+
+
+def entry_options() -> dict[str, Any]:
+    """Return the options with which the entry point is compiled."""
+    from kvsim.engine.machine_code import numba_linking  # noqa: PLC0415  as above
+
+    known = {"pipeline_class": numba_linking.EntryCompiler} if numba_linking.is_known() else {}
+    return {"error_model": _OPTIONS["error_model"]} | known
+
+
+def _hand_over() -> None:
+    """Register every part with numba, once."""
+    from numba.extending import overload  # noqa: PLC0415  as above
+
+    meanings = [(function, without_asserts(function)) for function in _parts] + _other_meanings
+    for function, meaning in meanings:
+        overload(function, strict=False, jit_options=part_options())(_always(meaning))
+    _parts.clear()
+    _other_meanings.clear()
+
+
+def without_asserts(function: Function) -> Function:
+    """Return `function` without its asserts: machine code raises nothing."""
+    code = _codes(function.__code__.co_filename)[function.__qualname__, function.__code__.co_firstlineno]
+    made: Any = FunctionType(code, function.__globals__, function.__name__, function.__defaults__)
+    return made  # type: ignore[no-any-return]
+
+
+@cache
+def _codes(file: str) -> dict[tuple[str, int], CodeType]:
+    """Return the code of the functions at the top of a source file, without asserts, by name and first line."""
+    module = compile(Path(file).read_text(encoding="utf-8"), file, "exec", optimize=1, dont_inherit=True)
+    return {(code.co_qualname, code.co_firstlineno): code for code in module.co_consts if isinstance(code, CodeType)}
+
+
+def _always(meaning: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function of types that `overload` asks for."""
+    return lambda *_types: meaning
+
+
+def _compile(function: EntryPoint, layout: Layout) -> ObjectCode:
+    """Compile `function`, with a message for a person who waits.
+
+    Raises:
+        UsageError: numba is not there; machine code that was at hand is of another layout.
+    """
+    if not has_numba():
+        raise UsageError("this run cannot be compiled without numba; take --engine interpreted.")
+    from kvsim.engine.machine_code import numba_types, object_code  # noqa: PLC0415  as above
+
+    begin_s = time.perf_counter()
+    _tell("compiling the simulator, once for this machine ...")
+    _hand_over()
+    with _no_collections():
+        code = object_code.translate(*numba_types.to_llvm(function, layout, entry_options()))
+    _tell(f"... took {time.perf_counter() - begin_s:.0f} s.")
+    return code
+
+
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    """Pause the collection of cyclic garbage: a compiler keeps nearly all that it makes."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            if not gc.get_freeze_count():
+                gc.freeze()
+                gc.unfreeze()  # what the compiler keeps is old now, and the next collection does not look at it
+            gc.enable()
+
+
+def _tell(sentence: str) -> None:
+    """Write to standard error, if that is a terminal."""
+    if sys.stderr.isatty():
+        sys.stderr.write(f"kvsim: {sentence}\n")
+
+
+def _fingerprint(sources: Sequence[Path]) -> str:
+    """Return a text that changes with the source of any compiled function."""
+    files = [file for folder in sources for file in sorted(folder.glob("**/*.py"))]
+    return sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]

@@ -1,0 +1,309 @@
+"""The engine's records as numba sees them: a table of addresses, handed over as one pointer.
+
+An engine is some thirty arrays. Handed over one by one they would be two hundred numbers in every call of every part.
+Here an engine is the address of a table, which says for each array where its records begin and how many they are. The
+table does not change while compiled code runs, and its metadata says so: an address is read once.
+
+A record of functions, such as a kind of memory, is a type of its own. Which functions it holds is known when code is
+compiled, so a call of one is a call like any other.
+
+An index is not looked at: it must lie in its array.
+"""
+
+from __future__ import annotations
+
+import operator
+from functools import cache
+from hashlib import sha256
+from typing import Any, TypeAlias
+
+import numpy as np
+from llvmlite import ir
+from numba import cfunc, from_dtype
+from numba.core.typing.templates import AttributeTemplate, signature
+from numba.extending import (
+    infer_getattr,
+    intrinsic,
+    lower_builtin,
+    lower_getattr_generic,
+    lower_setattr_generic,
+    models,
+    register_model,
+    type_callable,
+    types,
+)
+
+from kvsim.engine.machine_code.addresses import Layout, One
+
+_POINTER = ir.IntType(8).as_pointer()
+_TABLE = _POINTER.as_pointer()
+
+Fields: TypeAlias = "tuple[tuple[str, RecordsType | EngineType | types.Type], ...]"
+
+
+class RecordType(types.Type):
+    """One record, by its address. Its whole numbers are read as 64 bits, however few they are kept in."""
+
+    def __init__(self, dtype: np.dtype[Any]) -> None:
+        fields: Any = dtype.fields or {}
+        self.offsets = {name: fields[name][1] for name in fields}
+        self.kept = {name: from_dtype(fields[name][0]) for name in fields}
+        super().__init__(f"Record_{_digest(str(dtype))}")
+
+    def read(self, name: str) -> types.Type:
+        """Return the type of a field as it is read."""
+        return types.int64 if isinstance(self.kept[name], types.Integer) else self.kept[name]
+
+
+class RecordsType(types.Type):
+    """Consecutive records or numbers: their address and their number."""
+
+    def __init__(self, dtype: np.dtype[Any]) -> None:
+        kinds = [kind for kind, *_ in (dtype.fields or {}).values()]
+        is_plain = kinds and all(kind.subdtype is None for kind in kinds)
+        self.dtype = RecordType(dtype) if is_plain else from_dtype(dtype)
+        self.size_bytes = dtype.itemsize
+        super().__init__(f"Records_{_digest(str(self.dtype))}")
+
+
+class FunctionsType(types.Type):
+    """A record of functions, which has no value at run time."""
+
+    def __init__(self, functions: Any) -> None:
+        self.functions = functions
+        super().__init__(f"{type(functions).__name__}_{functions!r}")
+
+
+class EngineType(types.Type):
+    """A named tuple of arrays, single records, records of functions and such tuples: its fields, in order."""
+
+    def __init__(self, fields: Fields) -> None:
+        self.fields = fields
+        super().__init__(f"Engine_{_digest(str(fields))}")
+
+    def word_of(self, name: str) -> int:
+        """Return the number of words of the table before a field."""
+        words = 0
+        for field, kind in self.fields:
+            if field == name:
+                return words
+            words += _num_words(kind)
+        raise AttributeError(name)
+
+
+@cache
+def engine_type(layout: Layout) -> EngineType:
+    """Return the type of engines of that layout."""
+    fields: list[tuple[str, Any]] = []
+    for name, kind in layout:
+        if isinstance(kind, np.dtype):
+            fields.append((name, RecordsType(kind)))
+        elif isinstance(kind, One):
+            fields.append((name, RecordType(kind.dtype)))
+        elif isinstance(kind, tuple):
+            fields.append((name, engine_type(kind)))
+        else:
+            fields.append((name, FunctionsType(kind)))
+    return EngineType(tuple(fields))
+
+
+def to_llvm(function: Any, layout: Layout, options: dict[str, Any]) -> tuple[str, str]:
+    """Return `function`, a part that takes an engine, an action and a number, as LLVM code, and its name.
+
+    In C it is `int64_t name(void **addresses, int64_t action, double argument)`.
+    """
+    engine = engine_type(layout)
+
+    @intrinsic
+    def as_engine(_typing: Any, _address: Any) -> Any:
+        def cast(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+            return builder.bitcast(args[0], _TABLE)
+
+        return engine(types.voidptr), cast
+
+    @cfunc(types.int64(types.voidptr, types.int64, types.float64), **options)
+    def entry(address: Any, action: int, argument: float) -> Any:
+        return function(as_engine(address), action, argument)
+
+    return entry.inspect_llvm(), entry.native_name
+
+
+def _num_words(kind: Any) -> int:
+    if isinstance(kind, RecordsType):
+        return 2
+    if isinstance(kind, RecordType):
+        return 1
+    return sum(_num_words(each) for _, each in kind.fields) if isinstance(kind, EngineType) else 0
+
+
+def _digest(text: str) -> str:
+    return sha256(text.encode()).hexdigest()[:12]
+
+
+class _RecordModel(models.PrimitiveModel):
+    """The address of a record."""
+
+    def __init__(self, manager: Any, kind: Any) -> None:
+        super().__init__(manager, kind, _POINTER)
+
+
+class _TableModel(models.PrimitiveModel):
+    """A place in the table."""
+
+    def __init__(self, manager: Any, kind: Any) -> None:
+        super().__init__(manager, kind, _TABLE)
+
+
+register_model(FunctionsType)(models.OpaqueModel)
+register_model(RecordType)(_RecordModel)
+register_model(RecordsType)(_TableModel)
+register_model(EngineType)(_TableModel)
+
+
+@infer_getattr
+class _EngineAttributes(AttributeTemplate):
+    key = EngineType
+
+    def generic_resolve(self, engine: EngineType, name: str) -> Any:
+        return dict(engine.fields)[name]
+
+
+@lower_getattr_generic(EngineType)
+def _lower_field(context: Any, builder: Any, engine: EngineType, value: Any, name: str) -> Any:
+    kind = dict(engine.fields)[name]
+    if isinstance(kind, FunctionsType):
+        return context.get_dummy_value()
+    word = builder.gep(value, [ir.IntType(64)(engine.word_of(name))], inbounds=True)
+    return _constant(builder, word) if isinstance(kind, RecordType) else word
+
+
+@infer_getattr
+class _Functions(AttributeTemplate):
+    key = FunctionsType
+
+    def generic_resolve(self, record: FunctionsType, name: str) -> Any:
+        return self.context.resolve_value_type(getattr(record.functions, name))
+
+
+@lower_getattr_generic(FunctionsType)
+def _lower_function(context: Any, _builder: Any, _record: FunctionsType, _value: Any, _name: str) -> Any:
+    return context.get_dummy_value()
+
+
+@infer_getattr
+class _RecordAttributes(AttributeTemplate):
+    key = RecordType
+
+    def generic_resolve(self, record: RecordType, name: str) -> Any:
+        return record.read(name)
+
+
+@lower_getattr_generic(RecordType)
+def _lower_read(context: Any, builder: Any, record: RecordType, value: Any, name: str) -> Any:
+    kept = record.kept[name]
+    read = _load(context, builder, kept, _place(context, builder, record, value, name), f"{record}.{name}")
+    return context.cast(builder, read, kept, record.read(name))
+
+
+@lower_setattr_generic(RecordType)
+def _lower_write(context: Any, builder: Any, signature: Any, args: Any, name: str) -> None:
+    (record, written), (value, new) = signature.args, args
+    kept = record.kept[name]
+    new = context.cast(builder, new, written, kept)
+    _store(context, builder, kept, new, _place(context, builder, record, value, name), f"{record}.{name}")
+
+
+def _place(context: Any, builder: Any, record: RecordType, value: Any, name: str) -> Any:
+    """Return the address of a field of a record."""
+    place = builder.gep(value, [ir.IntType(64)(record.offsets[name])], inbounds=True)
+    return builder.bitcast(place, context.get_data_type(record.kept[name]).as_pointer())
+
+
+@type_callable(len)
+def _type_len(_context: Any) -> Any:
+    def typer(records: Any) -> Any:
+        return types.intp if isinstance(records, RecordsType) else None
+
+    return typer
+
+
+@lower_builtin(len, RecordsType)
+def _lower_len(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+    word = builder.gep(args[0], [ir.IntType(64)(1)], inbounds=True)
+    return builder.ptrtoint(_constant(builder, word), context.get_value_type(types.intp))
+
+
+@type_callable(operator.getitem)
+def _type_getitem(_context: Any) -> Any:
+    def typer(records: Any, index: Any) -> Any:
+        is_known = isinstance(records, RecordsType) and isinstance(index, types.Integer)
+        return signature(records.dtype, records, types.intp) if is_known else None
+
+    return typer
+
+
+@type_callable(operator.setitem)
+def _type_setitem(_context: Any) -> Any:
+    def typer(records: Any, index: Any, _value: Any) -> Any:
+        is_known = isinstance(records, RecordsType) and isinstance(index, types.Integer)
+        return signature(types.none, records, types.intp, records.dtype) if is_known else None
+
+    return typer
+
+
+@lower_builtin(operator.getitem, RecordsType, types.Integer)
+def _lower_getitem(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    records, (header, index) = signature.args[0], args
+    if isinstance(records.dtype, RecordType):
+        return _record(builder, records, header, index)
+    place = _typed(context, builder, records, header, index)
+    if not isinstance(records.dtype, types.Number):  # a record that is only read
+        return context.unpack_value(builder, records.dtype, place)
+    return _load(context, builder, records.dtype, place, str(records))
+
+
+@lower_builtin(operator.setitem, RecordsType, types.Integer, types.Any)
+def _lower_setitem(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    records, (header, index, value) = signature.args[0], args
+    place = _typed(context, builder, records, header, index)
+    _store(context, builder, records.dtype, value, place, str(records))
+    return context.get_dummy_value()
+
+
+def _load(context: Any, builder: Any, kind: Any, place: Any, field: str) -> Any:
+    """Load the value at an address that holds values of `field` alone."""
+    value = builder.load(place)
+    value.set_metadata("tbaa", _apart(builder, field))
+    return context.data_model_manager[kind].from_data(builder, value)
+
+
+def _store(context: Any, builder: Any, kind: Any, value: Any, place: Any, field: str) -> None:
+    """Write a value to an address that holds values of `field` alone."""
+    written = builder.store(context.data_model_manager[kind].as_data(builder, value), place)
+    written.set_metadata("tbaa", _apart(builder, field))
+
+
+def _apart(builder: Any, field: str) -> Any:
+    """Return metadata which says that writes to other fields do not change this one."""
+    module, nothing = builder.module, ir.IntType(64)(0)
+    kind = module.add_metadata([field, module.add_metadata(["kvsim"]), nothing])
+    return module.add_metadata([kind, kind, nothing])
+
+
+def _typed(context: Any, builder: Any, records: RecordsType, header: Any, index: Any) -> Any:
+    """Return the address of a number."""
+    place = _record(builder, records, header, index)
+    return builder.bitcast(place, context.get_data_type(records.dtype).as_pointer())
+
+
+def _record(builder: Any, records: RecordsType, header: Any, index: Any) -> Any:
+    """Return the address of a record."""
+    offset = builder.mul(index, ir.IntType(64)(records.size_bytes), flags=["nsw"])
+    return builder.gep(_constant(builder, header), [offset], inbounds=True)
+
+
+def _constant(builder: Any, word: Any) -> Any:
+    """Load a word of the table, which does not change."""
+    value = builder.load(word)
+    value.set_metadata("invariant.load", builder.module.add_metadata([]))
+    return value

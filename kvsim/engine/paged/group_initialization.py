@@ -1,0 +1,182 @@
+"""KV-cache groups as the records that the engine works on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import gcd
+from typing import Any
+
+from kvsim.engine import records
+from kvsim.engine.arrays import Records, make
+from kvsim.engine.paged import groups
+from kvsim.engine.records import NEVER
+from kvsim.engine.state import (
+    ALIGNED,
+    CHUNKED_LOCAL,
+    EVERY_STATE,
+    FULL,
+    LIVE_STATE,
+    MAMBA,
+    SLIDING_WINDOW,
+)
+from kvsim.errors import UsageError
+from kvsim.kv_groups import CacheKind, KVCacheGroup, KVCacheLayout, MambaMode
+from kvsim.policies import Paged, Pipeline, Policy
+from kvsim.policies.releases import AlignedSplit, Junction, LeftOut, ReleaseRules, ReusedFirst, rules_of
+
+_KINDS = {
+    CacheKind.FULL: FULL,
+    CacheKind.MLA: FULL,
+    CacheKind.SLIDING_WINDOW: SLIDING_WINDOW,
+    CacheKind.CHUNKED_LOCAL: CHUNKED_LOCAL,
+    CacheKind.MAMBA: MAMBA,
+}
+
+
+_MODES = {MambaMode.NONE: LIVE_STATE, MambaMode.ALL: EVERY_STATE, MambaMode.ALIGN: ALIGNED}
+
+
+def one_group(policy: Policy) -> KVCacheLayout:
+    """Return the layout of full attention in all layers, as in most models."""
+    group = KVCacheGroup(kind=CacheKind.FULL, block_size=policy.unit_tokens, num_layers=1, page_bytes=1)
+    return KVCacheLayout(
+        groups=(group,),
+        bytes_per_block=policy.unit_tokens,
+        scheduler_block_size=policy.unit_tokens,
+        hash_block_size=policy.unit_tokens,
+    )
+
+
+def settings_of_groups(layout: KVCacheLayout, policy: Policy) -> dict[str, Any]:
+    """Return the settings that follow from the groups."""
+    tokens, _ = _slots_of_groups(layout)
+    caching = isinstance(policy, Paged) and policy.cache.enable_prefix_caching
+    rules = rules_of(policy.scheduler.vllm) if isinstance(policy, Paged) else ReleaseRules()
+    boundaries = [group.block_size for group in layout.groups if group.mamba_mode is MambaMode.ALIGN]
+    return {
+        "num_groups": len(layout.groups),
+        "unit_tokens": layout.scheduler_block_size,
+        "unit_slots": layout.unit_slots,
+        "token_slots": sum(tokens),
+        "has_windows": layout.has_windows,
+        "cache_tokens": layout.scheduler_block_size,
+        "retention_tokens": NEVER,
+        "cuts_every_full_kind": rules.cuts_every_full_kind,
+        "bounds_first_chunk": rules.junction is Junction.FIRST_CHUNK,
+        "keeps_junctions": rules.junction is Junction.KEPT,
+        "cuts_at_boundaries": rules.aligned_split is not AlignedSplit.WHOLE_BLOCKS,
+        "cuts_wide_blocks": rules.aligned_split is AlignedSplit.WIDE_BLOCKS,
+        "spares_last_token": rules.spares_last_token,
+        "marks_prompt_end": rules.marks_prompt_end and caching and bool(boundaries),
+        "commit_tokens": (
+            layout.scheduler_block_size
+            if rules.caches_to_boundaries
+            else gcd(*(group.block_size for group in layout.groups))
+        ),
+        "expires_from": min((group.window or 0 for group in layout.groups if _expires(group)), default=0),
+        "boundary_tokens": max(boundaries, default=0) if caching else 0,
+        "first_leader": _leaders(layout)[0],
+    }
+
+
+def check_groups(layout: KVCacheLayout, release: str, *, caches_prefixes: bool) -> None:
+    """Check that the release of vLLM starts with such a model.
+
+    Raises:
+        UsageError: it does not.
+    """
+    is_padded = any(group.content_bytes and group.mamba_mode is None for group in layout.groups)
+    if is_padded and not rules_of(release).pads_pages:
+        raise UsageError(
+            f"vLLM {release} does not start with a page of one layer that does not divide that of another; take "
+            "another --block-size, or a release from 0.24 on."
+        )
+    keeps_every_state = any(group.mamba_mode is MambaMode.ALL for group in layout.groups)
+    if keeps_every_state and caches_prefixes and not rules_of(release).caches_every_state:
+        raise UsageError(
+            f"vLLM {release} does not cache prefixes of a model that keeps the recurrent state of every block; take "
+            "--no-prefix-caching, or an older release."
+        )
+
+
+def flight_is_counted(layout: KVCacheLayout, policy: Paged) -> bool:
+    """Tell whether blocks that a group frees wait for the steps in flight."""
+    waits = rules_of(policy.scheduler.vllm).windows_wait
+    return waits and any(_KINDS[group.kind] != FULL for group in layout.groups)
+
+
+def _keeps_all(layout: KVCacheLayout, group: KVCacheGroup, rules: ReleaseRules, retention_tokens: int | None) -> bool:
+    """Tell whether every full block of a group is put into the prefix cache."""
+    if group.kind is CacheKind.MAMBA:
+        return retention_tokens is None or not rules.retains_states
+    if group.kind is not CacheKind.SLIDING_WINDOW or rules.left_out is LeftOut.NONE:
+        return True
+    return rules.left_out is LeftOut.SMALLER and layout.scheduler_block_size <= group.block_size
+
+
+def keeps_some(layout: KVCacheLayout, group: KVCacheGroup, rules: ReleaseRules, retention_tokens: int | None) -> bool:
+    """Tell whether some full blocks of a group are never put into the prefix cache."""
+    if _keeps_all(layout, group, rules, retention_tokens):
+        return False
+    return retention_tokens is not None or layout.keeps_some(group)
+
+
+def _expires(group: KVCacheGroup) -> bool:
+    """Tell whether a group holds tokens, or states, longer than any step reads them."""
+    return group.kind is CacheKind.MAMBA or group.window is not None
+
+
+def _slots_of_groups(layout: KVCacheLayout) -> tuple[list[int], list[int]]:
+    """Return the slots of one token, and of one state, in every group."""
+    return [layout.token_slots(group) for group in layout.groups], [layout.state_slots(each) for each in layout.groups]
+
+
+def _leaders(layout: KVCacheLayout) -> list[int]:
+    """Return the first group of every kind, in lookup order: full attention first."""
+    specs = [group.spec for group in layout.groups]
+    leaders = [specs.index(spec) for spec in dict.fromkeys(specs)]
+    return sorted(leaders, key=lambda leader: _KINDS[layout.groups[leader].kind] != FULL)
+
+
+def records_of_groups(
+    layout: KVCacheLayout,
+    widths: list[int],
+    policy: Policy,
+    retention_tokens: int | None,
+    pipeline: Pipeline,
+    *,
+    compiled: bool,
+) -> Records[records.Group]:
+    """Return the records of the groups, whose tables have `widths` entries."""
+    made = make(records.Group, len(layout.groups), compiled=compiled)
+    leaders, specs = _leaders(layout), [group.spec for group in layout.groups]
+    tokens, states = _slots_of_groups(layout)
+    rules, most = ReleaseRules(reused_first=ReusedFirst.ALL), 1
+    if isinstance(policy, Paged):
+        rules, most = rules_of(policy.scheduler.vllm), pipeline.max_in_flight_tokens(policy.scheduler)
+        if rules.reused_first is ReusedFirst.WITH_CACHING and not policy.cache.enable_prefix_caching:
+            rules = replace(rules, reused_first=ReusedFirst.NONE)
+    for index, group in enumerate(layout.groups):
+        record = made[index]
+        record.kind, record.block_size, record.window = _KINDS[group.kind], group.block_size, group.window or 0
+        record.mode = _MODES[group.mamba_mode or MambaMode.NONE]
+        record.cap_blocks = group.blocks_for(policy.max_model_len, most)
+        record.hashes_per_block = max(group.block_size // layout.hash_block_size, 1)
+        record.token_slots, record.state_slots = tokens[index], states[index]
+        record.num_alike = specs.count(specs[index])
+        record.alike_slots = sum(
+            tokens[other] + states[other] for other in range(len(specs)) if specs[other] == specs[index]
+        )
+        record.keeps_all = _keeps_all(layout, group, rules, retention_tokens)
+        record.keeps_some = keeps_some(layout, group, rules, retention_tokens)
+        record.reuses_left_first = rules.reused_first is not ReusedFirst.NONE
+        record.reuses_first = record.reuses_left_first and (
+            rules.reused_first is not ReusedFirst.WINDOWS or group.kind is CacheKind.SLIDING_WINDOW
+        )
+        record.frees_over_gaps = rules.frees_over_gaps and group.mamba_mode is MambaMode.ALIGN
+        record.first_entry = sum(widths[:index])
+        alike = [other for other in range(index + 1, len(specs)) if specs[other] == specs[index]]
+        record.next_alike = alike[0] if alike else groups.NO_GROUP
+        later = leaders[leaders.index(index) + 1 :] if index in leaders else []
+        record.next_leader = later[0] if later else groups.NO_GROUP
+    return made

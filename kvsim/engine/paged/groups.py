@@ -1,0 +1,323 @@
+"""Rules that differ by kind of layers: needed tokens, requested blocks and released blocks of a group.
+
+A group is a table of blocks for layers of one kind. Full attention needs every token, a sliding window the last ones, a
+chunk those since its beginning, a recurrent layer one state. Entries that are not needed hold the null block.
+"""
+
+from __future__ import annotations
+
+from kvsim.engine import journal, totals
+from kvsim.engine.machine_code.compiled import part
+from kvsim.engine.paged import block_pool, prefix_cache
+from kvsim.engine.paged.block_pool import NULL_BLOCK
+from kvsim.engine.records import NEVER, Sequence
+from kvsim.engine.state import ALIGNED, CHUNKED_LOCAL, FULL, MAMBA, SLIDING_WINDOW, Engine, table_of
+
+NO_GROUP = -1
+
+
+@part
+def first_hit(engine: Engine, group: int) -> int:
+    """Return the index of the first entry that holds a block found for the head of the queue."""
+    return engine.settings.first_hit + engine.groups[group].first_entry
+
+
+@part
+def num_skipped_tokens(engine: Engine, group: int, computed: int) -> int:
+    """Count the leading tokens that no step after the first `computed` tokens reads."""
+    kind, window = engine.groups[group].kind, engine.groups[group].window
+    if kind == SLIDING_WINDOW:
+        return max(0, computed - window + 1)
+    if kind == CHUNKED_LOCAL:
+        return computed // window * window
+    if kind == MAMBA:
+        return max(0, computed - 1)
+    return 0
+
+
+@part
+def num_unread_tokens(engine: Engine, group: int, computed: int) -> int:
+    """Count the leading tokens that no step reads, also where full attention stands in for a window and keeps them."""
+    record = engine.groups[group]
+    if record.kind == FULL and record.window > 0:
+        return max(0, computed - record.window + 1)
+    return num_skipped_tokens(engine, group, computed)
+
+
+@part
+def num_blocks_for(engine: Engine, group: int, num_tokens: int) -> int:
+    """Count the entries of a table for `num_tokens` tokens, or for the longest sequence."""
+    return -(-min(num_tokens, engine.settings.max_model_len) // engine.groups[group].block_size)
+
+
+@part
+def num_needed_at_admission(engine: Engine, group: int, num_tokens: int, hit_tokens: int, capped: bool) -> int:
+    """Count the free blocks that a waiting sequence needs for `num_tokens` tokens, free hits included.
+
+    A window never holds more than its cap; it counts where the whole prompt is looked at.
+    """
+    record = engine.groups[group]
+    required = num_blocks_for(engine, group, num_tokens)
+    if capped and record.kind in (SLIDING_WINDOW, CHUNKED_LOCAL):
+        required = min(required, record.cap_blocks)
+    needed = max(required - record.num_hits, 0)
+    if record.kind == MAMBA and record.mode == ALIGNED:
+        needed = min(required - record.num_hits, 1)
+    begin = first_hit(engine, group)
+    skipped = num_skipped_tokens(engine, group, hit_tokens) // record.block_size
+    for entry in range(begin + skipped, begin + record.num_hits):
+        block = engine.entries[entry]
+        if block != NULL_BLOCK and engine.blocks[block].refs == 0:
+            needed += 1  # it is free now and will not be
+    return needed
+
+
+@part
+def num_needed_to_grow(engine: Engine, sequence: Sequence, group: int, num_tokens: int, num_slots: int) -> int:
+    """Count the free blocks that a running sequence needs for `num_tokens` tokens and the drafted slots behind them."""
+    num_blocks = table_of(engine, sequence, group).num_blocks
+    if engine.groups[group].kind == MAMBA and engine.groups[group].mode == ALIGNED:
+        return min(-(-num_tokens // engine.groups[group].block_size) - num_blocks, 1)
+    return max(num_blocks_for(engine, group, num_slots) - num_blocks, 0)
+
+
+@part
+def is_written_this_step(engine: Engine, group: int) -> bool:
+    """Tell whether the state that was found is cached by this step: it cannot be read in the same step."""
+    record = engine.groups[group]
+    if record.kind != MAMBA or record.num_hits == 0:
+        return False
+    block = engine.entries[first_hit(engine, group) + record.num_hits - 1]
+    key = engine.blocks[block].key
+    while block != NULL_BLOCK:  # an equal state may be cached for longer, in another block
+        if engine.blocks[block].key == key and engine.blocks[block].cached_in == engine.state.num_scheduled:
+            return True
+        block = engine.blocks[block].next_alike
+    return False
+
+
+@part
+def let_go(engine: Engine, sequence: Sequence, group: int, computed: int) -> None:
+    """Free the blocks that no step after the first `computed` tokens reads, the last first."""
+    record = engine.groups[group]
+    if record.kind == FULL:
+        return
+    skipped = num_skipped_tokens(engine, group, computed)
+    if skipped < record.block_size and record.kind != MAMBA:
+        return
+    table = table_of(engine, sequence, group)
+    begin = table.begin
+    end = min(skipped // record.block_size, table.num_blocks)
+    index = end
+    if record.frees_over_gaps:
+        index = min(end, table.num_let_go)
+        table.num_let_go = max(end, table.num_let_go)
+    else:
+        while index > 0 and engine.entries[begin + index - 1] != NULL_BLOCK:
+            index -= 1
+    if index < end:
+        _give_back(engine, sequence, group, index, end, record.reuses_left_first)
+    if record.kind == MAMBA and record.mode == ALIGNED:
+        last = table.last_state
+        if 0 <= last < -(-computed // record.block_size) - 1 and engine.entries[begin + last] != NULL_BLOCK:
+            _give_back(engine, sequence, group, last, last + 1, record.reuses_first)
+
+
+@part
+def quiet_until(engine: Engine, sequence: Sequence, group: int, computed: int) -> int:
+    """Return the tokens up to which a running sequence neither needs a block of the group nor frees one."""
+    record, table = engine.groups[group], table_of(engine, sequence, group)
+    block_size = record.block_size
+    room = table.num_blocks * block_size - engine.settings.lookahead_tokens
+    if record.kind == FULL:
+        return room
+    skipped = num_skipped_tokens(engine, group, computed) // block_size * block_size
+    if record.kind == SLIDING_WINDOW:
+        return min(room, skipped + block_size + record.window - 1)
+    if record.kind == MAMBA:
+        return 0 if record.mode == ALIGNED else min(room, skipped + block_size + 1)
+    return min(room, (computed // record.window + 1) * record.window)
+
+
+@part
+def is_kept_for_hits(engine: Engine, sequence: Sequence, group: int, index: int) -> bool:
+    """Tell whether a full block can ever be hit: of a window, only those before a boundary of all groups."""
+    settings, record = engine.settings, engine.groups[group]
+    if record.keeps_all:
+        return True
+    aligned, block_size, retention = settings.cache_tokens, record.block_size, settings.retention_tokens
+    prompt_end = (sequence.prompt_tokens - 1) // aligned * aligned // block_size
+    junction = sequence.junction // aligned * aligned // block_size
+    if record.kind == SLIDING_WINDOW:
+        run = -(-(record.window - 1) // block_size)
+        segment = aligned if retention == NEVER else retention
+        if segment > 0:
+            per = segment // block_size
+            if run >= per or index % per >= per - run:
+                return True
+        if retention == NEVER:
+            return False
+        return prompt_end - run <= index < prompt_end or junction - run <= index < junction
+    per = retention // block_size
+    if retention > 0 and (per <= 1 or (index + 1) % per == 0):
+        return True
+    return index in (prompt_end - 1, junction - 1)
+
+
+@part
+def expired_slots(engine: Engine) -> int:
+    """Count the slots of held blocks whose tokens have left a window.
+
+    Of a recurrent group these are the states before the newest. In a block that several sequences hold, a token has
+    expired when it has for each of these sequences.
+    """
+    settings, state, total, num_shared = engine.settings, engine.state, 0, 0
+    if not settings.has_windows:
+        return 0
+    state.num_counts += 1
+    for group in range(settings.num_groups):
+        num_shared += engine.groups[group].num_shared
+    for index in range(state.num_running):
+        sequence = engine.sequences[engine.running[index]]
+        computed = sequence.computed
+        if engine.quiet_until[index] > 0:  # it is left alone, and counted on
+            computed += state.num_scheduled - sequence.quiet_since
+        if computed < settings.expires_from:
+            continue
+        leader = settings.first_leader
+        while leader != NO_GROUP:
+            if num_shared == 0:  # tables of layers that are alike are alike
+                total += _num_expired(engine, sequence, leader, computed) * engine.groups[leader].alike_slots
+            else:
+                group = leader
+                while group != NO_GROUP:
+                    total += _expired_of_table(engine, sequence, group, computed)
+                    group = engine.groups[group].next_alike
+            leader = engine.groups[leader].next_leader
+    return total
+
+
+@part
+def _num_expired(engine: Engine, sequence: Sequence, group: int, computed: int) -> int:
+    """Count the tokens, or states, in a table that its sequence reads no more."""
+    record, table = engine.groups[group], table_of(engine, sequence, group)
+    if table.num_held == 0 or (record.kind == FULL and record.window == 0):
+        return 0
+    if record.kind == MAMBA:
+        return table.num_held - 1
+    end = min(num_unread_tokens(engine, group, computed), table.num_blocks * record.block_size)
+    return max(end - (table.num_blocks - table.num_held) * record.block_size, 0)
+
+
+@part
+def _expired_of_table(engine: Engine, sequence: Sequence, group: int, computed: int) -> int:
+    """Count the expired slots of one table; shared blocks are counted once."""
+    record, table = engine.groups[group], table_of(engine, sequence, group)
+    num_expired = _num_expired(engine, sequence, group, computed)
+    slots = record.state_slots if record.kind == MAMBA else record.token_slots
+    if num_expired == 0 or record.num_shared == 0:
+        return num_expired * slots
+    if record.kind == MAMBA:
+        return _expired_states(engine, sequence, group) * slots
+    skipped = num_unread_tokens(engine, group, computed)
+    return _expired_tokens(engine, sequence, group, table.num_blocks - table.num_held, skipped) * slots
+
+
+@part
+def _expired_tokens(engine: Engine, sequence: Sequence, group: int, first_held: int, skipped: int) -> int:
+    """Count the tokens before `skipped`, from the block at `first_held` on, that no other sequence reads either."""
+    total, block_size, table = 0, engine.groups[group].block_size, table_of(engine, sequence, group)
+    for index in range(first_held, min(-(-skipped // block_size), table.num_blocks)):
+        total += _expired_of(engine, engine.entries[table.begin + index], min(block_size, skipped - index * block_size))
+    return total
+
+
+@part
+def _expired_states(engine: Engine, sequence: Sequence, group: int) -> int:
+    """Count the states before the newest that no other sequence reads either."""
+    table, total = table_of(engine, sequence, group), 0
+    left, index = table.num_held - 1, table.num_blocks - 2
+    while left > 0 and index >= 0:
+        block = engine.entries[table.begin + index]
+        index -= 1
+        if block != NULL_BLOCK:
+            left -= 1
+            total += _expired_of(engine, block, 1)
+    return total
+
+
+@part
+def _expired_of(engine: Engine, block: int, amount: int) -> int:
+    """Count what has expired in a block, once its last holder was met: the least of what each holder reads no more."""
+    num_holders = engine.blocks[block].refs
+    if num_holders == 1:
+        return amount
+    record, count = engine.readers[block], engine.state.num_counts
+    if record.seen_in != count:
+        record.seen_in, record.num_seen, record.least_expired = count, 0, amount
+    record.num_seen += 1
+    record.least_expired = min(record.least_expired, amount)
+    return record.least_expired if record.num_seen == num_holders else 0
+
+
+@part
+def aligned_tokens(engine: Engine, sequence: Sequence, computed: int, num_tokens: int, uncached: int) -> int:
+    """Cut `num_tokens` so that a prompt's steps end at block boundaries, where recurrent state is kept.
+
+    `uncached` are tokens that some groups hold and others do not: a step ends where they do.
+    """
+    if engine.settings.cuts_at_boundaries:
+        return _tokens_to_boundary(engine, sequence, computed, num_tokens)
+    if computed >= max(sequence.prompt_tokens, sequence.num_tokens - 1):
+        return num_tokens
+    block_size = engine.settings.boundary_tokens
+    last = sequence.num_tokens // block_size * block_size
+    if computed + num_tokens < last:
+        num_tokens = num_tokens // block_size * block_size
+    elif computed < last < computed + num_tokens:
+        num_tokens = last - computed
+    if block_size <= uncached < num_tokens:
+        num_tokens = uncached // block_size * block_size
+    return num_tokens
+
+
+@part
+def _tokens_to_boundary(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -> int:
+    """Cut `num_tokens` at the first boundary behind `computed`: of a block it is in, of the prompt, or the junction."""
+    settings, block_size = engine.settings, engine.settings.boundary_tokens
+    prompt_end = max(sequence.prompt_tokens, sequence.num_tokens - 1)
+    if computed >= prompt_end:
+        return num_tokens
+    end = computed + num_tokens
+    last = (sequence.num_tokens - (1 if settings.spares_last_token else 0)) // block_size * block_size
+    whole = end // block_size * block_size
+    if settings.cuts_wide_blocks:
+        if end < prompt_end and (whole > computed or block_size <= settings.most_chunk_tokens):
+            end = whole
+    elif end < last:
+        end = whole
+    stop, following = end, (computed // block_size + 1) * block_size
+    if computed % block_size != 0 and following < stop and (settings.cuts_wide_blocks or following <= last):
+        stop = following
+    if computed < last < stop:
+        stop = last
+    if computed < sequence.junction < end:
+        junction = computed + (sequence.junction - computed) // block_size * block_size
+        if computed < junction < stop:
+            stop = junction
+    return max(stop - computed, 0)
+
+
+@part
+def _give_back(engine: Engine, sequence: Sequence, group: int, begin: int, end: int, reuses_first: bool) -> None:
+    """Free the blocks at [begin, end) of a table, the last first; null blocks take their places."""
+    record, first, num_freed = engine.groups[group], table_of(engine, sequence, group).begin, 0
+    for index in range(end - 1, begin - 1, -1):
+        if engine.entries[first + index] != NULL_BLOCK:
+            num_freed += 1
+            journal.release_block(engine, sequence, group, index, engine.entries[first + index])
+            prefix_cache.offer(engine, engine.entries[first + index])  # the sequence may be preempted yet
+    totals.drop_blocks(engine, sequence, group, num_freed)
+    record.num_shared -= block_pool.free(engine, first + begin, first + end, reuses_first)
+    for index in range(begin, end):
+        engine.entries[first + index] = NULL_BLOCK

@@ -1,0 +1,286 @@
+"""The paged KV cache: admit, grow, cache full blocks, free. Every group of layers has a table of its own.
+
+All groups share one pool of block ids, so a request gets its blocks in every group, or none. `groups` has the rules
+that differ by kind of layers, `prefix_hits` the lookup of prefixes, `block_pool` the order of the free queue.
+"""
+
+from __future__ import annotations
+
+from kvsim.engine import drafting, host_swap, journal, totals
+from kvsim.engine.machine_code.compiled import part
+from kvsim.engine.memory import MemoryManager
+from kvsim.engine.paged import block_pool, groups, prefix_cache, prefix_hits
+from kvsim.engine.paged.block_pool import NULL_BLOCK
+from kvsim.engine.records import NEVER, Sequence
+from kvsim.engine.state import ALIGNED, FULL, MAMBA, Engine, table_of
+
+
+@part
+def find_prefix(engine: Engine, sequence: Sequence) -> int:
+    """Find the leading tokens of a waiting sequence that the pool, or a swap to the host, holds; count them."""
+    hit_tokens = prefix_hits.find(engine, sequence) if engine.settings.prefix_caching else 0
+    engine.state.hit_tokens = hit_tokens
+    return max(hit_tokens, sequence.parked_tokens)
+
+
+@part
+def num_admissible(engine: Engine) -> int:
+    """Count the free blocks that a waiting sequence may take: above the watermark, if anything runs."""
+    state = engine.state
+    return state.num_free - (engine.settings.watermark_blocks if state.num_running > 0 else 0)
+
+
+@part
+def admit(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -> bool:
+    """Allocate blocks for `num_tokens` tokens behind the `computed` ones that `find_prefix` found.
+
+    Return False, and change nothing, where there are too few.
+    """
+    settings, state = engine.settings, engine.state
+    free, hit_tokens = num_admissible(engine), state.hit_tokens
+    total = computed + num_tokens
+    slots = min(total + settings.lookahead_tokens, settings.max_model_len)
+    whole = needed = 0
+    for group in range(settings.num_groups):
+        if groups.is_written_this_step(engine, group):
+            return False
+        whole += groups.num_needed_at_admission(engine, group, sequence.num_tokens, hit_tokens, True)
+        needed += groups.num_needed_at_admission(engine, group, slots, hit_tokens, False)
+    if settings.reserve_full_prompt and whole > free:
+        return False
+    if needed > free:
+        return False
+    begin_tables(engine, sequence, hit_tokens, total, slots)
+    if settings.host_blocks > 0:
+        host_swap.bring_back(engine, sequence, hit_tokens)
+    state.written += computed * settings.token_slots
+    cache_blocks(engine, sequence, min(total, sequence.num_tokens))
+    if settings.marks_prompt_end:
+        mark_prompt_end(engine, sequence, min(total, sequence.num_tokens))
+    find_room(engine, sequence, computed)
+    return True
+
+
+@part
+def begin_tables(engine: Engine, sequence: Sequence, hit_tokens: int, num_tokens: int, num_slots: int) -> None:
+    """Give an admitted sequence a table in each group: its hits, and free blocks, of which there are enough."""
+    settings, state = engine.settings, engine.state
+    assert state.num_free_places > 0
+    state.num_free_places -= 1
+    sequence.place = engine.lists[state.num_free_places].free_place
+    sequence.num_units = 0
+    for group in range(settings.num_groups):
+        attach_hits(engine, sequence, group, hit_tokens)
+    for group in range(settings.num_groups):
+        extend(engine, sequence, group, num_tokens, num_slots)
+    sequence.cache_at = settings.commit_tokens * (hit_tokens // settings.commit_tokens + 1)
+    if not settings.prefix_caching:
+        sequence.cache_at = NEVER
+
+
+@part
+def grow(engine: Engine, sequence: Sequence, num_tokens: int) -> bool:
+    """Make room for `num_tokens` more tokens of a running sequence.
+
+    Where there is none, nothing is given; what windows have left behind is let go all the same.
+    """
+    settings = engine.settings
+    computed = sequence.computed
+    total = computed + num_tokens
+    slots = min(total + settings.lookahead_tokens, settings.max_model_len)
+    needed = 0
+    for group in range(settings.num_groups):
+        groups.let_go(engine, sequence, group, max(0, computed - sequence.in_flight))
+    leader = settings.first_leader
+    while leader != groups.NO_GROUP:
+        needed += groups.num_needed_to_grow(engine, sequence, leader, total, slots) * engine.groups[leader].num_alike
+        leader = engine.groups[leader].next_leader
+    if needed > engine.state.num_free:
+        return False
+    for group in range(settings.num_groups):
+        extend(engine, sequence, group, total, slots)
+    cache_blocks(engine, sequence, min(total, sequence.num_tokens))
+    if settings.marks_prompt_end:
+        mark_prompt_end(engine, sequence, min(total, sequence.num_tokens))
+    find_room(engine, sequence, computed)
+    return True
+
+
+@part
+def cache_blocks(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
+    """Put full blocks of the first `num_tokens` tokens, whose values are known, into the prefix cache.
+
+    This happens when a step is scheduled, before its KV exists: a later request of the same step can hit it.
+    """
+    settings = engine.settings
+    num_tokens = drafting.num_cacheable(engine, sequence, num_tokens)
+    if num_tokens < sequence.cache_at:
+        return
+    end_tokens = num_tokens // settings.commit_tokens * settings.commit_tokens
+    for group in range(settings.num_groups):
+        table, block_size = table_of(engine, sequence, group), engine.groups[group].block_size
+        for index in range(table.num_cached, end_tokens // block_size):
+            block = engine.entries[table.begin + index]
+            if block != NULL_BLOCK and groups.is_kept_for_hits(engine, sequence, group, index):
+                prefix_cache.cache(engine, block, prefix_hits.key_of(engine, sequence, group, index))
+                engine.blocks[block].cached_in = engine.state.num_scheduled
+                engine.rules.note_cached(engine, sequence, group, index)
+            table.num_cached = index + 1
+    sequence.cache_at = end_tokens + settings.commit_tokens
+
+
+@part
+def mark_prompt_end(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
+    """Count the last state of a prompt as written in this step, if the sequence has cached exactly its prompt.
+
+    Other sequences with that prompt then wait a step, even if the state was written long ago.
+    """
+    settings = engine.settings
+    end_tokens = num_tokens // settings.commit_tokens * settings.commit_tokens
+    for group in range(settings.num_groups):
+        record, table = engine.groups[group], table_of(engine, sequence, group)
+        hash_tokens = record.block_size // record.hashes_per_block
+        if record.kind != MAMBA or record.mode != ALIGNED or end_tokens == 0:
+            continue
+        index = end_tokens // record.block_size - 1
+        if (sequence.prompt_tokens - 1) // hash_tokens * hash_tokens == end_tokens and index < table.num_blocks:
+            block = engine.entries[table.begin + index]
+            if block != NULL_BLOCK:
+                engine.blocks[block].cached_in = engine.state.num_scheduled
+
+
+@part
+def expect_return(engine: Engine, sequence: Sequence) -> None:
+    """Let a preempted sequence find its blocks when it is admitted again."""
+    for group in range(engine.settings.num_groups):
+        table = table_of(engine, sequence, group)
+        begin = table.begin
+        for entry in range(begin, begin + table.num_cached):
+            if engine.entries[entry] != NULL_BLOCK:
+                prefix_cache.offer(engine, engine.entries[entry])
+
+
+@part
+def shared_tokens(engine: Engine, context_tokens: int) -> int:
+    """Count the tokens that a step reads in blocks which another sequence of the step reads, too."""
+    settings = engine.settings
+    if settings.num_groups == 1:
+        held_tokens = (settings.num_units - engine.state.num_free) * settings.unit_tokens
+        return max(context_tokens - held_tokens, 0)
+    record = engine.groups[settings.first_leader]
+    return record.num_shared * record.block_size if record.kind == FULL else 0
+
+
+@part
+def free(engine: Engine, sequence: Sequence) -> None:
+    """Free all blocks of a sequence; one that is preempted may be swapped out to the host."""
+    settings = engine.settings
+    if sequence.num_units == 0:
+        if settings.host_blocks > 0:
+            host_swap.forget(engine, sequence)
+        return
+    if settings.host_blocks > 0:
+        host_swap.send_out(engine, sequence)
+    totals.lose_tokens(engine, sequence)
+    free_tables(engine, sequence)
+    sequence.num_units = 0
+
+
+@part
+def free_tables(engine: Engine, sequence: Sequence) -> None:
+    """Free all tables of a sequence, each with its last block first, so that a tail is reused before a prefix."""
+    settings, state = engine.settings, engine.state
+    for group in range(settings.num_groups):
+        table = table_of(engine, sequence, group)
+        begin = table.begin
+        journal.release(engine, sequence, group, begin, begin + table.num_blocks, table.num_cached)
+        totals.remove_blocks(engine, sequence, group)
+        record = engine.groups[group]
+        record.num_shared -= block_pool.free(engine, begin, begin + table.num_blocks, record.reuses_first)
+        table.num_blocks = table.num_cached = table.num_let_go = 0
+    engine.lists[state.num_free_places].free_place = sequence.place
+    state.num_free_places += 1
+
+
+@part
+def attach_hits(engine: Engine, sequence: Sequence, group: int, hit_tokens: int) -> None:
+    """Begin a table with the blocks that were found for the sequence, null where it does not need them."""
+    record = engine.groups[group]
+    table = table_of(engine, sequence, group)
+    begin = table.begin
+    num_hits = record.num_hits
+    skipped = groups.num_skipped_tokens(engine, group, hit_tokens) // record.block_size
+    table.num_blocks = table.num_cached = num_hits
+    table.last_state = num_hits - 1
+    table.owns_state = False
+    num_held = 0
+    for index in range(num_hits):
+        block = engine.entries[groups.first_hit(engine, group) + index] if index >= skipped else NULL_BLOCK
+        engine.entries[begin + index] = block
+        if block != NULL_BLOCK:
+            num_held += 1
+            record.num_shared += block_pool.touch(engine, block)
+            engine.rules.note_hit(engine, sequence, block)
+    if num_hits > 0:
+        totals.add_blocks(engine, sequence, group, 0, num_held)
+        journal.share_blocks(engine, sequence, group, skipped, begin + skipped, begin + num_hits)
+        sequence.num_units += num_hits
+
+
+@part
+def extend(engine: Engine, sequence: Sequence, group: int, num_tokens: int, num_slots: int) -> None:
+    """Append free blocks to a table, for `num_tokens` tokens and slots up to `num_slots`; there are enough."""
+    record = engine.groups[group]
+    table = table_of(engine, sequence, group)
+    first = table.begin
+    before = table.num_blocks
+    end = groups.num_blocks_for(engine, group, num_slots)
+    begin = before
+    if record.kind == MAMBA and record.mode == ALIGNED:
+        end = -(-num_tokens // record.block_size)
+        if end > before:
+            if table.owns_state:
+                table.last_state = before - 1
+            table.owns_state = True
+            for index in range(before, end - 1):
+                engine.entries[first + index] = NULL_BLOCK
+            begin = max(before, end - 1)
+    if end <= before:
+        return
+    assert end - begin <= engine.state.num_free
+    evicted_from = first + end  # the first of those entries, up to the one at hand, whose blocks lost a prefix
+    for entry in range(first + begin, first + end):
+        engine.entries[entry], is_evicted = block_pool.allocate(engine)
+        if is_evicted:
+            evicted_from = min(evicted_from, entry)
+        elif evicted_from < entry:
+            journal.evict(engine, evicted_from, entry)
+            evicted_from = first + end
+    table.num_blocks = end
+    totals.add_blocks(engine, sequence, group, before, end - begin)
+    sequence.num_units += end - before
+    journal.evict(engine, evicted_from, first + end)
+    journal.append_blocks(engine, sequence, group, begin, first + begin, first + end)
+
+
+@part
+def find_room(engine: Engine, sequence: Sequence, computed: int) -> None:
+    """Find the number of tokens up to which a sequence needs no change of its tables."""
+    room, leader = NEVER, engine.settings.first_leader
+    while leader != groups.NO_GROUP:
+        room = min(room, groups.quiet_until(engine, sequence, leader, max(0, computed - sequence.in_flight)))
+        leader = engine.groups[leader].next_leader
+    sequence.room_tokens = room
+
+
+PAGED = MemoryManager(
+    name="paged",
+    find_prefix=find_prefix,
+    admit=admit,
+    grow=grow,
+    cache=cache_blocks,
+    free=free,
+    expect_return=expect_return,
+    expired_slots=groups.expired_slots,
+    shared_tokens=shared_tokens,
+)

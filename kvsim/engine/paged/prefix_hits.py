@@ -1,0 +1,187 @@
+"""Prefix hits of a waiting sequence in all groups: the longest prefix that every group can serve.
+
+The hit blocks follow all tables in `entries`, and `Group.num_hits` is their number for each group; blocks that a group
+does not need are null.
+"""
+
+from __future__ import annotations
+
+from kvsim.engine.machine_code.compiled import part
+from kvsim.engine.paged import prefix_cache
+from kvsim.engine.paged.block_pool import NULL_BLOCK
+from kvsim.engine.paged.groups import NO_GROUP, first_hit
+from kvsim.engine.records import Sequence
+from kvsim.engine.state import CHUNKED_LOCAL, FULL, MAMBA, SLIDING_WINDOW, Engine
+
+_ROW_BITS = 32
+
+
+@part
+def find(engine: Engine, sequence: Sequence) -> int:
+    """Find the leading tokens of a waiting sequence that the pool holds in all groups; return their number.
+
+    The last token is always left to compute. Groups that are alike are looked up together, full attention first; what
+    one finds limits the next, until all agree.
+    """
+    settings, state = engine.settings, engine.state
+    limit = sequence.num_tokens - 1
+    if settings.ahead_tokens > 1:
+        limit = sequence.num_tokens - settings.ahead_tokens
+    state.num_uncached = 0
+    if settings.num_groups == 1:
+        num_hits = _find_alike(engine, sequence, 0, limit)
+        if settings.drops_last_hit and num_hits > 0:
+            num_hits -= 1
+            engine.groups[0].num_hits = num_hits
+        return num_hits * engine.groups[0].block_size
+    hit_tokens, longest, rounds = limit, 0, 0
+    leader = settings.first_leader
+    first_is_full = engine.groups[leader].kind == FULL
+    while True:
+        current, num_kinds = hit_tokens, 0
+        leader = settings.first_leader
+        while leader != NO_GROUP:
+            block_size = engine.groups[leader].block_size
+            if engine.groups[leader].kind == FULL and rounds > 0:
+                current = current // block_size * block_size
+            else:
+                current = _find_alike(engine, sequence, leader, current) * block_size
+                longest = max(longest, current)
+            num_kinds += 1
+            leader = engine.groups[leader].next_leader
+        rounds += 1
+        if current >= hit_tokens:
+            break
+        hit_tokens = current
+        if num_kinds == 2 and first_is_full:
+            break
+    leader = settings.first_leader
+    while leader != NO_GROUP and engine.groups[leader].kind == FULL:
+        _cut(engine, leader, hit_tokens)
+        leader = engine.groups[leader].next_leader if settings.cuts_every_full_kind else NO_GROUP
+    if settings.bounds_first_chunk:
+        state.num_uncached = longest - hit_tokens
+    if settings.keeps_junctions:
+        sequence.junction = longest if longest > hit_tokens else 0
+    return hit_tokens
+
+
+@part
+def key_of(engine: Engine, sequence: Sequence, group: int, index: int) -> int:
+    """Return the key of a full block of a sequence in a group; behind the prompt no other sequence has it."""
+    number = (index + 1) * engine.groups[group].hashes_per_block - 1
+    if number < sequence.num_keys:
+        key = engine.prompt_keys[sequence.first_key + number]
+    else:
+        key = -1 - ((sequence.number - 1) << _ROW_BITS | number)
+    return key * engine.settings.num_groups + group
+
+
+@part
+def _find_alike(engine: Engine, sequence: Sequence, leader: int, limit: int) -> int:
+    """Find blocks of at most `limit` tokens for a group and those like it; return the number of entries."""
+    kind = engine.groups[leader].kind
+    if kind == SLIDING_WINDOW:
+        num_hits = _find_window(engine, sequence, leader, limit)
+    elif kind == CHUNKED_LOCAL:
+        num_hits = _find_chunk(engine, sequence, leader, limit)
+    elif kind == MAMBA:
+        num_hits = _find_state(engine, sequence, leader, limit)
+    else:
+        num_hits = _find_full(engine, sequence, leader, limit)
+    group = leader
+    while group != NO_GROUP:
+        engine.groups[group].num_hits = num_hits
+        group = engine.groups[group].next_alike
+    return num_hits
+
+
+@part
+def _cut(engine: Engine, leader: int, hit_tokens: int) -> None:
+    """Cut the hits of a group and those like it to `hit_tokens`."""
+    group = leader
+    while group != NO_GROUP:
+        engine.groups[group].num_hits = hit_tokens // engine.groups[group].block_size
+        group = engine.groups[group].next_alike
+
+
+@part
+def _find_full(engine: Engine, sequence: Sequence, leader: int, limit: int) -> int:
+    """Find the leading blocks up to the first that is missing."""
+    block_size, num_hits = engine.groups[leader].block_size, 0
+    while num_hits < limit // block_size and _is_cached(engine, sequence, leader, num_hits):
+        num_hits += 1
+    return _aligned(engine, leader, num_hits)
+
+
+@part
+def _find_window(engine: Engine, sequence: Sequence, leader: int, limit: int) -> int:
+    """Find the last run of blocks that covers a window, or a shorter run at the very beginning."""
+    record = engine.groups[leader]
+    needed, run = -(-(record.window - 1) // record.block_size), 0
+    for index in range(limit // record.block_size - 1, -1, -1):
+        if not _is_cached(engine, sequence, leader, index):
+            run = 0
+            continue
+        if run == 0 and (index + 1) * record.block_size % engine.settings.cache_tokens != 0:
+            continue
+        run += 1
+        if run >= needed:
+            _forget_before(engine, leader, index)
+            return index + run
+    return run
+
+
+@part
+def _find_chunk(engine: Engine, sequence: Sequence, leader: int, limit: int) -> int:
+    """Find the blocks of the last token's chunk up to the first that is missing; earlier ones are not needed."""
+    record = engine.groups[leader]
+    num_hits = limit // record.window * record.window // record.block_size
+    _forget_before(engine, leader, num_hits)
+    while num_hits < limit // record.block_size and _is_cached(engine, sequence, leader, num_hits):
+        num_hits += 1
+    return num_hits
+
+
+@part
+def _find_state(engine: Engine, sequence: Sequence, leader: int, limit: int) -> int:
+    """Find the last state that is kept."""
+    block_size = engine.groups[leader].block_size
+    for index in range(limit // block_size - 1, -1, -1):
+        is_boundary = (index + 1) * block_size % engine.settings.cache_tokens == 0
+        if is_boundary and _is_cached(engine, sequence, leader, index):
+            _forget_before(engine, leader, index)
+            return index + 1
+    return 0
+
+
+@part
+def _aligned(engine: Engine, leader: int, num_blocks: int) -> int:
+    """Return `num_blocks`, reduced to a boundary of all groups."""
+    while num_blocks * engine.groups[leader].block_size % engine.settings.cache_tokens != 0:
+        num_blocks -= 1
+    return num_blocks
+
+
+@part
+def _is_cached(engine: Engine, sequence: Sequence, leader: int, index: int) -> bool:
+    """Tell whether every alike group holds a block, and note these among the hits."""
+    group = leader
+    while group != NO_GROUP:
+        block = prefix_cache.find(engine, key_of(engine, sequence, group, index))
+        if block == prefix_cache.NO_BLOCK:
+            return False
+        engine.entries[first_hit(engine, group) + index] = block
+        group = engine.groups[group].next_alike
+    return True
+
+
+@part
+def _forget_before(engine: Engine, leader: int, end: int) -> None:
+    """Replace the hits before entry `end` by null blocks: they are not needed."""
+    group = leader
+    while group != NO_GROUP:
+        begin = first_hit(engine, group)
+        for entry in range(begin, begin + end):
+            engine.entries[entry] = NULL_BLOCK
+        group = engine.groups[group].next_alike

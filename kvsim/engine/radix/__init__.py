@@ -1,0 +1,1 @@
+"""SGLang: its radix tree, the slots of its pool, and its scheduler."""

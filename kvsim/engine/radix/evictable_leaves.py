@@ -1,0 +1,86 @@
+"""The nodes of the radix tree that can be evicted: a heap, the node that goes next first."""
+
+from __future__ import annotations
+
+from kvsim.engine.machine_code.compiled import part
+from kvsim.engine.radix_records import FIFO, FILO, LEAST_PRIORITY, LFU, LRU, MRU, ROOT, SLRU
+from kvsim.engine.state import Engine
+
+_OFTEN = 2
+"""Hits from which on a node is kept longer under `SLRU`."""
+
+
+@part
+def update(engine: Engine, node: int) -> None:
+    """Put a node that has changed in its place, among the others or not."""
+    record, radix = engine.radix.nodes[node], engine.radix.state
+    if node != ROOT and record.locks == 0 and record.num_children == 0 and record.is_on_device:
+        if record.place < 0:
+            radix.num_leaves += 1
+            _rise(engine, node, radix.num_leaves - 1)
+        else:
+            _rise(engine, node, _sink(engine, node, record.place))
+    elif record.place >= 0:
+        remove(engine, node)
+
+
+@part
+def remove(engine: Engine, node: int) -> None:
+    """Take out a node."""
+    nodes, leaves, radix = engine.radix.nodes, engine.radix.leaves, engine.radix.state
+    place = nodes[node].place
+    nodes[node].place = -1
+    radix.num_leaves -= 1
+    last = leaves[radix.num_leaves]
+    if last != node:
+        _rise(engine, last, _sink(engine, last, place))
+
+
+@part
+def goes_first(engine: Engine, one: int, other: int) -> bool:
+    """Tell whether node `one` is evicted before node `other`."""
+    eviction, first, second = engine.radix.settings.eviction, engine.radix.nodes[one], engine.radix.nodes[other]
+    if eviction == FIFO:
+        return first.created < second.created
+    if eviction == FILO:
+        return first.created > second.created
+    if eviction == MRU:
+        return first.accessed > second.accessed
+    rank, least = 0, 0
+    if eviction == LFU:
+        rank, least = first.hits, second.hits
+    elif eviction == LEAST_PRIORITY:
+        rank, least = first.priority, second.priority
+    elif eviction == SLRU:
+        rank, least = int(first.hits >= _OFTEN), int(second.hits >= _OFTEN)
+    else:
+        assert eviction == LRU
+    return rank < least or (rank == least and first.accessed < second.accessed)
+
+
+@part
+def _rise(engine: Engine, node: int, place: int) -> None:
+    """Put a node at `place`, or above as long as it goes before those there."""
+    nodes, leaves = engine.radix.nodes, engine.radix.leaves
+    while place > 0 and goes_first(engine, node, leaves[(place - 1) // 2]):
+        leaves[place] = leaves[(place - 1) // 2]
+        nodes[leaves[place]].place = place
+        place = (place - 1) // 2
+    leaves[place] = node
+    nodes[node].place = place
+
+
+@part
+def _sink(engine: Engine, node: int, place: int) -> int:
+    """Make room for a node at `place`, or below as long as those there go before it; return where."""
+    nodes, leaves, size = engine.radix.nodes, engine.radix.leaves, engine.radix.state.num_leaves
+    while 2 * place + 1 < size:
+        child = 2 * place + 1
+        if child + 1 < size and goes_first(engine, leaves[child + 1], leaves[child]):
+            child += 1
+        if not goes_first(engine, leaves[child], node):
+            break
+        leaves[place] = leaves[child]
+        nodes[leaves[place]].place = place
+        place = child
+    return place

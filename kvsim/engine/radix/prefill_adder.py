@@ -1,0 +1,371 @@
+"""Admit requests to the next prefill, as SGLang's `PrefillAdder` does.
+
+Admission is by estimate. A candidate has to fit with its whole prompt and its whole answer. Of the answers of running
+requests, a share is expected (`ratio`). A prefix that is locked cannot be evicted, so a hit costs as much room as it
+saves. The first candidate that is refused ends the pass.
+"""
+
+from __future__ import annotations
+
+from kvsim.engine.machine_code.compiled import part
+from kvsim.engine.radix import request_rows, token_slots, tree_copies, tree_nodes, tree_windows
+from kvsim.engine.radix_records import NOT_CHUNKED, SHORTEST_PREFILL_FIRST
+from kvsim.engine.records import NEVER, Sequence
+from kvsim.engine.state import RUNNING, Engine
+
+CONTINUE, NO_TOKEN, OTHER = range(3)
+"""Verdicts: another candidate may be looked at; no memory is left; another budget is spent."""
+_RESERVED = 1
+"""Slots that are kept for each request where no prefix is cached and no request stops early."""
+
+
+@part
+def begin(engine: Engine) -> None:
+    """Begin a pass: its remaining budgets, and the expected needs of running requests."""
+    settings, state, radix = engine.radix.settings, engine.state, engine.radix.state
+    num_mixed = state.num_running if settings.mixes else 0
+    radix.input_left = settings.max_prefill_tokens - num_mixed
+    radix.chunk_left = settings.chunk_tokens - num_mixed
+    radix.num_held_rows, radix.admitted_chunked, radix.num_needs = 0, NOT_CHUNKED, -1
+    radix.window_offset = 0
+    expected = 0.0
+    for index in range(state.num_running):
+        expected += running_request_offset(engine, engine.sequences[engine.running[index]])
+    radix.total_offset, radix.current_offset = num_mixed + expected, num_mixed
+
+
+@part
+def running_request_offset(engine: Engine, sequence: Sequence) -> float:
+    """Return the slots that a running request is expected to need yet."""
+    holding = engine.radix.holdings[sequence.number]
+    left = min(holding.limit - num_outputs(sequence), engine.radix.settings.most_new_tokens)
+    return left * (1.0 if holding.ignores_eos else engine.radix.state.ratio)
+
+
+@part
+def num_outputs(sequence: Sequence) -> int:
+    """Return the outputs of a request that are known."""
+    return sequence.num_tokens - sequence.prompt_tokens
+
+
+@part
+def rem_total_tokens(engine: Engine) -> float:
+    """Return the slots left for all future needs of admitted requests."""
+    return _num_reachable(engine) - engine.radix.state.total_offset
+
+
+@part
+def _cur_rem_tokens(engine: Engine) -> float:
+    """Return the slots left for the current needs of admitted requests."""
+    return _num_reachable(engine) - engine.radix.state.current_offset
+
+
+@part
+def _num_reachable(engine: Engine) -> int:
+    """Return the slots that are free or can be evicted."""
+    return (engine.state.num_free + engine.state.num_cached) * engine.settings.unit_tokens
+
+
+@part
+def _rem_window_tokens(engine: Engine) -> int:
+    """Return the slots of windows left for all needs of admitted requests."""
+    radix = engine.radix.state
+    reachable = (radix.num_free_windows + radix.num_cached_windows) * engine.settings.unit_tokens
+    return reachable - radix.window_offset
+
+
+@part
+def _window_tokens(engine: Engine, num_tokens: int, most_new: int, most_at_once: int) -> int:
+    """Return the slots of windows that a request needs at most, `most_at_once` tokens of whose prompt are allocated."""
+    window = engine.radix.settings.window_tokens
+    beyond = max(min(num_tokens, most_at_once) - window, 0)
+    return beyond + min(num_tokens + most_new, window) + engine.settings.unit_tokens
+
+
+@part
+def _most_at_once(engine: Engine) -> int:
+    """Return the tokens of prompts that this pass still allocates at most."""
+    return engine.radix.state.chunk_left if engine.radix.settings.chunk_tokens > 0 else NEVER
+
+
+@part
+def budget_state(engine: Engine) -> int:
+    """Return the verdict on the remaining budget."""
+    radix = engine.radix.state
+    if rem_total_tokens(engine) <= 0 or _cur_rem_tokens(engine) <= 0:
+        return NO_TOKEN
+    if tree_windows.is_on(engine) and _rem_window_tokens(engine) <= 0:
+        return NO_TOKEN
+    is_spent = radix.input_left <= 0 or (engine.radix.settings.chunk_tokens > 0 and radix.chunk_left <= 0)
+    return OTHER if is_spent else CONTINUE
+
+
+@part
+def add_chunked_req(engine: Engine, sequence: Sequence, most: int) -> bool:
+    """Continue the request in the middle of its prompt by `most` tokens at most; tell whether it stays chunked.
+
+    With windows, it waits where memory is short.
+    """
+    radix, holding = engine.radix.state, engine.radix.holdings[sequence.number]
+    holding.laid_out_tokens = sequence.num_tokens
+    available = min(radix.chunk_left, int(rem_total_tokens(engine)))
+    if tree_windows.is_on(engine):
+        available = min(available, _rem_window_tokens(engine) - engine.settings.unit_tokens)
+        if available <= 0:
+            return True
+    elif available <= 0:
+        available = radix.chunk_left  # it must go on, or it would never give back what it holds
+    available = min(available, most)
+    num_left = sequence.num_tokens - holding.prefix_tokens
+    is_cut = num_left > available
+    radix.num_held_rows += 1
+    _admit(engine, sequence, min(num_left, available), is_cut)
+    return is_cut
+
+
+@part
+def add_one_req(engine: Engine, sequence: Sequence, has_chunked: bool) -> int:
+    """Admit a waiting request, if it fits; return the verdict on it or on the budget after it."""
+    settings, holding = engine.radix.settings, engine.radix.holdings[sequence.number]
+    if 0 < settings.prefill_max_requests <= engine.state.num_listed:
+        return OTHER
+    if holding.ignores_eos and not settings.has_tree:
+        return _add_one_req_ignore_eos(engine, sequence)
+    edge = tree_nodes.inc_lock_ref(engine, holding.node)
+    num_tokens = _select_prefill_admission(engine, sequence, has_chunked)
+    if num_tokens > 0 and holding.host_tokens > 0:
+        if _load_back(engine, sequence):
+            tree_nodes.dec_lock_ref(engine, holding.node, edge)
+            holding.node, holding.protected_tokens = holding.host_node, holding.prefix_tokens
+            edge = tree_nodes.inc_lock_ref(engine, holding.node)
+        else:
+            num_tokens = _select_prefill_admission(engine, sequence, has_chunked)
+    if num_tokens <= 0:
+        tree_nodes.dec_lock_ref(engine, holding.node, edge)
+        return NO_TOKEN if num_tokens < 0 else OTHER
+    holding.lock, holding.edge = holding.node, edge
+    _begin_request(engine, sequence, num_tokens)
+    return budget_state(engine)
+
+
+@part
+def _load_back(engine: Engine, sequence: Sequence) -> bool:
+    """Begin to load what the host has of a prefix, behind which the request then begins; return False if it cannot."""
+    holding = engine.radix.holdings[sequence.number]
+    top, node, num_tokens = holding.node, holding.host_node, holding.host_tokens
+    holding.host_tokens = 0
+    tree_nodes.inc_lock_ref(engine, node)
+    engine.radix.nodes[node].host_locks += 1
+    if num_tokens >= tree_copies.LEAST_LOADED_TOKENS:
+        request_rows.evict_from_tree_cache(engine, num_tokens)
+    is_loaded = tree_copies.begin_load(engine, node, top)
+    engine.radix.nodes[node].host_locks -= 1
+    tree_nodes.dec_lock_ref(engine, node, 0)
+    if is_loaded:
+        holding.prefix_tokens += num_tokens
+    return is_loaded
+
+
+@part
+def _select_prefill_admission(engine: Engine, sequence: Sequence, has_chunked: bool) -> int:
+    """Return the tokens that a waiting request computes first; 0 if a budget is too small, -1 if memory is."""
+    settings, radix, unit = engine.radix.settings, engine.radix.state, engine.settings.unit_tokens
+    holding = engine.radix.holdings[sequence.number]
+    num_tokens = sequence.num_tokens - holding.prefix_tokens
+    most_new = min(max(holding.limit - num_outputs(sequence), 0), settings.most_new_tokens)
+    if not num_tokens + most_new + unit < rem_total_tokens(engine):
+        return -1
+    num_tokens -= holding.host_tokens  # which take slots, and are loaded
+    whole, begin = token_slots.ceil_tokens(engine, num_tokens), holding.prefix_tokens + holding.host_tokens
+    chunk_left = _fit_windows(engine, whole, most_new) if tree_windows.is_on(engine) else _most_at_once(engine)
+    if chunk_left <= 0:
+        return -1
+    if settings.chunk_tokens == 0:
+        return 0 if engine.state.num_listed > 0 and whole >= radix.input_left else num_tokens
+    if whole <= chunk_left:
+        return num_tokens
+    if has_chunked and settings.order == SHORTEST_PREFILL_FIRST:
+        return 0
+    return max((begin + chunk_left // unit * unit) // unit * unit - begin, 0)
+
+
+@part
+def _fit_windows(engine: Engine, num_tokens: int, most_new: int) -> int:
+    """Return how many tokens of a prompt may be computed at once, as its windows have to fit; 0 for none.
+
+    A piece is made smaller only for a request whose windows would never fit otherwise.
+    """
+    most, unit = _most_at_once(engine), engine.settings.unit_tokens
+    needed = _window_tokens(engine, num_tokens, most_new, most)
+    if needed < _rem_window_tokens(engine):
+        return most
+    if engine.radix.settings.chunk_tokens == 0 or needed < engine.radix.settings.window_pages * unit:
+        return 0
+    room = _rem_window_tokens(engine) - _window_tokens(engine, 0, most_new, NEVER)
+    return min(most, max(room // unit * unit, 0))
+
+
+@part
+def _begin_request(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
+    """Admit a waiting request, which computes `num_tokens` first."""
+    holding = engine.radix.holdings[sequence.number]
+    is_cut = num_tokens < sequence.num_tokens - holding.prefix_tokens
+    if is_cut:
+        engine.radix.state.admitted_chunked = sequence.number
+    sequence.computed = holding.prefix_tokens
+    _admit(engine, sequence, num_tokens, is_cut)
+
+
+@part
+def _admit(engine: Engine, sequence: Sequence, num_tokens: int, is_cut: bool) -> None:
+    """Put a request into the batch and charge the budgets; its answer is reserved with the end of its prompt."""
+    settings, state, radix = engine.radix.settings, engine.state, engine.radix.state
+    holding = engine.radix.holdings[sequence.number]
+    holding.extend_end = holding.prefix_tokens + num_tokens
+    engine.batch[state.num_listed], engine.batch_tokens[state.num_listed] = sequence.number, num_tokens
+    state.num_listed += 1
+    charge = token_slots.ceil_tokens(engine, num_tokens)
+    most_new = 0 if is_cut else min(holding.limit, settings.most_new_tokens)
+    if tree_windows.is_on(engine):
+        radix.window_offset += _window_tokens(engine, charge, most_new, _most_at_once(engine))
+    radix.total_offset += charge + engine.settings.unit_tokens + most_new
+    radix.current_offset += charge + engine.settings.unit_tokens
+    radix.input_left -= charge
+    radix.chunk_left -= charge
+
+
+@part
+def _add_one_req_ignore_eos(engine: Engine, sequence: Sequence) -> int:
+    """Admit a waiting request of known length where no prefix is cached, if the batch never runs out of memory.
+
+    Requests end one after the other, the one with the fewest tokens left first, and give back what they hold.
+    """
+    settings, radix, unit = engine.radix.settings, engine.radix.state, engine.settings.unit_tokens
+    holding = engine.radix.holdings[sequence.number]
+    whole = token_slots.ceil_tokens(engine, sequence.num_tokens) + unit
+    if whole > min(_cur_rem_tokens(engine), rem_total_tokens(engine)):
+        return NO_TOKEN
+    has_windows = tree_windows.is_on(engine)
+    if has_windows:
+        most_new = min(max(holding.limit - num_outputs(sequence), 0), settings.most_new_tokens)
+        needed = _window_tokens(engine, sequence.num_tokens, most_new, _most_at_once(engine))
+        if needed > _rem_window_tokens(engine):
+            return NO_TOKEN
+    _note_needs(engine, sequence)
+    free_now, freed = _cur_rem_tokens(engine) - whole, 0
+    for index in range(0 if has_windows else radix.num_needs):
+        need, num_left = engine.radix.needs[index], radix.num_needs - index
+        if free_now + freed - need.left * num_left <= _RESERVED * num_left:
+            return NO_TOKEN
+        freed += need.held
+    if settings.chunk_tokens == 0 or sequence.num_tokens <= radix.chunk_left:
+        _begin_request(engine, sequence, sequence.num_tokens)
+    elif radix.chunk_left <= 0:
+        return OTHER
+    else:
+        _begin_request(engine, sequence, radix.chunk_left)
+    return budget_state(engine)
+
+
+@part
+def _note_needs(engine: Engine, sequence: Sequence) -> None:
+    """Note the future needs of a candidate, and at first in a pass those of running and admitted requests."""
+    radix, state = engine.radix.state, engine.state
+    if radix.num_needs >= 0:
+        _note_need_of_later(engine, sequence)
+        return
+    radix.num_needs = 0
+    _note_need(engine, sequence)
+    for index in range(state.num_running):
+        _note_need(engine, engine.sequences[engine.running[index]])
+    for index in range(state.num_listed):
+        _note_need(engine, engine.sequences[engine.batch[index]])
+
+
+@part
+def _tokens_left(engine: Engine, sequence: Sequence) -> float:
+    holding = engine.radix.holdings[sequence.number]
+    return holding.limit * (1.0 if holding.ignores_eos else engine.radix.state.ratio) - num_outputs(sequence)
+
+
+@part
+def _note_need(engine: Engine, sequence: Sequence) -> None:
+    """Note the future needs of a request, after those with equal needs."""
+    left, index = _tokens_left(engine, sequence), engine.radix.state.num_needs
+    if left > 0:
+        while index > 0 and engine.radix.needs[index - 1].left > left:
+            index -= 1
+        _insert_need(engine, index, left, sequence.num_tokens)
+
+
+@part
+def _note_need_of_later(engine: Engine, sequence: Sequence) -> None:
+    """Note the future needs of a later candidate, before those with equal needs, and before the last in any case."""
+    left, index = _tokens_left(engine, sequence), 0
+    last = engine.radix.state.num_needs - 1
+    if left > 0:
+        while index < last and engine.radix.needs[index].left < left:
+            index += 1
+        _insert_need(engine, index, left, sequence.num_tokens)
+
+
+@part
+def _insert_need(engine: Engine, place: int, left: float, held: int) -> None:
+    needs, radix = engine.radix.needs, engine.radix.state
+    for index in range(radix.num_needs, place, -1):
+        needs[index].left, needs[index].held = needs[index - 1].left, needs[index - 1].held
+    needs[place].left, needs[place].held = left, held
+    radix.num_needs += 1
+
+
+@part
+def preempt_to_schedule(engine: Engine, sequence: Sequence) -> int:
+    """Choose the least important running requests whose place a candidate takes; return their number.
+
+    They stand in `order`. There are none if they are not unimportant enough, or give back too little.
+    """
+    settings, num_victims = engine.radix.settings, 0
+    holding = engine.radix.holdings[sequence.number]
+    missing = holding.laid_out_tokens - holding.prefix_tokens + min(holding.limit, settings.most_new_tokens)
+    to_free = missing - rem_total_tokens(engine)
+    while True:
+        victim = _least_important(engine, num_victims)
+        if victim == NOT_CHUNKED or _lead(engine, sequence.number, victim) <= settings.preemption_threshold:
+            break
+        engine.radix.order[num_victims] = victim
+        num_victims += 1
+        to_free -= running_request_offset(engine, engine.sequences[victim])
+        if to_free <= 0:
+            break
+    return num_victims if to_free <= 0 else 0
+
+
+@part
+def _lead(engine: Engine, one: int, other: int) -> int:
+    """Return by how much request `one` is more important than `other`."""
+    lead = engine.radix.holdings[one].priority - engine.radix.holdings[other].priority
+    return -lead if engine.radix.settings.low_values_first else lead
+
+
+@part
+def _least_important(engine: Engine, num_chosen: int) -> int:
+    """Return the least important running request, of several the last to enter, that is not chosen yet; 0 for none."""
+    found = 0
+    for index in range(engine.state.num_running):
+        number = engine.running[index]
+        if engine.sequences[number].status != RUNNING or is_chosen(engine, num_chosen, number):
+            continue
+        lead = 1 if found == 0 else _lead(engine, found, number)
+        is_later = engine.radix.holdings[number].entered > engine.radix.holdings[found].entered
+        if lead > 0 or (lead == 0 and is_later):
+            found = number
+    return found
+
+
+@part
+def is_chosen(engine: Engine, num_chosen: int, number: int) -> bool:
+    """Tell whether a request is one of the first `num_chosen` in `order`."""
+    found = False
+    for index in range(num_chosen):
+        found |= engine.radix.order[index] == number
+    return found

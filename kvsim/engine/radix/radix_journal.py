@@ -1,0 +1,86 @@
+"""Rows of a recording about the slots of SGLang's requests, written during the run if recording is on.
+
+A row lists runs of consecutive pages. A request may have as many runs as pages, so there is not always room for all:
+what does not fit is noted, and the run ends there.
+"""
+
+from __future__ import annotations
+
+from kvsim.engine import journal
+from kvsim.engine.machine_code.compiled import part
+from kvsim.engine.ownership import MemoryKind
+from kvsim.engine.radix_records import Node
+from kvsim.engine.records import Sequence
+from kvsim.engine.state import Engine
+
+_APPEND, _SHARE, _RELEASE, _EVICT = (int(kind) for kind in MemoryKind)
+_NO_REQUEST = -1
+_WHOLE_TABLE = -1
+
+
+@part
+def append(engine: Engine, sequence: Sequence, begin: int, end: int) -> None:
+    """Record that the row of a request lists free pages from page `begin` on."""
+    _write_row(engine, _APPEND, sequence, begin, end)
+
+
+@part
+def share(engine: Engine, sequence: Sequence, begin: int, end: int) -> None:
+    """Record that the row of a request lists pages of the tree from page `begin` on."""
+    _write_row(engine, _SHARE, sequence, begin, end)
+
+
+@part
+def replace(engine: Engine, sequence: Sequence, begin: int, end: int) -> None:
+    """Record that a request frees its own copies of pages that the tree has; those of the tree follow by `share`."""
+    _write_row(engine, _RELEASE, sequence, begin, end)
+
+
+@part
+def release(engine: Engine, sequence: Sequence, num_pages: int, num_kept: int) -> None:
+    """Record that a request gives its whole row back, of which the first `num_kept` pages stay in the tree."""
+    if engine.settings.records_memory and num_pages > 0:
+        _write(engine, _RELEASE, sequence.number - 1, 0, _WHOLE_TABLE, num_pages, num_kept)
+
+
+@part
+def evict(engine: Engine, node: Node) -> None:
+    """Record that the pages of a node leave the tree."""
+    if not engine.settings.records_memory:
+        return
+    page, left = node.first_page, node.num_pages
+    while left > 0:
+        first, length = page, 0
+        while left > 0 and page == first + length:
+            page = engine.radix.pages[page]
+            length += 1
+            left -= 1
+        _write(engine, _EVICT, _NO_REQUEST, 0, first, length, 0)
+
+
+@part
+def _write_row(engine: Engine, kind: int, sequence: Sequence, begin: int, end: int) -> None:
+    """Write the runs of pages in the row of a request from page `begin` to `end`."""
+    if not engine.settings.records_memory:
+        return
+    rows, row = engine.radix.rows, sequence.place * engine.radix.settings.row_pages
+    while begin < end:
+        length = 1
+        while begin + length < end and rows[row + begin + length] == rows[row + begin] + length:
+            length += 1
+        _write(engine, kind, sequence.number - 1, begin, rows[row + begin], length, 0)
+        begin += length
+
+
+@part
+def _write(engine: Engine, kind: int, request: int, position: int, address: int, length: int, num_kept: int) -> None:
+    if engine.state.num_memory_rows >= engine.radix.settings.most_memory_rows:
+        engine.radix.state.is_crowded = True
+        return
+    journal.write(engine, kind, 0, request, position, address, length, length, num_kept, 1)
+
+
+@part
+def is_crowded(engine: Engine) -> bool:
+    """Tell whether more changed hands in a step than can be written down."""
+    return engine.radix.state.is_crowded

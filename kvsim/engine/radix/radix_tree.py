@@ -1,0 +1,408 @@
+"""SGLang's radix tree: runs of pages with known tokens, found by the tokens before them.
+
+A node holds a run of pages. The keys of pages are those of prefixes (`prefix_keys`): equal exactly where all tokens up
+to the end of the page are. So the child of a node is found by the key of its first page alone, and how far a run agrees
+with a request is found by looking at few of its keys. A match that ends inside a node splits it there. Requests lock
+the path from the root to where their own prefix ends; what no request locks can be evicted, leaf by leaf, and a leaf
+goes whole.
+
+Accesses are counted. A match stamps the path from its end up, each node a little older than the one below it; an insert
+stamps it from the root down.
+"""
+
+from __future__ import annotations
+
+from kvsim.engine import bucket
+from kvsim.engine.machine_code.compiled import part
+from kvsim.engine.paged.prefix_cache import bucket_of
+from kvsim.engine.radix import (
+    evictable_leaves,
+    radix_events,
+    radix_journal,
+    token_slots,
+    tree_copies,
+    tree_nodes,
+    tree_windows,
+)
+from kvsim.engine.radix_records import NO_PAGE, NO_PRIORITY, ROOT
+from kvsim.engine.records import NEVER, Sequence
+from kvsim.engine.state import Engine
+
+_TICK = 1 << 20
+"""Stamps of one access, of which a match gives one to each node of a path."""
+_ROW_BITS = 32
+
+
+@part
+def key_of(engine: Engine, number: int, page: int) -> int:
+    """Return the key of a page of a request; behind the keys that are known no other request has it."""
+    sequence = engine.sequences[number]
+    if page < sequence.num_keys:
+        return engine.prompt_keys[sequence.first_key + page]
+    return -1 - ((number - 1) << _ROW_BITS | page)
+
+
+@part
+def match_prefix(engine: Engine, sequence: Sequence, num_tokens: int) -> int:
+    """Return the node on the device at which the longest prefix of the first `num_tokens` tokens ends; stamp its path.
+
+    With a host tier, the path goes on to `RadixState.host_node`, and all of it is stamped. With windows, it ends where
+    the last window of tokens, or the whole path, has its window slots.
+    """
+    radix, num_pages = engine.radix.state, num_tokens // engine.settings.unit_tokens
+    radix.matched_pages, radix.host_node = 0, ROOT
+    if num_pages == 0:
+        return ROOT
+    node, depth, found, num_live = ROOT, 0, ROOT, NEVER
+    while depth < num_pages:
+        child = find_child(engine, sequence, depth)
+        if child == ROOT:
+            break
+        num_common = _num_common_pages(engine, sequence, child, num_pages - depth)
+        is_cut = num_common < engine.radix.nodes[child].num_pages
+        node, depth = split(engine, child, num_common) if is_cut else child, depth + num_common
+        num_live = _num_live_tokens(engine, node, num_live)
+        if num_live >= engine.radix.settings.window_tokens:
+            found = node
+        if is_cut:
+            break
+    node = radix.host_node = found
+    radix.matched_pages = depth
+    tree_windows.touch(engine, node)
+    radix.clock += _TICK
+    ancestor, stamp = node, radix.clock
+    while ancestor != ROOT:
+        engine.radix.nodes[ancestor].accessed = stamp
+        stamp -= 1
+        ancestor = engine.radix.nodes[ancestor].parent
+    while node != ROOT and not engine.radix.nodes[node].is_on_device:
+        node = engine.radix.nodes[node].parent
+    evictable_leaves.update(engine, node)
+    return node
+
+
+@part
+def _num_live_tokens(engine: Engine, node: int, num_before: int) -> int:
+    """Count the tokens up to the end of a node that have their windows without a gap, `num_before` up to its begin."""
+    if engine.radix.settings.window_tokens == 0:
+        return num_before
+    record = engine.radix.nodes[node]
+    return num_before + record.num_pages * engine.settings.unit_tokens if record.has_window else 0
+
+
+@part
+def insert(engine: Engine, sequence: Sequence, num_pages: int, protected: int, inserted: int, priority: int) -> int:
+    """Put the first `num_pages` pages of the row of a request into the tree; return the node at which they end.
+
+    Where the tree has their tokens, it keeps its own pages: those of the request, from page `protected` on, are freed,
+    and its row lists the tree's. Nodes that end behind page `inserted` count a hit.
+    """
+    nodes = engine.radix.nodes
+    _tick(engine)  # the root
+    node, depth = ROOT, 0
+    while depth < num_pages:
+        child = find_child(engine, sequence, depth)
+        if child == ROOT:
+            break
+        nodes[child].accessed = _tick(engine)
+        num_common = _num_common_pages(engine, sequence, child, num_pages - depth)
+        if num_common < nodes[child].num_pages:
+            child = split(engine, child, num_common)
+        nodes[child].priority = max(nodes[child].priority, priority)
+        if not nodes[child].is_on_device:
+            row = sequence.place * engine.radix.settings.row_pages + depth
+            link_row(engine, row, row + num_common)
+            tree_nodes.get_device_pages(engine, child, engine.radix.rows[row])
+            tree_copies.note_double(engine, child)
+        elif protected < depth + num_common:
+            _take_over(engine, sequence, child, max(depth, protected))
+        node, depth = child, depth + num_common
+        if depth > inserted:
+            tree_copies.count_hit(engine, node)
+        evictable_leaves.update(engine, node)
+    if depth < num_pages:
+        node = _add_leaf(engine, sequence, node, num_pages, inserted, priority)
+    tree_windows.touch(engine, node)
+    return node
+
+
+@part
+def insert_prompt(engine: Engine, sequence: Sequence, num_pages: int, priority: int) -> None:
+    """Give the path of a request, which the tree has, a boundary where its prompt ends.
+
+    So its answer can be evicted without its prompt.
+    """
+    insert(engine, sequence, num_pages, num_pages, num_pages, min(priority + 1, NO_PRIORITY))
+
+
+@part
+def split(engine: Engine, node: int, num_pages: int) -> int:
+    """Split a node behind its first `num_pages` pages; return the new node, which holds these.
+
+    The new node has what is known of the old one, and its place among the children of its parent.
+    """
+    nodes, buckets = engine.radix.nodes, engine.buckets
+    upper = _new_node(engine)
+    new, old = nodes[upper], nodes[node]
+    assert 0 < num_pages < old.num_pages
+    new.parent, new.owner, new.begin, new.num_pages = old.parent, old.owner, old.begin, num_pages
+    new.key, new.attached, new.num_children = old.key, old.attached, int(old.is_on_device)
+    new.is_on_device, new.is_on_host = old.is_on_device, old.is_on_host
+    new.num_host_children = int(not old.is_on_device)
+    new.loaded_for = old.loaded_for
+    new.locks, new.hits, new.priority, new.created = old.locks, old.hits, old.priority, old.created
+    new.first_page = page = old.first_page
+    for _ in range(num_pages if old.is_on_device else 0):
+        page = engine.radix.pages[page]
+    old.first_page = page
+    tree_windows.share_with(engine, node, upper)
+    bucket.remove(nodes, buckets[bucket_of(engine, old.key)], node)
+    old.parent, old.begin, old.num_pages = upper, old.begin + num_pages, old.num_pages - num_pages
+    old.key = key_of(engine, old.owner, old.begin)
+    bucket.push_back(nodes, buckets[bucket_of(engine, new.key)], upper)
+    bucket.push_back(nodes, buckets[bucket_of(engine, old.key)], node)
+    old.accessed = _tick(engine)
+    evictable_leaves.update(engine, node)
+    tree_copies.note_double(engine, upper)
+    return upper
+
+
+@part
+def evict(engine: Engine, num_tokens: int, num_window_tokens: int) -> None:
+    """Evict leaves until `num_tokens` slots more are free, then windows until `num_window_tokens` of those are.
+
+    It ends where nothing is left that can be evicted. Windows that go with leaves count.
+    """
+    radix = engine.radix.state
+    radix_events.asked(engine, num_tokens, num_window_tokens)
+    enough = engine.state.num_free + token_slots.ceil_pages(engine, num_tokens)
+    begin, most = radix.num_free_windows, token_slots.ceil_pages(engine, num_window_tokens)
+    while engine.state.num_free < enough and radix.num_leaves > 0:
+        _evict_leaf(engine, engine.radix.leaves[0])
+    node = tree_windows.next_unlocked(engine, ROOT)
+    while radix.num_free_windows < begin + most and node != ROOT:
+        younger = tree_windows.next_unlocked(engine, node)
+        if engine.radix.nodes[node].place >= 0:
+            _evict_leaf(engine, node)
+        else:
+            _evict_windows(engine, node)
+        node = younger
+
+
+@part
+def _evict_leaf(engine: Engine, node: int) -> None:
+    """Evict a leaf, with its windows."""
+    record = engine.radix.nodes[node]
+    if tree_copies.is_on(engine) and tree_copies.demote(engine, node):
+        return
+    radix_events.leaf(engine, record)
+    radix_journal.evict(engine, record)
+    if record.has_window:
+        _evict_windows(engine, node)
+    tree_nodes.lose_device_pages(engine, node)
+    token_slots.free(engine, record.first_page, record.num_pages)
+    tree_nodes.remove(engine, node)
+
+
+@part
+def _evict_windows(engine: Engine, node: int) -> None:
+    """Evict the windows of a node."""
+    record = engine.radix.nodes[node]
+    radix_events.window(engine, record)
+    token_slots.free_windows(engine, record.first_page, record.num_pages)
+    tree_windows.take(engine, node)
+
+
+@part
+def end_of(engine: Engine, node: int) -> int:
+    """Return the pages of the path from the root to the end of a node."""
+    return engine.radix.nodes[node].begin + engine.radix.nodes[node].num_pages
+
+
+@part
+def find_child(engine: Engine, sequence: Sequence, depth: int) -> int:
+    """Return the child that matches the request's page at `depth`; the root for none."""
+    key = key_of(engine, sequence.number, depth)
+    node = engine.buckets[bucket_of(engine, key)].first
+    while node != ROOT and engine.radix.nodes[node].key != key:
+        node = engine.radix.nodes[node].next_alike
+    return node
+
+
+@part
+def _num_common_pages(engine: Engine, sequence: Sequence, node: int, most: int) -> int:
+    """Count the leading pages of a node, of which the first agrees, that agree with a request; `most` at most."""
+    record = engine.radix.nodes[node]
+    low, high = 1, min(record.num_pages, most)
+    page = record.begin + high - 1
+    if key_of(engine, record.owner, page) == key_of(engine, sequence.number, page):
+        return high
+    while high - low > 1:
+        middle = (low + high) // 2
+        page = record.begin + middle - 1
+        if key_of(engine, record.owner, page) == key_of(engine, sequence.number, page):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+@part
+def _take_over(engine: Engine, sequence: Sequence, node: int, begin: int) -> None:
+    """Let the row of a request list the pages of a node from page `begin` of the path on; free its own.
+
+    Where the node lacks its windows, those of the request revive it, as far back as the request has them.
+    """
+    record, gone = engine.radix.nodes[node], _num_gone_pages(engine, sequence)
+    end, live = record.begin + record.num_pages, max(record.begin, gone)
+    if engine.radix.settings.window_tokens == 0 or record.has_window or live >= end:
+        _adopt(engine, sequence, node, begin, gone)
+        return
+    upper = split(engine, node, live - record.begin) if live > record.begin else ROOT
+    _revive(engine, sequence, node)
+    if upper != ROOT:
+        _adopt(engine, sequence, upper, begin, gone)
+
+
+@part
+def _num_gone_pages(engine: Engine, sequence: Sequence) -> int:
+    """Return the page of a request up to which its windows are given back."""
+    return engine.radix.holdings[sequence.number].gone_tokens // engine.settings.unit_tokens
+
+
+@part
+def _adopt(engine: Engine, sequence: Sequence, node: int, begin: int, gone: int) -> None:
+    """Let a row list a node's pages from page `begin` of the path on; free its own, whose windows are `gone` so far."""
+    record = engine.radix.nodes[node]
+    end = record.begin + record.num_pages
+    middle = min(max(gone, begin), end)
+    _adopt_pages(engine, sequence, node, begin, middle, False)
+    _adopt_pages(engine, sequence, node, middle, end, engine.radix.settings.window_tokens > 0)
+
+
+@part
+def _adopt_pages(engine: Engine, sequence: Sequence, node: int, begin: int, end: int, has_windows: bool) -> None:
+    record, pages, rows = engine.radix.nodes[node], engine.radix.pages, engine.radix.rows
+    row = sequence.place * engine.radix.settings.row_pages
+    if begin == end:
+        return
+    page = record.first_page
+    for _ in range(begin - record.begin):
+        page = pages[page]
+    radix_events.duplicate(engine, row + begin, row + end)
+    radix_journal.replace(engine, sequence, begin, end)
+    first = last = rows[row + begin]
+    for index in range(row + begin, row + end):
+        own, rows[index] = rows[index], page
+        page = pages[page]
+        if own != first:
+            pages[last] = own
+            last = own
+    if has_windows:
+        token_slots.free_windows(engine, first, end - begin)
+    token_slots.free(engine, first, end - begin)
+    radix_journal.share(engine, sequence, begin, end)
+
+
+@part
+def _revive(engine: Engine, sequence: Sequence, node: int) -> None:
+    """Let a node without windows have those of a request, whose row lists the same tokens.
+
+    If no request locks the node, it takes the pages of the request, too, and frees its own.
+    """
+    record, windows, rows = engine.radix.nodes[node], engine.radix.windows, engine.radix.rows
+    begin = sequence.place * engine.radix.settings.row_pages + record.begin
+    end, page = begin + record.num_pages, record.first_page
+    if record.locks == 0:
+        radix_events.duplicate_of_node(engine, record)
+        radix_journal.evict(engine, record)
+        first = page
+        record.first_page = rows[begin]
+    else:
+        radix_journal.replace(engine, sequence, record.begin, record.begin + record.num_pages)
+        first = rows[begin]
+        link_row(engine, begin, end)
+        for index in range(begin, end):
+            windows[page], windows[rows[index]], rows[index] = windows[rows[index]], NO_PAGE, page
+            page = engine.radix.pages[page]
+        radix_journal.share(engine, sequence, record.begin, record.begin + record.num_pages)
+    token_slots.free(engine, first, record.num_pages)
+    if record.locks == 0:
+        link_row(engine, begin, end)
+    tree_windows.give(engine, node)
+
+
+@part
+def _add_leaf(engine: Engine, sequence: Sequence, parent: int, num_pages: int, inserted: int, priority: int) -> int:
+    """Add a leaf below `parent`, with the pages of a row behind those of the path, up to page `num_pages`.
+
+    With windows it may become several: one without, one with them, and the last one, which is one window long.
+    """
+    nodes, rows = engine.radix.nodes, engine.radix.rows
+    begin, row = end_of(engine, parent), sequence.place * engine.radix.settings.row_pages
+    node = _new_node(engine)
+    record = nodes[node]
+    record.parent, record.owner, record.begin, record.num_pages = parent, sequence.number, begin, num_pages - begin
+    record.key = key_of(engine, sequence.number, begin)
+    record.first_page = rows[row + begin]
+    link_row(engine, row + begin, row + num_pages)
+    record.locks = record.num_children = record.hits = 0
+    record.priority, record.created, record.attached = priority, record.accessed, record.accessed
+    nodes[parent].num_children += 1
+    engine.state.num_cached += record.num_pages
+    bucket.push_back(nodes, engine.buckets[bucket_of(engine, record.key)], node)
+    evictable_leaves.update(engine, parent)
+    evictable_leaves.update(engine, node)
+    if engine.radix.settings.window_tokens > 0:
+        _give_windows(engine, node, max(begin, _num_gone_pages(engine, sequence)), num_pages)
+    if begin + record.num_pages > inserted:
+        tree_copies.count_hit(engine, node)
+    evictable_leaves.update(engine, node)
+    return node
+
+
+@part
+def _give_windows(engine: Engine, node: int, begin: int, end: int) -> None:
+    """Let a new leaf have its windows from page `begin` of the path on."""
+    if begin >= end:
+        return
+    if begin > engine.radix.nodes[node].begin:
+        split(engine, node, begin - engine.radix.nodes[node].begin)
+    num_older = end - begin - token_slots.ceil_pages(engine, engine.radix.settings.window_tokens)
+    if num_older > 0:
+        tree_windows.give(engine, split(engine, node, num_older))
+    tree_windows.give(engine, node)
+
+
+@part
+def link_row(engine: Engine, begin: int, end: int) -> None:
+    """Let each page in `rows[begin:end]` lead to the next."""
+    pages, rows = engine.radix.pages, engine.radix.rows
+    for index in range(begin + 1, end):
+        pages[rows[index - 1]] = rows[index]
+
+
+@part
+def _new_node(engine: Engine) -> int:
+    """Take a record for a node; it is stamped."""
+    nodes, radix = engine.radix.nodes, engine.radix.state
+    node = radix.first_spare
+    if node != ROOT:
+        radix.first_spare = nodes[node].parent
+    else:
+        radix.num_nodes += 1
+        node = radix.num_nodes
+    nodes[node].place = -1
+    nodes[node].has_window = nodes[node].is_spare = nodes[node].is_on_host = False
+    nodes[node].is_on_device = True
+    nodes[node].num_host_children = nodes[node].host_locks = nodes[node].loaded_for = nodes[node].doubled = 0
+    nodes[node].window_locks = nodes[node].edge = 0
+    nodes[node].accessed = _tick(engine)
+    return node
+
+
+@part
+def _tick(engine: Engine) -> int:
+    """Count an access; return its stamp."""
+    engine.radix.state.clock += _TICK
+    return engine.radix.state.clock

@@ -1,0 +1,293 @@
+"""Rows of SGLang's requests, with the slot of each token: growth, insertion into the tree, release."""
+
+from __future__ import annotations
+
+from kvsim.engine import totals
+from kvsim.engine.machine_code.compiled import part
+from kvsim.engine.memory import MemoryManager
+from kvsim.engine.radix import radix_journal, radix_tree, token_slots, tree_copies, tree_nodes, tree_windows
+from kvsim.engine.radix_records import ROOT
+from kvsim.engine.records import Sequence
+from kvsim.engine.state import Engine
+
+NO_ROW = -1
+_EXTENDS_BEFORE_SLIDING = 2
+
+
+@part
+def evict_from_tree_cache(engine: Engine, num_tokens: int) -> None:
+    """Evict from the tree until `num_tokens` slots are free, of windows too."""
+    shortfall = max(num_tokens - token_slots.num_free_tokens(engine), 0)
+    of_windows = 0
+    if tree_windows.is_on(engine):
+        of_windows = max(num_tokens - token_slots.num_free_window_tokens(engine), 0)
+    if (shortfall > 0 or of_windows > 0) and engine.radix.settings.has_tree:
+        radix_tree.evict(engine, shortfall, of_windows)
+
+
+@part
+def match_kv_cache(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
+    """Let a waiting request begin behind the longest prefix of its first `num_tokens` tokens that the tree has."""
+    holding = engine.radix.holdings[sequence.number]
+    holding.node = ROOT
+    if engine.radix.settings.has_tree:
+        holding.node = radix_tree.match_prefix(engine, sequence, num_tokens)
+    holding.prefix_tokens = radix_tree.end_of(engine, holding.node) * engine.settings.unit_tokens
+    holding.protected_tokens = holding.prefix_tokens
+    holding.host_tokens = 0
+    if tree_copies.is_on(engine) and engine.radix.settings.has_tree:
+        holding.host_node = engine.radix.state.host_node
+        holding.host_tokens = tree_copies.num_host_pages(engine, holding.host_node) * engine.settings.unit_tokens
+    holding.matched_tokens = min(holding.prefix_tokens + holding.host_tokens, sequence.num_tokens - 1)
+    holding.branch_tokens = 0
+    if tree_windows.is_on(engine) and engine.radix.settings.has_tree:
+        matched = engine.radix.state.matched_pages * engine.settings.unit_tokens
+        holding.branch_tokens = matched if matched > holding.prefix_tokens else 0
+
+
+@part
+def init_next_round_input(engine: Engine, sequence: Sequence) -> None:
+    """Look at a candidate: its last token is computed in any case."""
+    engine.radix.holdings[sequence.number].laid_out_tokens = sequence.num_tokens
+    match_kv_cache(engine, sequence, sequence.num_tokens - 1)
+
+
+@part
+def alloc_req_slots(engine: Engine, num_seqs: int) -> None:
+    """Give rows to those of the first `num_seqs` requests of the batch that have none: the last free ones, in order."""
+    radix, needed = engine.radix, 0
+    for index in range(num_seqs):
+        needed += int(engine.sequences[engine.batch[index]].place == NO_ROW)
+    radix.state.num_free_rows -= needed
+    row = radix.state.num_free_rows
+    for index in range(num_seqs):
+        sequence = engine.sequences[engine.batch[index]]
+        if sequence.place == NO_ROW:
+            sequence.place = radix.free_rows[row]
+            row += 1
+            _write_prefix(engine, sequence)
+            totals.add_slots(engine, sequence, 0, sequence.computed)
+            engine.state.written += sequence.computed
+
+
+@part
+def _write_prefix(engine: Engine, sequence: Sequence) -> None:
+    """Let a new row list the pages of the prefix that was found in the tree."""
+    nodes, pages, rows = engine.radix.nodes, engine.radix.pages, engine.radix.rows
+    row, node = sequence.place * engine.radix.settings.row_pages, engine.radix.holdings[sequence.number].node
+    while node != ROOT:
+        page, begin = nodes[node].first_page, row + nodes[node].begin
+        for index in range(begin, begin + nodes[node].num_pages):
+            rows[index] = page
+            page = pages[page]
+        node = nodes[node].parent
+    radix_journal.share(engine, sequence, 0, radix_tree.end_of(engine, engine.radix.holdings[sequence.number].node))
+
+
+@part
+def alloc_for_extend(engine: Engine, num_seqs: int) -> bool:
+    """Allocate slots for the first `num_seqs` requests of the batch; return False if there are too few."""
+    unit, num_tokens, num_pages = engine.settings.unit_tokens, 0, 0
+    if tree_windows.is_on(engine) and not engine.radix.settings.has_tree:
+        _slide_in_prefill(engine, num_seqs)
+    for index in range(num_seqs):
+        sequence, tokens = engine.sequences[engine.batch[index]], engine.batch_tokens[index]
+        num_tokens += tokens + (unit if unit > 1 else 0)
+        num_pages += _num_new_pages(engine, sequence.computed, tokens)
+    evict_from_tree_cache(engine, num_tokens)
+    if num_pages > engine.state.num_free or (
+        tree_windows.is_on(engine) and num_pages > engine.radix.state.num_free_windows
+    ):
+        return False
+    for index in range(num_seqs):
+        engine.radix.holdings[engine.batch[index]].num_extends += 1
+        extend(engine, engine.sequences[engine.batch[index]], engine.batch_tokens[index])
+    return True
+
+
+@part
+def num_tokens_required_next_decode(engine: Engine, sequence: Sequence) -> int:
+    """Return the slots that one more token of a request needs."""
+    return _num_new_pages(engine, sequence.computed, 1) * engine.settings.unit_tokens
+
+
+@part
+def make_room_for_decode(engine: Engine, first: int, num_seqs: int) -> None:
+    """Evict for a token of each of `num_seqs` requests of the batch, from index `first` on, which are extended next."""
+    if tree_windows.is_on(engine):
+        _slide_in_decode(engine, first, num_seqs)
+    evict_from_tree_cache(engine, num_seqs * engine.settings.unit_tokens)
+
+
+@part
+def _slide_in_prefill(engine: Engine, num_seqs: int) -> None:
+    """Give back what no window of the first `num_seqs` requests of the batch reaches, where no prefix is cached.
+
+    If steps overlap, the piece before may still be computed, which needs the window before it.
+    """
+    chunk_tokens = engine.radix.settings.chunk_tokens
+    token_slots.begin_free_group(engine)
+    for index in range(num_seqs):
+        sequence = engine.sequences[engine.batch[index]]
+        if engine.settings.most_in_flight == 1:
+            slide(engine, sequence, sequence.computed)
+        elif engine.radix.holdings[sequence.number].num_extends >= _EXTENDS_BEFORE_SLIDING:
+            slide(engine, sequence, sequence.computed - chunk_tokens)
+    token_slots.end_free_group(engine)
+
+
+@part
+def _slide_in_decode(engine: Engine, first: int, num_seqs: int) -> None:
+    """Give back what no window of `num_seqs` requests of the batch reaches, from index `first` on, now and then."""
+    settings = engine.radix.settings
+    token_slots.begin_free_group(engine)
+    for index in range(first, first + num_seqs):
+        sequence = engine.sequences[engine.batch[index]]
+        holding, computed = engine.radix.holdings[sequence.number], sequence.num_tokens - 1
+        is_due = computed - settings.window_tokens >= holding.gone_tokens + settings.window_interval
+        if holding.num_decodes > 0 and is_due:
+            slide(engine, sequence, computed)
+        holding.num_decodes += 1
+    token_slots.end_free_group(engine)
+
+
+@part
+def slide(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
+    """Give back the windows of a request that lie before the window of token `num_tokens`, but for the tree's."""
+    unit, holding = engine.settings.unit_tokens, engine.radix.holdings[sequence.number]
+    window = engine.radix.settings.window_tokens
+    if num_tokens - window < holding.gone_tokens + 1:
+        return
+    if engine.radix.settings.has_tree:
+        window = token_slots.ceil_tokens(engine, max(window, unit))
+    gone = max(holding.gone_tokens, holding.protected_tokens)
+    begin, end = gone // unit, max(gone, num_tokens - window) // unit
+    holding.gone_tokens = gone
+    if end > begin:
+        row = sequence.place * engine.radix.settings.row_pages
+        radix_tree.link_row(engine, row + begin, row + end)
+        token_slots.free_windows(engine, engine.radix.rows[row + begin], end - begin)
+        holding.gone_tokens = end * unit
+
+
+@part
+def extend(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
+    """Let the row of a request list free pages for `num_tokens` tokens behind those that it has."""
+    begin = token_slots.ceil_pages(engine, sequence.computed)
+    row, num_pages = (
+        sequence.place * engine.radix.settings.row_pages,
+        _num_new_pages(engine, sequence.computed, num_tokens),
+    )
+    for index in range(begin, begin + num_pages):
+        engine.radix.rows[row + index] = token_slots.alloc(engine)
+    radix_journal.append(engine, sequence, begin, begin + num_pages)
+    unit = engine.settings.unit_tokens
+    totals.add_slots(engine, sequence, begin * unit, num_pages * unit)
+
+
+@part
+def _num_new_pages(engine: Engine, computed: int, num_tokens: int) -> int:
+    if engine.settings.unit_tokens == 1:
+        return num_tokens
+    return token_slots.ceil_pages(engine, computed + num_tokens) - token_slots.ceil_pages(engine, computed)
+
+
+@part
+def checkpoint(engine: Engine, sequence: Sequence, up_to: int, is_over: bool) -> None:
+    """Put the first `up_to` tokens of a request into the tree, in whole pages, and lock the path to their end.
+
+    The path gets a boundary where the prompt ends. With windows, it goes no further than to where the request left a
+    path of the tree whose windows were gone.
+    """
+    unit, holding = engine.settings.unit_tokens, engine.radix.holdings[sequence.number]
+    if not engine.radix.settings.has_tree or up_to == 0:
+        return
+    branch = holding.branch_tokens if holding.protected_tokens < holding.branch_tokens <= up_to else 0
+    up_to = branch if branch > 0 else up_to
+    if tree_windows.is_on(engine) and not is_over:
+        slide(engine, sequence, up_to - 1)
+    num_pages, prompt_pages = up_to // unit, sequence.prompt_tokens // unit
+    protected, inserted = holding.protected_tokens // unit, holding.inserted_tokens // unit
+    node = radix_tree.insert(engine, sequence, num_pages, protected, inserted, holding.priority)
+    holding.inserted_tokens = max(holding.inserted_tokens, num_pages * unit)
+    if 0 < prompt_pages < num_pages and not tree_windows.is_on(engine):
+        radix_tree.insert_prompt(engine, sequence, prompt_pages, holding.priority)
+    tree_nodes.dec_lock_ref(engine, holding.lock, holding.edge)
+    holding.edge = tree_nodes.inc_lock_ref(engine, node)
+    holding.lock = holding.node = node
+    holding.protected_tokens = num_pages * unit
+    if branch > 0:
+        holding.branch_tokens = 0
+        if not is_over:
+            slide(engine, sequence, holding.extend_end - 1)
+
+
+@part
+def checkpoint_prefill(engine: Engine, sequence: Sequence) -> None:
+    """Put the computed part of a prompt into the tree; the request's next prefill begins there."""
+    holding = engine.radix.holdings[sequence.number]
+    checkpoint(engine, sequence, holding.extend_end, False)
+    holding.prefix_tokens = holding.extend_end
+
+
+@part
+def release_kv_cache(engine: Engine, sequence: Sequence, keeps: bool) -> None:
+    """Take the row of a request back; where it `keeps`, the tree first gets all that was computed."""
+    radix, holding, owned = engine.radix, engine.radix.holdings[sequence.number], sequence.computed
+    assert owned <= sequence.num_tokens
+    if keeps:
+        holding.laid_out_tokens = sequence.num_tokens
+        checkpoint(engine, sequence, owned, True)
+    totals.lose_tokens(engine, sequence)
+    totals.remove_slots(engine, sequence, token_slots.ceil_tokens(engine, owned))
+    num_pages, num_kept = token_slots.ceil_pages(engine, owned), holding.protected_tokens // engine.settings.unit_tokens
+    radix_journal.release(engine, sequence, num_pages, num_kept)
+    row = sequence.place * radix.settings.row_pages
+    num_gone = max(holding.gone_tokens // engine.settings.unit_tokens, num_kept)
+    _free_row(engine, row + num_kept, row + num_gone, False)
+    _free_row(engine, row + num_gone, row + num_pages, tree_windows.is_on(engine))
+    tree_nodes.dec_lock_ref(engine, holding.lock, holding.edge)
+    holding.lock = ROOT
+    holding.edge = holding.gone_tokens = holding.branch_tokens = holding.num_extends = holding.num_decodes = 0
+    radix.free_rows[radix.state.num_free_rows] = sequence.place
+    radix.state.num_free_rows += 1
+    sequence.place = NO_ROW
+
+
+@part
+def _free_row(engine: Engine, begin: int, end: int, has_windows: bool) -> None:
+    """Free the pages in `rows[begin:end]`, with their windows if they have them."""
+    rows = engine.radix.rows
+    if end > begin:
+        if has_windows:
+            radix_tree.link_row(engine, begin, end)
+            token_slots.free_windows(engine, rows[begin], end - begin)
+        token_slots.free_row(engine, begin, end)
+
+
+@part
+def free_units(engine: Engine) -> int:
+    """Count the pages that no request holds: the free ones, and those that can be evicted from the tree."""
+    return engine.state.num_free + engine.state.num_cached
+
+
+@part
+def free_windows(engine: Engine) -> int:
+    """Count the pages of windows that no request holds, those that can be evicted included."""
+    return engine.radix.state.num_free_windows + engine.radix.state.num_cached_windows
+
+
+@part
+def cached_windows(engine: Engine) -> int:
+    """Count the pages of windows that can be evicted from the tree."""
+    return engine.radix.state.num_cached_windows
+
+
+RADIX = MemoryManager(
+    name="radix",
+    free_units=free_units,
+    free_windows=free_windows,
+    cached_windows=cached_windows,
+    is_crowded=radix_journal.is_crowded,
+)
+"""SGLang's scheduler allocates rows itself."""

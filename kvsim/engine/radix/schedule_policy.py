@@ -1,0 +1,248 @@
+"""SGLang's orders of the queue and of retraction."""
+
+from __future__ import annotations
+
+from kvsim.engine import linked_list
+from kvsim.engine.linked_list import HEAD
+from kvsim.engine.machine_code.compiled import part
+from kvsim.engine.radix import radix_tree, request_rows, token_slots
+from kvsim.engine.radix.prefill_adder import num_outputs
+from kvsim.engine.radix_records import DFS_WEIGHT, FCFS, HRRN, LOF, LPM, LRU, ROOT, SHORTEST_PREFILL_FIRST
+from kvsim.engine.records import NEVER, Sequence
+from kvsim.engine.state import Engine
+
+_MOST_MATCHED = 128
+"""Waiting requests that are matched in one pass, at most."""
+_SHARED_TOKENS = 32
+"""Shared tokens from which on one request waits for another; requests with more hits are not compared."""
+_AT_ONCE = 1e300
+"""The response ratio of a request that has nothing to compute."""
+_REFRESH_INTERVAL = 32
+"""Passes from one in which waiting prefixes are kept young to the next."""
+
+
+@part
+def calc_priority(engine: Engine) -> None:
+    """Put the queue in order; match waiting requests first where the order depends on the tree."""
+    settings, state = engine.radix.settings, engine.state
+    order = settings.order
+    if order in (LPM, HRRN) and state.num_waiting > _MOST_MATCHED:
+        order = FCFS
+    if order in (LPM, DFS_WEIGHT, HRRN, SHORTEST_PREFILL_FIRST):
+        _compute_prefix_matches(engine)
+    if order == DFS_WEIGHT:
+        _sort_by_dfs_weight(engine)
+    elif order != FCFS or (settings.order == FCFS and settings.by_priority):
+        _sort(engine)
+    if order in (FCFS, LOF):
+        _touch_waiting_prefixes(engine)
+
+
+@part
+def _compute_prefix_matches(engine: Engine) -> None:
+    """Match all waiting requests; put those back that share a prefix, which the tree lacks, with one before them.
+
+    They are compared in pages: tokens are not known one by one.
+    """
+    order, num_compared = engine.radix.order, 0
+    first_pages = _SHARED_TOKENS // engine.settings.unit_tokens
+    number = engine.sequences[HEAD].next
+    while number != HEAD:
+        sequence, holding = engine.sequences[number], engine.radix.holdings[number]
+        request_rows.match_kv_cache(engine, sequence, sequence.num_tokens)
+        holding.is_put_back = False
+        if holding.prefix_tokens <= _SHARED_TOKENS:
+            if sequence.num_tokens >= _SHARED_TOKENS:
+                key = radix_tree.key_of(engine, number, first_pages - 1)
+                for index in range(num_compared):
+                    if radix_tree.key_of(engine, order[index], first_pages - 1) == key:
+                        holding.is_put_back = True
+                        break
+            if not holding.is_put_back and sequence.num_tokens >= _SHARED_TOKENS:
+                order[num_compared] = number
+                num_compared += 1
+        number = sequence.next
+
+
+@part
+def _sort(engine: Engine) -> None:
+    """Sort the queue; requests that are alike keep their order."""
+    order, size, number = engine.radix.order, 0, engine.sequences[HEAD].next
+    while number != HEAD:
+        place = size
+        while place > 0 and _goes_before(engine, number, order[place - 1]):
+            order[place] = order[place - 1]
+            place -= 1
+        order[place] = number
+        size += 1
+        number = engine.sequences[number].next
+    _queue_in_order(engine, size)
+
+
+@part
+def _queue_in_order(engine: Engine, size: int) -> None:
+    """Let the queue be the first `size` requests in `order`."""
+    engine.sequences[HEAD].next = engine.sequences[HEAD].previous = HEAD
+    for index in range(size):
+        linked_list.push_back(engine.sequences, engine.radix.order[index])
+
+
+@part
+def _goes_before(engine: Engine, one: int, other: int) -> bool:
+    """Tell whether request `one` goes before `other` in the queue."""
+    order, first, second = engine.radix.settings.order, engine.radix.holdings[one], engine.radix.holdings[other]
+    if order in (FCFS, LOF):
+        if engine.radix.settings.by_priority and first.priority != second.priority:
+            return (first.priority < second.priority) == engine.radix.settings.low_values_first
+        return first.entered < second.entered if order == FCFS else first.limit > second.limit
+    if first.is_put_back != second.is_put_back:
+        return second.is_put_back
+    if order == LPM:
+        return not first.is_put_back and first.matched_tokens > second.matched_tokens
+    if order == HRRN:
+        ratio, least = _response_ratio(engine, one), _response_ratio(engine, other)
+        return ratio > least or (ratio == least and first.rank < second.rank)
+    work, most = _prefill_work(engine, one), _prefill_work(engine, other)
+    return work < most or (work == most and first.entered < second.entered)
+
+
+@part
+def _response_ratio(engine: Engine, number: int) -> float:
+    """Return the tokens prefilled while a request waits, for each that it computes itself."""
+    holding = engine.radix.holdings[number]
+    uncached = engine.sequences[number].prompt_tokens - holding.matched_tokens
+    if holding.is_put_back:
+        return 0.0
+    if uncached <= 0:
+        return _AT_ONCE
+    return (engine.radix.state.num_prefilled - holding.entered_at) / uncached
+
+
+@part
+def _prefill_work(engine: Engine, number: int) -> int:
+    """Return the tokens that a waiting request has to compute."""
+    return max(1, engine.sequences[number].num_tokens - engine.radix.holdings[number].matched_tokens)
+
+
+@part
+def _sort_by_dfs_weight(engine: Engine) -> None:
+    """Queue waiting requests as a walk of the tree meets their nodes, the heaviest subtree first."""
+    nodes, order, size = engine.radix.nodes, engine.radix.order, 0
+    number = engine.sequences[HEAD].next
+    while number != HEAD:
+        _weigh(engine, number)
+        number = engine.sequences[number].next
+    node = ROOT
+    while True:
+        child = _take_heaviest_child(engine, node)
+        if child != ROOT:
+            node = child
+            continue
+        number = nodes[node].first_waiting
+        while number != HEAD:
+            order[size] = number
+            size += 1
+            number = engine.radix.holdings[number].next_waiting
+        nodes[node].weight = nodes[node].first_waiting = nodes[node].last_waiting = 0
+        if node == ROOT:
+            break
+        node = nodes[node].parent
+    _queue_in_order(engine, size)
+
+
+@part
+def _weigh(engine: Engine, number: int) -> None:
+    """Add a waiting request to the node at which its prefix ends, and its weight to the path."""
+    nodes, node = engine.radix.nodes, engine.radix.holdings[number].node
+    engine.radix.holdings[number].next_waiting = HEAD
+    if nodes[node].first_waiting == HEAD:
+        nodes[node].first_waiting = number
+    else:
+        engine.radix.holdings[nodes[node].last_waiting].next_waiting = number
+    nodes[node].last_waiting = number
+    while node != ROOT:
+        nodes[node].weight += 1
+        parent = nodes[node].parent
+        if nodes[node].weight == 1:
+            nodes[node].next_sibling, nodes[parent].first_child = nodes[parent].first_child, node
+        node = parent
+
+
+@part
+def _take_heaviest_child(engine: Engine, parent: int) -> int:
+    """Take the heaviest child that a walk has not met, of equal ones the first attached; the root for none."""
+    nodes, found, before_found, before = engine.radix.nodes, ROOT, ROOT, ROOT
+    child = nodes[parent].first_child
+    while child != ROOT:
+        one, best = nodes[child], nodes[found]
+        is_heavier = one.weight > best.weight or (one.weight == best.weight and one.attached < best.attached)
+        if found == ROOT or is_heavier:
+            found, before_found = child, before
+        before, child = child, one.next_sibling
+    if found != ROOT:
+        if before_found == ROOT:
+            nodes[parent].first_child = nodes[found].next_sibling
+        else:
+            nodes[before_found].next_sibling = nodes[found].next_sibling
+    return found
+
+
+@part
+def chunk_limit(engine: Engine, sequence: Sequence) -> int:
+    """Return the tokens that the request amid its prompt may compute beside shorter ones that wait."""
+    unit, budget = engine.settings.unit_tokens, engine.radix.state.chunk_left
+    if engine.radix.settings.order != SHORTEST_PREFILL_FIRST or budget < 2 * unit:
+        return NEVER
+    num_left = sequence.num_tokens - engine.radix.holdings[sequence.number].prefix_tokens
+    number, reserved = engine.sequences[HEAD].next, 0
+    while number != HEAD:
+        work = _prefill_work(engine, number)
+        charge = token_slots.ceil_tokens(engine, work)
+        if work >= num_left or reserved + charge > budget - unit:
+            break
+        reserved += charge
+        number = engine.sequences[number].next
+    return (budget - reserved) // unit * unit if reserved > 0 else NEVER
+
+
+@part
+def _touch_waiting_prefixes(engine: Engine) -> None:
+    """Keep the prefixes of waiting requests young, now and then: the head's youngest."""
+    settings, state, radix = engine.radix.settings, engine.state, engine.radix.state
+    if state.num_waiting == 0 or settings.eviction != LRU or not settings.has_tree:
+        return
+    radix.num_refreshes += 1
+    if radix.num_refreshes % _REFRESH_INTERVAL != 1:
+        return
+    number = engine.sequences[HEAD].next
+    for _ in range(min(state.num_waiting, _MOST_MATCHED) - 1):
+        number = engine.sequences[number].next
+    while number != HEAD:
+        sequence = engine.sequences[number]
+        radix_tree.match_prefix(engine, sequence, sequence.num_tokens)
+        number = sequence.previous
+
+
+@part
+def order_for_retraction(engine: Engine) -> None:
+    """Put running requests in the order in which they are kept: more outputs first, then the shorter prompt."""
+    running = engine.running
+    for index in range(1, engine.state.num_running):
+        number, place = running[index], index
+        while place > 0 and _is_kept_before(engine, number, running[place - 1]):
+            running[place] = running[place - 1]
+            place -= 1
+        running[place] = number
+
+
+@part
+def _is_kept_before(engine: Engine, one: int, other: int) -> bool:
+    """Tell whether a running request is retracted after another."""
+    first, second = engine.sequences[one], engine.sequences[other]
+    if engine.radix.settings.retracts_by_priority:
+        lead = engine.radix.holdings[one].priority - engine.radix.holdings[other].priority
+        if lead != 0:
+            return (lead < 0) == engine.radix.settings.low_values_first
+    if num_outputs(first) != num_outputs(second):
+        return num_outputs(first) > num_outputs(second)
+    return first.prompt_tokens < second.prompt_tokens

@@ -1,0 +1,548 @@
+"""Scheduling as in SGLang: in each pass a prefill, if one can be had, or a token of each running request.
+
+`get_next_batch_to_run` lets the prefill of the pass before join those that run, tries another one
+(`get_new_batch_prefill`), and else lets those that run decode (`update_running_batch`), retracting the ones with the
+fewest outputs where memory is short. `process_batch_result` takes the outputs. An engine that overlaps launches a batch
+before it processes the results of the one before: it foresees ends by length, not by a stop token.
+"""
+
+from __future__ import annotations
+
+from kvsim.engine import in_flight, waiting_queue
+from kvsim.engine.machine_code.compiled import part
+from kvsim.engine.radix import (
+    prefill_adder,
+    radix_events,
+    request_rows,
+    schedule_policy,
+    token_slots,
+    tree_copies,
+    tree_windows,
+)
+from kvsim.engine.radix.prefill_adder import CONTINUE, NO_TOKEN, OTHER, num_outputs
+from kvsim.engine.radix_records import DECODE, EXTEND, MIXED, NO_BATCH, NOT_CHUNKED
+from kvsim.engine.records import NEVER, Sequence
+from kvsim.engine.scheduler import end
+from kvsim.engine.scheduling import Scheduler
+from kvsim.engine.state import ABORTED, FINISHED, PREEMPTED, RUNNING, WAITING, Engine
+
+
+@part
+def has_work(engine: Engine) -> bool:
+    """Tell whether another pass is due; the last one before a rest keeps house."""
+    state, radix = engine.state, engine.radix.state
+    has_requests = state.num_running > 0 or state.num_waiting > 0 or radix.chunked != NOT_CHUNKED
+    return has_requests or radix.last_mode != NO_BATCH or not radix.is_rested
+
+
+@part
+def add(engine: Engine, sequence: Sequence) -> None:
+    """Queue a request, also one that was retracted: at the end."""
+    radix, holding = engine.radix.state, engine.radix.holdings[sequence.number]
+    radix.num_entered += 1
+    holding.entered, holding.entered_at = radix.num_entered, radix.num_prefilled
+    waiting_queue.push(engine, sequence)
+
+
+@part
+def schedule(engine: Engine) -> None:
+    """Make a pass: choose a batch, allocate its slots and put it in flight."""
+    state, radix = engine.state, engine.radix.state
+    mode = radix.chosen_mode
+    radix.chosen_mode = NO_BATCH
+    if mode == NO_BATCH:
+        state.num_scheduled += 1
+        state.num_listed = state.num_preempted = state.num_new_seqs = 0
+        last_mode = radix.last_mode
+        mode = get_next_batch_to_run(engine)
+        is_prefill = mode in (EXTEND, MIXED) and last_mode in (EXTEND, MIXED)
+        is_prefill &= not (mode == MIXED and radix.runs_last)
+        if is_prefill and engine.radix.settings.is_exclusive and state.num_in_flight > 0:
+            radix.chosen_mode = mode
+    state.num_in_batch = state.num_tokens_in_batch = 0
+    if radix.chosen_mode != NO_BATCH:
+        return
+    if mode == NO_BATCH:
+        _rest(engine)
+    else:
+        _run_batch(engine, mode)
+
+
+@part
+def awaits_output(engine: Engine) -> bool:
+    """Tell whether results are due: each pass ends with those of the pass before, or of its own without overlap."""
+    state = engine.state
+    is_full = state.num_in_flight >= engine.settings.most_in_flight
+    return is_full or (state.num_in_flight > 0 and state.num_in_batch == 0)
+
+
+@part
+def abort(engine: Engine, sequence: Sequence) -> None:
+    """Drop a waiting request; let one that runs end with its next output, and one amid its prompt in the next pass."""
+    if sequence.status in (WAITING, PREEMPTED):
+        waiting_queue.remove(engine, sequence)
+        end(engine, sequence, ABORTED, engine.state.host_s)
+    elif sequence.status == RUNNING:
+        engine.radix.holdings[sequence.number].is_aborted = True
+        sequence.end_tokens = 0
+
+
+@part
+def num_running(engine: Engine) -> int:
+    """Count the requests that have a row: `State.num_running` leaves out those in a prefill, and foreseen ends."""
+    return len(engine.radix.free_rows) - engine.radix.state.num_free_rows
+
+
+@part
+def is_stalled(engine: Engine) -> bool:
+    """Tell whether the head of the queue would wait for ever: nothing runs, and it was not admitted.
+
+    A batch that was admitted without enough slots ends SGLang, too.
+    """
+    state = engine.state
+    if engine.radix.state.has_failed:
+        state.subject = engine.batch[0]
+        return True
+    if state.num_running > 0 or state.num_waiting == 0 or state.num_in_flight > 0:
+        return False
+    state.subject = waiting_queue.peek(engine).number
+    return True
+
+
+@part
+def _rest(engine: Engine) -> None:
+    """Reset the estimate of answers in a pass without a batch, if none is in flight."""
+    state, radix = engine.state, engine.radix.state
+    has_requests = state.num_running > 0 or state.num_waiting > 0 or radix.chunked != NOT_CHUNKED
+    if state.num_in_flight == 0 and not has_requests:
+        radix.ratio = engine.radix.settings.first_ratio
+        radix.is_rested = True
+
+
+@part
+def _run_batch(engine: Engine, mode: int) -> None:
+    """Launch the batch: its tokens count as computed from now on.
+
+    It is described in the same walk, which most of the time of a simulation goes into; one that only decodes gets its
+    slots there, too.
+    """
+    state, radix = engine.state, engine.radix.state
+    radix.num_launched += 1
+    radix.is_rested, radix.launched_mode = False, mode
+    first = state.next_launched * engine.settings.max_num_seqs
+    num_tokens = num_prefill_tokens = context_tokens = attention_pairs = 0
+    for index in range(state.num_listed):
+        number, tokens = engine.batch[index], engine.batch_tokens[index]
+        sequence = engine.sequences[number]
+        begin = sequence.computed
+        if mode == DECODE:
+            request_rows.extend(engine, sequence, 1)
+        else:
+            engine.radix.holdings[number].launched_in = radix.num_launched
+        context_tokens += begin + tokens
+        if tokens > 1 or begin < sequence.prompt_tokens:
+            num_prefill_tokens += tokens
+            attention_pairs += tokens * begin + tokens * (tokens + 1) // 2
+        sequence.computed = begin + tokens
+        num_tokens += tokens
+        engine.emitting[first + index] = number
+    state.num_tokens_in_batch, state.num_prefill_tokens = num_tokens, num_prefill_tokens
+    state.context_tokens, state.attention_pairs = context_tokens, attention_pairs
+    state.written += state.num_tokens_in_batch
+    if mode != DECODE:
+        radix.last_prefill_tokens = state.num_tokens_in_batch
+    radix.num_prefilled += radix.running_prefill_tokens if mode == DECODE else state.num_tokens_in_batch
+    launch = engine.radix.launches[state.next_launched]
+    launch.mode, launch.num_seqs, launch.num_prefills = mode, state.num_listed, radix.num_prefills
+    engine.launched[state.next_launched].num_emitting = state.num_in_batch = state.num_listed
+    state.next_launched = in_flight.later(engine, state.next_launched)
+    state.num_in_flight += 1
+
+
+@part
+def get_next_batch_to_run(engine: Engine) -> int:
+    """Choose the batch of a pass and allocate its slots; return its kind."""
+    state, radix = engine.state, engine.radix.state
+    _process_pending_chunked_abort(engine)
+    if tree_copies.is_on(engine):
+        tree_copies.finish_copies(engine)
+    chunked = engine.radix.holdings[radix.chunked]
+    if radix.chunked != NOT_CHUNKED and chunked.extend_end > chunked.prefix_tokens:
+        request_rows.checkpoint_prefill(engine, engine.sequences[radix.chunked])
+    _merge_last_batch(engine)
+    _filter_running(engine)
+    mode = NO_BATCH
+    if not _defers_prefill(engine):
+        mode = get_new_batch_prefill(engine)
+    if mode == NO_BATCH and state.num_running > 0 and radix.puts_out:
+        mode = update_running_batch(engine)
+    if mode in (EXTEND, MIXED):
+        radix.interval_left = engine.radix.settings.prefill_decode_interval
+    radix.last_mode = mode
+    return mode
+
+
+@part
+def _process_pending_chunked_abort(engine: Engine) -> None:
+    """Drop a request that was aborted amid its prompt; its tokens in the tree stay there."""
+    radix = engine.radix.state
+    sequence = engine.sequences[radix.chunked]
+    if radix.chunked != NOT_CHUNKED and engine.radix.holdings[radix.chunked].is_aborted:
+        request_rows.release_kv_cache(engine, sequence, False)
+        end(engine, sequence, ABORTED, engine.state.host_s)
+        radix.chunked = NOT_CHUNKED
+
+
+@part
+def _merge_last_batch(engine: Engine) -> None:
+    """Move requests of the last prefill whose prompt is computed to the end of the running batch."""
+    state, radix = engine.state, engine.radix.state
+    radix.runs_last = False
+    if radix.last_mode not in (EXTEND, MIXED):
+        return
+    was_empty, num_joining = state.num_running == 0, 0
+    radix.is_full &= not was_empty
+    for index in range(radix.num_last):
+        number = engine.radix.last[index]
+        if engine.sequences[number].status != RUNNING or number in (radix.chunked, radix.last_chunked):
+            radix.is_full = False
+            continue
+        engine.running[state.num_running] = number
+        state.num_running += 1
+        num_joining += 1
+    radix.most_results = 0
+    if num_joining > 0 and was_empty:
+        radix.runs_last = True
+        radix.puts_out, radix.running_prefill_tokens = radix.last_puts_out, radix.last_prefill_tokens
+    elif num_joining > 0:
+        radix.puts_out |= radix.last_puts_out
+
+
+@part
+def _filter_running(engine: Engine) -> None:
+    """Drop the running requests that have ended."""
+    state, radix, kept = engine.state, engine.radix.state, 0
+    if state.num_ended == radix.num_ended_before:
+        return
+    radix.num_ended_before = state.num_ended
+    for index in range(state.num_running):
+        if engine.sequences[engine.running[index]].status == RUNNING:
+            engine.running[kept] = engine.running[index]
+            kept += 1
+    _shrink_running(engine, kept)
+
+
+@part
+def _filter_finishing(engine: Engine) -> bool:
+    """Drop the running requests that a result under way ends by length; tell whether there were any.
+
+    They are looked through where that can be: each result brings one output at most.
+    """
+    state, radix, kept = engine.state, engine.radix.state, 0
+    if radix.most_results > 0:
+        return False
+    fewest_left = NEVER
+    for index in range(state.num_running):
+        sequence = engine.sequences[engine.running[index]]
+        holding = engine.radix.holdings[sequence.number]
+        is_in_last = radix.launched_mode == DECODE or holding.launched_in == radix.num_launched
+        left = holding.limit - num_outputs(sequence)
+        if not (state.num_in_flight > 0 and is_in_last and left <= 1):
+            fewest_left = min(fewest_left, left)
+            engine.running[kept] = sequence.number
+            kept += 1
+    radix.most_results = fewest_left - 1
+    return _shrink_running(engine, kept)
+
+
+@part
+def _shrink_running(engine: Engine, num_running: int) -> bool:
+    """Keep the first `num_running` running requests; tell whether any leaves, so that others may be asked."""
+    has_left = num_running < engine.state.num_running
+    engine.state.num_running = num_running
+    if has_left:
+        engine.radix.state.is_full = False
+    return has_left
+
+
+@part
+def _defers_prefill(engine: Engine) -> bool:
+    """Tell whether this pass is one of those after a prefill that try no other."""
+    radix = engine.radix.state
+    if radix.interval_left == 0:
+        return False
+    if engine.state.num_running < engine.radix.settings.interval_min_seqs:
+        radix.interval_left = 0
+        return False
+    radix.interval_left -= 1
+    return True
+
+
+@part
+def get_new_batch_prefill(engine: Engine) -> int:
+    """Form a prefill with decodes, and allocate its slots; return the kind of batch."""
+    settings, state, radix = engine.radix.settings, engine.state, engine.radix.state
+    if settings.preempts or tree_windows.is_on(engine) or state.num_running == 0:
+        radix.is_full = False
+    if (radix.is_full or state.num_waiting == 0) and radix.chunked == NOT_CHUNKED:
+        return NO_BATCH
+    if _num_allocatable_reqs(engine) <= 0 and radix.chunked == NOT_CHUNKED and not settings.preempts:
+        radix.is_full = True
+        return NO_BATCH
+    schedule_policy.calc_priority(engine)
+    prefill_adder.begin(engine)
+    has_chunked = False
+    if radix.chunked != NOT_CHUNKED:
+        sequence = engine.sequences[radix.chunked]
+        has_chunked = prefill_adder.add_chunked_req(engine, sequence, schedule_policy.chunk_limit(engine, sequence))
+    _admit_waiting(engine, has_chunked)
+    if state.num_listed == 0:
+        _queue_preempted(engine, 0)
+        return NO_BATCH
+    for index in range(radix.num_held_rows, state.num_listed):
+        _leave_queue(engine, engine.sequences[engine.batch[index]])
+    _queue_preempted(engine, 0)
+    if has_chunked and radix.admitted_chunked != NOT_CHUNKED:
+        radix.has_failed = True  # one amid its prompt waits for windows, and another is cut
+        return NO_BATCH
+    radix.chunked = radix.chunked if has_chunked else radix.admitted_chunked
+    if radix.chunked != NOT_CHUNKED:
+        engine.radix.holdings[radix.chunked].middle_chunks += 1
+    return _prepare_for_extend(engine)
+
+
+@part
+def _num_allocatable_reqs(engine: Engine) -> int:
+    """Return the requests that may be in a prefill."""
+    state, radix = engine.state, engine.radix.state
+    return min(engine.radix.settings.num_rows - state.num_running, radix.num_free_rows + radix.num_held_rows)
+
+
+@part
+def _admit_waiting(engine: Engine, has_chunked: bool) -> None:
+    """Admit waiting requests until one is refused."""
+    settings, state, radix = engine.radix.settings, engine.state, engine.radix.state
+    number = engine.sequences[0].next
+    while number != 0 and prefill_adder.budget_state(engine) != OTHER:
+        sequence = engine.sequences[number]
+        number = sequence.next
+        if state.num_listed >= _num_allocatable_reqs(engine):
+            radix.is_full = True
+        if radix.is_full and not (settings.preempts and _preempt_to_schedule(engine, sequence)):
+            break
+        request_rows.init_next_round_input(engine, sequence)
+        verdict = prefill_adder.add_one_req(engine, sequence, has_chunked or radix.admitted_chunked != NOT_CHUNKED)
+        if verdict == NO_TOKEN:
+            radix.is_full = state.num_listed > 0 or state.num_running > 0
+        if verdict != CONTINUE:
+            break
+
+
+@part
+def _preempt_to_schedule(engine: Engine, sequence: Sequence) -> bool:
+    """Preempt less important running requests for a waiting one; tell whether there were any."""
+    state, radix = engine.state, engine.radix.state
+    num_victims = prefill_adder.preempt_to_schedule(engine, sequence)
+    if num_victims == 0:
+        return False
+    num_running, kept, num_released = state.num_running, 0, 0
+    for index in range(num_running):
+        victim = engine.sequences[engine.running[index]]
+        if not prefill_adder.is_chosen(engine, num_victims, victim.number):
+            engine.running[kept] = victim.number
+            kept += 1
+            continue
+        radix.total_offset -= prefill_adder.running_request_offset(engine, victim)
+        num_released += 1
+        release_req(engine, victim, num_running - num_released)
+    state.num_running = kept
+    return True
+
+
+@part
+def _queue_preempted(engine: Engine, first: int) -> None:
+    """Queue the requests that gave way in this pass, from number `first` on."""
+    for index in range(first, engine.state.num_preempted):
+        add(engine, engine.sequences[engine.lists[index].preempted])
+
+
+@part
+def _leave_queue(engine: Engine, sequence: Sequence) -> None:
+    """Let an admitted request run."""
+    state = engine.state
+    waiting_queue.remove(engine, sequence)
+    if sequence.status == WAITING:
+        engine.times[sequence.number].first_scheduled_s = state.host_s
+        sequence.cached_tokens = sequence.computed
+        state.num_admitted += 1
+    state.num_new_seqs += 1
+    sequence.status = RUNNING
+
+
+@part
+def _prepare_for_extend(engine: Engine) -> int:
+    """Allocate rows and slots of the chosen prefill with its decodes; return the kind of batch."""
+    state, radix = engine.state, engine.radix.state
+    num_prefills = state.num_listed
+    request_rows.alloc_req_slots(engine, num_prefills)
+    if not request_rows.alloc_for_extend(engine, num_prefills):
+        radix.has_failed = True
+        return NO_BATCH
+    radix.last_chunked, radix.num_prefills, radix.last_puts_out = radix.chunked, num_prefills, False
+    for index in range(num_prefills):
+        radix.last_puts_out |= engine.radix.holdings[engine.batch[index]].limit > 0
+    mode = EXTEND
+    if engine.radix.settings.mixes and state.num_running > 0:
+        _filter_finishing(engine)
+        if state.num_running > 0 and check_decode_mem(engine, state.num_running):
+            _list_running(engine)
+            request_rows.make_room_for_decode(engine, num_prefills, state.num_running)
+            for index in range(num_prefills, state.num_listed):
+                sequence = engine.sequences[engine.batch[index]]
+                request_rows.extend(engine, sequence, 1)
+                engine.radix.holdings[sequence.number].laid_out_tokens = sequence.num_tokens
+            state.num_running = radix.running_prefill_tokens = 0
+            radix.last_puts_out = True
+            mode = MIXED
+    for index in range(state.num_listed):
+        engine.radix.last[index] = engine.batch[index]
+    radix.num_last = state.num_listed
+    return mode
+
+
+@part
+def update_running_batch(engine: Engine) -> int:
+    """Let running requests decode one token each, retracting some where memory is short; return the kind of batch."""
+    settings, state, radix = engine.radix.settings, engine.state, engine.radix.state
+    is_foreseen = _filter_finishing(engine)
+    if state.num_running == 0:
+        radix.is_full = False
+        return NO_BATCH
+    has_room = check_decode_mem(engine, state.num_running)
+    if not has_room and is_foreseen:
+        return NO_BATCH  # what ends gives back its memory first
+    if has_room:
+        radix.ratio = max(radix.ratio - settings.ratio_decay, settings.least_ratio)
+    else:
+        num_preempted = state.num_preempted
+        _retract_decode(engine)
+        _queue_preempted(engine, num_preempted)
+    if state.num_running == 0:
+        return NO_BATCH
+    _list_running(engine)
+    request_rows.make_room_for_decode(engine, 0, state.num_running)
+    return DECODE
+
+
+@part
+def _list_running(engine: Engine) -> None:
+    """Put all running requests into the batch, one token each."""
+    state = engine.state
+    for index in range(state.num_running):
+        engine.batch[state.num_listed], engine.batch_tokens[state.num_listed] = engine.running[index], 1
+        state.num_listed += 1
+
+
+@part
+def check_decode_mem(engine: Engine, num_running: int) -> bool:
+    """Tell whether the first `num_running` running requests can decode one token each; evict for that."""
+    needed = num_running if engine.settings.unit_tokens == 1 else 0
+    for index in range(0 if engine.settings.unit_tokens == 1 else num_running):
+        needed += request_rows.num_tokens_required_next_decode(engine, engine.sequences[engine.running[index]])
+    request_rows.evict_from_tree_cache(engine, needed)
+    if tree_windows.is_on(engine) and token_slots.num_free_window_tokens(engine) < needed:
+        return False
+    return token_slots.num_free_tokens(engine) >= needed
+
+
+@part
+def _retract_decode(engine: Engine) -> None:
+    """Retract running requests, those with the fewest outputs first, until the rest can decode.
+
+    At least one request gives way. The last one goes on, or is aborted if it does not fit alone.
+    """
+    settings, state, radix = engine.radix.settings, engine.state, engine.radix.state
+    schedule_policy.order_for_retraction(engine)
+    is_first = True
+    while state.num_running > 1 and (is_first or not check_decode_mem(engine, state.num_running)):
+        is_first = False
+        _shrink_running(engine, state.num_running - 1)
+        release_req(engine, engine.sequences[engine.running[state.num_running]], state.num_running)
+    if state.num_running <= 1 and not check_decode_mem(engine, state.num_running):
+        _shrink_running(engine, 0)
+        last = engine.sequences[engine.running[0]]
+        release_req(engine, last, 0)
+        state.num_preempted -= 1
+        last.preemptions -= 1
+        end(engine, last, ABORTED, state.host_s)
+    num_known = most = 0
+    for index in range(state.num_running):
+        sequence = engine.sequences[engine.running[index]]
+        num_known += num_outputs(sequence)
+        most += engine.radix.holdings[sequence.number].limit
+    radix.ratio = min(1.0, (num_known + settings.retract_steps * state.num_running) / (most + 1))
+
+
+@part
+def release_req(engine: Engine, sequence: Sequence, num_others: int) -> None:
+    """Free all that a running request holds; nothing of it is put into the tree, some of which is evicted.
+
+    It keeps its outputs as tokens to compute again.
+    """
+    state, holding = engine.state, engine.radix.holdings[sequence.number]
+    radix_events.retracted(engine, sequence, num_others)
+    request_rows.release_kv_cache(engine, sequence, False)
+    request_rows.evict_from_tree_cache(engine, num_others * engine.radix.settings.retract_steps)
+    sequence.status = PREEMPTED
+    sequence.computed = 0
+    sequence.preemptions += 1
+    holding.prefix_tokens = holding.protected_tokens = holding.inserted_tokens = holding.matched_tokens = 0
+    holding.middle_chunks = 0
+    engine.lists[state.num_preempted].preempted = sequence.number
+    state.num_preempted += 1
+
+
+@part
+def process_batch_result(engine: Engine) -> None:
+    """Process the outputs of the oldest step in flight; free its slots together at the end."""
+    state = engine.state
+    place = in_flight.oldest(engine)
+    launch, first = engine.radix.launches[place], place * engine.settings.max_num_seqs
+    state.num_in_flight -= 1
+    engine.radix.state.most_results -= 1
+    token_slots.begin_free_group(engine)
+    for index in range(launch.num_seqs):
+        sequence = engine.sequences[engine.emitting[first + index]]
+        if launch.mode != DECODE and engine.radix.holdings[sequence.number].middle_chunks > 0:
+            engine.radix.holdings[sequence.number].middle_chunks -= 1
+        elif sequence.status == RUNNING:
+            _append_output(engine, sequence, index < launch.num_prefills and launch.mode != DECODE)
+    token_slots.end_free_group(engine)
+
+
+@part
+def _append_output(engine: Engine, sequence: Sequence, is_prefill: bool) -> None:
+    """Append an output of a request; what is computed goes into the tree at the end, and when a prompt is done."""
+    state = engine.state
+    if sequence.num_tokens == sequence.prompt_tokens:
+        engine.times[sequence.number].first_token_s = state.host_s
+    sequence.num_tokens += 1
+    if sequence.num_tokens >= sequence.end_tokens:
+        is_aborted = engine.radix.holdings[sequence.number].is_aborted
+        request_rows.release_kv_cache(engine, sequence, True)
+        end(engine, sequence, ABORTED if is_aborted else FINISHED, state.host_s)
+    elif is_prefill:
+        request_rows.checkpoint_prefill(engine, sequence)
+
+
+SGLANG = Scheduler(
+    name="sglang",
+    has_work=has_work,
+    add=add,
+    schedule=schedule,
+    awaits_output=awaits_output,
+    update=process_batch_result,
+    abort=abort,
+    num_running=num_running,
+    is_stalled=is_stalled,
+)

@@ -1,0 +1,176 @@
+"""The slots of SGLang's pool, in pages: which is handed out next.
+
+Pages of one slot are first in, first out. Larger pages are last freed, first taken: a call that frees puts its pages in
+front, in their order. While the output of a step is processed, pages are collected and freed in one call. The
+free pages of a pool are in a ring, in order, so those that a step takes are read one after the other.
+"""
+
+from __future__ import annotations
+
+from kvsim.engine.machine_code.compiled import part
+from kvsim.engine.radix_records import NO_PAGE, SLOTS, WINDOWS, FreeList
+from kvsim.engine.state import Engine
+
+
+@part
+def num_free_tokens(engine: Engine) -> int:
+    """Return the free slots."""
+    return engine.state.num_free * engine.settings.unit_tokens
+
+
+@part
+def ceil_pages(engine: Engine, num_tokens: int) -> int:
+    """Return the pages that hold `num_tokens`."""
+    unit = engine.settings.unit_tokens
+    return num_tokens if unit == 1 else -(-num_tokens // unit)  # a division takes longer than all else in a step
+
+
+@part
+def ceil_tokens(engine: Engine, num_tokens: int) -> int:
+    """Return `num_tokens` rounded up to whole pages."""
+    return ceil_pages(engine, num_tokens) * engine.settings.unit_tokens
+
+
+@part
+def num_free_window_tokens(engine: Engine) -> int:
+    """Return the free slots of windows."""
+    return engine.radix.state.num_free_windows * engine.settings.unit_tokens
+
+
+@part
+def alloc(engine: Engine) -> int:
+    """Take the page at the front of the free list, which is not empty, with one for windows where there are such."""
+    assert engine.state.num_free > 0
+    page = _take_first(engine, SLOTS)
+    engine.state.num_free -= 1
+    if engine.radix.settings.window_tokens > 0:
+        assert engine.radix.state.num_free_windows > 0
+        engine.radix.windows[page] = _take_first(engine, WINDOWS)
+        engine.radix.state.num_free_windows -= 1
+    return page
+
+
+@part
+def _take_first(engine: Engine, pool: int) -> int:
+    free_list = engine.radix.free[pool]
+    page = engine.radix.free_pages[free_list.head]
+    free_list.head = _behind(free_list, free_list.head)
+    return page
+
+
+@part
+def _behind(free_list: FreeList, place: int) -> int:
+    """Return the place behind another one in the ring of a free list."""
+    return free_list.begin if place + 1 == free_list.end else place + 1
+
+
+@part
+def free(engine: Engine, first: int, num_pages: int) -> None:
+    """Free `num_pages` pages, each of which leads to the next, from `first` on, or collect them to be freed."""
+    _free(engine, SLOTS, first, num_pages)
+
+
+@part
+def free_row(engine: Engine, begin: int, end: int) -> None:
+    """Free the pages in `rows[begin:end]`, or collect them to be freed."""
+    place = _begin_free(engine, SLOTS, end - begin)
+    free_list, rows = engine.radix.free[SLOTS], engine.radix.rows
+    for index in range(begin, end):
+        engine.radix.free_pages[place] = rows[index]
+        place = _behind(free_list, place)
+    _end_free(engine, SLOTS, place, end - begin)
+
+
+@part
+def free_windows(engine: Engine, page: int, num_pages: int) -> None:
+    """Free the windows of `num_pages` pages, each of which leads to the next, from `page` on."""
+    windows, pages = engine.radix.windows, engine.radix.pages
+    place = _begin_free(engine, WINDOWS, num_pages)
+    free_list = engine.radix.free[WINDOWS]
+    for _ in range(num_pages):
+        assert windows[page] != NO_PAGE
+        engine.radix.free_pages[place] = windows[page]
+        windows[page] = NO_PAGE
+        place = _behind(free_list, place)
+        page = pages[page]
+    _end_free(engine, WINDOWS, place, num_pages)
+
+
+@part
+def begin_free_group(engine: Engine) -> None:
+    """Collect freed slots from now on."""
+    assert not engine.radix.state.is_collecting
+    engine.radix.state.is_collecting = True
+
+
+@part
+def end_free_group(engine: Engine) -> None:
+    """Free the collected slots of each pool, in one call."""
+    engine.radix.state.is_collecting = False
+    for pool in range(len(engine.radix.free)):
+        free_list = engine.radix.free[pool]
+        num_pages, free_list.num_collected = free_list.num_collected, 0
+        if engine.settings.unit_tokens == 1:
+            _end_free(engine, pool, free_list.back, num_pages)
+            continue
+        source, place = free_list.tail, _begin_free(engine, pool, num_pages)
+        free_list.back = free_list.tail
+        for _ in range(num_pages):
+            engine.radix.free_pages[place] = engine.radix.free_pages[source]
+            source, place = _behind(free_list, source), _behind(free_list, place)
+        _end_free(engine, pool, place, num_pages)
+
+
+@part
+def _free(engine: Engine, pool: int, page: int, num_pages: int) -> None:
+    place = _begin_free(engine, pool, num_pages)
+    free_list = engine.radix.free[pool]
+    for _ in range(num_pages):
+        engine.radix.free_pages[place] = page
+        place = _behind(free_list, place)
+        page = engine.radix.pages[page]
+    _end_free(engine, pool, place, num_pages)
+
+
+@part
+def _begin_free(engine: Engine, pool: int, num_pages: int) -> int:
+    """Return the place in the ring from which on `num_pages` pages are written: at its back, or in front of all.
+
+    What is collected comes behind the back; the ring has room for all pages twice, so it overwrites nothing.
+    """
+    free_list = engine.radix.free[pool]
+    if engine.radix.state.is_collecting or engine.settings.unit_tokens == 1:
+        return free_list.back
+    free_list.head -= num_pages
+    if free_list.head < free_list.begin:
+        free_list.head += free_list.end - free_list.begin
+    return free_list.head
+
+
+@part
+def _end_free(engine: Engine, pool: int, place: int, num_pages: int) -> None:
+    """Count `num_pages` pages, which end in front of `place` in the ring, as free or as collected."""
+    free_list = engine.radix.free[pool]
+    is_behind = engine.radix.state.is_collecting or engine.settings.unit_tokens == 1
+    if is_behind:
+        free_list.back = place
+    if engine.radix.state.is_collecting:
+        free_list.num_collected += num_pages
+        return
+    if is_behind:
+        free_list.tail = place
+    if pool == SLOTS:
+        engine.state.num_free += num_pages
+    else:
+        engine.radix.state.num_free_windows += num_pages
+
+
+def free_pages_in_order(engine: Engine, pool: int) -> list[int]:
+    """Return the free pages of a pool, the one that is handed out next first."""
+    free_list, place = engine.radix.free[pool], int(engine.radix.free[pool].head)
+    num_free = engine.state.num_free if pool == SLOTS else engine.radix.state.num_free_windows
+    pages = []
+    for _ in range(num_free):
+        pages.append(int(engine.radix.free_pages[place]))
+        place = int(free_list.begin) if place + 1 == free_list.end else place + 1
+    return pages

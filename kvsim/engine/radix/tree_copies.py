@@ -1,0 +1,226 @@
+"""HiCache: nodes of SGLang's radix tree with a copy in host memory, which a match goes on through.
+
+A node is on the device, on the host, or on both. `write_through` copies a node when an insert counts its first hit,
+`write_through_selective` the second, `write_back` when it is evicted. A copy under way locks its path until the
+scheduler hears of its end, at the beginning of a later pass.
+"""
+
+from __future__ import annotations
+
+from kvsim.engine.machine_code.compiled import part
+from kvsim.engine.radix import evictable_leaves, radix_events, token_slots, tree_nodes
+from kvsim.engine.radix_records import NO_HOST, ROOT, WRITE_BACK, WRITE_SELECTIVE
+from kvsim.engine.records import NEVER
+from kvsim.engine.state import Engine
+
+LEAST_LOADED_TOKENS = 10
+"""Tokens below which nothing is loaded from the host."""
+
+
+@part
+def is_on(engine: Engine) -> bool:
+    """Tell whether there is a host tier."""
+    return engine.radix.settings.write_policy != NO_HOST
+
+
+@part
+def count_hit(engine: Engine, node: int) -> None:
+    """Count a hit of a node on the device; copy it to the host if the policy says so, with its ancestors first."""
+    record, policy = engine.radix.nodes[node], engine.radix.settings.write_policy
+    if policy == WRITE_BACK:
+        return
+    record.hits += 1
+    if policy == NO_HOST or record.is_on_host or record.hits < (2 if policy == WRITE_SELECTIVE else 1):
+        return
+    while not record.is_on_host:
+        top = node
+        parent = record.parent
+        while parent != ROOT and not engine.radix.nodes[parent].is_on_host:
+            top, parent = parent, engine.radix.nodes[parent].parent
+        if not _copy(engine, top):
+            return
+        tree_nodes.inc_lock_ref(engine, top)
+        engine.radix.written[engine.radix.state.num_written] = top
+        engine.radix.state.num_written += 1
+
+
+@part
+def _copy(engine: Engine, node: int) -> bool:
+    """Take room on the host for a node; return False if there is too little."""
+    record, radix = engine.radix.nodes[node], engine.radix.state
+    missing = record.num_pages - radix.num_free_host
+    if missing > 0 and _evict_host(engine, missing) < missing:
+        return False
+    radix.num_free_host -= record.num_pages
+    record.is_on_host = True
+    return True
+
+
+@part
+def finish_copies(engine: Engine) -> None:
+    """Finish all copies under way: unlock their paths."""
+    radix = engine.radix.state
+    for index in range(radix.num_written):
+        tree_nodes.dec_lock_ref(engine, engine.radix.written[index], 0)
+    for index in range(radix.num_loading):
+        node = anchor = engine.radix.loading[index]
+        tree_nodes.dec_lock_ref(engine, node, 0)
+        engine.radix.nodes[node].host_locks -= 1
+        while node != ROOT:
+            record = engine.radix.nodes[node]
+            if record.loaded_for == anchor:
+                record.loaded_for = ROOT
+                note_double(engine, node)
+            node = record.parent
+    radix.num_written = radix.num_loading = 0
+
+
+@part
+def note_double(engine: Engine, node: int) -> None:
+    """Note that a node is on the device and on the host from now on, if it is and no load is under way."""
+    record = engine.radix.nodes[node]
+    if not (record.is_on_device and record.is_on_host and record.loaded_for == ROOT):
+        record.doubled = 0
+    elif record.doubled == 0:
+        engine.radix.state.num_doubled += 1
+        record.doubled = engine.radix.state.num_doubled
+
+
+@part
+def demote(engine: Engine, node: int) -> bool:
+    """Evict the device's pages of a leaf that is on the host or can be copied there; tell whether it stays so."""
+    record = engine.radix.nodes[node]
+    if not record.is_on_host:
+        if engine.radix.settings.write_policy != WRITE_BACK:
+            return False
+        if not _copy(engine, node):
+            _drop_below(engine, node)
+            return False
+        note_double(engine, node)
+    radix_events.leaf(engine, record)
+    tree_nodes.lose_device_pages(engine, node)
+    token_slots.free(engine, record.first_page, record.num_pages)
+    return True
+
+
+@part
+def _drop_below(engine: Engine, top: int) -> None:
+    """Remove all nodes below a leaf of the device, which are on the host alone."""
+    while engine.radix.nodes[top].num_host_children > 0:
+        for node in range(1, engine.radix.state.num_nodes + 1):
+            record = engine.radix.nodes[node]
+            if not record.is_spare and record.num_host_children == 0 and _is_below(engine, node, top):
+                _remove_from_host(engine, node)
+
+
+@part
+def _is_below(engine: Engine, node: int, top: int) -> bool:
+    node = engine.radix.nodes[node].parent
+    while node not in (ROOT, top):
+        node = engine.radix.nodes[node].parent
+    return node == top
+
+
+@part
+def _remove_from_host(engine: Engine, node: int) -> None:
+    engine.radix.state.num_free_host += engine.radix.nodes[node].num_pages
+    tree_nodes.remove(engine, node)
+
+
+@part
+def _evict_host(engine: Engine, num_pages: int) -> int:
+    """Free pages of the host until `num_pages` are; return how many were.
+
+    With `write_back`, copies of what is also on the device go first, those that can be evicted there last.
+    """
+    before = engine.radix.state.num_free_host
+    if engine.radix.settings.write_policy == WRITE_BACK:
+        _reclaim_doubles(engine, before + num_pages, True)
+        _reclaim_doubles(engine, before + num_pages, False)
+    while engine.radix.state.num_free_host < before + num_pages:
+        node = _next_host_leaf(engine)
+        if node == ROOT:
+            break
+        _remove_from_host(engine, node)
+    return engine.radix.state.num_free_host - before
+
+
+@part
+def _next_host_leaf(engine: Engine) -> int:
+    """Return the node that is evicted from the host next; the root for none."""
+    found = ROOT
+    for node in range(1, engine.radix.state.num_nodes + 1):
+        record = engine.radix.nodes[node]
+        is_leaf = not record.is_spare and not record.is_on_device and record.num_host_children == 0
+        is_leaf &= record.locks == 0 and record.host_locks == 0
+        if is_leaf and (found == ROOT or evictable_leaves.goes_first(engine, node, found)):
+            found = node
+    return found
+
+
+@part
+def _reclaim_doubles(engine: Engine, enough: int, spares_leaves: bool) -> None:
+    """Free host copies of nodes on the device, in the order in which they became double, until `enough` are free."""
+    last = 0
+    while engine.radix.state.num_free_host < enough:
+        node = _next_double(engine, last)
+        if node == ROOT:
+            return
+        record = engine.radix.nodes[node]
+        last = record.doubled
+        if not (record.is_on_device and record.is_on_host):
+            record.doubled = 0
+        elif not (spares_leaves and record.place >= 0) and record.loaded_for == ROOT and record.host_locks == 0:
+            record.is_on_host = False
+            record.doubled = 0
+            engine.radix.state.num_free_host += record.num_pages
+
+
+@part
+def _next_double(engine: Engine, last: int) -> int:
+    """Return the node that became double next after number `last`; the root for none."""
+    found, least = ROOT, NEVER
+    for node in range(1, engine.radix.state.num_nodes + 1):
+        record = engine.radix.nodes[node]
+        if not record.is_spare and last < record.doubled < least:
+            found, least = node, record.doubled
+    return found
+
+
+@part
+def begin_load(engine: Engine, node: int, top: int) -> bool:
+    """Load the path from below `top`, on the device, to a `node` that is locked; return False if nothing is loaded.
+
+    There has to be room for all of it already.
+    """
+    nodes, radix, num_pages = engine.radix.nodes, engine.radix.state, num_host_pages(engine, node)
+    if num_pages * engine.settings.unit_tokens < LEAST_LOADED_TOKENS or engine.state.num_free < num_pages:
+        return False
+    end = nodes[top].begin + nodes[top].num_pages
+    while end < nodes[node].begin + nodes[node].num_pages:
+        below = node
+        while nodes[below].begin > end:
+            below = nodes[below].parent
+        first = page = token_slots.alloc(engine)
+        for _ in range(nodes[below].num_pages - 1):
+            behind = token_slots.alloc(engine)
+            engine.radix.pages[page] = behind
+            page = behind
+        tree_nodes.get_device_pages(engine, below, first)
+        nodes[below].loaded_for = node
+        end += nodes[below].num_pages
+    tree_nodes.inc_lock_ref(engine, node)
+    nodes[node].host_locks += 1
+    engine.radix.loading[radix.num_loading] = node
+    radix.num_loading += 1
+    return True
+
+
+@part
+def num_host_pages(engine: Engine, node: int) -> int:
+    """Return the pages of the path to a node that are on the host alone."""
+    num_pages = 0
+    while node != ROOT and not engine.radix.nodes[node].is_on_device:
+        num_pages += engine.radix.nodes[node].num_pages
+        node = engine.radix.nodes[node].parent
+    return num_pages

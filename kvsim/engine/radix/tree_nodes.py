@@ -1,0 +1,88 @@
+"""Nodes of SGLang's radix tree: locks of their paths, and their removal."""
+
+from __future__ import annotations
+
+from kvsim.engine import bucket
+from kvsim.engine.machine_code.compiled import part
+from kvsim.engine.paged.prefix_cache import bucket_of
+from kvsim.engine.radix import evictable_leaves, tree_windows
+from kvsim.engine.radix_records import ROOT
+from kvsim.engine.state import Engine
+
+
+@part
+def inc_lock_ref(engine: Engine, node: int) -> int:
+    """Lock the path from a node to the root once more; return the edge of its windows."""
+    nodes, radix = engine.radix.nodes, engine.radix.state
+    edge = tree_windows.lock(engine, node)
+    while node != ROOT:
+        record = nodes[node]
+        record.locks += 1
+        if not record.is_on_device:
+            pass
+        elif record.locks == 1:
+            engine.state.num_cached -= record.num_pages
+            radix.locked_pages += record.num_pages
+            evictable_leaves.update(engine, node)
+        else:
+            engine.groups[0].num_shared += record.num_pages
+        node = record.parent
+    return edge
+
+
+@part
+def dec_lock_ref(engine: Engine, node: int, edge: int) -> None:
+    """Give up one lock of the path from a node to the root, with the windows up to `edge`."""
+    nodes, radix = engine.radix.nodes, engine.radix.state
+    tree_windows.unlock(engine, node, edge)
+    while node != ROOT:
+        record = nodes[node]
+        assert record.locks > 0
+        record.locks -= 1
+        if not record.is_on_device:
+            pass
+        elif record.locks == 0:
+            engine.state.num_cached += record.num_pages
+            radix.locked_pages -= record.num_pages
+            evictable_leaves.update(engine, node)
+        else:
+            engine.groups[0].num_shared -= record.num_pages
+        node = record.parent
+
+
+@part
+def lose_device_pages(engine: Engine, node: int) -> None:
+    """Note that a leaf has no pages on the device any more."""
+    record = engine.radix.nodes[node]
+    evictable_leaves.remove(engine, node)
+    engine.state.num_cached -= record.num_pages
+    record.is_on_device = False
+    engine.radix.nodes[record.parent].num_children -= 1
+    engine.radix.nodes[record.parent].num_host_children += 1
+    evictable_leaves.update(engine, record.parent)
+
+
+@part
+def get_device_pages(engine: Engine, node: int, first_page: int) -> None:
+    """Let a node that is on the host alone have pages on the device too, from `first_page` on."""
+    record = engine.radix.nodes[node]
+    record.first_page, record.is_on_device = first_page, True
+    if record.locks > 0:
+        engine.radix.state.locked_pages += record.num_pages
+    else:
+        engine.state.num_cached += record.num_pages
+    engine.radix.nodes[record.parent].num_children += 1
+    engine.radix.nodes[record.parent].num_host_children -= 1
+    evictable_leaves.update(engine, node)
+    evictable_leaves.update(engine, record.parent)
+
+
+@part
+def remove(engine: Engine, node: int) -> None:
+    """Remove a node without pages on the device from the tree."""
+    nodes, radix = engine.radix.nodes, engine.radix.state
+    record = nodes[node]
+    bucket.remove(nodes, engine.buckets[bucket_of(engine, record.key)], node)
+    nodes[record.parent].num_host_children -= 1
+    record.parent, radix.first_spare = radix.first_spare, node
+    record.is_spare = True

@@ -1,0 +1,1 @@
+"""Memory without blocks: contiguous extents, and padded rectangles."""

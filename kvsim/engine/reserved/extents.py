@@ -1,0 +1,178 @@
+"""One contiguous range of slots, handed out in extents: first fit, best fit, next fit and buddy.
+
+Holes are kept in order of address. Freed extents merge with the holes on both sides. Buddies are rounded up to powers
+of two, begin at a multiple of their length, and merge only with their other half; a range whose length is no power of
+two is managed as the largest powers of two that fill it: 13 slots as 8, 4 and 1.
+"""
+
+from __future__ import annotations
+
+from kvsim.engine.machine_code.compiled import part
+from kvsim.engine.state import BEST_FIT, BUDDY, NEXT_FIT, Engine
+
+NO_HOLE = -1
+
+
+@part
+def rounded(engine: Engine, num_slots: int) -> int:
+    """Return the slots that are allocated where `num_slots` are asked for."""
+    if engine.settings.fit != BUDDY:
+        return num_slots
+    length = 1
+    while length < num_slots:
+        length *= 2
+    return length
+
+
+@part
+def find_hole(engine: Engine, length: int) -> int:
+    """Return the index of the hole to cut `length` slots from, or `NO_HOLE`."""
+    fit, state, holes = engine.settings.fit, engine.state, engine.holes
+    if fit in (BEST_FIT, BUDDY):
+        return _smallest_hole(engine, length)
+    start = _first_behind_the_rover(engine) if fit == NEXT_FIT else 0
+    for turn in range(state.num_holes):
+        index = start + turn
+        if index >= state.num_holes:
+            index -= state.num_holes
+        if holes[index].length >= length:
+            return index
+    return NO_HOLE
+
+
+@part
+def allocate(engine: Engine, index: int, length: int) -> int:
+    """Cut `length` slots off the beginning of a hole that has them; return their address."""
+    assert engine.holes[index].length >= length
+    address = engine.holes[index].address
+    _take(engine, index, address + length)
+    engine.state.rover = address + length
+    return address
+
+
+@part
+def can_extend(engine: Engine, address: int, length: int, longer: int) -> bool:
+    """Tell whether an extent at `address` can grow from `length` to `longer` slots without moving."""
+    if engine.settings.fit == BUDDY and address % longer != 0:
+        return False
+    state, holes, free_up_to = engine.state, engine.holes, address + length
+    index = _first_from(engine, free_up_to)
+    while free_up_to < address + longer and index < state.num_holes and holes[index].address == free_up_to:
+        free_up_to += holes[index].length
+        index += 1
+    return free_up_to >= address + longer
+
+
+@part
+def extend(engine: Engine, address: int, length: int, longer: int) -> None:
+    """Lengthen an extent that can grow in place."""
+    _take(engine, _first_from(engine, address + length), address + longer)
+
+
+@part
+def free(engine: Engine, address: int, length: int) -> None:
+    """Free an extent; merge it with the holes next to it."""
+    state, holes = engine.state, engine.holes
+    state.num_free += length
+    if engine.settings.fit == BUDDY:
+        _free_buddy(engine, address, length)
+        return
+    after = _first_from(engine, address)
+    if after < state.num_holes and holes[after].address == address + length:
+        length += holes[after].length
+        _delete(engine, after)
+    if after > 0 and holes[after - 1].address + holes[after - 1].length == address:
+        holes[after - 1].length += length
+    else:
+        _insert(engine, after, address, length)
+
+
+@part
+def add_holes(engine: Engine, start: int, end: int) -> None:
+    """Add [start, end) as holes, of which none can be merged with a neighbour."""
+    if engine.settings.fit != BUDDY:
+        if start < end:
+            _insert(engine, _first_from(engine, start), start, end - start)
+        return
+    while start < end:
+        length = 1
+        while 2 * length <= end - start and start % (2 * length) == 0:
+            length *= 2
+        _insert(engine, _first_from(engine, start), start, length)
+        start += length
+
+
+@part
+def _take(engine: Engine, index: int, end: int) -> None:
+    """Take the slots up to `end` out of a hole, and out of those that follow it directly."""
+    holes = engine.holes
+    start = address = holes[index].address
+    while address < end:
+        address += holes[index].length
+        _delete(engine, index)
+    add_holes(engine, end, address)
+    engine.state.num_free -= end - start
+
+
+@part
+def _free_buddy(engine: Engine, address: int, length: int) -> None:
+    state, holes = engine.state, engine.holes
+    while True:
+        other = address + length if address % (2 * length) == 0 else address - length
+        index = _first_from(engine, other)
+        if index == state.num_holes or holes[index].address != other or holes[index].length != length:
+            break
+        _delete(engine, index)
+        address = min(address, other)
+        length *= 2
+    _insert(engine, _first_from(engine, address), address, length)
+
+
+@part
+def _insert(engine: Engine, index: int, address: int, length: int) -> None:
+    state, holes = engine.state, engine.holes
+    for above in range(state.num_holes, index, -1):
+        holes[above].address, holes[above].length = holes[above - 1].address, holes[above - 1].length
+    holes[index].address, holes[index].length = address, length
+    state.num_holes += 1
+
+
+@part
+def _delete(engine: Engine, index: int) -> None:
+    state, holes = engine.state, engine.holes
+    state.num_holes -= 1
+    for above in range(index, state.num_holes):
+        holes[above].address, holes[above].length = holes[above + 1].address, holes[above + 1].length
+
+
+@part
+def _smallest_hole(engine: Engine, length: int) -> int:
+    """Return the smallest hole that is long enough, the lowest of equal ones."""
+    best, holes = NO_HOLE, engine.holes
+    for index in range(engine.state.num_holes):
+        if holes[index].length >= length and (best == NO_HOLE or holes[index].length < holes[best].length):
+            best = index
+    return best
+
+
+@part
+def _first_behind_the_rover(engine: Engine) -> int:
+    """Return the first hole that reaches beyond the end of the last extent taken."""
+    rover, holes = engine.state.rover, engine.holes
+    index = _first_from(engine, rover + 1)
+    if index > 0 and holes[index - 1].address + holes[index - 1].length > rover:
+        index -= 1
+    return index
+
+
+@part
+def _first_from(engine: Engine, address: int) -> int:
+    """Count the holes that begin below `address`."""
+    low, high = 0, engine.state.num_holes
+    while low < high:
+        middle = (low + high) // 2
+        if engine.holes[middle].address < address:
+            low = middle + 1
+        else:
+            high = middle
+    return low

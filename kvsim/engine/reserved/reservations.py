@@ -1,0 +1,208 @@
+"""Contiguous reservations, as servers had before paging: every sequence gets one extent when it is admitted.
+
+Most reservations never grow, so nothing is ever preempted; what is reserved and never written is the price. Doubling
+ones grow in place, or move, or give up. Every move is a copy, which the step has to wait for.
+"""
+
+from __future__ import annotations
+
+from kvsim.engine import journal, totals
+from kvsim.engine.machine_code.compiled import part
+from kvsim.engine.memory import MemoryManager
+from kvsim.engine.records import NEVER, Sequence
+from kvsim.engine.reserved import extents
+from kvsim.engine.reserved.extents import NO_HOLE
+from kvsim.engine.state import BUDDY, Engine
+
+GIVEN, DOUBLING = range(2)
+"""Lengths of a reservation: known beforehand, or twice as much whenever it is full."""
+
+
+@part
+def admit(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -> bool:  # noqa: ARG001
+    """Reserve the extent of a waiting sequence, if there is room for it, however much it computes first."""
+    settings, state = engine.settings, engine.state
+    if state.num_running == 0:
+        state.batch_is_open = True
+    if settings.request_level and not state.batch_is_open:
+        return False
+    wanted = reservation(engine, sequence)
+    if not _make_hole(engine, wanted):
+        return False
+    _place(engine, sequence, wanted)
+    return True
+
+
+@part
+def grow(engine: Engine, sequence: Sequence, num_tokens: int) -> bool:
+    """Make room for `num_tokens` more tokens of a running sequence, elsewhere if it must move."""
+    settings, state = engine.settings, engine.state
+    state.batch_is_open = False  # a sequence admitted from now on would join a batch under way
+    needed = sequence.computed + num_tokens
+    if settings.reserve != DOUBLING or needed <= sequence.requested:
+        return True
+    wanted = min(_next_power_of_two(needed - 1), settings.max_model_len)
+    longer = extents.rounded(engine, wanted)
+    address, length = sequence.place, sequence.num_units
+    if extents.can_extend(engine, address, length, longer):
+        extents.extend(engine, address, length, longer)
+        journal.append_extent(engine, sequence, length, address + length, longer - length, wanted - length)
+        state.rounding += longer - length - (wanted - sequence.requested)
+        totals.add_slots(engine, sequence, sequence.requested, wanted - sequence.requested)
+        sequence.num_units, sequence.requested, sequence.room_tokens = longer, wanted, wanted
+        return True
+    if not settings.moves or not _make_hole(engine, wanted):
+        return False
+    address, length = sequence.place, sequence.num_units  # making the hole may have moved it
+    hole = extents.find_hole(engine, longer)
+    new = extents.allocate(engine, hole, longer)
+    extents.free(engine, address, length)
+    state.num_copied_slots += sequence.computed
+    _vacate(engine, sequence)
+    _settle(engine, sequence, new, longer, wanted)
+    return True
+
+
+@part
+def free(engine: Engine, sequence: Sequence) -> None:
+    """Free the extent of a sequence, if it has one."""
+    if sequence.num_units == 0:
+        return
+    totals.lose_tokens(engine, sequence)
+    extents.free(engine, sequence.place, sequence.num_units)
+    _vacate(engine, sequence)
+    sequence.num_units = 0
+
+
+@part
+def unusable_slots(engine: Engine, head: Sequence) -> int:
+    """Count the free slots if they would do for `head` but no hole does: external fragmentation."""
+    wanted, num_free = reservation(engine, head), engine.state.num_free
+    if num_free < wanted or extents.find_hole(engine, extents.rounded(engine, wanted)) != NO_HOLE:
+        return 0
+    return num_free
+
+
+@part
+def reservation(engine: Engine, sequence: Sequence) -> int:
+    """Return the slots that a sequence asks for when it is admitted."""
+    settings = engine.settings
+    if settings.reserve == DOUBLING:
+        return min(_next_power_of_two(sequence.num_tokens), settings.max_model_len)
+    return sequence.reservation
+
+
+@part
+def _make_hole(engine: Engine, num_slots: int) -> bool:
+    """Find or make a hole for `num_slots`, by compaction if allowed; return whether there is one."""
+    length = extents.rounded(engine, num_slots)
+    if extents.find_hole(engine, length) != NO_HOLE:
+        return True
+    if not engine.settings.compaction or engine.state.num_free < num_slots:
+        return False
+    return _compact(engine, length)
+
+
+@part
+def _compact(engine: Engine, length: int) -> bool:
+    """Slide all extents together, if that makes a hole of `length`.
+
+    Extents keep their order, so that those below the first hole stay where they are. Buddies must begin at a multiple
+    of their length, so the longest go first.
+    """
+    state, holes, size = engine.state, engine.holes, len(engine.holes) // 2
+    for index in range(state.num_holes):  # the upper half of the holes keeps what was, should it be of no use
+        holes[size + index].address, holes[size + index].length = holes[index].address, holes[index].length
+    num_holes, num_free, rover = state.num_holes, state.num_free, state.rover
+    state.num_holes = state.rover = 0
+    extents.add_holes(engine, 0, engine.settings.num_units)
+    state.num_free = engine.settings.num_units
+    _order_for_compaction(engine)
+    for index in range(state.num_running):
+        sequence = engine.sequences[engine.lists[index].order]
+        sequence.moves_to = extents.allocate(engine, extents.find_hole(engine, sequence.num_units), sequence.num_units)
+    if extents.find_hole(engine, length) == NO_HOLE:
+        for index in range(num_holes):
+            holes[index].address, holes[index].length = holes[size + index].address, holes[size + index].length
+        state.num_holes, state.num_free, state.rover = num_holes, num_free, rover
+        return False
+    _move(engine)
+    return True
+
+
+@part
+def _order_for_compaction(engine: Engine) -> None:
+    """List the running sequences in `order`, the lowest extents first; of buddies the longest first."""
+    buddies, lists = engine.settings.fit == BUDDY, engine.lists
+    for index in range(engine.state.num_running):
+        one, place = engine.sequences[engine.running[index]], index
+        while place > 0:
+            other = engine.sequences[lists[place - 1].order]
+            if buddies and one.num_units != other.num_units:
+                is_before = one.num_units > other.num_units
+            else:
+                is_before = one.place < other.place
+            if not is_before:
+                break
+            lists[place].order = lists[place - 1].order
+            place -= 1
+        lists[place].order = one.number
+
+
+@part
+def _move(engine: Engine) -> None:
+    """Copy sequences to where they move; all leave before any arrives, since one may go where another was."""
+    state = engine.state
+    num_moving = 0
+    for index in range(state.num_running):
+        sequence = engine.sequences[engine.running[index]]
+        if sequence.moves_to != sequence.place:
+            engine.lists[num_moving].order = sequence.number
+            num_moving += 1
+            state.num_copied_slots += sequence.computed
+            _vacate(engine, sequence)
+    for index in range(num_moving):
+        sequence = engine.sequences[engine.lists[index].order]
+        _settle(engine, sequence, sequence.moves_to, sequence.num_units, sequence.requested)
+
+
+@part
+def _place(engine: Engine, sequence: Sequence, wanted: int) -> None:
+    """Put a sequence into an extent of its own, for which there is a hole."""
+    length = extents.rounded(engine, wanted)
+    address = extents.allocate(engine, extents.find_hole(engine, length), length)
+    _settle(engine, sequence, address, length, wanted)
+
+
+@part
+def _settle(engine: Engine, sequence: Sequence, address: int, length: int, requested: int) -> None:
+    """Put a sequence without an extent into one that is allocated."""
+    settings = engine.settings
+    totals.add_slots(engine, sequence, 0, requested)
+    engine.state.rounding += length - requested
+    sequence.place, sequence.num_units, sequence.requested = address, length, requested
+    if settings.request_level:
+        sequence.room_tokens = 0
+    else:
+        sequence.room_tokens = requested if settings.reserve == DOUBLING else NEVER
+    journal.append_extent(engine, sequence, 0, address, length, requested)
+
+
+@part
+def _vacate(engine: Engine, sequence: Sequence) -> None:
+    """Take a sequence out of its extent; its computed tokens stay counted."""
+    journal.release_extent(engine, sequence, sequence.num_units)
+    totals.remove_slots(engine, sequence, sequence.requested)
+    engine.state.rounding -= sequence.num_units - sequence.requested
+
+
+@part
+def _next_power_of_two(num_tokens: int) -> int:
+    """Return the smallest power of two above `num_tokens`: room for one more."""
+    power = 1
+    while power <= num_tokens:
+        power *= 2
+    return power
+
+
+CONTIGUOUS = MemoryManager(name="contiguous", admit=admit, grow=grow, free=free, unusable_units=unusable_slots)

@@ -1,0 +1,273 @@
+"""Request-level batching as in `generate()`: wait, pad to the longest, hold every row until the last one ends.
+
+The sequences of a batch are its rows. Step 0 is the prefill: it writes as many columns as the longest prompt has
+tokens, and yields every row's first token; each further step writes a column more. The KV of a row's last token is
+never written. A dynamic cache is as wide as what is written; a preallocated one has room for the longest answer.
+"""
+
+from __future__ import annotations
+
+import math
+
+from kvsim import steptime
+from kvsim.engine import clock, journal, length_index, scheduler, waiting_queue
+from kvsim.engine.clock import ANSWERED, BATCHED, CHECK, FULL, IDLE, REACHED, STALLED
+from kvsim.engine.length_index import NO_SEQUENCE
+from kvsim.engine.linked_list import HEAD
+from kvsim.engine.machine_code.compiled import part
+from kvsim.engine.memory import MemoryManager
+from kvsim.engine.records import Sequence
+from kvsim.engine.state import ABORTED, FINISHED, RUNNING, Engine
+from kvsim.steptime import StepShape
+
+_HALF_ULP_OF_ONE = 2.0**-53
+
+
+@part
+def advance(engine: Engine, until_s: float) -> int:  # noqa: PLR0911  one for each outcome
+    """Run to the next moment at which the caller has to act; see `clock.advance`.
+
+    A caller that is notified of a new batch writes the first uses of its steps into `first_uses`.
+    """
+    settings, state, batch = engine.settings, engine.state, engine.rectangle
+    while clock.has_room(engine):
+        if batch.num_rows > 0 and batch.step == batch.num_steps:
+            _end_batch(engine)
+            if settings.answers:
+                return ANSWERED
+        if state.host_s >= until_s:
+            return REACHED
+        num_ended = state.num_ended
+        clock.take_arrivals(engine)
+        if settings.answers and state.num_ended > num_ended:
+            return ANSWERED  # refused
+        if batch.num_rows == 0:
+            if _form_batch(engine):
+                return BATCHED
+            if state.num_waiting > 0 and (state.num_waiting >= settings.batch_size or state.host_s >= _due_s(engine)):
+                state.subject = waiting_queue.peek(engine).number
+                return STALLED
+            wake_s = next_chance_s(engine)
+            if wake_s == math.inf:
+                return IDLE
+            if wake_s >= until_s:
+                return REACHED
+            # Adding the difference may round to just before that time.
+            state.host_s += max(wake_s - state.host_s, _ulp(wake_s))
+            continue
+        _take_step(engine)
+        if settings.checking:
+            return CHECK
+    return FULL
+
+
+@part
+def width_at(engine: Engine, step: int) -> int:
+    """Return the slots of every row of the batch in `step`."""
+    batch = engine.rectangle
+    return batch.stride if engine.settings.preallocated else batch.prompt_width + step
+
+
+@part
+def _form_batch(engine: Engine) -> bool:
+    """Form a batch of waiting sequences, the oldest among them; return whether it is due and not empty."""
+    settings, state, batch = engine.settings, engine.state, engine.rectangle
+    if state.num_waiting == 0 or (state.num_waiting < settings.batch_size and state.host_s < _due_s(engine)):
+        return False
+    batch.num_rows = batch.prompt_width = batch.most_new_tokens = 0
+    if settings.sort_by_length:
+        _choose_alike(engine)
+    else:
+        number = waiting_queue.peek(engine).number
+        while number != HEAD and _join(engine, engine.sequences[number]):
+            number = engine.sequences[number].next
+    if batch.num_rows == 0:
+        return False
+    for row in range(batch.num_rows):
+        sequence = engine.sequences[engine.running[row]]
+        waiting_queue.remove(engine, sequence)
+        if settings.sort_by_length:
+            length_index.remove(engine, sequence)
+    _lay_out(engine)
+    return True
+
+
+@part
+def _choose_alike(engine: Engine) -> None:
+    """Join the waiting sequences whose prompts are closest in length to the oldest one's, of equal ones the oldest."""
+    width = waiting_queue.peek(engine).prompt_tokens
+    for distance in range(max(width, len(engine.buckets) - width)):
+        shorter = length_index.first_at(engine, width - distance)
+        longer = length_index.first_at(engine, width + distance) if distance > 0 else NO_SEQUENCE
+        while shorter != NO_SEQUENCE or longer != NO_SEQUENCE:
+            sequence = engine.sequences[length_index.earlier(engine, shorter, longer)]
+            if not _join(engine, sequence):
+                return
+            if sequence.number == shorter:
+                shorter = sequence.next_alike
+            else:
+                longer = sequence.next_alike
+
+
+@part
+def _join(engine: Engine, sequence: Sequence) -> bool:
+    """Make a sequence a row of the batch; return whether there is room.
+
+    The memory guard closes the batch where its rectangle might not fit. The outputs are not known beforehand, so room
+    is made for the longest that any of its requests may ask for, less the last token.
+    """
+    settings, batch = engine.settings, engine.rectangle
+    wider = max(batch.prompt_width, sequence.prompt_tokens)
+    longer = max(batch.most_new_tokens, sequence.limit_tokens - sequence.prompt_tokens)
+    too_large = settings.memory_guard and (batch.num_rows + 1) * (wider + longer - 1) > settings.num_units
+    if batch.num_rows == settings.batch_size or too_large:
+        return False
+    engine.running[batch.num_rows] = sequence.number
+    batch.num_rows += 1
+    batch.prompt_width, batch.most_new_tokens = wider, longer
+    return True
+
+
+@part
+def _lay_out(engine: Engine) -> None:
+    """Find the number of steps of the batch and the slots of its rows."""
+    settings, state, batch = engine.settings, engine.state, engine.rectangle
+    state.num_running, batch.num_live = batch.num_rows, batch.num_rows
+    batch.live_prompt_tokens = batch.live_new_tokens = batch.longest_answer = batch.step = 0
+    for row in range(batch.num_rows):
+        sequence = engine.sequences[engine.running[row]]
+        sequence.status = RUNNING
+        new_tokens = sequence.end_tokens - sequence.prompt_tokens
+        batch.live_prompt_tokens += sequence.prompt_tokens
+        batch.live_new_tokens += new_tokens
+        batch.longest_answer = max(batch.longest_answer, new_tokens)
+        batch.next_end = new_tokens if row == 0 else min(batch.next_end, new_tokens)
+    columns = settings.num_units // batch.num_rows
+    if settings.preallocated:
+        batch.stride = batch.prompt_width + batch.most_new_tokens - 1
+        batch.num_steps = batch.longest_answer if batch.stride <= columns else 0
+    else:
+        batch.stride = batch.prompt_width + batch.longest_answer - 1
+        batch.num_steps = max(0, min(batch.longest_answer, columns - batch.prompt_width + 1))
+
+
+@part
+def _take_step(engine: Engine) -> None:
+    """Take one step and look at its output before the next, as `generate()` does."""
+    state, batch = engine.state, engine.rectangle
+    step, rows, width = batch.step, batch.num_rows, batch.prompt_width
+    if step == batch.next_end:
+        _drop_ended(engine)
+    state.seq += 1
+    if step < 2:
+        _write_down(engine)
+    tokens = rows * width if step == 0 else rows
+    shape = StepShape(
+        rows, tokens, tokens if step == 0 else 0, rows * (width + step),
+        rows * width * (width + 1) // 2 if step == 0 else 0,
+        engine.first_uses[step], engine.first_uses[batch.num_steps + step], 0, 0,
+    )  # fmt: skip
+    _count_slots(engine)
+    padding = batch.num_live * width - batch.live_prompt_tokens + (rows - batch.num_live) * (width + step)
+    clock.write_step(engine, shape, padding)
+    cost = clock.step_time(engine.step_times[0], shape)
+    gpu_s = cost.gpu_s
+    for index in range(1, len(engine.step_times)):  # one stage behind the other
+        gpu_s += clock.passing_s(engine.step_times[index], tokens)
+        gpu_s += clock.step_time(engine.step_times[index], shape).gpu_s
+    state.host_s += steptime.larger(cost.prepare_s + gpu_s, cost.launch_s) + cost.turnaround_s
+    state.seq += 1
+    output = engine.outputs[state.num_outputs - state.first_output]
+    output.seq, output.time_s = state.seq, state.host_s
+    state.num_outputs += 1
+    if step == 0:
+        for row in range(rows):
+            engine.times[engine.running[row]].first_token_s = state.host_s
+    batch.step += 1
+
+
+@part
+def _drop_ended(engine: Engine) -> None:
+    """Count the rows that are still live; those that had their last token in the step before are not."""
+    batch = engine.rectangle
+    batch.num_live = batch.live_prompt_tokens = batch.live_new_tokens = 0
+    batch.next_end = batch.longest_answer
+    for row in range(batch.num_rows):
+        sequence = engine.sequences[engine.running[row]]
+        new_tokens = sequence.end_tokens - sequence.prompt_tokens
+        if new_tokens > batch.step:
+            batch.num_live += 1
+            batch.live_prompt_tokens += sequence.prompt_tokens
+            batch.live_new_tokens += new_tokens
+            batch.next_end = min(batch.next_end, new_tokens)
+
+
+@part
+def _count_slots(engine: Engine) -> None:
+    """Set the totals of the slots for this step (see `totals`)."""
+    settings, state, batch = engine.settings, engine.state, engine.rectangle
+    state.num_free = settings.num_units - batch.num_rows * width_at(engine, batch.step)
+    state.written = state.useful = batch.live_prompt_tokens + batch.num_live * batch.step
+    if settings.preallocated:
+        state.useful += batch.live_new_tokens - batch.num_live * (batch.step + 1)
+
+
+@part
+def _write_down(engine: Engine) -> None:
+    """Record the slots and tokens of every row: whole rows at first, then a token each for all later steps."""
+    settings, state, batch = engine.settings, engine.state, engine.rectangle
+    step, width, stride = batch.step, batch.prompt_width, width_at(engine, batch.num_steps - 1)
+    repeat = 1 if step == 0 else batch.num_steps - 1
+    for row in range(batch.num_rows):
+        sequence = engine.sequences[engine.running[row]]
+        if step == 0:
+            engine.times[sequence.number].first_scheduled_s = state.host_s
+            journal.grow_extent(engine, sequence, 0, row * stride, width_at(engine, 0), 1)
+        elif not settings.preallocated:
+            journal.grow_extent(engine, sequence, width, row * stride + width, 1, repeat)
+    if settings.records_schedule:
+        for row in range(batch.num_rows):
+            sequence = engine.sequences[engine.running[row]]
+            journal.scheduled(engine, sequence, 0 if step == 0 else width, width if step == 0 else 1, repeat)
+
+
+@part
+def _end_batch(engine: Engine) -> None:
+    """End all rows. A batch that runs out of memory fails as a whole."""
+    settings, state, batch = engine.settings, engine.state, engine.rectangle
+    is_complete = batch.num_steps == batch.longest_answer
+    for row in range(batch.num_rows):
+        sequence = engine.sequences[engine.running[row]]
+        scheduler.end(engine, sequence, FINISHED if is_complete else ABORTED, state.host_s)
+        sequence.num_tokens = min(sequence.end_tokens, sequence.prompt_tokens + batch.num_steps)
+        if batch.num_steps > 0:
+            journal.release_extent(engine, sequence, width_at(engine, batch.num_steps - 1))
+    state.num_admitted += batch.num_rows
+    state.num_running = batch.num_rows = 0
+    state.num_free = settings.num_units
+    state.written = state.useful = 0
+
+
+@part
+def _due_s(engine: Engine) -> float:
+    """Return the time at which the oldest sequence stops waiting for others, in seconds; there is one."""
+    return engine.times[waiting_queue.peek(engine).number].arrival_s + engine.settings.timeout_s
+
+
+@part
+def next_chance_s(engine: Engine) -> float:
+    """Return the time of the next arrival, or at which the oldest stops waiting for others, in seconds; or infinity."""
+    chance_s = clock.next_arrival_s(engine)
+    return min(chance_s, _due_s(engine)) if engine.state.num_waiting > 0 else chance_s
+
+
+@part
+def _ulp(value: float) -> float:
+    """Return the distance from a number to the next larger one; from 0, that of the smallest times."""
+    if value == 0.0:
+        return _HALF_ULP_OF_ONE
+    # Slightly more than half of the distance, or less than one and a half: the sum is rounded to the next number.
+    return value + value * _HALF_ULP_OF_ONE * (1.0 + 2.0 * _HALF_ULP_OF_ONE) - value
+
+
+RECTANGLE = MemoryManager(name="static")
