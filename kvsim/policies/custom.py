@@ -385,23 +385,32 @@ def check_hooks(policy: CustomPolicy) -> None:
     """Refuse a policy, or an allocator, with a method whose name is almost a hook's: it would never be called.
 
     Raises:
-        UsageError: there is such a method; the sentence names the hook.
+        UsageError: there is such a method; the message names the hook.
     """
-    check_names(type(policy), CustomPolicy)
+    _check_names(type(policy), (CustomPolicy,))
     if isinstance(policy.allocator, type):
-        check_names(policy.allocator, SharingAllocator)
+        check_allocator_names(policy.allocator)
 
 
-def check_names(kind: type, protocol: Any) -> None:
-    """Refuse a class that has, or inherits, a method whose name is almost one of `protocol`.
+def check_allocator_names(kind: type) -> None:
+    """Refuse a class of allocators with a method whose name is almost a hook's.
 
     Raises:
-        UsageError: there is such a method; the sentence names what it should be called.
+        UsageError: there is such a method; the message names the hook.
     """
-    hooks = [name for name in dir(protocol) if not name.startswith("_")]
-    given = {name: value for each in reversed(kind.__mro__) if each is not object for name, value in vars(each).items()}
-    for name, value in given.items():
+    _check_names(kind, (SharingAllocator, Allocator))  # Allocator last: it is named for hooks that both have
+
+
+def _check_names(kind: type, protocols: Sequence[type]) -> None:
+    """Refuse a class that defines or inherits a method whose name is almost that of a hook of `protocols`.
+
+    A close name is accepted if the class has the hook as well: then it may be a helper.
+    """
+    hooks = {name: protocol for protocol in protocols for name in dir(protocol) if not name.startswith("_")}
+    # Defaults inherited from a protocol do not count: a misspelt override leaves them in place.
+    written = [each for each in reversed(kind.__mro__) if each is not object and each.__module__ != __name__]
+    defined = {name: value for each in written for name, value in vars(each).items()}
+    for name, value in defined.items():
         near = [] if name.startswith("_") or name in hooks else get_close_matches(name, hooks, n=1, cutoff=0.8)
-        is_given = near and given.get(near[0], vars(protocol).get(near[0])) is not vars(protocol).get(near[0])
-        if near and not is_given and (callable(value) or near[0] in ("name", "scheduler", "cache")):
-            raise UsageError(f"{kind.__name__}.{name} is never called; {protocol.__name__} has {near[0]}.")
+        if near and near[0] not in defined and (callable(value) or near[0] in ("name", "scheduler", "cache")):
+            raise UsageError(f"{kind.__name__}.{name} is never called; {hooks[near[0]].__name__} has {near[0]}.")

@@ -24,8 +24,7 @@ from kvsim.errors import KvsimError, PolicyError
 from kvsim.policies.custom import (
     CustomPolicy,
     ServedRequest,
-    SharingAllocator,
-    check_names,
+    check_allocator_names,
     evicts,
     overrides,
     ranks_blocks,
@@ -153,7 +152,7 @@ class CustomRules:
         make = self.policy.allocator
         assert make is not None
         made = make(num_units, self.policy.unit_tokens)
-        check_names(type(made), SharingAllocator)
+        check_allocator_names(type(made))
         if shares_prefixes(made) and not shares_prefixes(make):
             self.refuse(f"shares prefixes by an allocator of {type(made).__name__}; let `allocator` be that class")
         return CustomUnits.of(made, num_units)
