@@ -1,1 +1,4 @@
-"""Record real engines. Only this room knows vLLM, PyTorch or transformers; each is imported in a module of its own."""
+"""Record real engines: vLLM's scheduler, and `generate()` of transformers.
+
+No other package imports vLLM, PyTorch or transformers, so that kvsim can be used without them.
+"""

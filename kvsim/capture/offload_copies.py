@@ -1,7 +1,8 @@
-"""Watch vLLM's native offload inside its scheduler: the copies that it decides, waits for and receives reports of.
+"""Record the copies between GPU and host memory that vLLM's native offload makes.
 
-The scheduler's decisions depend on the time at which a copy is reported. The order of evictions depends on the order in
-which its blocks become idle. In vLLM 0.25.1 that order is a set's inside one copy, so both are recorded.
+A recording needs them because the scheduler's later decisions depend on two things that cannot be computed: when a copy
+is reported as complete, and the order in which the blocks of a copy become idle. That order decides which blocks the
+host evicts first; vLLM 0.25.1 takes it from the iteration order of a set.
 """
 
 from __future__ import annotations
@@ -13,17 +14,18 @@ from kvsim.errors import RecordingError
 
 
 class OffloadWatch:
-    """Reports the actions of one scheduler's offload. `report` takes the fields of an event."""
+    """Reports the copies of one scheduler as events. `report` is called with the fields of each event."""
 
     def __init__(self, scheduler: Any, report: Callable[..., None]) -> None:
-        """Watch the offload of `scheduler`, which must have one."""
+        """Watch the offload of `scheduler`; `has_offload(scheduler)` must be true."""
         self._scheduler, self._report = scheduler, report
         self._connector = scheduler.connector.connector_scheduler
         self._first_job = 0
+        """vLLM's number of the first copy of the recording, in which copies are numbered from 0."""
         self._watch_copies()
 
     def settings(self) -> dict[str, Any]:
-        """Return the settings of the offload for the policy of a recording."""
+        """Return the offload settings, for the policy in a recording's metadata."""
         manager, config = self._connector.manager, self._connector.config
         block_size = self._scheduler.block_size
         return {
@@ -38,7 +40,7 @@ class OffloadWatch:
         """Begin a recording.
 
         Raises:
-            RecordingError: host memory holds blocks already, and it is not known which.
+            RecordingError: host memory already holds blocks, and their contents are not known.
         """
         manager = self._connector.manager
         if self._connector._jobs or manager._num_allocated_blocks > len(manager._free_list):
@@ -46,8 +48,8 @@ class OffloadWatch:
         self._first_job = self._connector._job_counter
 
     def scheduled(self, output: Any, rows: dict[str, int]) -> None:
-        """Report the copies that a step begins, and those that it has to wait for."""
-        metadata = output.kv_connector_metadata
+        """Report the copies that a step starts, and the earlier copies that it waits for."""
+        metadata = output.kv_connector_metadata  # vLLM calls a copy a job
         for is_load, jobs in ((True, metadata.load_jobs), (False, metadata.store_jobs)):
             for number, job in jobs.items():
                 on_host, on_gpu = (job.src_spec, job.dst_spec) if is_load else (job.dst_spec, job.src_spec)
@@ -61,7 +63,7 @@ class OffloadWatch:
         return job - self._first_job
 
     def _watch_copies(self) -> None:
-        """Report ended copies before the connector processes them."""
+        """Wrap the connector's update to report completed copies before it forgets them."""
         connector = self._connector
         update = connector.update_connector_output
 
@@ -69,6 +71,7 @@ class OffloadWatch:
             metadata = output.kv_connector_worker_meta
             for number, count in (metadata.completed_jobs if metadata else {}).items():
                 job = connector._jobs.get(number)
+                # A copy is complete when all workers that still had to report it have done so.
                 if job is not None and job.pending_count == count:
                     policy = connector.manager._policy
                     self._report("copied", self._number(number), [policy.get(key).block_id for key in job.keys])
@@ -78,7 +81,7 @@ class OffloadWatch:
 
 
 def has_offload(scheduler: Any) -> bool:
-    """Tell whether the scheduler has vLLM's native offload as vLLM 0.25 has it; other releases count otherwise."""
+    """Tell whether the scheduler has the native offload of vLLM 0.25; other releases track copies differently."""
     connector = getattr(getattr(scheduler, "connector", None), "connector_scheduler", None)
     config = getattr(connector, "config", None)
     return hasattr(connector, "_block_id_to_pending_jobs") and hasattr(config, "block_size_factor")

@@ -1,6 +1,7 @@
-"""Read a scheduler of vLLM 0.20 to 0.33: settings that have moved, and features that a recording cannot hold.
+"""Read the settings of a vLLM scheduler for the recorder, and refuse engines that a recording cannot represent.
 
-Each function looks at what the engine has. Numbers of releases serve for a warning alone.
+Settings have moved between vLLM 0.20 and 0.33. These functions look for the attributes that an engine has; its version
+number is used only to warn about releases that were not tried.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def warn_if_untried(version: str) -> None:
 
 
 def rules_or_newest(version: str) -> ReleaseRules:
-    """Return the rules of a release; those of the newest for a build whose version is no release."""
+    """Return the rules of a release, or of the newest release if `version` is that of a development build."""
     try:
         return rules_of(version)
     except UsageError:
@@ -47,23 +48,24 @@ def newer_settings(scheduler: Any) -> dict[str, Any]:
     """Return the settings of the scheduler that some releases do not have."""
     config = scheduler.scheduler_config
     settings = {name: getattr(config, name) for name in _NEWER_SETTINGS if hasattr(config, name)}
-    # Since 0.24 it is a setting for ranks whose steps wait for each other; since 0.33 one engine follows it, too.
+    # Since 0.24 it applies to data-parallel ranks that step together; since 0.33 it applies to a single engine too.
     if (interval := getattr(scheduler, "local_prefill_interval", None)) is not None:
         settings["prefill_schedule_interval"] = interval
     return settings
 
 
 def retention_interval(scheduler: Any) -> int | None:
-    """Return the tokens between kept prefixes of windows and states; 0 for the last alone, None for all.
+    """Return the number of tokens between the prefixes for which windows and states are kept.
 
-    vLLM reads it from the environment before 0.29 and from its settings since; its coordinator has it in both cases.
+    0 keeps only the last prefix, None keeps all. vLLM before 0.29 reads the interval from the environment, later
+    releases from their settings; the cache coordinator has it in both cases.
     """
     interval = getattr(scheduler.kv_cache_manager.coordinator, "retention_interval", None)
     return None if interval is None else int(interval)
 
 
 def num_waiting(scheduler: Any) -> int:
-    """Return the number of waiting requests in all queues; vLLM 0.31 has other queues than those before."""
+    """Return the number of requests in all waiting queues; vLLM 0.31 changed which queues exist."""
     return int(scheduler.get_request_counts()[1])
 
 
@@ -71,55 +73,75 @@ def check_features(scheduler: Any, layout: KVCacheLayout, *, offloads: bool) -> 
     """Refuse an engine with a feature that a recording cannot hold.
 
     Raises:
-        RecordingError: it does.
+        RecordingError: the engine has such a feature.
     """
-
-    def refuse(applies: object, problem: str) -> None:
-        if applies:
-            raise RecordingError(problem)
-
-    parallel, coordinator = scheduler.parallel_config, scheduler.kv_cache_manager.coordinator
-    is_pipeline = parallel.pipeline_parallel_size > 1
-    refuse(is_pipeline and speculates(scheduler), "the engine speculates in a pipeline, and kvsim follows one stage.")
-    refuse(
+    _check_parallelism(scheduler, layout, offloads=offloads)
+    _check_blocks(scheduler)
+    _refuse(
         offloads and speculates(scheduler), "the engine speculates and offloads blocks, and kvsim follows one of both."
     )
-    refuse(
-        is_pipeline and not layout.is_uniform,
-        "the engine has a pipeline and layers of several kinds, and its scheduler knows only the layers of one stage.",
-    )
-    refuse(
-        is_pipeline and offloads,
-        "the engine offloads blocks in a pipeline, and kvsim follows an offload only in one stage.",
-    )
-    refuse(
-        any(getattr(parallel, f"{step}_context_parallel_size", 1) > 1 for step in ("decode", "prefill")),
-        "the engine divides the tokens of a block among GPUs (context parallelism), and kvsim follows whole blocks.",
-    )
-    refuse(
-        getattr(coordinator, "enable_partial_hash_hits", False),
-        "prefixes may end inside a block (--prefix-match-unit), and a recording has no copies of blocks.",
-    )
-    refuse(
-        getattr(scheduler, "prefix_replay_tokens", 0),
-        "the engine computes the last window of a prefix again, and a recording has no such tokens.",
-    )
-    refuse(
-        getattr(scheduler, "mamba_shared_prefix_checkpoint", False)
-        or any(getattr(spec, "num_prefill_checkpoint_blocks", 0) for spec in _specs(scheduler)),
-        "recurrent layers keep states between blocks (checkpoints), which kvsim does not follow.",
-    )
-    refuse(
-        getattr(scheduler.kv_cache_config, "hisparse_host_num_blocks", None),
-        "the engine keeps blocks in host memory (HiSparse), which kvsim does not follow.",
-    )
     connector = getattr(scheduler, "connector", None)
-    refuse(
+    _refuse(
         connector is not None and not offloads and not has_transfers(scheduler),
         f"the engine moves its cache with {type(connector).__name__}, and kvsim records none but NixlConnector "
         "and the native offload of vLLM 0.24 and 0.25.",
     )
 
 
-def _specs(scheduler: Any) -> list[Any]:
-    return [group.kv_cache_spec for group in scheduler.kv_cache_config.kv_cache_groups]
+def check_request(request: Any) -> None:
+    """Refuse a request with images, video or audio.
+
+    Multimodal models are not refused at the start, because they also serve requests that are text alone.
+
+    Raises:
+        RecordingError: the request has such inputs.
+    """
+    _refuse(
+        getattr(request, "mm_features", None),
+        f"request {request.request_id} has images, video or audio, and the recorder does not follow vLLM's encoder.",
+    )
+
+
+def _check_parallelism(scheduler: Any, layout: KVCacheLayout, *, offloads: bool) -> None:
+    parallel = scheduler.parallel_config
+    is_pipeline = parallel.pipeline_parallel_size > 1
+    _refuse(is_pipeline and speculates(scheduler), "the engine speculates in a pipeline, and kvsim follows one stage.")
+    _refuse(
+        is_pipeline and not layout.is_uniform,
+        "the engine has a pipeline and layers of several kinds, and its scheduler knows only the layers of one stage.",
+    )
+    _refuse(
+        is_pipeline and offloads,
+        "the engine offloads blocks in a pipeline, and kvsim follows an offload only in one stage.",
+    )
+    _refuse(
+        any(getattr(parallel, f"{step}_context_parallel_size", 1) > 1 for step in ("decode", "prefill")),
+        "the engine divides the tokens of a block among GPUs (context parallelism), and kvsim follows whole blocks.",
+    )
+
+
+def _check_blocks(scheduler: Any) -> None:
+    """Refuse features that copy blocks, split them, or keep some outside the block pool."""
+    _refuse(
+        getattr(scheduler.kv_cache_manager.coordinator, "enable_partial_hash_hits", False),
+        "prefixes may end inside a block (--prefix-match-unit), and a recording has no copies of blocks.",
+    )
+    _refuse(
+        getattr(scheduler, "prefix_replay_tokens", 0),
+        "the engine computes the last window of a prefix again, and a recording has no such tokens.",
+    )
+    specs = [group.kv_cache_spec for group in scheduler.kv_cache_config.kv_cache_groups]
+    _refuse(
+        getattr(scheduler, "mamba_shared_prefix_checkpoint", False)
+        or any(getattr(spec, "num_prefill_checkpoint_blocks", 0) for spec in specs),
+        "recurrent layers keep states between blocks (checkpoints), which kvsim does not follow.",
+    )
+    _refuse(
+        getattr(scheduler.kv_cache_config, "hisparse_host_num_blocks", None),
+        "the engine keeps blocks in host memory (HiSparse), which kvsim does not follow.",
+    )
+
+
+def _refuse(applies: object, problem: str) -> None:
+    if applies:
+        raise RecordingError(problem)

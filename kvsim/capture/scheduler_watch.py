@@ -1,8 +1,8 @@
-"""Watch a vLLM V1 scheduler inside its engine and report its actions as events.
+"""Record a vLLM V1 scheduler inside its engine: report every decision as an event of a recording.
 
-The scheduler subclass in `kvsim.capture.vllm` calls these hooks around its own methods; allocation and release are
-watched on its cache manager. Only the length, timing and block hashes of a request are read. A defect in this code ends
-the recording and does not affect the engine.
+The scheduler subclass in `kvsim.capture.vllm` calls the hooks of `SchedulerRecorder` before and after its own methods.
+Allocation and release of blocks are observed by wrapping methods of the cache manager. Of a request, only lengths,
+times and block hashes are recorded, never tokens. A defect in this code ends the recording; the engine continues.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from kvsim.capture.kv_cache_specs import layout_of
 from kvsim.capture.offload_copies import OffloadWatch, has_offload
 from kvsim.capture.release_settings import (
     check_features,
+    check_request,
     num_waiting,
     retention_interval,
     rules_or_newest,
@@ -29,20 +30,22 @@ from kvsim.capture.release_settings import (
 from kvsim.capture.sinks import LogSink
 from kvsim.capture.transfer_watch import TransferWatch, check_transfers, has_transfers
 from kvsim.engine.paged.group_initialization import keeps_some
+from kvsim.errors import RecordingError
 from kvsim.kv_groups import CacheKind
 from kvsim.recording import eventlog
 
 log = logging.getLogger("kvsim")
 
 _CUT_SHORT = ("FINISHED_ABORTED", "FINISHED_ERROR")
+"""vLLM's statuses of requests that a recording shows as aborted."""
 _KEEP_ALL = ("FullAttentionManager",)
-"""Managers of groups that keep every block until the request ends; MLA uses the same one."""
+"""vLLM's managers of groups whose requests keep every block until they end. MLA uses the manager of full attention."""
 
 Hook = TypeVar("Hook", bound=Callable[..., None])
 
 
 def _harmless(hook: Hook) -> Hook:
-    """Wrap a hook: skip it while nothing is recorded, and end the recording instead of raising."""
+    """Wrap a hook so that it does nothing while nothing is recorded, and ends the recording instead of raising."""
 
     @wraps(hook)
     def guarded(self: SchedulerRecorder, *args: Any) -> None:
@@ -50,6 +53,9 @@ def _harmless(hook: Hook) -> Hook:
             return
         try:
             hook(self, *args)
+        except RecordingError as error:
+            log.warning("kvsim: recording ends here, and the engine goes on: %s", error)
+            self._abandon()
         except Exception:
             log.exception("kvsim: recording ends here because of a defect; the engine goes on.")
             self._abandon()
@@ -61,26 +67,27 @@ class SchedulerRecorder:
     """Reports the actions of one scheduler to a sink, from `start` to `stop`."""
 
     def __init__(self, scheduler: Any, release: str) -> None:
-        """Watch `scheduler` of a release of vLLM; it must be fully set up."""
+        """Watch `scheduler`, which must be fully initialized. `release` is the version of vLLM."""
         self.sink: LogSink | None = None
         self._release = release
         self._scheduler = scheduler
         self._manager = scheduler.kv_cache_manager
         self._offload = OffloadWatch(scheduler, self._report_if_recording) if has_offload(scheduler) else None
-        # A pipeline counts steps that compute nothing: with N stages, a sequence decodes in every Nth step only.
         is_exchange = has_transfers(scheduler)
         self._transfers = TransferWatch(scheduler, self._report_if_recording, self._now) if is_exchange else None
         self._drafts = DraftWatch() if speculates(scheduler) else None
+        # In a pipeline, empty steps are recorded too: with N stages, a sequence decodes only in every Nth step.
         self._is_pipeline = scheduler.parallel_config.pipeline_parallel_size > 1
         self._skipped: list[tuple[int, list[tuple[int, Any]]]] = []
-        """Blocks that the running request under way has freed so far, by group: places and blocks."""
+        """Blocks that the current call of `remove_skipped_blocks` has freed: for each group, positions in the block
+        table, and the blocks."""
         self._watch_memory()
 
     def check(self) -> None:
         """Check that this engine can be recorded.
 
         Raises:
-            RecordingError: it does something with its blocks that is not followed.
+            RecordingError: the engine has a feature that a recording cannot represent.
         """
         self._layout = layout_of(self._scheduler.kv_cache_config, self._manager.block_pool.hash_block_size)
         check_features(self._scheduler, self._layout, offloads=self._offload is not None)
@@ -92,10 +99,10 @@ class SchedulerRecorder:
         self._keeps_some = [keeps_some(self._layout, group, rules, retention_tokens) for group in self._layout.groups]
 
     def start(self, sink: LogSink, meta: dict[str, Any]) -> None:
-        """Begin a recording. Requests that the engine already has are not part of it.
+        """Begin a recording. Requests that the engine already has are not recorded.
 
         Raises:
-            RecordingError: it cannot be recorded; nothing is.
+            RecordingError: this engine cannot be recorded; nothing is written.
         """
         self.check()
         warn_if_untried(self._release)
@@ -104,12 +111,14 @@ class SchedulerRecorder:
             meta = meta | {"policy": meta["policy"] | self._offload.settings()}
         self._begin_s: float | None = None
         managers = self._manager.coordinator.single_type_managers
-        self._held: list[dict[str, int]] = [{} for _ in managers]  # entries in each request's table, by group
-        self._places: list[dict[str, dict[int, int]]] = [
-            {} for _ in managers
-        ]  # positions of its blocks, if they may be skipped
+        self._held: list[dict[str, int]] = [{} for _ in managers]
+        """Number of reported entries in the block table of each request, by group."""
+        self._places: list[dict[str, dict[int, int]]] = [{} for _ in managers]
+        """Position in the block table of each block id, by group (only those with windows) and request."""
         self._rows: dict[str, int] = {}
-        self._all_rows: dict[str, int] = {}  # with ended requests, whose copies may be reported later
+        """Rows of the recording, by request id, of requests that have not ended."""
+        self._all_rows: dict[str, int] = {}
+        """Rows of all requests. Copies of requests that have ended may be reported later."""
         self._adapters: dict[str, int] = {}
         """Numbers of adapters, by name."""
         self._num_rows = 0
@@ -121,7 +130,7 @@ class SchedulerRecorder:
         self._evicted: list[int] = []
         self._num_preempted = 0
         self._deferred: deque[tuple[int, ...]] = deque()
-        """Releases of tables whose blocks are not free yet."""
+        """Fields of the "release" events of requests whose blocks vLLM frees later."""
         if self._transfers is not None:
             self._transfers.start(self._all_rows)
             meta = meta | {"engine": meta["engine"] | self._transfers.settings()}
@@ -139,14 +148,15 @@ class SchedulerRecorder:
             self.sink = None
 
     def _abandon(self) -> None:
-        """End the recording after the last lines that were sent, without making the engine wait."""
+        """End the recording without making the engine wait. Lines that were not sent are lost."""
         sink, self.sink = self.sink, None
         if sink is not None:
             threading.Thread(target=sink.close, name="kvsim-end").start()
 
     @_harmless
     def arrived(self, request: Any) -> None:
-        """Report that `request` was added to the queue."""
+        """Report that `request` was added to the waiting queue."""
+        check_request(request)
         self._rows[request.request_id] = self._all_rows[request.request_id] = self._num_rows
         self._num_rows += 1
         self._awaiting_first[request.request_id] = request
@@ -156,8 +166,8 @@ class SchedulerRecorder:
             self._transfers.arrived(request)
         lengths = request.num_prompt_tokens, request.max_tokens
         adapter = self._adapter_of(request)
-        named = [adapter] if adapter else []
-        self._report("arrive", request.request_id, self._now(), *lengths, request.priority, hashes, *named)
+        optional = [adapter] if adapter else []
+        self._report("arrive", request.request_id, self._now(), *lengths, request.priority, hashes, *optional)
         self._send()
 
     @_harmless
@@ -188,11 +198,13 @@ class SchedulerRecorder:
                 before = request.num_computed_tokens - count
                 known: tuple[int, ...] = (request.num_tokens,) if drafts else ()
                 rows.append((self._rows[name], before, count, *known))
+                # A preempted request computes its outputs again: several tokens at once, or, with drafts, tokens
+                # before the last known one.
                 is_again = count > 1 and (not drafts or before < known[0] - 1)
                 if is_again or before < request.num_prompt_tokens:
                     num_prefill += count
             self._report("tokens", self._start_s, rows)
-        # A step with prompt tokens is not repeated token by token.
+        # The event "again" repeats a step of decodes; a step with prompt tokens cannot be repeated.
         self._last_tokens = dict(tokens) if not num_prefill else {}
         self._steps_in_flight[id(output)] = self._num_steps
         self._num_steps += 1
@@ -237,7 +249,7 @@ class SchedulerRecorder:
 
     @_harmless
     def proposed(self, names: list[str]) -> None:
-        """Report the drafts that wait for the requests called `names` behind the last step."""
+        """Report the number of drafts that were proposed after the last step for the requests called `names`."""
         if self._num_steps:
             self._report("proposed", self._num_steps - 1, proposed(self._scheduler, names, self._rows))
             self._send()
@@ -246,7 +258,8 @@ class SchedulerRecorder:
     def aborted(self) -> None:
         """Report requests that a client or the server has aborted."""
         time_s = self._now()
-        if self._offload is not None or self._transfers is not None:  # it keeps its blocks until its load has ended
+        # An aborted request that still loads blocks is not freed now, so `_freeing` has not noted its end.
+        if self._offload is not None or self._transfers is not None:
             gone = [request for name, request in self._scheduler.requests.items() if name in self._rows]
             self._ended += [request for request in gone if request.is_finished() and request not in self._ended]
         self._end(time_s)
@@ -254,7 +267,7 @@ class SchedulerRecorder:
 
     @_harmless
     def preempted(self, request: Any) -> None:
-        """Report that `request` is about to lose its memory."""
+        """Report that `request` is about to be preempted and to lose its blocks."""
         if request.request_id in self._rows:
             self._num_preempted += 1
             self._report("preempt", self._rows[request.request_id])
@@ -282,13 +295,13 @@ class SchedulerRecorder:
         for group, table, begin in appended:
             self._report_entries("append", row, group, table, begin, len(table))
 
-    def _report_entries(self, word: str, row: int, group: int, table: list[Any], begin: int, end: int) -> None:
-        """Report the entries `begin:end` of a table without its null blocks, which come first."""
+    def _report_entries(self, event: str, row: int, group: int, table: list[Any], begin: int, end: int) -> None:
+        """Report the entries `begin:end` of a block table, except null blocks, which come first."""
         while begin < end and table[begin].is_null:
             begin += 1
         if begin < end:
             blocks = [table[place].block_id for place in range(begin, end)]
-            self._report(word, row, begin, blocks, *self._of_group(group))
+            self._report(event, row, begin, blocks, *self._group_field(group))
 
     @_harmless
     def _freeing(self, request: Any, deferred: bool = False) -> None:
@@ -306,7 +319,7 @@ class SchedulerRecorder:
                 places = [place for place in reversed(range(len(table))) if not table[place].is_null]
                 self._report_skipped(row, group, places, [table[place] for place in places])
                 num_held = num_cached = 0
-            release = row, num_held, num_cached, *self._of_group(group)
+            release = row, num_held, num_cached, *self._group_field(group)
             if deferred:
                 self._deferred.append(release)
             else:
@@ -316,7 +329,7 @@ class SchedulerRecorder:
 
     @_harmless
     def kept(self, request: Any) -> None:
-        """Report that `request` has ended, and that its blocks stay until others have read them."""
+        """Report that `request` has ended, and keeps its blocks until another server has read them."""
         if self._transfers is not None:
             self._transfers.kept(request)
             if request.request_id in self._rows:
@@ -324,8 +337,9 @@ class SchedulerRecorder:
 
     @_harmless
     def _removing_skipped(self, name: str, blocks: list[Any]) -> None:
-        """Note blocks of one group that a running request is about to free; vLLM 0.23 frees those of a window or a
-        chunk in two parts.
+        """Remember blocks of one group that a running request is about to free.
+
+        vLLM 0.23 frees the blocks of a window or a chunk in two calls, which are reported as one.
         """
         if name not in self._rows:
             return
@@ -357,18 +371,18 @@ class SchedulerRecorder:
         adapter = getattr(request, "lora_request", None)
         return 0 if adapter is None else self._adapters.setdefault(adapter.lora_name, len(self._adapters) + 1)
 
-    def _of_group(self, group: int) -> tuple[int, ...]:
-        """Return the group as the last field of an event; empty if there is one group."""
+    def _group_field(self, group: int) -> tuple[int, ...]:
+        """Return the group as the last field of an event, or no field if the engine has one group."""
         return (group,) if len(self._layout.groups) > 1 else ()
 
     @_harmless
     def freed(self, num_tables: int) -> None:
-        """Report that the blocks of tables that were released during a step are free."""
+        """Report that vLLM has now freed the block tables whose release it had deferred: `num_tables` of these."""
         for _ in range(num_tables):
             self._report("release", *self._deferred.popleft())
 
     def _watch_memory(self) -> None:
-        """Wrap the cache manager's allocation and release, and the pool's evictions."""
+        """Wrap the methods that allocate and free blocks and the method that evicts a cached block."""
         manager, pool = self._manager, self._manager.block_pool
         allocate_slots, free, evict = manager.allocate_slots, manager.free, pool._maybe_evict_cached_block
         pop_blocks = getattr(manager, "pop_blocks_for_free", None)
@@ -403,7 +417,7 @@ class SchedulerRecorder:
         self._watch_windows()
 
     def _watch_windows(self) -> None:
-        """Wrap the release of skipped blocks, if a group has windows: a running request frees them."""
+        """Wrap the methods by which running requests free blocks, such as those that have left a window."""
         coordinator, pool = self._manager.coordinator, self._manager.block_pool
         removing: list[str] = []
 

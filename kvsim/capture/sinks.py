@@ -1,4 +1,7 @@
-"""Destinations for the events of a recording: a file, viewers, or both. No sink may slow or end the engine."""
+"""Write the events of a recording to a file, to viewers, or to both.
+
+A sink must not slow or stop the engine: it does not block, and an error ends the recording instead of being raised.
+"""
 
 from __future__ import annotations
 
@@ -14,32 +17,32 @@ from kvsim.recording import eventlog
 log = logging.getLogger("kvsim")
 
 _PERIOD_S = 0.25
-"""Seconds that an event may wait in memory before it is written."""
+"""Maximum number of seconds that an event waits in memory before it is written."""
 
 
 class LogSink(Protocol):
-    """Takes complete lines of a log; never raises, never blocks."""
+    """Destination for complete lines of an event log. Its methods never raise and never block."""
 
     def write(self, lines: bytes) -> None:
-        """Keep or send `lines`."""
+        """Store or send `lines`."""
 
     def close(self) -> None:
         """End the log."""
 
 
 class FileSink:
-    """Appends to a log file from a thread of its own. If writing fails, for example on a full disk, the recording ends
-    and the engine goes on.
+    """Appends to a log file from a separate thread.
 
-    The operating system has an event a quarter of a second after it happened, even if no other follows: an engine that
-    is killed loses no more than that.
+    If writing fails, for example on a full disk, the recording ends and the engine continues. Events are passed to the
+    operating system at least every quarter of a second, so an engine that is killed loses at most the events of that
+    time.
     """
 
     def __init__(self, folder: Path) -> None:
-        """Create `folder` and begin a log in it.
+        """Create `folder` and a log file in it.
 
         Raises:
-            OSError: it cannot be made, or holds a log already.
+            OSError: the folder cannot be created, or it already holds a log.
         """
         folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / eventlog.FILE_NAME
@@ -51,7 +54,7 @@ class FileSink:
         self._pump.push(lines)
 
     def close(self) -> None:
-        """Write what is queued."""
+        """Write the queued lines and close the file."""
         if not self._pump.close():
             log.warning("kvsim: the end of the recording is lost, %s takes too long to write.", self._path)
         self._file.close()
@@ -64,7 +67,7 @@ class FileSink:
 
 
 class Fanout:
-    """Several sinks as one."""
+    """Sink that passes all lines to several sinks."""
 
     def __init__(self, sinks: Sequence[LogSink]) -> None:
         self._sinks = sinks
@@ -84,7 +87,7 @@ def write_all(descriptor: int, data: bytes) -> None:
     """Write all of `data` to an open file or pipe; may block.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: writing failed.
     """
     rest = memoryview(data)
     while rest:

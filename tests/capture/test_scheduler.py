@@ -40,6 +40,7 @@ class Request:
         self.priority, self.block_hashes = 0, [bytes([number]) * 32 for number in range(prompt_tokens // BLOCK)]
         self.num_computed_tokens = self.num_output_tokens = 0
         self.status = SimpleNamespace(name="RUNNING")
+        self.mm_features: list[Any] = []
 
     def is_finished(self) -> bool:
         return self.status.name.startswith("FINISHED")
@@ -237,6 +238,21 @@ def test_what_newer_releases_do_with_blocks_is_refused_in_a_sentence(feature: st
     setattr(place, name, 2)
     with pytest.raises(RecordingError, match=FEATURES[feature]):
         SchedulerRecorder(scheduler, "0.33.0").start(FileSink(tmp_path / "run"), META)
+
+
+def test_the_first_request_with_images_ends_the_recording_in_a_sentence(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = Engine(tmp_path / "run")
+    text, picture = Request("text", 6, 4), Request("picture", 6, 4)
+    picture.mm_features = [SimpleNamespace(modality="image")]
+    engine.add(text)
+    engine.step()
+    engine.add(picture)
+    engine.step()
+    assert engine.recorder.sink is None
+    assert "the engine goes on: request picture has images" in caplog.text
+    assert engine.scheduler.requests["picture"].num_output_tokens == 1
 
 
 def test_drafts_that_are_not_followed_are_refused_by_their_method(tmp_path: Path) -> None:
