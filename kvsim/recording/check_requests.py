@@ -1,4 +1,7 @@
-"""Checks of each request of a recording: its lengths, the order of its times, and its end."""
+"""Check `requests.parquet` by itself: the lengths of each request, the order of its times, and its status.
+
+`kvsim.recording.check` runs this before the checks of several tables, which may rely on it.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +18,18 @@ _TIMES = ("arrival_s", "first_scheduled_s", "first_token_s", "finished_s")
 
 
 def check_requests(recording: Recording, file: Path) -> None:
-    """Check the requests by themselves.
+    """Check every rule that needs no other table than the requests.
 
     Raises:
-        RecordingError: naming `file` and the row of the first request that cannot be right.
+        RecordingError: naming `file` and the row of the first request that breaks a rule.
     """
     requests = recording.requests
     require(requests.request == np.arange(len(requests)), file, "request should count the rows from 0")
     _check_names(requests, file)
     _check_lengths(requests, recording.meta.hash_block_size, recording.meta.hash_ahead_tokens, file)
-    require(is_time(requests.arrival_s) & (requests.arrival_s >= 0), file, "arrival_s should be a finite time")
+    require(
+        is_time(requests.arrival_s) & (requests.arrival_s >= 0), file, "arrival_s should be a finite time, not negative"
+    )
     for name in _TIMES[1:]:
         times = getattr(requests, name)
         require(is_time(times) | np.isnan(times), file, f"{name} should be a finite time, or empty")
@@ -42,6 +47,7 @@ def check_requests(recording: Recording, file: Path) -> None:
 
 
 def _check_names(requests: Requests, file: Path) -> None:
+    """Check that no two requests have the same id."""
     names = requests.id.tolist()
     if len(set(names)) == len(names):
         return
@@ -52,40 +58,47 @@ def _check_names(requests: Requests, file: Path) -> None:
 
 
 def _check_lengths(requests: Requests, hash_tokens: int, ahead_tokens: int, file: Path) -> None:
+    """Check the numbers of tokens, preemptions and prompt hashes; a hash covers `hash_tokens` and `ahead_tokens`."""
     require(requests.prompt_tokens > 0, file, "prompt_tokens should be positive")
     require(requests.output_tokens >= 0, file, "output_tokens should not be negative")
     require(requests.max_tokens > 0, file, "max_tokens should be positive")
     require(requests.output_tokens <= requests.max_tokens, file, "output_tokens should not be more than max_tokens")
     require(requests.preemptions >= 0, file, "preemptions should not be negative")
-    told = requests.prompt_hashes.lengths
-    hashed = (told == 0) | (told == (requests.prompt_tokens - ahead_tokens) // hash_tokens)
+    num_hashes = requests.prompt_hashes.lengths
+    # A hash is made as soon as its tokens, and the tokens that it looks ahead, are in the prompt.
+    is_complete = num_hashes == (requests.prompt_tokens - ahead_tokens) // hash_tokens
     behind = f" with the {ahead_tokens} behind them" if ahead_tokens else ""
-    require(hashed, file, f"prompt_hashes should be one for each {hash_tokens} of prompt_tokens{behind}, or none")
+    require(
+        (num_hashes == 0) | is_complete,
+        file,
+        f"prompt_hashes should be one for each {hash_tokens} of prompt_tokens{behind}, or none",
+    )
 
 
 def _check_status(requests: Requests, file: Path) -> None:
-    """Check that the end of a request agrees with its known times."""
-    status, ended = requests.status, ~np.isnan(requests.finished_s)
-    finished, refused = status == RequestStatus.FINISHED, status == RequestStatus.REFUSED
-    answered = ~np.isnan(requests.first_token_s)
-    require(answered == (requests.output_tokens > 0), file, "first_token_s should be there if output_tokens are")
-    require(~finished | (answered & ended), file, "a finished request should have an output and finished_s")
-    require(~finished | ~np.isnan(requests.first_scheduled_s), file, "a finished request should have first_scheduled_s")
+    """Check that the status of each request agrees with its output tokens and with the times that it has."""
+    status, has_output = requests.status, requests.output_tokens > 0
+    began, answered, ended = (~np.isnan(getattr(requests, name)) for name in _TIMES[1:])
+    require(answered == has_output, file, "first_token_s should be there if output_tokens are, and only then")
+    # A rule for one status: every request has another status, or does what the rule says.
+    not_finished, not_refused = status != RequestStatus.FINISHED, status != RequestStatus.REFUSED
+    require(not_finished | (answered & ended), file, "a finished request should have an output and finished_s")
+    require(not_finished | began, file, "a finished request should have first_scheduled_s")
     require((status != RequestStatus.UNFINISHED) | ~ended, file, "an unfinished request should have no finished_s")
-    never = np.isnan(requests.first_scheduled_s) & (requests.output_tokens == 0) & ~ended
-    require(~refused | never, file, "a refused request should have no output, and no times but its arrival")
+    is_unserved = ~(began | has_output | ended)
+    require(not_refused | is_unserved, file, "a refused request should have no output, and no times but its arrival")
 
 
 def _check_turns(requests: Requests, file: Path) -> None:
-    """Check that a turn arrived when the one that it waits for had ended and its pause was over."""
-    given = [column is not None for column in (requests.after, requests.pause_s, requests.history_tokens)]
+    """Check that each turn of a session arrived after the end of the turn before it and the pause that followed."""
+    has_column = [column is not None for column in (requests.after, requests.pause_s, requests.history_tokens)]
     if requests.after is None or requests.pause_s is None or requests.history_tokens is None:
-        if any(given):
+        if any(has_column):
             raise RecordingError(f"{file}, row 0: after, pause_s and history_tokens should all be there, or none.")
         return
     row, after, pause_s = np.arange(len(requests)), requests.after, requests.pause_s
     require((after >= -1) & (after < row), file, "after should be an earlier request, or -1")
-    require(is_time(pause_s) & (pause_s >= 0), file, "pause_s should be a finite time")
+    require(is_time(pause_s) & (pause_s >= 0), file, "pause_s should be a finite time, not negative")
     history, waits = requests.history_tokens, after >= 0
     require((history >= 0) & (history <= requests.prompt_tokens), file, "history_tokens should be part of the prompt")
     ended_s = np.where(waits, requests.finished_s[after], -np.inf) + pause_s

@@ -1,6 +1,7 @@
-"""Read whole Parquet tables of a recording; write them in row groups of a fixed size as rows arrive.
+"""Read the Parquet tables of a recording as a whole; write them in row groups of a fixed size as rows arrive.
 
-Import this module only where a file is touched: pyarrow loads more slowly than all of kvsim.
+This is the only module of `kvsim.recording` that needs pyarrow to read and write tables. Import it inside functions:
+pyarrow takes longer to load than all of kvsim.
 """
 
 from __future__ import annotations
@@ -9,11 +10,13 @@ import hashlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from enum import IntEnum
 from io import BufferedWriter, FileIO
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -32,13 +35,13 @@ from kvsim.recording.tables import (
 from kvsim.workload import Ragged
 
 _ROWS_READ = 1 << 17
-"""Rows of a column converted at a time."""
+"""Number of rows of a column that are converted at a time, so that only they are in memory twice."""
 
 AnyTable = TypeVar("AnyTable", bound=ColumnTable)
 
 
 class _Hashing(BufferedWriter):
-    """Output file with a digest of the written bytes."""
+    """Output file that computes a digest of the bytes written to it."""
 
     def __init__(self, file: Path) -> None:
         super().__init__(FileIO(file, "wb"))
@@ -50,56 +53,66 @@ class _Hashing(BufferedWriter):
 
 
 class TableFile:
-    """File that grows by any number of rows at a time. Its bytes depend only on the rows."""
+    """Parquet file to which any number of rows can be appended at a time. Its bytes depend only on the rows.
+
+    The identity of a recording is computed from the digests of all its tables, and each file then contains it. So a
+    complete file is closed in two calls: `finish` returns its digest, `close` writes the identity. `abandon` closes a
+    file that will be deleted.
+    """
 
     rows_per_group = 1 << 17
-    """Rows of every row group but the last."""
+    """Number of rows in every row group but the last."""
 
     def __init__(self, file: Path) -> None:
-        """Prepare `file`, which is created with the first row group."""
+        """Prepare to write `file`, which is created when the first row group is written."""
         self._file = file
         self._writer: pq.ParquetWriter | None = None
         self._bytes: _Hashing | None = None
         self._encodings: dict[str, str] = {}
-        self._counts: dict[str, int] = {}
+        # For each column that never falls: its value in the last written row.
+        self._last_counts: dict[str, int] = {}
         self._waiting: list[pa.Table] = []
         self._num_waiting = 0
 
     def append(self, table: ColumnTable) -> None:
-        """Add rows. All non-empty tables of a file have the same optional columns."""
+        """Append the rows of `table`. All tables with rows must have the same optional columns."""
         if not self._num_waiting and self._writer is None:
             self._waiting.clear()  # an empty table may lack optional columns of later tables
         elif not len(table):
             return
         self._encodings = _encodings(table)
-        self._counts = {name: self._counts.get(name, 0) for name, spec in table.columns() if spec.counts}
+        self._last_counts = {name: self._last_counts.get(name, 0) for name, spec in table.columns() if spec.counts}
         self._waiting.append(table.to_arrow())
         self._num_waiting += len(table)
         if self._num_waiting >= self.rows_per_group:
             self._write(self._num_waiting // self.rows_per_group * self.rows_per_group)
 
     def finish(self) -> bytes:
-        """Write the remaining rows, and return a digest of all rows. Without any table, no file is created."""
+        """Write the remaining rows, and return a digest of the file; empty if no table was appended.
+
+        A table without rows creates a file without rows. If no table was appended, no file is created.
+        """
         if self._num_waiting or (self._waiting and self._writer is None):
             self._write(self._num_waiting)
         return b"" if self._bytes is None else self._bytes.digest.digest()
 
     def close(self, identity: str) -> None:
-        """Write the recording's `identity` into the file, and close it. No rows may follow `finish`."""
+        """Write the recording's `identity` into the file, and close it. Call `finish` before."""
         if self._writer is not None and self._bytes is not None:
             self._writer.add_key_value_metadata({provenance.IDENTITY_KEY: identity})
             self._writer.close()
             self._bytes.close()
 
     def abandon(self) -> None:
-        """Close the file; its content is not used."""
+        """Close the incomplete file without raising an error; the caller deletes it."""
         if self._writer is not None and self._bytes is not None:
-            with suppress(OSError, ValueError, pa.ArrowException):  # often the reason for abandoning the file
+            with suppress(OSError, ValueError, pa.ArrowException):  # such as the full disk for which it is abandoned
                 self._writer.close()
             with suppress(OSError):
                 self._bytes.close()
 
     def _write(self, num_rows: int) -> None:
+        """Write the first `num_rows` of the waiting rows."""
         rows = pa.concat_tables(self._waiting)
         if self._writer is None:
             self._bytes = _Hashing(self._file)
@@ -115,7 +128,8 @@ class TableFile:
                 ],
                 column_encoding=self._encodings,
             )
-        # Combine chunks: their boundaries would show in the pages of a group.
+        # The bytes must not depend on the sizes of the appended tables, so the chunks are combined: pyarrow begins a
+        # new page at the boundary of a chunk. Without rows, one empty group is written.
         for begin in range(0, max(num_rows, 1), self.rows_per_group):
             group = rows.slice(begin, min(self.rows_per_group, num_rows - begin)).combine_chunks()
             self._check_order(group)
@@ -123,12 +137,17 @@ class TableFile:
         self._waiting, self._num_waiting = [rows.slice(num_rows)], len(rows) - num_rows
 
     def _check_order(self, group: pa.Table) -> None:
-        """Check that counters in rows about to be written never fall: rows may change while they wait."""
-        for name, last in self._counts.items() if len(group) else ():
+        """Check that no column of counters falls in `group`, which is about to be written.
+
+        This is checked only now because rows may change while they wait.
+        """
+        if not len(group):
+            return
+        for name, last in self._last_counts.items():
             values = to_numpy(group.column(name).chunk(0))
             if values[0] < last or (values[1:] < values[:-1]).any():
                 raise IntegrityError(f"{name} falls in {self._file.name}, where it should count: a defect of kvsim.")
-            self._counts[name] = int(values[-1])
+            self._last_counts[name] = int(values[-1])
 
 
 def _encodings(table: ColumnTable) -> dict[str, str]:
@@ -141,14 +160,15 @@ def _encodings(table: ColumnTable) -> dict[str, str]:
 
 
 def _identity(metadata: pq.FileMetaData) -> str:
-    said: bytes = (metadata.metadata or {}).get(provenance.IDENTITY_KEY, b"")
-    return said.decode("ascii", errors="replace")
+    """Return the recording's identity in the metadata of a file; empty if there is none."""
+    identity: bytes = (metadata.metadata or {}).get(provenance.IDENTITY_KEY, b"")
+    return identity.decode("ascii", errors="replace")
 
 
 def read_table(folder: Path, table: type[AnyTable], identity: str) -> AnyTable:
     """Read the file of `table` in `folder` without checking its values.
 
-    `identity` is that of the recording, or empty. A file with another identity is refused.
+    `identity` is that in the recording's `meta.json`, or empty. A file with another identity is refused.
     """
     file = folder / f"{table.name}.parquet"
     specs = dict(table.columns())
@@ -156,30 +176,41 @@ def read_table(folder: Path, table: type[AnyTable], identity: str) -> AnyTable:
         raise RecordingError(f"{file} is damaged or truncated: it is a folder, a pipe or a device.")
     with _as_recording_error(file):
         metadata = pq.read_metadata(file)
-        declared = oversized(file)
-        if declared is not None:
-            raise RecordingError(f"{file} is damaged: it declares {declared}.")
-        if not provenance.are_of_one(_identity(metadata), identity):
-            raise RecordingError(
-                f"{file} and {folder / 'meta.json'} are of two recordings; the folder should hold the files of one."
-            )
+        _check_metadata(metadata, file, identity)
         present = metadata.schema.to_arrow_schema().names
-        missing = [name for name, spec in specs.items() if not spec.optional and name not in present]
-        if missing:
-            raise RecordingError(f"{file} lacks the column {', '.join(missing)}.")
-        twice = [name for name in specs if present.count(name) > 1]
-        if twice:
-            raise RecordingError(f"{file} has the column {twice[0]} more than once.")
-        flat = {metadata.schema.column(nth).path for nth in range(metadata.num_columns)}  # not lists, for example
-        texts = [name for name, spec in specs.items() if spec.names is not None or spec.dtype == "str"]
-        words = [name for name in texts if name in flat]
-        with pq.ParquetFile(file, metadata=metadata, read_dictionary=words, page_checksum_verification=True) as parquet:
+        _check_columns(present, specs, file)
+        # A column of lists or structs in place of texts has a longer path, and no dictionary can be read from it.
+        flat = {metadata.schema.column(nth).path for nth in range(metadata.num_columns)}
+        texts = [name for name, spec in specs.items() if spec.is_text and name in flat]
+        with pq.ParquetFile(file, metadata=metadata, read_dictionary=texts, page_checksum_verification=True) as parquet:
             # One at a time, so that only one column is in memory twice.
             columns = {name: _read_column(parquet, file, name, specs[name]) for name in specs if name in present}
     requested = columns.get("requested")
     if requested is not None and np.array_equal(requested, columns["length"]):
-        columns["requested"] = columns["length"]  # nothing was rounded up: share tens of millions of rows
+        # No allocation was rounded up. The columns may have tens of millions of rows, so one array is freed.
+        columns["requested"] = columns["length"]
     return table(**columns)
+
+
+def _check_metadata(metadata: pq.FileMetaData, file: Path, identity: str) -> None:
+    """Check that `file` declares possible sizes, and belongs to the recording with this identity."""
+    declared = oversized(file)
+    if declared is not None:
+        raise RecordingError(f"{file} is damaged: it declares {declared}.")
+    if not provenance.are_of_one(_identity(metadata), identity):
+        raise RecordingError(
+            f"{file} and {file.parent / 'meta.json'} are of two recordings; the folder should hold the files of one."
+        )
+
+
+def _check_columns(present: list[str], specs: dict[str, Column], file: Path) -> None:
+    """Check that each required column is `present` in the file, and none more than once."""
+    missing = [name for name, spec in specs.items() if not spec.optional and name not in present]
+    if missing:
+        raise RecordingError(f"{file} lacks the column {', '.join(missing)}.")
+    twice = [name for name in specs if present.count(name) > 1]
+    if twice:
+        raise RecordingError(f"{file} has the column {twice[0]} more than once.")
 
 
 def read_tables(folder: Path) -> Recording:
@@ -200,31 +231,37 @@ def read_tables(folder: Path) -> Recording:
         # An engine whose cache has no addresses, such as generate(), has no such file.
         tables.setdefault(Memory.name, Memory.empty())
         recording = Recording(meta=meta, name=folder.resolve().name, **tables)
-    pa.default_memory_pool().release_unused()  # it keeps some hundred MB for the next file
+    pa.default_memory_pool().release_unused()  # otherwise pyarrow keeps some hundred MB for the next file
     return recording
 
 
 @contextmanager
 def _as_recording_error(file: Path) -> Iterator[None]:
+    """Raise errors about the content of `file` as a `RecordingError` that names it."""
     try:
         yield
     except FileNotFoundError:
         raise RecordingError(f"{file} is missing; the recording is incomplete.") from None
     except (pa.ArrowException, OSError, UnicodeDecodeError, MemoryError) as error:
-        reason = str(error).splitlines()[0].rstrip(".")
-        raise RecordingError(f"{file} is damaged or truncated: {reason}.") from error
+        raise RecordingError(f"{file} is damaged or truncated: {_reason(error)}.") from error
+
+
+def _reason(error: Exception) -> str:
+    """Return the first line of an error's message; the name of its class if it has none, as a MemoryError."""
+    return (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
 
 
 def _read_column(parquet: pq.ParquetFile, file: Path, name: str, spec: Column) -> Any:
+    """Return a whole column of `file` in the type of `spec`."""
     parts = _parts(parquet, file, name, spec)
     if spec.dtype.startswith("list"):
-        return _end_to_end([Ragged.empty(0, np.int64), *parts])
+        return _concatenated([Ragged.empty(0, np.int64), *parts])
     if spec.dtype == "str":
         return np.concatenate([np.empty(0, spec.dtype), *parts])
-    # Copy each part into its place: to allocate fresh memory costs more than copying.
+    # Copy each part to its rows of one array: allocating new memory for all parts would take longer than copying.
     column, end = np.zeros(parquet.metadata.num_rows, spec.dtype), 0
     for part in parts:
-        # Zero pages that are never written take no memory.
+        # Skip parts of zeros: pages of `column` that are never written take no memory. Times are rarely all 0.
         if spec.dtype == "float64" or part.any():
             column[end : end + len(part)] = part
         end += len(part)
@@ -232,8 +269,7 @@ def _read_column(parquet: pq.ParquetFile, file: Path, name: str, spec: Column) -
 
 
 def _parts(parquet: pq.ParquetFile, file: Path, name: str, spec: Column) -> Iterator[Any]:
-    """Yield the rows of a column in parts, and check that they are complete."""
-    convert = _lists if spec.dtype.startswith("list") else _values
+    """Yield the rows of a column in parts, and check that none is missing."""
     num_rows, expected = 0, parquet.metadata.num_rows
     for data in _chunks(parquet, name):
         if data.null_count and spec.dtype != "float64":
@@ -243,16 +279,18 @@ def _parts(parquet: pq.ParquetFile, file: Path, name: str, spec: Column) -> Iter
         if num_rows > expected:
             break
         try:
-            yield convert(data, spec, file, name, expected)
+            yield _converted(data, spec, file, name, expected)
         except (pa.ArrowException, TypeError, AttributeError, IndexError) as error:
-            reason = str(error).splitlines()[0].rstrip(".")
-            raise RecordingError(f"{file}: column {name} should be {spec.dtype}: {reason}.") from error
+            raise RecordingError(f"{file}: column {name} should be {spec.dtype}: {_reason(error)}.") from error
     if num_rows != expected:
         raise RecordingError(f"{file} is damaged or truncated: {name} has {num_rows:,} of {expected:,} rows.")
 
 
 def _chunks(parquet: pq.ParquetFile, name: str) -> Iterator[pa.Array]:
-    """Yield a column by row group: a reader of batches would keep all its pages until the last."""
+    """Yield the rows of a column, at most `_ROWS_READ` at a time.
+
+    Row groups are read one by one because `ParquetFile.iter_batches` keeps all decoded pages in memory until its end.
+    """
     for group in range(parquet.metadata.num_row_groups):
         rows = parquet.read_row_group(group, columns=[name], use_threads=False)
         for chunk in rows.column(0).chunks:
@@ -260,22 +298,34 @@ def _chunks(parquet: pq.ParquetFile, name: str) -> Iterator[pa.Array]:
                 yield chunk.slice(begin, _ROWS_READ)
 
 
-def _values(data: pa.Array, spec: Column, file: Path, name: str, num_rows: int) -> Any:
-    if spec.names is not None:
-        codes = {member.name.lower(): member.value for member in spec.names}
+def _converted(data: pa.Array, spec: Column, file: Path, name: str, num_rows: int) -> Any:
+    """Convert some rows of the column `name`, which has `num_rows`, to the type of `spec`."""
+    if spec.dtype.startswith("list"):
+        return _lists(data, file, name)
+    if spec.is_text:
+        # Decode each text of the dictionary once, not once for each row that has it.
         encoded = data if isinstance(data, pa.DictionaryArray) else data.dictionary_encode()
-        words, used = encoded.dictionary.to_pylist(), to_numpy(encoded.indices)
-        unknown = [nth for nth, word in enumerate(words) if word not in codes]
-        if unknown:
-            # A dictionary may contain words that no row uses.
-            wrong = used[np.isin(used, unknown)]
-            if len(wrong):
-                raise RecordingError(f"{file}: {name} {words[wrong[0]]!r} is none of {', '.join(codes)}.")
-        return np.array([codes.get(word, 0) for word in words], spec.dtype)[used]
-    if spec.dtype == "str":
-        # The file has a repeated text once.
-        encoded = data if isinstance(data, pa.DictionaryArray) else data.dictionary_encode()
+        if spec.names is not None:
+            return _members(encoded, spec.names, file, name).astype(spec.dtype)
         return text_column(_cast(encoded.dictionary, pa.string()).to_pylist(), num_rows)[to_numpy(encoded.indices)]
+    return _numbers(data, spec)
+
+
+def _members(encoded: pa.DictionaryArray, names: type[IntEnum], file: Path, name: str) -> npt.NDArray[np.uint8]:
+    """Return the value of the enumeration `names` for each row, which has the name of the member in lower case."""
+    values = {member.name.lower(): member.value for member in names}
+    texts, index = encoded.dictionary.to_pylist(), to_numpy(encoded.indices)
+    unknown = [nth for nth, text in enumerate(texts) if text not in values]
+    # An unknown text is an error only if a row has it: a dictionary may contain others.
+    wrong = index[np.isin(index, unknown)]
+    if len(wrong):
+        raise RecordingError(f"{file}: {name} {texts[wrong[0]]!r} is none of {', '.join(values)}.")
+    found: npt.NDArray[np.uint8] = np.array([values.get(text, 0) for text in texts], np.uint8)[index]
+    return found
+
+
+def _numbers(data: pa.Array, spec: Column) -> Any:
+    """Return a part of a column of numbers; raise a TypeError if a value is not in the range of its type."""
     wanted = pa.type_for_alias(spec.dtype)
     if not (pa.types.is_integer(wanted) and pa.types.is_integer(data.type)):
         return to_numpy(_cast(data, wanted))  # a null time becomes NaN
@@ -289,12 +339,16 @@ def _values(data: pa.Array, spec: Column, file: Path, name: str, num_rows: int) 
 
 
 def _cast(data: pa.Array, wanted: pa.DataType) -> pa.Array:
-    """Convert only if needed: pyarrow's compute functions take 0.1 s to load, and files of kvsim need none."""
+    """Convert `data` to the type `wanted`.
+
+    Data of that type is returned as it is, without `cast`, because pyarrow's compute functions take 0.1 s to load. The
+    files that kvsim writes need no conversion.
+    """
     return data if data.type == wanted else data.cast(wanted)
 
 
-def _lists(data: pa.Array, spec: Column, file: Path, name: str, num_rows: int) -> Ragged[np.int64]:
-    del spec, num_rows  # there is one kind of lists
+def _lists(data: pa.Array, file: Path, name: str) -> Ragged[np.int64]:
+    """Return a part of a column of lists; all such columns are lists of int64."""
     offsets = to_numpy(data.offsets).astype(np.int64)
     values = _cast(data.values[int(offsets[0]) : int(offsets[-1])], pa.int64())
     if values.null_count:
@@ -302,7 +356,7 @@ def _lists(data: pa.Array, spec: Column, file: Path, name: str, num_rows: int) -
     return Ragged(to_numpy(values), offsets - offsets[0], np.int64)
 
 
-def _end_to_end(parts: list[Ragged[np.int64]]) -> Ragged[np.int64]:
+def _concatenated(parts: list[Ragged[np.int64]]) -> Ragged[np.int64]:
     lengths = np.concatenate([part.lengths for part in parts])
     values = np.concatenate([part.values for part in parts])
     return Ragged(values, np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths))), np.int64)

@@ -1,4 +1,7 @@
-"""Rules of a recording, checked by column; an error names the first row of the file that breaks a rule."""
+"""Functions with which all `check_*` modules state the rules of a recording, each for a whole column at once.
+
+An error names the file, the first row that breaks the rule, and the rule.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,16 @@ from kvsim.recording.tables import ColumnTable, IntArray
 from kvsim.workload import LONGEST_S
 
 CLOCK_S = 1e-6
-"""Seconds by which two readings of one clock may differ when they are written down."""
+"""Seconds by which two recorded times of one event may differ, because of rounding."""
 
 
 def require(holds: np.ndarray, file: Path, rule: str, rows: np.ndarray | None = None) -> None:
-    """Raise for the first row that does not hold; `rows` says which rows of the file were looked at, if not all.
+    """Raise an error about the first entry of `holds` that is false, one entry for each row of the file.
+
+    If only some rows of the file were checked, `rows` has their numbers.
 
     Raises:
-        RecordingError: naming `file` and the row; `rule` is what should be so.
+        RecordingError: naming `file` and the row, with `rule` as the message.
     """
     if not holds.all():
         row = np.argmin(holds) if rows is None else rows[~holds].min()
@@ -31,16 +36,16 @@ def agree(
     stated: np.ndarray, found: np.ndarray, file: Path, column: str, source: str, rows: np.ndarray | None = None,
     *, within: float = 0,
 ) -> None:  # fmt: skip
-    """Raise for the first row of which `column` says something else than what was `found` in another table.
+    """Raise an error about the first row in which a `stated` value differs from the value `found` in another table.
 
     Args:
-        stated: what the column says.
-        found: what it should say.
+        stated: the values in the column.
+        found: the values that follow from the other table.
         file: the file of the column.
-        column: its name.
-        source: where `found` comes from.
-        rows: the rows of the file that were looked at, if not all.
-        within: how far two numbers may be apart that are the same.
+        column: the name of the column.
+        source: the file from which `found` was computed.
+        rows: the numbers of the checked rows, if not all rows of the file were checked.
+        within: the largest difference that is not an error.
 
     Raises:
         RecordingError: naming `file`, the row, and both numbers.
@@ -55,10 +60,13 @@ def agree(
 
 
 def require_of(holds: Callable[[slice], np.ndarray], table: ColumnTable, file: Path, rule: str) -> None:
-    """Raise as `require` does, for a rule that takes more memory than the column: it is asked of some rows at a time.
+    """Check a rule as `require` does, some rows at a time.
+
+    This is for rules whose intermediate results would take more memory than the columns. `holds` is called with a slice
+    of rows, and returns whether each row keeps the rule.
 
     Raises:
-        RecordingError: naming `file` and the first row of which `holds` is not true.
+        RecordingError: naming `file` and the first row that breaks the rule.
     """
     for rows in in_parts(len(table)):
         found = holds(rows)
@@ -67,18 +75,24 @@ def require_of(holds: Callable[[slice], np.ndarray], table: ColumnTable, file: P
 
 
 def is_time(values: np.ndarray) -> np.ndarray:
-    """Tell which values are finite times, from the first event to about thirty thousand years later."""
+    """Return whether each value is a finite time, at most about thirty thousand years from the first event.
+
+    Negative times are accepted; NaN is not.
+    """
     found: np.ndarray = np.abs(values) <= LONGEST_S
     return found
 
 
 def within(values: IntArray, size: int) -> np.ndarray:
-    """Tell which values are at least 0 and below `size`."""
+    """Return whether each value is at least 0 and below `size`."""
     return (values >= 0) & (values < size)
 
 
 def rises(values: np.ndarray, than: np.ufunc = np.greater_equal, *, least: float = 0) -> np.ndarray:
-    """Tell which of `values` are not less than the one before, as `than` compares them; the first with `least`."""
+    """Return whether each value is not less than the value before it, or than `least` for the first value.
+
+    With `than=np.greater`, equal values are not accepted either.
+    """
     found = np.ones(len(values), np.bool_)
     found[:1] = values[:1] >= least
     than(values[1:], values[:-1], out=found[1:])
@@ -86,6 +100,6 @@ def rises(values: np.ndarray, than: np.ufunc = np.greater_equal, *, least: float
 
 
 def in_order(earlier: np.ndarray, later: np.ndarray) -> np.ndarray:
-    """Tell where `earlier` is not after `later`, or one of the two did not happen (NaN)."""
-    found: np.ndarray = ~(earlier > later)
+    """Return whether each time in `earlier` is not after the one in `later`; a missing time (NaN) is in order."""
+    found: np.ndarray = ~(earlier > later)  # not `earlier <= later`, which is false for NaN
     return found

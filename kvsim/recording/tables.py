@@ -81,7 +81,12 @@ class Column:
     names: type[IntEnum] | None = None
     optional: bool = False
     counts: bool = False
-    """Whether the values rise by small steps, so that storing differences makes the file smaller and faster to read."""
+    """Whether the values never fall, and rise by small steps: differences make the file smaller and faster to read."""
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the file has a text in each row: a text column, or the name of a member of an enumeration."""
+        return self.names is not None or self.dtype == "str"
 
 
 def column(dtype: str, *, names: type[IntEnum] | None = None, counts: bool = False) -> Any:

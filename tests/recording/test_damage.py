@@ -206,6 +206,16 @@ def test_lists_where_words_should_be(folders: list[Path], tmp_path: Path) -> Non
         read(tmp_path / "rec")
 
 
+def test_an_error_without_a_message(folders: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def raise_memory_error(*_: Any, **__: Any) -> None:
+        raise MemoryError
+
+    shutil.copytree(folders[0], tmp_path / "rec")
+    monkeypatch.setattr(pq, "ParquetFile", raise_memory_error)
+    with pytest.raises(RecordingError, match=r"\.parquet is damaged or truncated: MemoryError\.$"):
+        read(tmp_path / "rec")
+
+
 def test_a_batch_longer_than_any_memory(folders: list[Path], tmp_path: Path) -> None:
     """Its slots do not fit into 32 bits, and must not wrap around to few."""
     shutil.copytree(folders[-1], tmp_path / "rec")
