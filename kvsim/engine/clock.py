@@ -1,11 +1,11 @@
-"""The engine loop on two clocks: the host schedules and launches, the GPU computes.
+"""The engine loop with simulated time: the host schedules and launches steps, and the GPU computes them.
 
-A step's kernels start as soon as the GPU is free, also while the host is still launching the rest, and end no sooner
-than the launch. With asynchronous scheduling the host schedules a step while the GPU works on the one before, and looks
-at an output only when two steps are in flight or nothing is left to schedule.
+The kernels of a step start as soon as the GPU is free, even while the host is still launching the rest, and end no
+sooner than the launch. With asynchronous scheduling the host schedules a step while the GPU computes the one before,
+and processes an output only when two steps are in flight or nothing is left to schedule.
 
-A run is advanced in slices. A slice ends where another part of the simulation has to act, and where what was recorded
-has to be taken away.
+A run is advanced in slices. A slice ends where another part of the simulation has to act, or where the recorded rows
+have to be drained.
 """
 
 from __future__ import annotations
@@ -19,16 +19,27 @@ from kvsim.engine.state import Engine
 from kvsim.steptime import PowerThrottle, Roofline, StepShape, StepTime
 
 IDLE, SCHEDULED, UPDATED, FULL, REACHED, ANSWERED, CHECK, STALLED, BATCHED, CROWDED, NEWS, LAUNCHED = range(12)
-"""The last event. Nothing is left to do until another request is sent; a step was scheduled; an output was
-processed; there may be no room to write down another step; the clock reached the time that was given; a request has
-ended and its client waits for that; a step is to be checked; the head of the queue can never be scheduled; a static
-batch was formed; more loads began in one step than can be written down; transfers concern other servers; a step
-waits for those of other ranks.
+"""Outcomes of a slice or a moment:
+
+- `IDLE`: nothing is left to do until another request is sent.
+- `SCHEDULED`: a step was scheduled.
+- `UPDATED`: an output was processed.
+- `FULL`: there may be no room to record another step.
+- `REACHED`: the clock has reached the given time.
+- `ANSWERED`: a request has ended, and its client acts on that.
+- `CHECK`: the caller checks the step that was scheduled.
+- `STALLED`: the head of the queue can never be scheduled.
+- `BATCHED`: a static batch was formed.
+- `CROWDED`: more loads began in one step than can be recorded.
+- `NEWS`: transfers have begun that other servers must know of.
+- `LAUNCHED`: the step waits for the steps of other ranks.
 """
-_BEHIND_SHARE = 0.58
-"""Share of a step's time in a worker of a synchronous pipeline that is behind its kernels: it hands the
-outcome on before it looks at the next step. In vLLM 0.25.1 on two hosts with two H200, a lone sequence's token takes
-6.2 ms, and two sequences keep the last stage busy for 4.4 to 4.5 ms, of which its kernels are 2.6."""
+_SHARE_AFTER_KERNELS = 0.58
+"""Share of a worker's host time that falls after the kernels of a step, in a synchronous pipeline: the worker passes
+its result to the next stage before it prepares the next step. Measured in vLLM 0.25.1 on two hosts with two H200: a
+lone sequence's token takes 6.2 ms, and two sequences keep the last stage busy for 4.4 to 4.5 ms, 2.6 ms of it in
+kernels.
+"""
 
 
 @part
@@ -40,7 +51,7 @@ def advance(engine: Engine, until_s: float) -> int:
 
 
 @part
-def _advance(engine: Engine, until_s: float) -> int:  # noqa: PLR0911  one for each outcome
+def _advance(engine: Engine, until_s: float) -> int:  # noqa: PLR0911  one return for each outcome
     settings, state = engine.settings, engine.state
     while has_room(engine):
         num_ended = state.num_ended
@@ -59,7 +70,7 @@ def _advance(engine: Engine, until_s: float) -> int:  # noqa: PLR0911  one for e
                 return IDLE if engine.memory.is_asleep(engine) else REACHED
             take_arrivals(engine)
             if settings.answers and state.num_ended > num_ended:
-                return ANSWERED  # refused
+                return ANSWERED  # a refused request has ended on arrival
         moment = next_moment(engine)
         if moment == SCHEDULED:
             outcome = _after_step(engine)
@@ -74,7 +85,7 @@ def _advance(engine: Engine, until_s: float) -> int:  # noqa: PLR0911  one for e
 
 @part
 def next_arrival_s(engine: Engine) -> float:
-    """Return the time of the next arrival that was sent, in seconds; infinity if all have arrived."""
+    """Return the time at which the next request that was sent arrives, in seconds; infinity if all have arrived."""
     state = engine.state
     if state.num_arrived == state.num_submitted:
         return math.inf
@@ -92,7 +103,7 @@ def ask_again(engine: Engine, num_users: int) -> None:
 
 @part
 def _after_step(engine: Engine) -> int:
-    """Return the outcome for which the caller has to act after a step, or `SCHEDULED`."""
+    """Return the outcome after a step: `SCHEDULED` if the run goes on, else the reason why the caller has to act."""
     state = engine.state
     if state.num_in_batch == 0 and state.num_preempted == 0 and engine.scheduler.is_stalled(engine):
         return STALLED
@@ -109,7 +120,7 @@ def _after_step(engine: Engine) -> int:
 def next_moment(engine: Engine) -> int:
     """Advance the engine's loop by one moment: schedule a step, or process the output of the oldest step in flight.
 
-    An engine call schedules, if there is work, and then processes an output, unless it may schedule ahead.
+    An engine call schedules a step, if there is work, and then processes an output, unless it may schedule ahead.
     """
     state = engine.state
     if not state.awaiting and engine.scheduler.has_work(engine):
@@ -125,7 +136,7 @@ def next_moment(engine: Engine) -> int:
 
 @part
 def take_arrivals(engine: Engine) -> None:
-    """Queue all requests that have arrived; the host takes time for each."""
+    """Queue all requests that have arrived, and advance the host's clock by the time that it takes for each."""
     settings, state = engine.settings, engine.state
     now_s = state.host_s
     while state.num_arrived < state.num_submitted:
@@ -166,7 +177,8 @@ def schedule(engine: Engine) -> None:
     shape = write_down(engine)
     engine.memory.start_transfers(engine)
     ready_s, launch_s = state.host_s, 0.0
-    awaits_outputs = len(engine.stages) > 1 and settings.feedback == 0  # every worker, of every step
+    # In a synchronous pipeline every worker waits for the output of a step before it prepares the next.
+    awaits_outputs = len(engine.stages) > 1 and settings.feedback == 0
     for index in range(len(engine.stages)):
         stage = engine.stages[index]
         cost = step_time(engine.step_times[index], shape) if state.num_in_batch > 0 else steptime.NO_TIME
@@ -174,7 +186,7 @@ def schedule(engine: Engine) -> None:
         free_s = 0.0 if awaits_outputs and state.num_in_batch == 0 else stage.free_s
         if index == 0:
             launch_s, launched.turnaround_s = cost.launch_s, cost.turnaround_s
-            ready_s += cost.prepare_s - _BEHIND_SHARE * worker_s
+            ready_s += cost.prepare_s - _SHARE_AFTER_KERNELS * worker_s
             if settings.feedback > 0:
                 ready_s = max(ready_s, engine.launched[_fed_back(engine)].done_s)
             begin_s = max(ready_s, free_s) + host_swap.transfer_s(engine)
@@ -191,9 +203,9 @@ def schedule(engine: Engine) -> None:
 
 @part
 def _fed_back(engine: Engine) -> int:
-    """Return the place of the step whose outputs the first stage needs before it begins the newest one."""
-    place = engine.state.next_launched - 1 - engine.settings.feedback
-    return place if place >= 0 else place + engine.settings.most_in_flight
+    """Return the index in `launched` of the step whose outputs the first stage needs to begin the newest step."""
+    index = engine.state.next_launched - 1 - engine.settings.feedback
+    return index if index >= 0 else index + engine.settings.most_in_flight
 
 
 @part
@@ -204,7 +216,7 @@ def finish_oldest(engine: Engine) -> None:
     if launched.is_recorded:
         state.host_s = max(state.host_s, launched.done_s)
     state.seq += 1
-    processed_s = state.host_s  # the update may take time, which what it brings does not wait for
+    processed_s = state.host_s  # an update that takes time does not delay its outputs
     engine.scheduler.update(engine)
     if launched.is_recorded:
         output = engine.outputs[state.num_outputs - state.first_output]
@@ -214,17 +226,17 @@ def finish_oldest(engine: Engine) -> None:
 
 
 def step_time(model: steptime.StepTimeModel, shape: StepShape) -> StepTime:
-    """Return the time of a step by any model; compiled code knows the roofline model alone."""
+    """Return the time of a step by any step-time model; compiled code calls the roofline model instead."""
     return model.step_time(shape)
 
 
 def entry_s(model: steptime.StepTimeModel, prompt_tokens: int) -> float:
-    """Return the host time to let a request in, in seconds, by any model."""
+    """Return the host time that adding a request takes, in seconds, by any step-time model."""
     return model.entry_s(prompt_tokens)
 
 
 def passing_s(model: Roofline, num_tokens: int) -> float:
-    """Return the time in which activations of a step pass to the next stage of a pipeline, in seconds."""
+    """Return the time that sending the activations of a step to the next pipeline stage takes, in seconds."""
     return model.passing_s(num_tokens)
 
 
@@ -241,7 +253,7 @@ for _function in (
 
 @part
 def has_room(engine: Engine) -> bool:
-    """Tell whether another step can be recorded, whatever happens in it."""
+    """Tell whether there is room for all rows that another step may record."""
     settings, state = engine.settings, engine.state
     return (
         state.num_steps - state.first_step < settings.most_steps
@@ -269,7 +281,7 @@ def write_down(engine: Engine) -> StepShape:
 
 @part
 def write_step(engine: Engine, shape: StepShape, padding: int) -> None:
-    """Append a row to the steps: the computed tokens, and the totals of the slots."""
+    """Append a row to `Engine.steps`: the shape of the step, the state of the queues, and the totals of the slots."""
     state = engine.state
     step = engine.steps[state.num_steps - state.first_step]
     step.seq, step.start_s = state.seq, state.host_s

@@ -1,7 +1,8 @@
-"""Speculative decoding as vLLM schedules it: drafts take part in a step, and those that are wrong are taken back.
+"""Speculative decoding as vLLM schedules it: a step verifies the drafts of a sequence, and rejected drafts are undone.
 
-No draft model runs here: how many drafts of a step are right is given, by the number of outputs that the request has.
-Where steps are scheduled ahead, drafts that are not known yet are counted in the next step as if they were there.
+No draft model runs here. The number of accepted drafts in each step is an input: a list for each request, read at the
+number of outputs that the request has. Where steps are scheduled ahead, the next step already reserves tokens for
+drafts that have not been generated.
 """
 
 from __future__ import annotations
@@ -14,28 +15,32 @@ from kvsim.engine.state import RUNNING, Engine
 
 @part
 def left(engine: Engine, budget: int) -> int:
-    """Return the tokens that one sequence more may take of what is left of the step, 0 or less for none."""
+    """Return the number of tokens that the step has left for one more sequence; 0 or less if there are none."""
     slots = engine.settings.draft_slots
     return budget if slots == 0 else min(budget, engine.state.input_tokens - slots)
 
 
 @part
 def take(engine: Engine, num_tokens: int) -> None:
-    """Take tokens of the step for one sequence."""
+    """Subtract the tokens of one sequence, and what drafting takes for it, from what is left of the step."""
     engine.state.input_tokens -= num_tokens + engine.settings.draft_slots
 
 
 @part
 def give_back(engine: Engine, num_tokens: int) -> None:
-    """Give back what a sequence had taken."""
+    """Undo `take` for a sequence that leaves the step."""
     engine.state.input_tokens += num_tokens + engine.settings.draft_slots
 
 
 @part
 def padded_tokens(engine: Engine, computed: int, budget: int) -> int:
-    """Return the tokens of a waiting sequence that has one to compute, wrong drafts included; 0 if it must wait."""
+    """Return the number of tokens in the first step of a waiting sequence that has one token left to compute.
+
+    vLLM pads that token with drafts, which are always rejected, to the length of the other decodes in the step. 0 means
+    that the padded sequence does not fit and has to wait.
+    """
     settings, state = engine.settings, engine.state
-    has_running = state.num_listed > state.num_new_seqs
+    has_running = state.num_listed > state.num_new_seqs  # a sequence that ran before is in the step
     if not settings.pads_admission or state.has_chunk or not (has_running or (settings.pads_alone and computed > 0)):
         return 1
     padded = 1 + settings.num_drafts
@@ -48,14 +53,17 @@ def padded_tokens(engine: Engine, computed: int, budget: int) -> int:
 
 @part
 def unsplit_tokens(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -> int:
-    """Return `num_tokens`, or fewer: the rest of the known tokens is none, or as long as what drafting reads ahead."""
+    """Shorten a chunk that leaves fewer known tokens than drafting reads ahead; return its number of tokens."""
     ahead, rest = engine.settings.prompt_ahead_tokens, sequence.num_tokens - computed - num_tokens
     return max(num_tokens - (ahead - rest), 0) if 0 < rest < ahead else num_tokens
 
 
 @part
 def num_cacheable(engine: Engine, sequence: Sequence, num_tokens: int) -> int:
-    """Return those of the first `num_tokens` tokens, known and computed, whose blocks have keys already."""
+    """Return how many of the first `num_tokens` tokens can be in cached blocks.
+
+    With drafts the key of a block may also cover tokens after the block, so the last blocks have no key yet.
+    """
     settings = engine.settings
     if settings.num_drafts == 0:
         return num_tokens
@@ -64,9 +72,10 @@ def num_cacheable(engine: Engine, sequence: Sequence, num_tokens: int) -> int:
 
 @part
 def commit(engine: Engine, sequence: Sequence, is_new: bool) -> int:
-    """Count the drafts of a sequence in the step, which computes all of its known tokens; return them.
+    """Return the number of drafts that the scheduled step verifies for a sequence, and count the outputs it awaits.
 
-    The number is below zero for drafts that are known to be wrong.
+    The step computes all known tokens of the sequence. The number is negative if the sequence `is_new` in the step: its
+    drafts are padding, which is always rejected.
     """
     num_verified = sequence.computed - sequence.num_tokens - sequence.placeholders
     sequence.drafts = 0
@@ -78,7 +87,7 @@ def commit(engine: Engine, sequence: Sequence, is_new: bool) -> int:
 
 @part
 def end_step(engine: Engine) -> None:
-    """Decide how many tokens are drafted behind the step."""
+    """Set the number of tokens that are drafted for each sequence after the step."""
     state = engine.state
     state.num_drafts = engine.settings.num_drafts
     if len(engine.drafts_by_batch) > 0 and state.num_in_batch > 0:
@@ -87,25 +96,25 @@ def end_step(engine: Engine) -> None:
 
 @part
 def verify(engine: Engine, sequence: Sequence, index: int) -> None:
-    """Append what a step yields for a sequence, at `index` of those emitted: the right ones of its drafts, and a token.
+    """Append the accepted drafts of a sequence, and the token that the step generated after them, to its known tokens.
 
-    The others are taken back.
+    Rejected drafts are undone. `index` is that of the sequence in `emitting`.
     """
     settings = engine.settings
     is_stale = settings.late_outputs_block and sequence.status != RUNNING
-    wrong = num_wrong(engine, sequence, index)
-    right = abs(engine.emitting_drafts[index]) - wrong
+    rejected = num_wrong(engine, sequence, index)
+    accepted = abs(engine.emitting_drafts[index]) - rejected
     if not is_stale and sequence.computed > 0:
-        _take_back(engine, sequence, wrong)
+        _take_back(engine, sequence, rejected)
     if not is_stale and sequence.placeholders > 0:
-        sequence.placeholders -= wrong
-    kept = min(1 + right, sequence.end_tokens - sequence.num_tokens)
+        sequence.placeholders -= rejected
+    kept = min(1 + accepted, sequence.end_tokens - sequence.num_tokens)  # the request may end inside the drafts
     awaited = sequence.placeholders > 0
     sequence.num_tokens += kept
     if settings.caches_processed and not is_stale:
-        _take_back(engine, sequence, 1 + right - kept)
+        _take_back(engine, sequence, 1 + accepted - kept)
     if not is_stale and awaited:
-        sequence.placeholders -= 1 + right if settings.caches_processed else kept
+        sequence.placeholders -= 1 + accepted if settings.caches_processed else kept
     if is_stale or sequence.status != RUNNING:
         return
     if settings.caches_processed:
@@ -121,7 +130,7 @@ def verify(engine: Engine, sequence: Sequence, index: int) -> None:
 
 @part
 def _take_back(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
-    """Take tokens of a step back: their slots hold what was computed until the sequence computes again."""
+    """Count the last `num_tokens` computed tokens as rejected; their slots stay written until they are recomputed."""
     totals.note_computed(engine, sequence)
     sequence.rejected += num_tokens
     sequence.computed -= num_tokens
@@ -129,17 +138,18 @@ def _take_back(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
 
 @part
 def num_wrong(engine: Engine, sequence: Sequence, index: int) -> int:
-    """Return the wrong ones of the drafts that a step verifies for a sequence, at `index` of those emitted."""
+    """Return how many drafts the step rejects for a sequence, which is at `index` of `emitting`."""
     if engine.settings.num_drafts == 0:
         return 0
     num_verified = engine.emitting_drafts[index]
-    right = min(num_verified, _num_right(engine, sequence, num_verified)) if num_verified > 0 else 0
-    return abs(num_verified) - right
+    # A negative number is that of padding drafts, see `commit`: all are rejected.
+    accepted = min(num_verified, _num_right(engine, sequence, num_verified)) if num_verified > 0 else 0
+    return abs(num_verified) - accepted
 
 
 @part
 def propose(engine: Engine, launched: int) -> None:
-    """Give drafts to the sequences of the step in a place of the ring, whose outputs are known; a chunk has none."""
+    """Give drafts to the sequences of a processed step, at index `launched`; a chunk of a prompt gets none."""
     first = launched * engine.settings.max_num_seqs
     for index in range(first, first + engine.launched[launched].num_computing):
         sequence = engine.sequences[engine.computing[index]]
@@ -149,16 +159,18 @@ def propose(engine: Engine, launched: int) -> None:
 
 @part
 def _num_right(engine: Engine, sequence: Sequence, num_drafts: int) -> int:
-    told = engine.told[sequence.number]
-    if told.num_right == 0:
+    """Return how many of the next drafts are right by the request's list, or `num_drafts` if it has no list."""
+    given = engine.told[sequence.number]
+    if given.num_right == 0:
         return num_drafts
-    return engine.told_drafts[told.first_right + (sequence.num_tokens - sequence.prompt_tokens) % told.num_right]
+    return engine.told_drafts[given.first_right + (sequence.num_tokens - sequence.prompt_tokens) % given.num_right]
 
 
 @part
 def _num_proposed(engine: Engine, sequence: Sequence) -> int:
-    told, most = engine.told[sequence.number], engine.state.num_drafts
-    if told.num_proposed == 0:
+    """Return the number of drafts that are proposed next, by the request's list if it has one."""
+    given, most = engine.told[sequence.number], engine.state.num_drafts
+    if given.num_proposed == 0:
         return most
-    place = told.first_proposed + (sequence.num_tokens - sequence.prompt_tokens) % told.num_proposed
-    return min(engine.told_drafts[place], most)
+    index = given.first_proposed + (sequence.num_tokens - sequence.prompt_tokens) % given.num_proposed
+    return min(engine.told_drafts[index], most)

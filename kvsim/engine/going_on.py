@@ -1,4 +1,7 @@
-"""Continuation of a run: in a compiled engine, or with more room for its records."""
+"""Continue a run in another engine: a compiled copy, or the same with more room for rows of the schedule.
+
+A long run begins interpreted, because compiling takes seconds, and `moved` continues it in machine code.
+"""
 
 from __future__ import annotations
 
@@ -9,27 +12,30 @@ import numpy as np
 from kvsim.engine.arrays import column, dtype_of
 from kvsim.engine.state import Engine
 
-_LEFT_OUT = (
+_NOT_COPIED_BY_NAME = (
     *("memory", "scheduler", "rules", "host", "connector", "radix", "encoder", "step_times"),
     *("steps", "outputs", "memory_rows"),
 )
-"""Parts of an engine that are the same in another, are copied one by one, or were taken away."""
+"""Fields of an engine that `moved` does not copy by name: those that both engines share, those whose parts it copies
+one by one (see `_parts_of`), and rows that were drained."""
 
 
 def moved(source: Engine, target: Engine) -> Engine:
     """Copy the state of the interpreted `source` into `target`, a compiled engine that has not begun; return it.
 
-    What was recorded has been taken away, but for the rows of the schedule that may still change.
+    The recorded rows have been drained, except the rows of the schedule that may still change.
     """
     num_rows = source.state.num_schedule_rows
     target.settings.most_schedule_rows = source.settings.most_schedule_rows
     target = with_room_for_schedule(target, num_rows)
     for name in Engine._fields:
         old, new = getattr(source, name), getattr(target, name)
-        if name in _LEFT_OUT:
+        if name in _NOT_COPIED_BY_NAME:
             continue
-        end = num_rows if name == "schedule_rows" else len(old) if isinstance(new, np.ndarray) else 1
-        _copy(old, new, end)
+        if name == "schedule_rows":
+            _copy(old, new, num_rows)
+        else:
+            _copy(old, new, len(old) if isinstance(new, np.ndarray) else 1)
     parts: Any = zip(_parts_of(source), _parts_of(target), strict=True)
     for old, new in parts:
         _copy(old, new, len(old) if isinstance(new, np.ndarray) else 1)
@@ -37,7 +43,7 @@ def moved(source: Engine, target: Engine) -> Engine:
 
 
 def _parts_of(engine: Engine) -> tuple[Any, ...]:
-    """Return the records of what not every engine has, without the rows that were taken away."""
+    """Return the records of the optional parts (host tier, connector, radix cache, encoder), without drained rows."""
     encoder = (part for name, part in engine.encoder._asdict().items() if name != "rows")
     return (*engine.host, *engine.connector, *engine.radix, *encoder)
 
@@ -56,7 +62,10 @@ def _copy(old: Any, new: Any, end: int) -> None:
 
 
 def with_room_for_schedule(engine: Engine, num_rows: int) -> Engine:
-    """Return `engine` with more rows for the schedule, if the `num_rows` that may still change fill half of it."""
+    """Return `engine` with more room for rows of the schedule, if needed.
+
+    The capacity is doubled when the `num_rows` that may still change fill more than half of it.
+    """
     rows, settings = engine.schedule_rows, engine.settings
     if not settings.records_schedule:
         return engine

@@ -1,7 +1,8 @@
-"""Iteration-level scheduling as in vLLM V1: every step decides anew which sequences compute how many tokens.
+"""The scheduler of vLLM V1: every step decides anew which sequences compute how many tokens.
 
-`schedule` first serves what runs, in order of admission, preempting when memory is short, then admits from the queue.
-`update` takes the outputs of a step that was scheduled earlier, so that an engine may schedule ahead.
+`schedule` first gives tokens to the running sequences, in order of admission, and preempts when memory is short; then
+it admits waiting sequences. `update` processes the outputs of the oldest step in flight. The two are separate so that
+an engine may schedule a step before the outputs of earlier steps are known (asynchronous scheduling).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from kvsim.engine.state import ABORTED, FINISHED, LOADING, PREEMPTED, RUNNING, W
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class BuiltInRules:
-    """Rules that are compiled."""
+    """The decisions of a step as functions that can be compiled; see `state.Rules`."""
 
     name: str
     fill_step: Callable[[Engine], int]
@@ -44,7 +45,10 @@ def has_work(engine: Engine) -> bool:
 
 @part
 def schedule(engine: Engine) -> None:
-    """Decide the next step, allocate its memory and put it in flight: it stands in `batch` and in `emitting`."""
+    """Decide the next step, allocate its memory and put it in flight.
+
+    `batch` then lists the sequences of the step, and `emitting` those that it yields an output for.
+    """
     state = engine.state
     state.num_scheduled += 1
     state.num_listed = state.num_preempted = state.num_new_seqs = 0
@@ -74,7 +78,7 @@ def schedule(engine: Engine) -> None:
 
 @part
 def awaits_output(engine: Engine) -> bool:
-    """Tell whether the engine call goes on with the output of the oldest step after it has scheduled one."""
+    """Tell whether the engine call that has just scheduled a step also processes the output of the oldest step."""
     state = engine.state
     if state.num_in_flight == engine.settings.most_in_flight:
         return True
@@ -100,7 +104,7 @@ def update(engine: Engine) -> None:
         if settings.encoder_tokens > 0:
             wrong = drafting.num_wrong(engine, sequence, index)
             num_settled = encoder_cache.settle(engine, launched, num_settled, sequence.number, wrong)
-        # A step scheduled ahead may hold a sequence that has left since; its token is thrown away.
+        # The sequence may have ended after this step was scheduled ahead: its token is discarded.
         if sequence.status in (FINISHED, ABORTED):
             continue
         if settings.ahead and sequence.placeholders == 0 and not settings.late_outputs_block:
@@ -126,7 +130,7 @@ def update(engine: Engine) -> None:
 
 @part
 def abort(engine: Engine, sequence: Sequence) -> None:
-    """Drop a sequence at once, in any state; its outputs in flight are ignored."""
+    """End a sequence at once, in any state; its outputs that are in flight will be ignored."""
     if sequence.status in (WAITING, PREEMPTED, LOADING):
         waiting_queue.remove(engine, sequence)
     engine.memory.free(engine, sequence)
@@ -141,8 +145,8 @@ def abort(engine: Engine, sequence: Sequence) -> None:
 def is_stalled(engine: Engine) -> bool:
     """Tell whether the engine would wait for ever.
 
-    No sequence runs, and the head of the queue is not admitted; or all that run wait for room in the encoder cache,
-    which they hold themselves.
+    This is so where no sequence runs and the head of the queue is not admitted, or where every running sequence waits
+    for room in the encoder cache that running sequences occupy.
     """
     state = engine.state
     if engine.settings.encoder_tokens > 0 and state.num_running > 0:
@@ -162,7 +166,7 @@ def is_stalled(engine: Engine) -> bool:
 
 @part
 def end(engine: Engine, sequence: Sequence, status: int, now_s: float) -> None:
-    """Note that a request has ended, at `now_s`."""
+    """Record that a request has ended at `now_s`, with `status`."""
     state = engine.state
     sequence.status = status
     engine.times[sequence.number].finished_s = now_s
@@ -172,7 +176,7 @@ def end(engine: Engine, sequence: Sequence, status: int, now_s: float) -> None:
 
 @part
 def _fill_step(engine: Engine) -> int:
-    """Give the step its tokens: first running, then waiting sequences. Return the rest of its budget."""
+    """Assign the tokens of the step to running, then to waiting sequences; return the budget that is left."""
     budget = serve_running(engine, engine.settings.max_num_batched_tokens)
     if engine.state.num_preempted == 0:
         budget = admit_waiting(engine, budget)
@@ -181,7 +185,7 @@ def _fill_step(engine: Engine) -> int:
 
 @part
 def serve_running(engine: Engine, budget: int) -> int:
-    """Give every running sequence its next tokens; return the rest of `budget`."""
+    """Assign tokens to every running sequence, in order of admission; return how much of `budget` is left."""
     settings, state, index = engine.settings, engine.state, 0
     while index < state.num_running and budget > 0:
         num_passed = fast_forward.pass_over(engine, index, budget)
@@ -204,6 +208,8 @@ def serve_running(engine: Engine, budget: int) -> int:
             tokens = take_out_of_batch(engine, victim)
             if tokens >= 0:
                 budget += tokens
+            # All after the victim move up. vLLM corrects the index for a victim that is in the batch; only releases
+            # that keep turns also do so for a victim before the index that is not: else the next sequence is missed.
             if tokens >= 0 or (settings.keeps_turns and chosen < index):
                 index -= 1
             preempt(engine, victim)
@@ -218,13 +224,13 @@ def serve_running(engine: Engine, budget: int) -> int:
             encoder_cache.take(engine, sequence)
         _put_into_batch(engine, sequence, num_tokens)
         budget -= num_tokens
-    fast_forward.catch_up_from(engine, index, state.num_scheduled - 1)  # those that get nothing
+    fast_forward.catch_up_from(engine, index, state.num_scheduled - 1)  # the rest computes nothing in this step
     return budget
 
 
 @part
 def admit_waiting(engine: Engine, budget: int) -> int:
-    """Admit waiting sequences until one does not fit; return the rest of `budget`."""
+    """Admit waiting sequences until one does not fit; return how much of `budget` is left."""
     settings, state, memory = engine.settings, engine.state, engine.memory
     waiting_queue.begin_pass(engine)
     if settings.max_adapters > 0:
@@ -260,7 +266,7 @@ def admit_waiting(engine: Engine, budget: int) -> int:
 
 @part
 def _admit(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -> bool:
-    """Allocate the memory of a waiting sequence, which leaves the queue; return False where there is too little."""
+    """Allocate memory for a waiting sequence and take it out of the queue; return False if memory is short."""
     settings = engine.settings
     if not engine.memory.admit(engine, sequence, computed, num_tokens):
         if settings.encoder_tokens > 0:
@@ -276,12 +282,12 @@ def _admit(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -
 
 @part
 def num_tokens_to_go_on_with(engine: Engine, sequence: Sequence, budget: int) -> int:
-    """Return the number of tokens that a running sequence computes in the step; 0 or less for none."""
+    """Return the number of tokens that a running sequence computes in the step; 0 or less if it computes none."""
     settings, placeholders = engine.settings, sequence.placeholders
     if placeholders > 0 and sequence.computed + 2 - placeholders >= sequence.limit_tokens:
-        return 0  # its last token is under way already
+        return 0  # a step in flight yields its last allowed token
     if engine.state.num_scheduled < sequence.decodes_from:
-        return 0  # the first stage has its last token only then
+        return 0  # its last token has not come back to the first stage
     if engine.state.holds_prefills and sequence.is_chunk:
         return 0
     num_tokens = sequence.num_tokens + sequence.drafts + placeholders - sequence.computed
@@ -299,7 +305,10 @@ def num_tokens_to_go_on_with(engine: Engine, sequence: Sequence, budget: int) ->
 
 @part
 def _num_tokens_to_begin_with(engine: Engine, sequence: Sequence, computed: int, budget: int) -> int:
-    """Return the tokens that a waiting sequence computes in its first step; 0 if admission ends, or `SKIP`."""
+    """Return the number of tokens that a waiting sequence computes in its first step.
+
+    0 ends the admission of sequences in this step; `SKIP` passes over this sequence alone.
+    """
     settings, num_tokens = engine.settings, sequence.num_tokens - computed
     if settings.num_drafts > 0 and num_tokens == 1:
         num_tokens = drafting.padded_tokens(engine, computed, budget)
@@ -325,9 +334,9 @@ def _num_tokens_to_begin_with(engine: Engine, sequence: Sequence, computed: int,
 
 @part
 def _most_prompt_tokens(engine: Engine) -> int:
-    """Return the tokens of one prompt that the step may compute; 0 for no limit but its budget.
+    """Return the largest number of tokens of one prompt that the step may compute; 0 if only the budget limits it.
 
-    The threshold protects others from a long prompt, and so need not bind a sequence that is alone.
+    The threshold protects other sequences from a long prompt, so most releases ignore it where there are none.
     """
     settings, state = engine.settings, engine.state
     if not settings.lone_prompt_is_limited and state.num_running + state.num_waiting <= 1:
@@ -340,14 +349,14 @@ def _most_prompt_tokens(engine: Engine) -> int:
 
 @part
 def has_room(sequence: Sequence, num_tokens: int) -> bool:
-    """Tell whether a running sequence can compute `num_tokens` with its present table, without caching a block."""
+    """Tell whether a running sequence can compute `num_tokens` more with its present blocks and fills none to cache."""
     total = sequence.computed + num_tokens
     return total <= sequence.room_tokens and min(total, sequence.num_tokens) < sequence.cache_at
 
 
 @part
 def preempt(engine: Engine, sequence: Sequence) -> None:
-    """Free the memory of a sequence that was taken out of the running ones; its tokens are recomputed."""
+    """Preempt a sequence that was removed from the running ones: free its memory and queue it to be recomputed."""
     state = engine.state
     sequence.status = PREEMPTED
     engine.memory.expect_return(engine, sequence)
@@ -367,7 +376,7 @@ def preempt(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def remove_running(engine: Engine, chosen: int) -> Sequence:
-    """Take the sequence at index `chosen` out of the running ones."""
+    """Remove the sequence at index `chosen` from the running ones; return it."""
     state = engine.state
     fast_forward.catch_up(engine, chosen, state.num_scheduled - 1)
     sequence = engine.sequences[engine.running[chosen]]
@@ -379,7 +388,7 @@ def remove_running(engine: Engine, chosen: int) -> Sequence:
 
 @part
 def take_out_of_batch(engine: Engine, sequence: Sequence) -> int:
-    """Undo the share of a sequence in the step being scheduled; return its tokens, -1 if it had none."""
+    """Remove a sequence from the step being scheduled; return the number of its tokens, or -1 if it was not in it."""
     state = engine.state
     for index in range(state.num_listed):
         if engine.batch[index] == sequence.number:
@@ -397,21 +406,21 @@ def take_out_of_batch(engine: Engine, sequence: Sequence) -> int:
 
 @part
 def _choose_victim(engine: Engine, needs: Sequence) -> int:  # noqa: ARG001  a policy in Python may look at it
-    """Choose the sequence that was admitted last, or the least important one."""
+    """Return the index of the running sequence admitted last or, by priority, of the least important one."""
     state = engine.state
     chosen = state.num_running - 1
     if engine.settings.by_priority:
         chosen = 0
         for index in range(1, state.num_running):
-            one, other = engine.sequences[engine.running[chosen]], engine.sequences[engine.running[index]]
-            if waiting_queue.is_more_important(engine, one, other):
+            victim, candidate = engine.sequences[engine.running[chosen]], engine.sequences[engine.running[index]]
+            if waiting_queue.is_more_important(engine, victim, candidate):
                 chosen = index
     return chosen
 
 
 @part
 def _run(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -> None:
-    """Let a sequence that has left the queue run; it computes `num_tokens` behind those computed."""
+    """Add a sequence that has left the queue to the running ones and to the step, with `num_tokens` to compute."""
     state = engine.state
     assert state.num_running < engine.settings.max_num_seqs
     engine.running[state.num_running] = sequence.number
@@ -426,13 +435,13 @@ def _run(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -> 
     sequence.computed = computed
     sequence.handed_tokens = sequence.num_tokens
     if engine.settings.answers_awaited:
-        sequence.handed_tokens = NEVER  # the model runner answers nothing that is not awaited
+        sequence.handed_tokens = NEVER  # no output comes that is not awaited; see `_commit`
     _put_into_batch(engine, sequence, num_tokens)
 
 
 @part
 def _put_into_batch(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
-    """Let the step being scheduled compute tokens of a sequence."""
+    """Add a sequence, of which `num_tokens` tokens are computed, to the step being scheduled."""
     state = engine.state
     assert num_tokens > 0
     engine.batch[state.num_listed] = sequence.number
@@ -443,13 +452,14 @@ def _put_into_batch(engine: Engine, sequence: Sequence, num_tokens: int) -> None
 
 @part
 def describe(engine: Engine) -> None:
-    """Describe the selected step: prompt tokens, and context tokens."""
+    """Count the prefill tokens, context tokens and attention pairs of the step, on which its time depends."""
     state = engine.state
     num_prefill_tokens = attention_pairs = 0
     context_tokens = state.quiet_tokens + state.num_quiet * state.num_scheduled
     for index in range(state.num_listed):
         sequence, tokens = engine.sequences[engine.batch[index]], engine.batch_tokens[index]
         context_tokens += sequence.computed + tokens
+        # Several tokens behind the prompt are recomputed after a preemption, unless they are drafts to verify.
         is_again = tokens > 1 and (engine.settings.num_drafts == 0 or sequence.computed < sequence.num_tokens - 1)
         if is_again or sequence.computed < sequence.prompt_tokens:
             num_prefill_tokens += tokens
@@ -460,7 +470,7 @@ def describe(engine: Engine) -> None:
 
 @part
 def _commit(engine: Engine) -> None:
-    """Count the tokens of the step as computed, and list the sequences that it yields an output for."""
+    """Count the tokens of the scheduled step as computed, and list the sequences that it yields an output for."""
     settings, state = engine.settings, engine.state
     state.written += state.num_tokens_in_batch * settings.token_slots
     first = state.next_launched * settings.max_num_seqs
@@ -470,6 +480,7 @@ def _commit(engine: Engine) -> None:
         sequence.computed += engine.batch_tokens[index]
         if settings.counts_flight:
             in_flight.add_tokens(engine, state.next_launched, sequence, engine.batch_tokens[index])
+        # The step writes the slots of rejected drafts again, which `written` counts already.
         state.written -= sequence.rejected * settings.token_slots
         sequence.rejected = 0
         sequence.is_chunk = True
@@ -484,18 +495,25 @@ def _commit(engine: Engine) -> None:
                 sequence.placeholders += 0 if settings.num_drafts > 0 else 1
                 sequence.decodes_from = state.num_scheduled + settings.decode_interval
         elif sequence.computed >= sequence.handed_tokens:
-            # Resumed while a token of it was under way. The scheduler awaits nothing, but vLLM's model runner does not
-            # know of that token, and answers it again.
+            # The sequence was resumed while one of its tokens was in flight. vLLM's model runner was not handed that
+            # token, so it generates it once more, although the scheduler does not await it.
             engine.emitting[first + num_emitting] = sequence.number
             num_emitting += 1
         if sequence.is_chunk:
-            sequence.drafts = 0  # a chunk that the budget has cut loses them
+            sequence.drafts = 0  # the budget has cut the chunk: its drafts are lost
     engine.launched[state.next_launched].num_emitting = num_emitting
 
 
 @part
 def _append_output(engine: Engine, sequence: Sequence, index: int, now_s: float) -> None:
-    """Append the output of a step, at `index` of those emitted, to the known tokens of a sequence, at `now_s`."""
+    """Append the token that a step has generated to the known tokens of a sequence.
+
+    Args:
+        engine: The engine.
+        sequence: The sequence.
+        index: Index of the output in `emitting`.
+        now_s: Time at which the output is processed, in seconds.
+    """
     settings = engine.settings
     if sequence.num_tokens == sequence.prompt_tokens:
         engine.times[sequence.number].first_token_s = now_s
@@ -513,7 +531,7 @@ def _append_output(engine: Engine, sequence: Sequence, index: int, now_s: float)
 
 @part
 def _drop_ended(engine: Engine) -> None:
-    """Keep only those among the running sequences that still run."""
+    """Remove the sequences that have ended from the running ones."""
     state, kept = engine.state, 0
     for index in range(state.num_running):
         sequence = engine.sequences[engine.running[index]]
@@ -526,7 +544,7 @@ def _drop_ended(engine: Engine) -> None:
 
 @part
 def num_running(engine: Engine) -> int:
-    """Count the running sequences."""
+    """Return the number of running sequences."""
     return engine.state.num_running
 
 

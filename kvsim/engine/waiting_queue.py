@@ -1,7 +1,8 @@
 """The queue of waiting sequences: a linked list in order of arrival, or a heap where priority orders it.
 
-A preempted sequence goes back to the front of the list, or to its place in the heap. A sequence that cannot be admitted
-yet, because something of it is being transferred, is skipped: it waits before the queue and is looked at again first.
+A preempted sequence returns to the front of the list, or to its place in the heap. A sequence that cannot be admitted
+yet, for example because its KV is being loaded, is skipped: it moves to the list of skipped sequences, which the next
+pass visits before the queue. A pass is the admission part of one step: it visits waiting sequences one after the other.
 """
 
 from __future__ import annotations
@@ -39,14 +40,14 @@ def push_preempted(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def peek(engine: Engine) -> Sequence:
-    """Return the head of the queue, which is not empty; it stays."""
+    """Return the head of the queue without removing it. The queue is not empty."""
     assert engine.state.num_queued > 0
     return engine.sequences[engine.lines[0].heap if engine.settings.by_priority else engine.sequences[HEAD].next]
 
 
 @part
 def remove(engine: Engine, sequence: Sequence) -> None:
-    """Take out a sequence, wherever it waits."""
+    """Remove a sequence from the queue or from the skipped sequences."""
     state = engine.state
     state.num_waiting -= 1
     _forget_passes(engine, sequence)
@@ -64,20 +65,20 @@ def remove(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def begin_pass(engine: Engine) -> None:
-    """Look at the skipped sequences again, then at the queue."""
+    """Begin a pass, which visits the skipped sequences, then the queue."""
     engine.state.num_looked_at = engine.state.num_skipped_again = 0
 
 
 @part
 def has_next(engine: Engine) -> bool:
-    """Tell whether the pass has another sequence to look at."""
+    """Tell whether the pass has another sequence to visit."""
     state = engine.state
     return state.num_looked_at < state.num_skipped or state.num_queued > 0
 
 
 @part
 def next_in_pass(engine: Engine) -> Sequence:
-    """Return the sequence that the pass looks at next; there is one, and it stays."""
+    """Return the sequence that the pass visits next, without removing it. `has_next` is true."""
     state = engine.state
     if state.num_looked_at == state.num_skipped:
         return peek(engine)
@@ -90,7 +91,7 @@ def next_in_pass(engine: Engine) -> Sequence:
 
 @part
 def pop(engine: Engine, sequence: Sequence) -> None:
-    """Take out the sequence that the pass looks at: it is admitted."""
+    """Remove the sequence that the pass visits, because it is admitted."""
     engine.state.num_waiting -= 1
     _forget_passes(engine, sequence)
     _leave_pass(engine, sequence)
@@ -98,10 +99,10 @@ def pop(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def skip(engine: Engine, sequence: Sequence) -> None:
-    """Pass over the sequence that the pass looks at; it waits before the queue."""
+    """Move the sequence that the pass visits to the skipped sequences of this pass."""
     state = engine.state
     _leave_pass(engine, sequence)
-    # By priority, some that were skipped earlier may not have been looked at: these keep the first half of the list.
+    # The second half of the list: the first half may still hold sequences of earlier passes that were not visited.
     engine.skipped[len(engine.skipped) // 2 + state.num_skipped_again] = sequence.number
     sequence.is_skipped = True
     state.num_skipped_again += 1
@@ -112,7 +113,10 @@ def skip(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def end_pass(engine: Engine) -> None:
-    """Keep the sequences that were skipped: in the queue, or in front of those skipped earlier and not looked at."""
+    """End a pass: put the sequences that it skipped before those skipped earlier that it did not visit.
+
+    With `skipped_keep_places`, most return to the queue instead.
+    """
     state, half = engine.state, len(engine.skipped) // 2
     if engine.settings.skipped_keep_places:
         _put_back(engine)
@@ -129,7 +133,7 @@ def end_pass(engine: Engine) -> None:
 
 @part
 def _put_back(engine: Engine) -> None:
-    """Let those that were skipped wait in the queue again, at its front; those that load or were loaded stay."""
+    """Move the sequences that the pass skipped back to the front of the queue, except those with loads or blocks."""
     state, half = engine.state, len(engine.skipped) // 2
     for index in range(state.num_skipped_again - 1, -1, -1):
         sequence = engine.sequences[engine.skipped[half + index]]
@@ -157,11 +161,11 @@ def _sort_in(engine: Engine, index: int) -> None:
 
 
 @part
-def is_more_important(engine: Engine, one: Sequence, other: Sequence) -> bool:
-    """Tell whether `one` goes before `other`: smaller priority first, then earlier arrival."""
-    if one.priority != other.priority:
-        return one.priority < other.priority
-    return engine.times[one.number].arrival_s < engine.times[other.number].arrival_s
+def is_more_important(engine: Engine, first: Sequence, second: Sequence) -> bool:
+    """Tell whether `first` goes before `second`: the smaller priority, then the earlier arrival."""
+    if first.priority != second.priority:
+        return first.priority < second.priority
+    return engine.times[first.number].arrival_s < engine.times[second.number].arrival_s
 
 
 def in_order(engine: Engine) -> list[int]:
@@ -169,8 +173,8 @@ def in_order(engine: Engine) -> list[int]:
     if engine.settings.by_priority:
         heap = [int(engine.lines[index].heap) for index in range(engine.state.num_queued)]
 
-        def compare(one: int, other: int) -> int:
-            return -1 if _goes_before(engine, one, other) else 1
+        def compare(number: int, other: int) -> int:
+            return -1 if _goes_before(engine, number, other) else 1
 
         return sorted(heap, key=cmp_to_key(compare))
     queue, number = [], int(engine.sequences[HEAD].next)
@@ -182,7 +186,7 @@ def in_order(engine: Engine) -> list[int]:
 
 @part
 def _forget_passes(engine: Engine, sequence: Sequence) -> None:
-    """Count a sequence that leaves no more among those that were passed over."""
+    """Subtract a sequence that stops waiting from the number of sequences that were passed over."""
     if sequence.was_passed_over:
         sequence.was_passed_over = False
         engine.state.num_passed_over -= 1
@@ -190,7 +194,7 @@ def _forget_passes(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def _leave_pass(engine: Engine, sequence: Sequence) -> None:
-    """Take out the sequence that the pass looks at, of the skipped ones or of the queue."""
+    """Remove the sequence that the pass visits from the skipped sequences or from the queue."""
     if sequence.is_skipped:
         engine.state.num_looked_at += 1
         sequence.is_skipped = False
@@ -200,7 +204,7 @@ def _leave_pass(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def _unlink(engine: Engine, sequence: Sequence) -> None:
-    """Take a sequence out of the list or the heap."""
+    """Remove a sequence from the linked list or from the heap."""
     state = engine.state
     assert state.num_queued > 0
     state.num_queued -= 1
@@ -210,7 +214,7 @@ def _unlink(engine: Engine, sequence: Sequence) -> None:
     index = 0
     while engine.lines[index].heap != sequence.number:
         index += 1
-    # The last one takes its place, and goes up or down from there.
+    # The last sequence of the heap fills the gap, and moves down or up from there.
     last = engine.lines[state.num_queued].heap
     if last != sequence.number:
         _sift_up(engine, last, _sift_down(engine, last, index))
@@ -218,7 +222,7 @@ def _unlink(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def _sift_up(engine: Engine, number: int, index: int) -> None:
-    """Move a sequence at `index` of the heap up to its place."""
+    """Put a sequence into the free entry `index` of the heap, or above, where its parent goes before it."""
     heap = engine.lines
     while index > 0 and _goes_before(engine, number, heap[(index - 1) // 2].heap):
         heap[index].heap = heap[(index - 1) // 2].heap
@@ -228,7 +232,7 @@ def _sift_up(engine: Engine, number: int, index: int) -> None:
 
 @part
 def _sift_down(engine: Engine, number: int, index: int) -> int:
-    """Make room for a sequence at `index` of the heap, or below as long as those there go before it; return where."""
+    """Move the free entry `index` of the heap down below all children that go before a sequence; return its index."""
     heap, size = engine.lines, engine.state.num_queued
     while 2 * index + 1 < size:
         child = 2 * index + 1
@@ -242,9 +246,9 @@ def _sift_down(engine: Engine, number: int, index: int) -> int:
 
 
 @part
-def _goes_before(engine: Engine, one: int, other: int) -> bool:
-    """Tell whether sequence `one` goes before `other` in the heap; of equal ones the earlier in the workload."""
-    first, second = engine.sequences[one], engine.sequences[other]
+def _goes_before(engine: Engine, number: int, other: int) -> bool:
+    """Tell whether sequence `number` goes before `other` in the heap; the workload's order breaks ties."""
+    first, second = engine.sequences[number], engine.sequences[other]
     if is_more_important(engine, first, second):
         return True
-    return one < other and not is_more_important(engine, second, first)
+    return number < other and not is_more_important(engine, second, first)

@@ -1,8 +1,8 @@
 """The block pool of a paged KV cache: block ids, reference counts and the free queue, in vLLM's order.
 
-Block 0 is the null block: it is never handed out, and its record stands for both ends of the free queue. Freed blocks
-wait at the tail, least recently freed first; where the group of layers has it so, those that hold no prefix are put
-back at the head and taken first. What a prefix is, is known to `prefix_cache`; whose blocks these are, to `kv_cache`.
+Block 0 is the null block: it is never allocated, and its record is both ends of the free queue. Freed blocks are put at
+the tail, so the least recently freed is allocated first. In some groups, freed blocks without a prefix are put at the
+head instead. `prefix_cache` finds blocks by prefix, and `kv_cache` keeps the block tables of sequences.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from kvsim.engine.paged import prefix_cache
 from kvsim.engine.state import NO_KEY, Engine
 
 NULL_BLOCK = HEAD
-"""Pads tables. Every pool has one usable block fewer than blocks."""
+"""The block in table entries that hold no KV. A pool has one usable block less than it has blocks."""
 
 
 @part
 def allocate(engine: Engine) -> tuple[int, bool]:
-    """Take a free block, of which there are some; return it, and whether it lost a prefix.
+    """Allocate a free block; return it, and whether a cached prefix was evicted from it. Some block is free.
 
-    It is the head of the free queue or, if that keeps a prefix, the block that the rule of eviction chooses.
+    It is the head of the free queue or, if the head holds a prefix, the block that the eviction rule chooses.
     """
     state, block = engine.state, engine.blocks[NULL_BLOCK].next
     assert block != NULL_BLOCK, "the pool has no free block"
@@ -46,7 +46,7 @@ def least_recently_freed(engine: Engine) -> int:
 
 @part
 def touch(engine: Engine, block: int) -> bool:
-    """Hold a cached block; a free one leaves the queue. Return whether another table holds it already."""
+    """Add a reference to a cached block, and take it out of the free queue; return whether a table held it before."""
     state, is_shared = engine.state, engine.blocks[block].refs > 0
     if not is_shared:
         linked_list.remove(engine.blocks, block)
@@ -58,9 +58,10 @@ def touch(engine: Engine, block: int) -> bool:
 
 @part
 def free(engine: Engine, begin: int, end: int, reuses_first: bool) -> int:
-    """Free the blocks in `entries[begin:end]`, the last first; those that no table holds return to the queue.
+    """Remove a reference from the blocks in `entries[begin:end]`; return how many of these other tables still hold.
 
-    With `reuses_first`, those that hold no prefix go to its head. Return how many blocks another table still holds.
+    Blocks without references return to the tail of the free queue, the last of a table first. With `reuses_first`,
+    blocks without a prefix go to the head of the queue instead.
     """
     state, blocks, entries = engine.state, engine.blocks, engine.entries
     num_shared = 0
@@ -79,7 +80,7 @@ def free(engine: Engine, begin: int, end: int, reuses_first: bool) -> int:
             engine.rules.note_freed(engine, block)
     if not reuses_first:
         return num_shared
-    # Blocks without a key go to the head, and the block freed first is the first to be taken.
+    # Pushed to the head in reverse order of freeing, so that the block freed first (the last entry) is taken first.
     for index in range(begin, end):
         block = entries[index]
         if block != NULL_BLOCK and blocks[block].refs == 0 and blocks[block].key == NO_KEY:

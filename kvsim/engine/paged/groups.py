@@ -1,7 +1,9 @@
-"""Rules that differ by kind of layers: needed tokens, requested blocks and released blocks of a group.
+"""Rules of a KV-cache group that differ by kind of layers: the tokens that it reads, the blocks that it needs and
+frees.
 
-A group is a table of blocks for layers of one kind. Full attention needs every token, a sliding window the last ones, a
-chunk those since its beginning, a recurrent layer one state. Entries that are not needed hold the null block.
+A group is the layers of one kind, which share a block table. Full attention reads every token, a sliding window the
+last tokens, chunked attention those since the chunk's beginning, and a recurrent layer one state. Table entries that
+are not read hold the null block.
 """
 
 from __future__ import annotations
@@ -18,13 +20,13 @@ NO_GROUP = -1
 
 @part
 def first_hit(engine: Engine, group: int) -> int:
-    """Return the index of the first entry that holds a block found for the head of the queue."""
+    """Return the index in `entries` at which the hit blocks of the waiting sequence begin, for a group."""
     return engine.settings.first_hit + engine.groups[group].first_entry
 
 
 @part
 def num_skipped_tokens(engine: Engine, group: int, computed: int) -> int:
-    """Count the leading tokens that no step after the first `computed` tokens reads."""
+    """Return the number of leading tokens that a group does not read once `computed` tokens are computed."""
     kind, window = engine.groups[group].kind, engine.groups[group].window
     if kind == SLIDING_WINDOW:
         return max(0, computed - window + 1)
@@ -37,7 +39,7 @@ def num_skipped_tokens(engine: Engine, group: int, computed: int) -> int:
 
 @part
 def num_unread_tokens(engine: Engine, group: int, computed: int) -> int:
-    """Count the leading tokens that no step reads, also where full attention stands in for a window and keeps them."""
+    """Count the leading tokens that the layers do not read, even if the group keeps them as full attention would."""
     record = engine.groups[group]
     if record.kind == FULL and record.window > 0:
         return max(0, computed - record.window + 1)
@@ -46,15 +48,16 @@ def num_unread_tokens(engine: Engine, group: int, computed: int) -> int:
 
 @part
 def num_blocks_for(engine: Engine, group: int, num_tokens: int) -> int:
-    """Count the entries of a table for `num_tokens` tokens, or for the longest sequence."""
+    """Return the number of table entries for `num_tokens` tokens, but no more than the longest sequence has."""
     return -(-min(num_tokens, engine.settings.max_model_len) // engine.groups[group].block_size)
 
 
 @part
 def num_needed_at_admission(engine: Engine, group: int, num_tokens: int, hit_tokens: int, capped: bool) -> int:
-    """Count the free blocks that a waiting sequence needs for `num_tokens` tokens, free hits included.
+    """Return the number of free blocks that a waiting sequence needs for `num_tokens` tokens.
 
-    A window never holds more than its cap; it counts where the whole prompt is looked at.
+    Hits that are free count too, because admission takes them from the free queue. With `capped`, windows and chunks
+    need no more blocks than they ever hold at once: vLLM applies this when it checks room for the whole prompt.
     """
     record = engine.groups[group]
     required = num_blocks_for(engine, group, num_tokens)
@@ -68,13 +71,15 @@ def num_needed_at_admission(engine: Engine, group: int, num_tokens: int, hit_tok
     for entry in range(begin + skipped, begin + record.num_hits):
         block = engine.entries[entry]
         if block != NULL_BLOCK and engine.blocks[block].refs == 0:
-            needed += 1  # it is free now and will not be
+            needed += 1  # the hit leaves the free queue
     return needed
 
 
 @part
 def num_needed_to_grow(engine: Engine, sequence: Sequence, group: int, num_tokens: int, num_slots: int) -> int:
-    """Count the free blocks that a running sequence needs for `num_tokens` tokens and the drafted slots behind them."""
+    """Return the number of free blocks that a running sequence needs for `num_tokens` tokens and drafts up to
+    `num_slots`.
+    """
     num_blocks = table_of(engine, sequence, group).num_blocks
     if engine.groups[group].kind == MAMBA and engine.groups[group].mode == ALIGNED:
         return min(-(-num_tokens // engine.groups[group].block_size) - num_blocks, 1)
@@ -83,13 +88,13 @@ def num_needed_to_grow(engine: Engine, sequence: Sequence, group: int, num_token
 
 @part
 def is_written_this_step(engine: Engine, group: int) -> bool:
-    """Tell whether the state that was found is cached by this step: it cannot be read in the same step."""
+    """Tell whether the recurrent state that was hit is written by this very step, so that it cannot be read yet."""
     record = engine.groups[group]
     if record.kind != MAMBA or record.num_hits == 0:
         return False
     block = engine.entries[first_hit(engine, group) + record.num_hits - 1]
     key = engine.blocks[block].key
-    while block != NULL_BLOCK:  # an equal state may be cached for longer, in another block
+    while block != NULL_BLOCK:  # a block further on in the bucket may hold an equal state
         if engine.blocks[block].key == key and engine.blocks[block].cached_in == engine.state.num_scheduled:
             return True
         block = engine.blocks[block].next_alike
@@ -98,7 +103,7 @@ def is_written_this_step(engine: Engine, group: int) -> bool:
 
 @part
 def let_go(engine: Engine, sequence: Sequence, group: int, computed: int) -> None:
-    """Free the blocks that no step after the first `computed` tokens reads, the last first."""
+    """Free the blocks that the group does not read once `computed` tokens are computed, the last block first."""
     record = engine.groups[group]
     if record.kind == FULL:
         return
@@ -108,7 +113,7 @@ def let_go(engine: Engine, sequence: Sequence, group: int, computed: int) -> Non
     table = table_of(engine, sequence, group)
     begin = table.begin
     end = min(skipped // record.block_size, table.num_blocks)
-    index = end
+    index = end  # becomes the first entry to free: earlier entries are null since the last call
     if record.frees_over_gaps:
         index = min(end, table.num_let_go)
         table.num_let_go = max(end, table.num_let_go)
@@ -125,7 +130,7 @@ def let_go(engine: Engine, sequence: Sequence, group: int, computed: int) -> Non
 
 @part
 def quiet_until(engine: Engine, sequence: Sequence, group: int, computed: int) -> int:
-    """Return the tokens up to which a running sequence neither needs a block of the group nor frees one."""
+    """Return the number of tokens up to which a sequence needs no new block of the group and frees none."""
     record, table = engine.groups[group], table_of(engine, sequence, group)
     block_size = record.block_size
     room = table.num_blocks * block_size - engine.settings.lookahead_tokens
@@ -141,7 +146,12 @@ def quiet_until(engine: Engine, sequence: Sequence, group: int, computed: int) -
 
 @part
 def is_kept_for_hits(engine: Engine, sequence: Sequence, group: int, index: int) -> bool:
-    """Tell whether a full block can ever be hit: of a window, only those before a boundary of all groups."""
+    """Tell whether a full block is put into the prefix cache: whether a hit could end at it.
+
+    A hit ends at a boundary that all groups share, and needs the blocks of one window, or the one state, before it.
+    With a retention interval these are kept only at the boundaries of the interval, at the end of the prompt, and at
+    the junction (see `Sequence.junction`).
+    """
     settings, record = engine.settings, engine.groups[group]
     if record.keeps_all:
         return True
@@ -149,27 +159,27 @@ def is_kept_for_hits(engine: Engine, sequence: Sequence, group: int, index: int)
     prompt_end = (sequence.prompt_tokens - 1) // aligned * aligned // block_size
     junction = sequence.junction // aligned * aligned // block_size
     if record.kind == SLIDING_WINDOW:
-        run = -(-(record.window - 1) // block_size)
+        run = -(-(record.window - 1) // block_size)  # blocks that a hit needs before its boundary
         segment = aligned if retention == NEVER else retention
         if segment > 0:
-            per = segment // block_size
-            if run >= per or index % per >= per - run:
+            blocks_per_segment = segment // block_size
+            if run >= blocks_per_segment or index % blocks_per_segment >= blocks_per_segment - run:
                 return True
         if retention == NEVER:
             return False
         return prompt_end - run <= index < prompt_end or junction - run <= index < junction
-    per = retention // block_size
-    if retention > 0 and (per <= 1 or (index + 1) % per == 0):
+    blocks_per_segment = retention // block_size
+    if retention > 0 and (blocks_per_segment <= 1 or (index + 1) % blocks_per_segment == 0):
         return True
     return index in (prompt_end - 1, junction - 1)
 
 
 @part
 def expired_slots(engine: Engine) -> int:
-    """Count the slots of held blocks whose tokens have left a window.
+    """Count the slots of held blocks whose tokens are no longer read: those before a window or a chunk.
 
-    Of a recurrent group these are the states before the newest. In a block that several sequences hold, a token has
-    expired when it has for each of these sequences.
+    In a recurrent group, all states but the newest have expired. A token in a shared block has expired only when no
+    sequence that holds the block reads it.
     """
     settings, state, total, num_shared = engine.settings, engine.state, 0, 0
     if not settings.has_windows:
@@ -180,13 +190,13 @@ def expired_slots(engine: Engine) -> int:
     for index in range(state.num_running):
         sequence = engine.sequences[engine.running[index]]
         computed = sequence.computed
-        if engine.quiet_until[index] > 0:  # it is left alone, and counted on
+        if engine.quiet_until[index] > 0:  # left alone: `computed` was not updated since
             computed += state.num_scheduled - sequence.quiet_since
         if computed < settings.expires_from:
             continue
         leader = settings.first_leader
         while leader != NO_GROUP:
-            if num_shared == 0:  # tables of layers that are alike are alike
+            if num_shared == 0:  # groups of one kind have tables of equal shape
                 total += _num_expired(engine, sequence, leader, computed) * engine.groups[leader].alike_slots
             else:
                 group = leader
@@ -199,7 +209,7 @@ def expired_slots(engine: Engine) -> int:
 
 @part
 def _num_expired(engine: Engine, sequence: Sequence, group: int, computed: int) -> int:
-    """Count the tokens, or states, in a table that its sequence reads no more."""
+    """Count the tokens, or states, in a table that its sequence no longer reads."""
     record, table = engine.groups[group], table_of(engine, sequence, group)
     if table.num_held == 0 or (record.kind == FULL and record.window == 0):
         return 0
@@ -248,7 +258,11 @@ def _expired_states(engine: Engine, sequence: Sequence, group: int) -> int:
 
 @part
 def _expired_of(engine: Engine, block: int, amount: int) -> int:
-    """Count what has expired in a block, once its last holder was met: the least of what each holder reads no more."""
+    """Return the number of expired tokens, or states, in a block, of which one holder no longer reads `amount`.
+
+    Each holder of a shared block calls this once in a count. The last call returns the smallest amount; earlier calls
+    return 0, so that the block is counted once.
+    """
     num_holders = engine.blocks[block].refs
     if num_holders == 1:
         return amount
@@ -262,9 +276,9 @@ def _expired_of(engine: Engine, block: int, amount: int) -> int:
 
 @part
 def aligned_tokens(engine: Engine, sequence: Sequence, computed: int, num_tokens: int, uncached: int) -> int:
-    """Cut `num_tokens` so that a prompt's steps end at block boundaries, where recurrent state is kept.
+    """Return `num_tokens`, shortened so that steps of a prompt end at block boundaries, where recurrent state is kept.
 
-    `uncached` are tokens that some groups hold and others do not: a step ends where they do.
+    `uncached` is the number of tokens that only some groups have in the cache: the step ends after them, too.
     """
     if engine.settings.cuts_at_boundaries:
         return _tokens_to_boundary(engine, sequence, computed, num_tokens)
@@ -283,7 +297,9 @@ def aligned_tokens(engine: Engine, sequence: Sequence, computed: int, num_tokens
 
 @part
 def _tokens_to_boundary(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -> int:
-    """Cut `num_tokens` at the first boundary behind `computed`: of a block it is in, of the prompt, or the junction."""
+    """Return `num_tokens`, shortened to end at the first boundary: that of a begun block, of the prompt, or the
+    junction.
+    """
     settings, block_size = engine.settings, engine.settings.boundary_tokens
     prompt_end = max(sequence.prompt_tokens, sequence.num_tokens - 1)
     if computed >= prompt_end:
@@ -310,13 +326,14 @@ def _tokens_to_boundary(engine: Engine, sequence: Sequence, computed: int, num_t
 
 @part
 def _give_back(engine: Engine, sequence: Sequence, group: int, begin: int, end: int, reuses_first: bool) -> None:
-    """Free the blocks at [begin, end) of a table, the last first; null blocks take their places."""
+    """Free the blocks in entries [begin, end) of a table, the last first, and replace them by null blocks."""
     record, first, num_freed = engine.groups[group], table_of(engine, sequence, group).begin, 0
     for index in range(end - 1, begin - 1, -1):
         if engine.entries[first + index] != NULL_BLOCK:
             num_freed += 1
             journal.release_block(engine, sequence, group, index, engine.entries[first + index])
-            prefix_cache.offer(engine, engine.entries[first + index])  # the sequence may be preempted yet
+            # Should the sequence be preempted later, it looks this block up.
+            prefix_cache.offer(engine, engine.entries[first + index])
     totals.drop_blocks(engine, sequence, group, num_freed)
     record.num_shared -= block_pool.free(engine, first + begin, first + end, reuses_first)
     for index in range(begin, end):

@@ -1,7 +1,8 @@
-"""The paged KV cache: admit, grow, cache full blocks, free. Every group of layers has a table of its own.
+"""The paged KV cache as vLLM's scheduler uses it: admit a sequence, append blocks to it, cache full blocks, free them.
 
-All groups share one pool of block ids, so a request gets its blocks in every group, or none. `groups` has the rules
-that differ by kind of layers, `prefix_hits` the lookup of prefixes, `block_pool` the order of the free queue.
+A sequence has one block table for each KV-cache group. All groups share one pool of block ids, so a sequence gets its
+blocks in every group or in none. `groups` has the rules that differ by kind of layers, `prefix_hits` the lookup of
+prefixes, `block_pool` the free queue.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from kvsim.engine.state import ALIGNED, FULL, MAMBA, Engine, table_of
 
 @part
 def find_prefix(engine: Engine, sequence: Sequence) -> int:
-    """Find the leading tokens of a waiting sequence that the pool, or a swap to the host, holds; count them."""
+    """Return the number of leading tokens of a waiting sequence that are in the prefix cache or swapped to the host."""
     hit_tokens = prefix_hits.find(engine, sequence) if engine.settings.prefix_caching else 0
     engine.state.hit_tokens = hit_tokens
     return max(hit_tokens, sequence.parked_tokens)
@@ -25,16 +26,16 @@ def find_prefix(engine: Engine, sequence: Sequence) -> int:
 
 @part
 def num_admissible(engine: Engine) -> int:
-    """Count the free blocks that a waiting sequence may take: above the watermark, if anything runs."""
+    """Return the number of free blocks that a waiting sequence may take: those above the watermark if any runs."""
     state = engine.state
     return state.num_free - (engine.settings.watermark_blocks if state.num_running > 0 else 0)
 
 
 @part
 def admit(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -> bool:
-    """Allocate blocks for `num_tokens` tokens behind the `computed` ones that `find_prefix` found.
+    """Allocate blocks for `num_tokens` tokens after the `computed` ones that `find_prefix` has found.
 
-    Return False, and change nothing, where there are too few.
+    Return False, and change nothing, where too few blocks are free.
     """
     settings, state = engine.settings, engine.state
     free, hit_tokens = num_admissible(engine), state.hit_tokens
@@ -63,12 +64,13 @@ def admit(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) ->
 
 @part
 def begin_tables(engine: Engine, sequence: Sequence, hit_tokens: int, num_tokens: int, num_slots: int) -> None:
-    """Give an admitted sequence a table in each group: its hits, and free blocks, of which there are enough."""
+    """Give an admitted sequence a table in each group, with its hits and new blocks. Enough blocks are free."""
     settings, state = engine.settings, engine.state
     assert state.num_free_places > 0
     state.num_free_places -= 1
     sequence.place = engine.lists[state.num_free_places].free_place
     sequence.num_units = 0
+    # All hits first: a free block that is a hit must leave the free queue before new blocks are taken from it.
     for group in range(settings.num_groups):
         attach_hits(engine, sequence, group, hit_tokens)
     for group in range(settings.num_groups):
@@ -80,9 +82,10 @@ def begin_tables(engine: Engine, sequence: Sequence, hit_tokens: int, num_tokens
 
 @part
 def grow(engine: Engine, sequence: Sequence, num_tokens: int) -> bool:
-    """Make room for `num_tokens` more tokens of a running sequence.
+    """Allocate blocks for `num_tokens` more tokens of a running sequence.
 
-    Where there is none, nothing is given; what windows have left behind is let go all the same.
+    Return False, and allocate nothing, where too few blocks are free. Blocks that no layer reads any more, such as
+    those before a sliding window, are freed in either case.
     """
     settings = engine.settings
     computed = sequence.computed
@@ -108,9 +111,10 @@ def grow(engine: Engine, sequence: Sequence, num_tokens: int) -> bool:
 
 @part
 def cache_blocks(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
-    """Put full blocks of the first `num_tokens` tokens, whose values are known, into the prefix cache.
+    """Put the full blocks of the first `num_tokens` tokens, whose values are known, into the prefix cache.
 
-    This happens when a step is scheduled, before its KV exists: a later request of the same step can hit it.
+    As in vLLM this happens when a step is scheduled, before it computes their KV, so a request that is admitted later
+    in the same step can hit them.
     """
     settings = engine.settings
     num_tokens = drafting.num_cacheable(engine, sequence, num_tokens)
@@ -131,9 +135,9 @@ def cache_blocks(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
 
 @part
 def mark_prompt_end(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
-    """Count the last state of a prompt as written in this step, if the sequence has cached exactly its prompt.
+    """Mark the last recurrent state of a prompt as written in this step, if the cached tokens end with the prompt.
 
-    Other sequences with that prompt then wait a step, even if the state was written long ago.
+    Other sequences with that prompt are then admitted a step later, even if the state was written long ago.
     """
     settings = engine.settings
     end_tokens = num_tokens // settings.commit_tokens * settings.commit_tokens
@@ -151,7 +155,7 @@ def mark_prompt_end(engine: Engine, sequence: Sequence, num_tokens: int) -> None
 
 @part
 def expect_return(engine: Engine, sequence: Sequence) -> None:
-    """Let a preempted sequence find its blocks when it is admitted again."""
+    """Make the cached blocks of a preempted sequence findable, so that it hits them when it is admitted again."""
     for group in range(engine.settings.num_groups):
         table = table_of(engine, sequence, group)
         begin = table.begin
@@ -162,7 +166,7 @@ def expect_return(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def shared_tokens(engine: Engine, context_tokens: int) -> int:
-    """Count the tokens that a step reads in blocks which another sequence of the step reads, too."""
+    """Return the number of tokens that a step reads more than once, in blocks that several of its sequences share."""
     settings = engine.settings
     if settings.num_groups == 1:
         held_tokens = (settings.num_units - engine.state.num_free) * settings.unit_tokens
@@ -173,7 +177,7 @@ def shared_tokens(engine: Engine, context_tokens: int) -> int:
 
 @part
 def free(engine: Engine, sequence: Sequence) -> None:
-    """Free all blocks of a sequence; one that is preempted may be swapped out to the host."""
+    """Free all blocks of a sequence. With swapping, those of a preempted sequence may be copied to the host."""
     settings = engine.settings
     if sequence.num_units == 0:
         if settings.host_blocks > 0:
@@ -188,7 +192,9 @@ def free(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def free_tables(engine: Engine, sequence: Sequence) -> None:
-    """Free all tables of a sequence, each with its last block first, so that a tail is reused before a prefix."""
+    """Free all tables of a sequence, the last block of each first, so that the ends of sequences are evicted before
+    prefixes.
+    """
     settings, state = engine.settings, engine.state
     for group in range(settings.num_groups):
         table = table_of(engine, sequence, group)
@@ -204,7 +210,7 @@ def free_tables(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def attach_hits(engine: Engine, sequence: Sequence, group: int, hit_tokens: int) -> None:
-    """Begin a table with the blocks that were found for the sequence, null where it does not need them."""
+    """Begin a table with the hit blocks of the sequence, or null blocks where the group does not read them."""
     record = engine.groups[group]
     table = table_of(engine, sequence, group)
     begin = table.begin
@@ -229,7 +235,10 @@ def attach_hits(engine: Engine, sequence: Sequence, group: int, hit_tokens: int)
 
 @part
 def extend(engine: Engine, sequence: Sequence, group: int, num_tokens: int, num_slots: int) -> None:
-    """Append free blocks to a table, for `num_tokens` tokens and slots up to `num_slots`; there are enough."""
+    """Append free blocks to a table, for `num_tokens` tokens or, with drafts, `num_slots` slots. Enough are free.
+
+    An aligned recurrent group gets at most one block, for its newest state; the entries before that block are null.
+    """
     record = engine.groups[group]
     table = table_of(engine, sequence, group)
     first = table.begin
@@ -248,7 +257,9 @@ def extend(engine: Engine, sequence: Sequence, group: int, num_tokens: int, num_
     if end <= before:
         return
     assert end - begin <= engine.state.num_free
-    evicted_from = first + end  # the first of those entries, up to the one at hand, whose blocks lost a prefix
+    evicted_from = (
+        first + end
+    )  # the beginning of the present run of entries whose blocks lost a prefix; the end if there is none
     for entry in range(first + begin, first + end):
         engine.entries[entry], is_evicted = block_pool.allocate(engine)
         if is_evicted:
@@ -265,7 +276,7 @@ def extend(engine: Engine, sequence: Sequence, group: int, num_tokens: int, num_
 
 @part
 def find_room(engine: Engine, sequence: Sequence, computed: int) -> None:
-    """Find the number of tokens up to which a sequence needs no change of its tables."""
+    """Set `room_tokens`: the number of tokens up to which a sequence needs no change of its tables."""
     room, leader = NEVER, engine.settings.first_leader
     while leader != groups.NO_GROUP:
         room = min(room, groups.quiet_until(engine, sequence, leader, max(0, computed - sequence.in_flight)))

@@ -1,11 +1,11 @@
-"""The prefix cache: which blocks hold a prefix, by its key.
+"""The prefix cache: a hash table that finds the block with a given prefix.
 
-A key is a number that is equal exactly where the whole prefix up to and including the block is equal, and the group of
-layers too. The cache is a hash table. The blocks of a bucket are linked in the order in which they were cached, so the
-first that matches is the one that has held its key for longest: equal blocks keep their own ids.
+Two blocks have the same key exactly if they are of one KV-cache group and all tokens up to their ends are equal. The
+blocks of a bucket are linked in the order in which they were cached, so a lookup finds the block that has held its key
+for longest. As in vLLM, equal blocks are not merged.
 
-A key below zero is known to one sequence alone, which asks for it when it comes back after a preemption. Most never do,
-so its blocks are put in the table when the sequence loses them, by `offer`.
+A negative key belongs to one sequence, which looks it up only when it is resumed after a preemption. Most sequences are
+never preempted, so a block with such a key enters the table only when the sequence gives it up, by `offer`.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from kvsim.engine.state import NO_KEY, Engine
 
 NO_BLOCK = HEAD
 _NOT_OFFERED = -1
-"""Stands in the place of the next block of the bucket."""
+"""Value of `next_alike` of a block that has a key but is not in the table."""
 _SPREAD = -7046029254386353131
-"""2^64 over the golden ratio, odd and read as signed: its multiples spread evenly over the high bits."""
+"""Multiplier of Fibonacci hashing: 2^64 divided by the golden ratio, as a signed odd number."""
 
 
 @part
 def find(engine: Engine, key: int) -> int:
-    """Return the block that has held `key` for longest, in use or free, or `NO_BLOCK`."""
+    """Return the block that has held `key` for longest, whether it is in use or free; `NO_BLOCK` if there is none."""
     block = engine.buckets[bucket_of(engine, key)].first
     while block != NO_BLOCK and engine.blocks[block].key != key:
         block = engine.blocks[block].next_alike
@@ -33,7 +33,7 @@ def find(engine: Engine, key: int) -> int:
 
 @part
 def cache(engine: Engine, block: int, key: int) -> None:
-    """Let `block`, which a table holds and which has no key, hold the prefix `key`."""
+    """Assign `key` to `block`, which a table holds and which has no key; put it into the table if the key is shared."""
     assert engine.blocks[block].refs > 0
     assert engine.blocks[block].key == NO_KEY
     engine.blocks[block].key = key
@@ -44,7 +44,7 @@ def cache(engine: Engine, block: int, key: int) -> None:
 
 @part
 def offer(engine: Engine, block: int) -> None:
-    """Let `block` be found by its key, if it has one."""
+    """Put `block` into the hash table, if it has a key and is not in it."""
     key = engine.blocks[block].key
     if key != NO_KEY and engine.blocks[block].next_alike == _NOT_OFFERED:
         bucket.push_back(engine.blocks, engine.buckets[bucket_of(engine, key)], block)

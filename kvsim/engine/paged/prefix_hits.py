@@ -1,7 +1,7 @@
-"""Prefix hits of a waiting sequence in all groups: the longest prefix that every group can serve.
+"""The lookup of a waiting sequence in the prefix cache: the longest prefix that every KV-cache group holds.
 
-The hit blocks follow all tables in `entries`, and `Group.num_hits` is their number for each group; blocks that a group
-does not need are null.
+The hit blocks are stored in `entries`, after all tables, and `Group.num_hits` is their number in each group. Blocks
+that a group does not read are null.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from kvsim.engine.records import Sequence
 from kvsim.engine.state import CHUNKED_LOCAL, FULL, MAMBA, SLIDING_WINDOW, Engine
 
 _ROW_BITS = 32
+"""Bits of the block's index in a key that no other sequence has; the sequence's row is above them."""
 
 
 @part
 def find(engine: Engine, sequence: Sequence) -> int:
-    """Find the leading tokens of a waiting sequence that the pool holds in all groups; return their number.
+    """Return the number of leading tokens of a waiting sequence that the cache holds in all groups; store their blocks.
 
-    The last token is always left to compute. Groups that are alike are looked up together, full attention first; what
-    one finds limits the next, until all agree.
+    The last token is never a hit, since it has to be computed. Groups of one kind are looked up together, full
+    attention first. The hit of each kind is the limit for the next, and rounds are repeated until all kinds agree.
     """
     settings, state = engine.settings, engine.state
     limit = sequence.num_tokens - 1
@@ -68,7 +69,7 @@ def find(engine: Engine, sequence: Sequence) -> int:
 
 @part
 def key_of(engine: Engine, sequence: Sequence, group: int, index: int) -> int:
-    """Return the key of a full block of a sequence in a group; behind the prompt no other sequence has it."""
+    """Return the key of a full block of a sequence in a group; after the known prompt it is unique to the sequence."""
     number = (index + 1) * engine.groups[group].hashes_per_block - 1
     if number < sequence.num_keys:
         key = engine.prompt_keys[sequence.first_key + number]
@@ -79,7 +80,7 @@ def key_of(engine: Engine, sequence: Sequence, group: int, index: int) -> int:
 
 @part
 def _find_alike(engine: Engine, sequence: Sequence, leader: int, limit: int) -> int:
-    """Find blocks of at most `limit` tokens for a group and those like it; return the number of entries."""
+    """Store the hits within `limit` tokens of a group and the groups of its kind; return their number of entries."""
     kind = engine.groups[leader].kind
     if kind == SLIDING_WINDOW:
         num_hits = _find_window(engine, sequence, leader, limit)
@@ -98,7 +99,7 @@ def _find_alike(engine: Engine, sequence: Sequence, leader: int, limit: int) -> 
 
 @part
 def _cut(engine: Engine, leader: int, hit_tokens: int) -> None:
-    """Cut the hits of a group and those like it to `hit_tokens`."""
+    """Shorten the hits of a group and the groups of its kind to `hit_tokens`."""
     group = leader
     while group != NO_GROUP:
         engine.groups[group].num_hits = hit_tokens // engine.groups[group].block_size
@@ -107,7 +108,7 @@ def _cut(engine: Engine, leader: int, hit_tokens: int) -> None:
 
 @part
 def _find_full(engine: Engine, sequence: Sequence, leader: int, limit: int) -> int:
-    """Find the leading blocks up to the first that is missing."""
+    """Return the number of hits of full attention: the leading blocks up to the first that is missing."""
     block_size, num_hits = engine.groups[leader].block_size, 0
     while num_hits < limit // block_size and _is_cached(engine, sequence, leader, num_hits):
         num_hits += 1
@@ -116,7 +117,9 @@ def _find_full(engine: Engine, sequence: Sequence, leader: int, limit: int) -> i
 
 @part
 def _find_window(engine: Engine, sequence: Sequence, leader: int, limit: int) -> int:
-    """Find the last run of blocks that covers a window, or a shorter run at the very beginning."""
+    """Return the number of hits of a window: up to the last run of blocks that covers it, or a shorter run at the
+    start.
+    """
     record = engine.groups[leader]
     needed, run = -(-(record.window - 1) // record.block_size), 0
     for index in range(limit // record.block_size - 1, -1, -1):
@@ -134,7 +137,9 @@ def _find_window(engine: Engine, sequence: Sequence, leader: int, limit: int) ->
 
 @part
 def _find_chunk(engine: Engine, sequence: Sequence, leader: int, limit: int) -> int:
-    """Find the blocks of the last token's chunk up to the first that is missing; earlier ones are not needed."""
+    """Return the number of hits of chunked attention: all before the last token's chunk, and in it up to the first
+    miss.
+    """
     record = engine.groups[leader]
     num_hits = limit // record.window * record.window // record.block_size
     _forget_before(engine, leader, num_hits)
@@ -145,7 +150,7 @@ def _find_chunk(engine: Engine, sequence: Sequence, leader: int, limit: int) -> 
 
 @part
 def _find_state(engine: Engine, sequence: Sequence, leader: int, limit: int) -> int:
-    """Find the last state that is kept."""
+    """Return the number of hits of a recurrent group: up to the last state that is cached at a common boundary."""
     block_size = engine.groups[leader].block_size
     for index in range(limit // block_size - 1, -1, -1):
         is_boundary = (index + 1) * block_size % engine.settings.cache_tokens == 0
@@ -157,7 +162,7 @@ def _find_state(engine: Engine, sequence: Sequence, leader: int, limit: int) -> 
 
 @part
 def _aligned(engine: Engine, leader: int, num_blocks: int) -> int:
-    """Return `num_blocks`, reduced to a boundary of all groups."""
+    """Return `num_blocks`, reduced to a boundary that all groups share."""
     while num_blocks * engine.groups[leader].block_size % engine.settings.cache_tokens != 0:
         num_blocks -= 1
     return num_blocks
@@ -165,7 +170,7 @@ def _aligned(engine: Engine, leader: int, num_blocks: int) -> int:
 
 @part
 def _is_cached(engine: Engine, sequence: Sequence, leader: int, index: int) -> bool:
-    """Tell whether every alike group holds a block, and note these among the hits."""
+    """Tell whether all groups of a kind have a block cached; store the blocks among the hits."""
     group = leader
     while group != NO_GROUP:
         block = prefix_cache.find(engine, key_of(engine, sequence, group, index))
@@ -178,7 +183,7 @@ def _is_cached(engine: Engine, sequence: Sequence, leader: int, index: int) -> b
 
 @part
 def _forget_before(engine: Engine, leader: int, end: int) -> None:
-    """Replace the hits before entry `end` by null blocks: they are not needed."""
+    """Replace the hits before entry `end` by null blocks, which the group does not read."""
     group = leader
     while group != NO_GROUP:
         begin = first_hit(engine, group)

@@ -1,8 +1,9 @@
-"""Keys of prompt blocks: equal keys exactly where everything up to the block's end is equal.
+"""Keys of prompt blocks for the prefix cache: two blocks have equal keys exactly if all tokens up to their ends are
+equal.
 
-Only equality matters to a prefix cache, so a key is a small integer that stands for its prefix. It can be derived
-from token ids, from chained hashes that a trace or an engine gives, or from a named prefix that several requests
-share.
+Only equality matters to a prefix cache, so a key is a small integer in place of vLLM's block hash. Keys are derived
+from what a workload knows about its prompts: token ids, chained hashes of a trace or an engine, images, or a named
+prefix that several requests share.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ from kvsim.workload import Ragged, Turns, Workload
 
 Column = npt.NDArray[np.int64]
 _MARK, _IMAGE, _TEXT = 0, 1, 2
-"""Ids that stand for tokens whose own are not known: a mark around an image, a part of it, and text of prefixes."""
+"""Token ids in place of unknown ones: a mark around an image, an image token, and (plus the prefix number) prefix text.
+"""
 
 
 class PrefixKeys:
-    """Hands out keys for blocks of `block_size` tokens."""
+    """Assigns keys to blocks of `block_size` tokens: the next integer to each new prefix."""
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
@@ -34,8 +36,8 @@ class PrefixKeys:
     ) -> list[int]:
         """Return the keys of the full blocks of a prompt given as token ids.
 
-        Prompts are equal only where what keeps them `apart` is equal, too: an adapter, or a salt. A key also covers
-        the `ahead` tokens behind its block, and the `images` that reach into these tokens.
+        Blocks have equal keys only if their prompts have equal values of `apart`, such as an adapter or a salt. A key
+        also covers the `ahead` tokens after its block, and the `images` that overlap these tokens.
         """
         keys: list[int] = []
         before = -1 if apart is None else self._intern(("apart", apart))
@@ -53,8 +55,8 @@ class PrefixKeys:
     def from_hashes(self, hashes: Sequence[int], unit_tokens: int, prompt_tokens: int) -> list[int]:
         """Return the keys of the full blocks of a prompt given as one chained hash per `unit_tokens` tokens.
 
-        The last unit may be partial. Where a unit is larger than a block, its blocks share its hash and differ by
-        their place.
+        The last unit may be partial. Where a unit is larger than a block, the keys of its blocks combine the unit's
+        hash with the index of the block in the unit.
 
         Raises:
             WorkloadError: neither size divides the other, so blocks would straddle units.
@@ -73,18 +75,18 @@ class PrefixKeys:
 
 
 def knows_prefixes(workload: Workload) -> bool:
-    """Tell whether the shared prefixes of prompts are known."""
+    """Tell whether a workload has any data from which equal prefixes of prompts can be recognized."""
     known = workload.prompt_token_ids is not None or len(workload.prompt_hashes.values) > 0
     known |= workload.turns is not None or workload.images is not None
     return known or bool((workload.prefix_group >= 0).any())
 
 
 def prompt_keys(workload: Workload, block_size: int, ahead: int = 0) -> Ragged[np.int64]:
-    """Return the keys of the full blocks of every prompt, each with the `ahead` tokens behind it, from the most
-    detailed account of it.
+    """Return the keys of the full blocks of every prompt, from the most detailed data that the workload has about it.
 
-    Where token ids or hashes are known they are those that `PrefixKeys` would hand out, one prompt after the other; the
-    full blocks inside a named prefix have keys of their own. A row is empty where nothing is known.
+    The order of preference is token ids, hashes, images, named prefixes; the row of a prompt without any is empty. Keys
+    are numbered in order of first appearance, as `PrefixKeys` would assign them. A key also covers the `ahead` tokens
+    after its block.
 
     Raises:
         WorkloadError: blocks would straddle the units that the workload has hashes of.
@@ -111,39 +113,47 @@ def prompt_keys(workload: Workload, block_size: int, ahead: int = 0) -> Ragged[n
 
 
 def with_answers(turns: Turns | None, prompts: Ragged[np.int64], block_size: int, ahead: int = 0) -> Ragged[np.int64]:
-    """Return the keys of `prompts`, and of all that a later turn repeats: full blocks of histories and answers.
+    """Return the keys of `prompts`, extended to the blocks of histories and answers that a later turn repeats.
 
-    What a prompt says of an answer before it holds; else the answer is the session's own.
+    `turns` tells how many leading tokens of a prompt repeat the prompt and the answer of an earlier turn. Keys of an
+    answer are those that the later prompt has for these tokens, where they are known; elsewhere they are new keys,
+    which both turns share.
     """
     if turns is None:
         return prompts
-    known, heard = prompts.lengths, _full_blocks(turns.history_tokens.astype(np.int64), block_size, ahead)
-    said, rows = np.maximum(known, heard), np.flatnonzero(turns.after >= 0)
-    lengths = said.copy()
-    np.maximum.at(lengths, turns.after[rows], heard[rows])
+    known, repeated = prompts.lengths, _full_blocks(turns.history_tokens.astype(np.int64), block_size, ahead)
+    of_prompt, rows = np.maximum(known, repeated), np.flatnonzero(turns.after >= 0)
+    lengths = of_prompt.copy()
+    np.maximum.at(lengths, turns.after[rows], repeated[rows])
     offsets = np.concatenate(([0], np.cumsum(lengths)))
     keys = np.arange(offsets[-1]) + prompts.values.max(initial=-1) + 1
-    block, row_of_block = _places(lengths)
+    block, row_of_block = _blocks_of_rows(lengths)
     keys[block < known[row_of_block]] = prompts.values
     begins = offsets.tolist()
-    waiting = [(begins[row], begins[after], row, after) for row, after in zip(rows, turns.after[rows], strict=True)]
-    for to, source, row, after in reversed(waiting):  # the first of several branches says what the answer was
-        first, end = said[after], min(known[row], heard[row])
-        keys[source + first : source + max(first, end)] = keys[to + first : to + max(first, end)]
-    for to, source, row, _ in waiting:  # each behind the turn that it waits for
-        first, end = known[row], max(known[row], heard[row])
-        keys[to + first : to + end] = keys[source + first : source + end]
+    pairs = [(begins[row], begins[after], row, after) for row, after in zip(rows, turns.after[rows], strict=True)]
+    # Known keys of an answer go from the later turn to the earlier. In reverse, so that the first of several turns that
+    # follow one answer is copied last and prevails.
+    for later, earlier, row, after in reversed(pairs):
+        first, end = of_prompt[after], min(known[row], repeated[row])
+        keys[earlier + first : earlier + max(first, end)] = keys[later + first : later + max(first, end)]
+    # Unknown keys of a history go from the earlier turn, whose row is complete by now, to the later.
+    for later, earlier, row, _ in pairs:
+        first, end = known[row], max(known[row], repeated[row])
+        keys[later + first : later + end] = keys[earlier + first : earlier + end]
     return Ragged(keys, offsets, np.int64)
 
 
 def _full_blocks(tokens: npt.NDArray[np.integer[Any]], block_size: int, ahead: int) -> Column:
-    """Return the blocks of the first `tokens` tokens that are full, with `ahead` more behind them."""
+    """Return the number of full blocks in `tokens` tokens that have `ahead` more tokens after them."""
     return np.asarray(np.maximum(tokens - ahead, 0) // block_size)
 
 
 def _codes_of_tokens(workload: Workload, block_size: int, ahead: int) -> tuple[Column, Column, int]:
-    """Return, for prompts of token ids, the full blocks of each (-1 for others), a number per block, and a bound of
-    these.
+    """Return codes of the blocks of prompts whose token ids are known.
+
+    Returns:
+        The number of full blocks of every prompt, -1 where no token ids are known; a code for each of these blocks, end
+        to end, equal for equal prefixes; and a number that is larger than every code.
     """
     token_ids, keys = workload.prompt_token_ids, PrefixKeys(block_size)
     if token_ids is None:
@@ -154,9 +164,7 @@ def _codes_of_tokens(workload: Workload, block_size: int, ahead: int) -> tuple[C
 
 
 def _codes_of_hashes(workload: Workload, block_size: int, ahead: int) -> tuple[Column, Column, int]:
-    """Return, for prompts of one chained hash per unit, the full blocks of each, a number per block, and a bound of
-    these.
-    """
+    """Return codes of the blocks of prompts with one chained hash per unit; see `_codes_of_tokens`."""
     hashes, unit_tokens = workload.prompt_hashes, workload.hash_unit_tokens
     if not len(hashes.values):
         return np.full(len(workload), -1), np.empty(0, np.int64), 0
@@ -164,8 +172,8 @@ def _codes_of_hashes(workload: Workload, block_size: int, ahead: int) -> tuple[C
     blocks_per_unit = max(unit_tokens // block_size, 1)
     known = np.minimum(workload.prompt_tokens, hashes.lengths * unit_tokens).astype(np.int64)
     lengths = _full_blocks(known, block_size, ahead)
-    block, row = _places(lengths)
-    # Where prompts part is known by units: units that differ count as different from their first token on.
+    block, row = _blocks_of_rows(lengths)
+    # Two units with different hashes count as different from their first token on: no finer data is known.
     unit = hashes.offsets[row] + ((block + 1) * block_size - 1 + ahead) // unit_tokens
     distinct, number = np.unique(hashes.values, return_inverse=True)
     codes = number[unit] * blocks_per_unit + block % blocks_per_unit
@@ -173,9 +181,9 @@ def _codes_of_hashes(workload: Workload, block_size: int, ahead: int) -> tuple[C
 
 
 def _codes_of_images(workload: Workload, block_size: int, ahead: int) -> tuple[Column, Column, int]:
-    """Return, for prompts of a workload with images, the full blocks of each, a number per block, and a bound of these.
+    """Return codes of the blocks of prompts in a workload with images; see `_codes_of_tokens`.
 
-    A prompt is known through its named prefix and the images that follow it at once.
+    The known part of a prompt is its named prefix and the images that directly follow it.
     """
     images, keys = workload.images, PrefixKeys(block_size)
     if images is None:
@@ -197,16 +205,16 @@ def _codes_of_images(workload: Workload, block_size: int, ahead: int) -> tuple[C
 
 
 def _codes_of_prefixes(workload: Workload, block_size: int, ahead: int) -> tuple[Column, Column, int]:
-    """Return, for prompts with a named prefix, the full blocks of each, a number per block, and a bound of these."""
+    """Return codes of the blocks of prompts with a named prefix; see `_codes_of_tokens`."""
     groups = workload.prefix_group.astype(np.int64)
     lengths = np.where(groups >= 0, _full_blocks(workload.prefix_tokens, block_size, ahead), 0).astype(np.int64)
-    block, row = _places(lengths)
+    block, row = _blocks_of_rows(lengths)
     longest = int(lengths.max(initial=0))
     return np.where(groups >= 0, lengths, -1), groups[row] * longest + block, (int(groups.max()) + 1) * longest
 
 
-def _places(lengths: Column) -> tuple[Column, Column]:
-    """Return the place of every block in its row, and its row, for rows laid end to end."""
+def _blocks_of_rows(lengths: Column) -> tuple[Column, Column]:
+    """Return, for every block of rows laid end to end, its index in its row and the index of the row."""
     row = np.repeat(np.arange(len(lengths)), lengths)
     begins = np.cumsum(lengths) - lengths
     return np.arange(len(row)) - begins[row], row
@@ -214,12 +222,12 @@ def _places(lengths: Column) -> tuple[Column, Column]:
 
 def _by_first_appearance(codes: Column, num_codes: int) -> Column:
     """Renumber `codes`, all below `num_codes`, in the order in which they first appear."""
-    if num_codes > 8 * len(codes):  # few of many: not worth a table of all
+    if num_codes > 8 * len(codes):  # a table of all codes would be mostly empty
         distinct, codes = np.unique(codes, return_inverse=True)
         num_codes = len(distinct)
     places = np.arange(len(codes))
     first = np.empty(num_codes, np.int64)
-    first[codes[::-1]] = places[::-1]  # of several values for one place, the last stays
+    first[codes[::-1]] = places[::-1]  # reversed, since the last of several assignments prevails
     first_place = first[codes]
     return (np.cumsum(first_place == places) - 1)[first_place]
 
@@ -233,14 +241,15 @@ def _check_sizes(unit_tokens: int, block_size: int) -> None:
 
 
 def all_prompt_keys(known: Ragged[np.int64], num_blocks: npt.NDArray[np.integer[Any]], rows: range) -> Ragged[np.int64]:
-    """Return the keys of all full blocks of prompts whose contents are `known`, as `Sequence.key_of` gives them.
+    """Return the keys of all `num_blocks` full blocks of every prompt, as `prefix_hits.key_of` computes them.
 
-    `rows` are the rows of the prompts in the workload of all servers.
+    Blocks with `known` keys have these. Every other block gets a negative key that no other request has, which combines
+    the request's row in the workload of all servers (from `rows`) and the block's index.
     """
     lengths = np.where(known.lengths > 0, num_blocks, 0).astype(np.int64)
-    block, row = _places(lengths)
+    block, row = _blocks_of_rows(lengths)
     keys = -1 - (rows.start + rows.step * row << 32 | block)
     is_known = block < known.lengths[row]
-    known_block, known_row = _places(known.lengths)
-    keys[is_known] = known.values[known_block < lengths[known_row]]  # others are of answers, which later prompts repeat
+    known_block, known_row = _blocks_of_rows(known.lengths)
+    keys[is_known] = known.values[known_block < lengths[known_row]]  # keys after the prompt are those of its answer
     return Ragged(keys, np.concatenate(([0], np.cumsum(lengths))), np.int64)
