@@ -52,18 +52,20 @@ def read_allocator(folder: str | os.PathLike[str]) -> AllocatorHistory | None:
     names = [item.name for item in fields(AllocatorHistory)]
     try:
         with pq.ParquetFile(file) as parquet:
-            said = (parquet.metadata.metadata or {}).get(IDENTITY_KEY, b"").decode("ascii", errors="replace")
+            identity_of_file = (
+                (parquet.metadata.metadata or {}).get(IDENTITY_KEY, b"").decode("ascii", errors="replace")
+            )
             data = parquet.read(columns=names)
         meta = file.with_name(provenance.FILE_NAME)
         identity = provenance.identity_of(provenance.read_document(meta)) if meta.exists() else ""
-        if not provenance.are_of_one(said, identity):
+        if not provenance.are_of_one(identity_of_file, identity):
             raise RecordingError(f"{file} is not of the recording beside it.")
         if any(data[name].null_count for name in names):
             raise RecordingError(f"{file} is damaged: a value is missing.")
         columns: dict[str, Any] = {name: data[name].cast(pa.int64()).to_numpy() for name in names if name != "action"}
         action = np.asarray(data["action"].cast(pa.string()).to_pylist(), np.str_)
     except (pa.ArrowException, OSError, KeyError, UnicodeDecodeError) as error:
-        reason = str(error).splitlines()[0].rstrip(".")
+        reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
         raise RecordingError(f"{file} is damaged or lacks a column: {reason}.") from error
     return AllocatorHistory(action=action, **columns)
 
