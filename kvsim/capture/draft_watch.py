@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from kvsim.errors import RecordingError, UsageError
+from kvsim.policies.draft_counts import DraftCounts
 from kvsim.policies.drafts import Drafts
-from kvsim.policies.outcomes import Outcomes
 from kvsim.policies.releases import rules_of
 from kvsim.policies.speculative_config import SpeculativeConfig
 
@@ -61,13 +61,13 @@ def check_drafts(scheduler: Any, release: str) -> None:
     try:
         config = SpeculativeConfig.of(speculative_config_of(scheduler))
         config.check_known_to(release)
-        nothing = Outcomes.from_rows([])
+        nothing = DraftCounts.from_rows([])
         drafts = Drafts.of(
             replace(config, num_modules=num_draft_modules(scheduler)),
             release,
             caches_prefixes=bool(scheduler.cache_config.enable_prefix_caching),
             has_connector=getattr(scheduler, "connector", None) is not None,
-            right=nothing,
+            accepted=nothing,
             proposed=nothing,
         )
     except UsageError as error:

@@ -21,9 +21,9 @@ from kvsim.kv_groups import KVCacheLayout, MambaMode
 from kvsim.kv_groups.grouping import hashed_by_mode
 from kvsim.policies import releases
 from kvsim.policies.connectors import Connector, Exchange, Remote
+from kvsim.policies.draft_counts import DraftCounts
 from kvsim.policies.drafts import Drafts
 from kvsim.policies.encoding import Encoding, ImageInput
-from kvsim.policies.outcomes import Outcomes
 from kvsim.policies.pipeline import Pipeline
 from kvsim.policies.settings import ContinuousSettings, Eviction, Order, PagedSettings
 from kvsim.policies.speculative_config import SpeculativeConfig
@@ -193,8 +193,8 @@ class OracleWorkload:
             release,
             caches_prefixes=self.cache.enable_prefix_caching,
             has_connector=self.connector is not None,
-            right=Outcomes.from_rows([request.right_drafts for request in self.requests]),
-            proposed=Outcomes.from_rows([request.proposed_drafts for request in self.requests]),
+            accepted=DraftCounts.from_rows([request.right_drafts for request in self.requests]),
+            proposed=DraftCounts.from_rows([request.proposed_drafts for request in self.requests]),
         )
         if self.layout is not None and not self.layout.is_uniform and drafts.drops_last_hit:
             raise UsageError(

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvsim.errors import RecordingError
+from kvsim.policies.draft_counts import DraftCounts
 from kvsim.policies.drafts import Drafts
-from kvsim.policies.outcomes import Outcomes
 from kvsim.recording.order import stable_order
 
 if TYPE_CHECKING:
@@ -39,12 +39,12 @@ def drafts_of(recording: Recording, scheduler: ContinuousSettings) -> Drafts | N
         scheduler.vllm,
         caches_prefixes=meta.prefix_caching,
         has_connector=recording.transfers is not None,
-        right=right,
+        accepted=right,
         proposed=waiting,
     )
 
 
-def _by_outputs(recording: Recording, outputs: IntArray, proposed: IntArray) -> tuple[Outcomes, Outcomes]:
+def _by_outputs(recording: Recording, outputs: IntArray, proposed: IntArray) -> tuple[DraftCounts, DraftCounts]:
     """Return the right drafts of each request, and the proposed ones, by the outputs that it has.
 
     Without `proposed`, as many are proposed as may be.
@@ -60,11 +60,11 @@ def _by_outputs(recording: Recording, outputs: IntArray, proposed: IntArray) -> 
     right, waiting = np.zeros((2, int(lengths.sum())), np.int64)
     right[before] = given - 1
     if not len(proposed):
-        nothing = Outcomes.from_rows([()] * num_requests)
-        return Outcomes(values=right, first=first, lengths=lengths), nothing
+        nothing = DraftCounts.from_rows([()] * num_requests)
+        return DraftCounts(values=right, first=first, lengths=lengths), nothing
     waiting[before + given] = proposed[rows]
-    proposals = Outcomes(values=waiting, first=first, lengths=lengths)
-    return Outcomes(values=right, first=first, lengths=lengths), proposals
+    proposals = DraftCounts(values=waiting, first=first, lengths=lengths)
+    return DraftCounts(values=right, first=first, lengths=lengths), proposals
 
 
 def _inferred_outputs(recording: Recording) -> IntArray:

@@ -461,9 +461,9 @@ def _drafting(drafts: Drafts, policy: Paged) -> dict[str, Any]:
     return {
         "num_drafts": drafts.num_tokens,
         "lookahead_tokens": drafts.lookahead_tokens,
-        "draft_slots": drafts.slots if by_request else 0,
+        "draft_slots": drafts.step_tokens if by_request else 0,
         "max_num_batched_tokens": chosen.max_num_batched_tokens
-        - (0 if by_request else drafts.slots * chosen.max_num_seqs),
+        - (0 if by_request else drafts.step_tokens * chosen.max_num_seqs),
         "ahead_tokens": drafts.ahead_tokens,
         "prompt_ahead_tokens": drafts.prompt_ahead_tokens,
         "drops_last_hit": drafts.drops_last_hit,
@@ -499,16 +499,16 @@ def _told(drafts: Drafts | None, size: int, *, compiled: bool) -> Records[record
     """Return the place of the given drafts of each request."""
     told = make(records.RequestDrafts, size + 1 if drafts else 0, compiled=compiled)
     if drafts is not None:
-        right, proposed = drafts.right, drafts.proposed
+        accepted, proposed = drafts.accepted, drafts.proposed
         fill(
-            told, 1, first_right=right.first, num_right=right.lengths,
-            first_proposed=proposed.first + len(right.values), num_proposed=proposed.lengths,
+            told, 1, first_right=accepted.first, num_right=accepted.lengths,
+            first_proposed=proposed.first + len(accepted.values), num_proposed=proposed.lengths,
         )  # fmt: skip
     return told
 
 
 def _told_drafts(drafts: Drafts | None, *, compiled: bool) -> Numbers:
-    parts = [np.zeros(0, np.int64)] if drafts is None else [drafts.right.values, drafts.proposed.values]
+    parts = [np.zeros(0, np.int64)] if drafts is None else [drafts.accepted.values, drafts.proposed.values]
     return numbers(np.concatenate(parts), compiled=compiled)
 
 

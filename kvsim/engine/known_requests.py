@@ -80,7 +80,7 @@ class Demand:
             last = self.prompt + self.output - 1 + self.stops_late
             if (drafting := policy.scheduler.drafting) is not None:  # its last steps verify drafts behind its end
                 steps = 1 + policy.scheduler.async_scheduling
-                last = last + drafting.most_behind_end(steps) + drafting.lookahead_tokens
+                last = last + drafting.most_past_end(steps) + drafting.lookahead_tokens
             last = np.minimum(last, policy.max_model_len)
             if layout is None or layout.is_uniform:
                 fits = -(-last // policy.unit_tokens) <= num_units

@@ -30,7 +30,7 @@ def drafts_words(found: Answer, plain: Answer) -> str:
     verdict = "change little for" if abs(gain) <= _SAME else "help" if gain > 0 else "do not help"
     blocks, all_blocks = found.server.budget().num_blocks, plain.server.budget().num_blocks
     drafting = found.server.drafting
-    accepted = "as vLLM draws them" if drafting and drafting.rates else found.server.acceptance
+    accepted = "as vLLM draws them" if drafting and drafting.synthetic_rates else found.server.acceptance
     return (
         f"Drafts {verdict} this load: {drafted.output_tokens_per_s:,.0f} output tokens/s and a TPOT of "
         f"{1e3 * drafted.tpot_s.p50:.1f} ms (p50), without them {usual.output_tokens_per_s:,.0f} and "

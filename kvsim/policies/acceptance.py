@@ -1,4 +1,8 @@
-"""Acceptance of drafts as the flag takes it: a rate, or shares by position."""
+"""Acceptance rates of drafts, by position, from the text of `--acceptance`.
+
+A simulation draws accepted drafts with these rates. The rate of a position is the share of steps that accept the draft
+at this position and all drafts before it, so that rates never rise. vLLM logs the same rates by position.
+"""
 
 from __future__ import annotations
 
@@ -9,38 +13,38 @@ from typing import Any
 from kvsim.errors import UsageError, shortened
 
 
-def check_shares(shares: Sequence[Any], name: str) -> tuple[float, ...]:
-    """Return shares of steps in which drafts up to each position are right, checked.
+def checked_rates(rates: Sequence[Any], name: str) -> tuple[float, ...]:
+    """Check acceptance rates by position, and return them; `name` is the setting in a message.
 
     Raises:
-        UsageError: they are no shares, or one is larger than that of the position before.
+        UsageError: a rate is not between 0 and 1, or is above the rate of the position before.
     """
-    for share in shares:
-        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
-            raise UsageError(f"{name} should be shares between 0 and 1, not {shortened(share)}.")
-    if any(later > share for share, later in pairwise(shares)):
+    for rate in rates:
+        if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate <= 1:
+            raise UsageError(f"{name} should be shares between 0 and 1, not {shortened(rate)}.")
+    if any(later > rate for rate, later in pairwise(rates)):
         raise UsageError(
             f"{name} should not rise from position to position: a draft counts only if all before it were right."
         )
-    return tuple(float(share) for share in shares)
+    return tuple(float(rate) for rate in rates)
 
 
-def shares_of(acceptance: str, num_tokens: int) -> tuple[float, ...] | None:
-    """Return the shares of steps in which each draft is right with all before it; None if a file says it.
+def rates_of(acceptance: str, num_tokens: int) -> tuple[float, ...] | None:
+    """Return the acceptance rates by position, for `num_tokens` drafts; None if `acceptance` names a file.
 
-    One number is the probability that a draft is right if all before it were; several are these shares themselves, as
-    vLLM logs them by position, and none behind the last is right.
+    A single number is the probability that a draft is accepted if all drafts before it were. Several numbers are the
+    rates by position; drafts after the last position are never accepted.
 
     Raises:
-        UsageError: a number is no share, or a share is larger than the one before.
+        UsageError: a number is not between 0 and 1, or a rate is above the one before.
     """
     try:
         numbers = [float(part) for part in acceptance.split(",")]
     except ValueError:
         return None
     if len(numbers) == 1:
-        [rate] = check_shares(numbers, "acceptance")
+        [rate] = checked_rates(numbers, "acceptance")
         return tuple(rate ** (index + 1) for index in range(num_tokens))
     if len(numbers) > num_tokens:
         raise UsageError(f"acceptance names {len(numbers)} positions, and {num_tokens} tokens are drafted.")
-    return check_shares(numbers, "acceptance")
+    return checked_rates(numbers, "acceptance")

@@ -1,4 +1,4 @@
-"""The layers and weights that a configuration of speculative decoding adds to a model."""
+"""Layers and weights that speculative decoding adds to a model; they reduce the memory left for the KV cache."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from kvsim.policies.speculative_config import SpeculativeConfig
 
 _EAGLE3_VOCABULARY = 32_000
-"""Tokens that published EAGLE3 heads draft from."""
+"""Vocabulary size of published EAGLE3 heads."""
 
 
 def additions_of(settings: ContinuousSettings, model: Model) -> dict[str, Any]:
-    """Return what drafts and the slots of adapters, as `plan_budget` takes them.
+    """Return the arguments of `plan_budget` for speculative decoding and for adapters (LoRA).
 
     Raises:
         UsageError: the draft model is not known.
@@ -33,7 +33,7 @@ def additions_of(settings: ContinuousSettings, model: Model) -> dict[str, Any]:
 
 
 def drafter_of(config: SpeculativeConfig, model: Model) -> Drafter | None:
-    """Return what drafts for `model`; None where drafts are looked up in the request's own tokens.
+    """Return the draft layers of `config` for `model`; None where drafts are looked up in the request's own tokens.
 
     Raises:
         UsageError: the draft model is not known, or its layers are not of plain attention.
@@ -63,8 +63,9 @@ def drafter_of(config: SpeculativeConfig, model: Model) -> Drafter | None:
 
 
 def _head_parameters(model: Model, *, is_third: bool) -> int:
-    """Count the parameters of an EAGLE head, or of an EAGLE3 head, which reads three states and has a vocabulary of
-    its own.
+    """Count the parameters of an EAGLE head, or (`is_third`) of an EAGLE3 head.
+
+    An EAGLE3 head reads three states of the model, and has its own, smaller vocabulary.
     """
     hidden, heads = model.hidden_size, model.num_attention_heads * model.head_dim
     kv = model.num_kv_heads * model.head_dim

@@ -1,4 +1,7 @@
-"""Demands of speculative decoding on the scheduler and on the cache."""
+"""Demands of speculative decoding on the scheduler and on the cache: what an engine reads of it.
+
+An engine knows neither vLLM's configuration nor its releases. `Drafts` combines both into plain numbers.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
+from kvsim.policies.draft_counts import DraftCounts, draft_counts_of
 from kvsim.policies.kinds import AnyPolicy, Paged
-from kvsim.policies.outcomes import Outcomes, outcomes_of
 from kvsim.policies.releases import check_drafts, rules_of
 from kvsim.policies.speculative_config import READS_STATES, SpeculativeConfig
 
@@ -17,24 +20,28 @@ class Drafts:
     """Demands of drafting on the scheduler and on the cache."""
 
     num_tokens: int
-    """Tokens drafted for every request and step."""
+    """Number of tokens drafted for every request and step."""
     lookahead_tokens: int = 0
-    """Slots behind its tokens that every request holds."""
-    slots: int = 0
-    """Tokens of a step that drafting itself takes for each request."""
+    """Number of slots that every request holds after its last token."""
+    step_tokens: int = 0
+    """Number of tokens of the step's budget that drafting itself takes for each request."""
     ahead_tokens: int = 0
-    """Tokens behind a block that its key covers."""
+    """Number of tokens after a block that the block's key covers."""
     prompt_ahead_tokens: int = 0
-    """Tokens of a prompt that drafting reads ahead."""
+    """Number of tokens of a prompt that the draft layers read ahead of the computed chunk."""
     drops_last_hit: bool = False
+    """Whether a request computes the last block of every prefix hit again, for the draft layers."""
     limits_running: bool = False
-    """Whether a step must have the lookahead of every request that runs."""
+    """Whether only as many requests may run as a step has room for with `lookahead_tokens` each."""
     by_batch: Sequence[tuple[int, int, int]] = ()
-    """Tokens drafted behind a step of a number of requests, from and to included; empty if that does not matter."""
-    right: Outcomes
-    """Drafts that are right, for each request by the number of its outputs; a request without numbers: all."""
-    proposed: Outcomes
-    """Drafts that are proposed, for each request by the number of its outputs; without numbers: as many as may be."""
+    """Entries (from, to, tokens): after a step of `from` to `to` requests, `tokens` are drafted for each.
+
+    Empty if `num_tokens` are always drafted.
+    """
+    accepted: DraftCounts
+    """Number of accepted drafts of each request, by its number of outputs; a request without numbers accepts all."""
+    proposed: DraftCounts
+    """Number of proposed drafts of each request, by its number of outputs; without numbers, as many as allowed."""
 
     @classmethod
     def of(
@@ -43,14 +50,14 @@ class Drafts:
         release: str,
         *,
         caches_prefixes: bool,
-        right: Outcomes,
-        proposed: Outcomes,
+        accepted: DraftCounts,
+        proposed: DraftCounts,
         has_connector: bool = False,
     ) -> Self:
-        """Return what a method of drafting asks of a release; with a KV connector, keys cover no tokens ahead.
+        """Return the demands of `config` in a release of vLLM; with a KV connector, keys cover no tokens ahead.
 
         Raises:
-            UsageError: drafts of the release are not known.
+            UsageError: speculative decoding of the release is not known.
         """
         check_drafts(release)
         if has_connector:
@@ -61,29 +68,30 @@ class Drafts:
         return cls(
             num_tokens=num_tokens,
             lookahead_tokens=config.lookahead_tokens,
-            slots=config.slots,
+            step_tokens=config.step_tokens,
             ahead_tokens=config.tokens_ahead(release) if caches_prefixes else 0,
             prompt_ahead_tokens=modules if reads_states or method == "dflash" else 0,
             drops_last_hit=config.drops_last_hit(release),
             limits_running=method == "dflash" and rules.keys_cover_drafts,
             by_batch=config.by_batch,
-            right=right,
+            accepted=accepted,
             proposed=proposed,
         )
 
     def numbers_by_batch(self, most: int) -> list[int]:
-        """Return the tokens drafted behind a step of each number of requests up to `most`; empty if all are equal."""
+        """Return how many tokens are drafted after a step of 0, 1, ..., `most` requests; empty without `by_batch`."""
         if not self.by_batch:
             return []
         numbers = []
         for size in range(most + 1):
-            earlier = [k for begin, _, k in self.by_batch if begin <= max(size, 1)]
+            # Between two ranges and after the last, the number of the range before applies.
+            earlier = [tokens for begin, _, tokens in self.by_batch if begin <= max(size, 1)]
             numbers.append(earlier[-1] if earlier else self.num_tokens)
         return numbers
 
 
 def drafts_of(policy: AnyPolicy, rows: range) -> Drafts | None:
-    """Return what speculative decoding asks of an engine with the requests in `rows` of a workload; None without.
+    """Return the speculative decoding of the requests in `rows` of a workload; None if `policy` has none.
 
     Raises:
         WorkloadError: the file of accepted drafts cannot be read.
@@ -91,11 +99,13 @@ def drafts_of(policy: AnyPolicy, rows: range) -> Drafts | None:
     if not isinstance(policy, Paged) or (config := policy.scheduler.drafting) is None:
         return None
     chosen = policy.scheduler
-    right, proposed = outcomes_of(chosen.acceptance, config.rates, config.num_tokens, chosen.acceptance_seed, rows)
+    accepted, proposed = draft_counts_of(
+        chosen.acceptance, config.synthetic_rates, config.num_tokens, chosen.acceptance_seed, rows
+    )
     return Drafts.of(
         config,
         chosen.vllm,
         caches_prefixes=policy.cache.enable_prefix_caching,
-        right=right,
+        accepted=accepted,
         proposed=proposed,
     )

@@ -7,7 +7,7 @@ from enum import Enum
 from typing import Any, Final, Self
 
 from kvsim.errors import UsageError, shortened
-from kvsim.policies.acceptance import shares_of
+from kvsim.policies.acceptance import rates_of
 from kvsim.policies.releases import DEFAULT, NEWEST, OLDEST, check_drafts, check_has, defaults_of, rules_of
 from kvsim.policies.speculative_config import SpeculativeConfig, canonical
 from kvsim.setting_fields import check_settings, setting, settings_in
@@ -239,8 +239,8 @@ class ContinuousSettings:
         """
         check_drafts(self.vllm)
         drafting.check_known_to(self.vllm)
-        if not drafting.rates:
-            shares_of(self.acceptance, drafting.num_tokens)
+        if not drafting.synthetic_rates:
+            rates_of(self.acceptance, drafting.num_tokens)  # raises for a wrong rate
         if self.async_scheduling and not drafting.is_async(self.vllm):
             raise UsageError(
                 f"vLLM {self.vllm} does not schedule ahead with drafts of the method {drafting.method!r}; leave "

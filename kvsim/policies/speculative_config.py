@@ -1,4 +1,4 @@
-"""vLLM's configuration of speculative decoding, read and checked."""
+"""vLLM's `--speculative-config`: read, checked as vLLM checks it, and reduced to what a simulation depends on."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from kvsim.errors import UnknownNameError, UsageError, shortened
-from kvsim.policies.acceptance import check_shares
+from kvsim.policies.acceptance import checked_rates
 from kvsim.policies.releases import rules_of
 
 READS_STATES = ("eagle", "eagle3", "mtp")
-"""Methods whose layers read the states of the model, one token behind."""
+"""Methods whose draft layers read the hidden states of the model, shifted by one token."""
 _LOOKS_UP = ("ngram", "ngram_gpu", "suffix")
 """Methods that look drafts up in the request's own tokens."""
 METHODS = (*READS_STATES, "dflash", "draft_model", *_LOOKS_UP)
-_NOT_FOLLOWED = ("dspark", "custom_class", "extract_hidden_states", "medusa", "mlp_speculator")
+_NOT_SIMULATED = ("dspark", "custom_class", "extract_hidden_states", "medusa", "mlp_speculator")
 MOST_DRAFTS = 1 << 8
-_FOLLOWED = {
+_SIMULATED = {
     "method": str,
     "model": str,
     "num_speculative_tokens": int,
@@ -33,7 +33,7 @@ _FOLLOWED = {
     "kv_cache_dtype": str,
     "quantization": str,
 }
-"""Keys that decide something here, and their types."""
+"""Keys that a simulation depends on, and their types."""
 _WITHOUT_EFFECT = (
     "attention_backend", "code_revision", "disable_padded_drafter_batch", "draft_load_config", "draft_sample_method",
     "enforce_eager", "fly_entropy_threshold", "fly_entropy_top_k", "fly_window_size", "index_share_for_mtp_iteration",
@@ -49,26 +49,34 @@ _ASYNC_BEFORE_33 = ("eagle", "eagle3", "mtp", "draft_model", "ngram_gpu", "dflas
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculativeConfig:
-    """vLLM's `--speculative-config`: what is read of it here."""
+    """The part of vLLM's `--speculative-config` that a simulation depends on."""
 
     method: str
     num_tokens: int
-    """Tokens drafted for every request and step (`num_speculative_tokens`)."""
+    """Number of tokens drafted for every request and step (`num_speculative_tokens`)."""
     model: str | None = None
+    """Name of the draft model."""
     by_batch: tuple[tuple[int, int, int], ...] = ()
-    """Tokens drafted behind a step of a number of requests, from and to included; empty if that does not matter."""
+    """Entries (from, to, tokens): after a step of `from` to `to` requests, `tokens` are drafted for each.
+
+    Empty if `num_tokens` are always drafted (`num_speculative_tokens_per_batch_size`).
+    """
     is_parallel: bool = False
     """All drafts of a request come from one pass (`parallel_drafting`)."""
     drops_no_block: bool = False
+    """Whether the last block of a prefix hit is kept (`disable_eagle_block_drop`)."""
     has_plain_hashes: bool = False
+    """Whether the key of a block covers no tokens after the block (`disable_lookahead_block_hashes`)."""
     tensor_parallel_size: int | None = None
-    """GPUs that share the draft model; None for those of the model, or 1."""
+    """Number of GPUs that share the draft model; None for as many as share the model."""
     kv_cache_dtype: str | None = None
     quantization: str | None = None
-    rates: tuple[float, ...] = ()
-    """Shares of accepted drafts by position, where vLLM draws them itself (`rejection_sample_method`: synthetic)."""
+    synthetic_rates: tuple[float, ...] = ()
+    """Acceptance rates by position with which vLLM itself draws accepted drafts (`rejection_sample_method`:
+    synthetic); empty if it verifies drafts with the model.
+    """
     num_modules: int = 1
-    """Modules of multi-token prediction that draft one after the other."""
+    """Number of multi-token-prediction modules that draft one after the other."""
 
     @property
     def looks_up(self) -> bool:
@@ -77,39 +85,39 @@ class SpeculativeConfig:
 
     @property
     def lookahead_tokens(self) -> int:
-        """Slots behind its tokens that every request holds."""
+        """Number of slots that every request holds after its last token."""
         return 0 if self.looks_up else self.num_tokens + (self.method == "dflash")
 
     @property
-    def slots(self) -> int:
-        """Tokens of a step that drafting itself takes for each request."""
+    def step_tokens(self) -> int:
+        """Number of tokens of the step's budget that drafting itself takes for each request."""
         is_model = self.method == "draft_model"
         if self.is_parallel:
             return self.num_tokens if is_model else self.num_tokens - 1
         return int(is_model)
 
     def tokens_ahead(self, release: str) -> int:
-        """Return the tokens behind a block that its key covers where a release caches prefixes."""
+        """Return how many tokens after a block the block's key covers in a release of vLLM."""
         covers = rules_of(release).keys_cover_drafts and self._drops(release) and not self.has_plain_hashes
         return min(self.num_modules, self.num_tokens) if covers else 0
 
     def drops_last_hit(self, release: str) -> bool:
-        """Tell whether a release computes the last block of every hit again, for the drafter."""
+        """Tell whether a release computes the last block of every prefix hit again, for the draft layers."""
         return self._drops(release) and not self.tokens_ahead(release)
 
     def _drops(self, release: str) -> bool:
-        """Tell whether the last block of a hit would be left out without longer keys."""
+        """Tell whether the draft layers lack the last block of a prefix hit, unless keys cover more tokens."""
         if rules_of(release).keys_cover_drafts:
             return self.method in READS_STATES and not self.drops_no_block
         return self.method in (*READS_STATES, "dflash")
 
     def check_starts(self, release: str, max_num_seqs: int, max_num_batched_tokens: int) -> None:
-        """Check that a step has tokens left beside those that drafting takes.
+        """Check that drafting leaves a step tokens for requests.
 
         Raises:
-            UsageError: it has not, so that vLLM does not start.
+            UsageError: drafting takes all tokens, so that vLLM does not start.
         """
-        taken = 0 if rules_of(release).drafting_takes_tokens else self.slots * max_num_seqs
+        taken = 0 if rules_of(release).drafting_takes_tokens else self.step_tokens * max_num_seqs
         if self.method == "dflash":
             taken = max(taken, self.lookahead_tokens)
         if max_num_batched_tokens <= taken:
@@ -118,15 +126,15 @@ class SpeculativeConfig:
                 "step; raise --max-num-batched-tokens, or lower --max-num-seqs or num_speculative_tokens."
             )
 
-    def most_behind_end(self, steps: int) -> int:
-        """Return the tokens behind the end of a sequence that its last steps compute at most, `steps` in flight."""
+    def most_past_end(self, steps: int) -> int:
+        """Return the maximum number of tokens computed past the end of a sequence, with `steps` steps in flight."""
         return steps * (1 + self.num_tokens) - 1
 
     def check_known_to(self, release: str) -> None:
-        """Check that a release has what the configuration asks for.
+        """Check that a release knows the keys of this configuration.
 
         Raises:
-            UsageError: it has not.
+            UsageError: the release lacks a key.
         """
         for name, is_asked in zip(
             _SINCE_33, (self.drops_no_block, self.has_plain_hashes, self.kv_cache_dtype is not None), strict=True
@@ -135,13 +143,13 @@ class SpeculativeConfig:
                 raise UsageError(f"vLLM {release} does not know {name} of speculative_config; leave it out.")
 
     def is_async(self, release: str) -> bool:
-        """Tell whether a release schedules ahead with it where it may choose."""
+        """Tell whether a release uses asynchronous scheduling with this method unless it is switched off."""
         if rules_of(release).drafts_have_v2_runner:
             return self.has_v2_runner(release) or self.method not in ("ngram", "suffix")
         return self.method in _ASYNC_BEFORE_33
 
     def has_v2_runner(self, release: str) -> bool:
-        """Tell whether model runner V2 of a release serves it."""
+        """Tell whether model runner V2 of a release serves this configuration."""
         by_runner_v2 = self.method in (*READS_STATES, "dflash") or rules_of(release).drafts_have_v2_runner
         return by_runner_v2 and not self.is_parallel and self.method != "suffix"
 
@@ -150,7 +158,7 @@ class SpeculativeConfig:
         """Read a configuration as vLLM's flag takes it: JSON, with vLLM's keys.
 
         Raises:
-            UsageError: it is no JSON object, vLLM refuses it, or kvsim does not follow a part of it.
+            UsageError: the text is not a JSON object, vLLM refuses it, or kvsim does not simulate a part of it.
         """
         return cls.of(read_config(text))
 
@@ -158,9 +166,9 @@ class SpeculativeConfig:
     def of(cls, document: Mapping[str, Any]) -> Self:
         """Read a configuration given as a mapping; see `parse`."""
         _check_keys(document)
-        told = {name: value for name, value in document.items() if value is not None}
-        method = _method_of(told)
-        num_tokens = told.get("num_speculative_tokens")
+        given = {name: value for name, value in document.items() if value is not None}
+        method = _method_of(given)
+        num_tokens = given.get("num_speculative_tokens")
         if num_tokens is None:
             raise UsageError("speculative_config should say num_speculative_tokens: kvsim does not load the draft model"
                              " that vLLM would read it from.")  # fmt: skip
@@ -168,39 +176,39 @@ class SpeculativeConfig:
             raise UsageError(
                 f"num_speculative_tokens should be at least 1 and at most {MOST_DRAFTS}, not {shortened(num_tokens)}."
             )
-        if method in ("eagle", "eagle3", "dflash", "draft_model") and "model" not in told:
+        if method in ("eagle", "eagle3", "dflash", "draft_model") and "model" not in given:
             raise UsageError(
                 f"speculative_config should name the model that drafts: vLLM does not start method {method!r} without."
             )
         return cls(
             method=method,
             num_tokens=num_tokens,
-            model=told.get("model"),
-            by_batch=_ranges(told.get("num_speculative_tokens_per_batch_size") or (), num_tokens),
-            is_parallel=told.get("parallel_drafting", False),
-            drops_no_block=told.get("disable_eagle_block_drop", False),
-            has_plain_hashes=told.get("disable_lookahead_block_hashes", False),
-            tensor_parallel_size=told.get("draft_tensor_parallel_size"),
-            kv_cache_dtype=told.get("kv_cache_dtype"),
-            quantization=told.get("quantization"),
-            rates=_synthetic(told, num_tokens),
+            model=given.get("model"),
+            by_batch=_ranges(given.get("num_speculative_tokens_per_batch_size") or (), num_tokens),
+            is_parallel=given.get("parallel_drafting", False),
+            drops_no_block=given.get("disable_eagle_block_drop", False),
+            has_plain_hashes=given.get("disable_lookahead_block_hashes", False),
+            tensor_parallel_size=given.get("draft_tensor_parallel_size"),
+            kv_cache_dtype=given.get("kv_cache_dtype"),
+            quantization=given.get("quantization"),
+            synthetic_rates=_synthetic_rates(given, num_tokens),
         )
 
 
-def canonical(told: Any) -> str:
-    """Return a configuration, given as JSON or as a mapping, as JSON in one spelling; an empty text stays.
+def canonical(config: Any) -> str:
+    """Return a configuration, given as JSON or as a mapping, as JSON with sorted keys; an empty text stays empty.
 
     Raises:
-        UsageError: it is neither.
+        UsageError: the configuration is neither JSON nor a mapping.
     """
-    if told == "":
+    if config == "":
         return ""
-    if isinstance(told, str):
-        told = read_config(told)
-    if not isinstance(told, Mapping):
-        raise UsageError(f"speculative_config should be a dict or its JSON, not {shortened(told)}.")
+    if isinstance(config, str):
+        config = read_config(config)
+    if not isinstance(config, Mapping):
+        raise UsageError(f"speculative_config should be a dict or its JSON, not {shortened(config)}.")
     try:
-        return json.dumps({str(name): value for name, value in told.items()}, sort_keys=True)
+        return json.dumps({str(name): value for name, value in config.items()}, sort_keys=True)
     except (TypeError, ValueError) as error:
         raise UsageError(f"speculative_config should be JSON: {error}.") from error
 
@@ -209,7 +217,7 @@ def read_config(text: str) -> dict[str, Any]:
     """Read the JSON object of `--speculative-config`.
 
     Raises:
-        UsageError: it is none.
+        UsageError: the text is not a JSON object.
     """
     try:
         document = json.loads(text)
@@ -224,43 +232,44 @@ def _check_keys(document: Mapping[str, Any]) -> None:
     """Check the names and the types of a configuration.
 
     Raises:
-        UsageError: one is not vLLM's.
+        UsageError: vLLM has no such key, or the key has another type.
     """
     if "tensor_parallel_size" in document:
         raise UsageError("speculative_config takes draft_tensor_parallel_size, not tensor_parallel_size.")
     for name, value in document.items():
-        if name not in _FOLLOWED and name not in _WITHOUT_EFFECT:
-            raise UnknownNameError("key of speculative_config", str(name), [*_FOLLOWED, *_WITHOUT_EFFECT])
-        kind: Any = _FOLLOWED.get(name)
+        if name not in _SIMULATED and name not in _WITHOUT_EFFECT:
+            raise UnknownNameError("key of speculative_config", str(name), [*_SIMULATED, *_WITHOUT_EFFECT])
+        kind: Any = _SIMULATED.get(name)
         kinds = (list, tuple) if kind is list else (int, float) if kind is float else (kind,)
-        right = kind is None or (isinstance(value, kinds) and (kind is bool or not isinstance(value, bool)))
-        if value is not None and not right:
+        # A bool is an int in Python, and no number here.
+        has_type = kind is None or (isinstance(value, kinds) and (kind is bool or not isinstance(value, bool)))
+        if value is not None and not has_type:
             raise UsageError(f"{name} of speculative_config should be {kind.__name__}, not {shortened(value)}.")
 
 
-def _method_of(told: Mapping[str, Any]) -> str:
-    """Return the method of a configuration, which vLLM takes from the model where none is named."""
-    method = told.get("method") or ("ngram" if told.get("model") in ("ngram", "[ngram]") else None)
+def _method_of(given: Mapping[str, Any]) -> str:
+    """Return the method of a configuration; if it names none, infer the method from the draft model, as vLLM does."""
+    method = given.get("method") or ("ngram" if given.get("model") in ("ngram", "[ngram]") else None)
     if method is None:
-        name = str(told.get("model", "")).lower()
+        name = str(given.get("model", "")).lower()
         found = [each for each in ("eagle3", "eagle", "dflash") if each in name]
         return found[0] if found else "draft_model"
     method = "mtp" if method.endswith("_mtp") else "ngram" if method == "[ngram]" else method
-    if method in _NOT_FOLLOWED:
+    if method in _NOT_SIMULATED:
         raise UsageError(f"kvsim does not follow drafts of the method {method!r}; it follows {', '.join(METHODS)}.")
     if method not in METHODS:
         raise UnknownNameError("method", str(method), METHODS)
     return str(method)
 
 
-def _ranges(told: Sequence[Any], num_tokens: int) -> tuple[tuple[int, int, int], ...]:
-    """Return the numbers of drafts by the number of requests in a step.
+def _ranges(entries: Sequence[Any], num_tokens: int) -> tuple[tuple[int, int, int], ...]:
+    """Check the entries of `num_speculative_tokens_per_batch_size`; return each as (from, to, tokens).
 
     Raises:
-        UsageError: vLLM does not start with them.
+        UsageError: vLLM does not start with these entries.
     """
     name, before = "num_speculative_tokens_per_batch_size", 0
-    for entry in told:
+    for entry in entries:
         numbers = tuple(entry) if isinstance(entry, list | tuple) else ()
         if len(numbers) != 3 or not all(type(number) is int for number in numbers):
             raise UsageError(f"{name} should list [from, to, tokens] in whole numbers, not {shortened(entry)}.")
@@ -270,19 +279,19 @@ def _ranges(told: Sequence[Any], num_tokens: int) -> tuple[tuple[int, int, int],
         if not 0 <= tokens <= num_tokens:
             raise UsageError(f"{name} may draft 0 to num_speculative_tokens ({num_tokens}) tokens, not {tokens}.")
         before = end
-    if told and told[0][0] != 1:
-        raise UsageError(f"the first range of {name} should begin at 1, not {told[0][0]}.")
-    return tuple((begin, end, tokens) for begin, end, tokens in told)
+    if entries and entries[0][0] != 1:
+        raise UsageError(f"the first range of {name} should begin at 1, not {entries[0][0]}.")
+    return tuple((begin, end, tokens) for begin, end, tokens in entries)
 
 
-def _synthetic(told: Mapping[str, Any], num_tokens: int) -> tuple[float, ...]:
-    """Return the shares of accepted drafts that vLLM draws itself, by position; empty where a model decides.
+def _synthetic_rates(given: Mapping[str, Any], num_tokens: int) -> tuple[float, ...]:
+    """Return the acceptance rates with which vLLM itself draws accepted drafts; empty if the model verifies drafts.
 
     Raises:
-        UsageError: vLLM does not start with them.
+        UsageError: vLLM does not start with these settings.
     """
-    rates, length = told.get("synthetic_acceptance_rates"), told.get("synthetic_acceptance_length")
-    if told.get("rejection_sample_method") != "synthetic":
+    rates, length = given.get("synthetic_acceptance_rates"), given.get("synthetic_acceptance_length")
+    if given.get("rejection_sample_method") != "synthetic":
         if rates is not None or length is not None:
             raise UsageError("synthetic_acceptance_rates and synthetic_acceptance_length are for "
                              "rejection_sample_method 'synthetic' alone; name it too.")  # fmt: skip
@@ -293,8 +302,9 @@ def _synthetic(told: Mapping[str, Any], num_tokens: int) -> tuple[float, ...]:
     if length is not None:
         if not 1 <= length <= num_tokens + 1:
             raise UsageError(f"synthetic_acceptance_length should be 1 to {num_tokens + 1}, not {shortened(length)}.")
+        # The mean length is 1 plus the sum of the rates: whole drafts are always accepted, a last one by the fraction.
         return tuple(min(max(length - 1 - index, 0.0), 1.0) for index in range(num_tokens))
     rates = rates or ()
     if len(rates) != num_tokens:
         raise UsageError(f"synthetic_acceptance_rates should be {num_tokens} shares, one a draft, not {len(rates)}.")
-    return check_shares(rates, "synthetic_acceptance_rates")
+    return checked_rates(rates, "synthetic_acceptance_rates")

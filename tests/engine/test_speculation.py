@@ -17,8 +17,8 @@ from kvsim.engine.state import FINISHED, PREEMPTED
 from kvsim.errors import UsageError, WorkloadError
 from kvsim.metrics import waste
 from kvsim.policies import Paged
-from kvsim.policies.acceptance import shares_of
-from kvsim.policies.outcomes import Outcomes, outcomes_of
+from kvsim.policies.acceptance import rates_of
+from kvsim.policies.draft_counts import DraftCounts, draft_counts_of
 from kvsim.policies.settings import ContinuousSettings, PagedSettings
 from kvsim.recording import RequestStatus
 from kvsim.simulation import Machine, simulate
@@ -70,21 +70,21 @@ def step(driver: Driver) -> dict[int, int]:
 
 @pytest.mark.parametrize("rate", [0.0, 0.3, 0.7, 1.0])
 def test_the_rate_is_that_of_drafts_behind_right_ones(rate: float) -> None:
-    shares = shares_of(str(rate), 4)
+    shares = rates_of(str(rate), 4)
     assert shares is not None
-    right = Outcomes.drawn(shares, 1, range(1)).values
+    right = DraftCounts.draw(shares, 1, range(1)).values
     reached = [np.count_nonzero(right >= count) for count in range(5)]
     for before, after in pairwise(reached):
         assert after == pytest.approx(rate * before, abs=0.01 * len(right))
 
 
 def test_shares_by_position_are_those_of_all_steps() -> None:
-    right = Outcomes.drawn((0.8, 0.6, 0.1), 0, range(1)).values
+    right = DraftCounts.draw((0.8, 0.6, 0.1), 0, range(1)).values
     assert [np.mean(right >= count) for count in (1, 2, 3, 4)] == pytest.approx([0.8, 0.6, 0.1, 0], abs=0.01)
 
 
 def test_a_seed_decides() -> None:
-    one, again, other = (Outcomes.drawn((0.5,), seed, range(3)).values for seed in (1, 1, 2))
+    one, again, other = (DraftCounts.draw((0.5,), seed, range(3)).values for seed in (1, 1, 2))
     np.testing.assert_array_equal(one, again)
     assert (one != other).any()
 
@@ -92,7 +92,7 @@ def test_a_seed_decides() -> None:
 def test_a_file_says_what_is_right_and_what_is_proposed(tmp_path: Path) -> None:
     file = tmp_path / "accepted.txt"
     file.write_text("# of two requests\n2 0 1\n\n1/3, 0/0\n")
-    right, proposed = outcomes_of(str(file), (), 3, 0, range(3))
+    right, proposed = draft_counts_of(str(file), (), 3, 0, range(3))
     rows = [
         [each.values[each.first[row] :][: each.lengths[row]].tolist() for row in range(3)] for each in (right, proposed)
     ]
@@ -112,7 +112,7 @@ def test_a_file_that_cannot_be_right_is_refused_by_its_line(tmp_path: Path, text
     file = tmp_path / "accepted.txt"
     file.write_text(text)
     with pytest.raises(WorkloadError, match=words):
-        outcomes_of(str(file), (), 3, 0, range(1))
+        draft_counts_of(str(file), (), 3, 0, range(1))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,136 @@
+"""Numbers of accepted and proposed drafts, request by request: drawn at random, or read from a file.
+
+A simulation has no model to verify drafts, so these numbers decide how many tokens a step gives a request. A draft
+counts only if all drafts before it were accepted. The number depends only on the request and on how many outputs it
+has: a request gets the same numbers in any batch, with any memory, preempted or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from kvsim.errors import WorkloadError, shortened
+from kvsim.policies.acceptance import rates_of
+
+_NUM_DRAWS = 1 << 16
+"""Length of the cyclic list of random numbers that all requests share. Each request begins at another index."""
+_STRIDE = 40_503
+"""Distance between the first indices of two consecutive requests. It is odd, and the length of the list is a power of
+two, so that no two of `_NUM_DRAWS` requests begin at the same index.
+"""
+_MOST_FILE_BYTES = 1 << 28
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftCounts:
+    """A cyclic list of numbers of drafts for each request.
+
+    A request with `k` outputs reads `values[first + k % length]`. Requests may share values.
+    """
+
+    values: npt.NDArray[np.int64]
+    first: npt.NDArray[np.int64]
+    """Index in `values` at which the list of each request begins: int64[num_requests]."""
+    lengths: npt.NDArray[np.int64]
+    """Length of the list of each request: int64[num_requests]; 0 for a request without numbers."""
+
+    @classmethod
+    def from_rows(cls, rows: Sequence[Sequence[int]]) -> Self:
+        """Return the lists in `rows`, one for each request, of any lengths."""
+        lengths = np.array([len(row) for row in rows], np.int64)
+        values = np.array([number for row in rows for number in row], np.int64)
+        return cls(values=values, first=np.cumsum(lengths) - lengths, lengths=lengths)
+
+    @classmethod
+    def draw(cls, rates: Sequence[float], seed: int, rows: range) -> Self:
+        """Draw the numbers of accepted drafts of the requests in `rows` of a workload.
+
+        `rates[i]` is the share of steps that accept draft `i` and all drafts before it, as in `rates_of`.
+        """
+        # One uniform number decides a whole step: it accepts the drafts whose rate lies above the number. Rates never
+        # rise from position to position, so that these are the first drafts, without a gap.
+        draws = np.random.default_rng(seed).random(_NUM_DRAWS)
+        accepted = np.zeros(_NUM_DRAWS, np.int64)
+        for rate in rates:
+            accepted += draws < rate
+        first = np.arange(rows.start, rows.stop, rows.step, dtype=np.int64) * _STRIDE % _NUM_DRAWS
+        lengths = np.full(len(rows), _NUM_DRAWS, np.int64)
+        # The list appears twice in `values`, so that a request can read `_NUM_DRAWS` numbers from any index on.
+        return cls(values=np.concatenate((accepted, accepted)), first=first, lengths=lengths)
+
+    def repeated(self, rows: range) -> Self:
+        """Return the lists for the requests in `rows` of a workload; list `row % n` of these `n` lists is for `row`."""
+        chosen = np.arange(rows.start, rows.stop, rows.step) % len(self.first)
+        return type(self)(values=self.values, first=self.first[chosen], lengths=self.lengths[chosen])
+
+
+def read_draft_counts(path: Path) -> tuple[DraftCounts, DraftCounts]:
+    """Read the numbers of accepted and of proposed drafts from a file.
+
+    A line belongs to a request. Its numbers are those of steps in which the request has 0, 1, 2, ... outputs: how many
+    drafts are accepted, or `accepted/proposed`. Where requests outnumber lines, the lines repeat; where outputs
+    outnumber the numbers of a line, these repeat.
+
+    Raises:
+        WorkloadError: the file cannot be read, or a number is impossible; the message names the line.
+    """
+    accepted: list[list[int]] = []
+    proposed: list[list[int]] = []
+    for number, line in enumerate(_lines_of(path), 1):
+        parts = line.partition("#")[0].replace(",", " ").split()
+        if not parts:
+            continue
+        pairs = [part.partition("/") for part in parts]
+        has_proposed = any(slash for _, slash, _ in pairs)
+        if not all(_is_number(one) and (_is_number(two) if slash else not has_proposed) for one, slash, two in pairs):
+            raise WorkloadError(f"{path}, line {number}: accepted drafts are whole numbers, or all are right/proposed.")
+        accepted.append([int(one) for one, _, _ in pairs])
+        proposed.append([int(two) for _, _, two in pairs] if has_proposed else [])
+        if has_proposed and any(one > two for one, two in zip(accepted[-1], proposed[-1], strict=True)):
+            raise WorkloadError(f"{path}, line {number}: more drafts are right than are proposed.")
+    if not accepted:
+        raise WorkloadError(f"{path}: there is no line with accepted drafts.")
+    return DraftCounts.from_rows(accepted), DraftCounts.from_rows(proposed)
+
+
+def _lines_of(path: Path) -> list[str]:
+    """Read the lines of a file of accepted drafts."""
+    try:
+        if path.stat().st_size > _MOST_FILE_BYTES:
+            raise WorkloadError(f"{path}: a file of accepted drafts may have 256 MiB.")
+        return path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise WorkloadError(
+            f"acceptance should be a rate, shares by position, or a file of accepted drafts; {shortened(str(path))} "
+            "cannot be read as one."
+        ) from error
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 10
+
+
+def draft_counts_of(
+    acceptance: str, synthetic_rates: Sequence[float], num_tokens: int, seed: int, rows: range
+) -> tuple[DraftCounts, DraftCounts]:
+    """Return the accepted and the proposed drafts of the requests in `rows` of a workload.
+
+    Args:
+        acceptance: The setting: a rate, rates by position, or a file; ignored if there are `synthetic_rates`.
+        synthetic_rates: Rates with which vLLM itself draws accepted drafts; empty if it verifies drafts with the model.
+        num_tokens: Tokens drafted for each request and step.
+        seed: Seed of the drawn numbers.
+        rows: Rows of the requests in the workload.
+    """
+    rates = synthetic_rates or rates_of(acceptance, num_tokens)
+    if rates is not None:
+        as_many_as_allowed = DraftCounts.from_rows([()] * len(rows))
+        return DraftCounts.draw(rates, seed, rows), as_many_as_allowed
+    accepted, proposed = read_draft_counts(Path(acceptance))
+    return accepted.repeated(rows), proposed.repeated(rows)
