@@ -1,7 +1,7 @@
-"""Model shapes: the cache of every layer, the bytes of the weights, the arithmetic of a token.
+"""Model shapes: what each layer caches, the bytes of the weights, and the FLOPs per token.
 
-Models are listed (`listed.toml`), or read from the `config.json` that Hugging Face publishes. This room knows neither
-GPUs nor blocks nor time.
+The simulator and the sizing formulas get every fact about a model from here. A model is one of those in `listed.toml`,
+or is read from a Hugging Face `config.json`. This package does not depend on GPUs, blocks or step times.
 """
 
 from __future__ import annotations

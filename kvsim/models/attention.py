@@ -1,4 +1,8 @@
-"""List the caches of attention layers by the rules of vLLM 0.25.1: sliding, chunked or latent."""
+"""List the caches that each decoder layer of a transformer has, from its `config.json`, by the rules of vLLM 0.25.1.
+
+The size of the KV cache follows from this list. Every rule is for one family of architectures, and tells which layers
+have full attention, a sliding window, chunks or a latent. `kvsim.models.recurrent` has the rules for recurrent layers.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +20,15 @@ MOST_LAYERS = 10_000
 """Maximum number of layers of a model; real models have far fewer."""
 
 Caches = list[tuple["Layer", ...]]
-"""Caches of each layer of a model."""
+"""Caches by decoder layer; an empty tuple for a layer without a cache."""
 
 
 def num_layers(config: Config) -> int:
-    """Return the number of decoder layers; the length of the layer pattern if only that is stated."""
-    for pattern in ("hybrid_override_pattern", "layers_block_type"):
-        stated = config.fields.get(pattern)
-        if isinstance(stated, str | list) and stated and not config.states("num_hidden_layers"):
-            return len(stated)
+    """Return the number of decoder layers: the stated number, or the length of the stated layer pattern."""
+    for field in ("hybrid_override_pattern", "layers_block_type"):
+        pattern = config.fields.get(field)
+        if isinstance(pattern, str | list) and pattern and not config.states("num_hidden_layers"):
+            return len(pattern)
     return config.count("num_hidden_layers", "n_layer", "num_layers", "n_layers", most=MOST_LAYERS)
 
 
@@ -37,17 +41,18 @@ def num_kv_heads(config: Config) -> int:
     """Return the number of key and value heads."""
     heads = num_heads(config)
     names = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
-    found = config.count(*names, default=heads, most=heads)
-    if heads % found:
+    kv_heads = config.count(*names, default=heads, most=heads)
+    if heads % kv_heads:
         raise config.wrong(next(filter(config.states, names)), f"a divisor of the {heads} attention heads")
-    return found
+    return kv_heads
 
 
 def head_dim(config: Config) -> int:
-    """Return the elements of one head."""
+    """Return the number of elements of one head."""
     hidden, heads = hidden_size(config), num_heads(config)
-    divides = hidden % heads == 0 or config.states("kv_lora_rank")  # of a latent, heads have their own sizes
-    return config.count("head_dim", "attention_head_dim", default=hidden // heads if divides else None)
+    # With latent attention, other fields state the sizes of heads, so that this quotient may be inexact.
+    has_default = hidden % heads == 0 or config.states("kv_lora_rank")
+    return config.count("head_dim", "attention_head_dim", default=hidden // heads if has_default else None)
 
 
 def hidden_size(config: Config) -> int:
@@ -56,15 +61,20 @@ def hidden_size(config: Config) -> int:
 
 
 def full(config: Config) -> FullAttention:
-    """Return a layer of full attention with the model's main heads."""
+    """Return a full-attention layer with the KV heads and head sizes that the model states."""
     size = head_dim(config)
     return FullAttention(
         num_kv_heads=num_kv_heads(config), head_dim=size, value_head_dim=config.count("v_head_dim", default=size)
     )
 
 
-def plain(config: Config) -> Caches:
-    """List layers by `layer_types`; without it, all layers slide if `sliding_window` applies, or none."""
+def by_layer_types(config: Config) -> Caches:
+    """List full and sliding layers by `layer_types`, if that list has both kinds.
+
+    Otherwise all layers are alike: sliding if `sliding_window` is set and `use_sliding_window` is not false, else full.
+    A list with only one kind is ignored, as in vLLM: its `is_interleaved` is false for such a list, and then one
+    window, that of the model, applies to all layers.
+    """
     kinds = config.texts("layer_types", num_layers(config))
     if kinds is not None:
         unknown = sorted(set(kinds) - {"full_attention", "sliding_attention"})
@@ -74,65 +84,74 @@ def plain(config: Config) -> Caches:
             return windowed(config, [kind == "sliding_attention" for kind in kinds])
     elif config.states("sliding_window_pattern"):
         raise config.wrong("layer_types", "a list, since sliding_window_pattern is stated")
-    slides = config.states("sliding_window") and config.flag("use_sliding_window", default=True)
-    if slides and config.fields["sliding_window"] == 0:  # in some checkpoints, 0 means no window
-        slides = False
-    return windowed(config, [slides] * num_layers(config))
+    has_window = config.states("sliding_window") and config.flag("use_sliding_window", default=True)
+    if has_window and config.fields["sliding_window"] == 0:  # in some checkpoints, 0 means no window
+        has_window = False
+    return windowed(config, [has_window] * num_layers(config))
 
 
-def windowed(config: Config, slides: Sequence[bool]) -> Caches:
-    """List layers with equal heads; `slides` tells which are sliding."""
+def windowed(config: Config, is_sliding: Sequence[bool]) -> Caches:
+    """List full and sliding layers with the same heads; `is_sliding` has one entry per layer."""
     layer = full(config)
-    if not any(slides):
-        return [(layer,)] * len(slides)
+    if not any(is_sliding):
+        return [(layer,)] * len(is_sliding)
     sliding = SlidingWindow(
         num_kv_heads=layer.num_kv_heads,
         head_dim=layer.head_dim,
         value_head_dim=layer.value_head_dim,
         window=config.count("sliding_window"),
     )
-    return [(sliding,) if slide else (layer,) for slide in slides]
+    return [(sliding,) if slides else (layer,) for slides in is_sliding]
 
 
-def every(pattern: int, config: Config) -> Caches:
-    """Make all layers sliding but every `pattern`-th; `layer_types` or `sliding_window_pattern` overrides this."""
+def full_every_nth(n: int, config: Config) -> Caches:
+    """List layers of which every `n`-th is full and all others slide.
+
+    `layer_types` overrides this pattern, and `sliding_window_pattern` overrides `n`.
+    """
     if config.states("layer_types"):
-        return plain(config)
-    pattern = config.count("sliding_window_pattern", "_sliding_window_pattern", default=pattern)
-    return windowed(config, [(index + 1) % pattern != 0 for index in range(num_layers(config))])
+        return by_layer_types(config)
+    n = config.count("sliding_window_pattern", "_sliding_window_pattern", default=n)
+    return windowed(config, [(index + 1) % n != 0 for index in range(num_layers(config))])
 
 
-def even_layers_slide(config: Config) -> Caches:
-    """List the layers of gpt-oss: those of even index slide, regardless of the configuration."""
+def gpt_oss(config: Config) -> Caches:
+    """List the layers of gpt-oss: layers 0, 2, 4 and so on slide, even if `layer_types` states otherwise."""
     return windowed(config, [index % 2 == 0 for index in range(num_layers(config))])
 
 
 def gemma_3n(config: Config) -> Caches:
-    """List the layers of Gemma 3n: the last layers read the caches of earlier layers and have none."""
-    return _with_shared(config, every(5, config))
+    """List the layers of Gemma 3n: its last layers have no cache and read those of earlier layers."""
+    return _without_shared(config, full_every_nth(5, config))
 
 
-def _with_shared(config: Config, layers: Caches) -> Caches:
-    shared = config.count("num_kv_shared_layers", default=0, least=0, most=len(layers) - 1)
-    return layers[: len(layers) - shared] + [()] * shared
+def _without_shared(config: Config, layers: Caches) -> Caches:
+    """Return `layers` with no caches in the last `num_kv_shared_layers` layers, which read those of earlier layers."""
+    num_shared = config.count("num_kv_shared_layers", default=0, least=0, most=len(layers) - 1)
+    return layers[: len(layers) - num_shared] + [()] * num_shared
 
 
 def gemma_4(config: Config) -> Caches:
-    """List the layers of Gemma 4: full layers have other heads, and the last layers may have no cache."""
-    layers = every(6, config)
-    layers[-1] = (full(config),)
+    """List the layers of Gemma 4: full layers have other heads than sliding layers; the last ones may have no cache."""
+    layers = full_every_nth(6, config)
+    layers[-1] = (full(config),)  # the last layer is full, even if the pattern makes it sliding
     layers = [
-        (_global(config, index),) if isinstance(caches[0], FullAttention) and caches[0].kind == "full" else caches
+        (_gemma_4_full_layer(config, index),)
+        if isinstance(caches[0], FullAttention) and caches[0].kind == "full"
+        else caches
         for index, caches in enumerate(layers)
     ]
-    return _with_shared(config, layers)
+    return _without_shared(config, layers)
 
 
-def _global(config: Config, index: int) -> FullAttention:
-    """Return a full layer of Gemma 4, whose heads are stated once for all full layers, or for each."""
-    stated = config.fields.get("per_layer_config")
-    own = stated.get(f"{index:02d}", stated.get(str(index))) if isinstance(stated, dict) else None
-    nested = type(config)(own if isinstance(own, dict) else {}, f"per_layer_config of {config.where}")
+def _gemma_4_full_layer(config: Config, index: int) -> FullAttention:
+    """Return the full layer `index` of Gemma 4.
+
+    Its heads are stated in `per_layer_config`, under "05" or "5" for layer 5, or in fields for all full layers.
+    """
+    per_layer = config.fields.get("per_layer_config")
+    stated = per_layer.get(f"{index:02d}", per_layer.get(str(index))) if isinstance(per_layer, dict) else None
+    nested = type(config)(stated if isinstance(stated, dict) else {}, f"per_layer_config of {config.where}")
     size = nested.count("head_dim", default=config.count("global_head_dim", default=head_dim(config)))
     heads = config.count("num_global_key_value_heads", default=num_kv_heads(config))
     heads = nested.count("num_key_value_heads", default=heads)
@@ -140,7 +159,10 @@ def _global(config: Config, index: int) -> FullAttention:
 
 
 def llama_4(config: Config) -> Caches:
-    """List the layers of Llama 4: three of four are chunked; layers without rotary positions are full."""
+    """List the layers of Llama 4: layers with rotary positions are chunked, layers without are full.
+
+    By default every fourth layer has no rotary positions.
+    """
     count = num_layers(config)
     layer = full(config)
     if config.fields.get("attention_chunk_size", 8192) is None:
@@ -149,18 +171,19 @@ def llama_4(config: Config) -> Caches:
     chunked = ChunkedLocal(
         num_kv_heads=layer.num_kv_heads, head_dim=layer.head_dim, value_head_dim=layer.value_head_dim, window=chunk
     )
-    rotary = config.fields.get("no_rope_layers")
-    if rotary is not None and rotary != []:
-        whole = isinstance(rotary, list | tuple) and all(type(one) is int and one in (0, 1) for one in rotary)
-        if not whole or len(rotary) != count:
+    # Despite its name, this list has 1 for layers with rotary positions and 0 for layers without.
+    has_rotary = config.fields.get("no_rope_layers")
+    if has_rotary is not None and has_rotary != []:
+        is_list = isinstance(has_rotary, list | tuple) and all(type(x) is int and x in (0, 1) for x in has_rotary)
+        if not is_list or len(has_rotary) != count:
             raise config.wrong("no_rope_layers", f"a list of {count} ones and zeros, one for every layer")
-        return [(chunked,) if is_rotary else (layer,) for is_rotary in rotary]
+        return [(chunked,) if is_rotary else (layer,) for is_rotary in has_rotary]
     interval = config.count("no_rope_layer_interval", default=4)
     return [(chunked,) if (index + 1) % interval else (layer,) for index in range(count)]
 
 
 def latent(config: Config) -> Caches:
-    """List the layers of DeepSeek: a latent in every layer, and indexer keys if attention is sparse."""
+    """List the layers of DeepSeek: every layer has a latent, and also indexer keys if attention is sparse."""
     sparse = config.count("index_topk", default=0, least=0) > 0
     layer = Mla(
         kv_lora_rank=config.count("kv_lora_rank"), rope_dim=config.count("qk_rope_head_dim", least=0), sparse=sparse

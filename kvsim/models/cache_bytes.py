@@ -1,6 +1,7 @@
-"""Compute the bytes of a token in the cache of one layer on one GPU, by cache type.
+"""Compute the bytes per token in the cache of one layer on one GPU, for every value of `--kv-cache-dtype`.
 
-The rules are those of vLLM 0.25.1, including its waste: `int4_per_token_head` packs only the heads of full layers.
+The sizes are those that vLLM 0.25.1 allocates, which is more than needed in one case: with `int4_per_token_head`, it
+packs two elements into a byte in full layers only.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _NOT_MLA = ("fp8_e5m2", "nvfp4", "fp8_per_token_head", "int8_per_token_head", "i
 _SPARSE = ("auto", "bfloat16", "fp8", "fp8_ds_mla")
 """Cache types that vLLM's backend supports for sparse latent attention."""
 _SCALE_BYTES = 4
-"""Bytes of the float32 scale that `per_token_head` types keep for every key and every value of a head."""
+"""Bytes of a float32 scale; `per_token_head` types have one for each key and one for each value, per token and head."""
 
 
 def check_kv_cache_dtype(kv_cache_dtype: str) -> None:
@@ -29,7 +30,7 @@ def check_kv_cache_dtype(kv_cache_dtype: str) -> None:
 
 
 def check_layer_takes(layer: Attention, kv_cache_dtype: str) -> None:
-    """Raise a UsageError if no backend of vLLM 0.25.1 supports the cache type for such a layer."""
+    """Raise a UsageError if no attention backend of vLLM 0.25.1 supports the cache type for this kind of layer."""
     if isinstance(layer, Mla):
         is_taken = kv_cache_dtype in _SPARSE if layer.sparse else kv_cache_dtype not in (*_NOT_MLA, "fp8_ds_mla")
         kind, instead = "sparse latent attention" if layer.sparse else "multi-head latent attention", "auto and fp8 are"
@@ -43,7 +44,7 @@ def check_layer_takes(layer: Attention, kv_cache_dtype: str) -> None:
 def bytes_per_token(
     layer: Attention | Indexer, *, dtype: str, kv_cache_dtype: str = "auto", tensor_parallel_size: int = 1
 ) -> int:
-    """Return the bytes per token in `layer` on each GPU; `dtype` is the model's type, used for `auto`."""
+    """Return the bytes per token in `layer` on each GPU; a `kv_cache_dtype` of `auto` means the model's `dtype`."""
     check_kv_cache_dtype(kv_cache_dtype)
     if isinstance(layer, Indexer):
         return layer.bytes_per_token
@@ -56,21 +57,22 @@ def bytes_per_token(
 
 
 def element_bytes(dtype: str, kv_cache_dtype: str) -> int:
-    """Return the bytes of one cache element, before packing."""
+    """Return the bytes of one cache element, where 4-bit types count as one byte: `_stored` halves their number."""
     if kv_cache_dtype == "auto":
         return DTYPE_BYTES[dtype]
     return 2 if kv_cache_dtype in ("bfloat16", "float16") else 1
 
 
 def _key_and_value(layer: FullAttention) -> tuple[int, int]:
-    # A chunked layer's page is computed from the key alone, twice.
+    """Return the number of elements of a key and of a value of one head."""
+    # For a chunked layer, vLLM takes values to be as large as keys.
     return (layer.head_dim, layer.head_dim if isinstance(layer, ChunkedLocal) else layer.value_head_dim)
 
 
 def _stored(layer: FullAttention, head_dim: int, kv_cache_dtype: str) -> int:
-    """Return the stored elements of `head_dim` elements of a head."""
+    """Return the number of stored elements for a key or value with `head_dim` elements, after packing."""
     if kv_cache_dtype == "nvfp4":
-        return head_dim // 2 + head_dim // 16
+        return head_dim // 2 + head_dim // 16  # two in a byte, and a one-byte scale for every 16
     if kv_cache_dtype == "int4_per_token_head" and not isinstance(layer, SlidingWindow):
         return head_dim // 2
     return head_dim

@@ -1,4 +1,4 @@
-"""Read the fields of a Hugging Face `config.json`, and name missing or invalid fields."""
+"""Read checked fields of a Hugging Face `config.json`, so that errors name the file, the field and the right value."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ LARGEST = 1 << 27
 _MOST_SHOWN = 80
 """Characters of an invalid value that a message shows."""
 _TEXT_MODELS = ("text_config", "llm_config", "language_config")
-_OF_BOTH = ("architectures", "tie_word_embeddings", "dtype", "torch_dtype")
+_INHERITED = ("architectures", "tie_word_embeddings", "dtype", "torch_dtype")
 """Fields that a nested text model inherits from its wrapper."""
 
 
 class Config:
-    """Fields of one configuration. Text models inside image models have theirs in `text_config`."""
+    """Fields of one configuration. An image model has the fields of its text model in a nested object, see `text`."""
 
     def __init__(self, fields: Mapping[str, Any], where: str, architecture: str = "") -> None:
         """Store the fields; `where` names the file in messages, `architecture` is the class of the text model."""
@@ -27,7 +27,7 @@ class Config:
         self.architecture = architecture
 
     def text(self, architecture: str) -> Config:
-        """Return the fields of the text model, of class `architecture`."""
+        """Return the configuration of the text model, whose class is `architecture`."""
         stated = [name for name in _TEXT_MODELS if self.states(name)]
         if not stated:
             return Config(self.fields, self.where, architecture)
@@ -35,7 +35,7 @@ class Config:
         nested = self.fields[name]
         if len(stated) > 1 or not isinstance(nested, dict) or not nested:
             raise self.wrong(name, "the one object with the fields of the text model")
-        inherited = {key: self.fields[key] for key in _OF_BOTH if self.states(key)}
+        inherited = {key: self.fields[key] for key in _INHERITED if self.states(key)}
         return Config(inherited | nested, f"{name} of {self.where}", architecture)
 
     def states(self, name: str) -> bool:
@@ -43,7 +43,10 @@ class Config:
         return self.fields.get(name) is not None
 
     def count(self, *names: str, default: int | None = None, least: int = 1, most: int = LARGEST) -> int:
-        """Return the whole number in any field of `names`, which must agree, or `default`."""
+        """Return the whole number that fields of `names` state, or `default` if none does.
+
+        All stated fields must have the same value, because `names` are alternative names of one quantity.
+        """
         right = f"a whole number of at least {least}" + (f" and at most {most:,}" if most < LARGEST else "")
         stated = [name for name in names if self.states(name)]
         for name in stated:
@@ -68,13 +71,13 @@ class Config:
         return value
 
     def indices(self, name: str, below: int, *, first: int = 0) -> frozenset[int]:
-        """Return the layers in a list of numbers counted from `first`; empty if there is no list."""
+        """Return the layer indices, from 0, in a list whose numbers begin at `first`; empty if there is no list."""
         value = self.fields.get(name)
         if value is None:
             return frozenset()
         layers = range(first, below + first)
-        whole = isinstance(value, list | tuple) and all(type(one) is int and one in layers for one in value)
-        if not whole or len(set(value)) < len(value):
+        is_list = isinstance(value, list | tuple) and all(type(item) is int and item in layers for item in value)
+        if not is_list or len(set(value)) < len(value):
             raise self.wrong(name, f"a list of different layers, from {first} to {below + first - 1}")
         return frozenset(index - first for index in value)
 
@@ -88,18 +91,22 @@ class Config:
         return value
 
     def texts(self, name: str, length: int | None = None) -> tuple[str, ...] | None:
-        """Return the list of texts in a field; None if it is absent."""
+        """Return the strings in a list, checked to be `length` strings; None if the field is absent."""
         value = self.fields.get(name)
         if value is None:
             return None
-        if not isinstance(value, Sequence) or isinstance(value, str) or not all(isinstance(one, str) for one in value):
+        if (
+            not isinstance(value, Sequence)
+            or isinstance(value, str)
+            or not all(isinstance(item, str) for item in value)
+        ):
             raise self.wrong(name, "a list of texts")
         if length is not None and len(value) != length:
             raise self.wrong(name, f"a list of {length} texts, one for every layer", shown=f"{len(value)} texts")
         return tuple(value)
 
     def wrong(self, name: str, right: str, *, shown: str = "") -> UsageError:
-        """Return the error for an invalid field."""
+        """Return the error for field `name`, which must be `right`; `shown` replaces the value in the message."""
         value = shown or shortened(self.fields.get(name), _MOST_SHOWN)
         what = f"says {name} = {value}" if self.states(name) else f"does not say {name}"
         return UsageError(f"{self.where} {what}; it must be {right}.")

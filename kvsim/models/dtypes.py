@@ -1,4 +1,4 @@
-"""Element types, by their names in configurations, and the bytes of an element."""
+"""Names of the element types that models and caches may have, as configurations and vLLM spell them."""
 
 from __future__ import annotations
 

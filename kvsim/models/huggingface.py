@@ -1,4 +1,7 @@
-"""Convert a Hugging Face `config.json` to a model, for every architecture whose cache kvsim can account for exactly."""
+"""Convert a Hugging Face `config.json` to a `Model`; refuse it if kvsim cannot compute the cache size exactly.
+
+This is how `--model` accepts models that are not in `listed.toml`, and how the listed ones are built.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ from kvsim.models.shape import Model
 from kvsim.models.stated import check_layers, check_stated
 
 Rule: TypeAlias = Callable[[Config], attention.Caches]
-"""Function that lists the caches of every layer of a model."""
+"""Function that lists the caches of each layer of a model, from its configuration."""
 
 _PLAIN = """
 AfmoeForCausalLM ApertusForCausalLM ArceeForCausalLM CohereForCausalLM CwmForCausalLM Ernie4_5ForCausalLM
@@ -41,17 +44,17 @@ OrionForCausalLM Phi3ForCausalLM PhiForCausalLM PhiMoEForCausalLM Qwen2ForCausal
 Qwen3ForCausalLM Qwen3MoeForCausalLM SeedOssForCausalLM SmolLM3ForCausalLM SolarForCausalLM StableLmForCausalLM
 Starcoder2ForCausalLM TeleChat3ForCausalLM
 """
-"""Architectures with full attention in all layers, or with `layer_types`."""
+"""Architectures without a rule of their own for which layers slide: `layer_types` or `sliding_window` decides."""
 
 RULES: Mapping[str, Rule] = {
-    **dict.fromkeys(_PLAIN.split(), attention.plain),
-    "Cohere2ForCausalLM": partial(attention.every, 4),
-    "Gemma2ForCausalLM": partial(attention.every, 2),
-    "Gemma3ForCausalLM": partial(attention.every, 6),
+    **dict.fromkeys(_PLAIN.split(), attention.by_layer_types),
+    "Cohere2ForCausalLM": partial(attention.full_every_nth, 4),
+    "Gemma2ForCausalLM": partial(attention.full_every_nth, 2),
+    "Gemma3ForCausalLM": partial(attention.full_every_nth, 6),
     "Gemma3nForCausalLM": attention.gemma_3n,
     "Gemma4ForCausalLM": attention.gemma_4,
-    "GptOssForCausalLM": attention.even_layers_slide,
-    "Olmo3ForCausalLM": partial(attention.every, 4),
+    "GptOssForCausalLM": attention.gpt_oss,
+    "Olmo3ForCausalLM": partial(attention.full_every_nth, 4),
     "Llama4ForCausalLM": attention.llama_4,
     "DeepseekV2ForCausalLM": attention.latent,
     "DeepseekV3ForCausalLM": attention.latent,
@@ -73,7 +76,7 @@ RULES: Mapping[str, Rule] = {
     "Qwen3_5ForCausalLM": recurrent.qwen_linear,
     "Qwen3_5MoeForCausalLM": recurrent.qwen_linear,
 }
-"""Rules for the caches of layers, by the class in `architectures`."""
+"""Rules by class of the text model, as in `architectures`."""
 
 _WRAPPERS: Mapping[str, str] = {
     "Gemma3ForConditionalGeneration": "Gemma3ForCausalLM",
@@ -89,7 +92,7 @@ _WRAPPERS: Mapping[str, str] = {
     "Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM",
     "Qwen3_5MoeForConditionalGeneration": "Qwen3_5MoeForCausalLM",
 }
-"""Text models inside image models, by the class in `architectures`."""
+"""Class of the text model inside each image model, by the class of the image model in `architectures`."""
 
 _LIGHTNING = "lightning attention (the zeros of attn_type_list), whose states have a type of their own"
 _NOT_MODELLED: Mapping[str, str] = {
@@ -98,13 +101,14 @@ _NOT_MODELLED: Mapping[str, str] = {
     "MiniMaxText01ForCausalLM": _LIGHTNING,
     "Zamba2ForCausalLM": "attention blocks that Mamba-2 layers share (hybrid_layer_ids, num_mem_blocks)",
 }
-"""Architectures with caches that kvsim has no rule for, and the reason; other rules would give wrong sizes."""
+"""Architectures that are refused, and the part of their caches for which kvsim has no rule."""
 
 
 def read_config(path: Path, longest: int | None = None) -> Model:
-    """Read the model from a `config.json`, or from the folder with one; it is named after its folder.
+    """Read the model from a `config.json`, or from a folder with that file.
 
-    `longest` is the longest sequence in tokens, for a configuration without one.
+    The model has the name in `_name_or_path`, or else that of its folder. `longest` is the number of tokens of the
+    longest sequence; it is used only if the configuration does not state one.
     """
     file = path / "config.json" if path.is_dir() else path
     try:
@@ -126,7 +130,11 @@ def read_config(path: Path, longest: int | None = None) -> Model:
 
 
 def _name_of(file: Path) -> str:
-    """Return the name of a model by its folder; in the cache of Hugging Face, a parent folder has the name."""
+    """Return the name of the model whose configuration is `file`: that of its folder.
+
+    In the cache of Hugging Face, that folder has the name of a commit, and the model's name is in a parent folder
+    such as "models--Qwen--Qwen3-8B".
+    """
     cached = next((folder.name for folder in file.parents if folder.name.startswith("models--")), None)
     return file.parent.name if cached is None else cached.removeprefix("models--").replace("--", "/")
 
@@ -144,10 +152,14 @@ def from_fields(fields: Mapping[str, Any], *, name: str, where: str, longest: in
     experts = mixture(text)
     all_sparse = experts is not None and all(has_experts(text, index) for index in range(len(layers)))
     main = next((layer for layer in kinds if isinstance(layer, FullAttention)), None)
-    uniform = (
-        kinds == [main] and all(len(caches) == 1 for caches in layers) and main is not None and main.kind == "full"
+    # `Model` needs no list of kinds if every layer has one cache of full attention, with keys as large as values.
+    plain = (
+        main is not None
+        and kinds == [main]
+        and all(len(caches) == 1 for caches in layers)
+        and main.kind == "full"
+        and main.head_dim == main.value_head_dim
     )
-    plain = uniform and main is not None and main.head_dim == main.value_head_dim
     heads = attention.num_heads(text) if _has_heads(text) else text.count("num_heads", default=1)
     quantization = quantization_of(config, text, num_layers=len(layers), has_experts=experts is not None)
     return Model(
@@ -181,6 +193,7 @@ def from_fields(fields: Mapping[str, Any], *, name: str, where: str, longest: in
 
 
 def _chunk(text: Config) -> int | None:
+    """Return the number of tokens per chunk of a Mamba-2 kernel; None if none is stated."""
     names = ("mamba_chunk_size", "chunk_size")
     return text.count(*names) if any(map(text.states, names)) else None
 
@@ -200,10 +213,15 @@ _OTHER_FILES = {
     "crop_size": "a processor of images; --model takes the config.json beside it",
     "added_tokens": "a tokenizer (tokenizer.json); --model takes the config.json beside it",
 }
-"""Fields of other files that accompany a config.json, and what those files describe."""
+"""Fields by which a file that is no `config.json` is recognized, and what that file describes."""
 
 
 def _architecture(config: Config) -> str:
+    """Return the class of the text model: a key of `RULES`.
+
+    Raises:
+        UsageError: there is no rule for the architecture, or the file is no configuration of a model.
+    """
     if config.flag("is_encoder_decoder", default=False):
         raise UsageError(f"{config.where} says is_encoder_decoder = true; kvsim knows models without cross attention.")
     named = config.texts("architectures") or ()

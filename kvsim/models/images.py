@@ -1,7 +1,7 @@
-"""Tokens of an image, by the rules of the processors of Qwen2.5-VL and Qwen3-VL.
+"""Compute how many prompt tokens an image takes, for `--image`, as the processors of Qwen2.5-VL and Qwen3-VL do.
 
-An image is scaled until its sides are multiples of one length and its area lies within limits; each square of that
-length is a token. One token before them and one behind them mark the image in a prompt.
+The processor scales an image so that both sides are multiples of one length and the area is within limits. Each square
+with that side length becomes one token. In the prompt, one marker token precedes these tokens and one follows them.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from dataclasses import dataclass
 from kvsim.errors import UsageError
 
 MARKS = 2
-"""Tokens around an image: where it begins, and where it ends."""
+"""Number of marker tokens of an image: one at its beginning, one at its end."""
 _MOST_STRETCHED = 200
-"""Ratio of the sides from which the processors refuse an image."""
+"""Largest ratio of the longer to the shorter side that the processors accept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageRule:
-    """The rule of one processor."""
+    """Token side length and area limits of one image processor."""
 
     side_pixels: int
-    """Pixels of the side of a token: of a patch, times the patches that are merged."""
+    """Side length of a token in pixels: that of a patch, times the patches per side that are merged into a token."""
     least_pixels: int
     most_pixels: int
 
     @property
     def most_tokens(self) -> int:
-        """Tokens of the largest image, without the marks."""
+        """Number of tokens of the largest image, without markers."""
         return self.most_pixels // self.side_pixels**2
 
     def scaled(self, width: int, height: int) -> tuple[int, int]:
@@ -53,7 +53,7 @@ class ImageRule:
         return wide, high
 
     def num_tokens(self, width: int, height: int) -> int:
-        """Return the tokens of an image, without the marks.
+        """Return the number of tokens of an image, without markers.
 
         Raises:
             UsageError: the processor refuses such an image.
@@ -69,14 +69,14 @@ RULES = {
     "Qwen3VLForConditionalGeneration": _QWEN3,
     "Qwen3VLMoeForConditionalGeneration": _QWEN3,
 }
-"""Rules by the class of the model; the limits are those that the published processors state (from memory)."""
+"""Rules by class of the image model. The limits were written from memory of the published processor configurations."""
 
 
 def image_rule(image_class: str) -> ImageRule:
-    """Return the rule of a class of models.
+    """Return the rule for image models of class `image_class`.
 
     Raises:
-        UsageError: it is not known.
+        UsageError: no rule is known for this class.
     """
     if image_class not in RULES:
         raise UsageError(

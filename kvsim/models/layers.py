@@ -1,7 +1,8 @@
-"""Describe the cache of one layer for a sequence: keys and values, a latent, or a recurrent state.
+"""Kinds of caches that a layer can have for a sequence: keys and values, a latent, or a recurrent state.
 
-Every class describes one GPU of a tensor-parallel group. Heads and channels are divided among the GPUs; a latent is
-not. `kvsim.kv_groups` computes sizes in bytes and blocks.
+A `Model` lists the kinds of its layers; `kvsim.kv_groups` computes bytes and blocks from them. Fields describe the
+whole layer. Methods take the tensor-parallel size and return the share of one GPU: heads and channels are divided
+among the GPUs, a latent is not.
 """
 
 from __future__ import annotations
@@ -37,11 +38,11 @@ class FullAttention:
     """Elements of one head's value."""
 
     def heads_on_gpu(self, tensor_parallel_size: int) -> int:
-        """Return the heads on each GPU; heads are replicated if there are more GPUs than heads."""
+        """Return the number of KV heads on each GPU: at least one, because heads are replicated on more GPUs."""
         return max(1, self.num_kv_heads // tensor_parallel_size)
 
     def elements_per_token(self, tensor_parallel_size: int = 1) -> int:
-        """Return the elements of keys and values per token on each GPU."""
+        """Return the number of elements of a token's keys and values on each GPU."""
         return self.heads_on_gpu(tensor_parallel_size) * (self.head_dim + self.value_head_dim)
 
 
@@ -73,24 +74,17 @@ class Mla:
     sparse: bool = False
     """Whether an indexer picks the tokens to read (DeepSeek-V3.2); the fp8 cache then has another format."""
 
-    def elements_per_token(self, tensor_parallel_size: int = 1) -> int:
-        """Return the elements per token on each GPU, which do not depend on the number of GPUs."""
-        del tensor_parallel_size
-        return self.kv_lora_rank + self.rope_dim
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Indexer:
-    """Keys in fp8, with a float32 scale for every 128 elements; sparse attention uses them to pick the tokens to
-    read.
-    """
+    """Keys by which sparse attention picks the tokens to read, in fp8 with a float32 scale for every 128 elements."""
 
     kind: str = field(default="indexer", init=False)
     head_dim: int
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes that each GPU keeps of one token."""
+        """Bytes of one token on each GPU."""
         return self.head_dim + self.head_dim // 128 * 4
 
 
@@ -132,10 +126,8 @@ class Mamba2:
     state_dtype: str
 
     def state(self, tensor_parallel_size: int = 1, num_speculative_tokens: int = 0) -> tuple[StateTensor, ...]:
-        """Return the tensors of one sequence. Groups that cannot be divided are replicated."""
-        groups = self.num_groups
-        if groups % tensor_parallel_size:
-            groups += tensor_parallel_size - self.num_groups
+        """Return the tensors of one sequence. If the GPUs cannot divide the groups, each GPU has one group."""
+        groups = self.num_groups if self.num_groups % tensor_parallel_size == 0 else tensor_parallel_size
         channels = (self.inner_size + 2 * groups * self.state_size) // tensor_parallel_size
         return (
             StateTensor((self.conv_kernel - 1 + num_speculative_tokens, channels), self.dtype),
@@ -205,12 +197,16 @@ class ShortConv:
 
 
 Attention: TypeAlias = FullAttention | SlidingWindow | ChunkedLocal | Mla
-"""Layers with a cache entry for every token, or for the last tokens."""
+"""Layers that cache keys and values, or a latent, for every token or for the last tokens."""
 Recurrent: TypeAlias = Mamba1 | Mamba2 | GatedDeltaNet | KimiDelta | ShortConv
-"""Layers with a state of fixed size. `keeps_block_states`: vLLM can store a state at the end of every block."""
+"""Layers with a state of fixed size.
+
+All have a method `state` with the same parameters; those for which vLLM has no speculative decoding ignore
+`num_speculative_tokens`. If `keeps_block_states` is true, vLLM can cache a state at the end of each block.
+"""
 Layer: TypeAlias = Attention | Indexer | Recurrent
 
 LAYER_CLASSES: dict[str, type[Layer]] = {
     layer_class.__dataclass_fields__["kind"].default: layer_class for layer_class in get_args(Layer)
 }
-"""Layer classes by `kind`, their name in a written shape."""
+"""Layer classes by `kind`, which is their name in recordings and other written shapes."""

@@ -1,4 +1,8 @@
-"""Find a listed model by name; `listed.toml` has one table per model."""
+"""Find the model for the name given with `--model`, among those of `listed.toml` or in a `config.json`.
+
+`listed.toml` has one table per model. It is split as text, and a table is only parsed when its model is used, because
+parsing all tables would delay every command.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ from kvsim.models.shape import Model
 from kvsim.models.weights import find_quantization
 
 _VARIANTS = frozenset(("instruct", "it", "pt", "chat", "hf", "base", "bf16", "meta", "nvidia", "c4ai"))
-"""Words for variants of one shape, or for their maker."""
+"""Words that do not change the shape: variants of a model, and makers."""
 _TOKEN = re.compile(r"v\d+(?:\.\d+)*|a?\d+(?:\.\d+)?[bmke](?![a-z])|\d+x\d+b|[a-z]+|\d+(?:\.\d+)*")
 _SIZE = re.compile(r"(?:\d+x)?\d+(?:\.\d+)?[bm]")
 _QUANTIZED = (
@@ -28,9 +32,9 @@ _QUANTIZED = (
     (re.compile(r"[-_.](?:nv)?fp4$"), "nvfp4"),
     (re.compile(r"[-_.](?:bnb|unsloth-bnb)-4bit$"), "bitsandbytes"),
 )
-"""Endings of variants with quantized weights, and the method."""
+"""Endings of the names of quantized checkpoints, and the value of `--quantization` for each."""
 _CACHED = re.compile(r"(?:^|/)models--([^/]+?)--([^/]+)")
-"""A model's folder in Hugging Face's cache."""
+"""Folder of a model in the cache of Hugging Face, such as "models--Qwen--Qwen3-8B": owner and title."""
 _BEGIN = "\n[[model]]\n"
 
 
@@ -40,20 +44,21 @@ def all_models() -> tuple[Model, ...]:
 
 
 def each_model() -> Iterator[Model]:
-    """Yield every listed model; each is built on demand."""
+    """Yield every listed model; each is built when the iterator reaches it."""
     return (_model(name) for name in _tables())
 
 
 @cache
 def _tables() -> dict[str, str]:
-    """Return the texts of the tables in `listed.toml`, by model name."""
+    """Return the text of each table in `listed.toml`, by model name."""
     _, *tables = Path(__file__).with_name("listed.toml").read_text(encoding="utf-8").split(_BEGIN)
+    # The first quoted text of a table is the model's name.
     return {table.partition('"')[2].partition('"')[0]: _BEGIN + table for table in tables}
 
 
 @cache
 def _entry(name: str) -> dict[str, Any]:
-    """Return the parsed table of a model; most are never needed."""
+    """Return the parsed table of a model."""
     (entry,) = tomllib.loads(_tables()[name])["model"]
     return dict(entry)
 
@@ -82,14 +87,18 @@ def _expanded(runs: str) -> list[str]:
 
 
 def find_model(name: str, longest: int | None = None) -> Model:
-    """Return the model of that name, in any case: the full name, the part after the slash, or without variant words.
+    """Return the model with that name or path. Upper and lower case are the same.
 
-    "meta-llama/Meta-Llama-3-8B", "Meta-Llama-3-8B-Instruct" and "llama-3-8b" are one model. A name with a size may
-    leave out words at its ends if one model matches; a name without a size may not, since "mistral" is ambiguous. A
-    path to a `config.json`, to its folder, or to a model folder in Hugging Face's cache gives the model described
-    there. An ending such as "-AWQ" gives the quantization. The last part of a name is enough where its owner or folder
-    is not known here: "unsloth/Llama-3.2-1B", "/models/Qwen3-8B". `longest` is the longest sequence in tokens, for a
-    configuration without one.
+    - A path to a `config.json`, to its folder, or to a model folder in the cache of Hugging Face gives the model
+      described there.
+    - Owner and variant words may be left out: "meta-llama/Meta-Llama-3-8B", "Meta-Llama-3-8B-Instruct" and
+      "llama-3-8b" are one model.
+    - An unknown owner or folder is ignored: "unsloth/Llama-3.2-1B", "/models/Qwen3-8B".
+    - Words at both ends of a name with a size may be left out, if only one listed model matches. A name without a size
+      must have all words, because "mistral" would be ambiguous.
+    - An ending such as "-AWQ" sets the quantization.
+
+    `longest` is the number of tokens of the longest sequence; it is used if a `config.json` does not state one.
 
     Raises:
         UnknownNameError: the name matches no listed model, or more than one.
@@ -100,6 +109,7 @@ def find_model(name: str, longest: int | None = None) -> Model:
     name = _unfolded(name)
     bare, quantization = _quantized(name)
     matches = _matches(name)
+    # The more of a name matches, the better: try the whole name before leaving out its ending, or its owner.
     for asked, method in ((name, ""), (bare, quantization), (_last(name), ""), (_last(bare), quantization)):
         found = _matches(asked)
         if len(found) == 1:
@@ -113,7 +123,7 @@ def find_model(name: str, longest: int | None = None) -> Model:
 
 
 def taken_for(name: str, model: Model) -> str:
-    """Return a sentence that names the model used for a partial name; empty for an exact name."""
+    """Return a message that states which model `name` was resolved to; empty if the name is exact or a path."""
     if _names_a_path(name) and _config_of(name) is not None:
         return ""
     bare, quantization = _quantized(_unfolded(name))
@@ -132,14 +142,14 @@ def taken_for(name: str, model: Model) -> str:
 
 
 def _sibling(name: str, model: Model) -> Model:
-    """Return the model under the name of a sibling, which differs in its longest sequence."""
+    """Return `model`, or its sibling called `name`: a model that differs only in name and longest sequence."""
     siblings = _entry(model.name).get("siblings", {})
-    found = [full for full in siblings if name.strip().casefold() in (full.casefold(), _title(full))]
-    return replace(model, name=found[0], max_position_embeddings=siblings[found[0]]) if found else model
+    matching = [full for full in siblings if name.strip().casefold() in (full.casefold(), _title(full))]
+    return replace(model, name=matching[0], max_position_embeddings=siblings[matching[0]]) if matching else model
 
 
 def _matches(name: str) -> list[str]:
-    """Return the listed models that match the name."""
+    """Return the names of the listed models that match `name`, by the first rule of several that matches any."""
     owner, _, title = name.strip().casefold().rpartition("/")
     if of_sibling := [full for full, names in _siblings().items() if name.strip().casefold() in names]:
         return of_sibling
@@ -156,20 +166,20 @@ def _matches(name: str) -> list[str]:
 
 
 def _newest(names: list[str]) -> list[str]:
-    """Return the newest of several models that differ in a version alone, such as v0.2 and v0.3; else all models."""
+    """Return only the newest model if `names` differ only in a version, such as v0.2 and v0.3; otherwise all names."""
     unversioned = {tuple(word for word in _identity(_title(name)) if word[0] != "v") for name in names}
     return [max(names)] if len(unversioned) == 1 and len(names) > 1 else names
 
 
 @cache
 def _siblings() -> dict[str, frozenset[str]]:
-    """Return the names of the siblings of each model that has some, with and without owners."""
-    found = {}
+    """Return the names of siblings, with and without owners, by the name of the model that lists them."""
+    siblings = {}
     for full, table in _tables().items():
         names = re.findall(r'^"(.+)" = \d+$', table.partition("[model.siblings]")[2], re.MULTILINE)
         if names:
-            found[full] = frozenset(text for each in names for text in (each.casefold(), _title(each)))
-    return found
+            siblings[full] = frozenset(text for each in names for text in (each.casefold(), _title(each)))
+    return siblings
 
 
 def _last(name: str) -> str:
@@ -178,13 +188,14 @@ def _last(name: str) -> str:
 
 
 def _unfolded(name: str) -> str:
-    """Return the name of the model in a folder of Hugging Face's or ModelScope's cache that is on another machine."""
+    """Return the model's name if `name` is a cache folder of Hugging Face or ModelScope, which need not exist here."""
     cached = _CACHED.search(name)
+    # ModelScope writes a dot in a folder's name as three underscores.
     return (f"{cached[1]}/{cached[2]}" if cached else name).replace("___", ".")
 
 
 def _nearest(name: str) -> list[str]:
-    """Return the listed models that share most words with an unknown name; all if none shares any."""
+    """Return the names of the listed models that share the most words with an unknown name."""
     asked = set(_identity(_title(name.strip())))
     shared = {full: len(asked & set(_identity(_title(full)))) for full in _tables()}
     most = max(shared.values())
@@ -192,7 +203,7 @@ def _nearest(name: str) -> list[str]:
 
 
 def _quantized(name: str) -> tuple[str, str]:
-    """Return the name without the ending for its quantization, and the quantization."""
+    """Split a name into the part before an ending such as "-AWQ", and the quantization that the ending means."""
     name = name.strip().rstrip("/")
     for ending, quantization in _QUANTIZED:
         if match := ending.search(name.casefold()):
@@ -205,8 +216,9 @@ def _names_a_path(name: str) -> bool:
 
 
 def _config_of(name: str) -> Path | None:
-    """Return the configuration file at a path, in the folder there, or in the newest snapshot of Hugging Face's
-    cache.
+    """Return the configuration file at path `name`, or in that folder; None if there is none.
+
+    In a model folder of Hugging Face's cache, it is that of the only snapshot or of the one that `refs/main` names.
     """
     try:
         path = Path(name).expanduser()
@@ -236,6 +248,6 @@ def _words(title: str) -> list[str]:
 
 
 def _identity(title: str) -> tuple[str, ...]:
-    """Return the words of a title that tell shapes apart."""
+    """Return the words of a title without variant words, so that titles of one shape have the same words."""
     parts = [part for part in re.split(r"[-_ ]", title.casefold()) if part not in _VARIANTS]
     return tuple(word for part in parts for word in _TOKEN.findall(part))

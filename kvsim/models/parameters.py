@@ -1,7 +1,8 @@
-"""Count the parameters of a configuration: the total, those of routed experts, and those one token uses.
+"""Count the parameters of a model from its configuration: in total, in routed experts, and those that one token uses.
 
-Large biases are counted; norms are one vector each. Rotary tables and drafting modules are left out: less than 0.1 % of
-every model that was compared with its published size.
+Weight bytes and FLOPs follow from these counts. Large biases are counted, and one vector for each norm. Rotary tables
+and the modules for speculative drafts are left out; they were less than 0.1 % in every model that was compared with its
+published size.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ _UNGATED = {
 """Architectures whose feed-forward network has two matrices; all others have a third, the gate."""
 _GATED_ATTENTION = ("Qwen3Next", "Qwen3_5")
 _TIED = ("Gemma", "Cohere", "OPT", "GPT2", "Ernie4_5", "SmolLM3", "Starcoder2", "FalconMamba", "MambaFor", "Lfm2For")
-"""Prefixes of architectures with one table for embedding and output if the configuration does not say."""
+"""Prefixes of architectures that use one table for embedding and output if `tie_word_embeddings` is not stated."""
 _WIDTHS = {"Llama4ForCausalLM": "intermediate_size_mlp", "OPTForCausalLM": "ffn_dim", "GPT2LMHeadModel": "n_inner"}
-"""Fields with the width of a feed-forward network, if it is not `intermediate_size`."""
+"""Name of the field with the width of a feed-forward network, in architectures where it is not `intermediate_size`."""
 _MIXTURES = (
     "Afmoe", "Ernie4_5_Moe", "FlexOlmo", "Glm4MoeFor", "GptOss", "GraniteMoeFor", "GraniteMoeShared", "Jamba",
     "Lfm2Moe", "MiniMaxM2", "Mixtral", "Olmoe", "PhiMoE", "Qwen2Moe", "Qwen3Moe", "Qwen3Next", "Qwen3_5Moe",
@@ -50,17 +51,17 @@ _MIXTURES = (
 """Prefixes of architectures that always have experts."""
 _WITHOUT_FEED_FORWARD = ("MambaForCausalLM", "Mamba2ForCausalLM", "FalconMambaForCausalLM")
 _LEARNED_POSITIONS = {"OPTForCausalLM": 2, "GPT2LMHeadModel": 0}
-"""Architectures with a table of positions, and its rows beyond the longest sequence."""
+"""Architectures with learned positions, and the number of rows that their table has beyond the longest sequence."""
 
 
 class Mixture(NamedTuple):
-    """Experts of one layer."""
+    """Number and widths of the experts of one layer."""
 
     num_experts: int
     num_active: int
     intermediate_size: int
     shared_size: int
-    """Width of the experts that every token passes through."""
+    """Total width of the shared experts, which every token passes through."""
 
 
 class Parameters(NamedTuple):
@@ -79,9 +80,10 @@ def mixture(config: Config) -> Mixture | None:
     count = config.count(*names, default=0, least=int(config.architecture.startswith(_MIXTURES)))
     if not count:
         return None
-    own = config.states("moe_intermediate_size") or config.states("expert_intermediate_size")
-    own = own or config.architecture == "NemotronHForCausalLM"
-    width = config.count(*(("moe_intermediate_size", "expert_intermediate_size") if own else ("intermediate_size",)))
+    has_own_width = config.states("moe_intermediate_size") or config.states("expert_intermediate_size")
+    has_own_width = has_own_width or config.architecture == "NemotronHForCausalLM"
+    width_fields = ("moe_intermediate_size", "expert_intermediate_size") if has_own_width else ("intermediate_size",)
+    width = config.count(*width_fields)
     shared = config.count(
         "shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "shared_intermediate_size",
         default=config.count("n_shared_experts", "num_shared_experts", "moe_num_shared_experts", default=0, least=0)
@@ -124,7 +126,7 @@ def _stated_kind(config: Config, index: int) -> str | None:
 
 
 def count_parameters(config: Config, layers: Caches) -> Parameters:
-    """Count the parameters of a text model with these caches."""
+    """Count the parameters of a text model whose layers have the caches in `layers`."""
     hidden = hidden_size(config)
     vocabulary = config.count("vocab_size") * hidden
     architecture = config.architecture
@@ -149,9 +151,10 @@ def is_tied(config: Config) -> bool:
 
 
 def encoder_parameters(config: Config) -> int:
-    """Estimate the parameters of an image tower from its width and depth; 0 if there is none.
+    """Estimate the number of parameters of an image encoder from its width and depth; 0 without an encoder.
 
-    A feed-forward network with `silu` has a gate, and a tower that merges neighbours does so in two layers.
+    Assumptions: a feed-forward network with `silu` has a gate, and an encoder that merges neighbouring patches has two
+    linear layers for it.
     """
     stated = config.fields.get("vision_config")
     if not isinstance(stated, dict):
@@ -168,14 +171,14 @@ def encoder_parameters(config: Config) -> int:
 
 
 def image_levels(config: Config) -> int:
-    """Count the outputs of an image tower that go into deeper layers, for each token (Qwen3-VL's deepstack)."""
+    """Count the vectors that an image encoder adds to deeper layers for each token (deepstack of Qwen3-VL)."""
     stated = config.fields.get("vision_config")
     levels = stated.get("deepstack_visual_indexes") if isinstance(stated, dict) else None
     return len(levels) if isinstance(levels, list) else 0
 
 
 def _per_layer_embeddings(config: Config, num_layers: int) -> int:
-    """Count the per-layer embeddings of Gemma 3n and 4: one per token and layer, and its projections."""
+    """Count the parameters of the per-layer embeddings of Gemma 3n and 4, and of their projections."""
     width = config.count("hidden_size_per_layer_input", default=0, least=0)
     if not width:
         return 0
@@ -183,30 +186,34 @@ def _per_layer_embeddings(config: Config, num_layers: int) -> int:
     return num_layers * width * (rows + 3 * hidden_size(config))
 
 
-def _feed_forward(config: Config, index: int, keeps: bool) -> tuple[int, int, int]:
-    """Count the feed-forward parameters of a layer: those every token uses, all routed, and the routed of one token."""
+def _feed_forward(config: Config, index: int, has_cache: bool) -> tuple[int, int, int]:
+    """Count the feed-forward parameters of layer `index`.
+
+    Return three counts: parameters that every token uses, those of all routed experts, and those of the experts that
+    one token is routed to.
+    """
     hidden, architecture = hidden_size(config), config.architecture
     matrices = 2 if architecture in _UNGATED else 3
     experts = mixture(config)
     if architecture in _WITHOUT_FEED_FORWARD:
         return 0, 0, 0
-    if architecture == "NemotronHForCausalLM" and keeps:
+    if architecture == "NemotronHForCausalLM" and has_cache:  # its layers are attention, Mamba 2 or feed-forward
         return 0, 0, 0
     if experts is None or not has_experts(config, index):
         return matrices * hidden * dense_size(config, index), 0, 0
     latent = config.count("moe_latent_size", default=hidden)
-    one = matrices * latent * experts.intermediate_size
-    if architecture == "GptOssForCausalLM":
-        one += 2 * experts.intermediate_size + hidden
+    per_expert = matrices * latent * experts.intermediate_size
+    if architecture == "GptOssForCausalLM":  # biases
+        per_expert += 2 * experts.intermediate_size + hidden
     dense = matrices * hidden * experts.shared_size + hidden * experts.num_experts
     dense += 2 * hidden * latent if latent != hidden else 0
-    if config.flag("enable_moe_block", default=False):
+    if config.flag("enable_moe_block", default=False):  # Gemma 4: a dense network beside the experts
         dense += matrices * hidden * dense_size(config, index)
-    return dense, experts.num_experts * one, experts.num_active * one
+    return dense, experts.num_experts * per_expert, experts.num_active * per_expert
 
 
 def dense_size(config: Config, index: int = 0) -> int:
-    """Return the width of the feed-forward network of a layer that is not a mixture."""
+    """Return the width of the feed-forward network of layer `index`, if the layer has no experts."""
     widths = config.fields.get("intermediate_size")
     if isinstance(widths, list | tuple):  # Gemma 3n: one for every layer
         if len(widths) != num_layers(config):
@@ -229,7 +236,7 @@ def dense_size(config: Config, index: int = 0) -> int:
 
 
 def _cache_parameters(config: Config, layer: Layer) -> int:
-    """Count the parameters that compute and read the cache of a layer."""
+    """Count the parameters of the attention, indexer or recurrent module that uses the cache `layer`."""
     match layer:
         case FullAttention():
             return _attention(config, layer)

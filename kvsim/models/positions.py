@@ -1,4 +1,7 @@
-"""Compute the longest sequence of a model by the rules of vLLM 0.25.1: its stated positions, and their scaling."""
+"""Compute the longest sequence of a model from its configuration, as vLLM 0.25.1 derives `max_model_len`.
+
+It is the stated number of positions, times a factor if the rotary positions are scaled.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,13 @@ _STATED = (
     "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length", "max_seq_length",
     "seq_len",
 )  # fmt: skip
-"""Fields with the longest sequence; the smallest value holds."""
+"""Fields with the longest sequence; vLLM takes the smallest."""
 _STRETCHING = ("linear", "dynamic", "ntk", "yarn", "deepseek_yarn", "deepseek_llama_scaling")
-"""Kinds of scaling whose factor lengthens a sequence."""
+"""Kinds of scaling whose factor multiplies the longest sequence."""
 _KEEPING = ("default", "llama3", "longrope", "su", "mrope", "proportional")
-"""Kinds of scaling already included in `max_position_embeddings`."""
+"""Kinds of scaling that do not change the longest sequence: `max_position_embeddings` includes their factor."""
 _PLAIN = ("default", "mrope", "proportional")
-"""Kinds without a factor."""
+"""Kinds of scaling without a factor."""
 _LAYERS = ("full_attention", "sliding_attention", "chunked_attention", "linear_attention")
 """Kinds of layers that may have separate scalings."""
 _FACTORS = ("factor", "attn_factor", "beta_fast", "beta_slow", "low_freq_factor", "high_freq_factor", "alpha")
@@ -25,7 +28,7 @@ _FACTORS = ("factor", "attn_factor", "beta_fast", "beta_slow", "low_freq_factor"
 
 
 def longest_sequence(text: Config, given: int | None = None) -> int:
-    """Return the tokens of the longest sequence; `given` if the configuration has no field for it."""
+    """Return the number of tokens of the longest sequence; `given` if the configuration does not state it."""
     stated = [text.count(name) for name in _STATED if text.states(name)]
     if not stated and not text.states("model_max_length"):
         if given is None:
@@ -43,6 +46,7 @@ def longest_sequence(text: Config, given: int | None = None) -> int:
         return text.count("original_max_position_embeddings", default=positions)
     original, factor = stretches.pop() if stretches else (positions, 1.0)
     longest = int(original * factor)
+    # Reading the product as a field checks its range, with an error that names it.
     return type(text)({"scaled max_position_embeddings": longest}, text.where).count("scaled max_position_embeddings")
 
 
@@ -51,7 +55,7 @@ def _field(text: Config) -> str:
 
 
 def _scalings(text: Config) -> list[Config]:
-    """Return the scalings of positions: one for all layers, or one for each kind of layer."""
+    """Return the stated scalings of positions: one for all layers, or one for each kind of layer."""
     if text.states("rope_scaling") and text.states("rope_parameters"):
         both = [_without_base(text.fields[name]) for name in ("rope_scaling", "rope_parameters")]
         if both[0] != both[1]:
@@ -65,11 +69,12 @@ def _scalings(text: Config) -> list[Config]:
     nested = {key: value for key, value in stated.items() if isinstance(value, dict)}
     if nested and not (set(stated) <= set(_LAYERS) and len(nested) == len(stated)):
         raise text.wrong(name, f"one object, or one for each kind of layers ({', '.join(_LAYERS)}) and nothing beside")
-    return [type(text)(one, f"{name} of {text.where}") for one in (nested.values() if nested else [stated])]
+    scalings = nested.values() if nested else [stated]
+    return [type(text)(scaling, f"{name} of {text.where}") for scaling in scalings]
 
 
 def _without_base(scaling: Any) -> Any:
-    """Return a scaling without the rotary base that older files state beside it."""
+    """Return a scaling without its rotary base, which only one of two equal scalings may have."""
     if not isinstance(scaling, dict):
         return scaling
     kind = {"rope_type": scaling.get("rope_type", scaling.get("type"))}
@@ -90,7 +95,7 @@ def _kind(scaling: Config) -> str:
 
 
 def _stretch(scaling: Config, positions: int) -> tuple[int, float]:
-    """Return the original tokens of a scaling, and the factor by which it lengthens a sequence."""
+    """Return the number of positions to which the factor of a scaling applies, and that factor."""
     for name in _FACTORS:
         if scaling.states(name):
             scaling.positive(name)

@@ -1,4 +1,7 @@
-"""Read the `quantization_config` of a `config.json`: the types of the weights and of the requested cache."""
+"""Read the `quantization_config` of a `config.json`: bits per weight, and the cache type that the checkpoint requests.
+
+A layout whose bytes kvsim cannot compute is refused with an error.
+"""
 
 from __future__ import annotations
 
@@ -14,28 +17,28 @@ if TYPE_CHECKING:
 
 _FIELDS = ("quantization_config", "compression_config")
 _LEFT_OUT = ("modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules")
-"""Fields that list the parts without quantization."""
+"""Alternative names of the field that lists the parts of a model without quantization."""
 _SMALL = re.compile(
     r"lm_head|shared_head|embed|norm|router|(^|[._])gate($|[^_a-z])|shared_expert_gate|vision|visual|image|img|audio|projector|mtp|nextn"
     r"|eh_proj|conv1d|in_proj_(a|b|ba)|dt_proj|bias"
 )
-"""Parts with almost no weights, or whose weights no method quantizes."""
+"""Names of parts with almost no weights, or that no method quantizes: leaving them out changes nothing."""
 _ATTENTION = re.compile(r"attn|attention")
 _OF_EVERY_TOKEN = re.compile(
     r"attn|attention|shared_expert|mlp\W*\((gate|up|down|gate_up|\|)+\)|feed_forward\.(gate|up|down)"
 )
-"""Parts of a mixture of experts that every token passes through."""
+"""Names of those parts of a mixture of experts that every token passes through."""
 
 
 def quantization_of(config: Config, text: Config, *, num_layers: int, has_experts: bool) -> Quantization | None:
     """Return the quantization stated for the model or its text model; None if none is stated."""
     places = [config] if config is text else [config, text]
-    found = [(place, name) for place in places for name in _FIELDS if place.states(name)]
-    if not found:
+    statements = [(place, name) for place in places for name in _FIELDS if place.states(name)]
+    if not statements:
         return None
-    place, name = found[0]
+    place, name = statements[0]
     stated = place.fields[name]
-    if any(other.fields[field] != stated for other, field in found):
+    if any(other.fields[field] != stated for other, field in statements):
         raise place.wrong(name, "the same wherever it is stated")
     if not isinstance(stated, dict):
         raise place.wrong(name, "an object with quant_method")
@@ -48,6 +51,7 @@ def quantization_of(config: Config, text: Config, *, num_layers: int, has_expert
 
 
 def _method(scheme: Config) -> str:
+    """Return the stated quantization method in lower case; empty if none is stated."""
     method = scheme.fields.get("quant_method")
     producer = scheme.fields.get("producer")
     if method is None and isinstance(producer, dict) and producer.get("name") == "modelopt":
@@ -56,6 +60,7 @@ def _method(scheme: Config) -> str:
 
 
 def _weights(scheme: Config) -> Quantization:
+    """Return the quantization of the weights, as if all linear layers had it."""
     method = _method(scheme)
     if method in ("awq", "awq-marlin", "auto-awq"):
         return _grouped(scheme, method, ("bits", "w_bit"), ("group_size", "q_group_size"), (4, 8))
@@ -86,14 +91,14 @@ def _unknown(scheme: Config, field: str, right: str) -> UsageError:
 def _grouped(
     scheme: Config, method: str, bits_names: tuple[str, ...], group_names: tuple[str, ...], widths: tuple[int, ...]
 ) -> Quantization:
-    """Return integers in groups of weights, each with a 16-bit scale and a zero point."""
+    """Return a quantization to integers in groups of weights; each group has a 16-bit scale and a zero point."""
     bits = scheme.count(*bits_names)
     if bits not in widths:
         raise scheme.wrong(bits_names[0], f"one of {', '.join(map(str, widths))}")
     size = scheme.count(*group_names, least=-1, most=1 << 14)
     if size != -1 and (size < 1 or size % 8):
         raise scheme.wrong(group_names[0], "-1, or a multiple of 8")
-    stored = bits + ((16 + bits) / size if size > 0 else 0)
+    stored = bits + ((16 + bits) / size if size > 0 else 0)  # a size of -1 means one group per output: no overhead
     return Quantization(method=method, linear_bits=stored, expert_bits=stored)
 
 
@@ -152,7 +157,7 @@ def _compressed_tensors(scheme: Config) -> Quantization:
 
 
 def _cache(scheme: Config) -> str:
-    """Return the cache type that the checkpoint requests."""
+    """Return the cache type that the checkpoint requests; "auto" if it requests none."""
     method = _method(scheme)
     inner = scheme.fields.get("quantization", scheme.fields) if method.startswith("modelopt") else scheme.fields
     place = type(scheme)({**scheme.fields, **inner}, scheme.where)
@@ -192,9 +197,13 @@ def _cache(scheme: Config) -> str:
 
 
 def _kept(scheme: Config, weights: Quantization, *, num_layers: int, has_experts: bool) -> Quantization:
-    """Return the quantization of a model with parts in its own type.
+    """Return `weights` without quantization in the parts that the configuration excludes.
 
-    If attention is left out in all layers of a mixture of experts, all parts that every token passes through are.
+    Only one exclusion of large parts is supported: a mixture of experts may leave out attention in all layers. Then
+    nothing that every token passes through is quantized.
+
+    Raises:
+        UsageError: other large parts are excluded.
     """
     names: list[str] = []
     for field in _LEFT_OUT:

@@ -1,4 +1,7 @@
-"""List the caches of recurrent and hybrid models by the rules of vLLM 0.25.1."""
+"""List the caches that each layer of a recurrent or hybrid model has, by the rules of vLLM 0.25.1.
+
+These rules complete those of `kvsim.models.attention`: one function per family of architectures.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def model_dtype(config: Config) -> str:
-    """Return the type in which vLLM runs the model: the stated type, or bfloat16 if it is float32 or missing."""
+    """Return the type in which vLLM runs the model: the stated one, but bfloat16 if float32 or nothing is stated."""
     names = [name for name in ("dtype", "torch_dtype") if config.states(name)]
     stated = {name: str(config.fields[name]).removeprefix("torch.") for name in names}
     for name, dtype in stated.items():
@@ -27,6 +30,7 @@ def model_dtype(config: Config) -> str:
 
 
 def _state_dtype(config: Config, *names: str, default: str) -> str:
+    """Return the type of a recurrent state, from the first of the fields `names` that is stated."""
     for name in names:
         if config.states(name):
             dtype = str(config.fields[name])
@@ -65,8 +69,8 @@ def _mamba_2(config: Config, *, state_dtype: str | None = None) -> Mamba2:
     )
 
 
-def _listed(config: Config, kinds: dict[str, Layer | None], field: str = "layer_types") -> Caches:
-    """Return the layers that a list of names in the configuration describes; None has no cache."""
+def _by_names(config: Config, kinds: dict[str, Layer | None], field: str = "layer_types") -> Caches:
+    """List the layers that `field` names; `kinds` has the cache for each name, None for a layer without a cache."""
     names = config.texts(field, num_layers(config))
     if names is None:
         raise config.wrong(field, f"a list with one of {', '.join(kinds)} for every layer")
@@ -86,7 +90,7 @@ def granite_hybrid(config: Config) -> Caches:
     if config.states("attn_layer_indices"):
         indices = config.indices("attn_layer_indices", num_layers(config))
         return [(attention,) if index in indices else (mamba,) for index in range(num_layers(config))]
-    return _listed(config, kinds, "layer_types" if config.states("layer_types") else "layers_block_type")
+    return _by_names(config, kinds, "layer_types" if config.states("layer_types") else "layers_block_type")
 
 
 def nemotron_h(config: Config) -> Caches:
@@ -105,7 +109,7 @@ def nemotron_h(config: Config) -> Caches:
         "mlp": None, "moe": None,
     }  # fmt: skip
     if config.states("layers_block_type"):
-        return _listed(config, named, "layers_block_type")
+        return _by_names(config, named, "layers_block_type")
     raise config.wrong("hybrid_override_pattern", "a text of M, *, - and E with one letter for every layer")
 
 
@@ -126,7 +130,7 @@ def qwen_linear(config: Config) -> Caches:
     )
     attention = full(config)
     if config.states("layer_types"):
-        return _listed(config, {"linear_attention": linear, "full_attention": attention})
+        return _by_names(config, {"linear_attention": linear, "full_attention": attention})
     interval = config.count("full_attention_interval", default=4)
     return [(linear,) if (index + 1) % interval else (attention,) for index in range(num_layers(config))]
 
@@ -163,7 +167,7 @@ def lfm2(config: Config) -> Caches:
     )
     attention = full(config)
     if config.states("layer_types"):
-        return _listed(config, {"conv": conv, "full_attention": attention})
+        return _by_names(config, {"conv": conv, "full_attention": attention})
     if not config.states("full_attn_idxs"):
         raise config.wrong("layer_types", "a list of conv and full_attention for every layer")
     indices = config.indices("full_attn_idxs", num_layers(config))
@@ -171,7 +175,7 @@ def lfm2(config: Config) -> Caches:
 
 
 def kimi_linear(config: Config) -> Caches:
-    """List the layers of Kimi-Linear: a delta net, and a latent in the layers in `full_attn_layers`, counted from 1."""
+    """List the layers of Kimi-Linear: a latent in `full_attn_layers` (counted from 1), a delta net in all others."""
     stated = config.fields.get("linear_attn_config")
     if not isinstance(stated, dict) or stated.get("full_attn_layers") is None:
         raise config.wrong("linear_attn_config", "an object with full_attn_layers, num_heads and head_dim")

@@ -1,7 +1,6 @@
-"""Describe the shape of a served model: its layers, the types of its weights and cache, its parallelism.
+"""`Model`: the layers of a model, the types of its weights and cache, and how it is split over GPUs.
 
-A shape determines the cache bytes per token, the weight bytes, and the arithmetic per token. This module knows neither
-GPUs nor blocks nor time.
+All figures that sizing and step times need follow from these: cache bytes per token, weight bytes, FLOPs per token.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from kvsim.models.layers import Layer, Recurrent
 
 ATTENTION = (FullAttention, Mla)
-"""Classes of layers with a cache entry per token, windows and chunks included."""
+"""Classes of layers that cache keys and values, or a latent, of tokens; sliding and chunked layers are subclasses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,10 +35,10 @@ class Model:
     num_attention_heads: int
     num_kv_heads: int
     head_dim: int
-    """Elements of one head of the queries, keys and values, in layers of plain attention."""
+    """Number of elements of one head; `layer_kinds` states the sizes in layers where they differ from this one."""
     hidden_size: int
     intermediate_size: int
-    """Width of a layer's feed-forward network; of one expert if every layer is a mixture."""
+    """Width of the feed-forward network of a layer; if all layers have experts, that of one expert."""
     vocab_size: int
     max_position_embeddings: int
     """Longest sequence in tokens, prompt and output together."""
@@ -48,52 +47,51 @@ class Model:
     dtype: str
     """Type of weights and activations: a key of `DTYPE_BYTES`."""
     num_parameters: int
-    """Parameters of the text model."""
+    """Number of parameters of the text model."""
     num_active_parameters: int
-    """Parameters that one token passes through; fewer than `num_parameters` in a mixture of experts."""
+    """Number of parameters that one token passes through; fewer than `num_parameters` in a mixture of experts."""
     architecture: str = ""
-    """Class named in a Hugging Face configuration; empty for other shapes."""
+    """Class of the text model in a Hugging Face configuration; empty for a model that was not read from one."""
     layer_kinds: tuple[Layer, ...] = ()
-    """Kinds of layers with a cache, each once; empty: all layers are full attention."""
+    """The different kinds of caches of this model. If empty, all layers have full attention."""
     layer_caches: tuple[tuple[int, ...], ...] = ()
-    """Indices in `layer_kinds` of the caches of each layer: none (feed-forward alone), one, or two (attention with a
-    recurrent layer, a latent with its index).
-    """
+    """Layer by layer, the indices of its caches in `layer_kinds`. A layer has no cache (feed-forward only), one, or two
+    (attention and a recurrent state; a latent and indexer keys)."""
     mamba_chunk_size: int | None = None
-    """Tokens that the kernels of a recurrent layer process at a time."""
+    """Number of tokens that the kernels of a recurrent layer process at a time."""
     num_experts: int = 0
-    """Routed experts of a layer; 0: none."""
+    """Number of routed experts per layer; 0 for a dense model."""
     num_experts_per_token: int = 0
     expert_intermediate_size: int = 0
     num_expert_parameters: int = 0
-    """Parameters of all routed experts in all layers."""
+    """Number of parameters of all routed experts in all layers."""
     num_encoder_parameters: int = 0
-    """Parameters of towers for images or sound. They are loaded, but no text token passes through them."""
+    """Number of parameters of encoders for images or sound, which are loaded, but used by no text token."""
     image_class: str = ""
-    """Class of a model for images, such as "Qwen3VLForConditionalGeneration"; empty for a model for text."""
+    """Class of an image model, such as "Qwen3VLForConditionalGeneration"; empty for a text model."""
     num_image_levels: int = 1
-    """Outputs of the encoder for one token: 1, and those that go into deeper layers."""
+    """Number of vectors that the encoder outputs per token: one, and one for each deeper layer that it feeds."""
     quantization: Quantization | None = None
-    """Format of the stored weights; None for `dtype`."""
+    """Format of quantized weights; None if all weights have type `dtype`."""
     stored_weight_bytes: int | None = None
-    """Bytes of the published weights, if known and different from the result of `quantization`."""
+    """Bytes of the published weights, if they are known to differ from those that follow from `quantization`."""
     kv_cache_dtype: str = "auto"
     """Type of the cache: one of `KV_CACHE_DTYPES`."""
     tensor_parallel_size: int = 1
-    """Tensor-parallel size in GPUs."""
+    """Number of GPUs that split every layer."""
     pipeline_parallel_size: int = 1
-    """Pipeline-parallel size: GPUs, or tensor-parallel groups, each with a range of layers."""
+    """Number of pipeline stages; each is one tensor-parallel group and has a range of layers."""
     data_parallel_size: int = 1
-    """Data-parallel size: ranks, each with a scheduler and a cache of its own. They share the experts of a mixture, and
-    each has all other weights."""
+    """Number of data-parallel ranks. Each has its scheduler, its cache and all weights except those of routed experts,
+    which the ranks split."""
     enable_expert_parallel: bool = False
-    """Whether a GPU holds whole experts, of all ranks together; otherwise a part of every expert."""
+    """Whether experts are split as wholes over the GPUs of all ranks; otherwise each GPU has a part of every expert."""
     decode_context_parallel_size: int = 1
-    """GPUs of a tensor-parallel group that divide the tokens of a sequence's cache among them."""
+    """Number of GPUs of a tensor-parallel group that split the cached tokens of a sequence."""
     sources: tuple[str, ...] = ()
-    """Sources of the shape."""
+    """Documents that the shape was taken from."""
     from_memory: tuple[str, ...] = ()
-    """Figures without a source."""
+    """Names of fields for which there is no source."""
     note: str = ""
 
     @classmethod
@@ -126,7 +124,7 @@ class Model:
         enable_expert_parallel: bool | None = None,
         decode_context_parallel_size: int | None = None,
     ) -> Model:
-        """Return the model with other serving settings; None keeps a setting (`quantization`: an empty text).
+        """Return the model with other serving settings. None keeps a setting; for `quantization`, "" does.
 
         Raises:
             UsageError: heads, experts or contexts cannot be divided among the GPUs, or there are more stages than
@@ -170,7 +168,11 @@ class Model:
             )
 
     def _check_contexts(self) -> None:
-        """Check that the GPUs can divide contexts: each head of keys and values is on as many GPUs, or on more."""
+        """Check that GPUs can split contexts: each KV head must be replicated on at least as many GPUs.
+
+        Raises:
+            UsageError: the sizes do not fit, or a layer does not cache every token.
+        """
         size, on_all = self.decode_context_parallel_size, self.tensor_parallel_size
         if self.recurrent_layers or any(
             isinstance(layer, SlidingWindow | ChunkedLocal) for layer in self.attention_layers
@@ -209,7 +211,7 @@ class Model:
 
     @property
     def layers(self) -> tuple[tuple[Layer, ...], ...]:
-        """Caches of every layer of the model."""
+        """Caches of each layer of the model, layer by layer."""
         if self.layer_caches:
             return tuple(tuple(self.layer_kinds[index] for index in caches) for caches in self.layer_caches)
         layer = FullAttention(num_kv_heads=self.num_kv_heads, head_dim=self.head_dim, value_head_dim=self.head_dim)
@@ -239,7 +241,7 @@ class Model:
 
     @property
     def sliding_window(self) -> int | None:
-        """Window in tokens of the sliding layers; None if there is none."""
+        """Window of the sliding layers in tokens; None without sliding layers."""
         return next((layer.window for layer in self.layer_kinds if isinstance(layer, SlidingWindow)), None)
 
     @property
@@ -250,25 +252,26 @@ class Model:
 
     @property
     def dtype_bytes(self) -> int:
-        """Bytes of an element of activations and of weights without quantization."""
+        """Bytes of one activation, and of one weight that is not quantized."""
         return DTYPE_BYTES[self.dtype]
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes of a token on one GPU in all layers, while every layer holds it."""
+        """Cache bytes of a token on one GPU, in all layers together; windows do not hold old tokens."""
         if not self.layer_caches:
             return self.num_layers * self.layer_bytes_per_token(self.layers[0][0])
         times = Counter(index for caches in self.layer_caches for index in caches)
         return sum(times[index] * self.layer_bytes_per_token(kind) for index, kind in enumerate(self.layer_kinds))
 
     def layer_bytes_per_token(self, layer: Layer) -> int:
-        """Return the bytes of a token in `layer` on one GPU, on average where several divide the tokens; 0 for a
-        recurrent layer.
+        """Return the cache bytes of a token in `layer` on one GPU; 0 for a recurrent layer.
+
+        If decode context parallelism splits the tokens, this is the average over all tokens.
         """
         return self._whole_bytes(layer) // self.decode_context_parallel_size
 
     def _whole_bytes(self, layer: Layer) -> int:
-        """Return the bytes of a token in `layer` on a GPU that holds it."""
+        """Return the cache bytes of a token in `layer` on a GPU that holds this token; 0 for a recurrent layer."""
         if not isinstance(layer, (*ATTENTION, Indexer)):
             return 0
         return bytes_per_token(
@@ -294,7 +297,10 @@ class Model:
 
     @property
     def expert_bytes(self) -> int:
-        """Bytes of all routed experts, on all GPUs together; as large a share of published weights as of computed."""
+        """Bytes of all routed experts, on all GPUs together.
+
+        If the bytes of the published weights are known, the computed bytes are scaled in proportion.
+        """
         bits = (self.quantization.expert_bits if self.quantization else 0) or 8 * self.dtype_bytes
         computed = math.ceil(self.num_expert_parameters * bits / 8)
         if self.stored_weight_bytes is None:
@@ -303,12 +309,12 @@ class Model:
 
     @property
     def num_gpus(self) -> int:
-        """GPUs of one rank: of all its stages."""
+        """Number of GPUs of one data-parallel rank, in all its pipeline stages."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
     def num_expert_gpus(self) -> int:
-        """GPUs that share the experts of one layer: those of all ranks."""
+        """Number of GPUs that split the experts of one layer, in all data-parallel ranks."""
         return self.tensor_parallel_size * self.data_parallel_size
 
     @property
@@ -318,48 +324,48 @@ class Model:
 
     @property
     def expert_share_on_gpu(self) -> float:
-        """Largest share of the experts on one GPU: whole experts, or a part of each."""
+        """Share of the routed experts on one GPU; on the fullest one if their number does not divide evenly."""
         if not self.enable_expert_parallel:
             return 1 / self.num_expert_gpus
         return math.ceil(self.num_experts / self.num_expert_gpus) / self.num_experts
 
     @property
     def weight_bytes_on_gpu(self) -> float:
-        """Bytes of the weights on each GPU of a rank, without stages."""
+        """Bytes of the weights on each GPU of a rank, as if there were no pipeline stages."""
         others = (self.weight_bytes - self.expert_bytes) / self.tensor_parallel_size
         return others + self.expert_bytes * self.expert_share_on_gpu
 
     @property
     def encoder_bytes(self) -> int:
-        """Bytes of towers for images or sound, which are not quantized."""
+        """Bytes of the encoders for images or sound, which are not quantized."""
         return self.num_encoder_parameters * self.dtype_bytes
 
     @property
     def image_token_bytes(self) -> int:
-        """Bytes of the encoder's outputs for one token of an image."""
+        """Bytes of the encoder output for one token of an image."""
         return self.hidden_size * self.dtype_bytes * self.num_image_levels
 
     @property
     def num_lookup_parameters(self) -> int:
-        """Parameters of an input embedding that is only looked up: they are neither streamed nor multiplied."""
+        """Number of parameters of a separate input embedding, of which a step reads only the rows of its tokens."""
         return 0 if self.tie_word_embeddings else self.vocab_size * self.hidden_size
 
     @property
     def flops_per_token(self) -> float:
-        """FLOPs per token on each GPU in the layers: a multiplication and an addition per active parameter.
+        """FLOPs per token in the weights of all layers, on each GPU: two per active parameter.
 
-        Attention scores are in `flops_per_attention_pair`. The output projection is in `flops_per_logits`, since an
-        engine computes logits only for the positions it samples from.
+        Attention scores are in `flops_per_attention_pair`. The output projection is in `flops_per_logits`, because an
+        engine computes logits only for the positions that it samples from.
         """
-        on_all = 2.0 * (self.num_active_parameters - self.num_lookup_parameters)
-        return on_all / self.tensor_parallel_size - self.flops_per_logits
+        all_gpus = 2.0 * (self.num_active_parameters - self.num_lookup_parameters)
+        return all_gpus / self.tensor_parallel_size - self.flops_per_logits
 
     @property
     def flops_per_logits(self) -> float:
-        """FLOPs of the output projection of one position, on each GPU."""
+        """FLOPs of the output projection for one position, on each GPU."""
         return 2.0 * self.vocab_size * self.hidden_size / self.tensor_parallel_size
 
     @property
     def flops_per_attention_pair(self) -> float:
-        """FLOPs on each GPU in all layers for one query and one key: the score, and the weighted value."""
+        """FLOPs for one query and one key in all layers, on each GPU: their score, and the weighted value."""
         return 4.0 * self.num_kv_layers * self.num_attention_heads * self.head_dim / self.tensor_parallel_size

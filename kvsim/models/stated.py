@@ -1,7 +1,7 @@
-"""Check the fields that a configuration must state, and those that must not contradict the architecture.
+"""Check that a configuration states the fields that decide the shape, and that they fit its architecture.
 
-Classes of Transformers have defaults for fields that a `config.json` may leave out. Defaults differ between classes and
-versions, so a field that decides the shape is required.
+A `config.json` may leave out fields for which its class in Transformers has a default. These defaults differ between
+classes and versions, so that guessing one could give a wrong cache size; kvsim requires the field instead.
 """
 
 from __future__ import annotations
@@ -80,9 +80,9 @@ _STATED |= dict.fromkeys(
     ),
     f"{_KV} tie_word_embeddings",
 )  # fmt: skip
-"""Required fields by architecture; `a|b` means that one name is enough."""
+"""Required fields by architecture; `a|b` means that one of these names must be stated."""
 _MAY_BE_NULL = ("sliding_window", "q_lora_rank", "n_routed_experts", "n_shared_experts", "per_layer_config")
-"""Fields for which null means none."""
+"""Fields for which null counts as stated: the model does not have the feature."""
 
 _NAMES: dict[str, tuple[type, ...]] = {
     "full_attention": (FullAttention, Mla),
@@ -92,14 +92,14 @@ _NAMES: dict[str, tuple[type, ...]] = {
     "sliding_attention": (SlidingWindow,),
     "chunked_attention": (ChunkedLocal,),
 }
-"""Names in `layer_types`, and their layer classes; other names are recurrent layers."""
+"""Classes of attention layers by their names in `layer_types`; all other names are recurrent layers."""
 
 
 def check_stated(text: Config) -> None:
     """Raise a UsageError if a required field is missing."""
-    own = [name for name in text.texts("architectures") or () if name.endswith("ForCausalLM")]
-    # A text model inside of a wrapper may name the class that wrote its fields.
-    for names in _STATED.get(own[0] if own else text.architecture, "").split():
+    # The text model inside an image model may name another class than `architecture`: the one that wrote its fields.
+    text_classes = [name for name in text.texts("architectures") or () if name.endswith("ForCausalLM")]
+    for names in _STATED.get(text_classes[0] if text_classes else text.architecture, "").split():
         if not any(text.states(name) or (name in text.fields and name in _MAY_BE_NULL) for name in names.split("|")):
             raise text.wrong(names.partition("|")[0], "stated: a default would decide the answer")
 
@@ -132,7 +132,9 @@ def check_layers(text: Config, layers: Caches) -> None:
 
 
 def _is_of(name: str, layer: Layer) -> bool:
+    """Tell whether `name` in `layer_types` fits `layer`."""
     if name in _NAMES:
-        plain = isinstance(layer, FullAttention) and layer.kind != "full"
-        return isinstance(layer, _NAMES[name]) and not (name.endswith("full_attention") and plain)
+        # Sliding and chunked layers are subclasses of FullAttention, but not "full_attention".
+        is_partial = isinstance(layer, FullAttention) and layer.kind != "full"
+        return isinstance(layer, _NAMES[name]) and not (name.endswith("full_attention") and is_partial)
     return name in ("mamba", "linear_attention", "conv") and not isinstance(layer, (FullAttention, Mla, Indexer))

@@ -1,4 +1,4 @@
-"""Compute the bytes of a model's weights as stored."""
+"""Compute the bytes of a model's weights in GPU memory, quantized or not."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from kvsim.errors import UsageError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantization:
-    """Bits of a stored weight, with scales. Embeddings, norms and routers keep the model's own type."""
+    """Average bits per stored weight, scales included. Embeddings, norms and routers are not quantized."""
 
     method: str
     linear_bits: float
-    """Bits of a weight in linear layers that every token passes through; 0: the model's own type."""
+    """Bits per weight in linear layers that every token passes through; 0 means not quantized."""
     expert_bits: float
-    """Bits of a weight in routed experts; 0: the model's own type."""
+    """Bits per weight in routed experts; 0 means not quantized."""
     kv_cache_dtype: str = "auto"
-    """Cache type requested by the checkpoint, used for `auto`."""
+    """Cache type that the checkpoint requests. It applies if `--kv-cache-dtype` is `auto`."""
 
 
 _FP8 = 8 + 32 / 128**2
@@ -52,11 +52,11 @@ _ALSO = {
     "w8a8_fp8": "fp8",
     "w8a8_int8": "int8",
 }
-"""Methods of vLLM and SGLang that differ from another one in their kernels alone."""
+"""Other names of methods in vLLM and SGLang; they differ in kernels, not in the bytes of weights."""
 
 
 def find_quantization(name: str) -> Quantization | None:
-    """Return the quantization of that name; None for `none`.
+    """Return the quantization called `name`; None for "none".
 
     Raises:
         UsageError: the name is unknown.
@@ -75,7 +75,7 @@ def stored_bytes(
     num_other_parameters: int,
     dtype_bytes: int,
 ) -> int:
-    """Return the bytes of partly quantized weights; 0 bits mean the model's own type."""
+    """Return the bytes of all weights: those of linear layers and experts quantized, all others in the model's type."""
     linear_bits = quantization.linear_bits if quantization else 0
     expert_bits = quantization.expert_bits if quantization else 0
     bits = (

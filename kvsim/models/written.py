@@ -1,4 +1,4 @@
-"""Read a written shape, such as `model` in a recording's `meta.json`, and check every figure."""
+"""Read the shape of a model from a mapping, such as `model` in a recording's `meta.json`, and check every field."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _REQUIRED = (
 _TEXTS = ("name", "note", "architecture", "image_class")
 _TRUTHS = ("tie_word_embeddings", "enable_expert_parallel")
 _LISTS_OF_TEXTS = ("sources", "from_memory")
-_LISTS = (*_LISTS_OF_TEXTS, "layer_kinds", "layer_caches")
+_LISTS = ("layer_kinds", "layer_caches")
 _MAY_BE_ZERO = (
     "intermediate_size",
     "num_experts",
@@ -40,20 +40,24 @@ _MAY_BE_ZERO = (
 
 
 def read_shape(shape: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
-    """Return the fields of a model among `names` that `shape` states, checked, with defaults."""
+    """Return the arguments for `Model` from the mapping `shape`: its checked fields among `names`, with defaults.
+
+    Raises:
+        RecordingError: a required field is missing, or a field is invalid.
+    """
     known: dict[str, Any] = {key: shape[key] for key in names if shape.get(key) is not None}
     known.setdefault("name", "unnamed")
     known.setdefault("tie_word_embeddings", False)
     known = {key: tuple(value) if isinstance(value, list) else value for key, value in known.items()}
     for key in (*_REQUIRED, *known):
-        if right := _what_would_be_right(key, known.get(key)):
-            raise RecordingError(_wrong(shape, key, right))
+        if expected := _expected_unless_valid(key, known.get(key)):
+            raise RecordingError(_wrong(shape, key, expected))
     if "quantization" in known:
         known["quantization"] = _quantization(shape)
     if known.get("layer_kinds"):
         known["layer_kinds"] = tuple(_layer(shape, entry) for entry in known["layer_kinds"])
         known["layer_caches"] = _layer_caches(shape, known)
-    elif shape.get("kv_lora_rank") is not None:
+    elif shape.get("kv_lora_rank") is not None:  # older recordings state a latent without `layer_kinds`
         known["layer_kinds"] = (_latent(shape),)
         known["layer_caches"] = ((0,),) * known["num_layers"]
     elif shape.get("num_kv_layers", known["num_layers"]) != known["num_layers"]:
@@ -64,9 +68,7 @@ def read_shape(shape: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, An
 
 
 def _gated_decoder_parameters(shape: Mapping[str, Any]) -> int:
-    """Count the parameters of a Llama-like decoder: attention, gated feed-forward network, norms, embeddings; no
-    biases.
-    """
+    """Count the parameters of a decoder like Llama's: attention, gated feed-forward network, norms and embeddings."""
     hidden: int = shape["hidden_size"]
     heads: int = shape["num_attention_heads"] + shape["num_kv_heads"]
     layer = 2 * hidden * heads * shape["head_dim"] + 3 * hidden * shape["intermediate_size"] + 2 * hidden
@@ -95,12 +97,11 @@ def _layer(shape: Mapping[str, Any], entry: Any) -> Layer:
         if item.init and item.name in entry:
             value = entry[item.name]
             numeric = item.type in ("int", int)
-            right = (
-                is_integer(value, 0)
-                if numeric
-                else isinstance(value, bool) or (isinstance(value, str) and value in DTYPE_BYTES)
-            )
-            if not right:
+            if numeric:
+                is_valid = is_integer(value, 0)
+            else:
+                is_valid = isinstance(value, bool) or (isinstance(value, str) and value in DTYPE_BYTES)
+            if not is_valid:
                 raise RecordingError(
                     _wrong(shape, "layer_kinds", f"right in {item.name} of {entry['kind']}, not {value!r}")
                 )
@@ -113,15 +114,16 @@ def _layer(shape: Mapping[str, Any], entry: Any) -> Layer:
 
 
 def _layer_caches(shape: Mapping[str, Any], known: Mapping[str, Any]) -> tuple[tuple[int, ...], ...]:
+    """Return the checked `layer_caches`: for each layer, indices into `layer_kinds`."""
     caches = known.get("layer_caches", ())
     kinds = range(len(known["layer_kinds"]))
-    fine = len(caches) == known["num_layers"] and all(
+    is_valid = len(caches) == known["num_layers"] and all(
         isinstance(layer, list | tuple) and all(is_integer(index, 0) and index in kinds for index in layer)
         for layer in caches
     )
-    if not fine:
-        right = f"a list of indices into layer_kinds for each of the {known['num_layers']} layers"
-        raise RecordingError(_wrong(shape, "layer_caches", right))
+    if not is_valid:
+        expected = f"a list of indices into layer_kinds for each of the {known['num_layers']} layers"
+        raise RecordingError(_wrong(shape, "layer_caches", expected))
     return tuple(tuple(layer) for layer in caches)
 
 
@@ -140,28 +142,29 @@ def _quantization(shape: Mapping[str, Any]) -> Quantization:
     )
 
 
-def _what_would_be_right(key: str, value: object) -> str:
-    """Return the expected value of a field; an empty string if the value is right."""
+def _expected_unless_valid(key: str, value: object) -> str:
+    """Describe the values that field `key` may have; return an empty string if `value` is valid."""
     if key in ("dtype", "kv_cache_dtype"):
         allowed = tuple(DTYPE_BYTES) if key == "dtype" else KV_CACHE_DTYPES
-        right, fine = f"one of {', '.join(allowed)}", value in allowed
+        expected, is_valid = f"one of {', '.join(allowed)}", value in allowed
     elif key in _TRUTHS:
-        right, fine = "true or false", isinstance(value, bool)
+        expected, is_valid = "true or false", isinstance(value, bool)
     elif key in _TEXTS:
-        right, fine = "text", isinstance(value, str)
+        expected, is_valid = "text", isinstance(value, str)
+    elif key in _LISTS_OF_TEXTS:
+        expected = "a list of texts"
+        is_valid = isinstance(value, tuple) and all(isinstance(item, str) for item in value)
     elif key in _LISTS:
-        right, fine = "a list", isinstance(value, tuple)
-        if key in _LISTS_OF_TEXTS:
-            right, fine = "a list of texts", fine and all(isinstance(item, str) for item in cast("tuple[Any]", value))
-    elif key == "quantization":
-        right, fine = "", True
+        expected, is_valid = "a list", isinstance(value, tuple)
+    elif key == "quantization":  # checked by `_quantization`
+        expected, is_valid = "", True
     else:
         least = 0 if key in _MAY_BE_ZERO else 1
-        right = f"a whole number of at least {least}"
-        fine = is_integer(value, least)
-    return "" if fine else right
+        expected, is_valid = f"a whole number of at least {least}", is_integer(value, least)
+    return "" if is_valid else expected
 
 
 def _wrong(shape: Mapping[str, Any], key: str, right: str) -> str:
+    """Return the message for field `key`, which must be `right`."""
     what = f"says {key} = {shape[key]!r}" if key in shape else f"does not say {key}"
     return f"the shape of the model {shape.get('name', 'without a name')!r} {what}; it must be {right}."
