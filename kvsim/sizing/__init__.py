@@ -1,1 +1,1 @@
-"""Size of the pool of KV blocks: a GPU's memory, term by term."""
+"""Size of the pool of KV blocks: the GPU's memory minus everything else that the engine keeps there."""

@@ -1,7 +1,8 @@
 """Memory of the slots for adapters (LoRA), which vLLM allocates with the model, used or not.
 
-A slot has, for each projection of a layer, a matrix of rank x inputs and one of outputs x rank. Where outputs are
-divided among GPUs the second is, and where inputs are the first is; the other one is whole on each.
+For each projection of a layer, a slot has two matrices: A of rank x inputs, and B of outputs x rank. With tensor
+parallelism, a projection that divides its outputs divides B, and every GPU has the whole of A. A projection that
+divides its inputs divides A, and every GPU has the whole of B.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ def slot_bytes(model: Model, max_lora_rank: int) -> int:
     """Return the bytes of one slot on each GPU.
 
     Raises:
-        UsageError: the projections of the model are not known to be those of a plain decoder.
+        UsageError: the model has experts, latent attention or recurrent layers, whose slots are not known.
     """
     if model.num_experts or model.kv_lora_rank is not None or model.recurrent_layers:
         raise UsageError(
@@ -27,6 +28,6 @@ def slot_bytes(model: Model, max_lora_rank: int) -> int:
         )
     size, hidden, inner = model.tensor_parallel_size, model.hidden_size, model.intermediate_size
     heads, kv = model.num_attention_heads * model.head_dim, max(model.num_kv_heads // size, 1) * model.head_dim
-    by_outputs = (hidden + heads // size) + 2 * (hidden + kv) + 2 * (hidden + inner // size)
-    by_inputs = (heads // size + hidden) + (inner // size + hidden)
+    by_outputs = (hidden + heads // size) + 2 * (hidden + kv) + 2 * (hidden + inner // size)  # q, k and v, gate and up
+    by_inputs = (heads // size + hidden) + (inner // size + hidden)  # o, down
     return model.num_layers * max_lora_rank * (by_outputs + by_inputs) * model.dtype_bytes

@@ -38,13 +38,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class BudgetTerm:
-    """Line of the explanation."""
+    """A line of the budget."""
 
     label: str
     size_bytes: int
     """Bytes of the term; negative for memory used."""
     why: str
-    """Source of the figure, in words."""
+    """Explanation of `size_bytes`: its source, or the calculation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,9 +58,9 @@ class Budget:
     terms: tuple[BudgetTerm, ...]
     """Terms of the budget in order; their sum is `kv_bytes`."""
     stage: int = 0
-    """Pipeline stage with the least memory, to which the budget belongs."""
+    """Number of the pipeline stage with the least memory. The budget is that of a GPU of this stage."""
     encoder_cache_tokens: int = 0
-    """Tokens of images whose encoder outputs are kept at once; 0 for a model for text, or where that is not known."""
+    """Number of image tokens that the encoder cache holds; 0 for a text model, or if that is not known."""
 
     def __repr__(self) -> str:
         pool = f"{self.num_blocks:,} blocks, {self.capacity_tokens:,} tokens, {self.kv_bytes / GIB:.2f} GiB"
@@ -73,7 +73,7 @@ class Budget:
 
     @property
     def num_blocks(self) -> int:
-        """Number of blocks as in vLLM. Block 0 is the null block, so requests can use one block less."""
+        """Number of blocks as vLLM counts them: block 0, the null block, is included, and requests never use it."""
         return self.plan.num_blocks
 
     @property
@@ -83,7 +83,7 @@ class Budget:
 
     @property
     def block_size(self) -> int:
-        """Tokens of the smallest block of any group."""
+        """Smallest number of tokens per block of all groups."""
         return min(group.block_size for group in self.plan.layout.groups)
 
     @property
@@ -103,7 +103,7 @@ class Budget:
 
     @property
     def capacity_tokens(self) -> int:
-        """Tokens in the usable blocks; with several groups, in sequences of `max_model_len`."""
+        """Number of tokens that the usable blocks hold; with several groups, if all sequences have `max_model_len`."""
         if self.plan.layout.is_uniform:
             return self.num_usable_blocks * self.block_size
         length = self.plan.settings.max_model_len
@@ -115,7 +115,7 @@ class Budget:
         return self.plan.max_sequences(tokens)
 
     def with_full_layers(self) -> CachePlan | None:
-        """Return the plan of this pool if every layer kept every token; None without windows."""
+        """Return the plan for a pool of this size if every layer kept every token; None if no layer has a window."""
         is_windowed = any(group.kind is CacheKind.SLIDING_WINDOW for group in self.plan.layout.groups)
         if not is_windowed or self.model.recurrent_layers:
             return None
@@ -123,9 +123,10 @@ class Budget:
         return plan_cache(self.model, replace(self.plan.settings, uniform=True), pool, insist=True)
 
     def with_divided_latents(self) -> CachePlan | None:
-        """Return the plan of this pool if each GPU kept a share of every latent instead of all of it.
+        """Return the plan of this pool if the GPUs divided every latent instead of each keeping a copy of it.
 
-        The result is None without latents, with one GPU, or where GPUs divide contexts anyway.
+        Return None if there is nothing to divide: the model has no latent attention, there is one GPU, or the GPUs
+        divide the tokens of each sequence already.
         """
         size = self.model.tensor_parallel_size
         if (
@@ -138,7 +139,7 @@ class Budget:
 
 
 def blocks_for(kv_memory_bytes: int, model: Model, block_size: int) -> int:
-    """Return the blocks of `block_size` tokens in `kv_memory_bytes` on each GPU, as in vLLM, null block included."""
+    """Return how many blocks of `block_size` tokens fit into `kv_memory_bytes` of each GPU, null block included."""
     _check_count("kv_memory_bytes", kv_memory_bytes)
     _check_count("block_size", block_size)
     settings = CacheSettings(max_model_len=model.max_position_embeddings, block_size=block_size)
@@ -180,22 +181,20 @@ def plan_budget(
         max_model_len: Longest sequence in tokens; None for the model's, which need not fit.
         find_max_model_len: Whether to reduce `max_model_len` to the longest sequence that fits.
         block_size: Tokens per block of full attention; None for the choice of the attention backend.
-        enable_prefix_caching: Whether prefixes are cached; None for on, except with recurrent layers.
-        keeps_every_state: Whether a model that can keep the recurrent state of every block does so.
+        enable_prefix_caching: Whether prefixes are cached; None for vLLM's choice: on, except with recurrent layers.
+        keeps_every_state: Whether the recurrent state at the end of every block is kept, if the model can do so.
         hybrid_manager: Whether layers of different kinds get separate groups.
-        kv_memory_bytes: Bytes of the pool before rounding; replaces the terms above.
-        num_blocks: Exact number of blocks; replaces the terms above.
+        kv_memory_bytes: Bytes of the pool before rounding, on each GPU; then nothing is estimated.
+        num_blocks: Exact number of blocks; then nothing is estimated.
         oversize: Whether to create the pool even if it exceeds the GPU together with the weights.
         estimates_graphs: Whether the memory of CUDA graphs is taken from the pool.
-        drafter: What drafts, with weights and cached layers of its own; None for nothing or a look-up.
+        drafter: Draft layers of speculative decoding; None without any.
         num_drafts: Tokens drafted for every request and step; recurrent layers keep a state for each.
-        max_loras: Slots for adapters; 0 for none.
+        max_loras: Number of slots for adapters (LoRA).
         max_lora_rank: Rank that each slot has room for.
     """
-    if not 0 < gpu_memory_utilization <= 1:
-        raise UsageError(f"gpu_memory_utilization is {gpu_memory_utilization}; it must be above 0 and at most 1.")
-    _check_count("max_num_seqs", max_num_seqs)
-    _check_count("max_num_batched_tokens", max_num_batched_tokens)
+    step = _LargestStep(max_num_batched_tokens, max_num_seqs, estimates_graphs)
+    _check_limits(gpu_memory_utilization, step)
     settings = CacheSettings(
         max_model_len=model.max_position_embeddings if max_model_len is None else max_model_len,
         max_num_batched_tokens=max_in_flight_tokens or max_num_batched_tokens,
@@ -207,38 +206,81 @@ def plan_budget(
         num_speculative_tokens=num_drafts,
         draft_layers=() if drafter is None else drafter.layers,
     )
-    stages = pipeline_stages(model.num_layers, model.pipeline_parallel_size)
     additions = _additions(model, drafter, max_loras, max_lora_rank)
-    weights = [(*weight_terms(model, stage), *additions) for stage in stages]
-    step = _LargestStep(max_num_batched_tokens, max_num_seqs, estimates_graphs)
     if num_blocks is not None or kv_memory_bytes is not None:
-        sizes = bytes_per_block(model, settings)
-        accounts, setting = [_stated(kv_memory_bytes, num_blocks, size) for size in sizes], "the KV cache"
-        rooms = [gpu.memory_bytes - account[0].size_bytes for account in accounts]
+        stages = _with_stated_pool(gpu, model, settings, additions, kv_memory_bytes, num_blocks)
     else:
-        allowance, setting = _allowance(gpu, gpu_memory_utilization), "gpu_memory_utilization"
-        overheads = [_of_stage(model, step, stage) for stage in stages]
-        accounts = [(*allowance, *terms, *others) for terms, others in zip(weights, overheads, strict=True)]
-        rooms = [sum(term.size_bytes for term in allowance)] * len(stages)
+        stages = _with_estimated_pool(gpu, model, step, additions, gpu_memory_utilization)
     if not oversize:
-        for terms, room, account in zip(weights, rooms, accounts, strict=True):
-            _check_weights_fit(gpu, model, terms, room, setting, account)
+        for each in stages:
+            _check_weights_fit(gpu, model, each)
     insist = max_model_len is None or oversize
-    plan, terms, stage = _fill(gpu, model, settings, accounts, find_max_model_len=find_max_model_len, insist=insist)
+    terms = [each.terms for each in stages]
+    plan, filled, stage = _fill(gpu, model, settings, terms, find_max_model_len=find_max_model_len, insist=insist)
     kept = encoder_cache_tokens(model, max_num_batched_tokens)
-    return Budget(gpu=gpu, model=model, plan=plan, terms=terms, stage=stage, encoder_cache_tokens=kept)
+    return Budget(gpu=gpu, model=model, plan=plan, terms=filled, stage=stage, encoder_cache_tokens=kept)
 
 
 class _LargestStep(NamedTuple):
-    """The largest step, which activations and graphs are sized for."""
+    """The largest step, which determines the memory for activations and graphs."""
 
     num_tokens: int
     num_seqs: int
     estimates_graphs: bool
 
 
-def _of_stage(model: Model, step: _LargestStep, stage: range) -> tuple[BudgetTerm, ...]:
-    """Return what one stage needs beside its weights."""
+class _StageBudget(NamedTuple):
+    """The terms of one pipeline stage, and the memory that its weights must fit into."""
+
+    terms: tuple[BudgetTerm, ...]
+    """Terms whose sum is left for the pool."""
+    weights: tuple[BudgetTerm, ...]
+    weight_limit_bytes: int
+    limited_by: str
+    """Setting that determines `weight_limit_bytes`, for a message."""
+
+
+def _with_stated_pool(
+    gpu: Gpu,
+    model: Model,
+    settings: CacheSettings,
+    additions: tuple[BudgetTerm, ...],
+    kv_memory_bytes: int | None,
+    num_blocks: int | None,
+) -> list[_StageBudget]:
+    """Return the stages with a pool of a stated size: the weights may take the rest of the GPU."""
+    stages = []
+    layers_of = pipeline_stages(model.num_layers, model.pipeline_parallel_size)
+    for layers, block_bytes in zip(layers_of, bytes_per_block(model, settings), strict=True):
+        [pool] = terms = _stated(kv_memory_bytes, num_blocks, block_bytes)
+        weights = (*weight_terms(model, layers), *additions)
+        stages.append(_StageBudget(terms, weights, gpu.memory_bytes - pool.size_bytes, "the KV cache"))
+    return stages
+
+
+def _with_estimated_pool(
+    gpu: Gpu, model: Model, step: _LargestStep, additions: tuple[BudgetTerm, ...], utilization: float
+) -> list[_StageBudget]:
+    """Return the stages with a pool of the memory that weights, activations and all else leave."""
+    allowance = _allowance(gpu, utilization)
+    limit_bytes = sum(term.size_bytes for term in allowance)
+    stages = []
+    for layers in pipeline_stages(model.num_layers, model.pipeline_parallel_size):
+        weights = (*weight_terms(model, layers), *additions)
+        terms = (*allowance, *weights, *_stage_overheads(model, step, layers))
+        stages.append(_StageBudget(terms, weights, limit_bytes, "gpu_memory_utilization"))
+    return stages
+
+
+def _check_limits(gpu_memory_utilization: float, step: _LargestStep) -> None:
+    if not 0 < gpu_memory_utilization <= 1:
+        raise UsageError(f"gpu_memory_utilization is {gpu_memory_utilization}; it must be above 0 and at most 1.")
+    _check_count("max_num_seqs", step.num_seqs)
+    _check_count("max_num_batched_tokens", step.num_tokens)
+
+
+def _stage_overheads(model: Model, step: _LargestStep, stage: range) -> tuple[BudgetTerm, ...]:
+    """Return the terms of one stage besides its weights."""
     is_last = stage.stop == model.num_layers
     overheads = _overheads(model, step.num_tokens, step.num_seqs, is_last=is_last, graphs=step.estimates_graphs)
     return (*overheads, *_encoder_terms(model, step.num_tokens, stage))
@@ -248,31 +290,33 @@ def _fill(
     gpu: Gpu,
     model: Model,
     settings: CacheSettings,
-    accounts: Sequence[tuple[BudgetTerm, ...]],
+    terms_of: Sequence[tuple[BudgetTerm, ...]],
     *,
     find_max_model_len: bool,
     insist: bool,
 ) -> tuple[CachePlan, tuple[BudgetTerm, ...], int]:
-    """Fill what the account of each stage leaves with blocks.
+    """Fill the memory that the terms of each stage leave with blocks.
+
+    All stages have the same number of blocks: as many as fit on the stage with the least memory.
 
     Returns:
-        The blocks, the terms of the stage that has the fewest, and its number.
+        The plan, the terms of the stage with the least memory, and the number of this stage.
 
     Raises:
-        BudgetError: nothing is left, or no sequence fits.
+        BudgetError: there is no memory for two blocks, or for a sequence.
     """
     sizes = bytes_per_block(model, settings)
-    available = [max(0, sum(term.size_bytes for term in account)) for account in accounts]
-    stage = min(range(len(accounts)), key=lambda index: available[index] // sizes[index])
+    available = [max(0, sum(term.size_bytes for term in terms)) for terms in terms_of]
+    stage = min(range(len(terms_of)), key=lambda index: available[index] // sizes[index])
     if available[stage] < 2 * sizes[stage]:
-        raise BudgetError(_nothing_left(gpu, model, accounts[stage], sizes[stage]), _lines(accounts[stage]))
+        raise BudgetError(_nothing_left(gpu, model, terms_of[stage], sizes[stage]), _lines(terms_of[stage]))
     try:
         plan = plan_cache(model, settings, available, find_max_model_len=find_max_model_len, insist=insist)
     except BudgetError as error:
-        raise BudgetError(str(error), _lines(accounts[stage])) from None
+        raise BudgetError(str(error), _lines(terms_of[stage])) from None
     pool = plan.num_blocks * sizes[stage]
     rounding = BudgetTerm("rounding", pool - available[stage], f"whole blocks of {_size(sizes[stage])}")
-    return plan, (*accounts[stage], rounding), stage
+    return plan, (*terms_of[stage], rounding), stage
 
 
 def _mla_block_size(gpu: Gpu) -> int | None:
@@ -281,7 +325,7 @@ def _mla_block_size(gpu: Gpu) -> int | None:
     return FLASHINFER_MLA_BLOCK if gpu.architecture.startswith("Blackwell GB100") else BACKEND_BLOCK
 
 
-def _stated(kv_memory_bytes: int | None, num_blocks: int | None, block_bytes: int) -> tuple[BudgetTerm, ...]:
+def _stated(kv_memory_bytes: int | None, num_blocks: int | None, block_bytes: int) -> tuple[BudgetTerm]:
     if kv_memory_bytes is not None:
         _check_count("kv_memory_bytes", kv_memory_bytes)
         return (BudgetTerm("KV memory", kv_memory_bytes, "as stated; nothing is estimated"),)
@@ -299,7 +343,10 @@ def _allowance(gpu: Gpu, utilization: float) -> tuple[BudgetTerm, BudgetTerm]:
 
 
 def weight_terms(model: Model, stage: range) -> tuple[BudgetTerm, ...]:
-    """Return the weights on one GPU of a pipeline stage: its layers, and the tables at both ends."""
+    """Return the weights on one GPU of a pipeline stage.
+
+    These are the layers in `stage`. The first stage also has the embedding, and the last stage the output head.
+    """
     table = model.vocab_size * model.hidden_size * model.dtype_bytes
     tables = table if model.tie_word_embeddings else 2 * table
     share = len(stage) / model.num_layers
@@ -323,7 +370,7 @@ def weight_terms(model: Model, stage: range) -> tuple[BudgetTerm, ...]:
 
 
 def _additions(model: Model, drafter: Drafter | None, max_loras: int, max_lora_rank: int) -> tuple[BudgetTerm, ...]:
-    """Return the weights of what drafts, and the slots of adapters."""
+    """Return the terms of the draft model and of the slots for adapters (LoRA)."""
     if model.pipeline_parallel_size > 1 and (drafter or max_loras):
         raise UsageError("draft layers and slots of adapters are accounted for where one stage holds all layers; take "
                          "--pipeline-parallel-size 1.")  # fmt: skip
@@ -347,13 +394,13 @@ def _overheads(model: Model, num_tokens: int, num_seqs: int, *, is_last: bool, g
 
 
 def encoder_cache_tokens(model: Model, max_num_batched_tokens: int) -> int:
-    """Return the tokens of images whose encoder outputs are kept at once; 0 for a model for text, or an unknown one."""
+    """Return how many image tokens the encoder cache holds; 0 for a text model, or if that is not known."""
     rule = RULES.get(model.image_class)
     return max(max_num_batched_tokens, rule.most_tokens) if rule is not None else 0
 
 
 def _encoder_terms(model: Model, max_num_batched_tokens: int, stage: range) -> tuple[BudgetTerm, ...]:
-    """Return the outputs of the encoder that the first stage keeps."""
+    """Return the term of the encoder cache, which only the first stage has."""
     tokens = encoder_cache_tokens(model, max_num_batched_tokens)
     if not tokens or stage.start:
         return ()
@@ -361,33 +408,26 @@ def _encoder_terms(model: Model, max_num_batched_tokens: int, stage: range) -> t
     return (BudgetTerm("encoder cache", -tokens * model.image_token_bytes, why),)
 
 
-def _lines(account: Sequence[BudgetTerm]) -> list[tuple[str, int, str]]:
-    return [(term.label, term.size_bytes, term.why) for term in account]
+def _lines(terms: Sequence[BudgetTerm]) -> list[tuple[str, int, str]]:
+    return [(term.label, term.size_bytes, term.why) for term in terms]
 
 
-def _check_weights_fit(
-    gpu: Gpu,
-    model: Model,
-    weights: Sequence[BudgetTerm],
-    room_bytes: int,
-    setting: str,
-    account: Sequence[BudgetTerm],
-) -> None:
-    size = -sum(term.size_bytes for term in weights)
-    if size > room_bytes:
+def _check_weights_fit(gpu: Gpu, model: Model, stage: _StageBudget) -> None:
+    size = -sum(term.size_bytes for term in stage.weights)
+    if size > stage.weight_limit_bytes:
         raise BudgetError(
-            f"the weights of {model.name} take {_size(size)} on each {gpu.name}, and {setting} leaves "
-            f"{_size(max(0, room_bytes))} of its {_size(gpu.memory_bytes)} for them; a larger GPU, a higher "
-            f"--tensor-parallel-size, a --quantization or a smaller model would help, and --oversize insists.",
-            _lines(account),
+            f"the weights of {model.name} take {_size(size)} on each {gpu.name}, and {stage.limited_by} leaves "
+            f"{_size(max(0, stage.weight_limit_bytes))} of its {_size(gpu.memory_bytes)} for them; a larger GPU, a "
+            "higher --tensor-parallel-size, a --quantization or a smaller model would help, and --oversize insists.",
+            _lines(stage.terms),
         )
 
 
-def _nothing_left(gpu: Gpu, model: Model, account: Sequence[BudgetTerm], block_bytes: int) -> str:
-    terms = ", ".join(f"{term.label} {_size(term.size_bytes)}" for term in account)
-    left = _size(sum(term.size_bytes for term in account))
+def _nothing_left(gpu: Gpu, model: Model, terms: Sequence[BudgetTerm], block_bytes: int) -> str:
+    listed = ", ".join(f"{term.label} {_size(term.size_bytes)}" for term in terms)
+    left = _size(sum(term.size_bytes for term in terms))
     return (
-        f"too little memory is left on {gpu.name} for the KV cache of {model.name}: {terms} make {left}, and two "
+        f"too little memory is left on {gpu.name} for the KV cache of {model.name}: {listed} make {left}, and two "
         f"blocks take {_size(2 * block_bytes)}; a larger GPU, a higher --gpu-memory-utilization or "
         "--tensor-parallel-size, or a smaller --max-num-batched-tokens or --max-num-seqs would help."
     )

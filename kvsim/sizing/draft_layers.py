@@ -1,4 +1,8 @@
-"""Layers in the cache, and weights, of what drafts."""
+"""Memory that the draft layers of speculative decoding take from the pool.
+
+This module is separate so that a budget needs no settings of speculative decoding: `kvsim.policies.drafter` makes the
+record from these settings, and `kvsim.sizing.budget` reads it.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +15,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drafter:
-    """Layers in the cache, and weights, of what drafts."""
+    """Layers that draft tokens: an additional head of the model, or a draft model."""
 
     layers: tuple[Layer, ...]
-    """Caches of its layers, each once."""
+    """Draft layers that need a KV cache."""
     weight_bytes: int
-    """Bytes of its weights on each GPU."""
+    """Bytes of the weights on each GPU."""
     why: str
-    """Source of the weights, in words."""
+    """Explanation of `weight_bytes`."""

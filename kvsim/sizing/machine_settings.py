@@ -1,4 +1,7 @@
-"""The settings of a machine by name: how a model is served on a GPU, and with how much memory for its cache."""
+"""The settings of a machine: the model, the GPU, and the memory for the KV cache.
+
+The command line makes its flags from these fields, and `kvsim.machine` its keyword arguments.
+"""
 
 from __future__ import annotations
 

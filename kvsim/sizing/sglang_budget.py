@@ -1,7 +1,7 @@
-"""Compute SGLang's slots: a share of the memory that is free before the weights are loaded, minus the weights.
+"""Compute the number of token slots in SGLang's KV cache.
 
-`mem_fraction_static` is no share of the card, and nothing is measured: activations, captured graphs and all else use
-what the share leaves.
+Weights and slots together take `mem_fraction_static` of the memory that is free before the weights are loaded.
+Activations, captured graphs and all else use the rest. SGLang does not measure them, unlike vLLM.
 """
 
 from __future__ import annotations
@@ -23,15 +23,20 @@ DEFAULT_RATIO = 0.8
 """Default `swa_full_tokens_ratio`: slots of layers with windows for each slot of the others."""
 _MIB = 1 << 20
 _GROUP_BYTES = int(2.43 * GIB)
-"""Bytes that are gone on each of several GPUs when the weights begin to load: contexts, buffers to exchange results.
-From the log in sglang#11716, of eight H200: 137.29 of 139.72 GiB are free then."""
+"""Bytes in use on each of several GPUs before the weights are loaded: contexts, and buffers to exchange results.
+
+Source: the log in sglang#11716, in which 137.29 of 139.72 GiB of each of eight H200 are free at that time.
+"""
 _CHUNKS = ((20, 2048), (60, 4096), (160, 8192))
-"""Default `chunked_prefill_size` of cards below a number of GiB; above, `_LARGEST_CHUNK`."""
+"""Default `chunked_prefill_size` by the memory of the GPU: (GiB, tokens) holds below that number of GiB.
+
+GPUs with more memory have `_LARGEST_CHUNK`.
+"""
 _LARGEST_CHUNK = 16384
 _LARGE_CARD_MIB, _LEAST_RESERVE_MIB = 60 * 1024, 10 * 1024
 _META_MIB, _MIB_PER_TOKEN, _MIB_PER_GRAPH, _LEAST_TOKENS, _MIB_OF_GROUP = 512, 1.5, 2, 2048, 1024 / 8
 _CAPTURED, _CAPTURED_BY_MANY, _MANY = 256, 512, 4
-"""Largest captured batch on a large card, and from `_MANY` GPUs on."""
+"""Largest batch for which SGLang captures a graph, on a large GPU, and on `_MANY` or more such GPUs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,13 +62,13 @@ class SlotBudget:
 
     @property
     def num_window_slots(self) -> int:
-        """Slots of layers with windows, which have a pool of their own; 0 without one."""
+        """Number of slots in the separate pool of layers with windows; 0 if the model has no such pool."""
         return int(self.num_slots * DEFAULT_RATIO) if SlotLayers.of(self.model).window_tokens else 0
 
     @property
     def free_later_bytes(self) -> int:
-        """Bytes that the share leaves to activations, captured graphs and all else."""
-        return -self.terms[-2].size_bytes
+        """Bytes left for activations, captured graphs and all else."""
+        return -self.terms[-2].size_bytes  # the last term but one, before the rounding
 
 
 def default_chunk(gpu: Gpu) -> int:
@@ -72,7 +77,10 @@ def default_chunk(gpu: Gpu) -> int:
 
 
 def default_fraction(gpu: Gpu, model: Model, chunked_prefill_size: int) -> float:
-    """Return SGLang's `mem_fraction_static` on a card: what a reserve for the largest step leaves of it."""
+    """Return SGLang's default `mem_fraction_static`: the share of the GPU that a reserve for the largest step leaves.
+
+    The formula and its constants are SGLang's.
+    """
     num_gpus = model.num_gpus
     card_mib = gpu.memory_bytes / _MIB
     captured = _CAPTURED_BY_MANY if num_gpus >= _MANY else _CAPTURED
@@ -94,8 +102,8 @@ def plan_slots(
     """Return the slots that SGLang would create on `gpu` for `model`.
 
     Raises:
-        UsageError: the share is none, or the model is divided into stages.
-        BudgetError: no page fits.
+        UsageError: `mem_fraction_static` is not between 0 and 1, or the model has several pipeline stages.
+        BudgetError: there is no memory for one page.
     """
     if model.pipeline_parallel_size > 1:
         raise UsageError(

@@ -1,4 +1,8 @@
-"""Find the changes of single settings with which a server starts that has too little memory for its cache."""
+"""Find settings with which a server starts, if its memory is too small for the KV cache with the present settings.
+
+The results are printed as advice after vLLM's refusal to start. Each result changes a single setting, and
+`max_model_len` if necessary.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +14,9 @@ from kvsim.errors import BudgetError, UsageError
 from kvsim.sizing.budget import Budget
 
 Plan = Callable[[Mapping[str, Any]], Budget]
-"""Return the budget with some settings changed.
+"""Function that returns the budget with some settings changed.
 
-`max_model_len` is among them, or `find_max_model_len`, for the longest sequence that fits.
+With `find_max_model_len` among these settings, the budget has the largest `max_model_len` that fits.
 """
 _LADDERS: Mapping[str, tuple[Any, ...]] = {
     "gpu_memory_utilization": (0.9, 0.94, 0.96, 0.98),
@@ -22,9 +26,9 @@ _LADDERS: Mapping[str, tuple[Any, ...]] = {
     "quantization": ("fp8",),
     "tensor_parallel_size": (2, 4, 8, 16),
 }
-"""Values to try of each setting, mildest first."""
+"""Values of each setting to try, in order: a later value frees more memory, and costs more."""
 _SHORTEST = 1024
-"""Tokens from which on a shorter `max_model_len` is an answer: with less, hardly anything is served."""
+"""Smallest `max_model_len` that is suggested, because few requests fit into less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +45,14 @@ class StartingSettings:
 
 
 def changes_that_start(plan: Plan, now: Mapping[str, Any]) -> list[StartingSettings]:
-    """Return the mildest change of each setting with which `plan` succeeds.
+    """Return, for each setting, the first value of its list with which the server starts.
 
-    Where a setting alone is not enough for `max_model_len`, the longest sequence that fits is part of the change.
+    If no value is enough for the present `max_model_len`, the change also reduces `max_model_len`. Such changes are
+    left out if a smaller `max_model_len` is enough by itself.
 
     Args:
-        plan: Budget with some settings changed; raises BudgetError or UsageError where there is none.
-        now: Present values of the settings; one that is not better than its present value is not tried.
+        plan: Function that plans the budget; it raises BudgetError or UsageError if the server does not start.
+        now: Present values of the settings; values that free no more memory than these are not tried.
     """
     found = [_shorter(plan, {})]
     for name, values in _LADDERS.items():
