@@ -1,6 +1,7 @@
-"""The cadence of prompts: after a step that computes a prompt, some steps only decode.
+"""The prefill interval of the scheduler: after a step that computes a prompt, a number of steps only decode.
 
-Prompts are not held back where nothing decodes, nor after a step that could not admit all that might be admitted.
+Prompts are not held back when no sequence decodes, nor after a step that left sequences waiting that it might have
+admitted.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ def begin_step(engine: Engine) -> None:
     settings, state = engine.settings, engine.state
     state.has_prefill = state.holds_prefills = False
     if state.num_computing_steps == 0:
-        state.last_prefill_step = -settings.prefill_interval  # the first step holds nothing back
+        state.last_prefill_step = -settings.prefill_interval  # the first step may compute prompts
     num_since = state.num_computing_steps + 1 - state.last_prefill_step
     if state.leaves_waiting or num_since >= settings.prefill_interval:
         return
@@ -34,7 +35,7 @@ def is_prefill(sequence: Sequence, computed: int) -> bool:
 
 @part
 def end_pass(engine: Engine) -> None:
-    """Note whether the pass over the queue left sequences that might have been admitted."""
+    """Record whether the pass over the queue left sequences that might have been admitted."""
     state = engine.state
     if not state.holds_prefills:
         state.leaves_waiting = state.num_waiting > state.num_passed_over
@@ -42,7 +43,7 @@ def end_pass(engine: Engine) -> None:
 
 @part
 def end_step(engine: Engine) -> None:
-    """Count the step, and begin the interval anew if it computes a prompt."""
+    """Count the step if it computes anything, and restart the interval if it computes a prompt."""
     state = engine.state
     if state.num_tokens_in_batch > 0:
         state.num_computing_steps += 1

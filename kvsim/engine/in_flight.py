@@ -1,7 +1,7 @@
-"""The steps in flight: scheduled, and their output not processed yet. They stand in a ring, in order.
+"""The ring of steps in flight, which were scheduled and whose outputs are not processed yet.
 
-An engine that awaits every output has one; one that schedules ahead has two; a pipeline has as many as keep all of its
-stages busy.
+A synchronous engine has one step in flight, an engine that schedules ahead has two, and a pipeline has enough to keep
+all its stages busy. A place is an index in the ring, `Engine.launched`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from kvsim.engine.state import Engine
 
 @part
 def oldest(engine: Engine) -> int:
-    """Return the place of the oldest step in flight; there is one."""
+    """Return the place of the oldest step in flight. Some step is in flight."""
     state = engine.state
     assert state.num_in_flight > 0
     place = state.next_launched - state.num_in_flight
@@ -52,7 +52,7 @@ def settle_tokens(engine: Engine, place: int) -> None:
 
 @part
 def tokens_of(engine: Engine, place: int, sequence: Sequence) -> int:
-    """Return the tokens of a sequence that the step at `place` computes."""
+    """Return the number of tokens of a sequence that the step at `place` computes."""
     first = place * engine.settings.max_num_seqs
     for index in range(first, first + engine.launched[place].num_computing):
         if engine.computing[index] == sequence.number:
@@ -62,7 +62,7 @@ def tokens_of(engine: Engine, place: int, sequence: Sequence) -> int:
 
 @part
 def drop_outputs(engine: Engine, place: int, sequence: Sequence) -> None:
-    """Drop what the step at `place` yields for a sequence."""
+    """Discard the output of the step at `place` for a sequence."""
     step, kept = engine.launched[place], 0
     first = place * engine.settings.max_num_seqs
     for index in range(first, first + step.num_emitting):
@@ -76,7 +76,7 @@ def drop_outputs(engine: Engine, place: int, sequence: Sequence) -> None:
 
 @part
 def drop_all_outputs(engine: Engine, sequence: Sequence) -> None:
-    """Drop what the steps in flight yield for a sequence."""
+    """Discard the outputs of all steps in flight for a sequence."""
     place = engine.state.next_launched
     for _ in range(engine.state.num_in_flight):
         place = earlier(engine, place)

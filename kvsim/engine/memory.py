@@ -1,11 +1,12 @@
-"""Memory as the scheduler, the clock and the account see it: one record of functions for each kind.
+"""The interface of a kind of memory: a record of functions, through which the scheduler, the clock and the totals use
+it.
 
-Each kind of memory ends its own module with its record: blocks (`kv_cache`), blocks with a second tier on the host
-(`tiered`), contiguous reservations (`reservations`), units of a custom allocator (`custom_memory`) and the rectangle of
-a static batch (`static_batch`). A kind names the functions that it needs; the others do nothing.
+The record of each kind is at the end of its module, for example `kv_cache` for blocks, `tiered` for blocks with a
+second tier on the host, `reservations` for contiguous extents, and `static_batch` for the rectangle of a static batch.
+A kind sets the functions that it needs; the defaults do nothing.
 
-Functions take the engine first, allocate nothing and raise nothing. Machine code is made for one kind at a time, so a
-function that does nothing costs nothing there.
+Functions take the engine first, create no Python objects and raise no exceptions, because they are compiled. Machine
+code is made for one kind at a time, so the compiler removes functions that do nothing.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ Engine: TypeAlias = Any
 """`state.Engine`, which holds a `MemoryManager` and so knows this module."""
 
 SKIP, STOP = -1, -2
-"""Answers of `find_prefix` instead of a number of tokens: the sequence is passed over and keeps its place; nothing more
-is admitted in this step."""
+"""Results of `find_prefix` other than a number of tokens: `SKIP` passes over this sequence, `STOP` ends the admission
+of sequences in this step."""
 
 
 @part
@@ -108,67 +109,67 @@ class MemoryManager:
     name: str
     """The kind, in one word."""
 
-    # What a scheduler asks of it.
+    # Called by a scheduler.
     take_over: Callable[[Engine, Sequence], bool] = _is_ready
-    """Use what a waiting sequence has loaded; return False while it loads, and is passed over."""
+    """Attach what a waiting sequence has loaded; return False while it is still loading, so that it is passed over."""
     find_prefix: Callable[[Engine, Sequence], int] = _nothing_found
-    """Find the leading tokens of a waiting sequence that need not be computed; return their number, `SKIP` or `STOP`.
-    """
+    """Return the number of leading tokens of a waiting sequence that need not be computed, or `SKIP` or `STOP`."""
     admit: Callable[[Engine, Sequence, int, int], bool] = _no_room
-    """Allocate room for `num_tokens` tokens of a waiting sequence behind the `computed` ones that `find_prefix` found.
+    """Allocate memory for `num_tokens` tokens of a waiting sequence after the `computed` ones that `find_prefix` found.
 
-    Return False, and change nothing, where there is no room.
+    Return False, and change nothing, if memory is short.
     """
     grow: Callable[[Engine, Sequence, int], bool] = _no_more
-    """Allocate room for `num_tokens` more tokens of a running sequence; return False where there is none."""
+    """Allocate memory for `num_tokens` more tokens of a running sequence; return False if memory is short."""
     cache: Callable[[Engine, Sequence, int], None] = _keep_nothing
-    """Let other sequences hit the first `num_tokens` tokens of a running sequence, whose values are known."""
+    """Put the first `num_tokens` tokens of a running sequence, whose values are known, into the prefix cache."""
     free: Callable[[Engine, Sequence], None] = _ignore
-    """Free all units of a sequence, whose status tells whether it will resume."""
+    """Free all memory of a sequence; if its status is `PREEMPTED`, it will be resumed."""
     frees_at_once: Callable[[Engine, Sequence], bool] = _is_ready
-    """Tell whether a running sequence may be preempted: its blocks are free then, or that does not matter."""
+    """Tell whether preempting a running sequence frees its blocks at once; otherwise it is not preempted."""
     expect_return: Callable[[Engine, Sequence], None] = _ignore
     """Prepare for the resumption of a sequence that is being preempted."""
 
-    # What the account asks of it.
+    # Called to fill the row of a step.
     free_units: Callable[[Engine], int] = _free_units
-    """Count the units that no table lists, those with a cached prefix included."""
+    """Return the number of free units, those with a cached prefix included."""
     free_windows: Callable[[Engine], int] = _no_slots
-    """Count the units of SGLang's pool of windows that no request holds, those in its tree included."""
+    """Return the number of units of SGLang's window pool that no request holds, those in the radix tree included."""
     cached_windows: Callable[[Engine], int] = _no_slots
-    """Count the units of that pool that only its tree holds."""
+    """Return the number of units of the window pool that only the radix tree holds."""
     unusable_units: Callable[[Engine, Sequence], int] = _no_units
-    """Count the free units in pieces too small for the head of the queue, though their sum would do."""
+    """Return the number of free units that fragmentation keeps from the head of the queue, which would fit their sum.
+    """
     expired_slots: Callable[[Engine], int] = _no_slots
-    """Count the slots that are held and hold tokens that no later step reads."""
+    """Return the number of held slots whose tokens no later step reads."""
     shared_tokens: Callable[[Engine, int], int] = _no_tokens
-    """Count the tokens, among those that a step reads, that several sequences read in the same place."""
+    """Return the number of tokens that a step reads more than once, because its sequences share their slots."""
 
     # Transfers between GPU and host.
     awaits_transfers: Callable[[Engine], bool] = _never
-    """Tell whether the engine continues for transfers alone, although no sequence computes."""
+    """Tell whether transfers are in progress that keep the engine scheduling although no sequence computes."""
     awaits_others: Callable[[Engine], bool] = _never
-    """Tell whether other servers will free what is held here, at a time that is not known yet."""
+    """Tell whether blocks are held until another server has read them, at a time that is not known yet."""
     is_asleep: Callable[[Engine], bool] = _never
-    """Tell whether nothing happens before a known time, unless another server or a client acts."""
+    """Tell whether the engine waits for a known time, unless another server or a client acts earlier."""
     after_schedule: Callable[[Engine], None] = _do_nothing
-    """Begin the transfers of a step that was scheduled."""
+    """Begin the transfers of the step that was just scheduled."""
     before_update: Callable[[Engine, int], None] = _wait_for_no_step
-    """Free the blocks that waited for a step in flight, which the GPU has completed."""
+    """Free the blocks that were held for a step in flight whose output is being processed."""
     after_update: Callable[[Engine], None] = _do_nothing
     """End the transfers that are reported with the output that was processed."""
     start_transfers: Callable[[Engine], None] = _do_nothing
-    """Put the transfers of the step that was scheduled on the clock of the link."""
+    """Set the times of the transfers of the step that was just scheduled, by the speed of the link."""
     poll_transfers: Callable[[Engine], None] = _do_nothing
     """Report the transfers that have ended when the kernels of a step are launched."""
     wait_for_transfers: Callable[[Engine, float], None] = _wait_for_nothing
     """Advance the clock, to `until_s` at most, while only transfers are in progress."""
     has_room_for_rows: Callable[[Engine], bool] = _always
-    """Tell whether the transfers that the next step reports can be written down."""
+    """Tell whether there is room for the rows of the transfers that the next step may report."""
     has_news: Callable[[Engine], bool] = _never
-    """Tell whether other servers have to hear of transfers that a step has begun."""
+    """Tell whether a step has begun transfers that other servers must know of."""
     is_crowded: Callable[[Engine], bool] = _never
-    """Tell whether more transfers began in a step than can be written down."""
+    """Tell whether more transfers began in a step than there is room to record."""
 
     def __repr__(self) -> str:
         return self.name

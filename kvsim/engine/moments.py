@@ -1,7 +1,7 @@
-"""Drive the engine with an explicit event list, without a clock.
+"""Drive the engine with an explicit list of events, without a clock.
 
-This repeats a run whose order of events is known, and steps an engine by hand. Each moment is recorded as in a run on
-the clock, except the schedule, which has a row for every sequence in every step.
+This is used to replay a run whose order of events is known, and to step an engine by hand. Events are recorded as in a
+run on the clock, except that the schedule has a row for every sequence in every step.
 """
 
 from __future__ import annotations
@@ -12,17 +12,23 @@ from kvsim.engine.records import Sequence
 from kvsim.engine.state import LOADING, PREEMPTED, RUNNING, WAITING, Engine
 
 NOTHING, ADD, SCHEDULE, LOOK, UPDATE, ABORT, LEAVE = range(7)
-"""Events of the list: no engine event; queue a sequence; schedule a step; call the scheduler without a result; process
-the output of the oldest step in flight; abort a sequence, with outputs possibly in flight; drop a sequence that arrived
-earlier and holds no memory whose release would be recorded.
+"""Kinds of events:
+
+- `NOTHING`: no event of the engine.
+- `ADD`: queue a sequence.
+- `SCHEDULE`: schedule a step.
+- `LOOK`: call the scheduler where the replayed run scheduled nothing.
+- `UPDATE`: process the output of the oldest step in flight.
+- `ABORT`: abort a sequence, with outputs possibly in flight.
+- `LEAVE`: abort a sequence if the release of its memory was not recorded.
 """
 
 
 @part
 def play(engine: Engine, num_moments: int) -> int:
-    """Play the first `num_moments` events, each with a `seq` of its own; return how many were played.
+    """Replay the first `num_moments` events, each with a new `seq`; return the number of events replayed.
 
-    It ends early where there may be no room to write down what comes next, and after a `LOOK` that found something.
+    It ends early when there may be no room to record the next event, and after a `LOOK` that did schedule something.
     """
     state = engine.state
     for index in range(num_moments):
@@ -52,7 +58,7 @@ def play(engine: Engine, num_moments: int) -> int:
 
 @part
 def _forget_last(engine: Engine) -> None:
-    """Take the newest step in flight, which is empty, back."""
+    """Remove the newest step in flight, which is empty."""
     state = engine.state
     state.num_in_flight -= 1
     state.next_launched = in_flight.earlier(engine, state.next_launched)
@@ -60,7 +66,7 @@ def _forget_last(engine: Engine) -> None:
 
 @part
 def _leaves_untold(engine: Engine, sequence: Sequence) -> bool:
-    """Tell whether no release shows when a sequence leaves: it holds no memory, or frees it after copies or steps."""
+    """Tell whether a sequence leaves without a recorded release: it holds no memory, or frees it after transfers."""
     status = sequence.status
     if status in (WAITING, PREEMPTED, LOADING):
         return True

@@ -1,6 +1,6 @@
-"""Records of the engine: requests, blocks, tables and steps, as numbers.
+"""The data that the engine works on: settings, sequences, blocks, tables and steps, as records of plain numbers.
 
-Small records are many: their numbers are kept in 32 bits.
+Records hold only numbers so that machine code can work on record arrays. Fields of the type `Small` take 32 bits.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ class Settings:
     max_num_batched_tokens: int = 0
     max_model_len: int = 0
     max_num_active_seqs: int = 0
-    """Sequences that may run, which are no more than a step may hold."""
+    """Sequences that may run at once; at most `max_num_seqs`."""
     long_prefill_token_threshold: int = 0
     threshold_is_adaptive: bool = False
     """The threshold is at least an equal share of a step for each sequence that runs or waits."""
     prefill_interval: int = 1
-    """Steps from one that computes prompts to the next that may."""
+    """Steps from one that computes prompts to the next that may compute prompts."""
     max_adapters: int = 0
     """Adapters that may be in use at once; 0 where adapters are not limited."""
     running_keep_adapters: bool = False
-    """A running sequence keeps its adapter in use also in a step that does not compute it."""
+    """A running sequence keeps its adapter in use even in a step that does not compute the sequence."""
     encoder_tokens: int = 0
     """Outputs of the encoder that one step computes, at most; 0 where prompts have no images."""
     encoder_cache_tokens: int = 0
@@ -58,106 +58,117 @@ class Settings:
     keeps_images_whole: bool = False
     """A step computes all tokens of an image, or none."""
     cuts_before_images: bool = False
-    """A chunk ends right before an image without room, whatever drafting reads ahead."""
+    """A chunk ends right before an image that has no room in the encoder cache, even if drafting would read further."""
     counts_repeated_images: bool = False
-    """An image that a sequence repeats is in use until its last place is computed."""
+    """An image that occurs several times in a prompt is in use until its last occurrence is computed."""
     ahead: bool = False
-    """Steps are scheduled ahead of the output that is known: a sequence decodes on a token that has no value yet."""
+    """Asynchronous scheduling: a step is scheduled before the outputs of earlier steps, which it decodes from, are
+    known.
+    """
     most_in_flight: int = 1
     """Steps that may be in flight at once."""
     decode_interval: int = 1
-    """Steps from one in which a sequence decodes to the next that it may decode in."""
+    """Steps from one that decodes a sequence to the next that may decode it."""
     feedback: int = 0
-    """Distance in steps to the step that must be computed before the first pipeline stage begins; 0 for none."""
+    """Pipelines: the first stage begins a step only when the step this many steps earlier is computed; 0 for no wait.
+    """
     by_priority: bool = False
     chunked_prefill: bool = False
     reserve_full_prompt: bool = False
     fills_pipeline: bool = False
-    """A step is scheduled ahead also behind one that is empty, and although the oldest is computed already."""
+    """A step is scheduled ahead even after an empty step, and even if the oldest step in flight is already computed."""
     late_outputs_block: bool = False
-    """A sequence that was preempted awaits no output, and waits until those under way have come."""
+    """A preempted sequence awaits no output, and is admitted again only after its outputs in flight have come."""
     drops_late: bool = False
-    """Outputs under way of a sequence that is preempted are thrown away; it need not wait for them."""
+    """Outputs in flight of a preempted sequence are discarded, so that it need not wait for them."""
     skipped_keep_places: bool = False
-    """A sequence that is passed over stays in the queue, unless it holds blocks; otherwise it waits before the queue.
+    """A sequence that is passed over stays in the queue unless it holds blocks. If False, it joins the skipped
+    sequences.
     """
     keeps_turns: bool = False
-    """No sequence misses its turn when one before it is preempted that had computed nothing in the step."""
+    """A step misses no running sequence when one before it is preempted that was not in the step."""
     preempted_self_stops: bool = False
-    """A sequence that is preempted because it needs memory itself ends the turns of those that run."""
+    """A sequence that preempts itself for lack of memory ends the scheduling of running sequences in the step."""
     lone_prompt_is_limited: bool = False
-    """`long_prefill_token_threshold` binds a sequence that is alone, too."""
+    """`long_prefill_token_threshold` also limits a sequence that is the only one."""
     answers_awaited: bool = False
-    """The model runner answers no more than the scheduler awaits."""
+    """The model runner yields no output that the scheduler does not await."""
     counts_flight: bool = False
-    """Whether tokens in flight are counted for each sequence, because its blocks or its turn wait for them."""
+    """Tokens in flight are counted for each sequence, because freeing its blocks or admitting it depends on them."""
     unit_tokens: int = 0
     num_units: int = 0
-    """Units that can be handed out."""
+    """Units that can be allocated: blocks or slots."""
     offloads: bool = False
     """Computed blocks are copied to a second tier on the host."""
     frees_late: bool = False
-    """Blocks of a step in flight are free only when its output is processed: a copy or a load may use them at once."""
+    """Blocks that a step in flight uses are freed only when its output is processed, since a transfer might overwrite
+    them.
+    """
     prefix_caching: bool = False
     watermark_blocks: int = 0
     num_groups: int = 0
     unit_slots: int = 0
     """Slots of one unit: tokens where one group keeps every token, bytes where blocks of several groups differ."""
     token_slots: int = 0
-    """Slots of one token in all tables together, where it is in each."""
+    """Slots of one token, summed over all tables."""
     first_hit: int = 0
-    """Index of the first entry that keeps the blocks found for the head of the queue."""
+    """Index in `Engine.entries` at which the hit blocks of the sequence being admitted begin."""
     cache_tokens: int = 0
-    """Tokens that are hit together: the least common multiple of the groups' block sizes."""
+    """Lengths of hits are multiples of this: the least common multiple of the groups' block sizes, in tokens."""
     commit_tokens: int = 0
-    """Tokens that are put into the cache together."""
+    """Blocks are cached up to multiples of this, in tokens."""
     retention_tokens: int = 0
-    """Tokens between the boundaries at which windows and states are kept for hits; `NEVER` for all boundaries."""
+    """Distance in tokens of the boundaries at which windows and states are kept for hits; `NEVER` keeps all boundaries.
+    """
     expires_from: int = 0
-    """Computed tokens of a sequence from which some can have expired."""
+    """Number of computed tokens of a sequence from which on some tokens can have expired."""
     marks_prompt_end: bool = False
-    """Whether the last state of a prompt counts as written when the sequence has cached exactly its prompt."""
+    """The last state of a prompt counts as written whenever the cached tokens end with the prompt."""
     bounds_first_chunk: bool = False
-    """The step that admits a sequence ends where some groups hold tokens of it and others do not."""
+    """The first chunk of a sequence ends after the tokens that only some groups have cached."""
     keeps_junctions: bool = False
-    """Whether steps end at the junction of the groups' hits, and blocks before it are kept for hits."""
+    """Steps end at the junction (see `Sequence.junction`), and the blocks before it are kept for hits."""
     cuts_at_boundaries: bool = False
     """Steps of a prompt end at boundaries, not after whole blocks."""
     cuts_wide_blocks: bool = False
-    """Whether steps end after whole blocks, except steps that are too small for a block."""
+    """Steps end after whole blocks, except those too small for a block."""
     most_chunk_tokens: int = 0
     """Tokens of one prompt in one step, at most."""
     spares_last_token: bool = False
-    """Whether the last boundary of a prompt is before its last token."""
+    """The last boundary of a prompt is before its last token."""
     cuts_every_full_kind: bool = False
-    """Whether hits of every kind of full attention are cut to the common hits, not those of the first kind alone."""
+    """Hits of every kind of full attention are cut to the common hits. If False, only those of the first kind are."""
     boundary_tokens: int = 0
-    """Mamba alignment: tokens of which a prompt's steps end at multiples, to keep recurrent state; 0 for none."""
+    """Mamba alignment: steps of a prompt end at multiples of this, where recurrent state is kept; 0 for no alignment.
+    """
     first_leader: int = 0
     """The first group of the kind that is looked up first."""
     has_windows: bool = False
-    """There are groups that do not read every token."""
+    """Some groups do not read every token."""
     most_unsure: int = 0
-    """Tokens of a sequence, at most, of which it shows only in the end whether they are computed."""
+    """Largest number of unsure tokens of a sequence: it is known only in the end whether they are computed; see
+    `totals`.
+    """
     lookahead_tokens: int = 0
-    """Slots behind its tokens that every running sequence holds for drafts."""
+    """Slots after its tokens that every running sequence holds for drafts."""
     num_drafts: int = 0
     """Tokens drafted for every sequence; 0 without."""
     draft_slots: int = 0
     """Tokens of a step that drafting itself takes for each sequence."""
     ahead_tokens: int = 0
-    """Tokens behind a block that its key covers, too."""
+    """Number of tokens after a block that its key also covers."""
     prompt_ahead_tokens: int = 0
-    """Tokens of a prompt that drafting reads ahead: a chunk ends no closer to the end of the prompt."""
+    """Number of tokens after a chunk that drafting reads: a chunk leaves at least this much of the prompt, or nothing.
+    """
     drops_last_hit: bool = False
-    """The last block of every hit is computed again, for the drafter."""
+    """The last block of every hit is recomputed, because the drafter needs its hidden states."""
     pads_admission: bool = False
-    """A sequence that has one token to compute is admitted with drafts that are never right."""
+    """A sequence that has one token to compute is admitted with padding drafts, which are always rejected."""
     pads_alone: bool = False
-    """Such drafts are added also where no running sequence is computed; near the longest length there are none."""
+    """Padding drafts are added even if the step has no running sequence, but not near the longest sequence length."""
     caches_processed: bool = False
-    """Blocks of drafted tokens are cached when their step is processed, up to what no step in flight may take back;
-    with a connector, those of all tokens."""
+    """Blocks are cached when a step is processed, not when it is scheduled, up to the tokens that no step in flight may
+    reject: with drafts those of drafted tokens, with a connector all."""
     host_blocks: int = 0
     """Blocks of host memory that preempted sequences are swapped to; 0 for none."""
     host_block_s: float = 0.0
@@ -182,22 +193,22 @@ class Settings:
     users_ask_again: bool = False
     """A user who has an answer sends the next request of the workload."""
     think_s: float = 0.0
-    """Seconds between the two."""
+    """Seconds between the answer and the next request."""
     leaves_alone: bool = False
-    """Sequences that only decode may be left alone."""
+    """Sequences that only decode may be left alone; see `fast_forward`."""
     notes_every_step: bool = False
-    """Steps are written down that compute and preempt nothing: they may begin copies or report them, and in a pipeline
+    """Steps that compute and preempt nothing are recorded too, since they may begin or report copies, and in a pipeline
     they count for `decode_interval`."""
     records_memory: bool = False
-    """Changes of ownership are written down."""
+    """Changes of ownership are recorded."""
     records_schedule: bool = False
-    """Whether the tokens that each sequence computes are written down."""
+    """The tokens that each sequence computes in each step are recorded."""
     checking: bool = False
-    """The account is checked at every step."""
+    """The run stops at every step, so that the caller can check the bookkeeping."""
     most_steps: int = 0
     """Capacity for steps and outputs in one slice of the run."""
     most_memory_rows: int = 0
-    """Rows of memory that may be there when a step begins."""
+    """Largest number of `memory_rows` with which another step may begin."""
     most_schedule_rows: int = 0
 
 
@@ -208,7 +219,7 @@ class State:
     host_s: float = 0.0
     """The host's clock."""
     seq: int = 0
-    """Number of the last change of the engine's state."""
+    """Sequence number of the last event; recorded rows refer to it."""
     num_steps: int = 0
     """Steps recorded so far: those that computed or preempted something."""
     num_outputs: int = 0
@@ -217,40 +228,40 @@ class State:
     """The first step of this slice of the run."""
     first_output: int = 0
     num_submitted: int = 0
-    """Requests that were sent, or whose arrival is known beforehand."""
+    """Requests that were sent so far, in the order of `Line.arrived`."""
     num_arrived: int = 0
     num_ended: int = 0
     num_waiting: int = 0
-    """Sequences in the queue, and those before it that were skipped."""
+    """Waiting sequences: queued and skipped ones."""
     num_queued: int = 0
     num_skipped: int = 0
     num_looked_at: int = 0
-    """Skipped sequences that the pass under way has looked at."""
+    """Skipped sequences that the pass under way has visited; see `waiting_queue`."""
     num_skipped_again: int = 0
-    """Sequences that it has skipped."""
+    """Sequences that the pass under way has skipped."""
     num_running: int = 0
     num_in_flight: int = 0
     next_launched: int = 0
-    """Index of the next launched step among those under way."""
+    """Index in the ring `Engine.launched` at which the next step is put."""
     awaiting: bool = False
-    """The engine call under way goes on with the output of the oldest step."""
+    """The engine call under way processes the output of the oldest step next."""
     unflushed: bool = False
     """A sequence has left since the last step was scheduled: the engine schedules once more to report it."""
     num_in_batch: int = 0
     """Sequences in the step being scheduled."""
     num_listed: int = 0
-    """Sequences of the step being scheduled that stand in `batch`."""
+    """Sequences of the step being scheduled that are listed in `batch`."""
     num_quiet: int = 0
     """Running sequences that only decode and are left alone."""
     quiet_tokens: int = 0
-    """Tokens that the sequences left alone had computed when they were, less the number of the step before, added up.
-    """
+    """Sum over the sequences left alone of the tokens computed by then minus the number of the last step before. Adding
+    the present step's number for each gives their context tokens, without visiting them."""
     num_prefill_tokens: int = 0
     """Tokens of prompts in the step being scheduled."""
     context_tokens: int = 0
-    """Tokens that it attends to: of all its sequences, those computed by its end."""
+    """Tokens that the step attends to: the sum of its sequences' computed tokens at its end."""
     attention_pairs: int = 0
-    """Pairs of a token of a prompt and one that it attends to."""
+    """Pairs of a prompt token in the step and a token that it attends to."""
     num_tokens_in_batch: int = 0
     num_preempted: int = 0
     """Sequences preempted by the step being scheduled."""
@@ -259,23 +270,24 @@ class State:
     num_scheduled: int = 0
     """Steps scheduled so far, empty ones included."""
     num_drafts: int = 0
-    """Tokens that are drafted for each sequence behind the step scheduled last."""
+    """Tokens that are drafted for each sequence after the step scheduled last."""
     input_tokens: int = 0
     """Tokens that the step being scheduled may still take, those that drafting takes included."""
     has_chunk: bool = False
     """The step being scheduled computes a running sequence whose last step ended inside its prompt."""
     most_prompt_tokens: int = 0
-    """Tokens of one prompt that the step being scheduled may compute; 0 for no limit but its budget."""
+    """Largest number of tokens of one prompt that the step being scheduled may compute; 0 if only the budget limits it.
+    """
     holds_prefills: bool = False
     """The step being scheduled computes no prompt."""
     has_prefill: bool = False
     """The step being scheduled admits a sequence with more than one token to compute."""
     leaves_waiting: bool = False
-    """The last step that might compute prompts admitted fewer sequences than could be."""
+    """The last step that was allowed to compute prompts left sequences waiting that it had not passed over."""
     num_computing_steps: int = 0
     """Steps that computed anything; counted where prompts are held back."""
     last_prefill_step: int = 0
-    """The last of these that computed a prompt."""
+    """Number of the last computing step that computed a prompt."""
     num_passed_over: int = 0
     """Waiting sequences that were passed over at least once."""
     num_adapter_passes: int = 0
@@ -283,13 +295,13 @@ class State:
     num_adapters: int = 0
     """Adapters in use."""
     num_failures: int = 0
-    """Answers that no one awaited, each of which ends vLLM; here they are thrown away."""
+    """Outputs that the scheduler did not await. Each would end vLLM with an AssertionError; here they are discarded."""
     num_counts: int = 0
-    """Number of times that expired tokens were counted."""
+    """Number of times that expired tokens were counted; identifies a count in `Readers.seen_in`."""
     hit_tokens: int = 0
-    """Tokens found in the pool for the sequence that is being admitted."""
+    """Tokens of the sequence being admitted that were found in the prefix cache."""
     num_uncached: int = 0
-    """Tokens that some groups held of the head of the queue when others did not."""
+    """Tokens of the sequence being admitted that only some groups have cached."""
     num_admitted: int = 0
     """Sequences that have been admitted at all."""
     num_free_places: int = 0
@@ -298,32 +310,32 @@ class State:
     num_cached: int = 0
     """Free units that hold a prefix."""
     num_keys: int = 0
-    """Distinct prefixes that can be hit."""
+    """Number of distinct prefixes that can be hit."""
     num_free_host_blocks: int = 0
     num_swapped_out: int = 0
     """Blocks copied to the host by the step being scheduled."""
     num_swapped_in: int = 0
     num_holes: int = 0
     rover: int = 0
-    """End of the last extent that was taken."""
+    """End of the extent that was allocated last, at which next fit goes on."""
     num_copied_slots: int = 0
-    """Written slots moved by the step being scheduled."""
+    """Written slots that the step being scheduled copies to another address."""
     batch_is_open: bool = True
-    """Sequences may still join the batch; looked at where batches are closed at request level."""
+    """Sequences may still join the batch; used with request-level batching only."""
     written: int = 0
-    """Tokens computed and not lost, over all tables, in slots."""
+    """Slots, over all tables, that hold computed tokens."""
     useful: int = 0
     """Slots, over all tables, that will be written before their sequence ends."""
     rounding: int = 0
-    """Slots beyond those requested."""
+    """Slots that were allocated beyond those requested."""
     num_unsure: int = 0
     """Sequences that gave back slots of tokens that may never be computed, since the last step."""
     num_memory_rows: int = 0
     num_schedule_rows: int = 0
     subject: int = 0
-    """The sequence, block or sum that the outcome of a slice is about."""
+    """The sequence, block or sum that the outcome of a slice refers to."""
     other: int = 0
-    """A second figure of it."""
+    """A second number that the outcome refers to."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -331,23 +343,25 @@ class Sequence(Bucketed):
     """One request while it is being served."""
 
     number: Small = 0
-    """Index of the record among those of all sequences; 0 for the head of the queue, which is none."""
+    """Index of the record in `Engine.sequences`. Record 0 is no sequence but the head of the linked queue."""
     prompt_tokens: Small = 0
     end_tokens: Small = 0
-    """All tokens that it will have, the last output included."""
+    """Number of tokens in the end, the last output included."""
     limit_tokens: Small = 0
-    """Tokens of the prompt and of the largest allowed output."""
+    """Number of tokens of the prompt and the largest allowed output."""
     full_tokens: Small = 0
-    """Tokens that are computed for it in the end, at most."""
+    """Largest number of tokens that may be computed in the end."""
     num_unsure: Small = 0
-    """The last of these, of which it shows only in the end whether they are computed: see `totals`."""
+    """Number of unsure tokens among the `full_tokens`: it is known only in the end whether they are computed; see
+    `totals`.
+    """
     is_refused: bool = False
     is_skipped: bool = False
-    """The sequence waits before the queue: it could not be admitted yet."""
+    """The sequence is in the list of skipped sequences, not in the queue."""
     was_passed_over: bool = False
-    """The sequence waits, and was passed over since it began to."""
+    """The sequence waits, and was passed over at least once since it began to wait."""
     is_chunk: bool = False
-    """The step in which it was computed last ended before the last token known or under way."""
+    """Its last step computed a chunk: it ended before the last token that is known or in flight."""
     adapter: Small = 0
     """Number of its adapter, from 1 on; 0 for none."""
     priority: Small = 0
@@ -357,59 +371,59 @@ class Sequence(Bucketed):
     num_tokens: Small = 0
     """Tokens whose values are known."""
     handed_tokens: Small = 0
-    """Tokens whose values were known when it was admitted last: those that the model runner was handed."""
+    """Tokens whose values were known at the last admission, when the scheduler sent them to the model runner."""
     computed: Small = 0
-    """Tokens scheduled so far; ahead of `num_tokens` where steps are scheduled ahead."""
+    """Tokens scheduled so far; may exceed `num_tokens` where steps are scheduled ahead."""
     placeholders: Small = 0
     """Outputs scheduled and not known yet."""
     decodes_from: Small = 0
     """The first step, counted from 1, in which it may decode again."""
     in_flight: Small = 0
-    """Tokens scheduled whose step is not processed; counted with `Settings.counts_flight` alone."""
+    """Tokens of steps in flight; counted only with `Settings.counts_flight`."""
     junction: Small = 0
-    """Leading tokens that some groups held of it when others did not, as it was looked up last; 0 for none."""
+    """Length in tokens of the longest hit of any group, if it exceeds the common hit of all groups; otherwise 0."""
     drafts: Small = 0
-    """Tokens guessed to follow."""
+    """Drafts that its next step verifies."""
     rejected: Small = 0
-    """Drafts whose slots are written and will be written again."""
+    """Rejected drafts: their slots are written, and will be written again."""
     parked_tokens: Small = 0
     """Computed tokens whose blocks are on the host."""
     place: Small = 0
     """Index of the sequence's table, or the address at which its extent begins."""
     num_units: Small = 0
-    """Blocks, or slots, that it holds."""
+    """Number of blocks, or slots, that it holds."""
     requested: Small = 0
-    """Slots of its extent that it asked for; the allocator may have rounded up."""
+    """Slots that it requested for its extent; the allocator may have rounded up."""
     moves_to: Small = 0
     """Address at which its extent begins after the compaction under way."""
     room_tokens: Small = 0
-    """Tokens up to which the sequence computes without touching its table."""
+    """Number of tokens up to which the sequence can compute without a change of its table."""
     cache_at: Small = 0
-    """Known tokens from which on another block of it can be cached."""
+    """Number of known tokens from which on another of its blocks can be cached."""
     preemptions: Small = 0
     cached_tokens: Small = 0
     num_keys: Small = 0
-    """Full blocks of its prompt whose keys are known."""
+    """Number of full blocks of its prompt whose keys are known."""
     first_key: int = 0
-    """Index of the prompt's first key among all keys."""
+    """Index of its first key in `Engine.prompt_keys`."""
     quiet_since: Small = 0
-    """The last step before it was left alone, counted from 1."""
+    """The last step before it was left alone, counted from 1; see `fast_forward`."""
     open_row: Small = 0
-    """The row of the schedule that its next tokens may extend, or -1."""
+    """Index of the schedule row that its next step may extend; -1 for none."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class RequestDrafts:
-    """Drafts of one request as they are given: cyclic lists, read by the number of its outputs."""
+    """Given drafts of one request: two lists in `Engine.told_drafts`, read cyclically at its number of outputs."""
 
     first_right: int = 0
-    """Index of the first number of right drafts in a step."""
+    """Index at which the list of accepted drafts in a step begins."""
     num_right: Small = 0
-    """Such numbers; 0 if all are right."""
+    """Length of that list; 0 if all drafts are accepted."""
     first_proposed: int = 0
-    """Index of the first number of drafts that are proposed."""
+    """Index at which the list of proposed drafts in a step begins."""
     num_proposed: Small = 0
-    """Such numbers; 0 if as many as may be are proposed."""
+    """Length of that list; 0 if the largest number is always proposed."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -425,40 +439,41 @@ class Times:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Unsure:
-    """The slots of one token of a sequence of which it shows only in the end whether it is computed."""
+    """The slots of one unsure token: whether it is computed is known only when its sequence ends; see `totals`."""
 
     slots: int = 0
-    """Slots for it that the sequence holds."""
+    """Slots that the sequence holds for the token."""
     since_s: float = 0.0
-    """The sum over these slots of the times since when it has held them."""
+    """Sum over these slots of the times at which they were allocated, in seconds."""
     slot_s: float = 0.0
-    """Slots times seconds that it held in vain; minus infinity once the token was computed."""
+    """Slot-seconds held for nothing so far; minus infinity once the token was computed.
+    """
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Line:
-    """Three lists that may hold every request, kept side by side: record `i` holds the i-th of each."""
+    """Three lists that may hold every request, kept side by side: record `i` holds the i-th item of each."""
 
     arrived: int = 0
     """Requests in the order in which they were sent."""
     ended: int = 0
     """Sequences in the order in which they ended."""
     heap: int = 0
-    """The queue where priority orders it; otherwise waiting sequences stand in a linked list."""
+    """The queue as a heap, by priority. In order of arrival the queue is a linked list of sequences instead."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Lists:
-    """Lists that not every step looks at, kept side by side: record `i` holds the i-th of each."""
+    """Lists that few steps use, kept side by side: record `i` holds the i-th item of each."""
 
     order: int = 0
-    """Sequences in the order in which they are compacted."""
+    """Running sequences in the order in which compaction places them."""
     preempted: int = 0
-    """Preempted by the step being scheduled, in that order."""
+    """Sequences preempted by the step being scheduled, in that order."""
     unsure: int = 0
     """Sequences that have given back slots of tokens that may never be computed, since the last step."""
     free_place: int = 0
-    """Places whose tables no sequence has."""
+    """Free places, whose tables belong to no sequence."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -467,42 +482,42 @@ class Group:
 
     kind: int = 0
     block_size: int = 0
-    """Tokens of one of its blocks."""
+    """Tokens of one block."""
     window: int = 0
     """Tokens of the window or of the chunk."""
     mode: int = 0
     """The states that a recurrent group keeps: see `LIVE_STATE` and its neighbours in `state`."""
     cap_blocks: int = 0
-    """Blocks that one sequence holds at most, where that is looked at."""
+    """Largest number of blocks that one sequence ever holds; used for windows and chunks."""
     hashes_per_block: int = 0
     token_slots: int = 0
     """Slots of one token in a block; 0 where blocks hold states."""
     state_slots: int = 0
     """Slots of one recurrent state."""
     num_alike: int = 0
-    """Groups of layers that are alike, this one included: their tables are of equal lengths."""
+    """Number of groups of the same kind, this one included. Their tables have equal lengths."""
     alike_slots: int = 0
-    """Slots of one token, or state, in all groups of layers that are alike."""
+    """Slots of one token, or state, in all groups of the same kind."""
     keeps_some: bool = False
-    """Whether some full blocks are never put into the prefix cache: no lookup would end behind them."""
+    """Some full blocks are never put into the prefix cache, because no hit could end at them."""
     reuses_first: bool = False
-    """Whether freed blocks that hold no prefix are taken first, at the head of the free queue."""
+    """Freed blocks without a prefix go to the head of the free queue, so that they are allocated first."""
     reuses_left_first: bool = False
-    """Whether that holds for blocks that windows leave behind."""
+    """Blocks without a prefix that are freed because they left the window go to the head of the free queue."""
     frees_over_gaps: bool = False
-    """Whether states are let go behind places that are null already."""
+    """States are freed even if entries after them were freed before."""
     keeps_all: bool = False
-    """Whether every full block is put into the prefix cache."""
+    """Every full block is put into the prefix cache."""
     first_entry: int = 0
     """Index of the first entry of the group's table among the entries of a place."""
     next_alike: int = 0
-    """The next group of layers that are alike, which are looked up together; -1 for none."""
+    """The next group of the same kind, which is looked up together with this one; -1 for none."""
     next_leader: int = 0
     """The first group of the kind that is looked up next; -1 for none."""
     num_shared: int = 0
-    """Entries of tables whose block another table lists as well, but for one of each block."""
+    """Number of table entries beyond the first that list the same block."""
     num_hits: int = 0
-    """Blocks that were found for the head of the queue, null ones included."""
+    """Number of hit blocks of the sequence being admitted, null blocks included."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -512,17 +527,17 @@ class Table:
     begin: int = 0
     """Index of its first entry among all entries."""
     num_blocks: Small = 0
-    """Entries, null ones included."""
+    """Number of entries, null ones included."""
     num_held: Small = 0
-    """Entries that are not null."""
+    """Number of entries that are not null."""
     num_cached: Small = 0
-    """Leading blocks whose keys are in the prefix cache, or will never be."""
+    """Number of leading blocks that are in the prefix cache or will never be put there."""
     num_let_go: Small = 0
-    """Leading entries that were let go. Of aligned recurrent groups alone."""
+    """Number of leading entries whose blocks were freed; aligned recurrent groups only."""
     last_state: Small = 0
-    """The block of the last state before the newest; -1 for none. Of aligned recurrent groups alone."""
+    """Index of the entry with the last state before the newest; -1 for none; aligned recurrent groups only."""
     owns_state: bool = False
-    """Whether a state of its own was ever taken."""
+    """The sequence has allocated a state, besides those it hit."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -531,37 +546,37 @@ class Launched:
 
     is_recorded: bool = False
     computes: bool = False
-    """Whether the sequence computes tokens; kept where there is a second tier."""
+    """The step computes tokens; set where there is a second tier."""
     done_s: float = 0.0
     turnaround_s: float = 0.0
     num_emitting: int = 0
     num_computing: int = 0
-    """Sequences that it computes, where tokens in flight are counted."""
+    """Number of sequences that it computes; set where tokens in flight are counted."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Stage:
-    """A GPU, or several that share every layer: all of a model, or a run of its layers."""
+    """A pipeline stage: the GPU, or the tensor-parallel GPUs, that compute a run of the model's layers."""
 
     free_s: float = 0.0
-    """Time at which it has computed its tokens, in seconds."""
+    """Time at which it has computed all launched steps, in seconds."""
     throttle: float = 0.0
-    """Share by which its clock had given way to sustained arithmetic."""
+    """Share by which the power limit had lowered its clock at `throttled_at_s`."""
     throttled_at_s: float = 0.0
     """Time at which `throttle` was last updated, in seconds."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Block(Bucketed):
-    """One block, in 32 bytes: the records of a large pool take most of a processor's cache.
+    """One block. The record is kept to 32 bytes, because those of a large pool fill most of a processor's cache.
 
-    Free ones stand in a list in the order in which they will be taken.
+    Free blocks are linked in the order in which they will be allocated.
     """
 
     refs: Small = 0
-    """Tables that hold it."""
+    """Number of tables that hold it."""
     cached_in: Small = 0
-    """The step that was scheduled when it got its key."""
+    """Number of the step during whose scheduling it got its key."""
     key: int = 0
     """The prefix that it holds, or `NO_KEY`."""
 
@@ -571,17 +586,17 @@ class Readers:
     """Per-block scratch state for counting expired tokens."""
 
     seen_in: Small = 0
-    """The count in which a holder that reads a part of the block no more was last met."""
+    """Number of the last count that visited the block; see `State.num_counts`."""
     num_seen: Small = 0
-    """Holders of the block that were met in that count."""
+    """Holders of the block that this count has visited."""
     least_expired: Small = 0
-    """Tokens, or states, that none of the holders met in that count reads any more."""
+    """Number of tokens, or states, that no holder visited by this count still reads."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Bucket:
-    """Blocks whose keys have equal hashes, or waiting sequences whose prompts have equal lengths, in the order in which
-    they came; 0 for none.
+    """A list, in order of insertion, of blocks whose keys have equal hashes, or of waiting sequences whose prompts have
+    equal lengths; 0 for none.
     """
 
     first: Small = 0
@@ -590,7 +605,7 @@ class Bucket:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Hole:
-    """Free slots next to each other."""
+    """A free range of a contiguous memory."""
 
     address: int = 0
     length: int = 0
@@ -598,34 +613,34 @@ class Hole:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Rectangle:
-    """The static batch under way; its rows are the running sequences."""
+    """The static batch under way. Its rows are the running sequences, in order."""
 
     num_rows: int = 0
     """0 while there is no batch."""
     prompt_width: int = 0
     """Columns that the prefill writes: tokens of the longest prompt."""
     most_new_tokens: int = 0
-    """The longest answer that any row may give."""
+    """The largest number of tokens that any row may generate."""
     longest_answer: int = 0
-    """The longest answer that any row gives."""
+    """The largest number of tokens that any row generates."""
     num_steps: int = 0
     """Steps until the last row ends, or until the memory is full."""
     step: int = 0
     """The next step."""
     stride: int = 0
-    """Slots from where one row begins to where the next does."""
+    """Slots from the beginning of a row to the beginning of the next."""
     num_live: int = 0
     """Rows that have not ended."""
     live_prompt_tokens: int = 0
     live_new_tokens: int = 0
-    """Tokens that these rows will have generated in the end."""
+    """Tokens that the live rows will have generated in the end."""
     next_end: int = 0
-    """The first step in which one row fewer is live."""
+    """The first step in which fewer rows are live."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Step:
-    """One scheduled step. Its shape is in `StepShape`, its slots in `totals`."""
+    """One scheduled step. `StepShape` describes the fields of its shape, `totals` those of its slots."""
 
     seq: int = 0
     start_s: float = 0.0
@@ -669,7 +684,7 @@ class Output:
 
 @dataclass(slots=True, eq=False, repr=False)
 class MemoryRow:
-    """One change of ownership, as in a recording."""
+    """One change of ownership: a row of the recording's memory table."""
 
     seq: int = 0
     step: Small = 0
@@ -690,12 +705,12 @@ class Moment:
 
     kind: Small = 0
     sequence: Small = 0
-    """The number of the sequence that it is about; 0 for none."""
+    """The number of the sequence that the event concerns; 0 for none."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class ScheduleRow:
-    """Consecutive steps in each of which a request computes equally many tokens, as in a recording."""
+    """Consecutive steps that each compute the same number of tokens of a request: a row of the recording's schedule."""
 
     step: Small = 0
     request: Small = 0

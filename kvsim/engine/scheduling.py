@@ -1,4 +1,7 @@
-"""A scheduler as the clock, the driver and ordered moments see it: one record of functions for each server's."""
+"""The interface of a scheduler: a record of functions, of which vLLM's and SGLang's schedulers each provide one.
+
+The clock, the driver and the ordered moments call a scheduler only through it.
+"""
 
 from __future__ import annotations
 
@@ -17,21 +20,21 @@ class Scheduler:
     """The functions of one scheduler."""
 
     name: str
-    """The server, in one word."""
+    """The server whose scheduler it is, in one word."""
     has_work: Callable[[Engine], bool]
     """Tell whether another call of `schedule` is due."""
     add: Callable[[Engine, Sequence], None]
     """Queue a sequence that has arrived."""
     schedule: Callable[[Engine], None]
-    """Decide the next step, allocate its memory and put it in flight, as `batch` lists it."""
+    """Decide the next step, list it in `batch`, allocate its memory and put it in flight."""
     awaits_output: Callable[[Engine], bool]
     """Tell whether the output of the oldest step is processed before another step is scheduled."""
     update: Callable[[Engine], None]
     """Process the output of the oldest step in flight."""
     abort: Callable[[Engine, Sequence], None]
-    """Drop a sequence, wherever it is."""
+    """End a sequence at once, in any state."""
     num_running: Callable[[Engine], int]
-    """Count the sequences that hold memory, or are about to."""
+    """Return the number of sequences that hold memory, or are about to."""
     is_stalled: Callable[[Engine], bool]
     """Tell whether the engine would wait for ever; `State.subject` is then the sequence without room."""
 

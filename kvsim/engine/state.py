@@ -1,4 +1,7 @@
-"""All that the engine works on, in one tuple: `Engine`. Every function of the engine takes it as its first argument."""
+"""`Engine`: the tuple of all records that a simulated engine works on.
+
+Every function of the engine takes it as the first argument, so that machine code needs no global state.
+"""
 
 from __future__ import annotations
 
@@ -38,46 +41,48 @@ from kvsim.engine.records import (
 from kvsim.engine.scheduling import Scheduler
 
 WAITING, RUNNING, PREEMPTED, FINISHED, ABORTED, LOADING = range(6)
-"""States of a sequence; one that loads waits, and has blocks."""
+"""States of a sequence. A sequence that is `LOADING` waits, and already has blocks."""
 FULL, SLIDING_WINDOW, CHUNKED_LOCAL, MAMBA = range(4)
 """Kinds of groups, by the tokens that their layers keep: all, a window, a chunk, or one state."""
 LIVE_STATE, EVERY_STATE, ALIGNED = range(3)
-"""States that a recurrent group keeps: the live one, that of every block, or that of every step's end."""
+"""States that a recurrent group keeps: the live state, that of every block, or that at the end of every step."""
 FIRST_FIT, BEST_FIT, NEXT_FIT, BUDDY = range(4)
-"""Rules for the hole that an extent is cut from."""
+"""Rules that choose the free range in which a contiguous extent is allocated."""
 NO_KEY = -(1 << 63)
-"""The key of a block that holds no prefix; no block of any request has it."""
+"""Value of `Block.key` of a block that holds no prefix."""
 
 
 class Rules(Protocol):
-    """Decisions that a custom policy may take instead of vLLM's rule, and its inputs; see `custom_rules`."""
+    """Decisions of the scheduler that a custom policy can replace, and events that it is notified of; see
+    `custom_rules`.
+    """
 
     def fill_step(self, engine: Engine, /) -> int:
-        """Select the tokens of a step; return the rest of its budget."""
+        """Select the tokens of a step; return the budget that is left."""
 
     def choose_victim(self, engine: Engine, needs: Sequence, /) -> int:
-        """Return the index, among the running sequences, of the one to preempt for a sequence that needs room."""
+        """Return the index in `running` of the sequence to preempt so that the sequence `needs` gets memory."""
 
     def choose_next(self, engine: Engine, /) -> Sequence:
-        """Return the waiting sequence to admit next; there is one."""
+        """Return the waiting sequence to admit next. Some sequence waits."""
 
     def choose_evicted(self, engine: Engine, /) -> int:
-        """Return the free block to take, since the head of the free queue keeps a prefix."""
+        """Return the free block to allocate; called when the head of the free queue holds a prefix."""
 
     def note_cached(self, engine: Engine, sequence: Sequence, group: int, index: int, /) -> None:
-        """Note that entry `index` of a table was put into the prefix cache."""
+        """Record that the block in entry `index` of a table was put into the prefix cache."""
 
     def note_hit(self, engine: Engine, sequence: Sequence, block: int, /) -> None:
-        """Note that a sequence was admitted with a block of the prefix cache."""
+        """Record that a sequence was admitted with a hit on a block."""
 
     def note_freed(self, engine: Engine, block: int, /) -> None:
-        """Note that no table holds a block any more, which may keep a prefix."""
+        """Record that a block is free now; it may hold a prefix."""
 
 
 class Engine(NamedTuple):
     """A run under way. Request `row` of the workload is record `row + 1` of `sequences` and `times`.
 
-    Lists of numbers hold such record numbers where they hold sequences.
+    That record number identifies a sequence in lists of numbers.
     """
 
     memory: MemoryManager
@@ -87,83 +92,84 @@ class Engine(NamedTuple):
     """The decisions of a step: vLLM's, or those of a custom policy (see `custom_rules`), which is never compiled."""
     settings: Settings
     step_times: Records[Any]
-    """The step-time model of every stage; compiled, its coefficients under the names that compiled code has."""
+    """The step-time model of every stage; in a compiled engine, the coefficients of the models."""
     stages: Records[Stage]
-    """Stages that a step passes through, one behind the other."""
+    """Pipeline stages, in the order in which a step passes through them."""
     state: State
     sequences: Records[Sequence]
     times: Records[Times]
     unsure: Records[Unsure]
-    """Tokens of which it shows only in the end whether they are computed: equally many for each sequence, one sequence
-    behind the other."""
+    """Unsure tokens (see `totals`): `Settings.most_unsure` records for each sequence, end to end."""
     lines: Records[Line]
     running: Numbers
     """The running sequences, in order of admission."""
     quiet_until: Numbers
-    """The last step in which each running sequence is left alone, counted from 1; 0 if it is not: see `quiet`.
-    """
+    """Number of the last step in which each running sequence is left alone (see `fast_forward`), from 1; 0 for none."""
     skipped: Numbers
-    """The sequences that were skipped, in order; in the second half those that the pass under way has skipped."""
+    """The skipped sequences, in order; the second half of the list holds those that the pass under way has skipped."""
     adapter_passes: Numbers
     """The last pass over the queue in which each adapter was in use; empty where adapters are not limited."""
     batch: Numbers
-    """The step being scheduled: sequences in order of scheduling, but for those that are left alone."""
+    """The sequences of the step being scheduled, in order of scheduling, without those that are left alone."""
     batch_tokens: Numbers
     """Tokens that each sequence of the step computes."""
     emitting: Numbers
-    """Sequences that each of the steps that may be in flight yields an output for."""
+    """Sequences that a step yields an output for: `max_num_seqs` entries for each place of the ring `launched`."""
     emitting_drafts: Numbers
-    """Drafts that each of these verifies, which are known to be wrong where the number is below zero."""
+    """Number of drafts that the step verifies for each of the `emitting`; negative for padding, which is always
+    rejected.
+    """
     drafts_by_batch: Numbers
-    """Tokens that are drafted behind a step of each number of sequences; empty where the number does not matter."""
+    """Number of tokens that are drafted after a step, by its number of sequences; empty where they do not depend on it.
+    """
     told: Records[RequestDrafts]
     """The given drafts of each sequence; empty without drafts."""
     told_drafts: Numbers
-    """The numbers of right and of proposed drafts, end to end."""
+    """The lists of accepted, then of proposed numbers of drafts of all requests, end to end."""
     computing: Numbers
-    """Sequences that each of the steps that may be in flight computes, where tokens in flight are counted."""
+    """Sequences that a step computes, laid out like `emitting`; empty unless tokens in flight are counted."""
     computing_tokens: Numbers
-    """Tokens that it computes of each of these."""
+    """Number of tokens that the step computes of each of the `computing`."""
     lists: Records[Lists]
     launched: Records[Launched]
-    """Steps under way: a ring of as many as may be."""
+    """The steps in flight: a ring of `Settings.most_in_flight` records; see `in_flight`."""
     groups: Records[Group]
     tables: Records[Table]
-    """One for each place and group."""
+    """The block tables: one for each place and group; see `table_of`."""
     entries: Numbers
-    """The block ids in these tables, and those found for the head of the queue."""
+    """The block ids in all tables and, after these, the hit blocks of the sequence being admitted."""
     prompt_keys: Numbers
     """Keys of the full blocks of all prompts, end to end."""
     blocks: Records[Block]
     readers: Records[Readers]
-    """One for each block, where layers have windows."""
+    """One record for each block, if layers have windows."""
     buckets: Records[Bucket]
     """The prefix cache: a block is in the bucket of its key."""
     host: HostTier
-    """The second tier; an empty tuple, whose type tells compiled code so, where there is none."""
+    """The second tier on the host, or an empty tuple, whose type lets the compiler leave out the code for it."""
     encoder: EncoderCache
     """Images of prompts, and the cache of their encoder."""
     connector: ConnectorTables
-    """The KV connector; an empty tuple where there is none."""
+    """The KV connector, or an empty tuple."""
     radix: RadixTables
-    """SGLang's cache and the state of its scheduler; an empty tuple where there is none."""
+    """SGLang's radix cache and the state of its scheduler, or an empty tuple."""
     holes: Records[Hole]
-    """Free slots of a contiguous memory, in order of address."""
+    """Free ranges of a contiguous memory, in order of address."""
     rectangle: Rectangle
     first_uses: Any
-    """Seconds that choosing kernels takes in every step of a static batch and, behind all of these, how many
-    have to be built."""
+    """Two halves, each with an entry for every step of a static batch: seconds that choosing its kernels takes; then,
+    in the second half, the number of kernels that have to be built."""
     moments: Records[Moment]
-    """Events that the caller orders next, where the engine does not run on its clock."""
+    """The next events to replay, where the caller orders the events; see `moments`."""
     steps: Records[Step]
     """The steps of this slice of the run."""
     outputs: Records[Output]
     memory_rows: Records[MemoryRow]
-    """Changes of ownership so far, if they are written down."""
+    """Changes of ownership in this slice of the run, if they are recorded."""
     schedule_rows: Records[ScheduleRow]
 
 
 @part
 def table_of(engine: Engine, sequence: Sequence, group: int) -> Table:
-    """Return the table of a sequence that has a place, in a group."""
+    """Return the block table of a sequence in a group. The sequence has a place."""
     return engine.tables[sequence.place * engine.settings.num_groups + group]
