@@ -121,7 +121,7 @@ class PrefillDecodeRun(SimulationRun):
                              "--pipeline-parallel-size.")  # fmt: skip
         self.setup, self.apart, self._dispatchers = setup, apart, dispatchers
         self.samples = []
-        self._future = self.lockstep = self.store = None
+        self._expected_rows = self.lockstep = self.store = None
         self._environment = simpy.Environment()
         self._prefill_setup = _with_one_output(setup)
         self._pair = Pair(self._environment, dispatchers, setup)
@@ -131,7 +131,7 @@ class PrefillDecodeRun(SimulationRun):
         self._bad = [[exchange.bad for exchange in each.exchanges] for each in (decodes, prefills)]
         self._replicas = [
             self._replica(
-                source, builders[number] if builders else None, setup=of_kind, connector=connector, pair=self._pair
+                source, builders[number] if builders else None, setup=of_kind, connector=connector, exchange=self._pair
             )
             for number, (of_kind, connector) in enumerate(kinds)
         ]

@@ -74,7 +74,7 @@ class ServerProcess:
         kernels: KernelsSeen | None = None,
         listeners: tuple[Slice, ...] = (),
         horizon: Horizon = lambda: math.inf,
-        pair: Exchanging | None = None,
+        exchange: Exchanging | None = None,
         lockstep: Meeting | None = None,
         rows: range,
     ) -> None:
@@ -86,7 +86,7 @@ class ServerProcess:
         self._environment = environment
         self._kernels = kernels
         self._listeners = listeners
-        self._horizon, self._rows, self._pair, self._lockstep = horizon, rows, pair, lockstep
+        self._horizon, self._rows, self._exchange, self._lockstep = horizon, rows, exchange, lockstep
         self._answers: dict[int, simpy.Event] = {}
         self._num_answered = 0
         self._checks = Checks(driver)
@@ -141,8 +141,8 @@ class ServerProcess:
     def send(self, row: int, at_s: float) -> simpy.Event:
         """Send the request in `row` of the workload; the event says when it has ended, in seconds."""
         self.driver.send(row + 1, at_s)
-        if self._pair is not None:
-            self._pair.add(self, row + 1)
+        if self._exchange is not None:
+            self._exchange.add(self, row + 1)
         answer = self._environment.event()
         if self.driver.sequence(row + 1).is_refused:  # its client knows at once, whatever the server computes
             answer.succeed(at_s)
@@ -224,8 +224,8 @@ class ServerProcess:
 
     def _tell_news(self) -> None:
         """Tell the other servers of a pair what the last slice has begun."""
-        if self._pair is not None:
-            self._pair.tell(self)
+        if self._exchange is not None:
+            self._exchange.tell(self)
 
     def _answer(self) -> None:
         """Tell the clients of the requests that have ended since the last time."""

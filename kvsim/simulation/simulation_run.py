@@ -1,8 +1,9 @@
-"""Put a workload through a policy on a clock.
+"""The entry points of a simulation: `simulate`, `record` and `measure`, which all run a `SimulationRun`.
 
-Requests arrive when the workload says, the engine works through its steps, and the step-time model says how long each
-takes. The result is a `Recording`, as from a real engine. SimPy composes sources of requests and servers; a server's
-engine takes its steps without it.
+The workload gives the requests and their arrival times, the engine schedules steps by the rules of the policy, and the
+step-time model gives the duration of each step. The result is a `Recording`, as a real engine would write it, or only
+its figures. SimPy keeps the clock that sources of requests and servers share; between two of its events, a server's
+engine runs many steps on its own.
 """
 
 from __future__ import annotations
@@ -65,8 +66,8 @@ def simulate(workload: Workload, policy: AnyPolicy, machine: Machine, **options:
     """Run `workload` to its end and return the results.
 
     Args:
-        workload: the requests; their `output_tokens` is known to the simulation, not to the policy (but see `Reserve`).
-        policy: how they are scheduled and how memory is shared out.
+        workload: the requests; the simulation knows their `output_tokens`, the policy does not (but see `Reserve`).
+        policy: the rules that schedule requests and allocate memory.
         machine: the GPU, the model, the memory and the clock.
         options: see `Options`.
 
@@ -84,16 +85,16 @@ def simulate(workload: Workload, policy: AnyPolicy, machine: Machine, **options:
 
 
 def record(workload: Workload, policy: AnyPolicy, machine: Machine, path: Path, **options: Unpack[Options]) -> Measured:
-    """Run `workload` and write the recording to folder `path` while it runs: memory does not grow with the steps.
+    """Run `workload` and write the recording to folder `path` meanwhile: memory does not grow with the steps.
 
-    Takes and raises what `simulate` and `write` do. Returns what `measure` does.
+    Arguments and exceptions are those of `simulate` and `write`; the result is that of `measure`.
     """
     measured, _ = record_setup(Setup.of(workload, policy, machine, options, records=True), path)
     return measured
 
 
 def record_setup(setup: Setup, path: Path, sample_s: Sequence[float] = ()) -> tuple[Measured, list[CachedKeys]]:
-    """Run `setup` on one server as `record` does; also return the keys of its cached blocks at the times `sample_s`."""
+    """Run `setup` on one server as `record` does; also return the keys cached at each of the times `sample_s`."""
     from kvsim.metrics.contradictions import refuse_contradictions  # noqa: PLC0415  most runs record nothing
 
     with RecordingWriter(path) as writer:
@@ -106,9 +107,9 @@ def record_setup(setup: Setup, path: Path, sample_s: Sequence[float] = ()) -> tu
 
 
 def measure(workload: Workload, policy: AnyPolicy, machine: Machine, **options: Unpack[Options]) -> Measured:
-    """Run `workload` to its end and return its summary and the times of its requests: no step is kept.
+    """Run `workload` to its end and return its summary and the times of its requests; steps are not kept.
 
-    Takes and raises what `simulate` does. Memory grows with the requests, not with the steps.
+    Arguments and exceptions are those of `simulate`. Memory grows with the requests, not with the steps.
     """
     [measured] = SimulationRun(Setup.of(workload, policy, machine, options)).finish()
     return measured
@@ -127,19 +128,19 @@ class SimulationRun:
         sample_s: Sequence[float] = (),
         store: PrefixStore | None = None,
     ) -> None:
-        """Get ready.
+        """Build the servers and the source of requests, which `finish` then runs.
 
         Args:
             setup: the requests, the policy and the machine.
-            builders: what there is to record of server `n` goes to `builders[n]`, if there are any.
-            num_replicas: equal servers.
-            dispatcher: sends requests to several servers.
-            store: memory for prefixes that the servers share.
-            sample_s: times in seconds at which `samples` are taken of a server whose requests are known beforehand.
+            builders: server `n` is recorded to `builders[n]`; empty to record none.
+            num_replicas: the number of equal servers.
+            dispatcher: chooses the server of each request.
+            sample_s: times in seconds at which the cached keys of a single server are appended to `samples`.
+            store: a store of prefixes that all servers share.
         """
         self.setup = setup
         self.samples: list[CachedKeys] = []
-        self._future = _expected_order(setup, num_replicas) if evicts_optimally(setup.base) else None
+        self._expected_rows = _expected_order(setup, num_replicas) if evicts_optimally(setup.base) else None
         self._environment = simpy.Environment()
         check_ranks(setup, num_replicas)
         times = setup.machine.step_time
@@ -150,7 +151,7 @@ class SimulationRun:
         source = self._source(num_replicas, dispatcher or Dispatcher.of(setup), sample_s)
         connector = None if store is None else store.connector(len(setup.workload))
         self._replicas = [
-            self._replica(source, builders[number] if builders else None, connector=connector, pair=self.store)
+            self._replica(source, builders[number] if builders else None, connector=connector, exchange=self.store)
             for number in range(num_replicas)
         ]
         servers = [replica.server for replica in self._replicas]
@@ -159,7 +160,7 @@ class SimulationRun:
         source.start(self._environment, servers)
 
     def finish(self) -> list[Measured]:
-        """Run to the end and return what it adds up to, for each server."""
+        """Run to the end and return the measurements of each server."""
         self._environment.run()
         setup, hashes = self.setup, self.setup.recorded_hashes()
         transfers = None if self.store is None else partial(transfers_of, servers=None, bad=None)
@@ -169,26 +170,38 @@ class SimulationRun:
         ]
 
     def meta(self, number: int = 0) -> Meta:
-        """Return the provenance of a server's results, once the run is over."""
+        """Return the provenance of the results of server `number`, once the run is over."""
         replica = self._replicas[number]
         meta = self.setup.meta(replica.step_time, int(replica.server.driver.engine.state.num_failures))
         return meta if self.store is None else replace(meta, engine={**meta.engine, "kv_connector": "store"})
 
     def _source(self, num_replicas: int, dispatcher: Dispatcher, sample_s: Sequence[float]) -> Source:
+        """Return the process that sends the requests to the servers.
+
+        Raises:
+            UsageError: options of the clients exclude each other.
+        """
+        # Sessions of turns                      -> Conversations
+        # max_concurrency and arrival times      -> ClosedLoop in which no request is sent before it arrives
+        # Neither users nor max_concurrency      -> KnownInAdvance for one server, OpenLoop for several
+        # Users, or max_concurrency where all    -> OneServersUsers if one server can send their requests to itself,
+        #   requests arrive at once                 ClosedLoop otherwise
+        # KnownInAdvance and OneServersUsers are fast: the engine never returns to SimPy for the next request.
         setup, workload = self.setup, self.setup.workload
-        users, most, turns = _users(setup.options), _most_at_once(setup.options), workload.turns
+        users, most, turns = _users(setup.options), _max_concurrency(setup.options), workload.turns
+        is_alone = num_replicas == 1 and self.store is None
         if turns is not None and most is not None:
             raise UsageError("turns of sessions wait for answers, so they take no max_concurrency; give users instead.")
         if turns is not None:
             return Conversations(turns, workload.arrival_s, dispatcher, users)
         if most is not None and workload.arrival_s.any():
             return ClosedLoop(len(workload), Users(number=most), dispatcher, workload.arrival_s)
-        users = Users(number=most) if most is not None else users  # all arrive at once
+        if most is not None:
+            users = Users(number=most)  # all requests arrive at once, so a limit of `most` is the same as `most` users
         if users is None:
-            one = KnownInAdvance(sample_s, self.samples)
-            return one if num_replicas == 1 and self.store is None else OpenLoop(workload.arrival_s, dispatcher)
-        known = num_replicas == 1 and self.store is None and users.per_s == math.inf and not setup.refused.any()
-        if known and not isinstance(setup.base, Static):
+            return KnownInAdvance(sample_s, self.samples) if is_alone else OpenLoop(workload.arrival_s, dispatcher)
+        begin_at_once = users.per_s == math.inf
+        if is_alone and begin_at_once and not setup.refused.any() and not isinstance(setup.base, Static):
             return OneServersUsers(users)
         return ClosedLoop(len(workload), users, dispatcher)
 
@@ -199,69 +212,66 @@ class SimulationRun:
         *,
         setup: Setup | None = None,
         connector: Connector | None = None,
-        pair: Exchanging | None = None,
+        exchange: Exchanging | None = None,
     ) -> Replica:
-        """Return a server of `setup`, by default that of the run, which exchanges KV with others of a `pair`."""
+        """Return a server of `setup`, by default that of the run; it reads or writes KV of others by `exchange`."""
         setup = setup or self.setup
-        policy, machine, options = setup.base, setup.machine, setup.options
-        # Each server has its own account of the steps that leave the fitted range.
+        base, machine = setup.base, setup.machine
+        # Each server counts for itself the steps outside the range that the profile was fitted to.
         step_time = machine.step_time.anew() if isinstance(machine.step_time, WatchedProfile) else machine.step_time
         step_time = step_time.own if isinstance(step_time, RankTimes) else step_time
-        # Code that is compiled for one server of several serves the others, too.
-        size, choice = len(setup.workload) * setup.rows.step, engine_for(options.get("engine", "auto"), setup.policy)
-        # A check looks at everything at every step, in Python, which reads objects faster than arrays.
-        memory = None if options.get("check", False) else memory_of(policy, connector)
-        compiled = begins_compiled(size, int(setup.demand.output.sum()) * setup.rows.step, step_time, choice, memory)
-        answers = source.awaits_answers or pair is not None
+        answers = source.awaits_answers or exchange is not None
         plan = self._plan(setup, step_time, connector, answers=answers, records=builder is not None)
-
-        def compile_later() -> Engine | None:
-            return plan.build(compiled=True) if may_compile(size, step_time, choice) else None
-
-        driver = Driver(plan.build(compiled=compiled), compiled=compiled, compile_later=compile_later)
-        totals = Totals(setup.pool, Limits.of(describe(setup.policy, policy)))
-        images = setup.workload.images
-        contents = contents_of(setup.workload) if images is not None and plan.encoding is not None else None
+        totals = Totals(setup.pool, Limits.of(describe(setup.policy, base)))
+        has_images = setup.workload.images is not None and plan.encoding is not None
+        contents = contents_of(setup.workload) if has_images else None
         tables = None if builder is None else FinalRows(builder, contents)
         watch = partial(self._watch, step_time)
-        listeners = (totals.take, watch) if tables is None else (totals.take, tables.take, watch)
-        kernels = KernelsSeen(machine.gpu, machine.model, options.get("earlier", ()))
+        kernels = KernelsSeen(machine.gpu, machine.model, setup.options.get("earlier", ()))
         server = ServerProcess(
             self._environment,
-            driver,
-            kernels=kernels if isinstance(policy, Static) else None,
-            listeners=listeners,
-            horizon=self._horizon_of(source, pair),
-            pair=pair,
+            _driver(setup, plan, step_time, connector),
+            kernels=kernels if isinstance(base, Static) else None,
+            listeners=(totals.take, watch) if tables is None else (totals.take, tables.take, watch),
+            horizon=self._horizon_of(source, exchange),
+            exchange=exchange,
             lockstep=self.lockstep,
             rows=setup.rows,
         )
         return Replica(server, totals, tables, step_time)
 
-    def _horizon_of(self, source: Source, pair: Exchanging | None) -> Horizon:
-        """Return the knowledge of how far a server may run ahead of what else happens."""
+    def _horizon_of(self, source: Source, exchange: Exchanging | None) -> Horizon:
+        """Return the function that gives the time until which a server may run without asking SimPy."""
         if self.store is not None:
             return self.store.horizon_s
-        if pair is None and self.lockstep is None:
+        if exchange is None and self.lockstep is None:
             return source.horizon_s
         return lambda: float(self._environment.peek())
 
     def _plan(
         self, setup: Setup, step_time: StepTimeModel, connector: Connector | None, *, answers: bool, records: bool
     ) -> EnginePlan:
-        """Return the plan of a server's engine: whether others wait for its `answers`, and whether it `records`."""
-        policy, model, options = setup.base, setup.machine.model, setup.options
-        own = setup.policy if isinstance(setup.policy, CustomPolicy) else None
-        eviction = None if self._future is None else OptimalEviction(self._future)
+        """Return the plan of a server's engine.
+
+        Args:
+            setup: the requests, the policy and the machine of the server.
+            step_time: the durations of its steps.
+            connector: the source of KV from outside, if there is one.
+            answers: whether the engine returns whenever requests have ended, since others wait for them.
+            records: whether what happens is recorded.
+        """
+        base, model, options = setup.base, setup.machine.model, setup.options
+        custom_policy = setup.policy if isinstance(setup.policy, CustomPolicy) else None
+        eviction = None if self._expected_rows is None else OptimalEviction(self._expected_rows)
         return EnginePlan(
             setup.demand,
-            policy,
+            base,
             setup.num_units,
             step_time,
             refused=setup.refused,
             layout=setup.layout,
             pipeline=setup.pipeline,
-            retention_tokens=defaults_of(release_of(policy)).retention_tokens,
+            retention_tokens=defaults_of(release_of(base)).retention_tokens,
             unit_bytes=setup.pool.bytes_per_unit,
             window_tokens=setup.pool.windows.window_tokens if setup.pool.windows else 0,
             num_window_units=setup.pool.windows.num_units if setup.pool.windows else 0,
@@ -274,19 +284,19 @@ class SimulationRun:
             records_memory=records,
             records_schedule=records,
             checking=options.get("check", False),
-            drafts=drafts_of(policy, setup.rows),
-            encoding=encoding_of(setup.workload, setup.policy, policy, model),
-            rules=None if own is None else CustomRules(own, setup.num_units, eviction),
+            drafts=drafts_of(base, setup.rows),
+            encoding=encoding_of(setup.workload, setup.policy, base, model),
+            rules=None if custom_policy is None else CustomRules(custom_policy, setup.num_units, eviction),
             eviction=eviction,
         )
 
     def times_of_admission(self) -> npt.NDArray[np.float64]:
-        """Return when each request of the workload was first scheduled by the one server, in seconds; NaN for never."""
+        """Return the time at which the only server first scheduled each request, in seconds; NaN for never."""
         [replica] = self._replicas
         return np.array(column(replica.server.driver.engine.times, "first_scheduled_s")[1:])
 
     def _watch(self, step_time: StepTimeModel, engine: Engine) -> None:
-        """Report the largest steps of a slice to a model that asks for them, and the progress."""
+        """Report the largest step of a slice of the run to a `WatchedProfile`, and the progress to its callback."""
         progress = self.setup.options.get("progress")
         if isinstance(step_time, WatchedProfile) and (largest := largest_shape(engine)):
             step_time.saw(largest)
@@ -296,7 +306,7 @@ class SimulationRun:
 
 
 class Replica(NamedTuple):
-    """One server of a run, and its listener."""
+    """One server of a run, and the objects that collect its results."""
 
     server: ServerProcess
     totals: Totals
@@ -311,7 +321,7 @@ class Replica(NamedTuple):
         name: str,
         transfers_of: Callable[[Engine, npt.NDArray[np.int64]], Transfers] | None = None,
     ) -> Measured:
-        """Return the results, with the transfers of a server that has some; requests are in order of arrival."""
+        """Return the results; `transfers_of` gives the transfers to record, if the server has a connector."""
         self.server.close()
         engine = self.server.driver.engine
         rows = rows_of(engine)
@@ -322,36 +332,53 @@ class Replica(NamedTuple):
         return self.totals.finish(engine, requests, meta, name)
 
 
-def _expected_order(setup: Setup, num_replicas: int) -> list[int]:
-    """Return the rows in the order in which an optimal eviction expects the requests to be admitted.
+def _driver(setup: Setup, plan: EnginePlan, step_time: StepTimeModel, connector: Connector | None) -> Driver:
+    """Return the driver of a server's engine, which runs compiled from the beginning, later, or never."""
+    choice = engine_for(setup.options.get("engine", "auto"), setup.policy)
+    # Code that is compiled for one of several servers serves all, so the requests of all servers count.
+    num_requests = len(setup.workload) * setup.rows.step
+    num_output_tokens = int(setup.demand.output.sum()) * setup.rows.step
+    # A check reads the whole engine at every step, in Python, and objects are faster to read than arrays; so
+    # machine code that is at hand is no reason to begin compiled.
+    memory = None if setup.options.get("check", False) else memory_of(setup.base, connector)
+    compiled = begins_compiled(num_requests, num_output_tokens, step_time, choice, memory)
 
-    Requests that are served in order of arrival are expected in that order. Others, such as turns that wait for
-    answers, are expected in the order in which the same server admits them with vLLM's eviction.
+    def compile_later() -> Engine | None:
+        return plan.build(compiled=True) if may_compile(num_requests, step_time, choice) else None
+
+    return Driver(plan.build(compiled=compiled), compiled=compiled, compile_later=compile_later)
+
+
+def _expected_order(setup: Setup, num_replicas: int) -> list[int]:
+    """Return the rows of the workload in the order in which optimal eviction expects the requests to be admitted.
+
+    Requests that are served in order of arrival are expected in that order. Otherwise, for example with turns that
+    wait for answers, this runs a whole second simulation with vLLM's eviction and returns its order of admission.
 
     Raises:
         UsageError: another setting decides what is evicted, or what is computed where.
     """
     base, policy = setup.base, setup.policy
     assert isinstance(base, Paged)
-    has_own = isinstance(policy, CustomPolicy) and evicts(policy)
-    for what, is_asked in (
+    has_rule = isinstance(policy, CustomPolicy) and evicts(policy)
+    for obstacle, is_met in (
         ("host memory has a rule of its own, so take --kv-offloading-size 0", base.cache.kv_offloading_size > 0),
         ("the server of a request is not known, so take --replicas 1", num_replicas > 1 or setup.rows.step > 1),
-        (f"the policy {policy.name!r} has a rule of its own, so take eviction lru", has_own),
+        (f"the policy {policy.name!r} has a rule of its own, so take eviction lru", has_rule),
     ):
-        if is_asked:
-            raise UsageError(f"optimal eviction knows the requests of one prefix cache, and {what}.")
+        if is_met:
+            raise UsageError(f"optimal eviction knows the requests of one prefix cache, and {obstacle}.")
     if setup.workload.turns is None and base.scheduler.order is Order.FCFS:
         return list(range(len(setup.workload)))
-    known: Options = {**setup.options, "progress": None, "check": False, "engine": "auto"}
-    vllms = replace(base, cache=replace(base.cache, eviction=PrefixEviction.LRU))
-    first = SimulationRun(Setup.of(setup.workload, vllms, setup.machine, known))
-    first.finish()
-    return [int(row) for row in np.argsort(first.times_of_admission(), kind="stable")]
+    options: Options = {**setup.options, "progress": None, "check": False, "engine": "auto"}
+    with_lru = replace(base, cache=replace(base.cache, eviction=PrefixEviction.LRU))
+    run = SimulationRun(Setup.of(setup.workload, with_lru, setup.machine, options))
+    run.finish()
+    return [int(row) for row in np.argsort(run.times_of_admission(), kind="stable")]  # NaN, never admitted, comes last
 
 
-def _most_at_once(options: Options) -> int | None:
-    """Return the largest number of requests that clients send at once; None if they send all that arrive.
+def _max_concurrency(options: Options) -> int | None:
+    """Return the largest number of requests that may be sent and not ended; None for no limit.
 
     Raises:
         UsageError: there are users as well, or fewer than one.
@@ -367,10 +394,10 @@ def _most_at_once(options: Options) -> int | None:
 
 
 def _users(options: Options) -> Users | None:
-    """Return the users of a closed loop; None in an open one.
+    """Return the users of a closed loop; None if the requests come in an open loop.
 
     Raises:
-        UsageError: there are settings of users and no users; or a figure cannot be right.
+        UsageError: there are settings of users and no users, or a setting is out of range.
     """
     users, think_s = options.get("users"), options.get("think_s", 0.0)
     users_per_s = options.get("users_per_s", math.inf)
