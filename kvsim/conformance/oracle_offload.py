@@ -27,9 +27,9 @@ class CopyEngine:
     def run_step(self, driver: Driver) -> None:
         """Run the step that was scheduled last, and report the copies that end with its output."""
         step, jobs = int(driver.engine.state.num_scheduled), driver.jobs()
-        begun = {record: job for record, job in jobs.items() if job.begun_in == step}
+        begun = {record: job for record, job in jobs.items() if job.decided_in == step}
         self._last_step |= dict.fromkeys(self._stores, step + self._store_steps - 1)
-        self._last_step |= {record: step for record in self._last_step if jobs[record].flushed_in == step}
+        self._last_step |= {record: step for record in self._last_step if jobs[record].awaited_in == step}
         self._last_step |= {record: step + self._load_steps - 1 for record, job in begun.items() if job.is_load}
         self._stores = [record for record, job in begun.items() if not job.is_load]
         done = [record for record, last in self._last_step.items() if last <= step]
@@ -43,11 +43,11 @@ def jobs_begun(driver: Driver, name: Callable[[int], str]) -> dict[str, Any]:
     step, jobs = driver.engine.state.num_scheduled, driver.jobs().values()
     begun: dict[str, dict[str, Any]] = {"load_jobs": {}, "store_jobs": {}}
     for job in jobs:
-        if job.begun_in == step:
+        if job.decided_in == step:
             slots, blocks = driver.slots(job), driver.blocks_of_job(job)
             copied = [slots, blocks] if job.is_load else [blocks, slots]
             begun["load_jobs" if job.is_load else "store_jobs"][str(job.number)] = [name(job.sequence), *copied]
-    return begun | {"flush": [int(job.number) for job in jobs if job.flushed_in == step]}
+    return begun | {"flush": [int(job.number) for job in jobs if job.awaited_in == step]}
 
 
 def offload_state(driver: Driver, name: Callable[[int], str]) -> dict[str, Any]:

@@ -77,9 +77,9 @@ class CopiesInLockstep:
         """Return the copy decisions of the last scheduled step."""
         driver, step = self._driver, self._driver.engine.state.num_scheduled
         jobs = list(driver.jobs().values())
-        awaited = {int(job.number) for job in jobs if job.flushed_in == step} - self._awaited
+        awaited = {int(job.number) for job in jobs if job.awaited_in == step} - self._awaited
         self._awaited |= awaited
-        begun = sorted(self._begun(job) for job in jobs if job.begun_in == step)
+        begun = sorted(self._begun(job) for job in jobs if job.decided_in == step)
         return {"copies": begun, "waits for copies": sorted(awaited)}
 
     def _of_recording(self, step: int) -> dict[str, Any]:

@@ -147,10 +147,10 @@ class Job(Linked):
     """The recorded step that decided it."""
     awaited_step: Small = 0
     """The first recorded step that had to wait for it, or -1."""
-    begun_in: int = 0
+    decided_in: int = 0
     """The call of the scheduler that decided it, counted from 1."""
-    flushed_in: int = 0
-    """The last call that had to wait for it."""
+    awaited_in: int = 0
+    """The last call of the scheduler whose step had to wait for it."""
     reported_in: int = 0
     """The step with whose output it is reported, counted like calls."""
     next_reported: Small = 0
@@ -179,8 +179,8 @@ class HostSequence:
     num_jobs: Small = 0
     stored: Small = 0
     """Leading host blocks that need not be stored any more."""
-    num_told: Small = 0
-    """Entries of its table that were handed out in earlier steps."""
+    num_recorded: Small = 0
+    """Number of entries of its table whose allocation is recorded in `allocated_in`."""
     is_prefilling: bool = False
     """Whether a sequence loads or was admitted with a part of its prompt: blocks for the rest are reserved."""
     last_step: int = 0
@@ -210,7 +210,7 @@ class HostTier(NamedTuple):
     """One for each sequence."""
     deferred: Numbers
     """Sequences whose blocks are not free yet, in order."""
-    handed_out: Numbers
-    """The last call of the scheduler that handed out each GPU block."""
+    allocated_in: Numbers
+    """The last call of the scheduler that allocated each GPU block."""
     copy_rows: Records[CopyRow]
     """Copies that were reported in this slice of the run, if they are written down."""

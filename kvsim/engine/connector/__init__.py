@@ -1,1 +1,1 @@
-"""KV that comes from outside: a store, or servers that compute prompts for others."""
+"""KV connectors: KV that is loaded from a store, or from servers that compute prompts for others."""

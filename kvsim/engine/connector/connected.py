@@ -1,9 +1,12 @@
-"""Blocks of a server with a KV connector: loads from outside before admission, and blocks that wait for a reader.
+"""The memory manager of an engine with a KV connector: vLLM's paged pool with KV that comes from outside.
 
-A store answers how many tokens behind the hits it holds; another server has computed the whole prompt. What is loaded
-between steps takes blocks at once: the sequence is passed over until the load is reported, and blocks for the rest of
-every unfinished prompt stay reserved. A sequence that has ended may keep its blocks until they are read. When a
-transfer has ended, others say: the clock of a link, an oracle or a recording.
+The KV comes from a store, which holds a number of tokens after the prefix hits, or from another server, which has
+computed the whole prompt.
+
+- An asynchronous load runs between steps. It takes blocks at once, and its sequence is skipped until the end of the
+  load is reported. Blocks for the rest of every unfinished prompt stay reserved.
+- A sequence that has ended may keep its blocks until another server has read them.
+- The clock of a link, an oracle or a recording decides when a transfer ends.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from kvsim.engine.state import ABORTED, LOADING, NO_KEY, PREEMPTED, RUNNING, WAI
 
 @part
 def use_load(engine: Engine, sequence: Sequence) -> bool:
-    """Let others hit what a waiting sequence has loaded; return False while it loads."""
+    """Put the blocks that a waiting sequence has loaded into the prefix cache; return False while it still loads."""
     if sequence.status != LOADING:
         return True
     transfer = engine.connector.transfers[sequence.number]
@@ -36,19 +39,20 @@ def use_load(engine: Engine, sequence: Sequence) -> bool:
         kv_cache.cache_blocks(engine, sequence, sequence.computed)
         if sequence.computed == sequence.num_tokens:
             sequence.computed -= 1
-            sequence.rejected = 1  # its slot is written, and will be again
+            sequence.rejected = 1  # the slot of the last token is written already, and will be written again
     transfer.has_come = transfer.has_failed = False
     return True
 
 
 @part
 def find_prefix(engine: Engine, sequence: Sequence) -> int:
-    """Find the hits of a waiting sequence in the pool, and the tokens behind them outside; begin to load these.
+    """Return the number of tokens of a waiting sequence that need not be computed: hits, and KV from outside.
 
-    Return `SKIP` where they are loaded between steps, and `STOP` where the pool has no room for them.
+    The result is `SKIP` if this begins an asynchronous load or the store has not answered yet, and `STOP` if the pool
+    has no room for such a load.
     """
     engine.connector.state.num_external = 0
-    if sequence.computed > 0:  # it was loaded
+    if sequence.computed > 0:  # an asynchronous load has ended
         return sequence.computed
     hit_tokens = kv_cache.find_prefix(engine, sequence)
     external = _num_external(engine, sequence, hit_tokens)
@@ -62,13 +66,13 @@ def find_prefix(engine: Engine, sequence: Sequence) -> int:
 
 @part
 def admit(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -> bool:
-    """Allocate blocks for tokens of a waiting sequence; one that was loaded has a table already."""
+    """Allocate blocks for tokens of a waiting sequence, which has a table already if it was loaded."""
     if sequence.num_units == 0:
         fits = kv_cache.admit(engine, sequence, computed, num_tokens)
     else:
         fits = _has_room_to_go_on(engine, sequence, num_tokens) and kv_cache.grow(engine, sequence, num_tokens)
     if fits:
-        _note_allocated(engine, sequence, engine.connector.state.num_external)
+        _record_allocation(engine, sequence, engine.connector.state.num_external)
         if computed + num_tokens < sequence.num_tokens:
             prefilling.add(engine, sequence)
     return fits
@@ -76,7 +80,7 @@ def admit(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) ->
 
 @part
 def free(engine: Engine, sequence: Sequence) -> None:
-    """Free all blocks of a sequence, unless it has ended and a transfer still reads or writes them."""
+    """Free all blocks of a sequence, or keep them until the transfer that reads or writes them is reported."""
     connector = engine.connector
     transfer = connector.transfers[sequence.number]
     prefilling.leave(engine, sequence)
@@ -84,12 +88,12 @@ def free(engine: Engine, sequence: Sequence) -> None:
         _hold(engine, sequence)
         return
     transfer.has_come = transfer.has_failed = False
-    if transfer.fetches:  # it leaves before it was allocated
-        _give_notice(engine, sequence)
+    if transfer.fetches:  # the sequence leaves before blocks were allocated for the fetch
+        _notify_unneeded(engine, sequence)
     has_ended = sequence.num_tokens >= sequence.end_tokens and sequence.status in (RUNNING, PREEMPTED)
     if has_ended and transfer.is_kept and (connector.settings.is_store or sequence.num_units > 0):
         _hold(engine, sequence)
-        _note_begun(engine, sequence, 0, sequence.computed)
+        _record_begin(engine, sequence, 0, sequence.computed)
         transfer.begin_s = engine.state.host_s
         connector.sends[connector.state.num_sends] = sequence.number
         connector.state.num_sends += 1
@@ -99,19 +103,19 @@ def free(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def frees_at_once(engine: Engine, sequence: Sequence) -> bool:
-    """Tell whether the blocks of a running sequence would be free at once, where only such ones are preempted."""
-    return not engine.connector.settings.spares_busy or _is_idle(engine, sequence)
+    """Tell whether a running sequence may be preempted: some releases spare those whose blocks are not free at once."""
+    return not engine.connector.settings.spares_busy or _can_free_now(engine, sequence)
 
 
 @part
 def awaits_transfers(engine: Engine) -> bool:
-    """Tell whether transfers have to be reported: then the engine continues without computing."""
+    """Tell whether a transfer is still to be reported, so that the engine must go on even with nothing to compute."""
     return engine.connector.state.num_held > 0 or engine.connector.state.num_loading > 0
 
 
 @part
 def after_schedule(engine: Engine) -> None:
-    """Note the sequences that the scheduled step computes, and those that complete their prompts."""
+    """Record the last step of each sequence in the batch; end the reservations of prompts that the step completes."""
     state, connector = engine.state, engine.connector
     launched = engine.launched[state.next_launched]
     launched.computes = state.num_in_batch > 0
@@ -128,18 +132,18 @@ def after_schedule(engine: Engine) -> None:
 
 @part
 def before_update(engine: Engine, launched: int) -> None:
-    """Free the blocks that waited for the oldest step in flight, and find the sequences whose loads failed."""
+    """Free the blocks that waited for the oldest step in flight, and handle the loads reported as failed."""
     connector = engine.connector
     connector.state.num_updates += 1
     if engine.launched[launched].computes:
         connector.state.num_steps_processed += 1
-        _drain(engine)
+        _free_deferred(engine)
     failed_loads.fall_back(engine, launched)
 
 
 @part
 def after_update(engine: Engine) -> None:
-    """End the sequences whose loads failed, then the transfers that are reported with the output."""
+    """End the sequences whose loads failed, then the transfers that are reported with this output."""
     connector = engine.connector
     for index in range(connector.state.num_errors):
         sequence = engine.sequences[connector.errors[index]]
@@ -176,7 +180,7 @@ def after_update(engine: Engine) -> None:
 
 @part
 def report(engine: Engine, sequence: Sequence, is_load: bool, step: int) -> None:
-    """Report the end of a load, or of the reading of what was kept, with the output of `step`."""
+    """Let the end of a load, or of the reading of kept blocks, be reported with the output of `step`."""
     connector = engine.connector
     report = connector.reports[connector.state.num_reports]
     connector.state.num_reports += 1
@@ -187,7 +191,7 @@ def report(engine: Engine, sequence: Sequence, is_load: bool, step: int) -> None
 
 @part
 def _num_external(engine: Engine, sequence: Sequence, hit_tokens: int) -> int:
-    """Count the tokens behind the hits that can be loaded, or return `SKIP` while that is not known."""
+    """Return the number of tokens after the hits that can be loaded; `SKIP` while the store has not answered."""
     connector = engine.connector
     transfer = connector.transfers[sequence.number]
     if connector.settings.is_store:
@@ -205,7 +209,7 @@ def _num_external(engine: Engine, sequence: Sequence, hit_tokens: int) -> int:
 
 @part
 def _begin_load(engine: Engine, sequence: Sequence, hit_tokens: int, external: int) -> bool:
-    """Allocate blocks for what a waiting sequence loads, if others leave enough; return whether they do."""
+    """Allocate blocks for the load of a waiting sequence and begin it; return False if the pool lacks the blocks."""
     settings, state, connector = engine.settings, engine.state, engine.connector
     loaded = hit_tokens + external
     free_blocks = kv_cache.num_admissible(engine)
@@ -235,14 +239,17 @@ def _begin_load(engine: Engine, sequence: Sequence, hit_tokens: int, external: i
     connector.loads[connector.state.num_loads] = sequence.number
     connector.state.num_loads += 1
     connector.state.num_loading += 1
-    _note_allocated(engine, sequence, external)
-    _note_begun(engine, sequence, connector.transfers[sequence.number].loads_from, external)
+    _record_allocation(engine, sequence, external)
+    _record_begin(engine, sequence, connector.transfers[sequence.number].loads_from, external)
     return True
 
 
 @part
-def _note_allocated(engine: Engine, sequence: Sequence, external: int) -> None:
-    """Tell the connector that a sequence has blocks, into some of which `external` tokens come from outside."""
+def _record_allocation(engine: Engine, sequence: Sequence, external: int) -> None:
+    """Record that a sequence has its blocks, and that `external` tokens in them come from outside.
+
+    The load fills the table from `loads_from` on, after the leading blocks that are in the prefix cache.
+    """
     connector = engine.connector
     transfer = connector.transfers[sequence.number]
     transfer.external_tokens = external
@@ -260,13 +267,13 @@ def _note_allocated(engine: Engine, sequence: Sequence, external: int) -> None:
     ):
         transfer.loads_from += 1
     if external == 0:
-        _give_notice(engine, sequence)
+        _notify_unneeded(engine, sequence)
     transfer.fetches = False
 
 
 @part
-def _give_notice(engine: Engine, sequence: Sequence) -> None:
-    """Tell the other server that nothing is fetched from it."""
+def _notify_unneeded(engine: Engine, sequence: Sequence) -> None:
+    """Tell the other server that this sequence fetches nothing from it, so it can free its blocks."""
     connector = engine.connector
     connector.transfers[sequence.number].fetches = False
     connector.notices[connector.state.num_notices] = sequence.number
@@ -274,8 +281,8 @@ def _give_notice(engine: Engine, sequence: Sequence) -> None:
 
 
 @part
-def _note_begun(engine: Engine, sequence: Sequence, first: int, num_tokens: int) -> None:
-    """Note that a transfer of a table begins: of its entries from `first` on, with tokens in them."""
+def _record_begin(engine: Engine, sequence: Sequence, first: int, num_tokens: int) -> None:
+    """Record the begin of a transfer of a table's entries from `first` on, which hold `num_tokens` tokens."""
     transfer = engine.connector.transfers[sequence.number]
     transfer.begun_seq, transfer.ended_seq = engine.state.seq, -1
     transfer.first_entry, transfer.num_tokens = first, num_tokens
@@ -284,14 +291,17 @@ def _note_begun(engine: Engine, sequence: Sequence, first: int, num_tokens: int)
 
 @part
 def _hold(engine: Engine, sequence: Sequence) -> None:
-    """Keep the blocks of a sequence that has ended until a transfer is reported."""
+    """Keep the blocks of an ended sequence until its transfer is reported."""
     engine.connector.transfers[sequence.number].is_held = True
     engine.connector.state.num_held += 1
 
 
 @part
-def _is_idle(engine: Engine, sequence: Sequence) -> bool:
-    """Tell whether no step in flight writes to the blocks of a sequence, or whether that does not matter."""
+def _can_free_now(engine: Engine, sequence: Sequence) -> bool:
+    """Tell whether the blocks of a sequence can be freed now.
+
+    They can if no step in flight writes to them, or if the engine does not defer frees (`frees_late`).
+    """
     connector = engine.connector
     last_step = connector.transfers[sequence.number].last_step
     return not engine.settings.frees_late or last_step <= connector.state.num_steps_processed
@@ -299,13 +309,13 @@ def _is_idle(engine: Engine, sequence: Sequence) -> bool:
 
 @part
 def _release(engine: Engine, sequence: Sequence) -> None:
-    """Free the blocks of a sequence as soon as no step writes there any more."""
+    """Free the blocks of a sequence at once, or when the steps in flight that write to them are processed."""
     if sequence.num_units == 0:
         return
     connector = engine.connector
     sequence.num_units = 0
     totals.lose_tokens(engine, sequence)
-    if _is_idle(engine, sequence):
+    if _can_free_now(engine, sequence):
         kv_cache.free_tables(engine, sequence)
         return
     transfer = connector.transfers[sequence.number]
@@ -316,8 +326,8 @@ def _release(engine: Engine, sequence: Sequence) -> None:
 
 
 @part
-def _drain(engine: Engine) -> None:
-    """Free the blocks that waited for steps which are processed."""
+def _free_deferred(engine: Engine) -> None:
+    """Free the blocks that waited for steps whose output is now processed."""
     connector, num_freed = engine.connector, 0
     state = connector.state
     while num_freed < state.num_deferred:
@@ -335,7 +345,7 @@ def _drain(engine: Engine) -> None:
 
 @part
 def _has_room_to_go_on(engine: Engine, sequence: Sequence, num_tokens: int) -> bool:
-    """Tell whether the pool has room for tokens of a waiting sequence behind those that were loaded."""
+    """Tell whether the pool has room for `num_tokens` of a waiting sequence after those that it has loaded."""
     settings = engine.settings
     free_blocks = kv_cache.num_admissible(engine)
     num_blocks = table_of(engine, sequence, 0).num_blocks
@@ -348,7 +358,7 @@ def _has_room_to_go_on(engine: Engine, sequence: Sequence, num_tokens: int) -> b
 
 @part
 def is_crowded(engine: Engine) -> bool:
-    """Tell whether a load could not be written down."""
+    """Tell whether the rows of memory had no room for a load."""
     return engine.connector.state.is_crowded
 
 

@@ -1,4 +1,4 @@
-"""The connector of an engine, as it is when a run begins."""
+"""Building of the connector's settings and arrays when a run begins."""
 
 from __future__ import annotations
 
@@ -34,9 +34,17 @@ def connector_tables(
     *,
     compiled: bool,
 ) -> ConnectorTables:
-    """Return the connector of an engine for `size` requests, an empty tuple where there is none.
+    """Return the settings and arrays of an engine's connector; an empty tuple if it has none.
 
-    A load begins in a step only as long as there are at most `rows`.
+    Args:
+        connector: the exchanges of the requests, and the link.
+        drafts: the drafts of the requests, for which some releases reserve blocks.
+        policy: the policy of the engine.
+        num_units: the number of blocks in the pool.
+        size: the number of requests.
+        unit_bytes: the bytes of a block.
+        rows: the number of memory rows of a step beyond which no load begins.
+        compiled: whether the engine is compiled.
     """
     if connector is None or not isinstance(policy, Paged):
         return cast("ConnectorTables", ())
@@ -74,7 +82,7 @@ def connector_tables(
 
 
 def _transfers(connector: Connector, exchanges: list[Exchange], *, compiled: bool) -> Records[Transfer]:
-    """Return the exchange of every request."""
+    """Return the record of each request's transfer; record 0 is not used."""
     transfers = make(Transfer, len(exchanges) + 1, compiled=compiled)
     num_bad = np.array([len(exchange.bad) for exchange in exchanges], np.int64)
     remotes = [exchange.remote for exchange in exchanges]

@@ -1,6 +1,7 @@
-"""A server of a fleet in which prompts are computed on some servers and decoded on others, on the clock of a link.
+"""The memory manager of a server in a fleet that computes prompts on some servers and decodes on others.
 
-As `connected`, with loads that take the time of the link; a server that only waits for others has nothing to do.
+It is that of `connected`, with transfers that take the time of a link. A server that only waits for other servers
+sleeps, instead of running empty steps.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from kvsim.engine.state import Engine
 
 @part
 def awaits_transfers(engine: Engine) -> bool:
-    """Tell whether transfers whose end is known have to be reported."""
+    """Tell whether a transfer whose end is known is still to be reported."""
     state = engine.connector.state
     return state.num_live + state.num_reports > 0
 
 
 @part
 def awaits_others(engine: Engine) -> bool:
-    """Tell whether blocks wait for their reader."""
+    """Tell whether blocks are kept for a server that has not read them yet."""
     return engine.connector.state.num_held > 0
 
 

@@ -1,7 +1,7 @@
-"""Blocks that failed to load, and the sequences that hold them.
+"""Handling of blocks that failed to load from outside, as in vLLM.
 
-A sequence falls back to the tokens before its first bad block. It computes the rest, or it ends, as the policy for
-failed loads says.
+A sequence with such a bad block keeps the tokens before it. By the policy for failed loads, the sequence either
+computes the rest again, or ends with an error.
 """
 
 from __future__ import annotations
@@ -13,12 +13,16 @@ from kvsim.engine.records import Sequence
 from kvsim.engine.state import LOADING, NO_KEY, Engine, table_of
 
 _GOOD, _BAD, _SEEN = range(3)
-"""Marks of blocks within an update; a bad block that was seen is computed again by the sequence that it was seen in."""
+"""Marks of blocks within an update. A bad block becomes a seen one in the first sequence that holds it, which computes
+it again; the other holders need not."""
 
 
 @part
 def report(engine: Engine, sequence: Sequence, first: int, step: int) -> None:
-    """Report the blocks of a load that fail, once for each sequence; places count from entry `first` of its table."""
+    """Let the failed blocks of a load be reported with the output of `step`, once for each sequence.
+
+    The places of bad blocks are counted from entry `first` of the table.
+    """
     connector = engine.connector
     transfer, table = connector.transfers[sequence.number], table_of(engine, sequence, 0)
     for index in range(transfer.first_bad, transfer.first_bad + transfer.num_bad):
@@ -32,7 +36,7 @@ def report(engine: Engine, sequence: Sequence, first: int, step: int) -> None:
 
 @part
 def fall_back(engine: Engine, launched: int) -> None:
-    """Let the holders of blocks that the update of a step reports as bad fall back to what is good."""
+    """Cut all sequences that hold blocks reported as bad by this update to the tokens before these blocks."""
     state, connector = engine.state, engine.connector
     if not _mark(engine):
         return
@@ -44,7 +48,7 @@ def fall_back(engine: Engine, launched: int) -> None:
                 connector.transfers[sequence.number].has_failed = True
             else:
                 _fail(engine, sequence)
-    _mark(engine)  # running sequences compute again what those that load do, too
+    _mark(engine)  # once more: running sequences also compute again the blocks that loading ones have marked as seen
     for index in range(state.num_running):
         sequence = engine.sequences[engine.running[index]]
         computed = sequence.computed - in_flight.tokens_of(engine, launched, sequence)
@@ -57,7 +61,7 @@ def fall_back(engine: Engine, launched: int) -> None:
 
 @part
 def _mark(engine: Engine) -> bool:
-    """Mark the blocks that this update reports as bad; return whether there are any."""
+    """Mark the blocks that this update reports as bad; return whether it reports any."""
     connector = engine.connector
     is_any = False
     for index in range(connector.state.num_bad):
@@ -70,7 +74,7 @@ def _mark(engine: Engine) -> bool:
 
 @part
 def _unmark(engine: Engine) -> None:
-    """Forget the blocks that were reported."""
+    """Clear the marks of the blocks that this update reports, and delete their reports."""
     connector, kept = engine.connector, 0
     for index in range(connector.state.num_bad):
         bad = connector.bad_blocks[index]
@@ -85,9 +89,9 @@ def _unmark(engine: Engine) -> None:
 
 @part
 def _cut(engine: Engine, sequence: Sequence, computed: int, forgets: bool) -> bool:
-    """Cut the `computed` tokens of a sequence before its first bad block; return whether it has bad blocks.
+    """Reduce the `computed` tokens of a sequence to those before its first bad block; return whether it has bad blocks.
 
-    With `forgets`, blocks from there on lose their keys.
+    With `forgets`, the blocks from the first bad one on are removed from the prefix cache.
     """
     settings, marks = engine.settings, engine.connector.marks
     table = table_of(engine, sequence, 0)
@@ -111,7 +115,7 @@ def _cut(engine: Engine, sequence: Sequence, computed: int, forgets: bool) -> bo
 
 @part
 def _forget(engine: Engine, begin: int, end: int) -> None:
-    """Take the keys of the blocks in `entries[begin:end]`."""
+    """Remove the blocks in `entries[begin:end]` from the prefix cache."""
     for entry in range(begin, end):
         block = engine.entries[entry]
         if engine.blocks[block].key != NO_KEY:
@@ -121,7 +125,7 @@ def _forget(engine: Engine, begin: int, end: int) -> None:
 
 @part
 def _fail(engine: Engine, sequence: Sequence) -> None:
-    """List a sequence among those that end with this update, in order of their ranks."""
+    """Insert a sequence into the list of those that end with this update, which is ordered by rank."""
     connector = engine.connector
     index = connector.state.num_errors
     rank = connector.transfers[sequence.number].rank

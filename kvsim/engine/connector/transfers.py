@@ -1,7 +1,8 @@
-"""The link over which a server fetches KV: when each load begins and ends, and which step reports it.
+"""The clock of the link over which a server fetches KV: when each load begins and ends, and which step reports it.
 
-A server fetches a few prompts at a time, each over an equal share of the link; the others wait in order. What has ended
-when the kernels of a step are launched is reported with the output of that step. Kernels go on meanwhile.
+A server fetches a few prompts at a time, each over an equal share (a lane) of the link; further loads wait in order.
+A transfer is reported with the output of the first step whose kernels are launched after it has ended. Kernels run
+meanwhile.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from kvsim.engine.records import Sequence
 from kvsim.engine.state import Engine
 
 _SETTLED_CALLS = 2
-"""Consecutive calls of the scheduler without effect after which the next has none until a transfer ends."""
+"""Consecutive calls of the scheduler without effect, after which no call has an effect until a transfer ends.
+"""
 
 
 @part
@@ -40,7 +42,7 @@ def begin(engine: Engine) -> None:
 
 @part
 def expect_end(engine: Engine, sequence: Sequence) -> None:
-    """List a transfer whose end is known among those to report."""
+    """Add a transfer, whose time of end is known, to those that `poll` reports."""
     connector = engine.connector
     connector.live[connector.state.num_live] = sequence.number
     connector.state.num_live += 1
@@ -64,9 +66,9 @@ def poll(engine: Engine) -> None:
 
 @part
 def pass_time(engine: Engine, until_s: float) -> None:
-    """Advance the clock to the end of the next transfer or to the next arrival; nothing falls before.
+    """Advance the clock to the end of the next transfer or to the next arrival, before which nothing can change.
 
-    The engine sleeps if that is not before `until_s`.
+    If that time is not before `until_s`, the engine sleeps instead.
     """
     state, connector = engine.state, engine.connector
     connector.state.is_asleep = False
@@ -86,12 +88,12 @@ def pass_time(engine: Engine, until_s: float) -> None:
 
 @part
 def is_asleep(engine: Engine) -> bool:
-    """Tell whether nothing happens before `ConnectorState.wake_s`, unless another request or a reader comes."""
+    """Tell whether nothing happens before `ConnectorState.wake_s`, unless a request is sent or kept blocks are read."""
     return engine.connector.state.is_asleep
 
 
 @part
 def has_news(engine: Engine) -> bool:
-    """Tell whether other servers have to hear of loads that were begun, or of prompts that are not needed."""
+    """Tell whether other servers must be notified of loads that have begun or of prompts that are not fetched."""
     state = engine.connector.state
     return engine.connector.settings.is_timed and state.num_loads + state.num_notices > 0

@@ -1,10 +1,13 @@
-"""The link between GPU and host memory: when each copy begins and ends, and which step reports it.
+"""The clock of copies between GPU and host memory: when each starts, when it ends, and which step reports it.
 
-Copies of one direction follow each other; the two directions do not meet, and kernels go on meanwhile. As in vLLM
-0.25.1, a load begins with the step that decides it, a store with the step after and behind all kernels launched so far,
-and what has ended when the kernels of a step are launched is reported with the output of that step.
-The host is busy meanwhile with what the offload asks of it: looking after every sequence of a step, and handing each
-copy to the GPU piece by piece.
+As in vLLM 0.25.1:
+
+- A load starts with the step that decides it.
+- A store starts with the step after the one that decides it, once all kernels launched so far have run.
+- A copy is reported with the output of the first step whose kernels are launched after the copy has ended.
+
+Copies in one direction run one after the other. Copies in the other direction, and kernels, run at the same time.
+The host spends time on the offload: on the sequences of every step, and on each copy that it hands to the GPU.
 """
 
 from __future__ import annotations
@@ -17,29 +20,52 @@ from kvsim.engine.machine_code.compiled import part
 from kvsim.engine.state import Engine
 
 _SETTLED_CALLS = 2
-"""Number of consecutive calls of the scheduler without effect after which the next has none until a copy ends."""
+"""Consecutive calls of the scheduler without effect, after which no call has an effect until a copy ends."""
 
 
 @part
 def begin(engine: Engine) -> None:
-    """Put the copies of a scheduled step on the link; let the host wait for those that the step needs."""
+    """Put the copies of a scheduled step on the link; let the host wait for the stores that the step needs."""
     state, host = engine.state, engine.host
     if host.settings.is_timed:
         state.host_s += host.settings.step_s + host.settings.sequence_s * state.num_in_batch
+    # The order matters: the end of a store must be known before the host waits for it, and loads are submitted
+    # after that wait.
+    _start_stores(engine)
+    _wait_for_needed_stores(engine)
+    _start_loads(engine)
+
+
+@part
+def _start_stores(engine: Engine) -> None:
+    """Put the stores that earlier steps decided on the link."""
+    state, host = engine.state, engine.host
     job = host.jobs[NO_JOB].next
     while job != NO_JOB:
         record = host.jobs[job]
-        if not record.is_on_link and not record.is_load and record.begun_in < state.num_scheduled:
+        if not record.is_on_link and not record.is_load and record.decided_in < state.num_scheduled:
             _submit(engine, job)
             begin_s = max(host.state.store_free_s, state.host_s, engine.stages[0].free_s)
             _put_on_link(engine, job, begin_s, host.settings.store_block_s)
             host.state.store_free_s = record.done_s
         job = record.next
+
+
+@part
+def _wait_for_needed_stores(engine: Engine) -> None:
+    """Advance the host's clock to the end of the stores whose blocks the step overwrites."""
+    state, host = engine.state, engine.host
     job = host.jobs[NO_JOB].next
     while job != NO_JOB:
-        if host.jobs[job].flushed_in == state.num_scheduled:
+        if host.jobs[job].awaited_in == state.num_scheduled:
             state.host_s = max(state.host_s, host.jobs[job].done_s)
         job = host.jobs[job].next
+
+
+@part
+def _start_loads(engine: Engine) -> None:
+    """Put the loads that the step decided on the link."""
+    state, host = engine.state, engine.host
     job = host.jobs[NO_JOB].next
     while job != NO_JOB:
         record = host.jobs[job]
@@ -53,15 +79,15 @@ def begin(engine: Engine) -> None:
 
 @part
 def poll(engine: Engine) -> None:
-    """Report the copies that have ended when a step is launched, stores first."""
+    """Report the copies that have ended when a step is launched: all stores, then all loads."""
     if engine.host.settings.is_timed:
-        _poll(engine, False)
-        _poll(engine, True)
+        _report_ended(engine, False)
+        _report_ended(engine, True)
 
 
 @part
 def pass_time(engine: Engine, until_s: float) -> None:
-    """Advance the clock to the end of the next copy, to the next arrival or to `until_s`; no decision falls before."""
+    """Advance the clock to the end of the next copy, the next arrival or `until_s`, before which nothing can change."""
     state, host = engine.state, engine.host
     if host.state.num_settled_calls < _SETTLED_CALLS:
         return
@@ -79,7 +105,7 @@ def pass_time(engine: Engine, until_s: float) -> None:
 
 @part
 def _submit(engine: Engine, job: int) -> None:
-    """Take the host's time to hand a copy to the GPU."""
+    """Add to the host's clock the time for handing a copy to the GPU."""
     settings = engine.host.settings
     if settings.is_timed:
         engine.state.host_s += settings.submit_s + settings.submit_block_s * engine.host.jobs[job].num_blocks
@@ -87,13 +113,15 @@ def _submit(engine: Engine, job: int) -> None:
 
 @part
 def _put_on_link(engine: Engine, job: int, begin_s: float, block_s: float) -> None:
+    """Let a copy start at `begin_s` and take `block_s` for each block; set the time of its end."""
     record = engine.host.jobs[job]
     record.is_on_link = True
     record.done_s = begin_s + engine.host.settings.job_s + record.num_blocks * block_s
 
 
 @part
-def _poll(engine: Engine, is_load: bool) -> None:
+def _report_ended(engine: Engine, is_load: bool) -> None:
+    """Report the loads, or the stores, that have ended and were not reported before."""
     state, host = engine.state, engine.host
     job = host.jobs[NO_JOB].next
     while job != NO_JOB:

@@ -1,4 +1,4 @@
-"""The second tier of an engine, as it is when a run begins."""
+"""Building of the second tier in host memory when a run begins: its sizes, its settings and its arrays."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _LOADS_PER_STEP = 1024
 
 
 def check_offload(policy: Paged, num_groups: int) -> None:
-    """Check that kvsim knows the offload of `policy`.
+    """Check that kvsim simulates the offload that `policy` sets, if it sets one.
 
     Raises:
-        UsageError: it is not.
+        UsageError: it does not.
     """
     cache = policy.cache
     if not cache.kv_offloading_size:
@@ -61,23 +61,23 @@ def blocks_per_slot(policy: Paged) -> int:
 
 
 def num_slots(policy: Paged, block_bytes: int, num_gpus: int) -> int:
-    """Count the host blocks that the host memory of `policy` holds, for `block_bytes` bytes a block on each GPU.
+    """Return the number of host blocks in the host memory of `policy`; a GPU block takes `block_bytes` on each GPU.
 
     Raises:
-        BudgetError: it holds none.
+        BudgetError: the memory is smaller than one host block.
     """
     bytes_per_slot = block_bytes * num_gpus * blocks_per_slot(policy)
-    found = int(policy.cache.kv_offloading_size * _GIB) // bytes_per_slot
-    if not found:
+    slots = int(policy.cache.kv_offloading_size * _GIB) // bytes_per_slot
+    if not slots:
         raise BudgetError(
             f"{policy.cache.kv_offloading_size} GiB of host memory hold no host block of {bytes_per_slot} bytes; give "
             "--kv-offloading-size more, or leave it out."
         )
-    return found
+    return slots
 
 
 def most_loading(policy: Paged, num_units: int, size: int) -> int:
-    """Return how many of `size` sequences can load at once, at most: each holds blocks of its own."""
+    """Return how many of `size` sequences can load at once at most; each needs the GPU blocks of one host block."""
     return min(size, num_units // blocks_per_slot(policy))
 
 
@@ -90,7 +90,7 @@ def num_places(policy: Paged, num_units: int, size: int) -> int:
 
 
 def rows_of_loads(policy: Policy, num_units: int, size: int, width: int, *, has_connector: bool = False) -> int:
-    """Return the changes of ownership by loads in one step, at most."""
+    """Return the largest number of changes of ownership that loads cause in one step."""
     if has_connector:
         return min(size, num_units, _LOADS_PER_STEP) * rows_of_table(width)
     if not _has_offload(policy):
@@ -99,7 +99,7 @@ def rows_of_loads(policy: Policy, num_units: int, size: int, width: int, *, has_
 
 
 def rows_of_table(width: int) -> int:
-    """Return the changes of ownership of one sequence in one step, at most: it gets or loses a table block by block."""
+    """Return the largest number of changes of ownership of one sequence in one step, if all its blocks change."""
     return 3 * width + 2
 
 
@@ -115,9 +115,18 @@ def host_tier(
     is_timed: bool,
     compiled: bool,
 ) -> HostTier:
-    """Return the second tier for `size` requests and `num_units` blocks of `block_bytes` per GPU, a piece per layer.
+    """Return the second tier of an engine; an empty tuple if its policy has no offload.
 
-    Without an offload it is an empty tuple. A load begins in a step only as long as there are at most `rows`.
+    Args:
+        policy: the settings of the offload.
+        num_units: the number of GPU blocks in the pool.
+        size: the number of requests.
+        block_bytes: the bytes of a block on each GPU.
+        num_gpus: the number of GPUs.
+        rows: the number of memory rows of a step beyond which no load begins.
+        num_layers: the number of layers; a block is copied layer by layer.
+        is_timed: whether the clock decides when a copy ends.
+        compiled: whether the engine is compiled.
     """
     if not _has_offload(policy):
         return cast("HostTier", ())
@@ -144,13 +153,13 @@ def host_tier(
         jobs=make(Job, most_jobs + 1, compiled=compiled),
         asked=make(HostSequence, size + 1, compiled=compiled),
         deferred=numbers(np.zeros(size, np.int64), compiled=compiled),
-        handed_out=numbers(np.zeros(num_units + 1, np.int64), compiled=compiled),
+        allocated_in=numbers(np.zeros(num_units + 1, np.int64), compiled=compiled),
         copy_rows=make_growing(CopyRow, _FIRST_COPY_ROWS + slots * per_slot + num_units + 1, compiled=compiled),
     )
 
 
 def _settings_of_tier(cache: PagedSettings, block_bytes: int, num_layers: int, *, compiled: bool) -> HostSettings:
-    """Return what the second tier evicts, what it stores, and how long its copies take."""
+    """Return the settings of the second tier: its eviction policy, the blocks to store and the times of copies."""
     settings = make_one(HostSettings, compiled=compiled)
     settings.adaptive = cache.kv_offloading_eviction is Eviction.ARC
     settings.prompt_only = cache.kv_offloading_prompt_only

@@ -1,4 +1,7 @@
-"""Copies between GPU and host that were begun and not reported yet, in the order in which they were decided."""
+"""The list of copies between GPU and host that were decided and whose end is not processed yet, in order of decision.
+
+A copy is a `Job` record of `HostTier.jobs`; `job` is its index there.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from kvsim.engine.state import Engine
 
 @part
 def begin(engine: Engine, sequence: Sequence, is_load: bool, first: int, end: int) -> int:
-    """Begin a copy of some or all host blocks at [first, end) of a sequence; return its record."""
+    """Add a copy of host blocks in [first, end) of a sequence, of all or of some; return its index."""
     host = engine.host
     state = host.state
     job = state.last_free_job
@@ -24,7 +27,7 @@ def begin(engine: Engine, sequence: Sequence, is_load: bool, first: int, end: in
     record = host.jobs[job]
     record.number, record.sequence, record.is_load = state.next_job, sequence.number, is_load
     record.begin, record.end, record.first_written = first, end, NO_HOST_BLOCK
-    record.begun_in, record.flushed_in, record.reported_in = engine.state.num_scheduled, 0, 0
+    record.decided_in, record.awaited_in, record.reported_in = engine.state.num_scheduled, 0, 0
     record.begun_step, record.awaited_step = engine.state.num_steps, -1
     record.next_reported, record.is_on_link, record.done_s = NO_JOB, False, 0.0
     state.next_job += 1
@@ -35,7 +38,7 @@ def begin(engine: Engine, sequence: Sequence, is_load: bool, first: int, end: in
 
 @part
 def report(engine: Engine, job: int, step: int) -> None:
-    """Report a copy with the output of `step`, counted like calls of the scheduler from 1."""
+    """Let a copy be reported with the output of `step`; steps are counted like calls of the scheduler, from 1."""
     host = engine.host
     host.jobs[job].reported_in = step
     if host.state.first_reported == NO_JOB:
@@ -47,7 +50,7 @@ def report(engine: Engine, job: int, step: int) -> None:
 
 @part
 def next_reported(engine: Engine, step: int) -> int:
-    """Take the next copy that is reported with the output of `step`; return it, or `NO_JOB`."""
+    """Remove the next copy from those reported with the output of `step`; return its index, or `NO_JOB` for none."""
     state, jobs = engine.host.state, engine.host.jobs
     job = state.first_reported
     if job == NO_JOB or jobs[job].reported_in > step:
@@ -58,7 +61,7 @@ def next_reported(engine: Engine, step: int) -> int:
 
 @part
 def end(engine: Engine, job: int) -> None:
-    """Remove a copy whose end was reported."""
+    """Delete a copy whose end was reported; its index is used again."""
     host = engine.host
     linked_list.remove(host.jobs, job)
     host.asked[host.jobs[job].sequence].num_jobs -= 1

@@ -1,7 +1,8 @@
-"""Blocks of host memory: the slot of each key, and the eviction policy.
+"""The pool of host blocks: it finds the block of each key, allocates slots and evicts.
 
-A slot is being written, idle, or read by loads. Only idle ones are evicted: the least recently used first, or as ARC
-does (Megiddo and Modha, FAST 2003) with the rules that vLLM 0.25.1 has for it.
+A block is being written by a store, is read by loads, or is idle. Only idle blocks are evicted: either the least
+recently used first, or by ARC (Megiddo and Modha, FAST 2003) with the rules of vLLM 0.25.1. ARC also remembers the keys
+of blocks that it evicted; these records without a slot are its ghosts.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from kvsim.engine.machine_code.compiled import part
 from kvsim.engine.state import Engine
 
 _SPREAD = -7046029254386353131
-"""2^64 over the golden ratio, odd and read as signed."""
+"""The factor of Fibonacci hashing: 2**64 / golden ratio, rounded to an odd number, as a signed 64-bit integer."""
 _UNLISTED = -1
 
 
 @part
 def find(engine: Engine, key: int) -> int:
-    """Return the block that holds `key`, readable or not, or `NO_HOST_BLOCK`."""
+    """Return the block that holds `key`, even one that is still being written, or `NO_HOST_BLOCK`."""
     block = _find_also_ghosts(engine, key)
     return block if block < NUM_LISTS + engine.host.settings.num_slots else NO_HOST_BLOCK
 
@@ -45,14 +46,14 @@ def block_of(slot: int) -> int:
 
 @part
 def use(engine: Engine, block: int) -> None:
-    """Mark an idle block as used just now. ARC ignores it."""
+    """Mark an idle block as the most recently used; ARC ignores this."""
     if not engine.host.settings.adaptive and engine.host.blocks[block].readers == 0:
         _move(engine, RECENT, block)
 
 
 @part
 def hold(engine: Engine, block: int) -> None:
-    """Let a load read a block, which is readable."""
+    """Let one more load read a block, which is not evicted meanwhile."""
     tier = engine.host
     if tier.blocks[block].readers == 0:
         if tier.settings.adaptive:
@@ -63,7 +64,7 @@ def hold(engine: Engine, block: int) -> None:
 
 
 @part
-def let_go(engine: Engine, block: int) -> None:
+def release(engine: Engine, block: int) -> None:
     """End the write of a block, or one load that reads it."""
     tier = engine.host
     record = tier.blocks[block]
@@ -77,7 +78,7 @@ def let_go(engine: Engine, block: int) -> None:
 
 @part
 def touch(engine: Engine, key: int) -> None:
-    """Mark the block of a key as recently used. If ARC remembers only its key, adapt the lengths of its lists."""
+    """Mark the block of a key as recently used; if the key belongs to a ghost, adapt the target of ARC's lists."""
     tier = engine.host
     block = _find_also_ghosts(engine, key)
     if block == NO_HOST_BLOCK:
@@ -88,7 +89,7 @@ def touch(engine: Engine, key: int) -> None:
         use(engine, block)
     elif place == RECENT and record.readers != WRITING:
         _move(engine, FREQUENT, block)
-    else:
+    else:  # a ghost, a frequent block, or a recent one that is being written: each stays in its list
         if place in (RECENT_GHOSTS, FREQUENT_GHOSTS):
             _adapt(engine, place)
         _move(engine, place, block)
@@ -102,7 +103,7 @@ def spare(engine: Engine, block: int) -> None:
 
 @part
 def begin_sparing(engine: Engine) -> None:
-    """Clear the set of spared blocks."""
+    """End the protection of all spared blocks."""
     engine.host.state.num_sparings += 1
 
 
@@ -116,6 +117,7 @@ def make_room(engine: Engine, num_blocks: int, num_recent_spared: int, num_frequ
     lack = num_blocks - tier.state.num_free
     if lack <= 0:
         return True
+    # The first pass only counts, so that nothing is evicted if the room is not enough.
     recent = tier.lists[RECENT].num_idle - num_recent_spared
     frequent = tier.lists[FREQUENT].num_idle - num_frequent_spared
     length = tier.lists[RECENT].length
@@ -139,7 +141,7 @@ def make_room(engine: Engine, num_blocks: int, num_recent_spared: int, num_frequ
 
 @part
 def store(engine: Engine, key: int) -> int:
-    """Take a free slot for `key`, which no block holds; it is being written. Return the block."""
+    """Allocate a free slot for `key`, which no block holds, and mark it as being written; return the block."""
     tier = engine.host
     state = tier.state
     ghost = _find_also_ghosts(engine, key)
@@ -154,7 +156,7 @@ def store(engine: Engine, key: int) -> int:
         state.last_given_back = tier.blocks[block].next
     tier.blocks[block].readers = WRITING
     tier.blocks[block].stands_in = _UNLISTED
-    _name(engine, block, key)
+    _index(engine, block, key)
     if tier.settings.adaptive:
         _enter(engine, RECENT, block)
     return block
@@ -162,21 +164,21 @@ def store(engine: Engine, key: int) -> int:
 
 @part
 def _prefers_recent(engine: Engine, length: int) -> bool:
-    """Tell whether the next block to evict is a recent one."""
+    """Tell whether to evict from the recency list, which has `length` blocks, if it has an idle one."""
     tier = engine.host
     return not tier.settings.adaptive or length >= int(tier.state.recent_target)
 
 
 @part
 def _evict(engine: Engine, place: int) -> None:
-    """Take the slot of the first idle block of a list that is not spared; ARC keeps its key as a ghost."""
+    """Free the slot of the first block in a list that is idle and not spared; ARC keeps the key as a ghost."""
     tier = engine.host
     state, block = tier.state, tier.blocks[place].next
     while tier.blocks[block].readers != 0 or tier.blocks[block].spared == state.num_sparings:
         block = tier.blocks[block].next
     key = tier.blocks[block].key
     _leave(engine, block)
-    _unname(engine, block)
+    _unindex(engine, block)
     tier.blocks[block].next = state.last_given_back
     state.last_given_back = block
     state.num_free += 1
@@ -186,7 +188,7 @@ def _evict(engine: Engine, place: int) -> None:
 
 @part
 def _adapt(engine: Engine, place: int) -> None:
-    """Lengthen the list that a requested ghost was evicted from."""
+    """Move the target of the recency list towards the list that a requested ghost was evicted from."""
     tier = engine.host
     state, recent, frequent = tier.state, tier.lists[RECENT_GHOSTS].length, tier.lists[FREQUENT_GHOSTS].length
     if place == RECENT_GHOSTS:
@@ -197,7 +199,7 @@ def _adapt(engine: Engine, place: int) -> None:
 
 @part
 def _remember_ghost(engine: Engine, place: int, key: int) -> None:
-    """Keep the key of an evicted block; of each list as many as there are slots."""
+    """Keep the key of an evicted block as a ghost; a list of ghosts has at most one for each slot."""
     tier = engine.host
     if tier.lists[place].length == tier.settings.num_slots:
         _forget_ghost(engine, tier.blocks[place].next)
@@ -209,21 +211,22 @@ def _remember_ghost(engine: Engine, place: int, key: int) -> None:
     else:
         state.last_free_ghost = tier.blocks[ghost].next
     tier.blocks[ghost].readers = WRITING  # no ghost is idle
-    _name(engine, ghost, key)
+    _index(engine, ghost, key)
     _enter(engine, place, ghost)
 
 
 @part
 def _forget_ghost(engine: Engine, ghost: int) -> None:
+    """Delete a ghost; its record is used again."""
     _leave(engine, ghost)
-    _unname(engine, ghost)
+    _unindex(engine, ghost)
     engine.host.blocks[ghost].next = engine.host.state.last_free_ghost
     engine.host.state.last_free_ghost = ghost
 
 
 @part
 def _enter(engine: Engine, place: int, block: int) -> None:
-    """Put a block at the end of a list."""
+    """Append a block to a list, as the most recently used."""
     tier = engine.host
     linked_list.insert_before(tier.blocks, place, block)
     tier.blocks[block].stands_in = place
@@ -234,7 +237,7 @@ def _enter(engine: Engine, place: int, block: int) -> None:
 
 @part
 def _leave(engine: Engine, block: int) -> None:
-    """Take a block out of its list."""
+    """Remove a block from its list."""
     tier = engine.host
     place = tier.blocks[block].stands_in
     linked_list.remove(tier.blocks, block)
@@ -246,12 +249,14 @@ def _leave(engine: Engine, block: int) -> None:
 
 @part
 def _move(engine: Engine, place: int, block: int) -> None:
+    """Move a block to the end of list `place`."""
     _leave(engine, block)
     _enter(engine, place, block)
 
 
 @part
 def _find_also_ghosts(engine: Engine, key: int) -> int:
+    """Return the block or the ghost that holds `key`, or `NO_HOST_BLOCK`."""
     tier = engine.host
     block = tier.buckets[_bucket_of(engine, key)]
     while block != NO_HOST_BLOCK and tier.blocks[block].key != key:
@@ -260,8 +265,8 @@ def _find_also_ghosts(engine: Engine, key: int) -> int:
 
 
 @part
-def _name(engine: Engine, block: int, key: int) -> None:
-    """Let a record hold `key`."""
+def _index(engine: Engine, block: int, key: int) -> None:
+    """Set the key of a block or ghost, and add it to the hash table."""
     tier, bucket = engine.host, _bucket_of(engine, key)
     tier.blocks[block].key = key
     tier.blocks[block].next_alike = tier.buckets[bucket]
@@ -269,8 +274,8 @@ def _name(engine: Engine, block: int, key: int) -> None:
 
 
 @part
-def _unname(engine: Engine, block: int) -> None:
-    """Let a record hold no key."""
+def _unindex(engine: Engine, block: int) -> None:
+    """Remove a block or ghost from the hash table."""
     tier = engine.host
     bucket = _bucket_of(engine, tier.blocks[block].key)
     before = tier.buckets[bucket]

@@ -1,11 +1,11 @@
-"""vLLM 0.25.1's native offload: computed blocks are copied to host memory and come back as prefix hits.
+"""The decisions of vLLM 0.25.1's native offload: which blocks are stored in host memory, and which are loaded back.
 
-After every step the blocks that it fills are stored, if the host does not hold them yet. A waiting sequence that the
-GPU holds too little of is looked up on the host; what is found there is loaded into blocks of its own before it runs.
-Copies take their time: each is a `Job` from the step that decides it to the step with whose output it is reported. When
-that is, others say: the clock, an oracle or a recording. Everything else follows from it.
+After every step, the blocks that it fills are stored, unless the host holds them already. For a waiting sequence, the
+prefix is looked up on the GPU first and then on the host; what the host holds beyond the GPU's hits is loaded into new
+GPU blocks before the sequence runs. Each copy is a `Job` from the step that decides it to the step that reports it.
+The clock (`copies`), an oracle or a recording decides which step that is.
 
-Of one group of full attention, in order of arrival.
+Models have one KV-cache group, of full attention, and requests are served in order of arrival.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from kvsim.engine.state import ABORTED, FINISHED, LOADING, Engine, table_of
 
 @part
 def find(engine: Engine, sequence: Sequence, hit_tokens: int) -> int:
-    """Find tokens behind those that the GPU holds which can be loaded for a waiting sequence, or `SKIP`."""
+    """Return the number of tokens after the GPU's hits to load for a waiting sequence; `SKIP` if it has to wait."""
     asked = engine.host.asked[sequence.number]
-    asked.num_told = 0
+    asked.num_recorded = 0
     if asked.num_jobs > 0:
         return SKIP
-    found = _num_tokens_to_load(engine, sequence, hit_tokens)
+    load_tokens = _num_tokens_to_load(engine, sequence, hit_tokens)
     _touch(engine, sequence)
-    return found
+    return load_tokens
 
 
 @part
 def begin_load(engine: Engine, sequence: Sequence, hit_tokens: int, load_tokens: int) -> bool:
-    """Allocate blocks for the load of a waiting sequence, if others leave enough; return whether they do."""
+    """Allocate blocks for the load of a waiting sequence and begin it; return False if the pool lacks the blocks."""
     settings, state, host = engine.settings, engine.state, engine.host
     asked = host.asked[sequence.number]
     loaded = hit_tokens + load_tokens
@@ -61,32 +61,32 @@ def begin_load(engine: Engine, sequence: Sequence, hit_tokens: int, load_tokens:
     for index in range(job_record.begin, job_record.end):
         host_pool.hold(engine, host_pool.find(engine, key_of(engine, sequence, index)))
     asked.stored = job_record.end
-    _say_handed_out(engine, sequence)
-    asked.num_told = 0
+    _record_allocations(engine, sequence)
+    asked.num_recorded = 0
     return True
 
 
 @part
 def take_over(engine: Engine, sequence: Sequence) -> None:
-    """Let others hit the blocks that a sequence has loaded; leave its last token to compute."""
+    """Put the blocks that a sequence has loaded into the prefix cache; leave its last token to be computed."""
     kv_cache.cache_blocks(engine, sequence, sequence.computed)
     if sequence.computed == sequence.num_tokens:
         sequence.computed -= 1
-        sequence.rejected = 1  # its slot is written, and will be again
+        sequence.rejected = 1  # the slot of that token is written already, and will be written again
 
 
 @part
 def end_step(engine: Engine) -> None:
-    """Note which copies a scheduled step has to wait for, and store the blocks that it fills."""
+    """Mark the copies that a scheduled step has to wait for, and store the blocks that it fills."""
     state, host = engine.state, engine.host
     for index in range(state.num_in_batch):
-        _say_handed_out(engine, engine.sequences[engine.batch[index]])
+        _record_allocations(engine, engine.sequences[engine.batch[index]])
     for index in range(state.num_preempted):
         host.asked[engine.lists[index].preempted].preempted_in = state.num_scheduled
     job = host.jobs[NO_JOB].next
     while job != NO_JOB:
         if _must_wait_for(engine, job):
-            host.jobs[job].flushed_in = state.num_scheduled
+            host.jobs[job].awaited_in = state.num_scheduled
             if host.jobs[job].awaited_step < 0:
                 host.jobs[job].awaited_step = state.num_steps
         job = host.jobs[job].next
@@ -96,33 +96,33 @@ def end_step(engine: Engine) -> None:
 
 @part
 def end_job(engine: Engine, job: int) -> None:
-    """End a reported copy: its target becomes readable, its source evictable."""
+    """End a reported copy: stored host blocks become readable, and loaded ones may be evicted again."""
     host, record = engine.host, engine.host.jobs[job]
     if record.is_load:
         sequence = engine.sequences[record.sequence]
-        # The first blocks of the first one may have been hits.
+        # The GPU may have held the first GPU blocks of the first host block, so these were not copied.
         size = host.settings.blocks_per_slot
         skipped = (record.end - record.begin) * size - record.num_blocks
         table = table_of(engine, sequence, 0).begin + record.begin * size
         for index in range(record.begin, record.end):
             block = host_pool.find(engine, key_of(engine, sequence, index))
-            host_pool.let_go(engine, block)
+            host_pool.release(engine, block)
             first = table + (index - record.begin) * size
-            _write_down(engine, job, block, engine.entries, first + skipped, first + size)
+            _record_copies(engine, job, block, engine.entries, first + skipped, first + size)
             skipped = 0
     else:
         block = record.first_written
         while block != NO_HOST_BLOCK:
-            host_pool.let_go(engine, block)
+            host_pool.release(engine, block)
             first = host_pool.slot_of(block) * host.settings.blocks_per_slot
-            _write_down(engine, job, block, host.sources, first, first + host.settings.blocks_per_slot)
+            _record_copies(engine, job, block, host.sources, first, first + host.settings.blocks_per_slot)
             block = host.blocks[block].next_of_job
     host_jobs.end(engine, job)
 
 
 @part
-def _write_down(engine: Engine, job: int, block: int, units: Numbers, begin: int, end: int) -> None:
-    """Add the copy of a host block to what is recorded, for each of `units[begin:end]`."""
+def _record_copies(engine: Engine, job: int, block: int, units: Numbers, begin: int, end: int) -> None:
+    """Record the copy of a host block: one row for each GPU block in `units[begin:end]`."""
     if not engine.settings.records_memory:
         return
     host, record = engine.host, engine.host.jobs[job]
@@ -137,13 +137,16 @@ def _write_down(engine: Engine, job: int, block: int, units: Numbers, begin: int
 
 @part
 def key_of(engine: Engine, sequence: Sequence, index: int) -> int:
-    """Return the key of a full host block of a sequence: that of its last GPU block."""
+    """Return the key of full host block `index` of a sequence, which is the key of the last GPU block in it."""
     return prefix_hits.key_of(engine, sequence, 0, (index + 1) * engine.host.settings.blocks_per_slot - 1)
 
 
 @part
 def _num_tokens_to_load(engine: Engine, sequence: Sequence, hit_tokens: int) -> int:
-    """Count the tokens behind the hits to load, in whole host blocks; `SKIP` while one is written or loaded."""
+    """Return the number of tokens after the hits to load, up to the end of a host block.
+
+    It is `SKIP` while a store still writes one of the host blocks, or another load already brings one to the GPU.
+    """
     slot_tokens = engine.host.settings.slot_tokens
     most = sequence.num_tokens // slot_tokens
     if most * slot_tokens - hit_tokens < slot_tokens:
@@ -163,20 +166,20 @@ def _num_tokens_to_load(engine: Engine, sequence: Sequence, hit_tokens: int) -> 
         return SKIP
     if end * slot_tokens - hit_tokens < slot_tokens:
         return 0
-    # Blocks that come in already can be hit as soon as they are there, so none is loaded twice.
+    # With prefix caching, blocks that another request is loading can be hit once they are there: they are awaited.
     return SKIP if is_read and engine.settings.prefix_caching else end * slot_tokens - hit_tokens
 
 
 @part
 def _touch(engine: Engine, sequence: Sequence) -> None:
-    """Mark all full blocks of a sequence as used, the first most recently."""
+    """Mark all full host blocks of a sequence as recently used, from the last to the first."""
     for index in range(sequence.num_tokens // engine.host.settings.slot_tokens - 1, -1, -1):
         host_pool.touch(engine, key_of(engine, sequence, index))
 
 
 @part
 def _num_reserved(engine: Engine) -> int:
-    """Count the blocks that sequences with an unfinished prompt still need for the rest of it."""
+    """Return the number of blocks reserved for the rest of all unfinished prompts."""
     state, num_reserved = engine.state, 0
     for index in range(state.num_running):
         num_reserved += _num_missing(engine, engine.sequences[engine.running[index]])
@@ -189,6 +192,7 @@ def _num_reserved(engine: Engine) -> int:
 
 @part
 def _num_missing(engine: Engine, sequence: Sequence) -> int:
+    """Return the number of blocks that a sequence with an unfinished prompt still needs for it; else 0."""
     if not engine.host.asked[sequence.number].is_prefilling:
         return 0
     num_blocks = table_of(engine, sequence, 0).num_blocks
@@ -196,17 +200,20 @@ def _num_missing(engine: Engine, sequence: Sequence) -> int:
 
 
 @part
-def _say_handed_out(engine: Engine, sequence: Sequence) -> None:
-    """Note the blocks that this step appended to a table; its whole table if it was admitted."""
+def _record_allocations(engine: Engine, sequence: Sequence) -> None:
+    """Record the blocks that this step allocated to a sequence; all blocks of its table if it was admitted."""
     asked, table = engine.host.asked[sequence.number], table_of(engine, sequence, 0)
-    for entry in range(table.begin + asked.num_told, table.begin + table.num_blocks):
-        engine.host.handed_out[engine.entries[entry]] = engine.state.num_scheduled
-    asked.num_told = table.num_blocks
+    for entry in range(table.begin + asked.num_recorded, table.begin + table.num_blocks):
+        engine.host.allocated_in[engine.entries[entry]] = engine.state.num_scheduled
+    asked.num_recorded = table.num_blocks
 
 
 @part
 def _must_wait_for(engine: Engine, job: int) -> bool:
-    """Tell whether this step takes blocks that a store reads: of a victim, or of a request that has ended."""
+    """Tell whether this step may overwrite the blocks that a store reads.
+
+    These are the blocks of a sequence that the step preempts, and blocks of an ended request that the step allocates.
+    """
     state, host, record = engine.state, engine.host, engine.host.jobs[job]
     if record.is_load:
         return False
@@ -218,7 +225,7 @@ def _must_wait_for(engine: Engine, job: int) -> bool:
     while block != NO_HOST_BLOCK:
         first = host_pool.slot_of(block) * size
         for source in range(first, first + size):
-            if host.handed_out[host.sources[source]] == state.num_scheduled:
+            if host.allocated_in[host.sources[source]] == state.num_scheduled:
                 return True
         block = host.blocks[block].next_of_job
     return False
@@ -226,7 +233,7 @@ def _must_wait_for(engine: Engine, job: int) -> bool:
 
 @part
 def _store(engine: Engine, sequence: Sequence) -> None:
-    """Store the blocks that the step fills and that the host does not hold, or try again with the next step."""
+    """Store the blocks that the step fills and the host lacks; without room there, try again after the next step."""
     state, host = engine.state, engine.host
     asked = host.asked[sequence.number]
     num_tokens = min(sequence.computed, sequence.num_tokens)
@@ -234,7 +241,7 @@ def _store(engine: Engine, sequence: Sequence) -> None:
         num_tokens = min(num_tokens, sequence.prompt_tokens)
     begin, end = asked.stored, num_tokens // host.settings.slot_tokens
     num_new = _num_to_store(engine, sequence, begin, end)
-    if num_new < 0:
+    if num_new < 0:  # no room
         return
     asked.stored = end
     if num_new == 0:
@@ -252,7 +259,7 @@ def _store(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def _num_to_store(engine: Engine, sequence: Sequence, begin: int, end: int) -> int:
-    """Make room for those of the host blocks at [begin, end) that the host lacks; return how many, -1 for no room."""
+    """Make room for the host blocks in [begin, end) that the host lacks; return their number, -1 for no room."""
     host, num_new, num_recent, num_frequent = engine.host, 0, 0, 0
     host_pool.begin_sparing(engine)
     for index in range(begin, end):
@@ -269,7 +276,7 @@ def _num_to_store(engine: Engine, sequence: Sequence, begin: int, end: int) -> i
 
 @part
 def _write(engine: Engine, sequence: Sequence, index: int, job: int, last: int) -> int:
-    """Let a copy write a host block of a sequence, after block `last` if there is one; return the block."""
+    """Add host block `index` of a sequence to a store, linked after its block `last` if any; return the block."""
     host, size = engine.host, engine.host.settings.blocks_per_slot
     block = host_pool.store(engine, key_of(engine, sequence, index))
     entry, source = table_of(engine, sequence, 0).begin + index * size, host_pool.slot_of(block) * size

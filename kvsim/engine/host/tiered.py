@@ -1,7 +1,11 @@
-"""Blocks with a second tier on the host: loads before admission, delayed frees, and reported copies.
+"""The memory manager of an engine with vLLM 0.25.1's offload: a paged pool with a second tier in host memory.
 
-A sequence that loads is skipped, and others overtake it. Where steps are scheduled ahead, blocks are free only when the
-output of every step scheduled before is processed: a victim frees nothing for the step that preempts it.
+It differs from the paged pool in three ways:
+
+- A waiting sequence may load blocks from the host before it is admitted; meanwhile others are admitted before it.
+- Where steps are scheduled ahead, blocks become free only once the output of all steps scheduled before is processed.
+  So a preempted sequence frees no block for the step that preempts it.
+- Copies are reported with the output of a step; until then, their blocks stay in use.
 """
 
 from __future__ import annotations
@@ -20,9 +24,9 @@ from kvsim.engine.state import LOADING, PREEMPTED, WAITING, Engine, table_of
 
 @part
 def find_prefix(engine: Engine, sequence: Sequence) -> int:
-    """Find the prefix hits of a waiting sequence in the pool; load the following hits from the host.
+    """Return the number of computed tokens of a waiting sequence; begin a load if the host holds more of its prefix.
 
-    Return `SKIP` while it loads, and `STOP` where the pool has no room for what would be loaded.
+    The result is `SKIP` while the sequence loads, and `STOP` if the pool lacks the blocks for a load.
     """
     if sequence.status == LOADING:
         if engine.host.asked[sequence.number].num_jobs > 0:
@@ -40,7 +44,7 @@ def find_prefix(engine: Engine, sequence: Sequence) -> int:
 
 @part
 def admit(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -> bool:
-    """Allocate blocks for tokens of a waiting sequence; one that was loaded has a table already."""
+    """Allocate blocks for tokens of a waiting sequence, which has a table already if it was loaded."""
     if sequence.num_units == 0:
         fits = kv_cache.admit(engine, sequence, computed, num_tokens)
     else:
@@ -52,7 +56,7 @@ def admit(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) ->
 
 @part
 def free(engine: Engine, sequence: Sequence) -> None:
-    """Free all blocks of a sequence, as soon as no step and no load writes there any more."""
+    """Free all blocks of a sequence, at once or when the steps and the load that write to them have ended."""
     host = engine.host
     asked = host.asked[sequence.number]
     if sequence.num_units == 0 or (sequence.status == LOADING and asked.num_jobs > 0):
@@ -74,13 +78,13 @@ def free(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def awaits_transfers(engine: Engine) -> bool:
-    """Tell whether copies have to be reported: then the engine continues without computing."""
+    """Tell whether a copy is still to be reported, so that the engine must go on even with nothing to compute."""
     return engine.host.state.num_jobs > 0
 
 
 @part
 def after_schedule(engine: Engine) -> None:
-    """Store the blocks that the scheduled step fills, and note the sequences that complete their prompts."""
+    """Store the blocks that the scheduled step fills; end the reservations of prompts that it completes."""
     state, host = engine.state, engine.host
     launched = engine.launched[state.next_launched]
     launched.computes = state.num_in_batch > 0
@@ -99,7 +103,7 @@ def after_schedule(engine: Engine) -> None:
 
 @part
 def before_update(engine: Engine, launched: int) -> None:
-    """Free the blocks that waited for the step in a place of the ring of steps in flight: the GPU has done it."""
+    """Free the blocks that waited for the end of a step; `launched` is its index in the ring of steps in flight."""
     host = engine.host
     state = host.state
     state.num_updates += 1
@@ -122,32 +126,32 @@ def before_update(engine: Engine, launched: int) -> None:
 
 @part
 def after_update(engine: Engine) -> None:
-    """End the copies that are reported with the output that was processed."""
+    """End the copies that are reported with the output that has just been processed."""
     while True:
         job = host_jobs.next_reported(engine, engine.host.state.num_updates)
         if job == NO_JOB:
             break
         sequence, is_load = engine.sequences[engine.host.jobs[job].sequence], engine.host.jobs[job].is_load
         offload.end_job(engine, job)
-        if is_load and sequence.status != LOADING:  # it was aborted meanwhile
+        if is_load and sequence.status != LOADING:  # the sequence was aborted during the load
             free(engine, sequence)
 
 
 @part
 def has_room_for_rows(engine: Engine) -> bool:
-    """Tell whether the copies that the next step reports can be written down."""
+    """Tell whether the rows of copies have room for those that the next step reports."""
     return engine.host.state.num_copy_rows <= engine.host.settings.most_copy_rows
 
 
 @part
 def is_crowded(engine: Engine) -> bool:
-    """Tell whether a load could not be written down."""
+    """Tell whether the rows of memory had no room for a load."""
     return engine.host.state.is_crowded
 
 
 @part
 def _has_room_to_go_on(engine: Engine, sequence: Sequence, num_tokens: int) -> bool:
-    """Tell whether the pool has room for tokens of a waiting sequence behind those that were loaded."""
+    """Tell whether the pool has room for `num_tokens` of a waiting sequence after those that it has loaded."""
     free = kv_cache.num_admissible(engine)
     has = table_of(engine, sequence, 0).num_blocks
     whole = max(groups.num_blocks_for(engine, 0, sequence.num_tokens) - has, 0)
