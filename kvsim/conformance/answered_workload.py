@@ -1,4 +1,7 @@
-"""Workloads with the decisions that a driven vLLM made, compared with those of the rules of a release."""
+"""Compare vLLM's decisions for a workload with the decisions of kvsim under the rules of a release.
+
+`kvsim conform` keeps every answered workload, because explaining a difference repeats the comparison with variants.
+"""
 
 from __future__ import annotations
 
@@ -19,29 +22,29 @@ if TYPE_CHECKING:
     from kvsim.conformance.variants import Document, Variant
 
 UNAWAITED = "num_output_placeholders >= 0"
-"""Assertion of vLLM about an answer, which fails if its asynchronous scheduler does not await it."""
+"""Assertion of vLLM that fails when its asynchronous scheduler gets an output that it does not await."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class AnsweredWorkload:
-    """A workload, and what vLLM made of it."""
+    """A workload, and the records of vLLM's decisions for it."""
 
     name: str
     document: Document
     records: list[dict[str, Any]]
     failure: str = ""
-    """Reason for which vLLM did not reach the end."""
+    """Error with which vLLM stopped before the end; empty if it served the whole workload."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerComparison:
-    """Result of one comparison."""
+    """Result of the comparison of one workload."""
 
     verdict: Verdict
     num_equal: int
-    """Records before the first difference; all, if there is none."""
+    """Number of records before the first difference, or of all records."""
     is_refused: bool = False
-    """Neither side serves the workload."""
+    """True if both vLLM and kvsim refuse the workload."""
 
     @property
     def equal(self) -> bool:
@@ -49,8 +52,8 @@ class AnswerComparison:
         return self.verdict.equal
 
 
-def tell(engine: DrivenVllm, name: str, document: Document) -> AnsweredWorkload:
-    """Serve a workload with vLLM."""
+def answer(engine: DrivenVllm, name: str, document: Document) -> AnsweredWorkload:
+    """Serve a workload with vLLM, and return it with the records."""
     records: list[dict[str, Any]] = []
     try:
         records.extend(record for _, record in engine.records(document))
@@ -60,21 +63,21 @@ def tell(engine: DrivenVllm, name: str, document: Document) -> AnsweredWorkload:
 
 
 def compare(
-    told: AnsweredWorkload, release: str, variants: Sequence[Variant] = (), *, decisions_only: bool = False
+    answered: AnsweredWorkload, release: str, variants: Sequence[Variant] = (), *, decisions_only: bool = False
 ) -> AnswerComparison:
-    """Compare what vLLM decided with the rules of a release, or with variants of these.
+    """Compare vLLM's decisions with those of kvsim under the rules of a release.
 
     Args:
-        told: the decisions.
-        release: vLLM's, whose rules are followed.
-        variants: other rules and settings that are followed instead.
-        decisions_only: leave out the settings that an engine says it has.
+        answered: the workload with vLLM's decisions.
+        release: the release of vLLM that kvsim simulates.
+        variants: rules and settings to replace.
+        decisions_only: do not compare the settings in the first record.
     """
     num_read = 0
 
     def numbered() -> Iterator[tuple[int, dict[str, Any]]]:
         nonlocal num_read
-        for num_read, record in enumerate(told.records, 1):
+        for num_read, record in enumerate(answered.records, 1):
             if record["kind"] == "meta":
                 kept = {"kind": "meta"} if decisions_only else record
                 yield num_read, kept | {"vllm": release_with(release, variants)}
@@ -82,24 +85,28 @@ def compare(
                 yield num_read, record
 
     try:
-        workload = parse_workload(document_with(told.document, variants), told.name)
-        if not told.records:  # nothing says the release
+        workload = parse_workload(document_with(answered.document, variants), answered.name)
+        if not answered.records:  # otherwise the first record states the release
             workload = workload.of_release(release_with(release, variants))
         verdict = verify_oracle(workload, numbered())
     except KvsimError as error:
-        if told.failure and not told.records:
+        if answered.failure and not answered.records:
             return AnswerComparison(verdict=Verdict(), num_equal=0, is_refused=True)
-        return AnswerComparison(verdict=_one("start", "vLLM serves the workload", str(error)), num_equal=0)
-    if verdict.equal and told.failure and not _is_foreseen(told, verdict):
+        return AnswerComparison(
+            verdict=_single_difference("start", "vLLM serves the workload", str(error)), num_equal=0
+        )
+    if verdict.equal and answered.failure and not _is_foreseen(answered, verdict):
         moment = "end" if num_read else "start"
-        return AnswerComparison(verdict=_one(moment, told.failure, "the workload is served"), num_equal=num_read)
+        return AnswerComparison(
+            verdict=_single_difference(moment, answered.failure, "the workload is served"), num_equal=num_read
+        )
     return AnswerComparison(verdict=verdict, num_equal=num_read if verdict.equal else num_read - 1)
 
 
-def _is_foreseen(told: AnsweredWorkload, verdict: Verdict) -> bool:
-    """Tell whether vLLM ended at an answer that its asynchronous scheduler does not await, as kvsim does foresee."""
-    return UNAWAITED in told.failure and verdict.num_failures > 0
+def _is_foreseen(answered: AnsweredWorkload, verdict: Verdict) -> bool:
+    """Tell whether vLLM stopped at an output that its asynchronous scheduler does not await, as kvsim predicts."""
+    return UNAWAITED in answered.failure and verdict.num_failures > 0
 
 
-def _one(field: str, recorded: str, simulated: str) -> Verdict:
+def _single_difference(field: str, recorded: str, simulated: str) -> Verdict:
     return Verdict(difference=difference(f"the {field}", {field: recorded}, {field: simulated}))

@@ -1,4 +1,7 @@
-"""Compare an answer of an oracle, of vLLM or of SGLang."""
+"""Compare kvsim with the answer file of any oracle: one engine of vLLM or SGLang, a pair, or data-parallel ranks.
+
+The command `kvsim verify --oracle` calls this, so that users need not say which kind of answer they have.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ def verify_answer(workload_file: Path, answer_file: Path, *, compiled: bool = Fa
 
     Raises:
         RecordingError: the answer is missing, damaged, or of a release that is not known.
-        WorkloadError: the workload is missing, damaged, or asks for what is not followed.
+        WorkloadError: the workload is missing, damaged, or asks for a feature that kvsim does not simulate.
     """
     document, where = read_document(workload_file), str(workload_file)
     if is_choice_of_ranks(document):

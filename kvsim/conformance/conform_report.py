@@ -1,4 +1,4 @@
-"""Reports of `kvsim conform`: as JSON, and as Markdown for people."""
+"""Reports of `kvsim conform`: as JSON for programs, and as Markdown for people."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def sentence_of(result: Conformity) -> str:
-    """Return the result in a sentence."""
+    """Summarize a result in one sentence."""
     against = f"vLLM {result.installed} against kvsim's rules of {result.release}"
     served = result.num_workloads - result.num_refused
     refused = f"; {result.num_refused} more are refused by both" if result.num_refused else ""
@@ -27,18 +27,18 @@ def words_of(finding: Finding) -> str:
     """Return the variants that explain a finding, in a sentence."""
     if not finding.variants:
         return "No known variant explains it."
-    ways = [" and ".join(map(str, variants)) for variants in finding.variants]
-    return "Explained by: " + "; or by: ".join(ways)
+    explanations = [" and ".join(map(str, variants)) for variants in finding.variants]
+    return "Explained by: " + "; or by: ".join(explanations)
 
 
 def place_of(finding: Finding) -> str:
-    """Return the place of the first difference of a finding."""
+    """Return how many workloads show a finding, and where its example differs first."""
     shown = "workload shows" if finding.num_workloads == 1 else "workloads show"
     return f"{finding.num_workloads:,} {shown} it first, such as {finding.example.name} at {finding.difference.moment}"
 
 
 def as_dict(result: Conformity) -> dict[str, Any]:
-    """Return a report as a JSON object; a finding has the workload of its example."""
+    """Return a result as a JSON object. Each finding includes the workload of its example, so it can be run again."""
     return {
         "vllm": result.installed,
         "compared_with": result.release,
@@ -56,8 +56,11 @@ def _finding(finding: Finding) -> dict[str, Any]:
     return {
         "rule": finding.rule,
         "explained_by": [
-            [{"name": each.name, "value": getattr(each.value, "value", each.value), "says": each.says} for each in way]
-            for way in finding.variants
+            [
+                {"name": each.name, "value": getattr(each.value, "value", each.value), "says": each.description}
+                for each in variants
+            ]
+            for variants in finding.variants
         ],
         "num_workloads": finding.num_workloads,
         "example": finding.example.name,
@@ -67,7 +70,7 @@ def _finding(finding: Finding) -> dict[str, Any]:
 
 
 def as_markdown(result: Conformity) -> str:
-    """Return a report as Markdown."""
+    """Return a result as Markdown."""
     parts = ["# vLLM against kvsim", sentence_of(result), *(f"Note: {note}." for note in result.notes)]
     for number, finding in enumerate(result.findings, 1):
         rows = [

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING
 
-from kvsim.conformance.answered_workload import compare, tell
+from kvsim.conformance.answered_workload import answer, compare
 from kvsim.conformance.driven import VllmMissingError
 from kvsim.conformance.explained import Finding, explain
 from kvsim.conformance.generated import realistic, small, staged
@@ -111,18 +111,18 @@ def conform(
     named = list(workloads(count=count, seed=seed, groups=groups))
     for number, (name, document) in enumerate(named):
         progress(number, len(named))
-        told = tell(engine, name, document)
-        outcome = compare(told, result.release)
+        answered = answer(engine, name, document)
+        outcome = compare(answered, result.release)
         result.num_workloads += 1
         result.num_refused += outcome.is_refused
         result.totals.update({name: getattr(outcome.verdict, name) for name in _TOTALS})
-        if told.failure and not told.records:
-            failures.append(told.failure)
+        if answered.failure and not answered.records:
+            failures.append(answered.failure)
         if not outcome.equal:
             result.differing.append(name)
-            differing.append(told)
-        elif told.records and len(told.records) <= _LONGEST and len(equal) < _MOST_EQUAL:
-            equal.append(told)
+            differing.append(answered)
+        elif answered.records and len(answered.records) <= _LONGEST and len(equal) < _MOST_EQUAL:
+            equal.append(answered)
     if len(failures) == result.num_workloads:
         raise VllmMissingError(f"vLLM {installed} cannot be driven: {failures[0]}.")
     result.findings = explain(differing, equal, result.release)

@@ -1,4 +1,8 @@
-"""Name what differs: the rule that a first difference touches, and the known variants that explain it."""
+"""Explain differences between vLLM and kvsim, so that a report names rules instead of records.
+
+Each first difference is assigned to the rule that decides the field, and variants of the rules are tried to find the
+ones with which the difference disappears.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,7 @@ if TYPE_CHECKING:
 
 _MOST_FINDINGS = 12
 _MOST_IN_PAIRS = 3
-"""Workloads on which pairs of variants are tried: the shortest of those that differ."""
+"""Number of workloads on which pairs of variants are tried: the shortest that differ, because there are many pairs."""
 _RULES: tuple[tuple[str, str], ...] = (
     ("kind", "the engine's loop: when a step is scheduled, and when an output is processed"),
     ("preempted", "preemption: the request that gives way, and when one has to"),
@@ -43,33 +47,34 @@ _RULES: tuple[tuple[str, str], ...] = (
     ("start", "the workloads that are refused at the start"),
     ("end", "the workloads that vLLM itself fails on"),
 )
-"""The rule that a difference in a field touches; the first field that differs decides."""
+"""Fields of a record, and the rule that decides each. The first entry whose field differs names the rule."""
 _SETTINGS = "the settings that an engine makes of its flags"
 _NOTHING_LEFT = "num_new_tokens > 0"
-"""Assertion of vLLM about an admitted request, which fails if a hit holds all of its tokens."""
+"""Assertion of vLLM that fails when an admitted request has no token left to compute after its prefix hit."""
 _LAST_TOKEN = "the last-token rule of prefix hits: a hit ends before the last token of a request"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One rule that differs."""
+    """One rule in which vLLM and kvsim differ."""
 
     rule: str
-    """The rule that the first difference touches."""
+    """The rule that decides the first field that differs."""
     variants: tuple[tuple[Variant, ...], ...]
-    """Known variants, each of one or two rules, that explain it; any one does."""
+    """Alternative explanations, each of one or two variants; empty if none was found."""
     num_workloads: int
-    """Workloads that show it first."""
+    """Number of workloads whose first difference is this one."""
     example: AnsweredWorkload
-    """The shortest."""
+    """The shortest of these workloads."""
     difference: Difference
 
 
 def explain(differing: Sequence[AnsweredWorkload], equal: Sequence[AnsweredWorkload], release: str) -> list[Finding]:
-    """Find the rules that differ from those of a release.
+    """Find the rules in which vLLM differs from the rules of a release.
 
-    A variant is accepted if it lets first differences come later, and none earlier, also among `equal` workloads.
-    With it, the next is looked for; differences that remain are grouped by the rule that they touch.
+    A variant is accepted if it makes some first differences come later and none earlier, and if all `equal` workloads
+    stay equal. The search for the next variant then includes the accepted ones. Differences that no variant explains
+    are grouped by the rule that decides the field.
     """
     search = _VariantSearch(differing, equal, release)
     findings: list[Finding] = []
@@ -82,38 +87,38 @@ def explain(differing: Sequence[AnsweredWorkload], equal: Sequence[AnsweredWorkl
 
 
 class _VariantSearch:
-    """The variants that are accepted so far, and the workloads that still differ with them."""
+    """Search for variants, one after the other: those accepted so far, and the workloads that still differ."""
 
     def __init__(self, differing: Sequence[AnsweredWorkload], equal: Sequence[AnsweredWorkload], release: str) -> None:
         self._release, self._equal = release, equal
         self._accepted: tuple[Variant, ...] = ()
-        ordered = sorted(differing, key=lambda told: len(told.records))
+        ordered = sorted(differing, key=lambda answered: len(answered.records))
         self.open = self._outcomes(ordered)
-        """The first decision that differs of each workload, the shortest workload first."""
-        whole = {told: compare(told, release) for told in ordered}
-        self._settings = {told: outcome for told, outcome in whole.items() if _is_of_settings(outcome)}
+        """Workloads that still differ, the shortest first, each with the comparison of its decisions."""
+        whole = {answered: compare(answered, release) for answered in ordered}
+        self._settings = {answered: outcome for answered, outcome in whole.items() if _is_of_settings(outcome)}
 
     def _outcomes(self, workloads: Iterable[AnsweredWorkload]) -> dict[AnsweredWorkload, AnswerComparison]:
-        compared = {told: self._compare(told, ()) for told in workloads}
-        return {told: outcome for told, outcome in compared.items() if not outcome.equal}
+        compared = {answered: self._compare(answered, ()) for answered in workloads}
+        return {answered: outcome for answered, outcome in compared.items() if not outcome.equal}
 
-    def _compare(self, told: AnsweredWorkload, more: Sequence[Variant]) -> AnswerComparison:
-        return compare(told, self._release, (*self._accepted, *more), decisions_only=True)
+    def _compare(self, answered: AnsweredWorkload, more: Sequence[Variant]) -> AnswerComparison:
+        return compare(answered, self._release, (*self._accepted, *more), decisions_only=True)
 
     def next_variants(self) -> list[tuple[Variant, ...]]:
-        """Return the variants, alone or else in pairs, that explain most."""
+        """Return the single variants that explain most; if there are none, the pairs of variants that do."""
         taken = {each.name for each in self._accepted}
         singles = [each for each in variants_of(self._release) if each.name not in taken]
         alone = self._best(((each,) for each in singles), list(self.open))
         if alone:
             return alone
         pairs = ((one, other) for one, other in combinations(singles, 2) if one.name != other.name)
-        hopeful = [pair for pair in pairs if self._helps(pair)]
-        return self._best(hopeful, list(self.open))
+        promising = [pair for pair in pairs if self._helps(pair)]
+        return self._best(promising, list(self.open))
 
     def _helps(self, variants: tuple[Variant, ...]) -> bool:
-        """Tell whether variants explain one of the shortest workloads to its end."""
-        return any(self._compare(told, variants).equal for told in list(self.open)[:_MOST_IN_PAIRS])
+        """Tell whether one of the shortest workloads is equal to its end under these variants."""
+        return any(self._compare(answered, variants).equal for answered in list(self.open)[:_MOST_IN_PAIRS])
 
     def _best(
         self, candidates: Iterable[tuple[Variant, ...]], workloads: list[AnsweredWorkload]
@@ -124,18 +129,19 @@ class _VariantSearch:
             if score is not None:
                 scores[score].append(variants)
         for score in sorted(scores, reverse=True):
-            holding = [variants for variants in scores[score] if self._leaves_equal(variants)]
-            if holding:
-                return holding
+            valid = [variants for variants in scores[score] if self._leaves_equal(variants)]
+            if valid:
+                return valid
         return []
 
     def _score(self, variants: tuple[Variant, ...], workloads: list[AnsweredWorkload]) -> tuple[int, int] | None:
-        """Return the workloads that become equal and those that differ later; None if one differs earlier, or none
-        later.
+        """Return how many workloads become equal, and how many become equal or differ later.
+
+        Return None if a workload differs earlier, or if no workload improves.
         """
         num_equal = num_later = 0
-        for told in workloads:
-            before, after = self.open[told], self._compare(told, variants)
+        for answered in workloads:
+            before, after = self.open[answered], self._compare(answered, variants)
             if not after.equal and after.num_equal < before.num_equal:
                 return None
             num_equal += after.equal
@@ -143,21 +149,25 @@ class _VariantSearch:
         return (num_equal, num_later) if num_later else None
 
     def _leaves_equal(self, variants: tuple[Variant, ...]) -> bool:
-        return all(self._compare(told, variants).equal for told in self._equal)
+        return all(self._compare(answered, variants).equal for answered in self._equal)
 
     def accept(self, found: list[tuple[Variant, ...]]) -> Finding:
-        """Follow the first of the variants from now on; return what they explain."""
+        """Accept the first of equally good explanations for the rest of the search; return the finding."""
         before = self.open
         self._accepted = (*self._accepted, *found[0])
         self.open = self._outcomes(before)
-        moved = [told for told in before if told not in self.open or self.open[told].num_equal > before[told].num_equal]
-        return _finding(tuple(found), moved, before)
+        improved = [
+            answered
+            for answered in before
+            if answered not in self.open or self.open[answered].num_equal > before[answered].num_equal
+        ]
+        return _finding(tuple(found), improved, before)
 
     def unexplained(self) -> list[Finding]:
-        """Group the workloads that still differ by the rule that the first difference touches; most of all first."""
+        """Return a finding for each rule that decides a remaining first difference, the most frequent rule first."""
         by_rule = defaultdict(list)
-        for told, outcome in self.open.items():
-            by_rule[rule_of(told, outcome)].append(told)
+        for answered, outcome in self.open.items():
+            by_rule[rule_of(answered, outcome)].append(answered)
         shown = sorted(by_rule.values(), key=len, reverse=True)
         settings = [_finding((), list(self._settings), self._settings)] if self._settings else []
         return settings + [_finding((), workloads, self.open) for workloads in shown]
@@ -166,13 +176,13 @@ class _VariantSearch:
 def _finding(
     variants: tuple[tuple[Variant, ...], ...],
     workloads: list[AnsweredWorkload],
-    of: Mapping[AnsweredWorkload, AnswerComparison],
+    outcomes: Mapping[AnsweredWorkload, AnswerComparison],
 ) -> Finding:
     example = workloads[0]
-    difference = of[example].verdict.difference
+    difference = outcomes[example].verdict.difference
     assert difference is not None
     return Finding(
-        rule=rule_of(example, of[example]),
+        rule=rule_of(example, outcomes[example]),
         variants=variants,
         num_workloads=len(workloads),
         example=example,
@@ -180,20 +190,20 @@ def _finding(
     )
 
 
-def rule_of(told: AnsweredWorkload, outcome: AnswerComparison) -> str:
-    """Return the rule that the first difference of a workload touches."""
+def rule_of(answered: AnsweredWorkload, outcome: AnswerComparison) -> str:
+    """Return the rule that decides the first field in which a workload differs."""
     difference = outcome.verdict.difference
     assert difference is not None
     if _is_of_settings(outcome):
         return _SETTINGS
-    if _NOTHING_LEFT in told.failure and difference.moment == "the end":
+    if _NOTHING_LEFT in answered.failure and difference.moment == "the end":
         return _LAST_TOKEN
     labels = {line.label.partition(".")[0].partition("[")[0] for line in difference.lines if line.differs}
     if "new_computed" in labels and not labels & {"preempted", "new", "resumed"}:
-        prompts = {request["id"]: request["prompt_len"] for request in told.document["requests"]}
+        prompts = {request["id"]: request["prompt_len"] for request in answered.document["requests"]}
         for line in difference.lines:
             name = line.label.partition(".")[2]
-            if line.label.startswith("new_computed.") and _is_last_token(line, prompts[name], told.document):
+            if line.label.startswith("new_computed.") and _is_last_token(line, prompts[name], answered.document):
                 return _LAST_TOKEN
     return next((rule for field, rule in _RULES if field in labels), f"the fields {', '.join(sorted(labels))}")
 
@@ -204,7 +214,7 @@ def _is_of_settings(outcome: AnswerComparison) -> bool:
 
 
 def _is_last_token(line: VerdictLine, num_tokens: int, document: Document) -> bool:
-    """Tell whether one side alone lets a hit end with the last block that a request may hit."""
+    """Tell whether kvsim's prefix hit is as long as the last-token rule allows, and vLLM's is not."""
     if not (line.recorded.isdigit() and line.simulated.isdigit()):
         return False
     block_size = document.get("block_size", 16)

@@ -1,4 +1,4 @@
-"""Lead an engine through the moments of a recording and report its decisions."""
+"""Run a simulated engine through the moments of a recording, to compare its decisions with the recorded ones."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvsim.conformance.account import Account, block_by_block, stacked, without_evictions
+from kvsim.conformance.event_columns import EventColumns, block_by_block, stacked, without_evictions
 from kvsim.conformance.oracle_files import OFFLOAD_BLOCK_BYTES
 from kvsim.engine.arrays import column
 from kvsim.engine.coefficients import no_times
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from kvsim.recording.tables import IntArray
 
 MAX_MOMENTS = 1 << 14
-"""Largest number of moments that an engine plays in one call."""
+"""Largest number of moments that an engine runs in one call."""
 
 
 class Follower:
-    """An engine with the settings and the requests of a recording."""
+    """A simulated engine with the settings and the requests of a recording."""
 
     def __init__(self, recorded: Recorded, *, compiled: bool) -> None:
         self._recorded, self._timeline = recorded, recorded.timeline
@@ -51,24 +51,23 @@ class Follower:
         )
         self.driver = Driver(plan.build(compiled=compiled), compiled=compiled)
 
-    def play(self, begin: int, end: int) -> tuple[int, list[Account]]:
-        """Play the moments in `begin:end`; stop early if a call schedules something although the recording has no step
-        there.
+    def play(self, begin: int, end: int) -> tuple[int, list[EventColumns]]:
+        """Run the moments in `begin:end`; return the next moment and the engine's events.
 
-        Returns: the next moment, and an account of what was done.
+        Stop early after a call that schedules a step where the recording has none.
         """
-        timeline, accounts, at = self._timeline, [], begin
+        timeline, parts, at = self._timeline, [], begin
         while at < end:
             kind, row = timeline.kind[at:end], timeline.row[at:end]
             num_done = self.driver.play(kind, np.where(np.isin(kind, (ADD, LEAVE)), row + 1, 0))
-            accounts.append(self._done(at, num_done))
+            parts.append(self._done(at, num_done))
             at += num_done
-            if timeline.kind[at - 1] == LOOK and accounts[-1].has_step(at - 1):
+            if timeline.kind[at - 1] == LOOK and parts[-1].has_step(at - 1):
                 break
-        return at, accounts
+        return at, parts
 
-    def _done(self, begin: int, num_moments: int) -> Account:
-        """Return an account of the last `num_moments` moments, which begin at `begin`."""
+    def _done(self, begin: int, num_moments: int) -> EventColumns:
+        """Return the events of the last `num_moments` moments, the first of which is `begin`."""
         engine, state = self.driver.engine, self.driver.engine.state
         num_steps, since = state.num_steps - state.first_step, int(state.seq) - num_moments + 1 - begin
         of_steps = [
@@ -82,22 +81,25 @@ class Follower:
             column(engine.memory_rows, name, state.num_memory_rows)
             for name in ("seq", "kind", "request", "position", "address", "length", "group")
         ]
+        # The engine numbers moments by its own `seq`; the first column has the moments of the recording.
         of_steps[0], of_memory[0] = of_steps[0] - since, self._reported_at(of_memory[0] - since)
         of_batch[0] = of_steps[0][of_batch[0] - state.first_step]
         if not self._recorded.has_free:
             of_steps[4] = np.full(num_steps, -1)
         changes = block_by_block(*of_memory, with_lengths=self._recorded.has_lengths)
-        return Account(stacked(*of_steps), stacked(*of_batch), *without_evictions(changes))
+        return EventColumns(stacked(*of_steps), stacked(*of_batch), *without_evictions(changes))
 
     def _reported_at(self, moments: IntArray) -> IntArray:
-        """Map each moment of a change to the moment of the recording that reports it: a departure is reported with the
-        next step."""
+        """Map the moment of each change to the moment at which a recording reports it.
+
+        A change at a departure (`LEAVE`) is reported with the next step.
+        """
         kind = self._timeline.kind
         while (early := kind[moments] == LEAVE).any():
             moments = moments + early
         return moments
 
-    def abort(self, row: int, moment: int) -> Account:
+    def abort(self, row: int, moment: int) -> EventColumns:
         """Abort the request in `row` at `moment`."""
         self.driver.abort(row + 1)
         return self._done(moment, 1)

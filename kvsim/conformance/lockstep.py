@@ -1,11 +1,11 @@
 """Run the paged policy in lockstep with a recording of a real engine.
 
-The recording gives the order in which requests arrived, steps were scheduled and outputs were processed. Everything
-else is decided here and compared. A call that scheduled nothing left no step in the recording. It decides nothing, but
-the engine's loop depends on it: the engine processes an output before its pipeline is full only if there was nothing
-more to schedule. This is checked too.
+The recording states the order in which requests arrived, steps were scheduled and outputs were processed. Everything
+else is decided by the simulated engine and compared. The recording has no step for a call that scheduled nothing, but
+such calls are checked too: an engine processes an output before its pipeline is full only if it had nothing more to
+schedule.
 
-Moments are played in ranges, and the events of both engines in a range are compared as columns. Only the recording
+Moments are simulated in ranges, and the events of both engines in a range are compared as columns. Only the recording
 knows when a client aborted a request, so a range ends at every abort.
 """
 
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvsim.conformance.account import Account, changes_in_words, joined
+from kvsim.conformance.event_columns import EventColumns, changes_in_words, joined
 from kvsim.conformance.follower import MAX_MOMENTS, Follower
 from kvsim.conformance.recorded import Recorded
 from kvsim.conformance.recorded_copies import CopiesInLockstep, Differing, RecordedCopies
@@ -34,7 +34,7 @@ from kvsim.recording import MemoryKind, Recording, RequestStatus
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kvsim.conformance.account import Change
+    from kvsim.conformance.event_columns import Change
 
 _LIVE = (RUNNING, LOADING, WAITING, PREEMPTED)
 _WORTH_LOADING, _WORTH_COMPILING = 2_000, 300_000
@@ -44,25 +44,27 @@ _WORTH_LOADING, _WORTH_COMPILING = 2_000, 300_000
 def verify_recording(
     recording: Recording, progress: Callable[[int, int], None] | None = None, *, compiled: bool | None = None
 ) -> Verdict:
-    """Replay `recording` and compare every decision.
+    """Simulate the engine of `recording` and compare every decision.
 
     Compared at every step: the scheduled requests in order, with their tokens before and in this step; the blocks that
-    each one got or shared, in order; releases, preemptions and (if recorded) evictions; the running and waiting
-    requests and the free blocks.
+    each request allocated or shared, in order; releases, preemptions and (if recorded) evictions; the numbers of
+    running and waiting requests and of free blocks.
 
     Args:
-        recording: of vLLM, or of a simulation of the paged policy.
-        progress: called now and then with the number of steps compared, and of all.
-        compiled: whether the engine runs as machine code, with the same verdict; where it is sooner done, by default.
+        recording: a recording of vLLM, or of a simulation of the paged policy.
+        progress: called now and then with the number of steps compared so far and the number of all steps.
+        compiled: run the engine as machine code, with the same verdict; None to do so if it is faster.
 
     Raises:
-        RecordingError: it is no recording of a paged engine, or lacks what a comparison needs.
+        RecordingError: the recording is not of a paged engine, or lacks data that the comparison needs.
     """
     recorded = Recorded(recording)
-    return _Lockstep(recorded, compiled=_pays(recorded) if compiled is None else compiled).run(progress)
+    if compiled is None:
+        compiled = _is_worth_compiling(recorded)
+    return _Lockstep(recorded, compiled=compiled).run(progress)
 
 
-def _pays(recorded: Recorded) -> bool:
+def _is_worth_compiling(recorded: Recorded) -> bool:
     """Tell whether loading or compiling machine code saves time for this recording."""
     num_steps, memory = len(recorded.recording.steps), memory_of(recorded.policy, recorded.connector)
     if memory is not PAGED or num_steps < _WORTH_LOADING:
@@ -72,13 +74,13 @@ def _pays(recorded: Recorded) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Range:
-    """Events of both engines from the last comparison to moment `end`."""
+    """Events of both engines since the last comparison, before moment `end`."""
 
     end: int
-    ours: Account
-    theirs: Account
+    ours: EventColumns
+    theirs: EventColumns
     outside: Differing | None
-    """Recorded and simulated copies or transfers at the last moment, if they differ."""
+    """Recorded and simulated copies or transfers at the last moment; None if they are equal."""
 
     def first_difference(self) -> int | None:
         """Return the first moment at which the two engines differ, or None."""
@@ -102,7 +104,7 @@ class _Lockstep:
         ]
         self._names: list[str] = recording.requests.id.tolist()
         self._aborts: dict[int, int] = {}
-        """Moments at which requests were aborted, by row."""
+        """Moment at which each aborted request was aborted, by row."""
 
     def run(self, progress: Callable[[int, int], None] | None) -> Verdict:
         verdict, done = Verdict(), 0
@@ -118,48 +120,54 @@ class _Lockstep:
         return replace(verdict, difference=self._left_over() if done == len(self._timeline) else self._broken_off(done))
 
     def _follow(self, begin: int) -> _Range:
-        """Play from moment `begin` to the next possible abort, or at most one full range."""
+        """Simulate from moment `begin` to the next possible abort, at most `MAX_MOMENTS`."""
         end = min(begin + MAX_MOMENTS, self._timeline.breaks_off_at)
         aborts = self._recorded.aborts(begin, end)
         end = int(aborts[0]) + 1 if len(aborts) else end
         outside: Differing | None = None
         if self._outside:
-            end, accounts, outside = self._play_with_outside(begin, end)
+            end, parts, outside = self._play_with_outside(begin, end)
         else:
-            end, accounts = self._follower.play(begin, end)
-        theirs = self._recorded.account(begin, end)
+            end, parts = self._follower.play(begin, end)
+        theirs = self._recorded.events(begin, end)
         if len(aborts) and end == aborts[0] + 1:
-            accounts += self._abort(end - 1, joined(accounts).changes_at(end - 1), theirs.changes_at(end - 1))
-        ours = joined(accounts)
+            parts += self._abort(end - 1, joined(parts).changes_at(end - 1), theirs.changes_at(end - 1))
+        ours = joined(parts)
         if not self._recorded.has_evictions:
             theirs = replace(theirs, evicted=ours.evicted)
         return _Range(end=end, ours=ours, theirs=theirs, outside=outside)
 
-    def _play_with_outside(self, begin: int, end: int) -> tuple[int, list[Account], Differing | None]:
-        """Play the moments in `begin:end` on an engine with copies or transfers; stop where these differ."""
-        accounts: list[Account] = []
+    def _play_with_outside(self, begin: int, end: int) -> tuple[int, list[EventColumns], Differing | None]:
+        """Simulate the moments in `begin:end` one by one, because copies or transfers are compared at each moment.
+
+        Stop at the first moment at which these differ.
+        """
+        parts: list[EventColumns] = []
         for moment in range(begin, end):
             kind, step = int(self._timeline.kind[moment]), int(self._timeline.row[moment])
             for each in self._outside:
                 if (found := each.before(kind, step)) is not None:
-                    return moment + 1, accounts, found
+                    return moment + 1, parts, found
             after, done = self._follower.play(moment, moment + 1)
-            accounts += done
+            parts += done
             for each in self._outside:
                 if (found := each.after(kind, step)) is not None:
-                    return after, accounts, found
-        return end, accounts, None
+                    return after, parts, found
+        return end, parts, None
 
-    def _abort(self, moment: int, done: list[Change], recorded: list[Change]) -> list[Account]:
-        """Abort the requests that the recording shows as aborted at `moment`, after the changes in `done`."""
+    def _abort(self, moment: int, done: list[Change], recorded: list[Change]) -> list[EventColumns]:
+        """Abort requests if that explains the changes that only the recording has at `moment`.
+
+        `done` are the simulated changes at that moment, `recorded` the recorded ones.
+        """
         rest = recorded[len(done) :]
         if recorded[: len(done)] != done or not all(map(self._is_abort, rest)):
             return []
-        accounts = []
+        parts = []
         for row in dict.fromkeys(row for _, row, _, _, _ in rest):
-            accounts.append(self._follower.abort(row, moment))
+            parts.append(self._follower.abort(row, moment))
             self._aborts[row] = moment
-        return accounts
+        return parts
 
     def _is_abort(self, change: Change) -> bool:
         kind, row, _, _, _ = change
@@ -167,8 +175,8 @@ class _Lockstep:
         sequence = self._driver.sequence(row + 1)
         return kind == MemoryKind.RELEASE and aborted and sequence.status in _LIVE and sequence.num_units > 0
 
-    def _with(self, verdict: Verdict, ours: Account, begin: int, end: int) -> Verdict:
-        """Add the equal moments in `begin:end` to `verdict`."""
+    def _with(self, verdict: Verdict, ours: EventColumns, begin: int, end: int) -> Verdict:
+        """Return `verdict` with the counts of the equal moments in `begin:end` added."""
         ours, timeline = ours.before(end), self._timeline
         for moment in (begin + np.flatnonzero(timeline.kind[begin:end] == LEAVE)).tolist():
             row = int(timeline.row[moment])
@@ -188,14 +196,14 @@ class _Lockstep:
         outside: Differing = ({}, {})
         if played.outside is not None and moment == played.end - 1:
             outside = played.outside
-        recorded, done = (self._in_words(account, moment) for account in (played.theirs, played.ours))
+        recorded, done = (self._in_words(events, moment) for events in (played.theirs, played.ours))
         return difference(self._moment_in_words(moment), recorded | outside[0], done | outside[1])
 
-    def _in_words(self, account: Account, moment: int) -> dict[str, Any]:
-        if account.has_step(moment):
-            return account.step_at(moment, self._names)
-        changes = changes_in_words(account.changes_at(moment), self._names)
-        memory = {"memory": changes, "evicted": account.evicted_at(moment)}
+    def _in_words(self, events: EventColumns, moment: int) -> dict[str, Any]:
+        if events.has_step(moment):
+            return events.step_at(moment, self._names)
+        changes = changes_in_words(events.changes_at(moment), self._names)
+        memory = {"memory": changes, "evicted": events.evicted_at(moment)}
         return {"preempted": 0, "scheduled": []} | memory if self._timeline.kind[moment] == LOOK else memory
 
     def _moment_in_words(self, moment: int) -> str:
@@ -209,7 +217,7 @@ class _Lockstep:
         return f"a call before {output}" if timeline.kind[moment] == LOOK else output
 
     def _broken_off(self, moment: int) -> Difference:
-        """Describe the problem at `moment`, after which no engine can go on.
+        """Describe the recorded `moment` that no engine can have: too many steps in flight, or an output out of order.
 
         Raises:
             RecordingError: an output is not that of the oldest step in flight.

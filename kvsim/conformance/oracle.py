@@ -1,8 +1,7 @@
-"""Compare the paged policy with an oracle: vLLM's own scheduler, driven with a fake model, which records all its
-decisions.
+"""Compare the paged policy with an oracle: vLLM's own scheduler with a fake model, which records all its decisions.
 
-The same workload runs here, moment by moment, and is described in the oracle's format. Every decision is compared,
-including the order of the free queue; timings are not.
+kvsim runs the same workload and writes its decisions in the oracle's format. The records are then compared one by one,
+including the order of the free queue but not timings.
 """
 
 from __future__ import annotations
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
     from kvsim.conformance.oracle_files import OracleRequest, OracleWorkload
     from kvsim.policies.drafts import Drafts
 
+# Token ids of the oracle's fake model, see `vllm_driver.py`: the outputs of each request have their own range of ids.
 _STOP_TOKEN = 7
 _FIRST_OUTPUT = 500_000_000
 _TOKENS_PER_REQUEST = 1_000_000
@@ -52,15 +52,15 @@ def verify_oracle(
     """Run `workload` in lockstep with the oracle's records.
 
     Args:
-        workload: what the oracle was given.
-        records: what it said, each record with the number of its line.
+        workload: the workload that the oracle served.
+        records: the oracle's records, each with its line number.
         compiled: run the engine as machine code; the verdict is the same.
 
     Returns:
         a verdict that covers the calls of the scheduler before the first difference.
 
     Raises:
-        RecordingError: the first record says a release of vLLM that is not known.
+        RecordingError: the first record names a release of vLLM that kvsim does not know.
     """
     records = iter(records)
     first = next(records, None)
@@ -77,16 +77,19 @@ def verify_oracle(
         if (found := difference_of(line, recorded, ours)) is not None:
             return replace(verdict, difference=found)
         verdict = run.equal_so_far()
-    if recorded.get("kind") != "end":  # vLLM ended before its time
+    if recorded.get("kind") != "end":  # vLLM stopped early; our next step may contain the failure that stopped it
         next(simulated, None)
         return replace(verdict, num_failures=run.num_failures)
     return verdict
 
 
 def difference_of(line: int, recorded: Mapping[str, Any], ours: Mapping[str, Any]) -> Difference | None:
-    """Return the difference of a record, at a line of an answer, from ours; None if they are equal."""
-    # Of records of different kinds only the kind is compared. The order of the free queue is optional in a file,
-    # and fields that only the oracle has are timings.
+    """Return the difference between a recorded and a simulated record; None if they are equal.
+
+    `line` is the line of the recorded one in its file.
+    """
+    # Records of different kinds are compared only by kind. Fields that one side lacks are not compared: the order of
+    # the free queue is optional in a file, and only the oracle has timings.
     fields = ours.keys() & recorded.keys() if ours["kind"] == recorded["kind"] else {"kind"}
     if all(ours[name] == recorded[name] for name in fields):
         return None
@@ -123,7 +126,7 @@ class OracleRun:
         self._images = EncoderRecords(workload.encoding, self._driver, self._name) if workload.encoding else None
         self._second_keys = SecondKeys(workload, self._driver)
         self._num_units: Counter[int] = Counter()
-        """Blocks that changed hands so far, by kind of change."""
+        """Number of blocks so far that were allocated, shared, freed or evicted, by kind of change."""
         self._due = deque(sorted(enumerate(requests), key=lambda numbered: numbered[1].arrival_step))
         self._aborts = deque(
             sorted(
@@ -133,20 +136,21 @@ class OracleRun:
             )
         )
         self._arrived: list[int] = []
-        """Rows of the requests that have arrived, in order."""
+        """Rows of the requests that have arrived, in order of arrival. The engine's number of a request is its row + 1.
+        """
         self._lengths: dict[int, dict[int, int]] = {}
-        """Table lengths of running sequences before the current step was scheduled, by group."""
+        """Lengths of block tables before the current step was scheduled, by running sequence and group."""
         self._copies = CopyEngine(workload) if workload.cache.kv_offloading_size else None
         self.transfers = TransferEngine(workload, lease) if workload.connector is not None else None
-        """The ends of transfers with a store or another server."""
+        """Transfers with a store or another server; None without a connector."""
         self._flying: deque[tuple[int, list[int], list[int]]] = deque()
-        """Steps whose output is still to be processed: number, sequences in the batch, sequences that get an output."""
+        """Steps in flight: number, sequences in the batch, sequences that get an output."""
         self._unsent: list[str] = []
-        """Requests that have left since the last scheduler call."""
+        """Names of requests that have left since the last scheduler call; vLLM sends them to its workers with it."""
         self._num_steps = self._num_preemptions = self._num_aborts = 0
 
     def equal_so_far(self) -> Verdict:
-        """Return the verdict on everything up to now, assuming it is equal."""
+        """Return a verdict without a difference, with the counts of everything up to now."""
         return Verdict(
             num_steps=self._num_steps,
             num_allocations=self._num_units[MemoryKind.APPEND],
@@ -159,11 +163,11 @@ class OracleRun:
 
     @property
     def num_failures(self) -> int:
-        """Return the number of answers that no one awaited."""
+        """Return the number of outputs that the asynchronous scheduler did not await; each would stop vLLM."""
         return int(self._state.num_failures)
 
     def records(self) -> Iterator[dict[str, Any]]:
-        """Yield the records that the oracle would write, in order. Never ends if a request can never be scheduled."""
+        """Yield the records that the oracle would write; endless if a request can never be scheduled."""
         yield self.meta()
         call = 0
         while self.has_work() or self._due:
@@ -180,7 +184,7 @@ class OracleRun:
         return bool(self._flying) or self._driver.has_work()
 
     def step(self) -> Iterator[dict[str, Any]]:
-        """Yield the records of one engine call: what it schedules, and the output that it processes."""
+        """Yield the records of one engine call: the step that it schedules, and the output that it processes."""
         driver, state, flying = self._driver, self._state, self._flying
         while True:
             before = self._outputs_due(*flying[0][1:]) if flying else {}
@@ -200,7 +204,7 @@ class OracleRun:
                 return
 
     def _scheduled(self) -> dict[str, Any]:
-        """Return the record of the step that was scheduled last, and let its transfers begin."""
+        """Return the record of the step that was scheduled last, and start its copies and transfers."""
         driver = self._driver
         record = self._schedule_record(driver.batch())
         if self._copies is not None:
@@ -214,11 +218,11 @@ class OracleRun:
         return record
 
     def _updated(self, before: dict[str, Any], num_ended: int) -> dict[str, Any]:
-        """Return the record of an output that was processed.
+        """Return the record of the step output that was processed last.
 
         Args:
-            before: outputs of the requests before it.
-            num_ended: requests that had ended before it.
+            before: fields of the record that `_outputs_due` read before the output was processed.
+            num_ended: number of requests that had ended before the output was processed.
         """
         driver, state = self._driver, self._state
         step, batch, _ = self._flying.popleft()
@@ -238,7 +242,7 @@ class OracleRun:
         self._driver.add(row + 1)
 
     def abort(self, row: int) -> None:
-        """Abort a request, if it is there."""
+        """Abort a request if it has arrived and not ended."""
         if row in self._arrived and self._is_live(row + 1):
             self._driver.abort(row + 1)
             self._count_changes()
@@ -246,7 +250,7 @@ class OracleRun:
             self._num_aborts += 1
 
     def meta(self) -> dict[str, Any]:
-        """Return the first record: settings of the engine."""
+        """Return the first record: the settings of the engine."""
         settings, cache, num_blocks = self._workload.scheduler, self._workload.cache, self._workload.num_blocks
         rules = self._driver.engine.settings
         return {
@@ -323,9 +327,9 @@ class OracleRun:
         return list(batch)[len(batch) - self._state.num_new_seqs :]
 
     def _transfers_ended(self, step: int, ended: list[int], outputs: Mapping[str, int]) -> dict[str, Any]:
-        """Return the transfers that a step reported, and what it says of requests that another server goes on with.
+        """Return the record fields of transfers: those that a step ended, and parameters for the decode server.
 
-        `outputs` are those that each request had before.
+        `outputs` is the number of outputs that each request had before.
         """
         assert self.transfers is not None
         received, sent, bad = self.transfers.ended.pop(step)
@@ -337,7 +341,7 @@ class OracleRun:
         }
 
     def _drafts_of_step(self) -> dict[str, Any]:
-        """Return the drafts that each request of the step verifies, and how many are drafted behind it."""
+        """Return the number of drafts that each request of the step verifies, and how many are proposed after it."""
         engine = self._driver.engine
         first = in_flight.earlier(engine, self._state.next_launched) * engine.settings.max_num_seqs
         verified = {
@@ -350,7 +354,7 @@ class OracleRun:
         }
 
     def _outputs_due(self, batch: list[int], emitting: list[int]) -> dict[str, Any]:
-        """Return the fields of an update for the batch's requests that are still live."""
+        """Return the fields of an update record that describe the requests before the output is processed."""
         return {
             "tokens": {self._name(number): 1 for number in emitting if self._is_live(number)},
             "prev_outputs": {
@@ -361,15 +365,15 @@ class OracleRun:
         }
 
     def _outputs_of(self, before: dict[str, Any]) -> dict[str, Any]:
-        """Return the outputs that requests got in an update, which may be several where drafts are right."""
+        """Return the number of outputs that each request got in an update: several if drafts were accepted."""
         numbers = {request.name: row + 1 for row, request in enumerate(self._workload.requests)}
         gained = {name: self._num_outputs(numbers[name]) - before["prev_outputs"][name] for name in before["tokens"]}
         return {"tokens": {name: tokens for name, tokens in gained.items() if tokens}}
 
     def _drafts_record(self, live: dict[str, int], proposed: Collection[str]) -> dict[str, Any]:
-        """Return the drafts that wait for the next step, and the tokens in flight where a release counts them.
+        """Return the number of drafts that each request verifies next, and of its tokens in flight if vLLM counts them.
 
-        Those `proposed` behind a step are left out: vLLM asks for them when its output has been processed.
+        Requests in `proposed` are left out of the drafts, because vLLM gets their drafts after this record.
         """
         sequences = {name: self._driver.sequence(number) for name, number in live.items()}
         waiting = {name: int(each.drafts) for name, each in sequences.items() if each.drafts}
@@ -416,24 +420,24 @@ class OracleRun:
         return self._by_group([self._driver.blocks(number, group) for group in groups])
 
     def _entries_since(self, number: int) -> list[list[int]]:
-        """Return the entries that the last step appended to the tables of a sequence, null blocks included."""
+        """Return the entries that the last step appended to the block tables of a sequence, null blocks included."""
         lengths = self._lengths.get(number, {})
         groups = range(self._driver.engine.settings.num_groups)
         return [self._driver.blocks(number, group)[lengths.get(group, 0) :] for group in groups]
 
     def _by_group(self, tables: list[list[int]]) -> list[Any]:
-        """Return one table if the oracle has one group of full attention, else the list of tables."""
+        """Return the only table if the oracle has one group of full attention, else the list of tables."""
         return tables[0] if self._workload.layout is None else tables
 
     def _still_loads(self, number: int) -> bool:
-        """Tell whether an aborted request keeps its blocks because its load has not ended."""
+        """Tell whether a request was aborted but keeps its blocks because its load has not ended."""
         return not self._is_live(number) and self._driver.sequence(number).num_units > 0
 
     def _connector_record(self) -> dict[str, Any]:
         return connector_state(self._driver, [row + 1 for row in self._arrived], self._name)
 
     def _is_held(self, number: int) -> bool:
-        """Tell whether a request has ended and its blocks wait for a transfer."""
+        """Tell whether a request has ended and keeps its blocks until another server has read them."""
         return self.transfers is not None and bool(self._driver.engine.connector.transfers[number].is_held)
 
     def _is_live(self, number: int) -> bool:
@@ -454,7 +458,7 @@ class OracleRun:
 
 
 def _demand(workload: OracleWorkload, drafts: Drafts | None) -> Demand:
-    """Return the requests of the oracle's workload; their arrival time is their place in it."""
+    """Return the requests of the oracle's workload. The position of a request in the list is its arrival time."""
     requests, longest = workload.requests, workload.scheduler.max_model_len
     prompt = np.array([len(request.prompt) for request in requests], np.int64)
     limit = np.array([request.output_tokens for request in requests], np.int64)
@@ -471,8 +475,10 @@ def _demand(workload: OracleWorkload, drafts: Drafts | None) -> Demand:
 
 
 def _keys(workload: OracleWorkload, ahead: int) -> list[list[int]]:
-    """Return the keys of all full blocks of each request, up to the last key that another request has too. As in a
-    simulation, later keys cannot be shared."""
+    """Return the prefix keys of each request's full blocks, up to the last key that another request has too.
+
+    Later keys are left out, as in a simulation, because no request can hit them.
+    """
     keys = PrefixKeys(workload.cache.block_size)
     rows = [
         keys.from_tokens(_tokens(row, request), (request.adapter, request.salt), ahead, request.images)
@@ -486,7 +492,7 @@ def _keys(workload: OracleWorkload, ahead: int) -> list[list[int]]:
 
 
 def _tokens(row: int, request: OracleRequest) -> list[int]:
-    """Return all tokens that a request can ever have: its prompt and the fake model's outputs."""
+    """Return the token ids of a request's prompt and of all outputs that the fake model can give it."""
     first = _FIRST_OUTPUT + _TOKENS_PER_REQUEST * (row + 1)
     outputs = list(range(first, first + request.output_tokens))
     if request.stop_at is not None:

@@ -1,4 +1,4 @@
-"""Model an oracle with a KV connector: when transfers end, and its records."""
+"""Simulate the KV connector of an oracle, so that transfers end in the same steps, and write its record fields."""
 
 from __future__ import annotations
 
@@ -15,22 +15,26 @@ if TYPE_CHECKING:
 
 
 class TransferEngine:
-    """Transfers that take a number of steps, counted from the one that begins them; a lease ends a send early."""
+    """Transfers that end after a stated number of steps. The step that begins a transfer counts as its first.
+
+    With a `lease`, every send ends after that number of steps, unless another server has read the blocks before.
+    """
 
     def __init__(self, workload: OracleWorkload, lease: int | None = None) -> None:
         self._requests, self._lease, self._step = workload.requests, lease, -1
         self._loads: dict[int, int] = {}
-        """The last step of each load, by sequence."""
+        """Last step of each load, by sequence."""
         self._sends: dict[int, int] = {}
+        """Last step of each send, by sequence."""
         self.read: set[int] = set()
-        """Sequences that another server has read."""
+        """Sequences whose blocks another server has read."""
         self.fetched: list[int] = []
-        """Sequences that were read from another server, or are not needed from it, with the last step."""
+        """Sequences whose blocks the sending server may free after the last step: they were loaded or dropped."""
         self.ended: dict[int, tuple[list[int], list[int], list[int]]] = {}
-        """The report of each step: loads, sends and bad blocks."""
+        """Loads that ended, sends that ended, and bad blocks, by step."""
 
     def run_step(self, driver: Driver) -> None:
-        """Run the step that was scheduled last: begin its transfers, and report those that end with it."""
+        """Start the transfers of the step scheduled last, and report to the engine the transfers that end with it."""
         connector, requests = driver.engine.connector, self._requests
         state = connector.state
         self._step += 1
@@ -41,8 +45,8 @@ class TransferEngine:
             steps = requests[number - 1].send_steps if self._lease is None else self._lease
             self._sends[number] = self._step + steps - 1
         state.num_notices = state.num_loads = state.num_sends = 0
-        received = self._take(self._loads, set())
-        sent = self._take(self._sends, self.read)
+        received = self._pop_ended(self._loads, set())
+        sent = self._pop_ended(self._sends, self.read)
         self.fetched += received
         call = int(driver.engine.state.num_scheduled)
         for number in received:
@@ -52,24 +56,31 @@ class TransferEngine:
         bad = [connector.bad_blocks[index] for index in range(int(state.num_bad))]
         self.ended[self._step] = received, sent, sorted({int(each.block) for each in bad if each.reported_in == call})
 
-    def _take(self, ends: dict[int, int], others: set[int]) -> list[int]:
-        """Take the transfers that end with this step, or for another reason, in order of the names of requests."""
-        done = [number for number, last in ends.items() if last <= self._step or number in others]
+    def _pop_ended(self, last_steps: dict[int, int], ended_early: set[int]) -> list[int]:
+        """Remove the transfers that end by this step; return their sequences in the order of request names."""
+        done = [number for number, last in last_steps.items() if last <= self._step or number in ended_early]
         for number in done:
-            del ends[number]
+            del last_steps[number]
         return sorted(done, key=lambda number: self._requests[number - 1].name)
 
 
 def loads_of_step(
     driver: Driver, admitted: list[int], loading: list[int], name: Callable[[int], str]
 ) -> dict[str, Any]:
-    """Return the tokens from outside of each sequence that got blocks in the step scheduled last."""
+    """Return the record field for the step scheduled last: how many tokens each sequence loads from the connector.
+
+    The field lists the sequences that got blocks in that step: those `admitted` and those that are `loading`.
+    """
     transfers = driver.engine.connector.transfers
     return {"external": {name(number): int(transfers[number].external_tokens) for number in (*admitted, *loading)}}
 
 
 def connector_state(driver: Driver, arrived: list[int], name: Callable[[int], str]) -> dict[str, Any]:
-    """Return the requests that load, those that have ended and hold blocks, and the blocks that are not free yet."""
+    """Return the state fields of a record.
+
+    These are the requests that are loading, those that have ended and keep their blocks for another server, and the
+    blocks whose release is deferred.
+    """
     connector = driver.engine.connector
     waiting = [*driver.waiting(), *driver.skipped()]
     return {
@@ -85,8 +96,8 @@ def connector_state(driver: Driver, arrived: list[int], name: Callable[[int], st
 def handed_out(
     driver: Driver, ended: list[int], outputs: Mapping[str, int], release: str, name: Callable[[int], str]
 ) -> dict[str, Any]:
-    """Return what a prefill server says of the requests that have ended, for the server that decodes them."""
-    said = {}
+    """Return the transfer parameters that a prefill server passes to the decode server, by request that has ended."""
+    parameters = {}
     for number in ended:
         sequence, transfer = driver.sequence(number), driver.engine.connector.transfers[number]
         if driver.engine.connector.settings.is_store or not transfer.is_kept or transfer.is_error:
@@ -94,7 +105,7 @@ def handed_out(
         computed = int(sequence.computed) if transfer.is_held else 0
         size = int(driver.engine.settings.unit_tokens)
         blocks = driver.table(number)[: -(-computed // size)] if transfer.is_held else []
-        said[name(number)] = {
+        parameters[name(number)] = {
             "do_remote_prefill": True,
             "do_remote_decode": False,
             "remote_block_ids": [blocks],
@@ -103,7 +114,7 @@ def handed_out(
             "remote_num_tokens": computed,
         }
         if release != "0.25.1":
-            said[name(number)] |= {"dcp_size": 1, "pp_size": 1, "transfer_mode": "pull"}
-            if outputs.get(name(number)) == 0:  # in the answer with the first output
-                said[name(number)] |= {"remote_prefill_cached_tokens": int(sequence.cached_tokens)}
-    return said
+            parameters[name(number)] |= {"dcp_size": 1, "pp_size": 1, "transfer_mode": "pull"}
+            if outputs.get(name(number)) == 0:  # vLLM states this only together with the first output
+                parameters[name(number)] |= {"remote_prefill_cached_tokens": int(sequence.cached_tokens)}
+    return parameters

@@ -1,4 +1,4 @@
-"""Prepare a recording for comparison: its engine's settings, and the events of each range of moments as columns."""
+"""Prepare a recording for comparison with a simulated engine: its settings, and its events as columns."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvsim.conformance.account import WHOLE_TABLE, Account, Rows, between, block_by_block, stacked, without_evictions
 from kvsim.conformance.comparable import (
     check_comparable,
     check_prompts,
@@ -15,6 +14,15 @@ from kvsim.conformance.comparable import (
     release_of,
     retention_of,
     settings_of,
+)
+from kvsim.conformance.event_columns import (
+    WHOLE_TABLE,
+    EventColumns,
+    Rows,
+    between,
+    block_by_block,
+    stacked,
+    without_evictions,
 )
 from kvsim.conformance.oracle_files import OFFLOAD_BLOCK_BYTES
 from kvsim.conformance.recorded_drafts import drafts_of
@@ -32,10 +40,10 @@ if TYPE_CHECKING:
 
 
 class Recorded:
-    """The moments of one recording of a paged engine.
+    """Settings and events of one recording of a paged engine.
 
     Raises:
-        RecordingError: it is no recording of a paged engine, or lacks what a comparison needs.
+        RecordingError: the recording is not of a paged engine, or lacks data that the comparison needs.
     """
 
     def __init__(self, recording: Recording) -> None:
@@ -45,7 +53,7 @@ class Recorded:
         release = release_of(recording)
         self.scheduler = settings_of(ContinuousSettings, recording)
         self.retention_tokens = retention_of(recording, release)
-        """Tokens between the boundaries at which windows and states were kept; None for all boundaries."""
+        """Number of tokens between the boundaries at which windows and states were kept; None for all boundaries."""
         block_size = meta.hash_block_size
         host_bytes = host_blocks_of(meta) * OFFLOAD_BLOCK_BYTES
         host_bytes *= int(meta.policy.get("kv_offloading_block_size") or block_size) // block_size
@@ -74,7 +82,7 @@ class Recorded:
         """Speculative decoding; None without."""
         self.connector = connector_of(recording, self.drafts, release)
         """The exchange of KV with other servers; None without."""
-        # Steps that compute nothing are recorded if they may begin copies or transfers, or if the pipeline counts them.
+        # Steps that compute nothing are recorded if they may start copies or transfers, or if there is a pipeline.
         has_every_step = (
             recording.copies is not None or self.connector is not None or self.pipeline.pipeline_parallel_size > 1
         )
@@ -82,7 +90,7 @@ class Recorded:
         self._is_schedule = self.timeline.kind == SCHEDULE
         self._schedule = _ScheduleRows(recording)
         self._taken = np.zeros(self.num_blocks, np.bool_)
-        """Blocks that were allocated in the moments read so far."""
+        """True for each block that was allocated in the moments read so far."""
 
     def arrival_ranks(self) -> list[float]:
         """Rank requests by arrival time; equal times are ranked in the order in which the engine received them."""
@@ -97,14 +105,14 @@ class Recorded:
         aborted = self.recording.requests.status[memory.request[rows]] == RequestStatus.ABORTED
         return np.unique(self.timeline.of_change[rows][(memory.kind[rows] == MemoryKind.RELEASE) & aborted])
 
-    def account(self, begin: int, end: int) -> Account:
-        """Return an account of the moments in `begin:end`. Each call must begin where the last one ended."""
+    def events(self, begin: int, end: int) -> EventColumns:
+        """Return the events of the moments in `begin:end`. Each call must begin where the last one ended."""
         steps = self.recording.steps
         moment = begin + np.flatnonzero(self._is_schedule[begin:end])
         step = self.timeline.row[moment]
         free = steps.free_units[step] if self.has_free else np.full(len(step), -1)
         changes, evicted = self._changes(begin, end)
-        return Account(
+        return EventColumns(
             steps=stacked(moment, steps.running[step], steps.waiting[step], steps.preempted[step], free),
             batch=self._schedule.batches(step, moment),
             changes=changes,
@@ -125,7 +133,10 @@ class Recorded:
         return changes, evicted if self.has_evictions else evicted[:0]
 
     def _evicts_unknown(self, changes: Rows) -> npt.NDArray[np.bool_]:
-        """Select the evictions of prefixes that were cached before the recording began: they are unknown here."""
+        """Select the evictions of prefixes that were cached before the recording began.
+
+        The simulated engine does not know these prefixes: their blocks were not allocated since.
+        """
         kind, block = changes[:, 1], changes[:, 4]
         appended, evicted = np.flatnonzero(kind == MemoryKind.APPEND), np.flatnonzero(kind == MemoryKind.EVICT)
         first_taken = np.where(self._taken, -1, len(kind))
@@ -137,19 +148,20 @@ class Recorded:
 
 
 class _ScheduleRows:
-    """The schedule of a recording, step by step; one of its rows may cover several steps."""
+    """Reader of a recording's schedule table, step by step. A row of the table may cover several steps."""
 
     def __init__(self, recording: Recording) -> None:
         schedule = recording.schedule
         self._step, self._end = schedule.step, schedule.step.astype(np.int64) + schedule.repeats
         self._columns = (schedule.request, schedule.tokens, schedule.computed_before)
-        # A row that covers several steps is listed at its first; inside a step, rows are in order of admission.
+        # Rows are compared in order of admission within a step. A row that covers several steps is stored at the first
+        # of these, so then the order in the table is not that of admission.
         self._rank = _admission_rank(recording) if schedule.repeat is not None else np.arange(len(schedule))
         self._open = np.empty(0, np.int64)
-        """Rows that began before the next step to read."""
+        """Rows that began earlier and also cover the next step to read."""
 
     def batches(self, steps: IntArray, moments: IntArray) -> Rows:
-        """Return the batches of consecutive `steps`, scheduled at `moments`, as in an `Account`."""
+        """Return the rows of `EventColumns.batch` for consecutive `steps`, which were scheduled at `moments`."""
         if not len(steps):
             return np.empty((0, 4), np.int64)
         first, last = int(steps[0]), int(steps[-1])
@@ -168,7 +180,7 @@ class _ScheduleRows:
 
 
 def _admission_rank(recording: Recording) -> IntArray:
-    """Return for each row of the schedule the first row since its request was last admitted."""
+    """Return, for each row of the schedule, the first row of its request since that was last admitted."""
     schedule, steps, memory = recording.schedule, recording.steps, recording.memory
     released = np.flatnonzero((memory.kind == MemoryKind.RELEASE) & (memory.address == WHOLE_TABLE))
     span = int(max(steps.output_seq.max(initial=0), memory.seq.max(initial=0))) + 1

@@ -1,4 +1,8 @@
-"""Known variants of vLLM's rules: rules of other releases, and settings that have no effect."""
+"""Variants of a release's rules, to name the rule behind a difference between vLLM and kvsim.
+
+`kvsim conform` and `kvsim compare --vllm A B` repeat a comparison with each variant: a rule of another release, or a
+setting that the engine ignores. A variant that makes the difference disappear explains it.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +16,15 @@ if TYPE_CHECKING:
 
 Document = dict[str, Any]
 
-_UNDECIDED = (
-    *("hashes_aligned_states", "logs_longest", "pads_pages", "profiles_free_memory"),
+_STARTUP_RULES = (
+    "hashes_aligned_states",
+    "logs_longest",
+    "pads_pages",
+    "profiles_free_memory",
     "refuses_long_threshold",
 )
-"""Rules of what vLLM writes or refuses when it starts: no step shows them."""
-_IGNORED = (
+"""Rules that affect only what vLLM logs or refuses at its start. They change no step, so they are not tried."""
+_IGNORED_SETTINGS = (
     ("long_prefill_token_threshold", 0, "long_prefill_token_threshold limits no prompt."),
     ("policy", "fcfs", "The order of priorities is not followed."),
     ("enable_chunked_prefill", True, "Prompts are split over several steps although that is off."),
@@ -25,39 +32,44 @@ _IGNORED = (
     ("scheduler_reserve_full_isl", True, "A request is admitted only when its whole prompt fits, whatever is set."),
     ("retention_interval", None, "Windows and states are kept for hits at all boundaries."),
 )
-"""Settings, the value with which all engines would run, and words for that."""
+"""Settings that an engine may ignore: name, the value that it would use for every workload, and a description."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """A rule, or a setting of every workload, with another value."""
+    """A rule or a setting with another value than the release or the workload has."""
 
     name: str
     value: Any
-    says: str
+    description: str
     is_rule: bool
+    """Whether `name` is a rule of a release; otherwise it is a setting of a workload."""
 
     def __str__(self) -> str:
         value = getattr(self.value, "value", self.value)
-        return f"{self.name} = {value} ({self.says})" if self.is_rule else self.says
+        return f"{self.name} = {value} ({self.description})" if self.is_rule else self.description
 
 
 def variants_of(release: str) -> list[Variant]:
-    """Return the known variants of the rules of a release."""
+    """Return the variants to try for a release: every other value of each of its rules, and ignored settings."""
     rules = [
-        Variant(name=rule.name, value=value, says=words_of(rule.name, value), is_rule=True)
+        Variant(name=rule.name, value=value, description=words_of(rule.name, value), is_rule=True)
         for rule in fields(ReleaseRules)
-        if rule.name not in _UNDECIDED
+        if rule.name not in _STARTUP_RULES
         for value in other_values(rule.name, release)
     ]
-    return rules + [Variant(name=name, value=value, says=says, is_rule=False) for name, value, says in _IGNORED]
+    settings = [
+        Variant(name=name, value=value, description=description, is_rule=False)
+        for name, value, description in _IGNORED_SETTINGS
+    ]
+    return rules + settings
 
 
 def document_with(document: Document, variants: Sequence[Variant]) -> Document:
-    """Return a workload with the settings of the variants."""
+    """Return a workload in which the settings among `variants` have their other values."""
     return document | {each.name: each.value for each in variants if not each.is_rule}
 
 
 def release_with(release: str, variants: Sequence[Variant]) -> str:
-    """Return the name of a release with the rules of the variants."""
+    """Return the name of a release in which the rules among `variants` have their other values."""
     return varied(release, {each.name: each.value for each in variants if each.is_rule})

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
-from kvsim.conformance.account import changes_in_words, first_moment
+from kvsim.conformance.event_columns import changes_in_words, first_moment
 from kvsim.conformance.recorded import Recorded
 from kvsim.conformance.verdict import Difference, difference
 from kvsim.engine.moments import SCHEDULE
@@ -192,7 +192,7 @@ class _Played:
         self.recording = recording
         recorded = Recorded(recording)
         self._timeline = recorded.timeline
-        account = recorded.account(0, len(self._timeline))
+        account = recorded.events(0, len(self._timeline))
         self._account = replace(account, steps=account.steps[:, :4])  # free blocks follow from the decisions
         self.figures = _sizes(policy, machine) | _figures(recording)
 

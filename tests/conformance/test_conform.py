@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kvsim.conformance.answered_workload import UNAWAITED, AnsweredWorkload, compare, tell
+from kvsim.conformance.answered_workload import UNAWAITED, AnsweredWorkload, answer, compare
 from kvsim.conformance.conformity import Conformity, conform, generated, workloads
 from kvsim.conformance.driven import DrivenVllm, EngineFailedError, VllmMissingError
 from kvsim.conformance.explained import rule_of
@@ -118,10 +118,10 @@ def test_the_rules_of_another_release_are_what_explains_its_decisions(newest: Dr
 
 def test_a_workload_that_vllm_cannot_serve_does_not_stop_the_next(newest: DrivenVllm) -> None:
     name, document = generated("one-0-1")
-    broken = tell(newest, "broken", document | {"groups": [{"type": "unheard-of"}]})
+    broken = answer(newest, "broken", document | {"groups": [{"type": "unheard-of"}]})
     assert (broken.records, broken.failure) == ([], "ValueError: there are no layers of type unheard-of")
-    assert tell(newest, name, document).failure == ""
-    assert compare(tell(newest, name, document), NEWEST).equal
+    assert answer(newest, name, document).failure == ""
+    assert compare(answer(newest, name, document), NEWEST).equal
 
 
 def test_a_hit_of_a_whole_prompt_is_the_last_token_rule_although_vllm_ends() -> None:

@@ -1,4 +1,7 @@
-"""Events of a range of moments as columns, so that two engines are compared in one pass instead of moment by moment."""
+"""Events of a range of moments as columns.
+
+With columns, two engines are compared in one pass over arrays, which is much faster than moment by moment.
+"""
 
 from __future__ import annotations
 
@@ -18,19 +21,21 @@ if TYPE_CHECKING:
 
 Rows = npt.NDArray[np.int64]
 Change: TypeAlias = tuple[int, int, int, int, int]
-"""Kind, request, position, block, KV-cache group. The release of a whole table has `WHOLE_TABLE` as position, and its
-number of blocks, or `UNKNOWN_LENGTH`, in place of the block.
+"""Change of a block table: kind, request, position in the table, block, KV-cache group.
+
+The release of a whole table has the position `WHOLE_TABLE`; in place of the block it has the number of blocks, or
+`UNKNOWN_LENGTH`.
 """
 UNKNOWN_LENGTH = 0
 WHOLE_TABLE = -1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Account:
-    """Events in order, one row each; the first column is the moment of the event."""
+class EventColumns:
+    """Events of one engine in four tables. Each row is an event, in order; the first column is its moment."""
 
     steps: Rows
-    """[n, 5]: moment, running, waiting and preempted sequences, free blocks (-1 if they are not compared)."""
+    """[n, 5]: moment, number of running, waiting and preempted sequences, free blocks (-1 if not compared)."""
     batch: Rows
     """[n, 4]: moment, request, tokens computed by this step, tokens computed before; in scheduling order."""
     changes: Rows
@@ -38,9 +43,9 @@ class Account:
     evicted: Rows
     """[n, 2]: moment, block."""
 
-    def first_difference(self, other: Account) -> int | None:
-        """Return the first moment at which the two accounts differ, or None."""
-        pairs = ((getattr(self, name), getattr(other, name)) for name in Account.__slots__)
+    def first_difference(self, other: EventColumns) -> int | None:
+        """Return the first moment at which two engines differ, or None."""
+        pairs = ((getattr(self, name), getattr(other, name)) for name in EventColumns.__slots__)
         return min((moment for pair in pairs if (moment := first_moment(*pair)) is not None), default=None)
 
     def has_step(self, moment: int) -> bool:
@@ -48,7 +53,7 @@ class Account:
         return bool(_at(self.steps, moment))
 
     def step_at(self, moment: int, names: Sequence[str]) -> dict[str, Any]:
-        """Describe the step that was scheduled at `moment`, with its changes of memory."""
+        """Describe the step that was scheduled at `moment`, with its changes of block tables, for a verdict."""
         ((running, waiting, preempted, free),) = _at(self.steps, moment)
         batch = _at(self.batch, moment)
         return {
@@ -62,7 +67,7 @@ class Account:
         }
 
     def changes_at(self, moment: int) -> list[Change]:
-        """Return the changes of ownership at `moment`, without evictions."""
+        """Return the changes of block tables at `moment`."""
         return [
             (kind, request, position, block, group)
             for kind, request, position, block, group in _at(self.changes, moment)
@@ -72,27 +77,27 @@ class Account:
         """Return the blocks that lost a prefix at `moment`, in order."""
         return [block for (block,) in _at(self.evicted, moment)]
 
-    def before(self, moment: int) -> Account:
+    def before(self, moment: int) -> EventColumns:
         """Return the rows before `moment`."""
-        return Account(*(rows[: between(rows[:, 0], 0, moment)[1]] for rows in self._tables()))
+        return EventColumns(*(rows[: between(rows[:, 0], 0, moment)[1]] for rows in self._tables()))
 
     def _tables(self) -> tuple[Rows, ...]:
         return self.steps, self.batch, self.changes, self.evicted
 
 
 def between(column: IntArray, begin: int, end: int) -> tuple[int, int]:
-    """Return the part of an ascending column that lies in `begin:end`, by binary search."""
+    """Return the first index and the end index of the values in `begin:end` of an ascending column."""
     first, last = np.searchsorted(column, np.array((begin, end), column.dtype))
     return int(first), int(last)
 
 
-def joined(accounts: list[Account]) -> Account:
-    """Concatenate the accounts of consecutive ranges."""
-    if len(accounts) == 1:
-        return accounts[0]
-    empty = Account(*(np.empty((0, width), np.int64) for width in (5, 4, 6, 2)))
-    every = zip(*(each._tables() for each in (empty, *accounts)), strict=True)
-    return Account(*(np.concatenate(tables) for tables in every))
+def joined(parts: list[EventColumns]) -> EventColumns:
+    """Concatenate the events of consecutive ranges of moments."""
+    if len(parts) == 1:
+        return parts[0]
+    empty = EventColumns(*(np.empty((0, width), np.int64) for width in (5, 4, 6, 2)))
+    every = zip(*(each._tables() for each in (empty, *parts)), strict=True)
+    return EventColumns(*(np.concatenate(tables) for tables in every))
 
 
 def stacked(*columns: IntArray) -> Rows:
@@ -104,10 +109,10 @@ def block_by_block(
     moment: IntArray, kind: IntArray, request: IntArray, position: IntArray, address: IntArray, length: IntArray,
     group: IntArray, *, with_lengths: bool,
 ) -> Rows:  # fmt: skip
-    """Return changes of ownership as in an `Account`, evictions included. Each input row covers `length` consecutive
-    blocks.
+    """Return the rows of `EventColumns.changes`, and evictions, with one row per block.
 
-    The release of a whole table is one change. It has the number of blocks in place of the block if `with_lengths`.
+    Each row of the input covers `length` consecutive blocks. The release of a whole table stays one row, which has the
+    number of blocks in place of the block if `with_lengths`.
     """
     released = (kind == MemoryKind.RELEASE) & (address == WHOLE_TABLE)
     row, offset = units_of_runs(np.where(released, 1, length))
@@ -117,13 +122,13 @@ def block_by_block(
 
 
 def without_evictions(changes: Rows) -> tuple[Rows, Rows]:
-    """Split changes of ownership into all others and the evictions (moment, block)."""
+    """Split the result of `block_by_block` into changes of block tables and evictions (moment, block)."""
     evicted = changes[:, 1] == MemoryKind.EVICT
     return changes[~evicted], changes[evicted][:, [0, 4]]
 
 
 def first_moment(ours: Rows, theirs: Rows) -> int | None:
-    """Return the first moment at which two tables of an account differ, or None."""
+    """Return the first moment at which the same table of two engines differs, or None."""
     if np.array_equal(ours, theirs):
         return None
     both = min(len(ours), len(theirs))
