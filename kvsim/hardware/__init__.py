@@ -1,10 +1,11 @@
-"""GPU facts: memory, bandwidth and arithmetic of the cards that kvsim knows by name.
+"""Data sheets of GPUs: memory size, bandwidth and peak FLOP/s, for `--gpu NAME` or from a file.
 
-A card's memory has two figures; to confuse them changes a KV cache by gigabytes. `memory_gb` is printed on the box.
-`memory_bytes` is the total that the driver reports, without ECC and firmware; vLLM measures the same. It comes from the
-totals in PyTorch's out-of-memory messages, exact to 0.01 GiB; it varies slightly with the driver.
+There are two figures for a GPU's memory, and confusing them changes the size of the KV cache by gigabytes. `memory_gb`
+is printed on the box. `memory_bytes` is the total that the driver reports, without ECC and firmware; vLLM allocates its
+cache by this total. It was taken from PyTorch's out-of-memory messages, which are exact to 0.01 GiB, and it varies
+slightly with the driver.
 
-This module knows neither models nor speeds on a card.
+This package does not depend on models, and has no measured speeds.
 """
 
 from kvsim.hardware.find import find_gpu, find_gpus

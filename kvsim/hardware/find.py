@@ -13,12 +13,12 @@ from kvsim.hardware.gpu_file import GPUS, read_gpu
 _VENDORS = frozenset(("nvidia", "amd", "geforce", "tesla", "instinct", "gpu", "workstation", "edition"))
 _FORMS = frozenset(("sxm", "sxm2", "sxm4", "sxm5", "sxm6", "hbm2", "hbm2e", "hbm3", "hbm3e"))
 _REQUIRED = frozenset(("pcie", "pro", "nvl"))
-"""Words that a name must have if its card has them."""
+"""Words that a name must contain if the listed GPU has them, because they denote another card: "H100 PCIe"."""
 _SEVERAL = re.compile(r"(\d{1,4})\s*[x×*]\s*(\D.*)", re.IGNORECASE)
 
 
 def find_gpus(name: str) -> tuple[Gpu, int | None]:
-    """Return the GPU of a name such as "4xH100", and the number of GPUs; None if the name has no number.
+    """Parse a name such as "4xH100": return the GPU, and the number of GPUs, or None if the name has no number.
 
     Raises:
         UnknownNameError: the name matches no listed GPU, or more than one.
@@ -33,12 +33,11 @@ def find_gpus(name: str) -> tuple[Gpu, int | None]:
 
 
 def find_gpu(name: str) -> Gpu:
-    """Return the GPU of `name`, in any case, with or without its vendor: "H200", "NVIDIA H200",
-    "nvidia-a100-sxm4-80gb".
+    """Return the GPU called `name`, such as "H200", "NVIDIA H200" or "nvidia-a100-sxm4-80gb", or the one in a file.
 
-    Every word must occur in the name of the listed GPU. "A100" alone could be two cards and is refused. "H100" is the
-    SXM card; the others are only found as "H100 PCIe" and "H100 NVL". A name that ends in `.toml` is a file for
-    `read_gpu`.
+    Upper and lower case are the same, and the vendor may be left out. Every word must occur in the name of the listed
+    GPU. "A100" could be two cards and is refused. "H100" is the SXM card; the others are only found as "H100 PCIe" and
+    "H100 NVL". A name that ends in `.toml` is a file for `read_gpu`.
 
     Raises:
         UnknownNameError: the name matches no listed GPU, or more than one.
@@ -48,7 +47,7 @@ def find_gpu(name: str) -> Gpu:
         return read_gpu(Path(name).expanduser())
     words = _words(name)
     matches = [
-        gpu for gpu in GPUS if _goes_by(words, _words(f"{gpu.name} {gpu.memory_gb}gb"), _words(gpu.architecture))
+        gpu for gpu in GPUS if _matches(words, _words(f"{gpu.name} {gpu.memory_gb}gb"), _words(gpu.architecture))
     ]
     matches = matches or [gpu for gpu in GPUS if _joined(gpu.name) == _joined(name)]
     if len(matches) == 1:
@@ -57,16 +56,18 @@ def find_gpu(name: str) -> Gpu:
 
 
 def _joined(name: str) -> str:
-    """Return the letters and digits of a name, without its vendor: "RTX 4090" and "rtx4090" are one."""
+    """Return the letters and digits of a name without its vendor, so that "RTX 4090" and "rtx4090" are equal."""
     words = re.findall(r"[a-z0-9]+", name.casefold())
     return "".join(word for word in words if word not in _VENDORS)
 
 
-def _goes_by(words: frozenset[str], own: frozenset[str], architecture: frozenset[str]) -> bool:
-    return words <= own | architecture and own & _REQUIRED <= words and bool(words & own)
+def _matches(words: frozenset[str], of_gpu: frozenset[str], of_architecture: frozenset[str]) -> bool:
+    """Tell whether `words` name the GPU with these words in its name and architecture."""
+    return words <= of_gpu | of_architecture and of_gpu & _REQUIRED <= words and bool(words & of_gpu)
 
 
 @cache
 def _words(name: str) -> frozenset[str]:
+    """Return the words of a name, with memory sizes as "80gb", without vendors and forms of the board."""
     words = re.findall(r"[a-z0-9]+", name.casefold())
     return frozenset(re.sub(r"^(\d+)gi?b?$", r"\1gb", word) for word in words) - _VENDORS - _FORMS

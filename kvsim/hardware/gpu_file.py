@@ -1,4 +1,4 @@
-"""GPUs as TOML: the listed ones in `listed.toml`, and the files that users write."""
+"""Read GPUs from TOML: the listed ones from `listed.toml`, and custom ones from the files that users write."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _KEYS = {
     "boost_mhz": (10, 100_000, "their clock, in MHz"),
     "fp8_dense_tflops": (0.01, 1_000_000, "dense TFLOP/s in fp8, where the card has it"),
 }
-"""Numbers of a GPU file: the lowest and highest value allowed, and the meaning."""
+"""Numeric keys of a GPU file: lowest and highest allowed value, and meaning."""
 _TEXTS = {"name": "a short name", "architecture": 'a text such as "Hopper GH100"'}
 _OPTIONAL = ("fp8_dense_tflops", "architecture")
 
@@ -58,7 +58,7 @@ def _gpu(fields: dict[str, Any], sources: tuple[str, ...]) -> Gpu:
 
 
 def _wrong(document: dict[str, Any]) -> list[str]:
-    """Return all errors in the keys of a GPU file."""
+    """Describe all errors in the keys of a GPU file; empty without errors."""
     found = []
     for key, (lowest, highest, meaning) in _KEYS.items():
         value = document.get(key)
@@ -84,7 +84,7 @@ def _problem(document: dict[str, Any], key: str, expected: str) -> list[str]:
 
 
 def gpu_template() -> str:
-    """Return a GPU file with every key and its meaning, filled in with a listed card."""
+    """Return the text of an example GPU file, which has every key with its meaning and the values of a listed GPU."""
     example = next(gpu for gpu in GPUS if gpu.fp8_dense_flops and gpu.architecture)
     values: dict[str, Any] = {
         "name": example.name,
@@ -108,4 +108,4 @@ GPUS = tuple(
     _gpu(fields, tuple(fields["sources"]))
     for fields in tomllib.loads(Path(__file__).with_name("listed.toml").read_text(encoding="utf-8"))["gpu"]
 )
-"""GPUs that can be named on a command line."""
+"""GPUs that `--gpu` finds by name."""

@@ -1,4 +1,7 @@
-"""Measure attention over a paged cache: decodes, which read memory; prompts, which compute; and both in one step."""
+"""Measure attention over a paged cache for a machine card: decodes, prompts, and both in one launch.
+
+Decodes show how fast the cache is read, prompts how fast attention computes, and mixes how much one slows the other.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +15,26 @@ from kvsim.measure.timing import seconds_per_call
 from kvsim.steptime.card import Attention
 
 HEADS = ((32, 8, 128), (32, 32, 128), (16, 4, 128), (8, 4, 256), (12, 4, 64))
-"""Query heads, key heads and head size, as models have them on one GPU."""
+"""Numbers of query heads and KV heads, and head sizes, as common models have them on one GPU."""
 DECODES = tuple((seqs, context) for seqs in (1, 8, 32, 128, 256) for context in (128, 512, 2048, 8192))
-"""Numbers of sequences with one query each, and their context."""
+"""Numbers of decoding sequences, and the context of each in tokens."""
 PREFILLS = ((256, 0), (1024, 0), (4096, 0), (8192, 0), (1024, 8192))
-"""Queries of one sequence, and its context before them."""
+"""Numbers of queries of one prompt, and of tokens computed before them."""
 MIXES = ((32, 512, 512), (128, 512, 512), (128, 1024, 2048), (32, 2048, 2048), (256, 512, 256))
-"""Numbers of sequences with one query each, their context, and the queries of one prompt in the same step."""
+"""Numbers of decoding sequences, the context of each, and the number of queries of one prompt in the same launch."""
 _BLOCK = 16
+"""Tokens of a block of the paged cache."""
 _MOST_BYTES = 16 << 30
+"""Batches with more keys and values than this are not measured: they might not fit into the GPU's memory."""
 _CACHE_BYTES = 160 << 20
+"""Bytes of keys and values that calls use in turn: several times the size of a GPU's cache, so that none hits it."""
+_MOST_COPIES = 16
+_TOKEN_BYTES = 4
+"""Bytes of a key element and a value element in bfloat16."""
 
 
 def measure_attention(heads: Sequence[tuple[int, int, int]] = HEADS) -> tuple[str, tuple[Attention, ...]]:
-    """Return the name of the kernels and their times for each of `heads`."""
+    """Return the name of the attention kernels, and their times for each of `heads` and each batch of the constants."""
     name, attend = _paged_attention()
     rows = []
     for queries, keys, width in heads:
@@ -35,7 +44,7 @@ def measure_attention(heads: Sequence[tuple[int, int, int]] = HEADS) -> tuple[st
             *((((context, 1),) * seqs + ((tokens, tokens),)) for seqs, context, tokens in MIXES),
         ):
             slots = sum(context for context, _ in batch)
-            if slots * keys * width * 4 > _MOST_BYTES:
+            if slots * keys * width * _TOKEN_BYTES > _MOST_BYTES:
                 continue
             seconds = attend(batch, queries, keys, width)
             num_prompts = sum(tokens > 1 for _, tokens in batch)
@@ -55,22 +64,24 @@ def measure_attention(heads: Sequence[tuple[int, int, int]] = HEADS) -> tuple[st
 
 
 def _paged_attention() -> tuple[str, Any]:
+    """Return the name of the attention kernels, and a function that returns their seconds for a batch."""
     try:
         from vllm.vllm_flash_attn.flash_attn_interface import flash_attn_varlen_func  # noqa: PLC0415
     except ImportError:
         return "PyTorch", _torch_attention
-    version = 3 if torch.cuda.get_device_capability()[0] == 9 else 2
+    version = 3 if torch.cuda.get_device_capability()[0] == 9 else 2  # FlashAttention 3 is for Hopper
     return f"vLLM's FlashAttention {version}", partial(_vllm_attention, flash_attn_varlen_func, version)
 
 
 def _vllm_attention(
     function: Any, version: int, batch: Sequence[tuple[int, int]], heads: int, kv_heads: int, width: int
 ) -> float:
+    """Return the seconds of vLLM's attention for a batch of (context, queries) with blocks in random order."""
     contexts, tokens = [context for context, _ in batch], [count for _, count in batch]
     per_seq = -(-max(contexts) // _BLOCK)
     num_blocks = sum(-(-context // _BLOCK) for context in contexts)
-    block_bytes = 4 * _BLOCK * kv_heads * width
-    copies = min(max(_CACHE_BYTES // (num_blocks * block_bytes), 1), 16)
+    block_bytes = _TOKEN_BYTES * _BLOCK * kv_heads * width
+    copies = min(max(_CACHE_BYTES // (num_blocks * block_bytes), 1), _MOST_COPIES)
     cache = torch.randn(2, copies * num_blocks, _BLOCK, kv_heads, width, device="cuda", dtype=torch.bfloat16)
     query = torch.randn(sum(tokens), heads, width, device="cuda", dtype=torch.bfloat16)
     out = torch.empty_like(query)
@@ -96,13 +107,15 @@ def _vllm_attention(
 
 
 def _torch_attention(batch: Sequence[tuple[int, int]], heads: int, kv_heads: int, width: int) -> float:
-    """Measure PyTorch's attention, without a paged cache: decodes of one length in one call, each prompt in its own."""
+    """Measure PyTorch's attention without a paged cache: one call for all decodes, and one for each prompt."""
     attend = torch.nn.functional.scaled_dot_product_attention
     decodes = [context for context, tokens in batch if tokens == 1]
     seconds = 0.0
     if decodes:
         shape = (len(decodes), kv_heads, decodes[0], width)
-        copies = min(max(_CACHE_BYTES // (4 * len(decodes) * kv_heads * decodes[0] * width), 1), 16)
+        copies = min(
+            max(_CACHE_BYTES // (_TOKEN_BYTES * len(decodes) * kv_heads * decodes[0] * width), 1), _MOST_COPIES
+        )
         query = torch.randn(len(decodes), heads, 1, width, device="cuda", dtype=torch.bfloat16)
         pairs = [torch.randn(2, *shape, device="cuda", dtype=torch.bfloat16) for _ in range(copies)]
         seconds += seconds_per_call([partial(attend, query, *pair, enable_gqa=heads != kv_heads) for pair in pairs])

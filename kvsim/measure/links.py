@@ -1,9 +1,10 @@
-"""Measure transfers between GPUs, and between a GPU and its host."""
+"""Measure the links of a machine for its card: all-reduce between GPUs, and copies between a GPU and its host."""
 
 from __future__ import annotations
 
 import os
 import socket
+import statistics
 import tempfile
 from collections.abc import Callable
 from functools import partial
@@ -17,10 +18,12 @@ from kvsim.measure.timing import seconds_per_call
 SIZES_BYTES = tuple(1 << power for power in range(12, 29, 2))
 """Sizes of the reduced tensors in bytes, from 4 KiB to 256 MiB."""
 _COPY_BYTES = 1 << 28
+_REDUCTIONS = 20
+"""Number of reductions in one captured graph, so that starting the graph takes a small part of its time."""
 
 
-def copies() -> tuple[float, float]:
-    """Return bytes per second from the host's pinned memory to the GPU, and back."""
+def host_copy_rates() -> tuple[float, float]:
+    """Return the bytes per second of copies from the host's pinned memory to the GPU, and of copies back."""
     host = torch.empty(_COPY_BYTES, dtype=torch.uint8, pin_memory=True)
     device = torch.empty(_COPY_BYTES, dtype=torch.uint8, device="cuda")
     there = seconds_per_call([lambda: device.copy_(host, non_blocking=True)])
@@ -29,20 +32,21 @@ def copies() -> tuple[float, float]:
 
 
 def all_reduce(num_gpus: int) -> tuple[str, tuple[tuple[int, float], ...]]:
-    """Return the name of the kernels, and the size and seconds of each sum over `num_gpus` GPUs of this host."""
+    """Return the name of the all-reduce over `num_gpus` GPUs of this host, and (bytes, seconds) for each size."""
     if num_gpus == 1:
         return "", ()
     with tempfile.TemporaryDirectory() as scratch:
         result = Path(scratch) / "seconds.pt"
-        torch.multiprocessing.spawn(_process, args=(num_gpus, _free_port(), str(result)), nprocs=num_gpus)
+        torch.multiprocessing.spawn(_measure_rank, args=(num_gpus, _free_port(), str(result)), nprocs=num_gpus)
         name, seconds = torch.load(result)
     return name, tuple(zip(SIZES_BYTES, seconds, strict=True))
 
 
-def _process(rank: int, num_gpus: int, port: int, result: str) -> None:
+def _measure_rank(rank: int, num_gpus: int, port: int, result: str) -> None:
+    """Take part in all reductions as process `rank`; rank 0 saves name and seconds in the file `result`."""
     torch.cuda.set_device(rank)
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    name, reduce, capturing = _all_reduce(rank, num_gpus, port)
+    name, reduce, capturing = _connect(rank, num_gpus, port)
     seconds = []
     for size in SIZES_BYTES:
         values = torch.zeros(size // 2, dtype=torch.bfloat16, device="cuda")
@@ -54,14 +58,14 @@ def _process(rank: int, num_gpus: int, port: int, result: str) -> None:
 
 
 def _reduce_s(reduce: Callable[[], Any], capturing: Any) -> float:
-    """Return the seconds of one reduction, from twenty in a captured graph."""
+    """Return the seconds of one reduction: the median of five replays of a captured graph."""
     reduce()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with capturing() as context, torch.cuda.graph(graph, stream=getattr(context, "stream", None)):
-        for _ in range(20):
+        for _ in range(_REDUCTIONS):
             reduce()
-    found = []
+    seconds = []
     for _ in range(5):
         torch.distributed.barrier()
         torch.cuda.synchronize()
@@ -70,12 +74,15 @@ def _reduce_s(reduce: Callable[[], Any], capturing: Any) -> float:
         graph.replay()
         end.record()
         end.synchronize()
-        found.append(begin.elapsed_time(end) / 1e3 / 20)
-    return float(sorted(found)[2])
+        seconds.append(begin.elapsed_time(end) / 1e3 / _REDUCTIONS)
+    return float(statistics.median(seconds))
 
 
-def _all_reduce(rank: int, num_gpus: int, port: int) -> tuple[str, Callable[[Any], Any], Any]:
-    """Return vLLM's all-reduce if it can be imported, else NCCL's."""
+def _connect(rank: int, num_gpus: int, port: int) -> tuple[str, Callable[[Any], Any], Any]:
+    """Join the group of all ranks; return the name of its all-reduce, the function, and a context for capturing it.
+
+    The all-reduce is that of vLLM if it can be imported, else that of NCCL.
+    """
     from contextlib import nullcontext  # noqa: PLC0415
 
     address = f"tcp://127.0.0.1:{port}"
@@ -93,6 +100,6 @@ def _all_reduce(rank: int, num_gpus: int, port: int) -> tuple[str, Callable[[Any
 
 
 def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return int(server.getsockname()[1])

@@ -1,4 +1,4 @@
-"""Measure a whole machine and return its card."""
+"""Measure all parts of a machine card in turn: `kvsim measure`."""
 
 from __future__ import annotations
 
@@ -22,15 +22,23 @@ SHAPES = (
     *((4096, 11008), (5120, 13824), (22016, 4096), (22016, 8192)),
     *((49152, 1024), (262144, 2560), (151936, 4096), (128256, 4096), (32000, 4096), (3072, 768), (768, 3072)),
 )
-"""Shapes of weights (outputs, inputs), from the smallest models to an output projection. 8,192 outputs fill the
-processors of an H100 once: the other shapes alone say up to 9 % more for few tokens."""
+"""Shapes of weights (outputs, inputs), from those of the smallest models to output projections.
+
+There are more shapes with 8,192 outputs, which occupy all processors of an H100 exactly once. Without these shapes, the
+predicted time of few tokens would be up to 9 % too long.
+"""
 _FP8_SHAPES = tuple((n, k) for k in (2048, 4096, 8192, 14336) for n in (2048, 4096, 6144, 14336, 28672))
+"""Shapes of weights (outputs, inputs) that are measured in fp8."""
 _STREAM_BYTES = 4 << 30
-_KERNELS = 200
+"""Bytes of the buffer that is read and copied to measure the rates of the GPU's memory."""
+_SMALL_KERNELS = 200
+"""Number of small kernels in the graph that measures the time from one kernel to the next."""
+_FP8_CAPABILITY = (8, 9)
+"""Least CUDA compute capability with fp8 tensor cores (Ada)."""
 
 
 def measure(num_gpus: int = 1, progress: Callable[[str], None] = lambda _: None) -> Card:
-    """Measure this machine; `progress` is called with the name of the next part.
+    """Measure the card of this machine; `progress` is called with the name of each part before it is measured.
 
     Raises:
         MissingExtraError: PyTorch is not installed.
@@ -49,11 +57,11 @@ def measure(num_gpus: int = 1, progress: Callable[[str], None] = lambda _: None)
     progress("host")
     one_launch_s = launch_s()
     progress("memory and links")
-    rates = _memory_and_links()
+    memory_and_links = _memory_and_links()
     progress("matrix products")
     products = {"bfloat16": measure_products(SHAPES)}
     torch.cuda.empty_cache()
-    if torch.cuda.get_device_capability() >= (8, 9):
+    if torch.cuda.get_device_capability() >= _FP8_CAPABILITY:
         progress("matrix products in fp8")
         products["fp8"] = measure_products(_FP8_SHAPES, FEW_SIZES, fp8=True)
         torch.cuda.empty_cache()
@@ -69,15 +77,15 @@ def measure(num_gpus: int = 1, progress: Callable[[str], None] = lambda _: None)
         products=products,
         attention=attention,
         all_reduce=reduced,
-        **rates,
+        **memory_and_links,
     )
 
 
 def _memory_and_links() -> dict[str, Any]:
-    """Return the rates of a card that one buffer tells, and the gap between two small kernels."""
+    """Return fields of a card: the rates of GPU memory and of the link to the host, and the time of a small kernel."""
     import torch  # noqa: PLC0415
 
-    from kvsim.measure.links import copies  # noqa: PLC0415
+    from kvsim.measure.links import host_copy_rates  # noqa: PLC0415
     from kvsim.measure.timing import seconds_per_call  # noqa: PLC0415
 
     data = torch.ones(_STREAM_BYTES // 4, dtype=torch.float32, device="cuda")
@@ -86,13 +94,13 @@ def _memory_and_links() -> dict[str, Any]:
     copied_s = seconds_per_call([partial(other.copy_, data)])
     del data, other
     small = torch.zeros(8, device="cuda")
-    gap_s = seconds_per_call([partial(small.add_, 1.0)] * _KERNELS)
-    to_gpu, to_host = copies()
+    small_kernel_s = seconds_per_call([partial(small.add_, 1.0)] * _SMALL_KERNELS)
+    to_gpu, to_host = host_copy_rates()
     torch.cuda.empty_cache()
     return {
         "read_bytes_per_s": _STREAM_BYTES / streamed_s,
-        "copy_bytes_per_s": 2 * _STREAM_BYTES / copied_s,
-        "kernel_s": gap_s,
+        "copy_bytes_per_s": 2 * _STREAM_BYTES / copied_s,  # every byte is read and written
+        "kernel_s": small_kernel_s,
         "to_gpu_bytes_per_s": to_gpu,
         "to_host_bytes_per_s": to_host,
     }
@@ -103,15 +111,16 @@ def _check_gpus(num_gpus: int) -> None:
         import torch  # noqa: PLC0415
     except ImportError as error:
         raise MissingExtraError("Measuring a machine", "hf") from error
-    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if found < max(num_gpus, 1):
+    num_visible = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if num_visible < max(num_gpus, 1):
         raise UsageError(
-            f"this machine has {found or 'no'} GPU{'s' * (found != 1)} that PyTorch sees, and "
+            f"this machine has {num_visible or 'no'} GPU{'s' * (num_visible != 1)} that PyTorch sees, and "
             f"--tensor-parallel-size {num_gpus} needs {num_gpus}; run kvsim measure where they are."
         )
 
 
 def _vllm() -> str:
+    """Return the version of vLLM as a clause of the card's source; empty if vLLM is not installed."""
     try:
         return f", vLLM {importlib.metadata.version('vllm')}"
     except importlib.metadata.PackageNotFoundError:

@@ -1,7 +1,8 @@
-"""Time kernels on a GPU, captured as a graph as engines do, and their launch from Python.
+"""Measure the time of kernels in a captured graph, in which engines run them, and the time to launch one from Python.
 
-An engine's host interprets Python and launches kernels; the launch time covers both. On three machines, the time of
-plain Python alone was a worse measure: the host that interpreted it slowest served fastest."""
+The launch time is the measure of a host's speed, because an engine's host interprets Python and launches kernels. The
+time of plain Python alone was a worse measure: of three machines, the slowest by it served fastest.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +15,17 @@ import torch
 
 _REPLAYS = 3
 _LONG_S = 2e-3
-"""Duration above which a call is timed once per replay, in seconds."""
+"""Duration in seconds from which a graph has only one call."""
 
 _LAUNCHES_S = 1.5
-"""Seconds of repeated launches. A host's speed changes for tenths of a second, with its clock and other processes."""
+"""Seconds for which launches are repeated: longer than a host is slow for a while, by its clock or other processes."""
 _LAUNCHES = 400
 
 
 def seconds_per_call(calls: Sequence[Callable[[], Any]]) -> float:
-    """Return the seconds of one of `calls` on the GPU when all run one after the other in a captured graph.
+    """Return the mean seconds of a call on the GPU, when all `calls` run one after the other in a captured graph.
 
-    The calls should use different memory, so that none finds its inputs in the GPU's cache.
+    Calls should use different memory, so that none finds its inputs in the GPU's cache.
     """
     calls[0]()  # libraries choose and load their kernels at the first call
     torch.cuda.synchronize()

@@ -1,9 +1,9 @@
-"""Fitted step-time models, on disk and by name, and the check whether a run left their fitted range.
+"""Profiles: step times that were fitted to recordings of one engine with one model on one GPU.
 
-profile       the times of one engine with one model on one GPU, and their transfer to another GPU
-file          a profile as TOML
+profile       a profile, and its transfer to another GPU
+file          reading and writing a profile as TOML
 known         the profiles that come with kvsim (calibrated/)
-extrapolation whether a simulation left the steps that its profile was fitted to
+extrapolation the check whether a simulation had steps outside the range that its profile was fitted to
 """
 
 from kvsim.profiles.coefficient_words import EXPLANATIONS

@@ -1,4 +1,4 @@
-"""Descriptions of the coefficients of a profile, a line each."""
+"""Descriptions of the coefficients of a profile, which its file has as comments."""
 
 from __future__ import annotations
 

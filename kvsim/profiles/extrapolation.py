@@ -1,6 +1,6 @@
-"""Whether a simulation left the steps that its profile was fitted to.
+"""Record whether a simulation had steps outside the range of the steps that its profile was fitted to.
 
-A fitted model says something about every step; it was only judged on those like the ones it has seen.
+A fitted model gives a time for any step, but its error is known only within that range, so results name any excess.
 """
 
 from __future__ import annotations
@@ -18,34 +18,34 @@ if TYPE_CHECKING:
     from kvsim.steptime import Roofline, StepTimeModel
 
 KEY = "extrapolates"
-"""Under which the provenance of a recording, and every `--json`, says where the fitted range was left."""
+"""Key of this information in the provenance of a recording and in every `--json`."""
 
 
 class WatchedProfile:
-    """A profile that remembers the largest step it was asked for, field by field. It is a `StepTimeModel`."""
+    """`StepTimeModel` with the times of a profile, which records the largest value of each field of the steps."""
 
     def __init__(self, profile: Profile, times: Roofline | None = None) -> None:
-        """Watch `profile`; `times` replaces its own where a run differs from what was fitted, as without graphs."""
+        """Watch `profile`; `times` replaces its times for a run that differs from the fitted ones: without graphs."""
         self._profile = profile
         self._largest: list[float] = [0] * len(StepShape._fields)
         self.times = profile.times if times is None else times
-        """Step times for code that computes without asking here, and tells `saw` instead."""
+        """Step times for callers that compute times themselves; they report their steps to `saw`."""
         self.label = profile.label
         self.calibrated = profile.calibrated
 
     def anew(self) -> WatchedProfile:
-        """Return a copy that remembers nothing."""
+        """Return a copy without recorded steps."""
         new = copy(self)
         new._largest = [0] * len(StepShape._fields)
         return new
 
     @property
     def fitted_to(self) -> frozenset[str]:
-        """The names of the recordings that the profile was fitted to."""
+        """Names of the recordings that the profile was fitted to."""
         return frozenset(residual.recording for residual in self._profile.residuals)
 
     def __repr__(self) -> str:
-        """Return a text that a run does not change: sweeps identify their points by it."""
+        """Return a text that does not depend on recorded steps, because sweeps identify their points by it."""
         return f"WatchedProfile({in_full(self._profile)}, {in_full(self.times)})"
 
     def entry_s(self, prompt_tokens: int) -> float:
@@ -58,18 +58,18 @@ class WatchedProfile:
         return self.times.step_time(shape)
 
     def saw(self, shape: StepShape) -> None:
-        """Remember the step or steps of `shape`; the largest values of several steps are enough."""
+        """Record the step of `shape`, or several steps if its fields are arrays or the maxima of these steps."""
         largest = self._largest
         for index, value in enumerate(shape):
             most = value.max() if isinstance(value, np.ndarray) else value
             largest[index] = max(largest[index], most)
 
     def beyond(self) -> list[str]:
-        """Describe how the steps so far left the fitted range; empty if they did not."""
+        """Describe each field that the recorded steps had outside the fitted range; empty if there is no such field."""
         return self._profile.outside(StepShape._make(self._largest))
 
 
 def provenance(model: StepTimeModel) -> dict[str, list[str]]:
-    """Return a recording's entry about the range of its step times; empty unless that range was watched and left."""
-    words = model.beyond() if isinstance(model, WatchedProfile) else []
-    return {KEY: words} if words else {}
+    """Return the entry of a recording's provenance about extrapolation; empty if there was none, or no profile."""
+    fields = model.beyond() if isinstance(model, WatchedProfile) else []
+    return {KEY: fields} if fields else {}

@@ -1,4 +1,4 @@
-"""A profile on disk: a TOML file that a person can read, checked when it is read."""
+"""Read and write profiles as TOML files, with a comment on every coefficient; a file is checked when it is read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kvsim.profiles.profile import Profile, Residual
 from kvsim.steptime import ALL_ALIKE, COEFFICIENTS, NUM_LISTED, NUM_SIZES, Roofline, StepShape
 
 _LONGEST_S = 1e3
-"""No coefficient in seconds is larger: a step takes milliseconds, and the slowest thing that it holds some minutes."""
+"""Upper limit of coefficients in seconds: steps take milliseconds, and a compilation some minutes."""
 _LARGEST_SHAPE = 1e18
 _COEFFICIENTS = {
     "exposed_share": (0.0, 1.0),
@@ -27,7 +27,7 @@ _COEFFICIENTS = {
     "full_seqs": (1e-3, 1e6),
     "max_captured_tokens": (0, 1 << 20),
 }
-"""Ranges of the coefficients that are no times."""
+"""Valid ranges of the coefficients that are not in seconds."""
 
 
 def load(path: str | os.PathLike[str]) -> Profile:
@@ -107,8 +107,9 @@ def _times(gpu: str, coefficients: Mapping[str, Any]) -> Roofline:
 
 
 def save(profile: Profile, path: str | os.PathLike[str], header: str = "", *, made_by: str = "") -> Path:
-    """Write a profile as TOML with a line of explanation beside every coefficient, and the mark of the command
-    `made_by`; the file appears whole or not at all.
+    """Write a profile as TOML, with a comment on every coefficient; the file is complete or not there at all.
+
+    `made_by` is the command that is named in the file's mark.
     """
     file = Path(path)
     lines = [f"# {line}".rstrip() for line in header.splitlines()]
@@ -142,6 +143,7 @@ def save(profile: Profile, path: str | os.PathLike[str], header: str = "", *, ma
 
 
 def _table(name: str, values: tuple[float, ...]) -> list[str]:
+    """Return the lines of a list of numbers; equal values at its end, which `_times` restores, are written once."""
     listed = len(values)
     while listed > NUM_LISTED and values[listed - 1] == values[listed - 2]:
         listed -= 1

@@ -1,4 +1,4 @@
-"""Profiles that come with kvsim, by name and by GPU, model and engine."""
+"""Find a profile by name, or the one that comes with kvsim for a GPU, model and engine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def shipped() -> tuple[Profile, ...]:
 
 @cache
 def _shipped(file: Path) -> Profile:
-    """Read the profile in a file that comes with kvsim, once: a sweep asks for it at every point."""
+    """Return the profile in `file`; cached, because a sweep needs it at every point."""
     return load(file)
 
 
@@ -40,14 +40,15 @@ def find(name: str) -> Profile:
 
 
 def is_shipped(name: str) -> bool:
-    """Tell whether `name` is that of a profile that comes with kvsim, and not a file."""
+    """Tell whether `name` is the name of a profile that comes with kvsim. A file with this name takes precedence."""
     return not Path(name).is_file() and (_FOLDER / f"{name}.toml").is_file()
 
 
 def match(gpu: Gpu, model: Model, engine: str, *, tensor_parallel_size: int = 1) -> Profile | None:
     """Return the shipped profile for exactly this GPU, model shape, engine and tensor-parallel size, or None.
 
-    Weights and cache must be of the model's own type, as in all recordings that a shipped profile rests on.
+    None is also returned if weights are quantized or the cache has another type than the model, because all shipped
+    profiles were fitted to recordings without either.
     """
     if not keeps_types(model):
         return None

@@ -1,4 +1,4 @@
-"""Step times of one engine with one model on one GPU, with the recordings and the quality of the fit."""
+"""`Profile`: fitted step times of one engine with one model on one GPU, and their transfer to another GPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvsim.steptime import ALL_ALIKE, Roofline, StepShape, StepTime, copy_bytes_
 
 ENGINES = ("vllm", "hf-dynamic", "hf-static")
 _EVENTS = ("new_shape", "new_kernels", "num_new_seqs")
-"""Fields of `StepShape` that count what happens rather than how large a step is: they have no range to leave."""
+"""Fields of `StepShape` that count events in a step. They are not checked against the fitted range."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,15 +23,15 @@ class Residual:
     recording: str
     num_steps: int
     mean_percent: float
-    """Mean error of a step's time, of the mean step."""
+    """Mean error of a step's time, in percent of the mean time."""
     median_abs_us: float
     held_out_percent: float | None
-    """Mean error of a step's time when this recording is left out of the fit; None where it is the only one."""
+    """The same error if this recording is left out of the fit; None if it is the only recording."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """The step times of one engine with one model on one GPU. It is a `StepTimeModel`."""
+    """`StepTimeModel` of one engine with one model on one GPU, fitted to recordings."""
 
     gpu: str
     model: str
@@ -42,16 +42,16 @@ class Profile:
     """Smallest and largest value of each field of `StepShape` among the fitted steps."""
     residuals: tuple[Residual, ...]
     tensor_parallel_size: int = 1
-    """GPUs among which the model was split when it was fitted."""
+    """Number of GPUs over which the model was split in the recordings."""
     transferred_from: str = ""
-    """The GPU that it was fitted on, where that is another one."""
+    """Name of the GPU of the recordings, if the times were transferred to another GPU; otherwise empty."""
 
     def __repr__(self) -> str:
         return f"<Profile: {self.label}>"
 
     @property
     def label(self) -> str:
-        """Origin of the times, in words."""
+        """Description of the origin of the times."""
         if self.transferred_from:
             machines = f"from {self.transferred_from} to {self.gpu}"
             return f"transferred {machines} with {self.model} ({self.engine}), not measured there"
@@ -73,7 +73,7 @@ class Profile:
         return self.times.entry_s(prompt_tokens)
 
     def outside(self, shape: StepShape) -> list[str]:
-        """Describe how steps of at most `shape` leave the fitted range; empty if they do not."""
+        """Describe each field of `shape` that is outside the fitted range; empty if there is no such field."""
         beyond = []
         for name, value in zip(StepShape._fields, shape, strict=True):
             low, high = self.ranges.get(name, (0.0, float("inf")))
@@ -82,14 +82,14 @@ class Profile:
         return beyond
 
     def transfer(self, source: Gpu, target: Gpu) -> Profile:
-        """Return the profile on another GPU: scale bytes with bandwidth and arithmetic with FLOP/s, keep the host's
-        overheads.
+        """Scale the times from the GPU `source` to the GPU `target`, with the same host.
 
-        Which kernels are picked for a size depends on the chip: between two cards with one chip (H100 and H200) that
-        carries over, elsewhere it is not known.
-        The dynamic cache of `generate()` copies its context, which processors limit on some and the memory on others.
-        What a sequence costs beside its bytes is neither: attention's blocks start and drain on the processors, so it
-        goes by their number and clock; and fewer processors are occupied by fewer sequences.
+        - Reading bytes scales with bandwidth, arithmetic with FLOP/s; host times are kept.
+        - `of_size_s`, the effect of the kernels that are chosen for a size, is kept between cards with the same chip
+          (H100 and H200). For another chip it is unknown, and left out.
+        - The dynamic cache of `generate()` copies its context, at a rate that the processors or the memory limit.
+        - `sequence_s` scales with the number and clock of the processors, on which attention's thread blocks start and
+          drain. Fewer processors are occupied by fewer sequences: `full_seqs`.
         """
         bandwidth = streamed_bytes_per_s(source) / streamed_bytes_per_s(target)
         copies = copy_bytes_per_s(source) / copy_bytes_per_s(target)
@@ -125,7 +125,7 @@ def _one_chip(source: Gpu, target: Gpu) -> bool:
 
 
 def carried(profile: Profile, gpu: Gpu, model: Model, engine: str, *, tensor_parallel_size: int = 1) -> Profile:
-    """Return `profile` for `model` on `gpu` with `engine`: as it is, or transferred from its own GPU.
+    """Return `profile` for use with `model` on `gpu`: transferred, if it was fitted on another GPU.
 
     Raises:
         UsageError: the profile is of another model, engine or tensor-parallel size.
@@ -150,15 +150,15 @@ def carried(profile: Profile, gpu: Gpu, model: Model, engine: str, *, tensor_par
 
 
 def keeps_types(model: Model) -> bool:
-    """Tell whether weights and cache are of the model's own type, as in all recordings behind the shipped profiles."""
+    """Tell whether weights are not quantized and the cache has the model's type, as in all recordings for profiles."""
     return model.kv_cache_dtype in ("auto", model.dtype) and model.quantization is None
 
 
 def listed_name(model: Model) -> str:
-    """Return the name under which kvsim lists a model of this shape; its own name if it lists none.
+    """Return the name of the listed model with the same shape; the name of `model` if there is none.
 
-    Recordings call the same model by different names, and only its shape matters to time. bfloat16 and float16 are
-    equally large and equally fast.
+    Profiles are found by this name, because recordings have different names for one model, and step times depend only
+    on its shape. bfloat16 and float16 count as equal: they have the same size and speed.
     """
 
     def shape(item: Model) -> tuple[object, ...]:
@@ -171,7 +171,7 @@ def listed_name(model: Model) -> str:
 
 
 def served_name(model: Model) -> str:
-    """Return the listed name of a model, and its parallelism and types if they are not one GPU and its own types."""
+    """Return the listed name of a model, and its tensor-parallel size and types unless they are the defaults."""
     served = {
         "tensor parallel": model.tensor_parallel_size if model.tensor_parallel_size > 1 else None,
         "weights": model.quantization.method if model.quantization is not None else None,
