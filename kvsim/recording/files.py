@@ -6,6 +6,7 @@ A user's recording is checked at every read. Shipped recordings were checked by 
 from __future__ import annotations
 
 import os
+import re
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -21,6 +22,8 @@ from kvsim.recording.writer import RecordingWriter
 
 _ATTEMPTS, _PAUSE_S = 20, 0.005
 """Number of attempts to read a folder that is being replaced, with growing pauses: one second in total."""
+_SERVER = re.compile(r"\d+|(prefill|decode)-\d+")
+"""Names of the folders of a fleet's servers."""
 
 
 class RecordedRequests(NamedTuple):
@@ -78,7 +81,8 @@ def server_folders(path: str | os.PathLike[str]) -> list[Path]:
     try:
         if (folder / provenance.FILE_NAME).exists() or not folder.is_dir():
             return []
-        found = [each for each in folder.iterdir() if (each / provenance.FILE_NAME).is_file()]
+        servers = [each for each in folder.iterdir() if _SERVER.fullmatch(each.name)]
+        found = [each for each in servers if (each / provenance.FILE_NAME).is_file()]
     except OSError:
         return []
     kinds = {"prefill": 0, "decode": 1}

@@ -36,6 +36,8 @@ from kvsim_tui.pool.layer_kinds import layer_kinds
 from kvsim_tui.widgets.block_table import BlockTable
 from kvsim_tui.widgets.inspector import Inspector
 from kvsim_tui.widgets.pool_view import PoolView
+from kvsim_tui.widgets.scrubber import GUTTER
+from kvsim_tui.widgets.timeline_chart import TimelineChart
 
 from .test_app import text_of
 
@@ -290,3 +292,21 @@ def test_a_headline_counts_the_gpus_of_a_model() -> None:
     model_and_gpus = headline(session, short=False)[2]
     assert model_and_gpus.endswith("on 2 x NVIDIA H200")
     assert headline(session, short=True)[2].endswith("on 2 x H200")
+
+
+async def test_the_column_under_the_cursor_is_the_frame_that_is_shown(
+    make_app: Callable[..., KvsimApp], pressure: Recording
+) -> None:
+    app = make_app(pressure)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause()
+        chart, session = app.query_one(TimelineChart), app.playback.session
+        for share in (0.2, 0.5, 0.8):
+            session.player.go_to_time(share * session.player.duration_s)
+            app.playback.show_panels()
+            await pilot.pause()
+            lines = [chart.render_line(y).text[GUTTER + chart.cursor_column] for y in range(chart.size.height)]
+            for name, cell in zip(("running", "waiting"), lines[-3:-1], strict=True):
+                values = session.counts(name)
+                eighths = max(round(8 * values[session.player.frame] / values.max()), values[session.player.frame] > 0)
+                assert cell == (app.symbols.up[eighths] if eighths else "│")

@@ -25,7 +25,8 @@ from kvsim_tui.export.picture_file import drawn, svg_of
 from kvsim_tui.playback.fleet_servers import FleetServers
 from kvsim_tui.screens.wall import Wall
 from kvsim_tui.screens.watch import Watch
-from kvsim_tui.widgets.pool_wall import PoolWall
+from kvsim_tui.widgets.pool_wall import FleetClock, PoolWall
+from kvsim_tui.widgets.scrubber import GUTTER
 
 from .test_snapshots import picture as picture  # noqa: PLC0414 - a fixture
 
@@ -116,6 +117,24 @@ async def test_the_hottest_come_first_and_the_others_are_folded_with_their_sums(
         assert int(folded.split()[-1].replace(",", "")) == sum(one.waiting for one in now) - sum(waits)
 
 
+async def test_the_column_under_the_cursor_is_the_share_held_now(recordings: list[Recording]) -> None:
+    app = KvsimApp(fleet_of(recordings), clock=lambda: 0.0)
+    async with app.run_test(size=(120, 40)) as pilot:
+        wall, fleet = app.screen.query_one(PoolWall), app.screen.fleet
+        clock = app.screen.query_one(FleetClock)
+        for share in (0.1, 0.35, 0.6, 0.9):
+            fleet.player.go_to_time(share * fleet.player.duration_s)
+            app.screen.show_panels()
+            await pilot.pause()
+            lines, now = lines_of(app), fleet.at(fleet.player.clock_s)
+            height = wall._lines_each - 1
+            for place, number in enumerate(wall.shown):
+                top = 1 + place * wall._lines_each
+                column = [line[GUTTER + clock.cursor_column] for line in lines[top : top + height]]
+                eighths = sum(app.symbols.up.index(cell) for cell in column)
+                assert eighths == max(round(now[number].held * height * 8), now[number].held > 0)
+
+
 async def test_a_request_is_followed_from_server_to_server(apart: list[Recording]) -> None:
     app = KvsimApp(fleet_of(apart, 1), clock=lambda: 0.0)
     async with app.run_test(size=(160, 40)) as pilot:
@@ -130,7 +149,7 @@ async def test_a_request_is_followed_from_server_to_server(apart: list[Recording
             lines[-1],
         )
         assert sum(line.startswith("> ") for line in lines) == 2
-        assert f"the time in which {fleet.followed} is there" in lines[-2]
+        assert f"{fleet.followed} is here" in lines[-2]
 
 
 async def test_a_server_opens_at_the_same_moment_and_escape_returns(recordings: list[Recording]) -> None:
@@ -166,6 +185,8 @@ def test_folders_of_servers_are_a_fleet_in_the_order_of_their_numbers(
     for name in ("10", "9", "decode-0", "prefill-1", "prefill-0"):
         write(recordings[0], tmp_path / name)
     assert [each.name for each in server_folders(tmp_path)] == ["prefill-0", "prefill-1", "decode-0", "9", "10"]
+    write(recordings[0], tmp_path / "other")  # no name of a server
+    assert len(server_folders(tmp_path)) == 5
     assert server_folders(tmp_path / "9") == server_folders(tmp_path / "none") == []
     assert [each.name for each in open_fleet(server_folders(tmp_path)).servers][-1] == "server 10"
 

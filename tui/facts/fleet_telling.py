@@ -36,7 +36,7 @@ def fleet_story(fleet: FleetServers) -> Story:
     parts = (
         whole,
         *found,
-        f"busiest server {fleet.imbalance(now):.2f} times the mean",
+        f"busiest server computed {fleet.imbalance(now):.2f} times the mean",
         plural(sum(one.preempted for one in now), "preemption"),
     )
     return Story(frame=fleet.player.frame, parts=parts, short=whole)

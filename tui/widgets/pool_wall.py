@@ -1,4 +1,4 @@
-"""The wall of pools: one strip for each server of a fleet, hottest first, and the clock below them."""
+"""The wall of pools: one strip for each server of a fleet, the longest queue first, and the clock below them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..facts.fleet_telling import way
 from ..look.stack import EIGHTHS, columns
 from ..look.wording import ending, percent, seconds, shortened
 from .panel import LineBox
-from .scrubber import GUTTER, Scrubber
+from .scrubber import GUTTER, Scrubber, under_cursor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -82,7 +82,6 @@ class PoolWall(LineBox):
         if axis_width < 1 or height < 3:
             return []
         clock_s, player = fleet.player.clock_s, fleet.player
-        self.border_title = "share of each pool that requests hold: one strip a server, hottest first"
         edges_s = np.linspace(player.begin_s, player.duration_s, axis_width + 1)
         if len(edges_s) != len(self._axis):
             self._axis, self._held = edges_s, {}
@@ -90,6 +89,9 @@ class PoolWall(LineBox):
         ranked = fleet.hottest(now)
         here = {stop.server for stop in stops}
         ranked.sort(key=lambda number: number not in here)  # the followed request's servers are always seen
+        first = f"with {fleet.followed} (>), " if stops else ""
+        title = f"share of each pool held {self.symbols.dot} order: {first}most waiting, fullest"
+        self.border_title = shortened(title, width - 4, self.symbols.cut)
         room = height - 1 - _BELOW
         lines_each = min(max(room // len(ranked), 1), _MOST_LINES)
         num_own = len(ranked) if len(ranked) <= room else room - 1
@@ -102,7 +104,8 @@ class PoolWall(LineBox):
         if num_own < len(ranked):
             drawn.append(self._folded(ranked[num_own:], now, most_waiting))
         drawn += [self.blank()] * (height - _BELOW - len(drawn))
-        return [*drawn[: height - _BELOW], self._legend(stops), self._telling(now, stops)]
+        legend = self._legend(stops, num_folded=len(ranked) - num_own)
+        return [*drawn[: height - _BELOW], legend, self._telling(now, stops)]
 
     def _heading(self, axis_width: int) -> Strip:
         words = "the run from left to right" if axis_width > 26 else ""
@@ -126,7 +129,9 @@ class PoolWall(LineBox):
     ) -> list[Strip]:
         server, one = self._fleet.servers[number], now[number]
         height = max(self._lines_each - (self._lines_each > 2), 1)
-        chart = self._chart(self._held_of(number), height, [stop for stop in stops if stop.server == number])
+        stay = self._columns_of([stop for stop in stops if stop.server == number])
+        below = self._lines_each > 2
+        chart = self._chart(self._held_of(number), one.held, height, None if below else stay)
         is_here = any(stop.server == number for stop in stops)
         name = ending(server.name, GUTTER - 4, self.symbols.cut)
         label = f"{'>' if is_here else ' '} {name}".ljust(GUTTER - 1)
@@ -142,13 +147,13 @@ class PoolWall(LineBox):
         ]
         if height > 1 and one.waiting:
             lines[1].append(self._who_waits(server))
-        if self._lines_each > 2:
-            lines.append([self.text(" ")])
+        if below:
+            lines.append([self.text(" " * GUTTER), *self._stay_below(stay)])
         return [Strip(line) for line in lines]
 
     def _figures(self, one: ServerNow, most_waiting: int, *, finds: bool = True) -> list[Segment]:
         bar = columns_right_of_axis(self.size.width) - FIGURES
-        hits = percent(one.hit_tokens, one.prompt_tokens) if finds and one.prompt_tokens else "-"
+        hits = percent(one.hit_tokens, one.prompt_tokens) if finds and one.prompt_tokens else ""
         text = f"{percent(one.held, 1):>{_HELD}}{one.running:>{_RUNS},}{hits:>{_HITS}}"
         return [
             self.text(text),
@@ -188,39 +193,43 @@ class PoolWall(LineBox):
         )
         label = f"  {len(numbers):,} more".ljust(GUTTER)
         figures = self._figures(together, max(most_waiting, together.waiting))
-        return Strip([self.text(label, "label"), *self._chart(held, 1, [])[0], *figures])
+        return Strip([self.text(label, "label"), *self._chart(held, together.held, 1)[0], *figures])
 
     def _held_of(self, number: int) -> FloatArray:
         if number not in self._held:
             self._held[number] = self._fleet.servers[number].held_between(self._axis)
         return self._held[number]
 
-    def _chart(self, held: FloatArray, height: int, stops: Sequence[Stop]) -> list[list[Segment]]:
-        """Draw the share held over the run, the clock's line, and the stay of the followed request."""
-        symbols, palette = self.symbols, self.symbols.palette
+    def _chart(
+        self, held: FloatArray, now: float, height: int, stay: npt.NDArray[np.bool_] | None = None
+    ) -> list[list[Segment]]:
+        """Draw the share held over the run, with that of `now` at the clock; the last line shows the `stay`."""
+        symbols, states = self.symbols, self.symbols.palette.states
+        clock = self._column(self._fleet.player.clock_s)
+        held = np.concatenate((held[:clock], [now], held[clock + 1 :]))
         # Strips of one line leave an eighth free, so that full ones do not become one area.
         cells = columns(held, 1.0 if height > 1 else EIGHTHS / (EIGHTHS - 1), height)
-        stay = self._columns_of(stops)
-        colors = np.where(stay, palette.hues[1], palette.states[SlotState.TOKEN])
-        clock = self._column(self._fleet.player.clock_s)
+        if stay is not None:
+            cells[-1] = np.maximum(cells[-1], stay)
+        ground, hue = states[SlotState.FREE] if symbols.color else None, symbols.palette.hues[1]
         lines = []
-        for row in range(height):
-            line = []
-            for place, eighths in enumerate(cells[row].tolist()):
-                ground = palette.states[SlotState.FREE] if symbols.color else None
-                if place == clock:
-                    above = palette.states[SlotState.TOKEN] if eighths > EIGHTHS // 2 and symbols.color else ground
-                    line.append(Segment("│" if symbols.color else "|", Style(color=palette.cursor, bgcolor=above)))
-                    continue
-                text = symbols.up[eighths]
-                if stay[place] and row == height - 1 and not eighths:
-                    text = symbols.up[1]
-                if stay[place] and not symbols.color and row == height - 1:
-                    text = symbols.held
-                color = colors[place] if row == height - 1 else palette.states[SlotState.TOKEN]
-                line.append(Segment(text, Style(color=str(color), bgcolor=ground)))
+        for row, eighths in enumerate(cells.tolist()):
+            here = stay.tolist() if stay is not None and row == height - 1 else [False] * len(eighths)
+            line = [
+                Segment(
+                    symbols.held if stays and not symbols.color else symbols.up[part],
+                    Style(color=hue if stays else states[SlotState.TOKEN], bgcolor=ground),
+                )
+                for part, stays in zip(eighths, here, strict=True)
+            ]
+            line[clock] = under_cursor(line[clock], symbols)
             lines.append(list(Strip(line).simplify()))
         return lines
+
+    def _stay_below(self, stay: npt.NDArray[np.bool_]) -> Strip:
+        """Draw the time in which the followed request is on a server, below its strip."""
+        style = Style(color=self.symbols.palette.hues[1])
+        return Strip([Segment(self.symbols.held if here else " ", style) for here in stay.tolist()]).simplify()
 
     def _column(self, time_s: float) -> int:
         player, width = self._fleet.player, len(self._axis) - 1
@@ -235,13 +244,13 @@ class PoolWall(LineBox):
             here[self._column(stop.arrival_s) : self._column(end_s) + 1] = True
         return here
 
-    def _legend(self, stops: Sequence[Stop]) -> Strip:
+    def _legend(self, stops: Sequence[Stop], *, num_folded: int) -> Strip:
         palette, symbols = self.symbols.palette, self.symbols
         mark = "■" if symbols.color else symbols.up[-1]
         entries = [(palette.states[SlotState.TOKEN], "held by requests")]
         if stops:
             name = str(self._fleet.followed)
-            entries.append((palette.hues[1], f"the time in which {name} is there"))
+            entries.append((palette.hues[1], f"{name} is here"))
         free = palette.states[SlotState.FREE] if symbols.color else palette.free_glyph
         entries.append((free, "free or cached"))
         segments = [self.text(" " * GUTTER)]
@@ -251,9 +260,10 @@ class PoolWall(LineBox):
             ]
             segments += [self.text(f" {words}   ", "weak")]
         used = sum(len(segment.text) for segment in segments)
-        hint = "up down enter: open a server"
-        if used + len(hint) <= self.size.width:
-            segments.append(self.text(hint.rjust(self.size.width - used), "weak"))
+        hint, folded = "up down enter: open a server", f"{num_folded:,} more: mean held, else sums"
+        hints = (f"{folded} {symbols.dot} {hint}", folded) if num_folded else (hint,)
+        fitting = next((words for words in hints if used + len(words) <= self.size.width), "")
+        segments.append(self.text(fitting.rjust(max(self.size.width - used, 0)), "weak"))
         return Strip(segments)
 
     def _telling(self, now: Sequence[ServerNow], stops: Sequence[Stop]) -> Strip:
@@ -266,10 +276,10 @@ class PoolWall(LineBox):
             text = next((one for one in texts if len(one) <= width), shortened(texts[-1], width, self.symbols.cut))
             return Strip([self.text(text, "strong")])
         parts = [
-            f"{sum(one.running for one in now):,} run",
+            f"now {sum(one.running for one in now):,} run",
             f"{sum(one.waiting for one in now):,} wait",
-            f"{percent(float(np.mean([one.held for one in now])), 1)} held",
-            f"busiest {self._fleet.imbalance(now):.2f} times the mean",
+            f"mean {percent(float(np.mean([one.held for one in now])), 1)} held",
+            f"so far: busiest computed {self._fleet.imbalance(now):.2f} times the mean",
             *([f"{percent(*self._fleet.hits(now))} of prompt tokens found"] if self._fleet.hits(now)[0] else []),
             "n follows a request",
         ]
@@ -297,7 +307,7 @@ class FleetClock(Scrubber):
         super().__init__(fleet.player, symbols, id="fleet-clock")
         self._fleet = fleet
         self._column = -1
-        self._drawn: tuple[int, int, npt.NDArray[np.int64]] = (0, 0, np.empty(0, np.int64))
+        self._drawn: tuple[int, int, npt.NDArray[np.int64], int] = (0, 0, np.empty(0, np.int64), 1)
 
     def show_frame(self) -> None:
         """Follow the clock."""
@@ -335,18 +345,24 @@ class FleetClock(Scrubber):
             label, value = "time", seconds(clock_s, self.player.duration_s / 1000)
             cells = [Segment(self.symbols.track, track_style)] * width
         else:
-            label, value = ("waiting", f"{self._fleet.waiting_at(np.array([clock_s]))[0]:,}") if y == 0 else ("", "")
-            cells = [Segment(self.symbols.up[eighths], bar_style) for eighths in self._queue(width, height - 1)[y]]
-        line = self.symbols.knob if last else "│" if self.symbols.color else "|"
-        cells[column] = Segment(line, Style(color=self.symbols.palette.cursor, bold=True))
+            now = self._fleet.waiting_at(np.array([clock_s]))
+            label, value = ("waiting", f"{now[0]:,}") if y == 0 else ("", "")
+            queue, most = self._queue(width, height - 1)
+            cells = [Segment(self.symbols.up[eighths], bar_style) for eighths in queue[y]]
+            here = Segment(self.symbols.up[columns(now, most, height - 1)[y, 0]], bar_style)
+            cells[column] = under_cursor(here, self.symbols)
+        if last:
+            cells[column] = Segment(self.symbols.knob, Style(color=self.symbols.palette.cursor, bold=True))
         gutter = [Segment(label, label_style), Segment(value.rjust(GUTTER - 1 - len(label)) + " ", value_style)]
         return Strip([*gutter, *cells]).simplify().adjust_cell_length(self.size.width, rest)
 
-    def _queue(self, width: int, height: int) -> npt.NDArray[np.int64]:
+    def _queue(self, width: int, height: int) -> tuple[npt.NDArray[np.int64], int]:
+        """Return the bars of waiting requests, and the number that a full bar means."""
         if self._drawn[:2] != (width, height):
             edges_s = self.edges_s(width)
             waiting = np.maximum.reduce(
                 [self._fleet.waiting_at(edges_s[:-1] + shift * np.diff(edges_s)) for shift in (0, 0.5)]
             )
-            self._drawn = (width, height, columns(waiting, max(int(waiting.max()), 1), height))
-        return self._drawn[2]
+            most = max(int(waiting.max()), 1)
+            self._drawn = (width, height, columns(waiting, most, height), most)
+        return self._drawn[2:]

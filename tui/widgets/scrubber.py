@@ -7,10 +7,15 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import numpy.typing as npt
+from rich.segment import Segment
+from rich.style import Style as RichStyle
 from textual.content import Content
 from textual.message import Message
 from textual.style import Style
 from textual.widget import Widget
+
+from kvsim.display.palette import mixed
+from kvsim.memory.waste import SlotState
 
 if TYPE_CHECKING:
     from textual import events
@@ -20,6 +25,27 @@ if TYPE_CHECKING:
 
 GUTTER = 15
 """Characters to the left of the axis, for labels and current values."""
+_TINT = 0.4
+"""Share of the cursor's colour in the colours under it."""
+
+
+def under_cursor(cell: Segment, symbols: Symbols) -> Segment:
+    """Return a character of a chart under the line of the clock: as high as before, its colours tinted.
+
+    A blank on the background is a line; without colours, free memory is one too, and the rest is bold.
+    """
+    palette, style = symbols.palette, cell.style or RichStyle()
+    grounded = style.bgcolor is not None and style.bgcolor.get_truecolor().hex != palette.void
+    if not symbols.color or (cell.text == " " and not grounded):
+        blank = cell.text in (" ", symbols.states[SlotState.FREE])
+        line = "│" if symbols.color else "|"
+        return Segment(line if blank else cell.text, RichStyle(color=palette.cursor, bold=True))
+
+    ink, ground = (
+        None if color is None else mixed(color.get_truecolor().hex, palette.cursor, _TINT)
+        for color in (style.color, style.bgcolor if grounded else None)
+    )
+    return Segment(cell.text, RichStyle(color=ink, bgcolor=ground))
 
 
 class Scrubber(Widget):

@@ -13,16 +13,15 @@ from textual.style import Style as TextualStyle
 
 from kvsim.memory.waste import SlotState
 
-from ..look.stack import EIGHTHS, columns, stacked
+from ..look.stack import columns, stacked
 from ..look.states import STACK
 from ..look.wording import percent, seconds
 from ..playback.run_events import NOTABLE, WORDS, EventKind
 from ..pool.swatches import stack_cells
-from .scrubber import GUTTER, Scrubber
+from .scrubber import GUTTER, Scrubber, under_cursor
 
 if TYPE_CHECKING:
     import numpy.typing as npt
-    from rich.color import Color
 
     from ..look.states import Symbols
     from ..playback.run_events import Events
@@ -50,6 +49,8 @@ class TimelineChart(Scrubber):
         self._charts, self._num_before = session.charts, session.num_frames_before
         self._notable = self._charts.events.notable
         self._lines: list[Strip] = []
+        self._now: tuple[int, list[Strip]] = (-1, [])
+        """The row of the charts under the cursor, and its column of the charts."""
         self._drawn_size = Size(0, 0)
         self._followed = session.followed
         self._column = -1
@@ -58,7 +59,8 @@ class TimelineChart(Scrubber):
         """Follow the session to its current frame, and the request that it follows."""
         column = self.cursor_column if self.axis_width else 0
         if self._followed == self._session.followed and column == self._column:
-            self.refresh(*(Region(0, y, GUTTER, 1) for y in self._labelled_lines()))
+            labels = (Region(0, y, GUTTER, 1) for y in self._labelled_lines())
+            self.refresh(*labels, Region(GUTTER + column, 0, 1, self.size.height))
             return
         if self._followed != self._session.followed:
             self._drawn_size = Size(0, 0)
@@ -76,16 +78,16 @@ class TimelineChart(Scrubber):
         if self._drawn_size != self.size:
             self._drawn_size, self._followed = self.size, self._session.followed
             self._lines = self._draw_charts(self.axis_width, self.size.height)
+            self._now = (-1, [])
         if not 0 <= y < len(self._lines) or not self.axis_width:
             return Strip.blank(self.size.width, self.get_component_rich_style("timeline--text"))
         column = self.cursor_column
         chart = self._lines[y]
         before, after = chart.crop(0, column), chart.crop(column + 1)
-        last = y == len(self._lines) - 1
-        line = self.symbols.knob if last else "│" if self.symbols.color else "|"
-        cursor = Segment(
-            line,
-            Style(color=self.symbols.palette.cursor, bgcolor=None if last else self._color_at(y, column), bold=True),
+        cursor = (
+            Segment(self.symbols.knob, Style(color=self.symbols.palette.cursor, bold=True))
+            if y == len(self._lines) - 1
+            else under_cursor(self._cell_now(y), self.symbols)
         )
         return Strip([*self._label(y), *before, cursor, *after]).adjust_cell_length(
             self.size.width, self.get_component_rich_style("timeline--text")
@@ -125,13 +127,15 @@ class TimelineChart(Scrubber):
         palette = self.symbols.palette
         return palette.changes[1] if shortage else palette.cursor
 
-    def _color_at(self, y: int, column: int) -> Color | None:
-        """Return the most frequent colour of a character."""
-        (segment,) = self._lines[y].crop(column, column + 1)
-        if segment.style is None:
-            return None
-        mostly_ink = self.symbols.color and self.symbols.up.find(segment.text) > EIGHTHS // 2
-        return segment.style.color if mostly_ink else segment.style.bgcolor
+    def _cell_now(self, y: int) -> Segment:
+        """Return the character of a line at the clock: its frame alone, not all that share the column."""
+        row = self._num_before + self._session.player.frame
+        if self._now[0] != row:
+            here, charts = slice(row, row + 1), self._charts
+            slots = charts.slots[here] if len(charts.slots) else np.zeros((1, len(SlotState)))
+            self._now = (row, self._draw_values(slots, charts.running[here], charts.waiting[here], self.size.height))
+        (segment,) = self._now[1][y]
+        return segment
 
     def _labelled_lines(self) -> set[int]:
         """Return the lines whose value changes with the clock though the cursor stays in its column."""
@@ -167,13 +171,19 @@ class TimelineChart(Scrubber):
         if len(charts.slots):
             spans = zip(first.tolist(), (last + 1).tolist(), strict=True)
             slots[:] = [charts.slots[begin:end].mean(axis=0) for begin, end in spans]
+        running, waiting = (np.maximum.reduceat(values, first) for values in (charts.running, charts.waiting))
+        return [*self._draw_values(slots, running, waiting, height), self._track(width)][-height:]
+
+    def _draw_values(
+        self, slots: npt.NDArray[Any], running: npt.NDArray[Any], waiting: npt.NDArray[Any], height: int
+    ) -> list[Strip]:
+        """Draw the charts above the scrubber in `height` lines with it; the values have one row a column."""
         num_charts = 2 if height > 3 else 1
         strips = self._memory(slots[:, list(STACK)], max(height - num_charts - 1, 0))
-        strips.append(self._bars(np.maximum.reduceat(charts.running, first), charts.running.max()))
+        strips.append(self._bars(running, self._charts.running.max()))
         if num_charts > 1:
-            strips.append(self._bars(np.maximum.reduceat(charts.waiting, first), charts.waiting.max()))
-        strips.append(self._track(width))
-        return strips[-height:]
+            strips.append(self._bars(waiting, self._charts.waiting.max()))
+        return strips
 
     def _frames_of_columns(self, width: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Return the first and the last frame of each column of the axis."""
