@@ -1,20 +1,20 @@
-"""Every error that kvsim raises on purpose, as one tree.
+"""Errors that kvsim raises on purpose, as one tree, so that a caller can catch all of one kind.
 
     KvsimError                      exit code 1: the work could not be done
     ├── RecordingError              a recording is missing, damaged or inconsistent
-    │   └── RecordingVersionError   its format version is one we do not know
-    ├── WorkloadError               a request or a workload file that no policy could serve
+    │   └── RecordingVersionError   its format version is unknown to this kvsim
+    ├── WorkloadError               a request, or a file of requests, that cannot be served
     ├── BudgetError                 the memory does not add up: nothing is left for the KV cache, or too little
     ├── StalledError                no request can ever make progress: a real engine would wait for ever
-    ├── PolicyError                 a policy that a user wrote did what no policy may
+    ├── PolicyError                 a custom policy broke a rule
     ├── IntegrityError              slots or blocks do not add up: a defect of kvsim, never of its input
-    ├── WorkerDiedError             a process that worked for this one was killed
+    ├── WorkerDiedError             a worker process was killed
     ├── DefectError                 the interface failed: a defect of kvsim
-    └── UsageError                  exit code 2: a setting, flag or argument that cannot be right
+    └── UsageError                  exit code 2: an invalid setting, flag or argument
         ├── UnknownNameError        a model, GPU, policy or recording that is not listed
         └── MissingExtraError       an optional part of kvsim is not installed
 
-A message is one sentence that says what was wrong, where, and what would be right. The command line prints it without a
+A message is one sentence that states what is wrong, where, and how to correct it. The command line prints it without a
 traceback and exits with `exit_code`.
 """
 
@@ -25,11 +25,11 @@ from difflib import get_close_matches
 from typing import ClassVar
 
 _MOST_NAMED = 8
-"""Names that are listed one by one; a longer list is not read."""
+"""Largest number of names that a message lists completely; people do not read longer lists."""
 
 
 def shortened(value: object, most: int = 60) -> str:
-    """Return `value` as Python writes it, cut to `most` letters: values come from files and may be long."""
+    """Return `value` as Python writes it, cut to `most` letters, because values come from files and may be long."""
     if isinstance(value, int) and value.bit_length() > 4 * most:
         return f"a whole number of some {value.bit_length() * 30103 // 100000:,} digits"
     text = repr(value)
@@ -37,7 +37,7 @@ def shortened(value: object, most: int = 60) -> str:
 
 
 class KvsimError(Exception):
-    """The root: catch this to catch everything that kvsim raises on purpose."""
+    """Root of all errors that kvsim raises on purpose."""
 
     exit_code: ClassVar[int] = 1
 
@@ -47,7 +47,7 @@ class RecordingError(KvsimError):
 
 
 class RecordingVersionError(RecordingError):
-    """A recording's format version is one this kvsim does not know."""
+    """The format version of a recording is unknown to this kvsim."""
 
 
 class WorkloadError(KvsimError):
@@ -58,13 +58,13 @@ class BudgetError(KvsimError):
     """The memory does not add up: nothing is left for the KV cache, or less than one request needs."""
 
     def __init__(self, sentence: str, account: Iterable[tuple[str, int, str]] = ()) -> None:
-        """`account` has a label, the bytes on one GPU and the reason of each term, where the memory was divided."""
+        """`account` has a label, the bytes on one GPU and the reason of each term of a memory budget."""
         super().__init__(sentence)
         self.account = tuple(account)
 
 
 class StalledError(KvsimError):
-    """Requests are waiting and none can ever be scheduled."""
+    """Requests are waiting, and none of these can ever be scheduled; a real engine would wait for ever."""
 
 
 class PolicyError(KvsimError):
@@ -72,14 +72,14 @@ class PolicyError(KvsimError):
 
 
 class IntegrityError(KvsimError):
-    """An allocator's books do not balance: a defect of kvsim."""
+    """The slots or blocks of an allocator do not add up: a defect of kvsim."""
 
 
 class WorkerDiedError(KvsimError):
-    """A process that worked for this one was killed; whose fault it was is not known."""
+    """A worker process was killed; the reason is unknown."""
 
     def __init__(self, under_way: Collection[str]) -> None:
-        """`under_way` are the keys of the calls that had been sent and had not come back."""
+        """`under_way` are the keys of the calls that were sent to workers and have no result."""
         self.under_way = frozenset(under_way)
         super().__init__(
             "a process that simulated a part of this was killed, which a machine does when its memory is full; fewer "
@@ -92,7 +92,7 @@ class DefectError(KvsimError):
 
 
 class UsageError(KvsimError):
-    """A setting, flag or argument that cannot be right."""
+    """A setting, flag or argument is invalid."""
 
     exit_code: ClassVar[int] = 2
 
@@ -105,14 +105,14 @@ class MissingExtraError(UsageError):
 
 
 class UnknownNameError(UsageError):
-    """A name that is not listed, with the nearest ones that are; or some, where none is near."""
+    """A name is not listed; the message suggests similar names, or some of the list."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str], *, listed_by: str = "") -> None:
-        """`listed_by` is the command that lists all of `known`, where there are many."""
+        """`listed_by` is the command that lists all `known` names, for a message that is too short for them."""
         names = sorted(known, key=lambda known_name: (len(known_name) if known_name.isdecimal() else 0, known_name))
         by_folded_name = {known_name.casefold(): known_name for known_name in names}
-        # A model is usually remembered by its last part: compare "llama-3-8b" with both "meta-llama/Llama-3-8B" and
-        # its tail.
+        # People often write only the last part of a model's name, so "llama-3-8b" is compared with both
+        # "meta-llama/Llama-3-8B" and "Llama-3-8B".
         by_folded_name |= {known_name.casefold().rpartition("/")[2]: known_name for known_name in names}
         near = get_close_matches(name.casefold().rpartition("/")[2], by_folded_name, n=3, cutoff=0.4)
         suggestions = list(dict.fromkeys(by_folded_name[match] for match in near))
@@ -123,7 +123,7 @@ class UnknownNameError(UsageError):
 
 
 def _some(names: list[str], listed_by: str) -> str:
-    """Return all of a few names; the first of many, and the command that lists the others."""
+    """Return a text that lists all names if they are few, or else the first ones and the command that lists all."""
     if len(names) <= _MOST_NAMED:
         return f"there are {', '.join(names)}."
     num_named = _MOST_NAMED // 2

@@ -1,4 +1,4 @@
-"""A setting is declared once, as a dataclass field.
+"""Settings as dataclass fields, each declared once for the command line, Python, recordings and the reference.
 
 From `block_size: int = setting(16, "Tokens per block.", "--block-size")` follow the flag and its help
 (`kvsim.cli.options`), the keyword in Python, the column of a sweep, the field in a recording's `meta.json` and the row
@@ -19,7 +19,7 @@ from kvsim.errors import UsageError, shortened
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """Metadata of a field that is a setting."""
+    """Metadata of a dataclass field that is a setting."""
 
     help: str
     """A sentence for the help and the reference, with its unit."""
@@ -29,27 +29,27 @@ class Setting:
     The flag of a switch sets the opposite of the default; "--x/--no-x" is a pair of flags.
     """
     unit: str | None = None
-    """Placeholder of the value in the help."""
+    """Placeholder of the value in the help, such as TOKENS."""
     section: str = ""
-    """Heading in the help; empty: that of the other settings of its class."""
+    """Heading in the help; empty for the heading of the class."""
     shown: str | None = None
-    """Words for the default; None: the default itself."""
+    """Text for the default in the help; None to show the value itself."""
     choices: Mapping[str, Any] | None = None
-    """Words of the flag and their values; None: the members of the enumeration, or any value."""
+    """Words that the flag accepts, and their values; None for the members of an enumeration, or for any value."""
     requires: str = ""
     """Name of a setting without which this one has no effect."""
     since: str = ""
-    """First release of vLLM that has it; empty: every one."""
+    """First release of vLLM with this setting; empty if all have it."""
     at_least: float | None = None
     at_most: float | None = None
     above: float | None = None
     below: float | None = None
 
     def check(self, name: str, value: object) -> None:
-        """Check that a number lies within the bounds.
+        """Check that a number is within the bounds; other values pass.
 
         Raises:
-            UsageError: it does not; the sentence calls it `name`.
+            UsageError: the number is out of bounds; the message calls it `name`.
         """
         if isinstance(value, bool) or not isinstance(value, int | float):
             return
@@ -73,7 +73,7 @@ def setting(default: Any, help: str, *flags: str, **metadata: Any) -> Any:  # no
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declared:
-    """A setting as one class declares it."""
+    """Setting with its name, type and default in one dataclass."""
 
     name: str
     kind: type
@@ -83,14 +83,14 @@ class Declared:
 
     @property
     def choices(self) -> dict[str, Any]:
-        """Words and their values; empty where any value of the type is possible."""
+        """Words that the flag accepts, and their values; empty if any value of the type is accepted."""
         if self.setting.choices is None and issubclass(self.kind, Enum):
             return {str(member.value): member for member in self.kind}
         return dict(self.setting.choices or {})
 
     @property
     def default_words(self) -> str:
-        """The default in the words of the command line; empty where it is nothing."""
+        """Default as text for the help; empty for None."""
         if self.setting.shown is not None:
             return self.setting.shown
         words = [word for word, value in self.choices.items() if value == self.default]
@@ -113,7 +113,7 @@ def settings_in(kind: Any) -> tuple[Declared, ...]:
 
 
 def check_settings(settings: Any) -> None:
-    """Check every number of a dataclass of settings against its bounds; replace words by the choices that they name.
+    """Check every setting of a dataclass against its bounds; replace words by the enumeration members that they name.
 
     Raises:
         UsageError: a number is out of bounds, or a word names no choice.
@@ -133,7 +133,7 @@ def values_of(settings: Any) -> dict[str, Any]:
 
 
 def _plain(annotation: Any) -> type:
-    """Return a type without None."""
+    """Return the type of an annotation, without None; str for types that are no class."""
     if isinstance(annotation, UnionType):
         [annotation] = [kind for kind in get_args(annotation) if kind is not type(None)]
     return annotation if isinstance(annotation, type) and annotation is not Any else str

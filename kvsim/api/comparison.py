@@ -1,4 +1,4 @@
-"""Several policies on equal requests and equal memory, side by side."""
+"""Result of a comparison: several policies on equal requests and equal memory."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 class Comparison(Mapping[str, Run]):
-    """Result of `kvsim.compare`: a run for each policy, by the policy's name or its place."""
+    """Result of `kvsim.compare`: a run for each policy, by the name of the policy or by its index."""
 
     def __init__(self, runs: Mapping[str, Run]) -> None:
-        """Collect `runs` by name."""
+        """`runs` are keyed by the name of the policy."""
         self._runs = dict(runs)
 
     def __getitem__(self, name: str | int) -> Run:

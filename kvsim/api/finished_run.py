@@ -1,4 +1,4 @@
-"""A run: a recording that can be summarised, drawn and played where a person works with it."""
+"""The run that `kvsim.simulate` and `kvsim.read` return: a recording with methods to summarise, draw and play it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Run(Recording):
-    """Result of one server: `kvsim.simulate` makes it, `kvsim.read` reads it, whichever engine ran.
+    """Run of one server, simulated or real, from `kvsim.simulate` or `kvsim.read`.
 
     The tables `requests`, `steps`, `schedule` and `memory` hold one NumPy array per column, `run.requests.arrival_s` or
     `run.requests["ttft_s"]`; `to_arrow()` and `to_pandas()` turn one into a table of another library. Times are seconds
@@ -35,8 +35,9 @@ class Run(Recording):
         return cls(**{field.name: getattr(recording, field.name) for field in fields(Recording)})
 
     def summary(self) -> Summary:
-        """Return throughput, latencies, batch sizes, preemptions, and the shares of the eight states; names have the
-        units.
+        """Return throughput, latencies, batch sizes, preemptions, and the shares of the eight states.
+
+        The names of the figures end in their units.
         """
         return summarize(self)
 
@@ -47,10 +48,10 @@ class Run(Recording):
 
     @property
     def turns(self) -> SessionTurns:
-        """Turns of sessions, a row per request: history, hits, what was computed again, and the eviction behind it.
+        """Turns of sessions, a row per request: history, hits, recomputed tokens, and the evictions that caused these.
 
         Raises:
-            RecordingError: none of the requests waits for another.
+            RecordingError: the requests are no turns of sessions.
         """
         return session_turns(self)
 
@@ -65,23 +66,24 @@ class Run(Recording):
         """Draw a figure of this run, beside `others` if its kind compares runs, as a matplotlib `Figure`.
 
         Args:
-            kind: one of `kvsim plot --help`, such as "waste-bars", "occupancy", "latency" or "memory-map".
+            kind: a kind that `kvsim plot --help` lists, such as "waste-bars", "occupancy", "latency" or "memory-map".
             others: runs to compare with.
-            file: where to write it as PNG, SVG or PDF, with the words that describe it beside it.
-            overwrite: whether a file is replaced that `kvsim plot` did not write.
+            file: PNG, SVG or PDF to write; a text that describes the figure is written beside it.
+            overwrite: whether to replace a file that `kvsim plot` did not write.
             purpose: the medium to draw for: "web", "paper" or "slide".
 
         Raises:
             UnknownNameError: there is no such kind.
-            UsageError: the kind shows another number of runs, or the file cannot be written.
-            RecordingError: a run has no steps, or not the data that the figure shows.
+            UsageError: the kind is for another number of runs, or the file cannot be written.
+            RecordingError: a run has no steps, or lacks the data of the figure.
         """
         return draw(kind, (self, *others), file=file, overwrite=overwrite, purpose=purpose)
 
     def picture(self, at_s: float | None = None, *, width: int = 84, height: int = 10) -> Still:
-        """Draw the pool at `at_s` seconds, or at the most telling moment: a cell per unit or more, by its content.
+        """Draw the memory pool at `at_s` seconds; without a time, at the moment that shows its problems best.
 
-        `width` and `height` are in characters. A notebook shows it; `str()` is its SVG.
+        Each cell shows one unit of memory or several, coloured by their content. `width` and `height` are in
+        characters. A notebook displays the result; `str()` returns its SVG.
 
         Raises:
             RecordingError: the run has no steps, or no pool with addresses.
@@ -90,7 +92,7 @@ class Run(Recording):
         from kvsim_tui.facts.telling import begin_story  # noqa: PLC0415
         from kvsim_tui.look.wording import seconds  # noqa: PLC0415
         from kvsim_tui.playback.session import Session  # noqa: PLC0415
-        from kvsim_tui.pool.paint import ColorBy  # noqa: PLC0415  the interface's rooms are loaded where one looks
+        from kvsim_tui.pool.paint import ColorBy  # noqa: PLC0415  the interface is loaded when it is needed
 
         session = Session(self, at_s=at_s)
         if at_s is None:
@@ -103,13 +105,13 @@ class Run(Recording):
         """Open the interface on this run, in the terminal that Python runs in; return when the person quits.
 
         Raises:
-            UsageError: there is no terminal, as in a notebook; `picture` shows a moment there.
+            UsageError: there is no terminal, as in a notebook, where `picture` works.
             RecordingError: the run has no steps.
         """
         play(self, at_s=at_s)
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
-        """Write the run as the folder `path`, which `kvsim.read` and every command take; see `kvsim.write`."""
+        """Write the run as the folder `path`, which `kvsim.read` and all commands accept; see `kvsim.write`."""
         return write(self, path, overwrite=overwrite)
 
     def _repr_html_(self) -> str:
@@ -122,7 +124,7 @@ class Run(Recording):
 
 @dataclass(frozen=True, slots=True)
 class Still:
-    """A picture as SVG, which a notebook shows."""
+    """Picture as SVG, which a notebook displays."""
 
     svg: str
 
@@ -139,7 +141,7 @@ class Still:
 def draw(
     kind: str, runs: tuple[Recording, ...], *, file: str | os.PathLike[str] | None, overwrite: bool, purpose: Purpose
 ) -> Picture:
-    """Draw the figure of `kind` from `runs`, and write it to `file` if there is one; see `Run.plot`."""
+    """Draw the figure of `kind` from `runs`, and write it to `file` if given; see `Run.plot`."""
     from kvsim.plots import figure_of, may_save, save  # noqa: PLC0415  matplotlib takes half a second
 
     if file is not None:

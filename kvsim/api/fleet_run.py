@@ -1,4 +1,4 @@
-"""Several equal servers behind one router: a run of each, and the figures of all together."""
+"""Result of a simulated fleet, several servers behind one router: a run for each, and the figures of all together."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 class FleetRun(Sequence[Run]):
-    """Result of `kvsim.simulate(replicas=...)`: the run of each server, by its number."""
+    """Result of `kvsim.simulate(replicas=...)`: the run of each server, by the number of the server."""
 
     def __init__(self, recordings: Iterable[Recording], fleet: Fleet) -> None:
-        """Collect the runs of the servers, and what `fleet` says of the prefixes that several hold."""
+        """`recordings` are one for each server; `fleet` has the figures of all servers together."""
         self._runs, self._fleet = tuple(map(Run.of, recordings)), fleet
 
     def __len__(self) -> int:
@@ -33,7 +33,7 @@ class FleetRun(Sequence[Run]):
         return self._runs[number]
 
     def summary(self) -> FleetTotals:
-        """Return throughput, latencies, hits and imbalance of all servers together; names have the units."""
+        """Return throughput, latencies, hits and imbalance of all servers together; names end in their units."""
         return self._fleet.totals()
 
     def servers(self) -> Rows:
@@ -53,11 +53,11 @@ class FleetRun(Sequence[Run]):
         return draw(kind, self._runs, file=file, overwrite=overwrite, purpose=purpose)
 
     def play(self, *, at_s: float | None = None) -> None:
-        """Open the wall of pools, one strip for each server on one clock, with the errors of `Run.play`."""
+        """Open the interface on the pools of all servers, on one clock, with the errors of `Run.play`."""
 
         def fleet(report: object) -> object:
             del report
-            from kvsim_tui import fleet_of  # noqa: PLC0415  the interface is loaded where one looks
+            from kvsim_tui import fleet_of  # noqa: PLC0415  the interface is loaded when it is needed
 
             return fleet_of(self._runs, self._fleet.num_prefill)
 

@@ -1,4 +1,4 @@
-"""Arguments that name a value instead of giving it: recordings, files of requests, policies."""
+"""Conversion of arguments that may be names: of recordings, files of requests, or policies."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kvsim.workload import Workload
 RecordingLike: TypeAlias = Recording | str | os.PathLike[str]
 """A recording, its folder, or the name of one that comes with kvsim."""
 WorkloadLike: TypeAlias = Workload | Recording | str | os.PathLike[str]
-"""Requests: a workload, a recording whose requests are served again, or the name of either, or of a trace file."""
+"""Requests: a workload, a recording whose requests are served again, the name of a recording, or a trace file."""
 PolicyLike: TypeAlias = AnyPolicy | str
 """A policy, a Python file with one (FILE.py:CLASS), or the name of a built-in one: "paged", "contiguous", "static" or
 "radix"."""
@@ -30,8 +30,8 @@ def recording_of(given: RecordingLike) -> Recording:
     """Return the recording that is given or named.
 
     Raises:
-        UnknownNameError: it is neither a folder nor a recording that comes with kvsim.
-        RecordingError: it is damaged.
+        UnknownNameError: the name is neither a folder nor a recording that comes with kvsim.
+        RecordingError: the recording is damaged.
     """
     if isinstance(given, Recording):
         return given
@@ -45,7 +45,7 @@ def requests_of(given: WorkloadLike) -> tuple[Workload, Recording | None]:
 
     Raises:
         UnknownNameError: there is no such recording or file.
-        RecordingError, WorkloadError: it is damaged, or no format of requests.
+        RecordingError, WorkloadError: the file is damaged, or its format is unknown.
     """
     if isinstance(given, Workload):
         return given, None
@@ -68,11 +68,11 @@ def requests_of(given: WorkloadLike) -> tuple[Workload, Recording | None]:
 
 
 def checked(policy: PolicyLike) -> PolicyLike:
-    """Return `policy` if it is a policy or the name of a built-in one, or the policy in the file that it names.
+    """Check `policy` and return it; for the name of a Python file, return the policy in the file.
 
     Raises:
-        UnknownNameError: no policy has that name.
-        UsageError: it is neither, or its file has no policy.
+        UnknownNameError: no built-in policy has this name.
+        UsageError: the argument is neither policy nor name, or the file has no policy.
     """
     if isinstance(policy, type):
         raise UsageError(f"{policy.__name__} is a class; give one of its objects, such as {policy.__name__}().")
@@ -91,12 +91,12 @@ def checked(policy: PolicyLike) -> PolicyLike:
 
 
 def policy_of(given: PolicyLike, machine: Machine, max_model_len: int | None = None) -> AnyPolicy:
-    """Return the given policy, or the named one with vLLM's defaults on the GPU of `machine`; it was `checked`.
+    """Return the policy that `checked` returned; for a name, with the engine's defaults on the GPU of `machine`.
 
-    `max_model_len` is the longest sequence in tokens; the model's, if left out.
+    `max_model_len` is the longest sequence in tokens; by default that of the model.
 
     Raises:
-        UsageError: vLLM would not start with its settings.
+        UsageError: vLLM would not start with the policy's settings.
     """
     if not isinstance(given, str):
         if isinstance(given, Paged):
@@ -115,5 +115,5 @@ def policy_of(given: PolicyLike, machine: Machine, max_model_len: int | None = N
 
 
 def _kind(given: object) -> str:
-    """Describe the argument in a few words."""
+    """Return the value and the type of an argument, for a message."""
     return f"{shortened(given)}, which is of the type {type(given).__name__}"

@@ -1,4 +1,4 @@
-"""A machine by name: a GPU and a model, the memory that is left for the cache, and step times for the two."""
+"""Machines by name, such as "H200/Llama-3-8B": a GPU, a model, the memory left for its cache, and step times."""
 
 from __future__ import annotations
 
@@ -41,23 +41,23 @@ def machine(
     vllm: str = DEFAULT,
     **settings: Any,
 ) -> Machine:
-    """Return a GPU that serves a model: its memory for keys and values, and its step times.
+    """Return a machine, a GPU that serves a model, with its memory for keys and values and its step times.
 
     Args:
         gpu: the name of a GPU (with "2x" in front for two that share the model), "GPU/MODEL", the file of a machine
-            card made by `kvsim measure`, or a recording, whose GPU, model and memory are taken.
-        model: a listed model, or a `config.json` or its folder; left out where `gpu` is "2xH100/Qwen3-32B".
+            card made by `kvsim measure`, or a recording with GPU, model and memory.
+        model: a listed model, or a `config.json` or its folder; left out if `gpu` names it, as "2xH100/Qwen3-32B".
         engine: engine of the step times: "vllm", "hf-dynamic" or "hf-static".
-        max_num_seqs: sequences of the largest step, which takes memory from the cache; vLLM's default on the GPU.
-        max_num_batched_tokens: tokens of the largest step, which also takes memory; vLLM's default on the GPU.
-        max_model_len: longest sequence in tokens of policies that do not state it; the model's, if left out.
-        vllm: release of vLLM whose defaults and sizing are followed.
-        settings: those of `kvsim.sizing.machine_settings.MachineSettings`, such as `kv_gib`, `num_blocks`,
-            `tensor_parallel_size` or `times`, which may also be a `kvsim.StepTimeModel` of your own.
+        max_num_seqs: most sequences of a step; more leave less memory to the cache. Default: vLLM's on this GPU.
+        max_num_batched_tokens: most tokens of a step; more leave less memory. Default: vLLM's on this GPU.
+        max_model_len: longest sequence in tokens, for policies that do not state it. Default: that of the model.
+        vllm: release of vLLM whose defaults and memory sizing apply.
+        settings: settings of `kvsim.sizing.machine_settings.MachineSettings`, such as `kv_gib`, `num_blocks`,
+            `tensor_parallel_size` or `times`, which may also be a custom `kvsim.StepTimeModel`.
 
     Raises:
         UnknownNameError: no GPU or model is listed under that name.
-        UsageError: a setting cannot be right.
+        UsageError: a setting is invalid.
         BudgetError: the model does not fit, or leaves no room for a cache.
     """
     stated = MachineSettings(**settings)
@@ -82,13 +82,13 @@ def machine(
 def _card_and_model(
     gpu: str | Gpu | os.PathLike[str], model: str | Model | os.PathLike[str] | None, stated: MachineSettings
 ) -> tuple[Gpu, Model, Any]:
-    """Return the GPU and the model that are named, and where their step times come from."""
+    """Return the GPU and the model that are named, and the source of the step times."""
     source, tensor_parallel_size = stated.times, stated.tensor_parallel_size
     if not isinstance(gpu, Gpu):
         if not isinstance(gpu, str | os.PathLike):
-            said = f"{shortened(gpu)}, which is of the type {type(gpu).__name__}"
+            given = f"{shortened(gpu)}, which is of the type {type(gpu).__name__}"
             wanted = f'a Machine, a recording of one, or a text such as "{DEFAULT_MACHINE}"'
-            raise UsageError(f"a machine is {wanted}, not {said}.")
+            raise UsageError(f"a machine is {wanted}, not {given}.")
         text = os.fspath(gpu)
         if is_card(text):
             gpu, source = find_gpu(load_card(text).gpu), source or text
@@ -102,8 +102,8 @@ def _card_and_model(
 
 
 def _served(model: str | Model | os.PathLike[str], stated: MachineSettings, tensor_parallel_size: int | None) -> Model:
-    """Return the model as it is served."""
-    how: dict[str, Any] = {
+    """Return the model with its parallelism, cache type and quantization."""
+    served_with: dict[str, Any] = {
         "kv_cache_dtype": stated.kv_cache_dtype,
         "tensor_parallel_size": tensor_parallel_size,
         "pipeline_parallel_size": stated.pipeline_parallel_size,
@@ -112,8 +112,8 @@ def _served(model: str | Model | os.PathLike[str], stated: MachineSettings, tens
         "decode_context_parallel_size": stated.decode_context_parallel_size,
     }
     if stated.quantization is not None:
-        how["quantization"] = find_quantization(stated.quantization)
-    return (model if isinstance(model, Model) else find_model(os.fspath(model))).served(**how)
+        served_with["quantization"] = find_quantization(stated.quantization)
+    return (model if isinstance(model, Model) else find_model(os.fspath(model))).served(**served_with)
 
 
 def _kv_bytes(
@@ -126,7 +126,7 @@ def _kv_bytes(
     max_model_len: int | None,
     vllm: str,
 ) -> int:
-    """Return the memory for keys and values, in bytes: as stated, or what the GPU leaves."""
+    """Return the bytes for keys and values: the stated size, or the memory that is left on the GPU."""
     sizes = [name for name in ("kv_gib", "num_blocks", "mem_fraction_static") if getattr(stated, name) is not None]
     if len(sizes) > 1:
         raise UsageError(f"{' and '.join(sizes)} set the same value; give only one.")
@@ -148,16 +148,16 @@ def _kv_bytes(
         keeps_every_state=defaults_of(vllm).keeps_every_state,
         estimates_graphs=defaults_of(vllm).estimates_graphs,
     )
-    # Contiguous policies use what whole blocks leave over, so a stated size stays as it is.
+    # Contiguous policies also use the rest that is no whole block, so a stated size is not rounded down.
     return budget.kv_bytes_in_all if kv_bytes is None or model.pipeline_parallel_size > 1 else kv_bytes
 
 
 def machine_for(
     given: MachineLike | None, source: Recording | None, policy: AnyPolicy | str, vllm: str = DEFAULT
 ) -> Machine:
-    """Return the machine that is given or named, with the step times of the engine that `policy` belongs to.
+    """Return the machine that is given or named; a named one has the step times of the engine that runs `policy`.
 
-    Where none was given, it is that of the recording which the requests are from, or `DEFAULT_MACHINE`.
+    Without a given machine, return that of `source`, the recording of the requests, or else `DEFAULT_MACHINE`.
     """
     if isinstance(given, Machine):
         return given
@@ -167,14 +167,16 @@ def machine_for(
 
 
 def _gpus(text: str, settings: MachineSettings) -> tuple[Gpu, int | None]:
-    """Return the GPU of a name, and the number of GPUs that share the model in each rank."""
+    """Return the GPU that `text` names, and the number of GPUs of each data-parallel rank, which share the model."""
     (gpu, number), stated, num_ranks = find_gpus(text), settings.tensor_parallel_size, settings.data_parallel_size or 1
     if number is None:
         return gpu, stated
     if stated not in (None, number // num_ranks) or number % num_ranks:
         ranks = f" in each of {num_ranks} ranks" if num_ranks > 1 else ""
-        told = f", and tensor_parallel_size is {stated}{ranks}" if stated else f", which {num_ranks} ranks cannot share"
-        raise UsageError(f"{text} are {number} GPUs{told}; give only one.")
+        conflict = (
+            f", and tensor_parallel_size is {stated}{ranks}" if stated else f", which {num_ranks} ranks cannot share"
+        )
+        raise UsageError(f"{text} are {number} GPUs{conflict}; give only one.")
     return gpu, number // num_ranks
 
 

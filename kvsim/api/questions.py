@@ -1,4 +1,4 @@
-"""Questions about a server: does a load fit, and what happened to it. Each answer is found by simulation."""
+"""Questions about a server: whether a load fits it, and why requests waited. The answers are found by simulation."""
 
 from __future__ import annotations
 
@@ -21,43 +21,43 @@ from kvsim.simulation import EngineName
 
 Progress = Callable[[int, int], None]
 _NAMED = re.compile(r"(?:(\d+)x)?([^/]+)/(.+)")
-_OF_A_MODEL = ("kv_cache_dtype",)
+_MODEL_SETTINGS = ("kv_cache_dtype",)
 
 
 def server(named: str, **settings: Any) -> Server:
-    """Return a vLLM server by name, "GPU/MODEL" or "4xGPU/MODEL", with the limits that `vllm serve` has on that GPU.
+    """Return a vLLM server by name, with the default limits of `vllm serve` on its GPU.
 
     Args:
-        named: such as "4xH100/Llama-3.1-70B-Instruct": the model on four GPUs, tensor parallel.
-        settings: fields of `Server` that differ, such as `max_num_seqs`, `max_model_len`, `gpu_memory_utilization`,
+        named: "GPU/MODEL", or "4xH100/Llama-3.1-70B-Instruct" for a model on four GPUs, tensor parallel.
+        settings: fields of `Server` to change, such as `max_num_seqs`, `max_model_len`, `gpu_memory_utilization`,
             `num_blocks` (blocks of the pool), `replicas` or `times`; and `kv_cache_dtype`.
 
     Raises:
         UnknownNameError: no GPU or model is listed under that name.
-        UsageError: the text names no GPU and model, or a setting is none of a server.
+        UsageError: `named` is malformed, or a setting is unknown or invalid.
     """
     match = _NAMED.fullmatch(named.strip())
     if match is None:
         raise UsageError(f'a server is a GPU and a model, such as "H200/Llama-3-8B", not {named!r}.')
     known = {field.name for field in fields(Server)} - {"gpu", "model"}
     for name in settings:
-        if name not in known and name not in _OF_A_MODEL:
+        if name not in known and name not in _MODEL_SETTINGS:
             raise UsageError(
-                f"{name} is no setting of a server; there are {', '.join(sorted({*known, *_OF_A_MODEL}))}."
+                f"{name} is no setting of a server; there are {', '.join(sorted({*known, *_MODEL_SETTINGS}))}."
             )
     gpu = find_gpu(match[2])
-    of_model = {name: settings.pop(name) for name in _OF_A_MODEL if name in settings}
-    model = find_model(match[3]).served(tensor_parallel_size=int(match[1] or 1), **of_model)
+    model_settings = {name: settings.pop(name) for name in _MODEL_SETTINGS if name in settings}
+    model = find_model(match[3]).served(tensor_parallel_size=int(match[1] or 1), **model_settings)
     release = settings.get("vllm", DEFAULT)
     check_length(model, settings.get("max_model_len"))
     check_block_size(model, settings.get("block_size"))
-    usual: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "enable_prefix_caching": not model.recurrent_layers,
         "gpu_memory_utilization": defaults_of(release).gpu_memory_utilization,
         "name": match[3],
     }
-    found = Server(gpu=gpu, model=model, **usual | settings)
-    found.policy()
+    found = Server(gpu=gpu, model=model, **defaults | settings)
+    found.policy()  # checks the settings
     return found
 
 
@@ -79,17 +79,17 @@ def fit(
     Args:
         workload: the requests, as in `kvsim.simulate`.
         on: a `Server`, or its name as in `kvsim.server`.
-        users: number of users; each waits for an answer before the next request. None: as the requests arrive.
+        users: number of users who each wait for an answer before the next request; None for an open loop.
         think_s: seconds between an answer and a user's next request.
         ttft_p99_s: the load fits if the 99th percentile of TTFT is at most this, in seconds; None for no such target.
         tpot_p99_s: the load fits if the 99th percentile of TPOT is at most this, in seconds; None for no such target.
-        most: changes to simulate.
+        most: largest number of changes to simulate.
         num_jobs: runs at a time; -1 for one per core.
         engine: "interpreted", "compiled", or "auto" by how much there is to simulate.
-        progress: called with the runs done, and all.
+        progress: called with the number of runs done, and of all runs.
 
     Raises:
-        UsageError: a setting or target cannot be right, or users think who are not there.
+        UsageError: a setting or target is invalid, or `think_s` is given without `users`.
         WorkloadError: a request is longer than the server allows.
     """
     requests, _ = requests_of(workload)
@@ -118,17 +118,17 @@ def diagnose(
     """Explain the waiting and preemptions of a recorded server, and predict the effect of each remedy on its requests.
 
     Args:
-        recording: of a vLLM server, or a simulation of one.
-        ttft_p99_s: a remedy should bring the 99th percentile of TTFT to at most this, in seconds.
-        tpot_p99_s: a remedy should bring the 99th percentile of TPOT to at most this, in seconds.
-        times: a profile or a machine card, by file or by name; None for the best that ships.
-        most: changes to simulate.
+        recording: recording of a vLLM server, or a simulation.
+        ttft_p99_s: target for the 99th percentile of TTFT, in seconds.
+        tpot_p99_s: target for the 99th percentile of TPOT, in seconds.
+        times: a profile or a machine card, by file or by name; None for the best that comes with kvsim.
+        most: largest number of changes to simulate.
         num_jobs: runs at a time; -1 for one per core.
         engine: "interpreted", "compiled", or "auto" by how much there is to simulate.
-        progress: called with the runs done, and all.
+        progress: called with the number of runs done, and of all runs.
 
     Raises:
-        UsageError: the recording is of another engine, or does not say its settings.
+        UsageError: the recording is of another engine, or lacks settings.
         WorkloadError: none of its requests has an answer.
     """
     subject = recording_of(recording)

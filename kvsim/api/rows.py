@@ -1,4 +1,4 @@
-"""A small table of results: one row per run, for people, for Arrow and for pandas."""
+"""Table of results with a row per run, displayed in a notebook or terminal, and convertible to Arrow and pandas."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Rows(Sequence[Mapping[str, Any]]):
     """
 
     def __init__(self, rows: Sequence[Mapping[str, Any]], first: Sequence[str] = ()) -> None:
-        """Collect `rows`; the columns `first` are displayed before the usual ones."""
+        """`rows` are the mappings; the columns `first` are displayed before the others."""
         self._rows = tuple(rows)
         self._first = tuple(first)
 
@@ -49,12 +49,12 @@ class Rows(Sequence[Mapping[str, Any]]):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Every column that some row has, in the order in which they come up."""
+        """Columns that at least one row has, in the order of their first occurrence."""
         return tuple(dict.fromkeys(name for row in self._rows for name in row))
 
     def to_arrow(self) -> pa.Table:
         """Return all columns as a `pyarrow.Table`, null where a row has no value."""
-        import pyarrow as pa  # noqa: PLC0415  costs more than the rest of kvsim together
+        import pyarrow as pa  # noqa: PLC0415  slower to import than the rest of kvsim together
 
         return pa.table({name: [row.get(name) for row in self._rows] for name in self.columns})
 
@@ -80,14 +80,14 @@ class Rows(Sequence[Mapping[str, Any]]):
         return f"<table><tr>{names}</tr>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
 
     def _shown(self) -> list[list[str]]:
-        """Return the displayed cells: a line of names, and a line per row, without empty columns."""
+        """Return the displayed cells: a list of headings, and a list per row, without empty columns."""
         names = dict.fromkeys(self._first)
         names |= dict.fromkeys(name for name in _SHOWN if any(row.get(name) not in (None, "") for row in self._rows))
         head = [_SHOWN.get(name, name.replace("_", " ")) for name in names]
-        return [head, *([_written(row.get(name)) for name in names] for row in self._rows)]
+        return [head, *([_formatted(row.get(name)) for name in names] for row in self._rows)]
 
 
-def _written(value: Any) -> str:
+def _formatted(value: Any) -> str:
     if value is None:
         return "–"
     if not isinstance(value, float):

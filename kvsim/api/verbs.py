@@ -1,4 +1,4 @@
-"""Actions of the package, each in one call: simulate, compare, sweep, read, verify, validate, calibrate."""
+"""Functions of the package that correspond to commands: simulate, compare, sweep, read, verify, validate, calibrate."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from kvsim.steptime.card import Card
     from kvsim.workload import Workload
 
-_OF_A_MACHINE = frozenset(each.name for each in settings_in(MachineSettings))
+_MACHINE_SETTINGS = frozenset(each.name for each in settings_in(MachineSettings))
 """Settings of a machine that `sweep` can vary."""
 
 
@@ -47,8 +47,8 @@ def read(recording: RecordingLike) -> Run:
     """Read the run in a folder, or a named one that comes with kvsim; `kvsim.shipped_names()` lists those.
 
     Raises:
-        UnknownNameError: there is none.
-        RecordingError: it is truncated or inconsistent; the message names the file, and the row where there is one.
+        UnknownNameError: there is no such folder or name.
+        RecordingError: the recording is truncated or inconsistent; the message names the file, and the row if known.
     """
     return Run.of(recording_of(recording))
 
@@ -106,24 +106,24 @@ def simulate(
         workload: a `Workload`, a recording whose requests are served again, or the name of one or of a trace file.
         policy: a policy, a Python file with one (FILE.py:CLASS), or "paged", "contiguous", "static" or "radix" with the
             defaults of the engine that it models.
-        machine: a `Machine`, a recording of one, or "GPU/MODEL" such as "H200/Llama-3-8B"; left out, it is the machine
-            of the recording that the requests are from, or "H200/Meta-Llama-3-8B".
-        replicas: equal servers behind one router: the result is a `FleetRun`, with a run for each. None for one server,
-            or for the data-parallel ranks of `machine`, whose result is a `FleetRun`, too.
-        prefill: servers that compute prompts, apart from `decode` servers: the result is a `FleetRun`, these first.
-        decode: servers that fetch the KV of prompts, and answer.
-        kv_link: speed of the link of a decode server, its latency and the transfers at a time.
+        machine: a `Machine`, a recording of one, or "GPU/MODEL" such as "H200/Llama-3-8B"; by default the machine of
+            the recording that the requests are from, or "H200/Meta-Llama-3-8B".
+        replicas: number of equal servers behind one router; the result is a `FleetRun`, with a run for each. None for
+            one server, or for the data-parallel ranks of `machine`, which also give a `FleetRun`.
+        prefill: number of servers that only compute prompts; the result is a `FleetRun` that begins with these servers.
+        decode: number of servers that fetch the KV of prompts and generate the answers.
+        kv_link: speed and latency of the link of a decode server, and its number of concurrent transfers.
         route: router in front of the replicas or the prefill servers: "shortest" (the default), another name of
             `kvsim run --route`, a Python file with a function `route(request, servers)`, or such a function.
-        route_lag_s: age of what the router knows of the servers' prefix caches, in seconds.
-        prefix_store: memory for prefixes that the replicas share, and the link of each to it.
+        route_lag_s: age in seconds of the router's knowledge of the servers' prefix caches.
+        prefix_store: memory for prefixes that the replicas share, and the link of each replica to it.
         options: see `kvsim.simulation.Options`: `refuse_misfits`, `users` and `think_s` for a closed loop,
             `engine`, `check`, `progress`.
 
     Raises:
-        UnknownNameError: nothing goes by a name that was given.
-        UsageError: a setting or option cannot be right.
-        WorkloadError: a request is longer than the longest sequence that is allowed.
+        UnknownNameError: a name is unknown.
+        UsageError: a setting or option is invalid.
+        WorkloadError: a request is longer than the longest allowed sequence.
         BudgetError: a request needs more than the whole pool.
         StalledError: the head of the queue can never be scheduled.
     """
@@ -141,7 +141,7 @@ def _servers(
     policy: AnyPolicy, on: Machine, replicas: int | None, prefill: int | None, decode: int | None,
     link: KvLink | None, route: RouteName | str | Router | None, route_lag_s: float, store: PrefixStore | None,
 ) -> simulation.Servers | None:  # fmt: skip
-    """Return several servers, as the arguments of `simulate` say them; None for one."""
+    """Return the servers that the arguments of `simulate` ask for; None for a single server."""
     if prefill is None and decode is None:
         if link is not None:
             raise UsageError("kv_link is between prefill and decode servers; give prefill and decode as well.")
@@ -185,13 +185,14 @@ def compare(
 
     Args:
         workload: as in `simulate`.
-        policies: policies or names of built-in ones; in a mapping, the keys are what the runs are called. Left out, all
-            four, or those that serve images if there are some.
+        policies: policies or names of built-in ones; the keys of a mapping become the names of the runs. By default
+            all four, or those that can serve images if the requests have images.
         machine: as in `simulate`.
         options: as in `simulate`.
 
     Raises:
-        UsageError: there is no policy, or two have one name; give a mapping then. And whatever `simulate` raises.
+        UsageError: there is no policy, or two policies have the same name and are not in a mapping. Also the errors of
+            `simulate`.
     """
     requests, source = requests_of(workload)
     if policies is None:
@@ -219,20 +220,21 @@ def compare_releases(
     policy: Paged | None = None,
     **options: Unpack[Options],
 ) -> Upgrade:
-    """Serve the same requests with the rules of two releases of vLLM; tell what differs, from which step, and why.
+    """Serve the same requests with the rules of two releases of vLLM; return the differences and their causes.
 
-    Every rule of the newer release is switched on over the older one: alone, and with those before it.
+    To attribute the differences, each changed rule is added to the older release: alone, and on top of the rules
+    before it.
 
     Args:
         workload: as in `simulate`.
         old: the older release, such as "0.22.1".
         new: the newer release, such as "0.33.0".
-        machine: as in `simulate`; one that is named gets the memory and the limits of each release.
-        policy: the paged policy with settings of your own; left out, vLLM's defaults in each release.
+        machine: as in `simulate`; a named machine has the memory and the limits of each release.
+        policy: the paged policy with custom settings; by default the defaults of each release.
         options: as in `simulate`.
 
     Raises:
-        UsageError: a release is not known, or `new` is the older one. And whatever `simulate` raises.
+        UsageError: a release is unknown, or `new` is older than `old`. Also the errors of `simulate`.
     """
     requests, source = requests_of(workload)
     longest = _longest(machine, source)
@@ -258,7 +260,7 @@ def sweep(
     num_jobs: int = -1,
     progress: Callable[[int, int], None] | None = None,
 ) -> Rows:
-    """Run every combination of the values in `vary`; one row each, on all cores.
+    """Simulate every combination of the values in `vary`, on all cores; return a row for each.
 
     Args:
         workload: as in `simulate`.
@@ -266,29 +268,33 @@ def sweep(
         machine: as in `simulate`.
         vary: names and their values: "policy"; a setting of the policy, such as "block_size", "watermark" or
             "max_num_seqs"; or an argument of `kvsim.machine`, such as "num_blocks", "kv_gib" or "gpu".
-        table: a Parquet file to keep the rows in: rows that it has are not run again. None keeps nothing.
-        refuse_misfits: refuse requests that could never be served; otherwise such a run is a row with an `error`.
+        table: Parquet file that stores the rows; combinations that it already has are not simulated again. None for no
+            file.
+        refuse_misfits: refuse requests that could never be served; otherwise a run with such requests is a row with an
+            `error`.
         num_jobs: runs at a time; -1 for one per core.
-        progress: called with the number of runs that are done, and of all.
+        progress: called with the number of runs done, and of all runs.
 
     Raises:
-        UsageError: a name in `vary` is no setting, there is no value, or the table cannot be written.
+        UsageError: a name in `vary` is no setting, a setting has no values, or the table cannot be written.
     """
     requests, source = requests_of(workload)
     longest = _longest(machine, source)
     points = []
     for values in product(*vary.values()):
         settings = dict(zip(vary, values, strict=True))
-        of_machine = {name: settings[name] for name in settings if name in _OF_A_MACHINE}
+        machine_changes = {name: settings[name] for name in settings if name in _MACHINE_SETTINGS}
         chosen = checked(settings.get("policy", policy))
-        on = _machine_with(of_machine, machine, source, chosen)
-        ruled = policy_of(chosen, on, longest)
-        for name in settings.keys() - of_machine.keys() - {"policy"}:
-            ruled = _with_setting(ruled, name, settings[name])
+        on = _machine_with(machine_changes, machine, source, chosen)
+        varied_policy = policy_of(chosen, on, longest)
+        for name in settings.keys() - machine_changes.keys() - {"policy"}:
+            varied_policy = _with_setting(varied_policy, name, settings[name])
         words = {name: value if isinstance(value, str | int | float | bool) or value is None else _name_of(value)
                  for name, value in settings.items()}  # fmt: skip
         points.append(
-            sweeps.Point(settings=words, workload=requests, policy=ruled, machine=on, refuse_misfits=refuse_misfits)
+            sweeps.Point(
+                settings=words, workload=requests, policy=varied_policy, machine=on, refuse_misfits=refuse_misfits
+            )
         )
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch) / "sweep.parquet" if table is None else Path(table)
@@ -321,9 +327,10 @@ def validate(
 
     Args:
         recording: a recording of a real engine.
-        times: a profile or machine card, by file or by name, or a model; left out, the best that ships.
-        progress: called with the number of requests that have ended, and of all.
-        vllm: release of vLLM whose rules the simulation follows; left out, that of the recording.
+        times: a profile or machine card, by file or by name, or a step-time model; by default the best that comes with
+            kvsim.
+        progress: called with the number of requests that have ended, and of all requests.
+        vllm: release of vLLM whose rules are simulated; by default that of the recording.
 
     Raises:
         UsageError: the recording is a simulation, the release is not known, or the times are of another model, engine
@@ -341,22 +348,22 @@ def calibrate(
     held_out: bool = True,
     progress: Callable[[int, int], None] | None = None,
 ) -> Profile | Card:
-    """Fit step times to recordings of real engines: a profile of one model, or with `card` a machine for every model.
+    """Fit step times to recordings of real engines: a profile for one model, or with `card` a card for every model.
 
     Args:
-        recordings: of one GPU, model and engine; with `card`, of one machine and any models on vLLM.
-        card: a machine card, by value or file, whose three factors are fitted instead.
-        held_out: fit again without each recording in turn, to say how well the others predict it; not with `card`.
-        progress: called with the fits done, and all.
+        recordings: recordings of one GPU, model and engine; with `card`, of one machine and any models on vLLM.
+        card: a machine card, or its file; its three factors are fitted, instead of a profile.
+        held_out: also fit without each recording in turn, to measure how well the others predict it; not with `card`.
+        progress: called with the number of fits done, and of all fits.
 
     Returns:
-        A `Profile` or a `Card`; both go into `kvsim.machine(times=...)` once saved (`kvsim.profiles.save`,
-        `kvsim.steptime.card.save_card`), and a profile as it is.
+        A `Profile` or a `Card`. `kvsim.machine(times=...)` takes a profile, or the file of either one
+        (`kvsim.profiles.save`, `kvsim.steptime.card.save_card`).
 
     Raises:
-        UsageError: there is no recording, or they do not go together.
+        UsageError: there is no recording, or they are not of the same GPU, model and engine.
     """
-    from kvsim.calibration import calibrate as fit_profile  # noqa: PLC0415  brings the fit along
+    from kvsim.calibration import calibrate as fit_profile  # noqa: PLC0415  imports the solver
     from kvsim.calibration import calibrate_card  # noqa: PLC0415
     from kvsim.steptime.card import load_card  # noqa: PLC0415
 
@@ -372,7 +379,7 @@ def _simulate(workload: Workload, policy: AnyPolicy, on: Machine, options: Optio
 
 
 def _longest(given: MachineLike | None, source: Recording | None) -> int | None:
-    """Return the longest sequence that a recorded engine allowed, if its machine is the simulated one."""
+    """Return the max_model_len of the recorded engine if the simulation takes the recording's machine; else None."""
     if given is None and source is not None:
         length = source.meta.engine.get("max_model_len", source.meta.policy.get("max_model_len"))
         return length if isinstance(length, int) else None
@@ -389,7 +396,7 @@ def _machine_with(
         if len(changes) > 1:
             raise UsageError("kv_gib and num_blocks set the same value; vary only one.")
         on = machine_for(given, source, policy)
-        block_bytes = 16 * on.model.kv_bytes_per_token
+        block_bytes = 16 * on.model.kv_bytes_per_token  # vLLM's default block size
         [(name, value)] = changes.items()
         return replace(on, kv_bytes=int(value * GIB) if name == "kv_gib" else int(value) * block_bytes)
     if isinstance(given, Machine) or (given is None and source is not None) or not isinstance(given, str | None):
@@ -407,9 +414,9 @@ def _with_setting(policy: AnyPolicy, name: str, value: Any) -> AnyPolicy:
             changed = replace(settings, **{name: value})
             if not isinstance(policy, CustomPolicy):
                 return replace(policy, **{part: changed})
-            own = copy(policy)
-            setattr(own, part, changed)
-            return own
+            changed_policy = copy(policy)
+            setattr(changed_policy, part, changed)
+            return changed_policy
     raise UsageError(f"{name} is no setting of the policy {policy.name} and no argument of kvsim.machine.")
 
 

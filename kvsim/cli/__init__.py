@@ -1,6 +1,6 @@
-"""The command line: one thin file per command, imported when it is called.
+"""The command line `kvsim`: one module per command, imported when the command is called, so that kvsim starts fast.
 
-A command turns flags into values, calls the library and shows what comes back; it computes nothing itself.
+A command converts flags into values, calls the library and prints the result; it computes nothing itself.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import click
 from kvsim import __version__
 from kvsim.display.text import message
 from kvsim.errors import KvsimError, UsageError, shortened
-from kvsim.files.scratch import ENDING
+from kvsim.files.scratch import ENDING_SIGNALS
 
 _TASKS = {
     "See where memory goes": {
@@ -65,6 +65,7 @@ _TASKS = {
 """Each command and its one-line help, which is shown without importing it, below its task."""
 _COMMANDS = [name for commands in _TASKS.values() for name in commands]
 _OBJECTS_BETWEEN_COLLECTIONS = 100_000
+"""Threshold of the garbage collector; Python's own is some hundred times lower."""
 
 
 class _LazyGroup(click.Group):
@@ -86,14 +87,14 @@ class _LazyGroup(click.Group):
 
             near = get_close_matches(args[0], _COMMANDS, n=1)
             ctx.fail(f"No such command '{args[0]}'." + (f" Did you mean '{near[0]}'?" if near else ""))
-        _check_words(args)
+        _check_arguments(args)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         widest = max(map(len, _COMMANDS))
         for task, commands in _TASKS.items():
             with formatter.section(task):
-                formatter.write_dl([(name.ljust(widest), said) for name, said in commands.items()])
+                formatter.write_dl([(name.ljust(widest), line) for name, line in commands.items()])
 
 
 def _print_completion(context: click.Context, _option: click.Parameter, shell: str | None) -> None:
@@ -141,13 +142,14 @@ def cli() -> None:
     """
 
 
-def _check_words(arguments: list[str]) -> None:
-    """Make sure that every argument says something, before anything is run or written in its place.
+def _check_arguments(arguments: list[str]) -> None:
+    """Check that no argument is empty and that all are UTF-8, before anything is run or written.
 
-    An empty one is a variable of a shell that was never set. One that is no UTF-8 is a name that Parquet cannot have.
+    An empty argument usually is a shell variable that was never set; a name that is not UTF-8 cannot be written to
+    Parquet.
 
     Raises:
-        UsageError: one does not.
+        UsageError: an argument is empty or not UTF-8.
     """
     for argument in arguments:
         try:
@@ -161,65 +163,66 @@ def _check_words(arguments: list[str]) -> None:
 
 
 def _check_streams() -> None:
-    """Open streams that a shell has closed: otherwise the next file would get their number, and the output.
+    """Open the null device in place of each standard stream that the shell has closed.
 
-    Nothing is computed that could not be printed.
+    Otherwise the next opened file would get the descriptor of a closed stream, and what is printed would be written
+    into the file. Exit if standard output was closed: a result could not be printed.
     """
     is_mute = sys.stdout is None
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115
     if is_mute:
-        _complain("standard output is closed, so there is nowhere to print; send it to a file, or to /dev/null.")
+        _print_error("standard output is closed, so there is nowhere to print; send it to a file, or to /dev/null.")
         sys.exit(2)
 
 
 def _terminate(signal_number: int, _: object) -> None:
-    """Leave as after an error, so that incomplete files are removed."""
+    """Exit by an exception, so that context managers remove incomplete files."""
     sys.exit(128 + signal_number)
 
 
 def main() -> None:
-    """Run the command line and exit: 0 fine, 1 failed, 2 misused."""
-    for number in ENDING:
-        if signal.getsignal(number) is signal.SIG_DFL:  # nohup has it ignored
+    """Run the command line and exit: with 0 after success, 1 after a failure, 2 after wrong usage."""
+    for number in ENDING_SIGNALS:
+        if signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores SIGHUP, and should continue to
             signal.signal(number, _terminate)
     _check_streams()
-    # Figures are drawn into files, whatever window is asked for.
+    # Figures are drawn into files, never into the window that the environment may ask for.
     os.environ["MPLBACKEND"] = "agg"
-    # Starting makes some hundred thousand objects that stay to the end; looking for garbage among them costs a tenth of
-    # a short command, while they are made and again when the interpreter takes them down.
+    # The start creates about a hundred thousand objects that live to the end. Searching them for garbage takes a tenth
+    # of the time of a short command, so collections are rare, and the objects are frozen before the interpreter exits.
     gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS)
     atexit.register(gc.freeze)
-    # NumPy's library of linear algebra starts a thread for each further core, which spins for a while in case there is
-    # work: an eighth of a short command, on two cores. Nothing here multiplies matrices that are worth a second thread.
+    # OpenBLAS, which NumPy loads, starts a thread for each further core, and each waits for work in a busy loop: an
+    # eighth of the time of a short command on two cores. No matrix product in kvsim is large enough for two threads.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
         cli(standalone_mode=False, prog_name="kvsim")
     except click.ClickException as error:
-        said = io.StringIO()
-        error.show(file=said)
-        print(*map(message, said.getvalue().splitlines()), sep="\n", file=sys.stderr)  # noqa: T201
+        text = io.StringIO()
+        error.show(file=text)
+        print(*map(message, text.getvalue().splitlines()), sep="\n", file=sys.stderr)  # noqa: T201
         sys.exit(error.exit_code)
     except KvsimError as error:
-        _complain(str(error))
+        _print_error(str(error))
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, click.Abort):
         sys.exit(130)
     except BrokenPipeError:
-        # The reader of our output has had enough; keep the interpreter from complaining when it flushes.
+        # The reader of the pipe, such as `head`, has closed it; without this the interpreter prints an error at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except MemoryError:
-        _complain("there is not enough memory for this; ask for less of it, such as fewer requests.")
+        _print_error("there is not enough memory for this; ask for less of it, such as fewer requests.")
         sys.exit(1)
     except OSError as error:
-        # A full disk, a folder that is gone: nothing that a traceback would explain better.
+        # Such as a full disk or a removed folder: the message explains it as well as a traceback.
         where = f"{error.filename}: " if error.filename else ""
-        _complain(f"{where}{error.strerror or error}.")
+        _print_error(f"{where}{error.strerror or error}.")
         sys.exit(1)
 
 
-def _complain(sentence: str) -> None:
-    """Print an error message. The sentence may quote a file, or another library."""
-    print(f"kvsim: {message(sentence)}", file=sys.stderr)  # noqa: T201
+def _print_error(text: str) -> None:
+    """Print an error on standard error; control characters in `text`, which may quote a file, are escaped."""
+    print(f"kvsim: {message(text)}", file=sys.stderr)  # noqa: T201

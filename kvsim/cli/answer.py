@@ -1,4 +1,4 @@
-"""Answer of `kvsim run`: a verdict, the simulated setup, and the most important figures."""
+"""Printed answer of `kvsim run`: a verdict, the simulated setup, and the most important figures."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def print_answer(
     """Print the verdict on each of `runs`, its setup and its figures.
 
     Args:
-        runs: one for each server.
-        summaries: what each amounts to, as its clients see it.
-        requests: which requests were served, in words.
-        band: how far the figures of a single run move with the error of the step times.
-        notes: what else a reader of the figures must know.
+        runs: measured runs, one for each server.
+        summaries: the summary of each run, as the clients see it.
+        requests: description of the requests.
+        band: ranges of the figures of a single run, from the error of the step times.
+        notes: further notes on the figures.
     """
     for run, summary in zip(runs, summaries, strict=True):
         server = f"{summary.policy}: " if len(summaries) > 1 else ""
@@ -48,7 +48,7 @@ def print_answer(
             echo(f"{server}{steady_part(run.requests).sentence}")
     print_table("", ["", ""], setting_rows(runs[0].meta, requests, len(runs)))
     columns = [dict(_figures(summary, band)) for summary in summaries]
-    # Not every server copies to host memory.
+    # The longest column has all rows: a server without host memory lacks those about it.
     rows = [(label, *(column.get(label, "–") for column in columns)) for label in max(columns, key=len)]
     heads = ["", *(summary.policy if len(summaries) > 1 else "" for summary in summaries)]
     print_table("", heads, rows, note="\n".join(notes))
@@ -56,14 +56,14 @@ def print_answer(
 
 
 def band_notes(band: Band | None) -> list[str]:
-    """Explain the prediction intervals in brackets, or why there are none."""
+    """Return the note that explains the prediction intervals in brackets, or why there are none."""
     if band is None:
         return ["no brackets: fewer than three recordings tell how far off such times are"]
     return [f"in brackets: with {band.words()}"]
 
 
 def failure_notes(metas: Sequence[Meta]) -> list[str]:
-    """Warn if vLLM would have crashed on one of the servers of a run."""
+    """Return a warning if vLLM itself would have crashed on one of the servers of a run."""
     num_failures = sum(int(meta.engine.get("vllm_failures", 0)) for meta in metas)
     if not num_failures:
         return []
@@ -77,14 +77,14 @@ def failure_notes(metas: Sequence[Meta]) -> list[str]:
 
 
 def _where(num_stages: int, per_stage: int) -> str:
-    """Name the GPUs that hold the bytes of a pool; empty for a single GPU."""
+    """Return the words for the GPUs over which the bytes of a pool are counted; empty for a single GPU."""
     if num_stages > 1:
         return f" on {'the' if per_stage == 1 else 'one GPU of each of'} {num_stages} stages together"
     return " on each GPU" if per_stage > 1 else ""
 
 
 def setting_rows(meta: Meta, requests: str, num_servers: int = 1) -> list[Row]:
-    """Return the simulated setup: requests, server, memory, limits, and the source of the times."""
+    """Return the rows about the simulated setup: requests, server, memory, limits, and the source of the times."""
     model, pool, policy = meta.model, meta.pool, meta.policy
     num_stages, per_stage = int(model.get("pipeline_parallel_size", 1)), int(model.get("tensor_parallel_size", 1))
     num_gpus = num_stages * per_stage
@@ -104,15 +104,15 @@ def setting_rows(meta: Meta, requests: str, num_servers: int = 1) -> list[Row]:
 
 
 def _host_rows(policy: Mapping[str, Any]) -> list[Row]:
-    """Return the host memory for blocks, if any, and its link."""
+    """Return the row about the host memory for blocks and its link; empty without host memory."""
     if not policy.get("kv_offloading_size"):
         return []
-    there, back = policy["store_gb_per_s"], policy["load_gb_per_s"]
-    return [("host memory", f"{policy['kv_offloading_size']:g} GiB, {there:.1f} GB/s there and {back:.1f} GB/s back")]
+    out, back = policy["store_gb_per_s"], policy["load_gb_per_s"]
+    return [("host memory", f"{policy['kv_offloading_size']:g} GiB, {out:.1f} GB/s there and {back:.1f} GB/s back")]
 
 
 def times_rows(label: Any) -> list[Row]:
-    """Return the source of the step times, their measured error, and the effects that they leave out."""
+    """Return the rows about the step times: source, measured error, and the effects that they leave out."""
     text = str(label or "unknown")
     kind = class_in(text)
     rows = [
@@ -151,7 +151,7 @@ def _limit_words(policy: Mapping[str, Any]) -> str:
 
 
 def _figures(summary: Summary, band: Band | None) -> list[tuple[str, str]]:
-    """Return the most important rows, each as one line of text."""
+    """Return a label and a text for each of the most important figures."""
     ranges = {} if band is None else band.ranges
     rows = [("output", f"{_number(summary.output_tokens_per_s)} tokens/s{_within(ranges, 'output_tokens_per_s')}")]
     rows += [(label, _times(getattr(summary, name)) + _within(ranges, name, mean=True)) for label, name in _TIMES]
@@ -169,10 +169,10 @@ def _figures(summary: Summary, band: Band | None) -> list[tuple[str, str]]:
         cached = summary.images_used - summary.images_computed
         rows.append(("images", f"{summary.images_computed:,} computed, {cached:,} found in the encoder cache"))
     if summary.swapped_out_bytes or summary.swapped_in_bytes:
-        there, back = size(summary.swapped_out_bytes), size(summary.swapped_in_bytes)
-        rows.append(("host memory", f"{there} copied there, {back} back"))
-    lost = {"refused": summary.num_refused, "aborted": summary.num_aborted, "unfinished": summary.num_unfinished}
-    others = "".join(f", {count:,} {name}" for name, count in lost.items() if count)
+        out, back = size(summary.swapped_out_bytes), size(summary.swapped_in_bytes)
+        rows.append(("host memory", f"{out} copied there, {back} back"))
+    unserved = {"refused": summary.num_refused, "aborted": summary.num_aborted, "unfinished": summary.num_unfinished}
+    others = "".join(f", {count:,} {name}" for name, count in unserved.items() if count)
     return [*rows, ("served", f"{summary.num_finished:,}{others}")]
 
 

@@ -1,10 +1,14 @@
-"""`kvsim tui --attach`: watch a live server, and record it."""
+"""`kvsim tui --attach`: watch a live server, and record what was observed.
+
+A web server is polled for its metrics, which are saved as a table (.csv); an event publisher sends every step, which
+are saved as a recording (a folder).
+"""
 
 from __future__ import annotations
 
 import signal
 from contextlib import contextmanager
-from threading import Event, Lock
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,7 +18,7 @@ from kvsim.display.text import message
 from kvsim.errors import UsageError
 from kvsim.files.atomic import whole_file
 from kvsim.files.overwriting import may_replace, replacing_folder
-from kvsim.files.scratch import ENDING
+from kvsim.files.scratch import ENDING_SIGNALS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -43,11 +47,11 @@ def kv_events_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @contextmanager
-def cache_feed(address: str | None, replay: str | None) -> Iterator[KvEventRanks | None]:
-    """Follow the KV events at `address`, if any.
+def kv_event_ranks(address: str | None, replay: str | None) -> Iterator[KvEventRanks | None]:
+    """Follow the KV events that a server publishes at `address`; yield None without an address.
 
     Raises:
-        UsageError: it is no address, or there is a `replay` alone.
+        UsageError: `address` is malformed, or there is a `replay` address alone.
     """
     if address is None:
         if replay is not None:
@@ -56,43 +60,45 @@ def cache_feed(address: str | None, replay: str | None) -> Iterator[KvEventRanks
         return
     from kvsim.live.kv_event_ranks import KvEventRanks
 
-    feed = KvEventRanks(address, replay=replay)
+    ranks = KvEventRanks(address, replay=replay)
     try:
-        yield feed
+        yield ranks
     finally:
-        feed.close()
+        ranks.close()
 
 
 def attach(
-    tui: Any, address: str, output: Path | None, *, events: tuple[str | None, str | None], overwrite: bool,
-    ascii_only: bool, calm: bool,
+    tui: Any, address: str, output: Path | None, *, kv_events: str | None, kv_events_replay: str | None,
+    overwrite: bool, ascii_only: bool, calm: bool,
 ) -> None:  # fmt: skip
-    """Watch the server at `address` until the person quits, and write the recording to `output`.
+    """Watch the server at `address` until the person quits, and write what was observed to `output`.
 
-    A web server is asked for its metrics, and its KV `events` and their replays are followed, if their addresses are
-    given; any other server is listened to for events of its own.
+    A web server is polled for its metrics; the KV events that it publishes at `kv_events` are followed too. Any other
+    server is expected to publish the events of `kvsim capture`.
 
     Raises:
-        UsageError: it is no address, or `output` may not be written.
+        UsageError: `address` is malformed, or `output` may not be written.
     """
     from kvsim.live.address import page_of
 
-    page = page_of(address)
+    metrics_url = page_of(address)
     if output is not None:
-        _check_output(page, output, overwrite=overwrite)
-    if page is not None:
-        with cache_feed(*events) as cache:
-            _watch_metrics(tui, page, output, cache, overwrite=overwrite, ascii_only=ascii_only)
-    elif any(events):
+        _check_output(metrics_url, output, overwrite=overwrite)
+    if metrics_url is not None:
+        with kv_event_ranks(kv_events, kv_events_replay) as ranks:
+            is_written = _watch_metrics(tui, metrics_url, output, ranks, overwrite=overwrite, ascii_only=ascii_only)
+    elif kv_events or kv_events_replay:
         raise UsageError(f"KV events are shown beside the /metrics of a server; no web server answers at {address}.")
     else:
-        _watch_events(tui, address, output, overwrite=overwrite, ascii_only=ascii_only, calm=calm)
-    if output is not None:
+        is_written = _watch_events(tui, address, output, overwrite=overwrite, ascii_only=ascii_only, calm=calm)
+    if is_written:
         click.echo(output)
+    elif output is not None:
+        echo(f"{output} was not written: the server sent no step.", err=True)
 
 
-def _check_output(page: str | None, output: Path, *, overwrite: bool) -> None:
-    if page is None:
+def _check_output(metrics_url: str | None, output: Path, *, overwrite: bool) -> None:
+    if metrics_url is None:
         may_replace(output, "tui", overwrite=overwrite, is_folder=True)
         return
     if output.suffix != ".csv":
@@ -103,68 +109,85 @@ def _check_output(page: str | None, output: Path, *, overwrite: bool) -> None:
 
 
 def _watch_metrics(
-    tui: Any, address: str, output: Path | None, cache: KvEventRanks | None, *, overwrite: bool, ascii_only: bool
-) -> None:
+    tui: Any, metrics_url: str, output: Path | None, ranks: KvEventRanks | None, *, overwrite: bool, ascii_only: bool
+) -> bool:
+    """Watch a web server; return whether `output` was written."""
     from kvsim.live.metrics import as_csv
     from kvsim.live.metrics_feed import MetricsFeed
 
-    feed = MetricsFeed(address)
+    feed = MetricsFeed(metrics_url)
 
-    def write_it(output: Path) -> None:
-        may_replace(output, "tui", overwrite=overwrite)
-        with whole_file(output) as file:
-            file.write_text(as_csv(feed.looks()), encoding="utf-8")
+    def write_table(file: Path) -> bool:
+        # Checked again: another program may have created the file since the start, which can be hours ago.
+        may_replace(file, "tui", overwrite=overwrite)
+        with whole_file(file) as scratch:
+            scratch.write_text(as_csv(feed.looks()), encoding="utf-8")
+        return True
 
-    with _kept(output, write_it) as keep:
+    with _saved_at_end(output, write_table) as result:
         try:
-            tui.watch_metrics(feed, cache, keep=keep, ascii=ascii_only)
+            tui.watch_metrics(feed, ranks, keep=result.save, ascii=ascii_only)
         finally:
             feed.close()
-    _say_end(feed.ended)
+    _print_end(feed.ended)
+    return result.is_written
 
 
 def _watch_events(
     tui: Any, address: str, output: Path | None, *, overwrite: bool, ascii_only: bool, calm: bool
-) -> None:
+) -> bool:
+    """Watch an event publisher; return whether `output` was written, which needs one step."""
     from kvsim.live.event_feed import LiveFeed
     from kvsim.recording import write
 
     feed = LiveFeed(address)
     click.echo(f"attached to {address}; waiting for its first step. Ctrl+C gives up.", err=True)
 
-    def write_it(output: Path) -> None:
-        seen = feed.whole()
-        if seen is not None:
-            with replacing_folder(output, "tui", overwrite=overwrite) as folder:
-                write(seen.recording, folder)
+    def write_recording(folder: Path) -> bool:
+        observed = feed.whole()
+        if observed is None:
+            return False
+        with replacing_folder(folder, "tui", overwrite=overwrite) as scratch:
+            write(observed.recording, scratch)
+        return True
 
-    with _kept(output, write_it) as keep:
+    with _saved_at_end(output, write_recording) as result:
         try:
-            tui.attach(feed, keep=keep, ascii=ascii_only, calm=calm)
+            tui.attach(feed, keep=result.save, ascii=ascii_only, calm=calm)
         finally:
             feed.close()
-    _say_end(feed.ended_before_close)
+    _print_end(feed.ended_before_close)
+    return result.is_written
+
+
+class _Result:
+    """File or folder that is written at most once, although several threads may ask for it."""
+
+    def __init__(self, output: Path | None, write: Callable[[Path], bool]) -> None:
+        """`write` returns False if there is nothing to write yet."""
+        self.is_written = False
+        self._output, self._write, self._lock = output, write, Lock()
+
+    def save(self) -> None:
+        """Write the result unless it is written, or nothing was asked for."""
+        with self._lock:
+            if self._output is not None and not self.is_written:
+                self.is_written = self._write(self._output)
 
 
 @contextmanager
-def _kept(output: Path | None, write_it: Callable[[Path], None]) -> Iterator[Callable[[], None]]:
-    """Write the recording once: when the block ends, or when the yielded function is called."""
-    lock, done = Lock(), Event()
-
-    def keep() -> None:
-        with lock:
-            if output is not None and not done.is_set():
-                write_it(output)
-                done.set()
-
+def _saved_at_end(output: Path | None, write: Callable[[Path], bool]) -> Iterator[_Result]:
+    """Yield a result that is saved when the block ends, if it was not saved before."""
+    result = _Result(output, write)
     try:
-        yield keep
+        yield result
     finally:
-        for number in ENDING:  # which may come while it is written
+        # A closed terminal often sends several signals; the second should not interrupt the writing.
+        for number in ENDING_SIGNALS:
             signal.signal(number, signal.SIG_IGN)
-        keep()
+        result.save()
 
 
-def _say_end(sentence: str | None) -> None:
-    if sentence is not None:
-        echo(message(sentence), err=True)
+def _print_end(reason: str | None) -> None:
+    if reason is not None:
+        echo(message(reason), err=True)

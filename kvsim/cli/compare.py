@@ -1,8 +1,9 @@
-"""`kvsim compare`: the same requests and the same memory under all policies."""
+"""`kvsim compare`: the same requests in the same memory under several policies, or under two releases of vLLM."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,9 +30,29 @@ if TYPE_CHECKING:
     from kvsim.recording import Recording
 
 _OPTIMAL = "paged-optimal"
-"""The paged policy with an eviction that knows all requests."""
+"""Name of the paged policy with optimal eviction, which knows all future requests."""
 _UNIFORM = "paged-uniform"
-"""The paged policy over a cache in which every layer keeps every token."""
+"""Name of the paged policy with a cache in which every layer keeps every token."""
+
+
+class _CompareCommand(ServedCommand):
+    """Command that refuses a second --vllm, of which click would silently take the last."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the flags.
+
+        Raises:
+            UsageError: --vllm is there more than once; the message has the form that compares two releases.
+        """
+        releases = [
+            word.partition("=")[2] if "=" in word else next_word
+            for word, next_word in pairwise([*args, "RELEASE"])
+            if word.partition("=")[0] == "--vllm"
+        ]
+        if len(releases) > 1:
+            raise UsageError(f"--vllm should be given once; compare two releases with --vllm {' '.join(releases[:2])}.")
+        return super().parse_args(ctx, args)
+
 
 times_option = click.option(
     "--times",
@@ -43,7 +64,7 @@ times_option = click.option(
 )
 
 
-@click.command("compare", cls=ServedCommand)
+@click.command("compare", cls=_CompareCommand)
 @click.argument("newer", metavar="[RELEASE]", required=False)
 @scenario_options
 @click.option(
@@ -94,9 +115,9 @@ def command(
     With --prefill and --decode: as many servers of both kinds beside equal ones. With --data-parallel-size: ranks
     beside one server over as many GPUs, and servers that have all weights.
     """
-    told = fleet_of(flags)
-    is_fleet = told.apart is not None or (flags["data_parallel_size"] or 1) > 1
-    _check_one(names, newer, output, ladder=ladder, uniform_cache=uniform_cache, is_fleet=is_fleet)
+    fleet = fleet_of(flags)
+    is_fleet = fleet.apart is not None or (flags["data_parallel_size"] or 1) > 1
+    _check_one_comparison(names, newer, output, ladder=ladder, uniform_cache=uniform_cache, is_fleet=is_fleet)
     if newer is not None:
         _compare_releases(newer, output, flags, is_other=ladder or uniform_cache, as_json=as_json)
         return
@@ -104,12 +125,11 @@ def command(
         climb_ladder(output, flags, overwrite=overwrite, as_json=as_json)
         return
     from kvsim.files.overwriting import may_replace
-    from kvsim.metrics import summarize
 
     if output is not None:
         may_replace(output, "compare", overwrite=overwrite, is_folder=True)
     if is_fleet:
-        compare_fleets(told, flags, as_json=as_json)
+        compare_fleets(fleet, flags, as_json=as_json)
         return
     scenario = build_scenario(**flags)
     policies, notes = _policies(scenario, names, uniform_cache=uniform_cache)
@@ -119,13 +139,23 @@ def command(
             recordings[name] = scenario.simulate(policy, progress=report)
     if output is not None:
         _write(recordings, output, overwrite=overwrite)
+    _print(scenario, policies, recordings, notes, as_json=as_json)
+
+
+def _print(
+    scenario: Scenario, policies: Mapping[str, AnyPolicy], recordings: Mapping[str, Recording], notes: Sequence[str],
+    *, as_json: bool,
+) -> None:  # fmt: skip
+    """Print the comparison, with the throughput of each policy with ample memory, which is simulated first."""
+    from kvsim.metrics import summarize
+
     summaries = [replace(summarize(recording), policy=name) for name, recording in recordings.items()]
     with progress("with memory for everything") as report:
         ample = with_memory_for_everything(scenario, policies, report)
     if as_json:
         _print_json(list(recordings.values()), summaries, ample)
     else:
-        _print_comparison(scenario, list(recordings.values()), summaries, ample, notes, clock=flags["clock"])
+        _print_comparison(scenario, list(recordings.values()), summaries, ample, notes, clock=scenario.flags["clock"])
 
 
 def _write(recordings: Mapping[str, Recording], output: Path, *, overwrite: bool) -> None:
@@ -177,7 +207,7 @@ def _print_comparison(
     )
 
 
-def _check_one(
+def _check_one_comparison(
     names: tuple[str, ...],
     newer: str | None,
     output: Path | None,
@@ -215,28 +245,28 @@ def _compare_releases(newer: str, output: Path | None, flags: dict[str, Any], *,
 def _policies(
     scenario: Scenario, names: Sequence[str], *, uniform_cache: bool
 ) -> tuple[Mapping[str, AnyPolicy], list[str]]:
-    """Return the compared policies, and the notes about the choice.
+    """Return the policies to compare, by name, and notes on the choice.
 
-    Where the flags ask for optimal eviction, it is a policy of its own beside the one with vLLM's.
+    If the flags ask for optimal eviction, the paged policy is there twice: with vLLM's eviction and with this one.
     """
-    found, notes = _named_policies(scenario, names, uniform_cache=uniform_cache)
-    paged = found.get(Paged.name)
+    policies, notes = _named_policies(scenario, names, uniform_cache=uniform_cache)
+    paged = policies.get(Paged.name)
     if isinstance(paged, Paged) and evicts_optimally(paged):
-        vllms = replace(paged, cache=replace(paged.cache, eviction=PrefixEviction.LRU))
-        found = {**found, Paged.name: vllms, _OPTIMAL: paged}
-    return found, notes
+        with_lru = replace(paged, cache=replace(paged.cache, eviction=PrefixEviction.LRU))
+        policies = {**policies, Paged.name: with_lru, _OPTIMAL: paged}
+    return policies, notes
 
 
 def _named_policies(
     scenario: Scenario, names: Sequence[str], *, uniform_cache: bool
 ) -> tuple[dict[str, AnyPolicy], list[str]]:
-    """Return the policies of the flags, and the notes about the choice."""
+    """Return the policies that the flags name, or all that can serve the requests, and notes on the choice."""
     if uniform_cache:
         paged = scenario.policy(Paged.name)
         assert isinstance(paged, Paged)
         uniform = replace(paged, cache=replace(paged.cache, uniform_cache=True))
-        found: dict[str, AnyPolicy] = {Paged.name: paged, _UNIFORM: uniform}
-        return found, [_most_sequences(scenario, paged, uniform)]
+        both: dict[str, AnyPolicy] = {Paged.name: paged, _UNIFORM: uniform}
+        return both, [_most_sequences(scenario, paged, uniform)]
     if names:
         policies = [scenario.policy(name) for name in names]
         return {policy.name: policy for policy in policies}, []
@@ -253,7 +283,7 @@ def _named_policies(
 
 
 def _most_sequences(scenario: Scenario, grouped: Paged, uniform: Paged) -> str:
-    """Return the number of sequences of the workload's mean length that decode at once with groups, and without."""
+    """Return a note on how many sequences of the mean length decode at once, with KV-cache groups and without."""
     workload = scenario.workload
     tokens = round(float((workload.prompt_tokens + workload.output_tokens).mean()))
     counts = []
@@ -274,13 +304,16 @@ def _most_sequences(scenario: Scenario, grouped: Paged, uniform: Paged) -> str:
 def with_memory_for_everything(
     scenario: Scenario, policies: Mapping[str, AnyPolicy], report: Callable[[int, int], None]
 ) -> list[float]:
-    """Return the output tokens per second of each policy with ample memory; what differs then is not memory."""
+    """Return the output tokens per second of each policy with ample memory.
+
+    The differences that remain between policies are not caused by memory.
+    """
     from kvsim.experiments.rungs import with_ample_memory
     from kvsim.simulation import measure
 
-    found = []
+    rates = []
     for number, policy in enumerate(policies.values()):
         report(number, len(policies))
-        machine, short = with_ample_memory(scenario.machine(policy), policy, scenario.workload)
-        found.append(measure(scenario.workload, short, machine, refuse_misfits=True).summary.output_tokens_per_s)
-    return found
+        machine, ample_policy = with_ample_memory(scenario.machine(policy), policy, scenario.workload)
+        rates.append(measure(scenario.workload, ample_policy, machine, refuse_misfits=True).summary.output_tokens_per_s)
+    return rates

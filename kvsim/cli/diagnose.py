@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kvsim.cli.attach import cache_feed, kv_events_options
+from kvsim.cli.attach import kv_event_ranks, kv_events_options
 from kvsim.cli.options import engine_option, jobs_option
 from kvsim.cli.show import echo, json_option, print_json, print_table, progress
 from kvsim.display.text import message
@@ -60,9 +60,9 @@ def command(
     from kvsim.fitting import Goal, Search, engine_for
 
     goal = Goal(ttft_p99_s=ttft_p99, tpot_p99_s=tpot_p99)
-    if (page := _page_of(source)) is not None:
-        with cache_feed(kv_events, kv_events_replay) as cache:
-            seen = _glance(page, seconds, cache)
+    if (metrics_url := _metrics_url(source)) is not None:
+        with kv_event_ranks(kv_events, kv_events_replay) as ranks:
+            seen = _glance(metrics_url, seconds, ranks)
         if as_json:
             print_json(seen.as_dict())
         else:
@@ -87,8 +87,8 @@ def command(
         _print(found)
 
 
-def _page_of(source: str) -> str | None:
-    """Return the page of metrics that `source` is or serves; None if it is a recording, or publishes events."""
+def _metrics_url(source: str) -> str | None:
+    """Return the URL of the metrics of a web server; None if `source` is a recording, or publishes events."""
     from pathlib import Path
 
     from kvsim.live.address import page_of
@@ -130,7 +130,7 @@ def _recording(source: str, seconds: float) -> Recording:
     return read(find(source))
 
 
-def _glance(url: str, seconds: float, cache: KvEventRanks | None) -> Glance:
+def _glance(url: str, seconds: float, ranks: KvEventRanks | None) -> Glance:
     from kvsim.diagnosis import glance
     from kvsim.live.metrics_feed import MetricsFeed
 
@@ -139,10 +139,10 @@ def _glance(url: str, seconds: float, cache: KvEventRanks | None) -> Glance:
         _warn_of_end(_watch(feed, seconds))
         if feed.restarts:
             echo("warning: counters fell: the server began anew. This is about what came after.", err=True)
-        if cache is None:
+        if ranks is None:
             return glance(feed.looks())
-        _warn_of_end(cache.ended)
-        return glance(feed.looks(), cache.look())
+        _warn_of_end(ranks.ended)
+        return glance(feed.looks(), ranks.look())
     finally:
         feed.close()
 

@@ -1,4 +1,7 @@
-"""`kvsim doctor`: what a server's log, metrics or recording say of its memory, beside kvsim's own account."""
+"""`kvsim doctor`: the memory figures in a server's log, metrics or recording, beside those that kvsim computes.
+
+A difference shows which assumption is wrong: a setting, the weights, or memory of other processes.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +87,7 @@ class _Row:
     name: str
     line: int
     logged: float
-    own: float | None
+    computed: float | None
 
 
 @click.command("doctor", cls=SectionedCommand)
@@ -104,9 +107,9 @@ def command(*, source: str, as_json: bool, **flags: Any) -> None:
             f"{source} has no line about memory; kvsim doctor reads the start-up log of vLLM or SGLang, from its first "
             "line to the one that says that the server runs, and their /metrics."
         )
-    own, title, note = _account(log, flags, meta)
+    computed, title, note = _computed(log, flags, meta)
     rows = [
-        _Row(name, log.figures[name].line, log.figures[name].value, own.get(name))
+        _Row(name, log.figures[name].line, log.figures[name].value, computed.get(name))
         for name in _WORDS
         if name in log.figures
     ]
@@ -115,8 +118,8 @@ def command(*, source: str, as_json: bool, **flags: Any) -> None:
         return
     for name, line in log.failures.items():
         echo(f"Line {line}: {_FAILURES[name]}")
-    if worst := _worst(rows):
-        echo(worst)
+    if verdict := _verdict(rows):
+        echo(verdict)
     print_table(
         title,
         ["", log.source, "kvsim", "difference", "line", "meaning"],
@@ -127,7 +130,7 @@ def command(*, source: str, as_json: bool, **flags: Any) -> None:
 
 
 def _read(source: str) -> tuple[StartupLog, Meta | None]:
-    """Return what a file, an address or a recording says, and the facts of the recording."""
+    """Return the memory figures in a file, at an address or in a recording, and the metadata of a recording."""
     from kvsim.diagnosis.startup_log import read_startup_log
     from kvsim.diagnosis.told_memory import is_page, read_metrics_page, recorded_memory
     from kvsim.live.address import page_of
@@ -140,11 +143,11 @@ def _read(source: str) -> tuple[StartupLog, Meta | None]:
         return (read_metrics_page(text) if is_page(text) else read_startup_log(text)), None
     if not file.exists():
         try:
-            page = page_of(source)
+            metrics_url = page_of(source)
         except UsageError:  # no address: the name of a recording
-            page = None
-        if page is not None:
-            return read_metrics_page(page_text(page)), None
+            metrics_url = None
+        if metrics_url is not None:
+            return read_metrics_page(page_text(metrics_url)), None
     try:
         recording = read(find(source))
     except UnknownNameError:
@@ -163,8 +166,11 @@ def _text(file: Path) -> str:
         raise UsageError(f"{file} cannot be read: {error.strerror or error}.") from None
 
 
-def _account(log: StartupLog, flags: dict[str, Any], meta: Meta | None) -> tuple[Mapping[str, float], str, str]:
-    """Return kvsim's own figures, what they are of, and what they assume or why there are none."""
+def _computed(log: StartupLog, flags: dict[str, Any], meta: Meta | None) -> tuple[Mapping[str, float], str, str]:
+    """Return the figures that kvsim computes, a title that names the server, and a note.
+
+    The note lists the assumptions, or the reason why there are no figures.
+    """
     merged = flags | {name: _value(name, text) for name, text in log.settings.items() if flags.get(name) is None}
     merged["vllm"] = flags["vllm"] or log.release or None
     merged["defaults"] = flags["defaults"] or "server"
@@ -199,7 +205,7 @@ def _vllm_figures(
     note = f"{_SOURCES[log.source]} not say {flags_of_them}; vLLM's defaults are assumed." if assumed else ""
     if log.source == "recording":
         note = f"{note} Nor whether the number of blocks was set by hand.".strip()
-    return _own_figures(budget, log), f"{title}: {model.name} on {gpu.name}", note
+    return _vllm_terms(budget, log), f"{title}: {model.name} on {gpu.name}", note
 
 
 def _value(name: str, text: str) -> Any:
@@ -209,30 +215,32 @@ def _value(name: str, text: str) -> Any:
 
 
 def _sglang_figures(log: StartupLog, model: Model) -> dict[str, float]:
-    """Return the figures of SGLang that follow from its readings of free memory, the share, and the model's shape."""
+    """Return the figures of an SGLang server: computed from the free memory that it logs, its mem_fraction_static and
+    the model.
+    """
     values = log.values
-    own: dict[str, float] = {
+    computed: dict[str, float] = {
         "weights": (model.weight_bytes + model.encoder_bytes) / model.tensor_parallel_size,
     }
     share, after = log.settings.get("mem_fraction_static"), values.get("after_weights")
     before = values.get("initial_free", (after or 0) + values.get("weights", 0))
     if share is None or after is None:
-        return own
-    own["pool"] = after - before * (1 - float(share))
+        return computed
+    computed["pool"] = after - before * (1 - float(share))
     if not model.recurrent_layers and len(set(model.layer_kinds)) <= 1:
-        own["tokens"] = own["pool"] // model.kv_bytes_per_token
-    return own
+        computed["tokens"] = computed["pool"] // model.kv_bytes_per_token
+    return computed
 
 
-def _own_figures(budget: Budget, log: StartupLog) -> Mapping[str, float]:
-    """Return the figures of the log as kvsim computes them."""
+def _vllm_terms(budget: Budget, log: StartupLog) -> Mapping[str, float]:
+    """Return the figures of a vLLM server that kvsim computes, by their names in the log."""
     from kvsim.policies.releases import DEFAULT, rules_of
 
     terms = {term.label: term.size_bytes for term in budget.terms}
     plan, longest = budget.plan, rules_of(log.release or DEFAULT).logs_longest
     if "blocks_override" in log.figures:
         plan = replace(plan, num_blocks=int(log.figures["blocks_override"].value))
-    own = {
+    computed = {
         "device": terms.get("GPU memory"),
         "requested": terms.get("GPU memory", 0) + terms.get("left to others", 0) or None,
         "weights": -terms["weights"] - terms.get("tower for images", 0) if "weights" in terms else None,
@@ -246,13 +254,13 @@ def _own_figures(budget: Budget, log: StartupLog) -> Mapping[str, float]:
         "concurrency": plan.concurrency,
         "block_size": budget.block_size,
     }
-    return {name: value for name, value in own.items() if value is not None}
+    return {name: value for name, value in computed.items() if value is not None}
 
 
 def _cells(row: _Row) -> tuple[str, ...]:
     label, meaning = _WORDS[row.name]
-    own = "" if row.own is None else _figure(row.name, row.own)
-    return label, _figure(row.name, row.logged), own, _difference(row), f"{row.line or ''}", meaning
+    computed = "" if row.computed is None else _figure(row.name, row.computed)
+    return label, _figure(row.name, row.logged), computed, _difference(row), f"{row.line or ''}", meaning
 
 
 def _figure(name: str, value: float) -> str:
@@ -262,29 +270,29 @@ def _figure(name: str, value: float) -> str:
 
 
 def _difference(row: _Row) -> str:
-    return "" if row.own is None or not row.logged else f"{100 * (row.own - row.logged) / row.logged:+.1f}%"
+    return "" if row.computed is None or not row.logged else f"{100 * (row.computed - row.logged) / row.logged:+.1f}%"
 
 
-def _worst(rows: list[_Row]) -> str:
-    """Name the term that explains most of the difference between the log's cache and the own account."""
+def _verdict(rows: list[_Row]) -> str:
+    """Return a sentence that compares the logged cache with the computed one, and names the term that differs most."""
     parts = [row for row in rows if row.name in ("weights", "activations", "outside_pytorch", "graphs_estimated")]
-    differing = [row for row in parts if row.own is not None]
-    total = next((row for row in rows if row.name in ("available", "pool") and row.own is not None), None)
+    differing = [row for row in parts if row.computed is not None]
+    total = next((row for row in rows if row.name in ("available", "pool") and row.computed is not None), None)
     if total is None:
-        counted = next((row for row in rows if row.name in ("blocks", "tokens") and row.own is not None), None)
-        return _counted(counted) if counted else ""
-    missed = (total.own or 0) - total.logged
-    verdict = f"The cache has {size(int(total.logged))}; kvsim computes {size(int(total.own or 0))}"
-    if abs(missed) <= 0.01 * total.logged or not differing:
+        counted = next((row for row in rows if row.name in ("blocks", "tokens") and row.computed is not None), None)
+        return _count_verdict(counted) if counted else ""
+    excess = (total.computed or 0) - total.logged
+    verdict = f"The cache has {size(int(total.logged))}; kvsim computes {size(int(total.computed or 0))}"
+    if abs(excess) <= 0.01 * total.logged or not differing:
         return f"{verdict}, {_difference(total)}."
-    most = max(differing, key=lambda row: abs((row.own or 0) - row.logged))
-    return f"{verdict}, {_difference(total)}; most of the difference is in {_WORDS[most.name][0]}."
+    worst = max(differing, key=lambda row: abs((row.computed or 0) - row.logged))
+    return f"{verdict}, {_difference(total)}; most of the difference is in {_WORDS[worst.name][0]}."
 
 
-def _counted(row: _Row) -> str:
-    """Compare the size of the cache where only its blocks or tokens are known."""
-    own = _figure(row.name, row.own or 0)
-    return f"The cache has {_figure(row.name, row.logged)} {row.name}; kvsim computes {own}, {_difference(row)}."
+def _count_verdict(row: _Row) -> str:
+    """Return a sentence that compares the blocks or tokens of the cache, where its bytes are not known."""
+    computed = _figure(row.name, row.computed or 0)
+    return f"The cache has {_figure(row.name, row.logged)} {row.name}; kvsim computes {computed}, {_difference(row)}."
 
 
 def _document(log: StartupLog, rows: list[_Row], why_not: str) -> dict[str, Any]:
@@ -295,7 +303,7 @@ def _document(log: StartupLog, rows: list[_Row], why_not: str) -> dict[str, Any]
         "settings": log.settings,
         "failures": {name: _FAILURES[name] for name in log.failures},
         "figures": {
-            row.name: {"log": row.logged, "kvsim": row.own, "line": row.line, "meaning": _WORDS[row.name][1]}
+            row.name: {"log": row.logged, "kvsim": row.computed, "line": row.line, "meaning": _WORDS[row.name][1]}
             for row in rows
         },
         "no_account": why_not or None,

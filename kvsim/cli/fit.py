@@ -1,9 +1,9 @@
-"""`kvsim fit`: whether a load fits a server, its limit, and remedies."""
+"""`kvsim fit`: whether a load fits a server, the resource that limits it, and the changes that help."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -17,11 +17,24 @@ from kvsim.cli.workload import cut_at
 from kvsim.errors import UsageError
 
 if TYPE_CHECKING:
-    from kvsim.fitting import Server
+    from collections.abc import Mapping, Sequence
+
+    from kvsim.fitting import Answer, Goal, Load, Server
+    from kvsim.fitting.growth import Grown
     from kvsim.recording import Meta
     from kvsim.simulation import EngineName
+    from kvsim.workload import Workload
 
 _goal = section("Targets")
+_NOT_SEARCHED = {
+    "swap_gib": "run",
+    "kv_gib": "run",
+    "mem_fraction_static": "run",
+    "oversize": "run",
+    "pipeline_parallel_size": "size",
+    "order": "run",
+}
+"""Flags of other servers, and the command that takes them."""
 
 
 @click.command("fit", cls=ServedCommand)
@@ -81,32 +94,74 @@ def command(
     kvsim fit --model Llama-3.1-70B-Instruct --gpu H100 --tensor-parallel-size 4 --users 128 --prompt-tokens 1000
     --output-tokens 300
     """
-    from kvsim.cli.fit_answer import print_fit, print_growth
-    from kvsim.cli.load import load_of, requests_of
-    from kvsim.fitting import Goal, Search, answer, engine_for
-    from kvsim.fitting.draft_effect import drafts_words, without_drafts
-    from kvsim.fitting.growth import grown, multiples_of, prices_of
+    from kvsim.cli.load import load_of
+    from kvsim.fitting import Goal
+    from kvsim.fitting.growth import prices_of
 
     check_policy_flags(context, ["paged"])
-    told = fleet_of(flags)
-    if told.apart is not None and ".." in (flags["load"] or ""):
-        raise UsageError("a range of loads is for servers of one kind; leave out --prefill and --decode.")
-    multiples = multiples_of(flags["load"]) if ".." in (flags["load"] or "") else ()
-    if multiples:
-        flags["load"] = f"{multiples[0]}x"
-    elif gpu_hour_price is not None:
-        raise UsageError("--gpu-hour-price is for the table of a range of loads; give --load 1x..4x as well.")
-    if flags["eviction"] == "optimal":
-        raise UsageError("--eviction optimal is a bound that no server reaches; leave it out.")
+    fleet = fleet_of(flags)
+    multiples = _take_multiples(flags, fleet, gpu_hour_price)
     if figure is not None:
         from kvsim.plots import may_save
 
         may_save(figure, "fit", overwrite=overwrite)
+    server, workload = _server_and_requests(flags, fleet)
+    found = _search(
+        server, load_of(flags, workload), Goal(ttft_p99_s=ttft_p99, tpot_p99_s=tpot_p99),
+        points, jobs, engine, multiples, prices_of(gpu_hour_price, server.gpu.name),
+    )  # fmt: skip
+    if figure is not None:
+        _draw(found.answer, figure)
+    if as_json:
+        _print_json(found)
+    else:
+        _print(found)
+
+
+class _Findings(NamedTuple):
+    """Answer to a question, with what else was simulated for it."""
+
+    answer: Answer
+    undrafted: Answer | None
+    """Answer for the same server without drafts; None if the server drafts nothing."""
+    multiples: Sequence[float]
+    """Multiples of a range of loads; empty for a single load."""
+    growth: Sequence[Grown]
+    """Servers that each multiple needs."""
+
+
+def _take_multiples(flags: dict[str, Any], fleet: FleetFlags, gpu_hour_price: str | None) -> Sequence[float]:
+    """Return the multiples of a range such as --load 1x..4x, and put the first in the place of the range; empty for a
+    single load.
+
+    Raises:
+        UsageError: the range, or the price without a range, contradicts another flag.
+    """
+    from kvsim.fitting.growth import multiples_of
+
+    if ".." not in (flags["load"] or ""):
+        if gpu_hour_price is not None:
+            raise UsageError("--gpu-hour-price is for the table of a range of loads; give --load 1x..4x as well.")
+        return ()
+    if fleet.apart is not None:
+        raise UsageError("a range of loads is for servers of one kind; leave out --prefill and --decode.")
+    multiples = multiples_of(flags["load"])
+    flags["load"] = f"{multiples[0]}x"
+    return multiples
+
+
+def _server_and_requests(flags: dict[str, Any], fleet: FleetFlags) -> tuple[Server, Workload]:
+    """Return the server of the flags, and the requests, which are cut to the server's longest sequence.
+
+    Raises:
+        UsageError: there are fewer requests than servers, or a flag is invalid.
+    """
+    from kvsim.cli.load import requests_of
+
     flags["defaults"] = flags["defaults"] or "server"
     check_load(flags)
-    goal = Goal(ttft_p99_s=ttft_p99, tpot_p99_s=tpot_p99)
     workload, source = requests_of(flags)
-    server = server_of(flags, told, None if source is None else source.meta)
+    server = server_of(flags, fleet, None if source is None else source.meta)
     if server.replicas > len(workload):
         raise UsageError(
             f"the flags ask for {server.replicas:,} servers, and there are {len(workload):,} requests; give more "
@@ -114,36 +169,64 @@ def command(
         )
     if not flags["workload"]:
         workload = cut_at(workload, server.max_model_len, stated=flags["max_model_len"] is not None)
-    load, prices = load_of(flags, workload), prices_of(gpu_hour_price, server.gpu.name)
-    offloads = server.cache.kv_offloading_size > 0
-    chosen = engine_for(load, points + 40 if points else 3, offloads=offloads) if engine == "auto" else engine
+    return server, workload
+
+
+def _search(
+    server: Server, load: Load, goal: Goal, points: int, jobs: int, engine: EngineName, multiples: Sequence[float],
+    prices: Mapping[str, float],
+) -> _Findings:  # fmt: skip
+    """Simulate the server, at most `points` changes of it, and the servers for each multiple of the load."""
+    from kvsim.fitting import Search, answer, engine_for
+    from kvsim.fitting.draft_effect import without_drafts
+    from kvsim.fitting.growth import grown
+
+    if engine == "auto":
+        # Estimates of the number of simulations: the search for the largest load takes about 40 beside the changes.
+        num_simulations = points + 40 if points else 3
+        engine = engine_for(load, num_simulations, offloads=server.cache.kv_offloading_size > 0)
     with progress("fit") as report:
-        search = Search(num_jobs=jobs or -1, engine=chosen, progress=report)
+        search = Search(num_jobs=jobs or -1, engine=engine, progress=report)
         found = answer(server, load, goal, search, most=points, find_largest=points > 0)
-        rows = grown(found, search, multiples, prices) if multiples else []
-        plain = without_drafts(found, search)
-    if figure is not None:
-        from kvsim.plots import save
-        from kvsim.plots.fit_frontier import draw_fit
-
-        save(draw_fit(found), figure, made_by="fit")
-    without = {} if plain is None else {"without_drafts": plain.outcome.as_dict()}
-    if as_json:
-        print_json(found.as_dict() | ({"growth": [row.as_dict() for row in rows]} if multiples else {}) | without)
-    else:
-        print_fit(found)
-        if plain is not None:
-            echo(drafts_words(found, plain))
-        if multiples:
-            print_growth(rows, multiples)
+        growth = grown(found, search, multiples, prices) if multiples else []
+        return _Findings(found, without_drafts(found, search), multiples, growth)
 
 
-def server_of(flags: dict[str, Any], told: FleetFlags = ONE_SERVER, meta: Meta | None = None) -> Server:
-    """Return the server that the flags describe, by default with the limits of `vllm serve`, and the GPU and the model
-    of a recording, if the requests are from one.
+def _draw(found: Answer, figure: Path) -> None:
+    from kvsim.plots import save
+    from kvsim.plots.fit_frontier import draw_fit
+
+    save(draw_fit(found), figure, made_by="fit")
+
+
+def _print_json(found: _Findings) -> None:
+    document = found.answer.as_dict()
+    if found.multiples:
+        document["growth"] = [row.as_dict() for row in found.growth]
+    if found.undrafted is not None:
+        document["without_drafts"] = found.undrafted.outcome.as_dict()
+    print_json(document)
+
+
+def _print(found: _Findings) -> None:
+    from kvsim.cli.fit_answer import print_fit, print_growth
+    from kvsim.fitting.draft_effect import drafts_words
+
+    print_fit(found.answer)
+    if found.undrafted is not None:
+        echo(drafts_words(found.answer, found.undrafted))
+    if found.multiples:
+        print_growth(found.growth, found.multiples)
+
+
+def server_of(flags: dict[str, Any], fleet: FleetFlags = ONE_SERVER, meta: Meta | None = None) -> Server:
+    """Return the server that the flags describe.
+
+    Limits that are not given are those of `vllm serve`. A GPU or model that is not given is that of `meta`, the
+    recording of the requests.
 
     Raises:
-        UsageError: a flag cannot be right, or is not for a server that is searched.
+        UsageError: a flag is invalid, or kvsim fit does not search servers with it.
     """
     from kvsim.cli.machine_flags import FIND, engine_limits, machine_of
     from kvsim.cli.scenario import paged_settings
@@ -153,20 +236,7 @@ def server_of(flags: dict[str, Any], told: FleetFlags = ONE_SERVER, meta: Meta |
     from kvsim.policies.settings import ContinuousSettings
     from kvsim.setting_fields import values_of
 
-    for name in (
-        "swap_gib",
-        "kv_gib",
-        "mem_fraction_static",
-        "oversize",
-        "pipeline_parallel_size",
-    ):
-        if flags[name]:
-            instead = "size" if name == "pipeline_parallel_size" else "run"
-            raise UsageError(
-                f"--{name.replace('_', '-')} is not searched by kvsim fit; leave it out, or use kvsim {instead}."
-            )
-    if flags["order"] not in (None, "fcfs"):
-        raise UsageError("--order is not searched by kvsim fit; leave it out, or use kvsim run.")
+    _check_searched(flags)
     gpu, model = machine_of(flags, meta)
     length, share = flags["max_model_len"], flags["gpu_memory_utilization"]
     if length == FIND:
@@ -189,8 +259,19 @@ def server_of(flags: dict[str, Any], told: FleetFlags = ONE_SERVER, meta: Meta |
         captured=not flags["enforce_eager"],
         num_blocks=flags["num_blocks"],
         name=flags["model"] or "",
-        replicas=told.num_servers,
-        apart=told.apart,
+        replicas=fleet.num_servers,
+        apart=fleet.apart,
         times=flags["times"],
         **values_of(scheduler),
     )
+
+
+def _check_searched(flags: dict[str, Any]) -> None:
+    """Check that the flags describe a server whose changes can be searched."""
+    if flags["eviction"] == "optimal":
+        raise UsageError("--eviction optimal is a bound that no server reaches; leave it out.")
+    for name, instead in _NOT_SEARCHED.items():
+        if flags[name] and (name, flags[name]) != ("order", "fcfs"):
+            raise UsageError(
+                f"--{name.replace('_', '-')} is not searched by kvsim fit; leave it out, or use kvsim {instead}."
+            )

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from kvsim.simulation import Options
 
 
-def compare_fleets(told: FleetFlags, flags: Mapping[str, Any], *, as_json: bool) -> None:
+def compare_fleets(fleet: FleetFlags, flags: Mapping[str, Any], *, as_json: bool) -> None:
     """Serve the same requests on the servers that were asked for, and on as many GPUs used otherwise; print all."""
     scenario = build_scenario(**flags)
     totals: dict[str, FleetTotals] = {}
     notes = list(scenario.notes)
-    for name, servers, changes in _alternatives(told, flags):
+    for name, servers, changes in _alternatives(fleet, flags):
         try:
             changed = build_scenario(**{**flags, **changes}) if changes else scenario
             totals[name] = _totals_of(name, changed, servers)
@@ -33,22 +33,22 @@ def compare_fleets(told: FleetFlags, flags: Mapping[str, Any], *, as_json: bool)
     if as_json:
         print_json({name: each.as_dict() for name, each in totals.items()})
         return
-    if told.apart is not None:
-        link = told.apart.link
+    if fleet.apart is not None:
+        link = fleet.apart.link
         notes.insert(0, f"each decode server fetches over {link.gb_per_s:g} GB/s, {link.num_transfers} at a time")
     print_table(scenario.workload.description, ["", *totals], _rows(totals), note="\n".join(notes))
 
 
-def _alternatives(told: FleetFlags, flags: Mapping[str, Any]) -> Iterator[tuple[str, FleetFlags, dict[str, Any]]]:
+def _alternatives(fleet: FleetFlags, flags: Mapping[str, Any]) -> Iterator[tuple[str, FleetFlags, dict[str, Any]]]:
     """Yield ways to use the GPUs: a name, the servers, and the flags that change."""
-    if (apart := told.apart) is not None:
+    if (apart := fleet.apart) is not None:
         number = apart.num_prefill + apart.num_decode
         yield f"{number} servers", FleetFlags(None, number), {}
-        yield f"{apart.num_prefill} prefill, {apart.num_decode} decode", told, {}
+        yield f"{apart.num_prefill} prefill, {apart.num_decode} decode", fleet, {}
         return
     ranks, per_rank = flags["data_parallel_size"], flags["tensor_parallel_size"] or 1
     alone = {"data_parallel_size": None, "enable_expert_parallel": False}
-    yield f"{ranks} data-parallel ranks", told, {}
+    yield f"{ranks} data-parallel ranks", fleet, {}
     yield (
         f"tensor parallel over {ranks * per_rank}",
         FleetFlags(None),
@@ -57,12 +57,12 @@ def _alternatives(told: FleetFlags, flags: Mapping[str, Any]) -> Iterator[tuple[
     yield f"{ranks} servers with all weights", FleetFlags(None, ranks), alone
 
 
-def _totals_of(name: str, scenario: Scenario, told: FleetFlags) -> FleetTotals:
+def _totals_of(name: str, scenario: Scenario, fleet_flags: FleetFlags) -> FleetTotals:
     from kvsim.simulation import Fleet, measure, measure_fleet
 
     policy = scenario.policy(Paged.name)
     machine = scenario.machine(policy)
-    setup, servers = (scenario.workload, policy, machine), servers_of(told, policy, machine)
+    setup, servers = (scenario.workload, policy, machine), servers_of(fleet_flags, policy, machine)
     with progress(name) as report:
         options: Options = {
             "progress": report, "check": scenario.flags["check"], "refuse_misfits": scenario.flags["refuse_misfits"],

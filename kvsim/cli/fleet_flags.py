@@ -1,4 +1,4 @@
-"""Flags of several servers, for `kvsim run` and `kvsim compare`: equal ones, ranks, and prefill and decode servers."""
+"""Flags of `kvsim run` and `kvsim compare` for several servers: replicas, ranks, or prefill and decode servers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _OF_TRANSFERS = ("kv_link_gb_per_s", "kv_link_latency_s", "kv_transfers", "faile
 
 
 class RouteParam(click.ParamType[str]):
-    """The name of a router, or a Python file with one."""
+    """Type of a flag: the name of a router, or a Python file with one."""
 
     name = "route"
 
@@ -36,7 +36,7 @@ class RouteParam(click.ParamType[str]):
 
 
 def apart_options(command: Command) -> Command:
-    """Add the flags."""
+    """Add the flags of separate prefill and decode servers, and of the link between them."""
     for option in reversed(
         (
             click.option("--prefill", type=_SERVERS, help="Servers that compute prompts, apart from --decode."),
@@ -80,7 +80,7 @@ def apart_options(command: Command) -> Command:
 
 
 def replicas_options(command: Command) -> Command:
-    """Add the flags of equal servers behind one router."""
+    """Add the flags of equal servers and of their router."""
     for option in reversed(
         (
             click.option("--replicas", type=_SERVERS, default=1, show_default=True, help="Servers behind one router."),
@@ -110,7 +110,7 @@ def replicas_options(command: Command) -> Command:
 
 
 class FleetFlags(NamedTuple):
-    """Servers that the flags ask for, before the machine of each is known."""
+    """Number and kind of servers that the flags ask for; the machine of each is not known yet."""
 
     apart: Disaggregation | None
     replicas: int = 1
@@ -120,7 +120,7 @@ class FleetFlags(NamedTuple):
 
     @property
     def num_servers(self) -> int:
-        """Servers of all kinds."""
+        """Number of servers, prefill and decode servers together."""
         return self.replicas if self.apart is None else self.apart.num_prefill + self.apart.num_decode
 
 
@@ -128,10 +128,10 @@ ONE_SERVER = FleetFlags(None)
 
 
 def fleet_of(flags: dict[str, Any]) -> FleetFlags:
-    """Take the flags of several servers out of `flags`.
+    """Remove the flags of several servers from `flags`, and return what they ask for.
 
     Raises:
-        UsageError: flags contradict each other, or one is there without another that it needs.
+        UsageError: flags contradict each other, or a flag lacks another that it needs.
     """
     replicas, route = flags.pop("replicas", 1), flags.pop("route", None)
     route_lag_s, store = flags.pop("route_lag_s", 0.0), _store_of(flags)
@@ -148,7 +148,7 @@ def fleet_of(flags: dict[str, Any]) -> FleetFlags:
 
 
 def _store_of(flags: dict[str, Any]) -> PrefixStore | None:
-    """Take the flags of a store of prefixes out of `flags`, with those of its link; None without a store."""
+    """Remove the flags of a prefix store and of its link from `flags`; return the store, or None without one."""
     gib = flags.pop("prefix_store_gib", None)
     if gib is None:
         return None
@@ -162,7 +162,7 @@ def _store_of(flags: dict[str, Any]) -> PrefixStore | None:
 
 
 def _transfers_in(flags: dict[str, Any]) -> dict[str, Any]:
-    """Take the flags of transfers out of `flags`, and return those that are given."""
+    """Set the flags of transfers in `flags` to None, and return those that were given."""
     taken = {name: flags[name] for name in _OF_TRANSFERS if flags[name] is not None}
     flags |= dict.fromkeys(_OF_TRANSFERS)
     return taken
@@ -175,23 +175,23 @@ def _link_of(given: Mapping[str, Any]) -> KvLink:
     return KvLink(**{names[name]: value for name, value in given.items() if name in names})
 
 
-def servers_of(told: FleetFlags, policy: AnyPolicy, machine: Machine) -> Servers | None:
+def servers_of(fleet: FleetFlags, policy: AnyPolicy, machine: Machine) -> Servers | None:
     """Return the servers of a run; None for one server.
 
     Raises:
-        UsageError: the policy does not know data-parallel ranks.
+        UsageError: the policy does not support data-parallel ranks.
     """
     from kvsim.simulation import Replicas
 
-    if told.apart is not None:
-        return told.apart
+    if fleet.apart is not None:
+        return fleet.apart
     if machine.model.data_parallel_size > 1:
         ranks = Replicas.ranks_of(machine, policy)
-        return replace(ranks, route=told.route or ranks.route, route_lag_s=told.route_lag_s)
-    if told.replicas == 1 and told.store is None:
+        return replace(ranks, route=fleet.route or ranks.route, route_lag_s=fleet.route_lag_s)
+    if fleet.replicas == 1 and fleet.store is None:
         return None
-    route = told.route or "shortest"
-    return Replicas(number=told.replicas, route=route, route_lag_s=told.route_lag_s, store=told.store)
+    route = fleet.route or "shortest"
+    return Replicas(number=fleet.replicas, route=route, route_lag_s=fleet.route_lag_s, store=fleet.store)
 
 
 def routed_words(servers: Servers) -> str:
@@ -202,12 +202,12 @@ def routed_words(servers: Servers) -> str:
 
 
 def _apart_of(flags: dict[str, Any], route: str, *, others: bool) -> Disaggregation | None:
-    """Take the flags of prefill and decode servers out of `flags`; return what they ask for, None for nothing.
+    """Remove the flags of prefill and decode servers from `flags`; return these servers, or None without such flags.
 
-    `others` tells that there are flags of equal servers behind one router.
+    `others` tells that there are also flags of equal servers.
 
     Raises:
-        UsageError: some of the flags are there, and others that they need are not.
+        UsageError: a flag lacks another that it needs, or contradicts one.
     """
     prefill, decode = flags.pop("prefill"), flags.pop("decode")
     given = {name: value for name in _OF_TRANSFERS if (value := flags.pop(name)) is not None}

@@ -1,4 +1,7 @@
-"""Flags made of declared settings, below headings; and settings read back from the flags that were given."""
+"""Flags of commands, made from the declared settings of dataclasses, and the settings made from given flags.
+
+A setting is declared once, in `kvsim.setting_fields`; all commands take its flag, help and bounds from there.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from kvsim.setting_fields import Declared, Setting, settings_in
 Command = TypeVar("Command", bound=Callable[..., Any])
 Settings = TypeVar("Settings")
 _LIKE = {"defaults": "max_num_seqs", "kv_offloading_gb_per_s": "load_gb_per_s"}
-"""Flags that are no setting, and a setting of the same policies."""
+"""Flags that are no settings, and for each a setting that is for the same policies."""
 
 
 jobs_option = click.option(
@@ -31,7 +34,7 @@ jobs_option = click.option(
 
 
 class PolicyParam(click.Choice[str]):
-    """The name of a built-in policy, or a Python file with a policy."""
+    """Type of a flag: the name of a built-in policy, or a Python file with a policy."""
 
     def __init__(self) -> None:
         super().__init__(EVERY_POLICY)
@@ -56,7 +59,7 @@ engine_option = click.option(
 
 
 class SectionedOption(click.Option):
-    """A flag below a heading of the help."""
+    """Flag that the help lists under the heading `section`."""
 
     def __init__(self, *names: Any, section: str, **settings: Any) -> None:
         super().__init__(*names, **settings)
@@ -64,7 +67,7 @@ class SectionedOption(click.Option):
 
 
 class SectionedCommand(click.Command):
-    """A command whose help shows its own flags first, then those of each section."""
+    """Command whose help lists the flags without a section first, then those of each section."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the flags; sections come in the order of their first flags."""
@@ -86,7 +89,7 @@ def section(heading: str) -> Callable[..., Callable[[Command], Command]]:
 def bounded(
     bounds: Setting | None = None, *, at_least: float | None = None, at_most: float | None = None
 ) -> Callable[[click.Context, click.Parameter, Any], Any]:
-    """Return the callback of a flag that refuses a number out of bounds, with the flag's name."""
+    """Return a click callback that refuses a number out of bounds with an error that names the flag."""
     known = bounds or Setting(help="", at_least=at_least, at_most=at_most)
 
     def check(_context: click.Context, option: click.Parameter, value: Any) -> Any:
@@ -99,13 +102,13 @@ def bounded(
 def flags_of(
     settings: type, heading: str, types: Mapping[str, Callable[[str], Any]]
 ) -> dict[str, Callable[[Command], Command]]:
-    """Return a flag for each setting of a dataclass that has one; its value is None where it is not given.
+    """Return a decorator that adds a flag, for each setting of a dataclass that has flags; its default is None.
 
-    `types` convert the text of flags that accept more than the setting's own values.
+    `types` has a converter for each flag that accepts texts beyond the setting's type, such as "auto".
     """
     return {
         each.name: section(each.setting.section or heading)(
-            each.name, *each.setting.flags, help=_help(each, settings), **_how(each, types.get(each.name))
+            each.name, *each.setting.flags, help=_help(each, settings), **_click_arguments(each, types.get(each.name))
         )
         for each in settings_in(settings)
         if each.setting.flags
@@ -119,7 +122,7 @@ def _help(each: Declared, settings: type) -> str:
     return each.setting.help + requires + (f"  [{each.default_words}]" if each.default_words and not is_switch else "")
 
 
-def _how(each: Declared, convert: Callable[[str], Any] | None) -> dict[str, Any]:
+def _click_arguments(each: Declared, convert: Callable[[str], Any] | None) -> dict[str, Any]:
     """Return the arguments of `click.option` that depend on the type of a setting."""
     if each.choices:
         return {"type": click.Choice(list(each.choices)), "default": None}
@@ -152,14 +155,14 @@ def _beginning(names: list[str], begun: str) -> list[str]:
 
 
 _LISTED = {"model": _listed_models, "gpu": _listed_gpus}
-"""Names that a shell completes, by setting."""
+"""Functions that complete the value of a flag in a shell, by setting."""
 
 
 def settings_from(settings: type[Settings], flags: Mapping[str, Any], **known: Any) -> Settings:
-    """Return the settings of a class that the flags give or that are `known`; all others keep their defaults.
+    """Return an instance of `settings` with the values of the flags; `known` values win, others are the defaults.
 
     Raises:
-        UsageError: a setting cannot be right, or requires another that is not given.
+        UsageError: a setting is invalid, or requires another that is not given.
     """
     kind: Any = settings
     declared = {each.name: each for each in settings_in(kind)}
@@ -187,12 +190,12 @@ def check_policy_flags(context: click.Context, policies: Collection[str], varied
     """Check that every flag that was given has an effect with one of `policies`.
 
     Args:
-        context: of the command, which knows what was given.
-        policies: those that will be simulated.
-        varied: flags whose values were given in another way.
+        context: context of the command, which has the flags that were given.
+        policies: policies that will be simulated.
+        varied: flags whose values were given in another way, such as --vary.
 
     Raises:
-        UsageError: one has none; the sentence names the flag and the policies that it is for.
+        UsageError: a flag has no effect; the message names it and the policies that it is for.
     """
     based_on = {Paged.name if is_policy_file(policy) else policy for policy in policies}
     for option in context.command.params:
@@ -213,11 +216,11 @@ def is_given(context: click.Context, name: str) -> bool:
 
 
 _OF_SGLANG = {"max_model_len": "context_length"}
-"""Flags that set what SGLang calls otherwise."""
+"""Names of flags, and those of the corresponding settings of SGLang."""
 
 
 def policies_with(name: str) -> set[str]:
-    """Return the policies that a flag is for; empty if it is none of a policy, or says how much memory there is."""
+    """Return the policies that a flag is for; empty for a flag that is for all, such as one about the memory."""
     if name == "block_size":
         return set()
     if name in OF_PAGED:

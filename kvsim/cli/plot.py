@@ -1,4 +1,4 @@
-"""`kvsim plot`: figures from recordings."""
+"""`kvsim plot`: figures from recordings, as files for papers, slides and web pages."""
 
 from __future__ import annotations
 
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from kvsim.recording import Recording
 
 _MOST_PIXELS = 100_000_000
+_DEFAULT_DPI = 300
+"""Highest resolution among the purposes."""
+_DEFAULT_SIDE_INCHES = 11.0
+"""Width of the widest purpose, used for the height too."""
 _KINDS = (
     "waste-bars, occupancy, queue, latency, lifetimes, free-runs (one or several recordings); "
     "ladder (what kvsim compare --ladder -o wrote); waste-over-time, memory-map, roofline (one); "
@@ -30,7 +34,7 @@ _KINDS = (
 
 
 @click.command("plot", epilog=f"KIND is one of: {_KINDS}.")
-@click.argument("what", metavar="KIND RECORDING...", nargs=-1, required=True)
+@click.argument("kind_and_names", metavar="KIND RECORDING...", nargs=-1, required=True)
 @click.option(
     "--all",
     "everything",
@@ -51,19 +55,19 @@ _KINDS = (
 @click.option("--for", "purpose", type=click.Choice(["paper", "slide", "web"]), default="web", show_default=True)
 @click.option("--size", metavar="WIDTHxHEIGHT", help="Size in inches, such as 3.4x2.2.  [of the purpose]")
 @click.option("--dpi", type=click.IntRange(30, 2400), help="Pixels of an inch in PNG.  [of the purpose]")
-@click.option("--title", metavar="TEXT", help="Another title than the finding.")
+@click.option("--title", metavar="TEXT", help="Title to use instead of the finding.")
 @click.option(
     "--label", "labels", metavar="TEXT", multiple=True, help="Name of a recording; once for each, in their order."
 )
 @click.option("--order", metavar="NAMES", help="Order of the recordings: their names or labels, with commas.")
-@click.option("--no-title", is_flag=True, help="Leave the finding to the caption.")
+@click.option("--no-title", is_flag=True, help="Draw no title; the caption states the finding.")
 @click.option("--no-source", is_flag=True, help="Leave out the line that says where the data is from.")
 @click.option("--transparent", is_flag=True, help="Draw no background.")
 @click.option("--svg-text", is_flag=True, help="Keep text in SVG as text, for editing and searching.")
 @overwrite_option
 def command(
     *,
-    what: tuple[str, ...],
+    kind_and_names: tuple[str, ...],
     everything: bool,
     output: Path | None,
     file_type: str,
@@ -87,40 +91,50 @@ def command(
         raise UsageError("--title and --no-title each choose the title; give only one.")
     from kvsim.plots import OF_SEVERAL, Finish, check_kind, may_save, save
 
+    if title is not None:
+        title = printable(title)
     finish = Finish(
-        title="" if no_title else None if title is None else printable(title),
+        title="" if no_title else title,
         source=not no_source,
         dpi=dpi,
         transparent=transparent,
         svg_text=svg_text,
     )
     inches = None if size is None else _inches(size)
-    if (dpi or 300) ** 2 * math.prod(inches or (11.0, 11.0)) > _MOST_PIXELS:
-        raise UsageError("--size and --dpi together give more than 100 million pixels; lower one.")
-    if (labels or order is not None) and (everything or what[0] not in OF_SEVERAL):
+    _check_pixels(inches, dpi)
+    if (labels or order is not None) and (everything or kind_and_names[0] not in OF_SEVERAL):
         raise UsageError(f"--label and --order name the recordings of {', '.join(OF_SEVERAL)}; leave them out here.")
     if everything:
         folder = output or Path("figures")
-        recordings = _read(what)
+        recordings = _read(kind_and_names)
         folder.mkdir(parents=True, exist_ok=True)
         _write_all(recordings, folder, file_type, finish, overwrite=overwrite, purpose=purpose, size=inches)
         return
-    kind, *names = what
+    kind, *names = kind_and_names
     check_kind(kind, len(names))
     file = output or Path(f"{kind}.png")
     may_save(file, "plot", overwrite=overwrite)
     click.echo(save(_picture(kind, names, labels, order, purpose=purpose, size=inches), file, finish=finish))
 
 
-def _picture(kind: str, names: Sequence[str], labels: tuple[str, ...], order: str | None, **looks: Any) -> Picture:
-    """Draw the recordings or tables `names`, under their labels and in their order if these are given."""
+def _check_pixels(inches: tuple[float, float] | None, dpi: int | None) -> None:
+    num_square_inches = _DEFAULT_SIDE_INCHES**2 if inches is None else math.prod(inches)
+    if (dpi or _DEFAULT_DPI) ** 2 * num_square_inches > _MOST_PIXELS:
+        raise UsageError("--size and --dpi together give more than 100 million pixels; lower one.")
+
+
+def _picture(kind: str, names: Sequence[str], labels: tuple[str, ...], order: str | None, **style: Any) -> Picture:
+    """Draw the recordings or tables `names`, with `labels` and in `order` if these are given.
+
+    `style` has the purpose and the size.
+    """
     from kvsim.plots import FIGURES, OF_A_SWEEP, OF_SEVERAL
 
     runs = _points(names) if kind in OF_A_SWEEP else _read(names)
     if labels or order is not None:
         runs, named = _arranged(runs, tuple(map(printable, labels)), order)
-        return OF_SEVERAL[kind](*runs, **looks, names=named)
-    return FIGURES[kind](*runs, **looks)
+        return OF_SEVERAL[kind](*runs, **style, names=named)
+    return FIGURES[kind](*runs, **style)
 
 
 def _arranged(
@@ -129,7 +143,7 @@ def _arranged(
     """Return the recordings and their names in the order of a figure.
 
     Raises:
-        UsageError: there is not one label for each recording, or the order does not name each once.
+        UsageError: there is not one label for each recording, or `order` does not name each recording once.
     """
     from kvsim.plots.words import names_for
 
@@ -139,14 +153,21 @@ def _arranged(
     wanted = [name.strip() for name in order.split(",")]
     if sorted(wanted) != sorted(names):
         raise UsageError(f"--order should name each recording once ({', '.join(names)}), not {printable(order)!r}.")
-    return [runs[names.index(name)] for name in wanted], tuple(wanted)
+    # Names may be equal: each is used up once, so that no run is drawn twice.
+    unused = list(enumerate(names))
+    arranged = []
+    for name in wanted:
+        place = next(place for place in unused if place[1] == name)
+        unused.remove(place)
+        arranged.append(runs[place[0]])
+    return arranged, tuple(wanted)
 
 
 def _inches(size: str) -> tuple[float, float]:
-    """Return width and height.
+    """Return the width and the height in `size`.
 
     Raises:
-        UsageError: they are not two numbers from 1 to 40.
+        UsageError: `size` is not two numbers from 1 to 40.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)x(\d+(?:\.\d+)?)", size)
     width, height = map(float, match.groups()) if match else (0.0, 0.0)
@@ -173,9 +194,9 @@ def _points(names: Sequence[str]) -> list[Any]:
 
 
 def _write_all(
-    recordings: list[Recording], folder: Path, file_type: str, finish: Finish, *, overwrite: bool, **drawing: Any
+    recordings: list[Recording], folder: Path, file_type: str, finish: Finish, *, overwrite: bool, **style: Any
 ) -> None:
-    """Write every figure that suits the recordings; one that they have no data for is named and left out."""
+    """Write every figure that suits the recordings; print the name of each that they lack the data for."""
     from kvsim.cli.show import echo, progress
     from kvsim.plots import may_save, plans, save
 
@@ -187,7 +208,7 @@ def _write_all(
         for number, plan in enumerate(todo):
             report(number, len(todo))
             try:
-                picture = plan.draw(**drawing)
+                picture = plan.draw(**style)
             except (RecordingError, UsageError) as error:
                 echo(f"left out {plan.file_stem}: {error}", err=True)
                 continue

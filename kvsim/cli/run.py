@@ -73,7 +73,7 @@ def command(
     from kvsim.simulation import measure, record
 
     check_policy_flags(context, [policy])
-    told = fleet_of(flags)
+    fleet_flags = fleet_of(flags)
     _check_load(flags)
     if output is not None:
         may_replace(output, "run", overwrite=overwrite, is_folder=True)
@@ -83,7 +83,7 @@ def command(
     options = _options(flags, engine)
     with progress(policy) as options["progress"], ExitStack() as stack:
         folder = output and stack.enter_context(replacing_folder(output, "run", overwrite=overwrite))
-        servers = servers_of(told, *setup[1:])
+        servers = servers_of(fleet_flags, *setup[1:])
         fleet = _serve(setup, folder, servers, options) if servers else None
         runs = fleet.servers if fleet else [record(*setup, folder, **options) if folder else measure(*setup, **options)]
     answer = RunAnswer(runs, fleet)

@@ -1,4 +1,4 @@
-"""Flags of a simulation: requests, a machine, an amount of memory, and a policy."""
+"""Setup of a simulation from its flags: requests, machine, memory and policy; for all commands that simulate."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """Setup of a simulation, without the policy's name."""
+    """Setup of a simulation: everything except the choice of a policy."""
 
     workload: Workload
     gpu: Gpu
@@ -53,7 +53,7 @@ class Scenario:
     def policy(self, name: str) -> AnyPolicy:
         """Return the policy called `name`, or the one in a Python file, with the settings of the flags.
 
-        A policy in Python keeps the settings that it has of its own.
+        A policy in a Python file keeps the settings that it defines itself.
         """
         from kvsim.kv_groups.specs import check_block_size
         from kvsim.policies import Contiguous, Paged, Radix, RadixSettings, SGLangSettings, Static
@@ -80,17 +80,18 @@ class Scenario:
         cache = paged_settings(self.flags, self.gpu, self.model, self.block_size)
         if not is_policy_file(name):
             return Paged(scheduler=scheduler, cache=cache)
-        own = policy_from_file(name)
-        check_hooks(own)
-        own.scheduler = scheduler if own.scheduler == ContinuousSettings() else own.scheduler
-        own.cache = cache if own.cache == PagedSettings() else own.cache
-        return own
+        custom = policy_from_file(name)
+        check_hooks(custom)
+        # Default settings mean that the file defines none.
+        custom.scheduler = scheduler if custom.scheduler == ContinuousSettings() else custom.scheduler
+        custom.cache = cache if custom.cache == PagedSettings() else custom.cache
+        return custom
 
     def machine(self, policy: AnyPolicy) -> Machine:
         """Return the machine that `policy` runs on.
 
-        With the flag `clock` at `own`, as without it, static batches run on Hugging Face's engine and the others on
-        vLLM's; at `one`, every policy has the step times of vLLM's engine, so that a comparison is like for like.
+        If the flag `clock` is `own` or missing, static batches have the step times of Hugging Face and the other
+        policies those of vLLM. If it is `one`, all policies have those of vLLM, so that a comparison is fair.
         """
         from kvsim.policies import Static
         from kvsim.simulation import Machine
@@ -102,7 +103,7 @@ class Scenario:
     def _step_time(self, policy: AnyPolicy, *, captured: bool = True) -> StepTimeModel:
         """Return the requested profile or machine card, or the best one; see `kvsim.machines`.
 
-        A profile of another engine than the policy's is left aside: a comparison has several engines.
+        A requested profile is ignored if it is of another engine than the policy's: a comparison may have both.
 
         Raises:
             UsageError: the profile or card is of another model or machine.
@@ -111,8 +112,8 @@ class Scenario:
         from kvsim.policies import Radix, Static
         from kvsim.profiles import find
 
-        own = isinstance(policy, Static) and self.flags.get("clock", "own") == "own"
-        engine = f"hf-{self.flags['preallocated'] or 'dynamic'}" if own else "vllm"
+        is_hf = isinstance(policy, Static) and self.flags.get("clock", "own") == "own"
+        engine = f"hf-{self.flags['preallocated'] or 'dynamic'}" if is_hf else "vllm"
         source = self.flags["times"]
         if source == KERNELS:
             source = source if engine == "vllm" else None
@@ -124,7 +125,7 @@ class Scenario:
     def simulate(
         self, policy: AnyPolicy, *, progress: Callable[[int, int], None] | None = None, engine: EngineName = "auto"
     ) -> Recording:
-        """Run it under one policy."""
+        """Simulate the requests under `policy`."""
         from kvsim.simulation import simulate
 
         return simulate(
@@ -151,7 +152,7 @@ class Scenario:
         )
 
     def times_of(self, rung: Rung) -> StepTimeModel:
-        """Step times of one engine, vLLM's, launched as captured graphs or kernel by kernel."""
+        """Return the step times of vLLM for a rung, with CUDA graphs if the rung captures them."""
         from kvsim.policies import Paged
 
         return replace(self, flags=self.flags | {"clock": "one"})._step_time(Paged(), captured=rung.captured)
@@ -175,7 +176,7 @@ class Scenario:
 
     @property
     def notes(self) -> list[str]:
-        """Return the settings that vLLM adjusts by itself under the flags."""
+        """Notes on the settings that vLLM adjusts under these flags, and on optimal eviction."""
         words = adjusted_words(self.flags, self.gpu, self.max_model_len)
         if self.flags["eviction"] == PrefixEviction.OPTIMAL.value:
             words.append("optimal eviction knows all requests: a bound for rules of eviction, which no server reaches")
@@ -185,11 +186,11 @@ class Scenario:
 def paged_settings(flags: dict[str, Any], gpu: Gpu, model: Model, block_size: int) -> PagedSettings:
     """Return the settings of the paged cache that the flags ask for.
 
-    The link to host memory is as fast as the flag says, as vLLM drives the one on the machine card, or as
-    `PagedSettings` assumes.
+    The speed of the link to host memory is that of the flag, else that of the machine card, else the default of
+    `PagedSettings`.
 
     Raises:
-        UsageError: a setting cannot be right, or requires another that is not given.
+        UsageError: a setting is invalid, or requires another that is not given.
     """
     from kvsim.machines import card_named, card_of, host_link
     from kvsim.policies.settings import PagedSettings
@@ -208,16 +209,16 @@ def paged_settings(flags: dict[str, Any], gpu: Gpu, model: Model, block_size: in
 
 
 Requests: TypeAlias = "tuple[Workload, Recording | RecordedRequests | None]"
-"""Requests, and their recording, if any."""
+"""Requests, and the recording that they are from, if any."""
 
 
 def build_scenario(
     requests_of: Callable[[dict[str, Any]], Requests] = workload_and_source, /, **flags: Any
 ) -> Scenario:
-    """Build the scenario that the flags describe; `requests_of` finds its requests.
+    """Build the scenario that the flags describe; `requests_of` returns the requests for the flags.
 
     Raises:
-        UsageError: two flags contradict each other, or one cannot be right.
+        UsageError: two flags contradict each other, or a flag is invalid.
     """
     from kvsim.hardware import find_gpu
 
@@ -226,8 +227,8 @@ def build_scenario(
     same_machine = source is not None and flags["model"] is None and gpu == find_gpu(source.meta.gpu)
     recorded = source.meta if same_machine and source is not None else None
     if flags["mem_fraction_static"] is not None:
-        told = {"kv_gib": gib_of_slots(flags, gpu, model), "mem_fraction_static": None}
-        flags |= told | {"oversize": True}  # SGLang leaves less to all else than vLLM's account does
+        # SGLang reserves less memory beside the cache than vLLM, so its pool is oversized by vLLM's rules.
+        flags |= {"kv_gib": gib_of_slots(flags, gpu, model), "mem_fraction_static": None, "oversize": True}
     kv_bytes, block_size, longest = _memory(flags, gpu, model, recorded)
     recorded_len = _recorded_len(recorded) if recorded is not None else None
     max_model_len = longest or recorded_len or model.max_position_embeddings
@@ -245,23 +246,23 @@ def build_scenario(
 
 
 def _recorded_len(meta: Meta) -> int | None:
-    """Return the longest sequence of a recorded run: a real engine records it, a simulation records its policy's."""
+    """Return the max_model_len of a recorded run: of the engine if it was real, of the policy if it was simulated."""
     length = meta.engine.get("max_model_len", meta.policy.get("max_model_len"))
     return length if isinstance(length, int) else None
 
 
 def _memory(flags: dict[str, Any], gpu: Gpu, model: Model, recorded: Meta | None) -> tuple[int, int, int | None]:
-    """Return the bytes of the cache (see `Machine.kv_bytes`), the tokens of a block, and the longest sequence.
+    """Return the bytes of the cache (see `Machine.kv_bytes`), the block size, and the max_model_len if it is stated.
 
-    The bytes are those of the flags, those of the recording, or what the GPU leaves.
+    The bytes are those of the flags, else those of the recording, else the rest of the GPU's memory.
     """
-    told = ["kv_gib", "num_blocks", "gpu_memory_utilization", "mem_fraction_static", "quantization"]
-    told += ["tensor_parallel_size", "pipeline_parallel_size", "decode_context_parallel_size"]
-    pool = recorded.pool if recorded is not None and all(flags[name] is None for name in told) else None
+    decisive = ["kv_gib", "num_blocks", "gpu_memory_utilization", "mem_fraction_static", "quantization"]
+    decisive += ["tensor_parallel_size", "pipeline_parallel_size", "decode_context_parallel_size"]
+    pool = recorded.pool if recorded is not None and all(flags[name] is None for name in decisive) else None
     if pool is None or pool.num_units is None:
         finds = flags["max_model_len"] == FIND
         budget = memory_of(flags, gpu, model)
-        # Contiguous policies use what whole blocks leave over, so a stated size stays as it is.
+        # Contiguous policies also use the rest that is no whole block, so a stated size is not rounded down.
         is_whole = flags["kv_gib"] is None or model.pipeline_parallel_size > 1
         kv_bytes = budget.kv_bytes_in_all if is_whole else int(flags["kv_gib"] * GIB)
         return (
@@ -282,7 +283,7 @@ def _memory(flags: dict[str, Any], gpu: Gpu, model: Model, recorded: Meta | None
 
 
 def _block_size(flags: dict[str, Any], model: Model, layout: KVCacheLayout) -> int:
-    """Return the tokens of a block as an engine setting: the block sizes of several groups follow from it."""
+    """Return the block size in tokens as the setting `block_size`, from which several groups derive theirs."""
     from kvsim.kv_groups.specs import CacheSettings, smallest_block
 
     if layout.is_uniform:

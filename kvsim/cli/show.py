@@ -1,4 +1,4 @@
-"""Output for people and programs: progress, tables, JSON, sizes."""
+"""Output of all commands: text, tables, JSON and progress bars, with control characters of quoted files escaped."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def echo(text: object, *, err: bool = False) -> None:
 
 
 def print_json(document: Mapping[str, Any]) -> None:
-    """Print `document` so that equal results are equal bytes; NaN becomes null."""
+    """Print `document` as JSON; NaN and infinity become null. Equal documents give equal bytes."""
     click.echo(json.dumps(_finite(document), indent=2, allow_nan=False))
 
 
@@ -49,7 +49,7 @@ def print_table(
     from rich.table import Table
     from rich.text import Text
 
-    # A pipe has no width: leave lines whole there.
+    # A pipe has no width, so lines are wrapped there at 200 characters only.
     console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_header=any(columns))
     for index, column in enumerate(columns):
@@ -67,7 +67,7 @@ def print_table(
 
 @contextmanager
 def progress(label: str) -> Iterator[Callable[[int, int], None]]:
-    """Return a progress bar on standard error for a simulation; None if standard error is no terminal."""
+    """Yield a function that shows progress on a terminal: it takes the number of steps done, and of all steps."""
     if not sys.stderr.isatty():
         yield lambda done, total: None  # noqa: ARG005
         return

@@ -1,4 +1,4 @@
-"""`kvsim size`: the pool that a GPU and a model leave room for, line by line."""
+"""`kvsim size`: the KV-cache pool of a model on a GPU, with a row for every term of the memory budget."""
 
 from __future__ import annotations
 
@@ -25,12 +25,14 @@ from kvsim.policies.releases import DEFAULT, rules_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from kvsim.hardware import Gpu
     from kvsim.kv_groups import CachePlan, KVCacheGroup
+    from kvsim.models import Model
     from kvsim.sizing.budget import Budget
 
 
 def _list(*, as_json: bool) -> None:
-    """Name everything that is listed."""
+    """Print the names of all GPUs and models."""
     from kvsim.hardware import GPUS
     from kvsim.models import all_models
 
@@ -91,21 +93,43 @@ def command(
     """Explain how many blocks a GPU and a model leave room for, and how many sequences or rows fit."""
     if list_only:
         _list(as_json=as_json)
-        return
-    if gpu_template:
+    elif gpu_template:
         from kvsim.hardware import gpu_template as template
 
         click.echo(template())
-        return
+    else:
+        gpu, model = _check_machine(flags)
+        if policy == Radix.name:
+            from kvsim.cli.size_sglang import size_slots
+
+            size_slots(flags, gpu, model, tokens, as_json=as_json)
+            return
+        budget = _budget(flags, gpu, model, policy, as_json=as_json)
+        costs = image_of(budget, image, image_tokens)
+        if as_json:
+            print_json(_document(flags, budget, policy, tokens, costs, sleeps=enable_sleep_mode))
+        else:
+            _print(flags, budget, policy, tokens, costs, sleeps=enable_sleep_mode)
+
+
+def _check_machine(flags: dict[str, Any]) -> tuple[Gpu, Model]:
+    """Return the GPU and the model of the flags.
+
+    Raises:
+        click.UsageError: one of the two is missing.
+    """
     if flags["model"] is None or flags["gpu"] is None:
         missing = "--model" if flags["model"] is None else "--gpu"
         raise click.UsageError(f"{missing} is missing; kvsim size --list names models and GPUs.")
-    gpu, model = machine_of(flags)
-    if policy == Radix.name:
-        from kvsim.cli.size_sglang import size_slots
+    return machine_of(flags)
 
-        size_slots(flags, gpu, model, tokens, as_json=as_json)
-        return
+
+def _budget(flags: dict[str, Any], gpu: Gpu, model: Model, policy: str, *, as_json: bool) -> Budget:
+    """Return the division of the GPU's memory; print why the server would not start, and exit, if it is too small.
+
+    Raises:
+        UsageError: a flag is not for this policy, or a length or block size is not for this model.
+    """
     if flags["mem_fraction_static"] is not None:
         raise UsageError("--mem-fraction-static is SGLang's; give --policy radix with it, or --gpu-memory-utilization.")
     if policy != "static" and flags["max_model_len"] != FIND:
@@ -116,41 +140,44 @@ def command(
     try:
         budget = memory_of(flags, gpu, model, max_model_len=longest)
     except BudgetError as error:
-        if as_json or len(error.account) < 2:  # a pool of a stated size has no account
+        if as_json or len(error.account) < 2:  # a pool of a stated size has no terms to print
             raise
         print_no_start(error, title_of(gpu, model), changes(flags, gpu, model))
         sys.exit(error.exit_code)
-    release = flags["vllm"] or DEFAULT
     if policy == "paged":
         from kvsim.engine.paged.group_initialization import check_groups
 
-        check_groups(budget.plan.layout, release, caches_prefixes=budget.plan.settings.caches_prefixes(model))
-    logs_longest = rules_of(release).logs_longest
-    num_sequences, fits_as = _num_sequences(budget, policy, tokens)
-    costs = image_of(budget, image, image_tokens)
-    if as_json:
-        document = _document(budget, policy, tokens, num_sequences, logs_longest=logs_longest)
-        document |= {"image": costs} if costs else {}
-        document |= {"asleep": asleep_of(budget)} if enable_sleep_mode else {}
-        print_json(document | {"unmeasured": _unmeasured(flags, budget)})
-        return
+        check_groups(budget.plan.layout, _release(flags), caches_prefixes=budget.plan.settings.caches_prefixes(model))
+    return budget
+
+
+def _release(flags: Mapping[str, Any]) -> str:
+    release: str = flags["vllm"] or DEFAULT
+    return release
+
+
+def _print(
+    flags: dict[str, Any], budget: Budget, policy: str, tokens: int, costs: dict[str, Any] | None, *, sleeps: bool
+) -> None:
+    """Print a verdict, and a table with a row for each term of the budget."""
+    num_sequences, how_held = _num_sequences(budget, policy, tokens)
     on_one = "on each GPU" if _num_gpus(budget) > 1 else ""
     rows = [(term.label, size(term.size_bytes), on_one, term.why) for term in budget.terms]
     rows.append(("KV cache", size(budget.kv_bytes), on_one, "what is left, in whole blocks"))
     rows += [(f"  {row[0]}", *row[1:]) for row in _block_rows(budget, on_one)]
-    rows += _in_all(budget, logs_longest=logs_longest)
-    what = "sequences" if policy != "static" else "rows"
+    rows += _in_all(budget, logs_longest=rules_of(_release(flags)).logs_longest)
+    unit = "sequences" if policy != "static" else "rows"
     rows += [
-        (what, f"{num_sequences:,}", _of_rank(budget), f"of {tokens:,} tokens {fits_as}"),
-        *_all_ranks(budget, what, num_sequences),
+        (unit, f"{num_sequences:,}", _of_rank(budget), f"of {tokens:,} tokens {how_held}"),
+        *_all_ranks(budget, unit, num_sequences),
         *_otherwise_rows(budget, policy, tokens),
         *image_rows(costs),
-        *(sleep_rows(budget, on_one) if enable_sleep_mode else []),
+        *(sleep_rows(budget, on_one) if sleeps else []),
         *_caching_rows(budget, policy),
     ]
     others = _otherwise(budget, policy)
     echo(verdict(flags, budget, policy, tokens, num_sequences, image=costs, otherwise=others))
-    print_table(title_of(gpu, model), ["", "", "", "why"], rows, figures=(1,), note=_note(flags, budget))
+    print_table(title_of(budget.gpu, budget.model), ["", "", "", "why"], rows, figures=(1,), note=_note(flags, budget))
 
 
 def _num_gpus(budget: Budget) -> int:
@@ -158,19 +185,19 @@ def _num_gpus(budget: Budget) -> int:
 
 
 def _of_rank(budget: Budget) -> str:
-    """Return what the figures of a pool are of: of each data-parallel rank, or of all GPUs; empty for one GPU."""
+    """Return the scope of a pool's figures: each data-parallel rank, or all GPUs; empty for one GPU."""
     return "on each rank" if budget.model.data_parallel_size > 1 else "in all" if _num_gpus(budget) > 1 else ""
 
 
-def _all_ranks(budget: Budget, what: str, num_sequences: int) -> list[tuple[str, str, str, str]]:
-    """Return the sequences on all data-parallel ranks together; empty for one rank."""
+def _all_ranks(budget: Budget, unit: str, num_sequences: int) -> list[tuple[str, str, str, str]]:
+    """Return the row with the number of sequences on all data-parallel ranks together; empty for one rank."""
     ranks = budget.model.data_parallel_size
     why = f"{ranks} ranks, each with a scheduler and a cache of its own; no sequence uses two"
-    return [(f"  {what}", f"{ranks * num_sequences:,}", "in all", why)] if ranks > 1 else []
+    return [(f"  {unit}", f"{ranks * num_sequences:,}", "in all", why)] if ranks > 1 else []
 
 
 def _block_rows(budget: Budget, on_one: str) -> list[tuple[str, str, str, str]]:
-    """Describe a block: one line for one group, a line per kind for several."""
+    """Return the rows about a block: its bytes, and a row per kind of layer if the cache has several groups."""
     layout = budget.plan.layout
     why = f"{budget.block_size} tokens in all layers" if len(layout.groups) == 1 else _shared(budget)
     if (number := budget.model.decode_context_parallel_size) > 1:
@@ -182,17 +209,17 @@ def _block_rows(budget: Budget, on_one: str) -> list[tuple[str, str, str, str]]:
         per_token = size(budget.bytes_per_block // budget.block_size)
         rows.append(("one token", per_token, on_one, "a block's bytes, by its tokens"))
         return rows + _draft_rows(budget, on_one)
-    seen: dict[int, list[KVCacheGroup]] = {}
+    by_spec: dict[int, list[KVCacheGroup]] = {}
     for group in layout.groups:
-        seen.setdefault(group.spec, []).append(group)
-    for groups in seen.values():
-        one = groups[0]
+        by_spec.setdefault(group.spec, []).append(group)
+    for groups in by_spec.values():
+        first = groups[0]
         held = sum(group.blocks_for(budget.plan.settings.max_model_len, _steps(budget)) for group in groups)
-        window = f" of {one.window:,} tokens" if one.window else ""
-        kind = {"mamba": "recurrent state"}.get(one.kind, one.kind.replace("_", " "))
+        window = f" of {first.window:,} tokens" if first.window else ""
+        kind = {"mamba": "recurrent state"}.get(first.kind, first.kind.replace("_", " "))
         layers = sum(group.num_layers for group in groups)
         tables = f"{len(groups)} table{'s' * (len(groups) > 1)}"
-        block = "one block a sequence" if one.mamba_mode == "none" else f"{one.block_size:,} tokens a block"
+        block = "one block a sequence" if first.mamba_mode == "none" else f"{first.block_size:,} tokens a block"
         rows.append(
             (f"{kind}{window}", f"{layers} layers", "", f"{tables}, {block}; at most {held:,} blocks a sequence")
         )
@@ -200,13 +227,13 @@ def _block_rows(budget: Budget, on_one: str) -> list[tuple[str, str, str, str]]:
 
 
 def _draft_rows(budget: Budget, on_one: str) -> list[tuple[str, str, str, str]]:
-    """Return the share of a block that belongs to the layers that draft; empty without any."""
+    """Return the row with the share of a block that the draft layers take; empty without draft layers."""
     layers = budget.plan.settings.draft_layers
     if not layers:
         return []
-    mine = draft_bytes_per_block(budget)
-    share = f"{100 * mine / budget.bytes_per_block:.1f} % of each block: {len(layers)} draft layers"
-    return [("draft layers", size(mine), on_one, share.removesuffix("s" if len(layers) == 1 else ""))]
+    draft_bytes = draft_bytes_per_block(budget)
+    share = f"{100 * draft_bytes / budget.bytes_per_block:.1f} % of each block: {len(layers)} draft layers"
+    return [("draft layers", size(draft_bytes), on_one, share.removesuffix("s" if len(layers) == 1 else ""))]
 
 
 def _steps(budget: Budget) -> int:
@@ -237,26 +264,26 @@ def _in_all(budget: Budget, *, logs_longest: bool) -> list[tuple[str, str, str, 
 
 
 def _divided(plan: CachePlan) -> tuple[int, str]:
-    """Return the tokens that older releases log, and the reason for them."""
+    """Return the number of tokens that older releases log as the cache size, and how it is computed."""
     number = len(plan.layout.groups)
     return plan.divided_tokens, f"the blocks shared evenly by {number} tables" if number > 1 else "all blocks"
 
 
 def _otherwise(budget: Budget, policy: str) -> dict[str, tuple[CachePlan, str]]:
-    """Return the pools of the same memory if layers kept other tokens, by kind, and in words."""
+    """Return the plans of the same memory with other layouts, each with its condition in words, by the name in JSON."""
     if policy != "paged":
         return {}
     full, divided, number = budget.with_full_layers(), budget.with_divided_latents(), budget.model.tensor_parallel_size
-    found = {}
+    plans = {}
     if full is not None:
-        found["windows_as_full_layers"] = (full, "if windows were full layers")
+        plans["windows_as_full_layers"] = (full, "if windows were full layers")
     if divided is not None:
-        found["latents_divided"] = (divided, f"if the {number} GPUs shared each latent, which vLLM keeps whole on all")
-    return found
+        plans["latents_divided"] = (divided, f"if the {number} GPUs shared each latent, which vLLM keeps whole on all")
+    return plans
 
 
 def _otherwise_rows(budget: Budget, policy: str, tokens: int) -> list[tuple[str, str, str, str]]:
-    """Return the number of sequences in each of these pools."""
+    """Return a row for each plan of `_otherwise` with the number of sequences that fit."""
     in_all = _of_rank(budget)
     return [
         ("  otherwise", f"{plan.max_sequences(tokens):,}", in_all,
@@ -272,8 +299,8 @@ def _note(flags: Mapping[str, Any], budget: Budget) -> str:
 
 
 def _unmeasured(flags: Mapping[str, Any], budget: Budget) -> list[str]:
-    """Name the terms that were measured in older releases alone."""
-    release, model = flags["vllm"] or DEFAULT, budget.model
+    """Return a note for each term of the budget that was not measured for this model or release."""
+    release, model = _release(flags), budget.model
     is_computed = any(term.label == "activations" for term in budget.terms)
     sentences = []
     if is_computed and model.has_shared_experts:
@@ -292,16 +319,20 @@ def _unmeasured(flags: Mapping[str, Any], budget: Budget) -> list[str]:
 
 
 def _caching_rows(budget: Budget, policy: str) -> list[tuple[str, str, str, str]]:
-    """Return whether prefixes are cached, and what a hit needs."""
+    """Return the row that says whether prefix caching is on, and what a prefix hit needs."""
     if policy != "paged":
         return []
     is_on, why = caching_words(budget.model, budget.plan)
     return [("prefix caching", "on" if is_on else "off", "", why)]
 
 
-def _document(budget: Budget, policy: str, tokens: int, num_sequences: int, *, logs_longest: bool) -> dict[str, Any]:
+def _document(
+    flags: Mapping[str, Any], budget: Budget, policy: str, tokens: int, costs: dict[str, Any] | None, *, sleeps: bool
+) -> dict[str, Any]:
     plan = budget.plan
-    return {
+    num_sequences, _ = _num_sequences(budget, policy, tokens)
+    logs_longest = rules_of(_release(flags)).logs_longest
+    document = {
         "gpu": budget.gpu.name,
         "model": budget.model.name,
         "policy": policy,
@@ -326,10 +357,13 @@ def _document(budget: Budget, policy: str, tokens: int, num_sequences: int, *, l
         },
         "terms": [{"label": term.label, "bytes": term.size_bytes, "why": term.why} for term in budget.terms],
     }
+    document |= {"image": costs} if costs else {}
+    document |= {"asleep": asleep_of(budget)} if sleeps else {}
+    return document | {"unmeasured": _unmeasured(flags, budget)}
 
 
 def _num_sequences(budget: Budget, policy: str, tokens: int) -> tuple[int, str]:
-    """Return the number of sequences of `tokens` tokens that fit at once, and their form."""
+    """Return the number of sequences of `tokens` tokens that fit at once, and a text on how they are held."""
     from kvsim.memory.packing import largest_batch
 
     if policy == "paged":

@@ -1,4 +1,4 @@
-"""`kvsim tui`: the terminal interface over a recording, fresh simulations, a lesson or a live server."""
+"""`kvsim tui`: the terminal interface, which shows a recording, simulations, a lesson or a live server."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from kvsim.simulation import EngineName
 
 _LIST = "list"
-"""The value of --lesson where no lesson is named."""
+"""Value of --lesson without a number."""
 _PORT = 8000
 _FEW_REQUESTS = 1_000
-"""The largest number of requests that is simulated, interpreted, before a person gets impatient."""
+"""Largest number of requests that the interpreted engine simulates before a person gets impatient."""
 
 
 @click.command("tui", cls=ServedCommand)
@@ -109,10 +109,20 @@ def command(
     ascii_only = ascii_only or os.environ.get("TERM") == "dumb"
     tui = import_module("kvsim_tui")
     if attach is not None:
-        events = (kv_events, kv_events_replay)
-        live.attach(tui, attach, output, events=events, overwrite=overwrite, ascii_only=ascii_only, calm=calm)
+        live.attach(
+            tui, attach, output, kv_events=kv_events, kv_events_replay=kv_events_replay, overwrite=overwrite,
+            ascii_only=ascii_only, calm=calm,
+        )  # fmt: skip
         return
     shown = _shown(recording_name, policy, flags, compare=compare, lesson=lesson)
+    _open(tui, shown, screenshot, at_s, columns_rows, ascii_only=ascii_only, calm=calm)
+
+
+def _open(
+    tui: Any, shown: _Shown, screenshot: Path | None, at_s: float | None, columns_rows: tuple[int, int], *,
+    ascii_only: bool, calm: bool,
+) -> None:  # fmt: skip
+    """Open the interface, or write a screenshot of it and print its path."""
     if screenshot is None:
         tui.run(shown.make, at_s=at_s, ascii=ascii_only, calm=calm, runs=shown.runs, ample=shown.ample)
     else:
@@ -126,17 +136,17 @@ class _Shown(NamedTuple):
     make: Callable[[Any], Any]
     """Makes the recording, the recordings or the lesson; its argument reports progress."""
     runs: Callable[[], Any] | None = None
-    """Runs the same requests under all policies, once a comparison is asked for."""
+    """Simulates the same requests under all policies, when the person asks for a comparison."""
     ample: Callable[..., Any] | None = None
-    """Returns tokens per second with memory for everything."""
+    """Returns the tokens per second of each policy with ample memory."""
 
 
 def _shown(
     recording_name: str | None, policy: str | None, flags: dict[str, Any], *, compare: bool, lesson: str | None
 ) -> _Shown:
-    """Choose what is shown: a lesson, all policies, or one recording."""
+    """Return the content that the flags ask for: a lesson, all policies, a fleet, or one recording."""
     if lesson is not None:
-        return _Shown(partial(_found, import_module("kvsim_tui.lessons").find_lesson(lesson)))
+        return _Shown(partial(_give_lesson, import_module("kvsim_tui.lessons").find_lesson(lesson)))
     all_runs = flags | {"workload": recording_name or flags["workload"]}
     ample = partial(_ample_tokens_per_s, all_runs)
     if compare:
@@ -147,7 +157,10 @@ def _shown(
 
 
 def _checked_policy(context: click.Context, policy: str | None, *, others: bool) -> str | None:
-    """Check the flags of `policy`; it is the paged one if flags describe a run, and nothing else is to be shown."""
+    """Check the flags of `policy` and return it; return the paged policy if the flags describe a run without one.
+
+    `others` tells that something else than a simulation is shown.
+    """
     if policy is None and not others and _describes_a_run(context):
         policy = Paged.name
     if policy is not None:
@@ -156,7 +169,7 @@ def _checked_policy(context: click.Context, policy: str | None, *, others: bool)
 
 
 def _servers_in(name: str | None) -> list[Path]:
-    """Return the folders of the servers where `name` is a folder that `kvsim run --replicas -o` has written."""
+    """Return the folders of the servers in a folder that `kvsim run --replicas -o` wrote; empty for other names."""
     from kvsim.recording import server_folders
 
     return [] if name is None else server_folders(name)
@@ -188,9 +201,9 @@ def _check_one_source(
         raise UsageError(f"{names[0]} says what to show, so it takes no recording {recording_name!r}.")
 
 
-def _check_companions(of_server: Path | str | None, attach: str | None, port: int | None, *, serve: bool) -> None:
-    if of_server is not None and attach is None:
-        flags = "--kv-events follows" if isinstance(of_server, str) else "-o writes"
+def _check_companions(server_flag: Path | str | None, attach: str | None, port: int | None, *, serve: bool) -> None:
+    if server_flag is not None and attach is None:
+        flags = "--kv-events follows" if isinstance(server_flag, str) else "-o writes"
         raise UsageError(f"{flags} what is seen of a live server, so it needs --attach.")
     if port is not None and not serve:
         raise UsageError("--port says where to serve, so it needs --serve.")
@@ -202,7 +215,7 @@ def _check_terminal() -> None:
 
 
 def _checked_size(size: str, screenshot: Path | None, at_s: float | None, *, overwrite: bool) -> tuple[int, int]:
-    """Check the moment that is shown and the file of a screenshot, and return its columns and rows."""
+    """Check --at and the file of --screenshot; return the columns and rows of --size."""
     if at_s is not None and not 0 <= at_s < float("inf"):
         raise UsageError(f"--at should be a time of 0 seconds or more, not {at_s}.")
     if screenshot is not None:
@@ -210,14 +223,14 @@ def _checked_size(size: str, screenshot: Path | None, at_s: float | None, *, ove
     return _size(size)
 
 
-def _found(lesson: Any, report: Any) -> Any:
-    """Return a lesson at once; only playing it takes time."""
+def _give_lesson(lesson: Any, report: Any) -> Any:
+    """Return `lesson`; it needs no simulation, so there is no progress to `report`."""
     del report
     return lesson
 
 
 class _Quiet:
-    """Takes reports and shows none: the interface has the terminal to itself."""
+    """Progress report that shows nothing, because the interface has the terminal."""
 
     def begin(self, what: str) -> None:
         """Start the next simulation."""
@@ -231,7 +244,7 @@ _quiet = _Quiet()
 
 def _recording(name: str | None, policy: str | None, flags: dict[str, Any], report: Any) -> Recording:
     """Return a recording, or simulate one, with the progress sent to `report`."""
-    if policy is not None:  # nothing is compared, so each policy has its own engine
+    if policy is not None:  # No comparison, so the policy has the step times of its own engine.
         return _simulate(build_scenario(**flags | {"clock": "own"}), policy, report)
     from kvsim.cli.workload import DEFAULT_WORKLOAD
     from kvsim.recording import find, read
@@ -257,11 +270,11 @@ def _ample_tokens_per_s(flags: dict[str, Any]) -> list[float]:
 
 
 def _simulate(scenario: Scenario, policy: str, report: Any) -> Recording:
-    """Simulate one policy; without a screen, show a progress bar in the terminal if it takes long."""
+    """Simulate one policy; without a `report`, show the progress in the terminal."""
     from kvsim.engine.driver import has_machine_code
     from kvsim.engine.initialization import memory_of
 
-    # A person waits: a few hundred requests are over before the simulator would have been compiled for the first time.
+    # Compiling the engine for the first time takes longer than simulating a few hundred requests in Python.
     settings = scenario.policy(policy)
     is_quick = len(scenario.workload) <= _FEW_REQUESTS and not has_machine_code(memory_of(base_of(settings)))
     engine: EngineName = "interpreted" if is_quick else "auto"

@@ -1,4 +1,4 @@
-"""The flags that say which requests are served: those of a recording or a file, or generated ones."""
+"""Flags that choose the requests: those of a recording or a file, or generated ones; shared by many commands."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from kvsim.workload import Arrivals, Lengths, Pauses, SharedPrefixes, Workload
 
 DEFAULT_WORKLOAD = "vllm-h200-llama-3-8b-sharegpt-pressure"
-"""A recording of a real server under memory pressure, whose requests are served again where no others are named."""
+"""Recording of a real server under memory pressure, whose requests are the default."""
 _MOST_ADAPTERS, _MOST_SKEW = 1 << 20, 100
 _DEFAULT_NUM_REQUESTS = 400
 _DEFAULT_NUM_SESSIONS, _DEFAULT_TURNS = 100, "5"
@@ -25,7 +25,7 @@ DEFAULT_TOKENS = "200:0.8"
 _DEFAULT_CV = 2.0
 """Coefficient of variation of the gaps between gamma arrivals."""
 _MOST_CUT = 0.1
-"""Share of generated requests that the model's longest sequence may cut without being asked."""
+"""Largest share of generated requests that may be cut at the model's longest sequence without --max-model-len."""
 REQUESTS, SEED = bounded(at_most=1 << 24), bounded(at_most=(1 << 63) - 1)
 """Bounds of the number of requests, and of a seed."""
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -129,10 +129,10 @@ def workload_options(command: Command) -> Command:
 
 
 def workload_of_flags(flags: dict[str, Any]) -> Workload:
-    """Return the requests that the flags describe, for a command that waits for no answer.
+    """Return the requests that the flags describe, for a command in which no request waits for an answer.
 
     Raises:
-        UsageError: they are turns of sessions, two flags contradict each other, or one cannot be right.
+        UsageError: the requests are turns of sessions, two flags contradict each other, or a flag is invalid.
     """
     workload = workload_and_source(flags)[0]
     if workload.turns is not None:
@@ -144,10 +144,10 @@ def workload_of_flags(flags: dict[str, Any]) -> Workload:
 
 
 def workload_and_source(flags: dict[str, Any]) -> tuple[Workload, Recording | RecordedRequests | None]:
-    """Return the requests that the flags describe, and their recording or capture, if any.
+    """Return the requests that the flags describe, and the recording that they are from, if any.
 
     Raises:
-        UsageError: two flags contradict each other, or one cannot be right.
+        UsageError: two flags contradict each other, or a flag is invalid.
     """
     factor = multiple("--answers", flags["answers"])
     if not is_generated(flags):
@@ -164,7 +164,7 @@ def workload_and_source(flags: dict[str, Any]) -> tuple[Workload, Recording | Re
         source = None if path.is_file() else read_requests(path)
         columns = columns_of(flags["columns"])
         workload = importers.read_workload(path, columns=columns) if source is None else importers.workload_of(source)
-        return _showing(_naming(_answering(_loaded(_part(workload, flags), flags), factor), flags), flags), source
+        return _adjusted(_part(workload, flags), flags, factor), source
     if flags["workload"] is not None:
         raise UsageError(
             "--workload serves recorded requests, so it excludes --arrivals, --prompt-tokens, --output-tokens, "
@@ -172,14 +172,22 @@ def workload_and_source(flags: dict[str, Any]) -> tuple[Workload, Recording | Re
         )
     if flags["columns"] is not None:
         raise UsageError("--columns says what stands in a CSV file; give the file with --workload.")
-    return _showing(_naming(_answering(_loaded(_generated(flags), flags), factor), flags), flags), None
+    return _adjusted(_generated(flags), flags, factor), None
 
 
-def _naming(workload: Workload, flags: Mapping[str, Any]) -> Workload:
-    """Return the requests with the adapters that `--adapters` asks for.
+def _adjusted(workload: Workload, flags: Mapping[str, Any], answer_factor: float) -> Workload:
+    """Return the requests with --load, --answers (a factor), --adapters and --images applied."""
+    workload = _with_load(workload, flags)
+    if answer_factor != 1:
+        workload = workload.scaled_answers(answer_factor)
+    return _with_images(_with_adapters(workload, flags), flags)
+
+
+def _with_adapters(workload: Workload, flags: Mapping[str, Any]) -> Workload:
+    """Return the requests with the adapters of `--adapters`.
 
     Raises:
-        UsageError: it asks for none.
+        UsageError: the flag is malformed.
     """
     if flags["adapters"] is None:
         return workload
@@ -196,11 +204,11 @@ def _naming(workload: Workload, flags: Mapping[str, Any]) -> Workload:
     return workload.with_adapters(count, exponent, flags["seed"])
 
 
-def _showing(workload: Workload, flags: Mapping[str, Any]) -> Workload:
-    """Return the requests with the images that `--images` asks for.
+def _with_images(workload: Workload, flags: Mapping[str, Any]) -> Workload:
+    """Return the requests with the images of `--images`.
 
     Raises:
-        UsageError: it asks for none.
+        UsageError: the flag is malformed.
     """
     text = flags["images"]
     if text is None:
@@ -221,7 +229,7 @@ def _showing(workload: Workload, flags: Mapping[str, Any]) -> Workload:
 
 
 def is_generated(flags: Mapping[str, Any]) -> bool:
-    """Tell whether the flags describe requests that are drawn, not read."""
+    """Tell whether the flags describe generated requests, rather than those of a file."""
     names = ("arrivals", "prompt_tokens", "output_tokens", "shared_prefix", "burstiness", "ramp", "rate_profile")
     return has_sessions(flags) or any(flags[name] is not None for name in (*names, "random_range_ratio"))
 
@@ -245,7 +253,7 @@ def multiple(flag: str, text: str | None) -> float:
 
 
 def columns_of(text: str | None) -> dict[str, str]:
-    """Return the pairs in `--columns`: our name of a column, and the file's."""
+    """Return the names in the file of the columns in `--columns`, by kvsim's names."""
     pairs = [pair.partition("=") for pair in (text or "").split(",") if pair.strip()]
     if any(not (ours.strip() and equals and theirs.strip()) for ours, equals, theirs in pairs):
         raise UsageError(
@@ -258,8 +266,11 @@ def columns_of(text: str | None) -> dict[str, str]:
     return columns
 
 
-def _loaded(workload: Workload, flags: Mapping[str, Any]) -> Workload:
-    """Return `workload` with arrivals multiplied by --load; users in a closed loop are multiplied instead."""
+def _with_load(workload: Workload, flags: Mapping[str, Any]) -> Workload:
+    """Return `workload` with its arrival rate multiplied by --load.
+
+    A closed loop is left as it is: there --load multiplies the users, elsewhere.
+    """
     factor = multiple("--load", flags["load"])
     if factor == 1 or flags.get("users") is not None:
         return workload
@@ -268,15 +279,11 @@ def _loaded(workload: Workload, flags: Mapping[str, Any]) -> Workload:
     return workload.scaled_rate(factor)
 
 
-def _answering(workload: Workload, factor: float) -> Workload:
-    return workload if factor == 1 else workload.scaled_answers(factor)
-
-
 def cut_at(workload: Workload, max_model_len: int, *, stated: bool) -> Workload:
-    """Return generated requests cut at the longest sequence, which `stated` says that the user gave.
+    """Return generated requests cut at the longest sequence; `stated` tells that the user gave this limit.
 
     Raises:
-        UsageError: no limit is given, and the model's own would cut many requests.
+        UsageError: the limit is the model's, and it would cut many requests.
     """
     cut = workload.cut(max_model_len)
     if workload.turns is None:
@@ -297,7 +304,7 @@ def first_requests(workload: Workload, num_requests: int, hint: str = "") -> Wor
     """Return the first --num-requests requests.
 
     Raises:
-        UsageError: there are fewer; `hint` names another remedy than leaving the flag out.
+        UsageError: there are fewer; `hint` is a second remedy in the message.
     """
     from kvsim.importers import first
 
@@ -313,7 +320,7 @@ def arrivals_of_flags(flags: dict[str, Any]) -> Arrivals:
     """Return the arrival process of --arrivals, --rate, --burstiness, --ramp and --rate-profile.
 
     Raises:
-        UsageError: two flags contradict each other, or one cannot be right.
+        UsageError: two flags contradict each other, or a flag is invalid.
     """
     from kvsim.workload import AllAtOnce, Constant, Gamma, Poisson
 
@@ -324,8 +331,8 @@ def arrivals_of_flags(flags: dict[str, Any]) -> Arrivals:
     if shape is not None and name not in (None, "gamma"):
         raise UsageError(f"--burstiness is of gamma arrivals; leave out --arrivals {name}.")
     waiting = flags.get("users") is not None or flags.get("max_concurrency") is not None
-    in_a_loop = waiting and flags["rate"] is None
-    if (rate == math.inf or in_a_loop) and name is None and shape is None:
+    is_closed_loop = waiting and flags["rate"] is None
+    if (rate == math.inf or is_closed_loop) and name is None and shape is None:
         return AllAtOnce()
     processes: dict[str, Callable[[], Arrivals]] = {
         "poisson": lambda: Poisson(rate_per_s=rate),
@@ -337,7 +344,7 @@ def arrivals_of_flags(flags: dict[str, Any]) -> Arrivals:
 
 
 def _cv(shape: float | None) -> float:
-    """Return the coefficient of variation of gaps of a gamma distribution of that shape."""
+    """Return the coefficient of variation of gamma-distributed gaps with this shape: shape^-1/2."""
     if shape is not None and not 0 < shape < math.inf:
         raise UsageError(f"--burstiness should be a positive number, 1 for Poisson, not {shape}.")
     return _DEFAULT_CV if shape is None else shape**-0.5
@@ -361,7 +368,7 @@ def _varying(flags: dict[str, Any], rate: float) -> Arrivals:
 
 
 def _part(workload: Workload, flags: dict[str, Any]) -> Workload:
-    """Return the first requests of `workload`, or all, at the rate of the flags."""
+    """Return the first --num-requests requests of `workload`, with arrivals rescaled to --rate."""
     if flags["num_requests"] is not None:
         hint = "" if flags["workload"] else "; --arrivals poisson generates any number"
         workload = first_requests(workload, flags["num_requests"], hint)
@@ -402,7 +409,7 @@ def _sessions(flags: dict[str, Any]) -> Workload:
     """Return generated sessions.
 
     Raises:
-        UsageError: their number is given as one of requests, or a flag cannot be right.
+        UsageError: --num-requests is given instead of --sessions, or a flag is invalid.
     """
     from kvsim.workload import converse
 

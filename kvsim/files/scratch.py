@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from glob import escape
 from pathlib import Path
 
-ENDING = [signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
+ENDING_SIGNALS = [signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
 """Signals that end a command: termination, and the loss of its terminal."""
 _SUFFIX = ".kvsim-scratch"
 _REPLACED = "replaced"

@@ -10,9 +10,11 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from select import select
+from types import SimpleNamespace
 
 import pytest
 
+from kvsim.cli.attach import attach
 from kvsim.recording import read
 from tests.live.vllm_like import serving
 from tests.tui.test_live import Server
@@ -112,3 +114,20 @@ def test_what_was_seen_of_metrics_is_a_table(on_terminal: Callable[..., Terminal
         terminal.send(signal.SIGHUP)
         until(terminal.has_ended, within_s=PATIENCE_S)
     assert (tmp_path / "seen.csv").read_text().count("\n") > 1
+
+
+def test_a_server_without_a_step_leaves_nothing_and_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    server, output = Server(), tmp_path / "seen"
+    quits_at_once = SimpleNamespace(attach=lambda *_, **__: None)
+    flags = {"kv_events": None, "kv_events_replay": None, "overwrite": False, "ascii_only": False, "calm": False}
+    try:
+        attach(quits_at_once, server.publisher.address, output, **flags)
+    finally:
+        server.publisher.close()
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.splitlines()[-1] == f"{output} was not written: the server sent no step."
+    assert not output.exists()

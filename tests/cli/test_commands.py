@@ -174,6 +174,7 @@ def test_the_help_of_a_simulation_has_its_flags_below_headings(kvsim: Kvsim) -> 
     own = {"--policy", "--engine", "--no-band", "--front-end", "--output", "--overwrite", "--json"}
     own |= {"--replicas", "--route", "--route-lag", "--all", "--from", "--prefill", "--decode", "--failed-loads"}
     own |= {"--kv-link-gb-per-s", "--kv-link-latency", "--kv-transfers", "--kv-load-failure-policy"}
+    own |= {"--prefix-store-gib"}
     assert flags["Options"] == own | {"--help"}
     assert {"--workload", "--rate", "--users", "--think-time"} < flags["Requests"]
     assert {"--batch-size", "--cache"} < flags["Static batches"]

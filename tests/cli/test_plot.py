@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from PIL import Image
 
-from kvsim.cli.plot import _KINDS
+from kvsim.cli.plot import _KINDS, _arranged
 from kvsim.plots import FIGURES
 
 if TYPE_CHECKING:
     import subprocess
     from collections.abc import Callable
     from pathlib import Path
+
+    from kvsim.recording import Recording
 
     Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -134,3 +136,9 @@ def test_labels_that_fit_nothing_are_refused(
     assert done.returncode != 0
     assert complaint in " ".join(done.stderr.split())
     assert not list(tmp_path.iterdir())
+
+
+def test_equal_labels_draw_each_recording_once() -> None:
+    runs: Any = ["first", "second", "third"]
+    arranged: tuple[list[Recording], tuple[str, ...]] = _arranged(runs, ("b", "a", "b"), "a, b, b")
+    assert arranged == (["second", "first", "third"], ("a", "b", "b"))

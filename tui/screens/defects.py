@@ -16,7 +16,7 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 from kvsim.errors import DefectError, KvsimError
-from kvsim.files.scratch import ENDING
+from kvsim.files.scratch import ENDING_SIGNALS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,7 +62,7 @@ def play(app: App[Any], keep: Callable[[], None] = lambda: None) -> None:
             if len(received) == 1:  # a terminal that is closed sends two signals or three
                 Thread(target=leave, args=(number,), daemon=True).start()
 
-        before = {number: signal.signal(number, begin_to_leave) for number in ENDING}
+        before = {number: signal.signal(number, begin_to_leave) for number in ENDING_SIGNALS}
         runner.run(app.run_async())
     if received:
         sys.exit(128 + received[0])
