@@ -1,8 +1,8 @@
 """Scheduling policies with their kinds of memory, which kvsim compares.
 
-kinds     the three that come with kvsim: paged, contiguous, static
-settings  what can be set of each
-pipeline  what several stages change
+kinds     the policies that come with kvsim: paged, contiguous, static, radix
+settings  the settings of each
+pipeline  the effect of several pipeline stages on scheduling
 sglang    SGLang's scheduler and radix cache
 custom    the Protocols of a custom policy
 """

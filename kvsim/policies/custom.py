@@ -1,8 +1,9 @@
 """Custom policies in Python: admission, preemption, eviction, allocation, or a whole step.
 
-A custom policy overrides the hooks that it needs; vLLM's rule decides the rest. The engine runs interpreted and calls
-the hooks. Runs are accounted for, recorded, drawn and shown like those of built-in policies. A policy sees requests,
-units and cached blocks, and none of the engine's records.
+Users subclass `CustomPolicy` to try their own rules. The engine, which then runs interpreted, calls the hooks that the
+class overrides, and follows vLLM's rules for the others. A hook sees requests, units and cached blocks through the
+read-only Protocols of this module, and none of the engine's records. Runs are recorded and shown like those of built-in
+policies.
 """
 
 from __future__ import annotations
@@ -46,29 +47,30 @@ class ServedRequest(Protocol):
 
     @property
     def output_tokens(self) -> int:
-        """Output tokens that the request will have in the end. No server knows it; an upper bound may use it."""
+        """Final number of output tokens. No real server knows it in advance; use it only to compute upper bounds."""
 
     @property
     def known_tokens(self) -> int:
-        """Tokens of the prompt and of the output so far."""
+        """Number of tokens of the prompt and of the output so far."""
 
     @property
     def computed_tokens(self) -> int:
-        """Tokens computed so far; 0 while the request waits."""
+        """Number of tokens computed so far; 0 while the request waits."""
 
     @property
     def num_units(self) -> int:
-        """Units of the pool in the request's table: blocks, with vLLM's cache."""
+        """Number of units in the request's table: blocks, with vLLM's cache."""
 
     @property
     def hit_tokens(self) -> int:
-        """Leading tokens that a waiting request would find in the prefix cache now; 0 while it runs."""
+        """Number of leading tokens that a waiting request would find in the prefix cache now; 0 while it runs."""
 
     @property
     def prefix_keys(self) -> Sequence[int]:
-        """A number for each full unit of the known tokens but the last: the key of the prefix that ends with the unit.
+        """Keys of the request's prefixes, one for each full unit: key `i` is that of the prefix that ends with unit `i`.
 
-        Two requests have the same key exactly if their prefixes are the same.
+        Two keys are equal exactly if their prefixes are. The last known token is left out, because a request has to
+        compute at least one token.
         """
 
     @property
@@ -77,7 +79,7 @@ class ServedRequest(Protocol):
 
 
 class CachedBlock(Protocol):
-    """A free block that keeps a prefix, as a policy sees it: a later request may hit it until it is evicted."""
+    """A free block in the prefix cache, as a policy sees it: a later request may hit it until it is evicted."""
 
     @property
     def unit(self) -> int:
@@ -85,7 +87,7 @@ class CachedBlock(Protocol):
 
     @property
     def key(self) -> int:
-        """Number that two blocks share exactly if their whole prefixes and their groups of layers are the same."""
+        """Key of the block: equal for two blocks exactly if they hold the same prefix for the same group of layers."""
 
     @property
     def request(self) -> ServedRequest:
@@ -93,7 +95,7 @@ class CachedBlock(Protocol):
 
     @property
     def end_tokens(self) -> int:
-        """Tokens of the prefix, from the first token of the prompt to the end of the block."""
+        """Number of tokens from the beginning of the prompt to the end of the block."""
 
     @property
     def cached_s(self) -> float:
@@ -105,23 +107,23 @@ class CachedBlock(Protocol):
 
     @property
     def num_hits(self) -> int:
-        """Number of admissions that found the block."""
+        """Number of admitted requests that hit the block."""
 
     @property
     def tokens_below(self) -> int:
-        """Tokens in cached blocks that continue this prefix: no request can hit them once this block is evicted."""
+        """Number of tokens in cached blocks that continue this prefix; no request can hit them without this block."""
 
 
 class Candidates(Sequence[CachedBlock]):
-    """The free blocks that keep a prefix, the least recently freed first: a sequence of `CachedBlock`."""
+    """The free blocks in the prefix cache, as a sequence of `CachedBlock`: the least recently freed block first."""
 
     @abstractmethod
     def column(self, name: str) -> npt.NDArray[Any]:
-        """Return an attribute of all blocks in their order, as an array of integers, or of floats for times.
+        """Return the attribute `name` of all blocks, in their order: an array of integers, or of floats for times.
 
-        `name` is `unit`, `key`, `end_tokens`, `cached_s`, `last_used_s`, `num_hits` or `tokens_below`. A rule over
-        arrays takes microseconds where a loop over blocks takes hundreds, and a function compiled with numba takes them
-        as they are.
+        `name` is `unit`, `key`, `end_tokens`, `cached_s`, `last_used_s`, `num_hits` or `tokens_below`. A rule that uses
+        arrays takes microseconds, and a loop over the blocks hundreds. The arrays may be passed to functions compiled
+        with numba.
 
         Raises:
             UsageError: there is no such column.
@@ -129,14 +131,14 @@ class Candidates(Sequence[CachedBlock]):
 
 
 class StepInMaking(Protocol):
-    """The step that the server makes next: the queues, the free memory, and the actions that a policy may take.
+    """The step being scheduled: the queues, the free memory, and the actions that a policy may take.
 
-    Every request is one object for the whole run.
+    A request is the same Python object in all steps of a run.
     """
 
     @property
     def now_s(self) -> float:
-        """The host's clock, in seconds from the first event."""
+        """Time at which the step is scheduled, in seconds from the first event."""
 
     @property
     def waiting(self) -> Sequence[ServedRequest]:
@@ -152,57 +154,58 @@ class StepInMaking(Protocol):
 
     @property
     def num_free_units(self) -> int:
-        """Units of the pool that can be allocated, including those that keep a prefix."""
+        """Number of units of the pool that can be allocated, including those in the prefix cache."""
 
     @property
     def tokens_left(self) -> int:
-        """Tokens of `max_num_batched_tokens` that this step has not given to a request yet."""
+        """Part of the token budget (`max_num_batched_tokens`) that this step has not given to a request yet."""
 
     def cost_s(self, tokens: Mapping[ServedRequest, int] | None = None) -> float:
-        """Return how long this step would take if it computed `tokens` of each request besides what it has already.
+        """Return the duration of this step in seconds if it also computed `tokens[request]` tokens of each request.
 
-        In seconds, from the beginning of the step to its outputs, by the step times of the run; a GPU that runs hot and
-        steps that overlap are left out. Nothing is allocated: the requests need not fit.
+        The duration is from the beginning of the step to its outputs, by the step times of the run. It ignores a GPU
+        that runs hot, and the overlap of steps. Nothing is allocated, so the requests need not fit.
         """
 
     def serve_running(self) -> None:
-        """Apply vLLM's rule: give every running request its next tokens, in order of admission.
+        """Schedule the next tokens of every running request by vLLM's rule, in order of admission.
 
-        Where the pool has no unit left, `CustomPolicy.victim` names the request to preempt.
+        If the pool has no free unit, `CustomPolicy.victim` chooses the request to preempt.
         """
 
     def admit_waiting(self) -> None:
-        """Apply vLLM's rule: admit requests for as long as they fit; `CustomPolicy.admit` names the next."""
+        """Admit requests by vLLM's rule until one does not fit; `CustomPolicy.admit` chooses the next request."""
 
     def compute(self, request: ServedRequest, num_tokens: int | None = None) -> bool:
-        """Let a running request compute at most `num_tokens` in this step, or all that it can; once a step.
+        """Schedule at most `num_tokens` tokens of a running request in this step; None for as many as possible.
 
-        Return False, and change nothing, if the pool has no room, the step has no token left, or the request has
-        nothing to compute.
+        A request may be scheduled once a step. Return False, and change nothing, if the pool has no room, the token
+        budget is used up, or the request has nothing to compute.
         """
 
     def admit(self, request: ServedRequest, num_tokens: int | None = None) -> bool:
-        """Admit a waiting request and let it compute at most `num_tokens` of its prompt in this step, or all it can.
+        """Admit a waiting request and schedule at most `num_tokens` tokens of its prompt; None for as many as possible.
 
-        Return False, and change nothing, if the pool has no room, the step has no token left, or `max_num_seqs`
+        Return False, and change nothing, if the pool has no room, the token budget is used up, or `max_num_seqs`
         requests run.
         """
 
     def preempt(self, request: ServedRequest) -> None:
-        """Free the memory of a running request and put it back into the queue; it computes its tokens again."""
+        """Free the memory of a running request and put it back into the queue; it will compute its tokens again."""
 
 
 class Allocator(Protocol):
-    """Allocates the units of a pool; kvsim checks every unit. Inherit from it, or have its methods.
+    """A custom allocator of the units of a pool. Inherit from this class, or define the same methods.
 
-    A table is a list of units; unit `i` of the list holds `unit_tokens` tokens from token `i * unit_tokens` on.
+    Each request has a table, which is a list of units: entry `i` holds the `unit_tokens` tokens from token
+    `i * unit_tokens` on. kvsim checks every unit that the allocator returns.
     """
 
     def allocate(self, request: ServedRequest, num_tokens: int) -> Iterable[int] | None:
         """Return the units to append to the table of `request`, so that it has room for `num_tokens` tokens or more.
 
-        A unit is a number from 0 to `num_units - 1` that no table has. Return None, and change nothing, if there is no
-        room.
+        A unit is a number from 0 to `num_units - 1` that is in no table. Return None, and change nothing, if there is
+        no room.
         """
 
     def free(self, request: ServedRequest, units: Sequence[int]) -> None:
@@ -211,41 +214,44 @@ class Allocator(Protocol):
     def unusable_units(self, request: ServedRequest) -> int:  # noqa: ARG002  an allocator that fragments looks at it
         """Return the number of free units in pieces too small for `request`, the head of the queue.
 
-        They are counted as external fragmentation. The default is 0: any unit serves any request.
+        They are counted as external fragmentation. The default is 0, because any unit may serve any request.
         """
         return 0
 
 
 class SharingAllocator(Protocol):
-    """An allocator that shares prefixes: a waiting request begins its table with units that hold its tokens already.
+    """A custom allocator with a prefix cache: the tables of several requests may begin with the same units.
 
-    Inherit from it, or have its methods; the class itself is the policy's `allocator`. kvsim counts the tables that
-    list a unit, and refuses a unit that is shared for other tokens than it holds. A unit holds the prefix whose key it
-    was given by `cache`, until `allocate` hands it out again.
+    Inherit from this class, or define the same methods. Assign the class itself, not a function that makes it, to the
+    policy's `allocator`. A unit holds the prefix that `cache` assigns to it, until `allocate` returns the unit again.
+    kvsim counts the tables that list a unit, and refuses a shared unit that does not hold the request's tokens.
     """
 
     def find_prefix(self, request: ServedRequest) -> Sequence[int]:
-        """Return units that hold the leading tokens of a waiting request, one for each of the first
-        `request.prefix_keys`; none if the first is not held. Change nothing: the request may not be admitted.
+        """Return the units that hold the longest cached prefix of a waiting request.
+
+        Unit `i` of the result holds the prefix with the key `request.prefix_keys[i]`; the result is empty if not even
+        the first key is cached. Change nothing, because the request may not be admitted.
         """
 
     def allocate(self, request: ServedRequest, num_tokens: int, found: Sequence[int] = ()) -> Iterable[int] | None:
         """Return the units to append to the table of `request`, so that it has room for `num_tokens` tokens or more.
 
-        At its admission the table begins with `found`, the units of `find_prefix`, which are not free any more. A unit
-        is a number from 0 to `num_units - 1` that no table has. Return None, and change nothing, if there is no room.
+        When the request is admitted, `found` has the units that `find_prefix` returned. They are in the table already,
+        so mark them as used, and return only further units. A unit is a number from 0 to `num_units - 1` that is in no
+        table. Return None, and change nothing, if there is no room.
         """
 
     def cache(self, request: ServedRequest, unit: int, key: int) -> None:
-        """Note that a unit in the table of `request` is full: it holds the prefix of number `key`.
+        """Record that `unit`, in the table of `request`, holds the prefix with this key.
 
-        It is called when the step is made that fills the unit, so that requests of the same step may share it.
+        This is called when the step that fills the unit is scheduled, so that requests of the same step may share it.
         """
 
     def free(self, request: ServedRequest, units: Sequence[int]) -> Iterable[int]:
-        """Free `units`, those of the table of `request` that no other table lists, in the order of its tokens.
+        """Free `units`: the units of the table of `request` that are in no other table, in the order of its tokens.
 
-        Return those that keep their prefix: they are counted as cached until they are handed out again.
+        Return the units that stay in the prefix cache. They are counted as cached until `allocate` returns them again.
         """
 
     def unusable_units(self, request: ServedRequest) -> int:  # noqa: ARG002
@@ -258,9 +264,9 @@ AnyAllocator: TypeAlias = Allocator | SharingAllocator
 
 @runtime_checkable
 class CustomPolicy(Protocol):
-    """A policy in Python. Inherit from it and override hooks; vLLM's rule decides where none is overridden.
+    """A policy in Python. Inherit from this class and override hooks; the others follow vLLM's rules.
 
-    An instance may keep state between calls; one run has one instance.
+    An instance may keep state between calls. Use a new instance for every run.
     """
 
     name: str = "own"
@@ -270,44 +276,45 @@ class CustomPolicy(Protocol):
     cache: PagedSettings = PagedSettings()
     """Settings of vLLM's cache. With a custom allocator only `block_size` has an effect: the tokens of a unit."""
     source: str = ""
-    """Text of the file that a policy was read from by name; empty for one that Python imported."""
+    """Text of the file from which the policy was loaded (FILE.py:CLASS); empty if Python imported the class."""
     allocator: Callable[[int, int], AnyAllocator] | None = None
-    """Class or function that makes the allocator, from the number of units of the pool and the tokens of each; None for
-    vLLM's cache. It is called once a run.
+    """Class or function that makes the allocator of a run; None for vLLM's cache.
+
+    Its arguments are the number of units in the pool, and the number of tokens in a unit.
     """
 
     def admit(self, step: StepInMaking) -> ServedRequest | None:
-        """Return the request of `step.waiting`, which is not empty, to admit next; None to admit no other in this step.
+        """Return the request of `step.waiting` to admit next; None to admit no more requests in this step.
 
-        If the request does not fit, the step admits no other.
+        There is at least one waiting request. If the returned request does not fit, the step admits no more requests.
         """
         return step.waiting[0]
 
     def victim(self, step: StepInMaking, needs: ServedRequest) -> ServedRequest:  # noqa: ARG002
-        """Return the request of `step.running` to preempt, since `needs` has no room; it may be `needs` itself."""
+        """Return the request of `step.running` to preempt, so that `needs` gets memory; it may be `needs` itself."""
         return step.running[-1]
 
     def evict(self, step: StepInMaking, candidates: Candidates) -> CachedBlock:  # noqa: ARG002
-        """Return the block of `candidates` to evict from the prefix cache: a request needs a block, and the next one in
-        the free queue keeps a prefix.
+        """Return the block of `candidates` to evict from the prefix cache.
 
-        `candidates` are all free blocks that keep one, the least recently freed first, which is vLLM's choice. They are
-        read lazily: `candidates[0]` costs nothing, `candidates.column("num_hits")` is an array, and a loop over blocks
-        grows with the pool; `eviction_rank` avoids both. Not called with a custom allocator.
+        This is called when a request needs a block and the next block of the free queue is in the prefix cache.
+        `candidates` are all free blocks in the prefix cache, the least recently freed first; vLLM evicts the first.
+        Reading `candidates[0]` costs nothing; `candidates.column("num_hits")` and a loop take longer the larger the
+        pool is. `eviction_rank` avoids this cost. With a custom allocator, this is not called.
         """
         return candidates[0]
 
     def eviction_rank(self, block: CachedBlock) -> Any:  # noqa: ARG002
-        """Return what free blocks are ordered by, such as a number or a tuple: the smallest is evicted first.
+        """Return the rank of a free block, such as a number or a tuple; the block with the smallest rank is evicted.
 
-        To override in place of `evict` where it suffices: its cost does not grow with the pool. It is asked when the
-        block is freed, and again when a block that continues its prefix is evicted; so it may depend on the block's
-        hits, times, place and `tokens_below`, and not on the step. Of equal ranks, the one freed first is evicted.
+        Override this instead of `evict` if possible, because its cost does not grow with the pool. It is called when
+        the block is freed, and again when a block that continues its prefix is evicted. So the rank may depend on the
+        attributes of the block, but not on the step. Among blocks of equal rank, the one freed first is evicted.
         """
         return 0
 
     def schedule(self, step: StepInMaking) -> None:
-        """Make one step. The default is vLLM's: serve the running requests, then admit unless one was preempted."""
+        """Schedule one step. The default is vLLM's: serve the running requests, then admit unless one was preempted."""
         step.serve_running()
         if not step.preempted:
             step.admit_waiting()
@@ -329,14 +336,15 @@ def is_policy_file(text: str) -> bool:
 
 
 def policy_from_file(text: str) -> CustomPolicy:
-    """Return a policy of the class that FILE.py:CLASS names; FILE.py is enough where the file has one policy.
+    """Load the policy class that FILE.py:CLASS names and return an instance; FILE.py is enough for a single policy.
 
     Raises:
         UsageError: the file cannot be run, or has no such policy.
     """
     stem, _, name = text.removesuffix(".py").partition(".py:")
     path = Path(f"{stem}.py")
-    module = f"policy_in_{path.stem}"  # no module in the end, so that processes of a sweep get the classes by value
+    # `run_path` leaves no module of this name behind. So the classes are pickled by value for the processes of a sweep.
+    module = f"policy_in_{path.stem}"
     try:
         kinds = [
             kind
@@ -355,20 +363,20 @@ def policy_from_file(text: str) -> CustomPolicy:
 
 
 def overrides(policy: CustomPolicy, hook: str) -> bool:
-    """Tell whether `policy` has a hook of its own."""
+    """Tell whether the class of `policy` overrides `hook`."""
     return getattr(type(policy), hook) is not getattr(CustomPolicy, hook)
 
 
 def evicts(policy: CustomPolicy) -> bool:
-    """Tell whether `policy` has a rule of eviction."""
+    """Tell whether `policy` overrides one of the two hooks for eviction."""
     return overrides(policy, "evict") or ranks_blocks(policy)
 
 
 def ranks_blocks(policy: CustomPolicy) -> bool:
-    """Tell whether `policy` evicts by rank.
+    """Tell whether `policy` overrides `eviction_rank`.
 
     Raises:
-        UsageError: it has another rule as well.
+        UsageError: the policy overrides `evict` as well.
     """
     ranks = overrides(policy, "eviction_rank")
     if ranks and overrides(policy, "evict"):
@@ -377,7 +385,7 @@ def ranks_blocks(policy: CustomPolicy) -> bool:
 
 
 def shares_prefixes(allocator: object) -> bool:
-    """Tell whether an allocator, or its class, finds prefixes."""
+    """Tell whether an allocator, or a class of allocators, is a `SharingAllocator`."""
     return hasattr(allocator, "find_prefix")
 
 

@@ -1,4 +1,7 @@
-"""The built-in policies: scheduling rules with their kinds of memory."""
+"""The built-in policies, each a scheduler with its kind of memory, and the settings of both.
+
+The rest of kvsim takes a policy as a value of these classes, or a custom policy, and asks the functions below about it.
+"""
 
 from __future__ import annotations
 
@@ -85,11 +88,11 @@ KINDS: Mapping[str, tuple[type, ...]] = {
     Static.name: (StaticSettings,),
     Radix.name: (SGLangSettings, RadixSettings),
 }
-"""Policies that come with kvsim, and the classes of their settings."""
+"""Classes of the settings of each built-in policy, by its name."""
 EVERY_POLICY = tuple(KINDS)
-"""Names of these policies, which are compared where none is named."""
+"""Names of the built-in policies; `kvsim compare` runs these unless some are named."""
 OF_IMAGES = (Paged.name, Contiguous.name, Static.name)
-"""Names of the policies under which requests with images are followed."""
+"""Names of the policies that can serve requests with images."""
 
 
 def base_of(policy: AnyPolicy) -> Policy:
@@ -104,7 +107,7 @@ def base_of(policy: AnyPolicy) -> Policy:
 
 
 def evicts_optimally(policy: AnyPolicy) -> bool:
-    """Tell whether the prefix cache of `policy` knows all requests."""
+    """Tell whether `policy` evicts prefixes by Belady's rule, which needs to know all future requests."""
     base = base_of(policy)
     return isinstance(base, Paged) and base.cache.eviction is PrefixEviction.OPTIMAL
 
@@ -122,9 +125,10 @@ def most_running(policy: AnyPolicy) -> int:
 
 
 def limited(policy: AnyPolicy, max_model_len: int, defaults: EngineDefaults) -> Policy:
-    """Return the built-in policy that `policy` is or is based on, with the limits that it leaves out.
+    """Return the built-in policy that `policy` is or is based on, with every limit set.
 
-    `max_model_len` is the model's longest sequence, and `defaults` are vLLM's limits on the GPU.
+    A limit that `policy` leaves out is `max_model_len`, the model's longest sequence, or one of `defaults`, vLLM's
+    limits on the GPU.
     """
     base: Any = base_of(policy)
     if isinstance(base, Radix):
@@ -134,10 +138,10 @@ def limited(policy: AnyPolicy, max_model_len: int, defaults: EngineDefaults) -> 
 
 
 def describe(policy: AnyPolicy, base: Policy | None = None) -> Mapping[str, Any]:
-    """Return the policy and all its settings, flat, as in the `meta.json` of a recording.
+    """Return the name of the policy and all its settings in one mapping, as in the `meta.json` of a recording.
 
-    A custom policy is described as the policy that it departs from, with its own name as `rules`, and that of its
-    allocator. `base` is that policy with all of its limits, where they are known.
+    A custom policy is described as the built-in policy that it is based on, with the custom name as `rules`, and the
+    name of its allocator. `base` is that built-in policy with every limit set, if the limits are known.
     """
     base = base or base_of(policy)
     flat = {key: value for part in asdict(base).values() for key, value in part.items()}
@@ -146,5 +150,5 @@ def describe(policy: AnyPolicy, base: Policy | None = None) -> Mapping[str, Any]
     }
     if isinstance(policy, Policy):
         return described
-    own = described | {"rules": policy.name}
-    return own if policy.allocator is None else own | {"allocator": getattr(policy.allocator, "__name__", "own")}
+    custom = described | {"rules": policy.name}
+    return custom if policy.allocator is None else custom | {"allocator": getattr(policy.allocator, "__name__", "own")}

@@ -1,4 +1,8 @@
-"""The settings of each policy, with the defaults of the engines that they model."""
+"""The settings of each policy, with the defaults of the simulated engines.
+
+A field is declared once here: its default, its help text, its flag and its limits. The command line, the API and
+recordings read these declarations.
+"""
 
 from __future__ import annotations
 
@@ -13,24 +17,26 @@ from kvsim.policies.speculative_config import SpeculativeConfig, canonical
 from kvsim.setting_fields import check_settings, setting, settings_in
 
 MACHINE: Final = "Machine and memory"
-"""Heading of the flags that say where requests are served, and with how much memory."""
+"""Heading of the flags for the GPU, the model and the memory."""
 
 _LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 OF_PAGED: Final = (
     "speculative_config", "acceptance", "acceptance_seed", "enable_lora", "max_loras", "max_lora_rank", "max_cpu_loras",
 )  # fmt: skip
-"""Settings of scheduling that are followed where memory is a paged cache."""
+"""Settings of the scheduler that only the paged policy simulates."""
 PCIE_GEN5_X16_GB_PER_S = 63.0
 """PCI Express 5.0 over 16 lanes, one direction, in 10^9 bytes per second: 32 GT/s each, encoded 128b/130b."""
 LINK_EFFICIENCY = 0.8
-"""Share of it that copies of whole blocks are taken to reach: assumed, for packet headers and for small pieces."""
+"""Share of the link's speed that copies of whole blocks reach. It is assumed; packet headers and small pieces take the
+rest.
+"""
 _LINK_GB_PER_S = PCIE_GEN5_X16_GB_PER_S * LINK_EFFICIENCY
 _SPEED: Final = {"above": 0, "below": 1_000_000}
 _DURATION: Final = {"at_least": 0, "below": 1_000}
 
 
-def _acceptance_words(acceptance: Any) -> str:
-    """Return the acceptance of drafts as the flag takes it; Python may give a number, a sequence or a path."""
+def _acceptance_text(acceptance: Any) -> str:
+    """Return the text of `--acceptance` for a number, a sequence of numbers or a path."""
     if isinstance(acceptance, list | tuple):
         return ",".join(str(share) for share in acceptance)
     return str(acceptance)
@@ -74,12 +80,12 @@ class Reserve(Enum):
 
 
 class Growth(Enum):
-    """Action for a reservation that is full and has no room behind it."""
+    """Action for a sequence that has filled its reservation, when the memory right after it is taken."""
 
     MOVE = "move"
-    """The extent is copied to a larger hole; where there is none, a request is preempted."""
+    """The reservation is copied to a larger free range; if there is no such range, a request is preempted."""
     FAIL = "fail"
-    """A request is preempted at once: extents cannot move."""
+    """A request is preempted at once, because reservations cannot move."""
 
 
 class PrefixEviction(Enum):
@@ -88,8 +94,8 @@ class PrefixEviction(Enum):
     LRU = "lru"
     """The least recently freed block, as in vLLM."""
     OPTIMAL = "optimal"
-    """The block whose next use lies farthest ahead among the known requests (Belady's rule): a bound, which no server
-    can follow.
+    """The block whose next use is farthest in the future (Belady's rule). No server knows the future, so this is a
+    bound.
     """
 
 
@@ -97,9 +103,11 @@ class Eviction(Enum):
     """Eviction policy of host memory (vLLM's `eviction_policy`)."""
 
     LRU = "lru"
-    """The least recently used one."""
+    """The least recently used block."""
     ARC = "arc"
-    """Evict a block used once or one used again, from whichever list is longer than it should be."""
+    """Adaptive replacement: a list of blocks used once and a list of blocks used again. The list that is longer than
+    its target loses its least recently used block.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,7 +226,7 @@ class ContinuousSettings:
                 "does not start."
             )
         object.__setattr__(self, "speculative_config", canonical(self.speculative_config or ""))
-        object.__setattr__(self, "acceptance", _acceptance_words(self.acceptance))
+        object.__setattr__(self, "acceptance", _acceptance_text(self.acceptance))
         drafting = self.drafting
         if drafting is not None:
             self._check_drafts(drafting)
@@ -232,10 +240,10 @@ class ContinuousSettings:
         return SpeculativeConfig.parse(self.speculative_config) if self.speculative_config else None
 
     def _check_drafts(self, drafting: SpeculativeConfig) -> None:
-        """Check that a release drafts so.
+        """Check that the release supports this configuration of speculative decoding.
 
         Raises:
-            UsageError: it does not, or kvsim does not know how.
+            UsageError: the release does not support it, or kvsim does not know the release's rules.
         """
         check_drafts(self.vllm)
         drafting.check_known_to(self.vllm)
@@ -248,7 +256,7 @@ class ContinuousSettings:
             )
 
     def limited(self, max_model_len: int, defaults: EngineDefaults) -> Self:
-        """Return these settings with the limits that they leave out: the model's length, and vLLM's sizes of a step."""
+        """Return these settings with every limit set: `max_model_len` to the model's, and others to vLLM's defaults."""
         longest = self.max_model_len or max_model_len
         num_seqs, num_tokens = defaults.limits(
             self.max_num_seqs, self.max_num_batched_tokens, longest, chunked=self.enable_chunked_prefill
@@ -266,7 +274,7 @@ class ContinuousSettings:
         """Check that vLLM starts with these limits, as the validator of its `SchedulerConfig` does.
 
         Raises:
-            UsageError: it does not; the sentence gives its reason.
+            UsageError: vLLM does not start; the message gives the reason.
         """
         tokens = self.max_num_batched_tokens
         if tokens < self.max_num_seqs:
@@ -296,9 +304,10 @@ class ContinuousSettings:
         """Check that the release has the settings that are given.
 
         Raises:
-            UsageError: it has not, or two limits contradict each other.
+            UsageError: the release lacks a setting, or two limits contradict each other.
         """
         for each in settings_in(ContinuousSettings):
+            # `limited` sets `max_num_active_seqs` to `max_num_seqs`: then the user did not set it.
             usual = self.max_num_seqs if each.name == "max_num_active_seqs" else each.default
             if each.setting.since and getattr(self, each.name) not in (each.default, usual):
                 check_has(self.vllm, each.name, each.setting.since)
@@ -482,7 +491,7 @@ class StaticSettings:
         check_settings(self)
 
     def limited(self, max_model_len: int, _defaults: EngineDefaults) -> Self:
-        """Return these settings with the model's longest sequence if they leave it out."""
+        """Return these settings with `max_model_len` set; by default it is the model's longest sequence."""
         return replace(self, max_model_len=self.max_model_len or max_model_len)
 
 
@@ -510,11 +519,10 @@ class EngineDefaults(Enum):
     def limits(
         self, max_num_seqs: int | None, max_num_batched_tokens: int | None, max_model_len: int, *, chunked: bool
     ) -> tuple[int, int]:
-        """Return the limits of sequences and tokens of a step; None selects vLLM's default, which depends on other
-        settings.
+        """Return the maximum sequences and tokens of a step; a limit that is None becomes vLLM's default.
 
-        A step has tokens for the longest prompt where prompts are not chunked, no more than all sequences together
-        could compute, and one for every sequence.
+        Without chunked prefill, the default number of tokens is at least that of the longest prompt. It is at most what
+        all sequences together could have. The default number of sequences is at most the number of tokens.
         """
         num_seqs, num_tokens = max_num_seqs, max_num_batched_tokens
         if num_tokens is None:
