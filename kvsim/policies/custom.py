@@ -67,7 +67,7 @@ class ServedRequest(Protocol):
 
     @property
     def prefix_keys(self) -> Sequence[int]:
-        """Keys of the request's prefixes, one for each full unit: key `i` is that of the prefix that ends with unit `i`.
+        """Keys of the request's prefixes, one for each full unit: key `i` is the key of the prefix that ends there.
 
         Two keys are equal exactly if their prefixes are. The last known token is left out, because a request has to
         compute at least one token.

@@ -1,4 +1,8 @@
-"""The rank of a data-parallel server that gets the next request, as vLLM's front end chooses it."""
+"""Choice of the data-parallel rank for the next request, as in vLLM's front end.
+
+The coordinator of the ranks reports their load to the front ends at intervals. Between two reports, a front end adds
+the requests that it sends.
+"""
 
 from __future__ import annotations
 
@@ -8,43 +12,44 @@ from typing import Self
 from kvsim.policies.releases import rules_of
 
 _WAITING_WEIGHT = 4
-"""Weight of a waiting request beside a running one, in the older score."""
+"""Weight of a waiting request relative to a running one, in the score of older releases."""
 _PRESSURE_WEIGHT, _FREE_USAGE = 6.0, 0.5
-"""Weight of a waiting request on a full rank, and the usage of the pool from which on it counts."""
+"""Additional weight of a waiting request per unit of pool usage above `_FREE_USAGE`."""
 COUNTS_EVERY_S = 0.1
-"""Seconds between two reports of the coordinator, where anything changed: vLLM's."""
+"""Seconds between two reports of the coordinator, if anything changed. The value is vLLM's."""
 
 
 def steps_between_syncs(release: str) -> int:
-    """Return the steps after which ranks that share experts agree whether any has requests left.
+    """Return the number of steps after which ranks that share experts check whether any rank has requests left.
 
-    16 in vLLM 0.33 and 32 in 0.25.1; which release in between changed it was not read, and the rule of balancing that
-    changed in between is taken for it.
+    It is 16 in vLLM 0.33 and 32 in 0.25.1. The release that changed it is not known; the release that changed the
+    balancing is assumed.
     """
     return 16 if rules_of(release).balances_own else 32
 
 
 @dataclass(slots=True, kw_only=True)
 class RankBalancer:
-    """One front end: the last counts of the ranks, and the requests sent to each.
-
-    The counts are those of the coordinator's last report, and grow with every request that is sent.
-    """
+    """One front end: its knowledge of the load of each rank, and its choice."""
 
     counts: list[list[float]]
-    """Waiting and running requests and the usage of the pool of each rank."""
+    """Numbers for each rank: waiting requests, running requests, and usage of the pool.
+
+    These are the numbers of the coordinator's last report; each request that is sent is added to the waiting ones.
+    """
     num_clients: int = 1
-    """Front ends that send to the same ranks."""
+    """Number of front ends that send to the same ranks."""
     start: int = 0
-    """The rank that is looked at first."""
+    """Rank that is compared first, and so is chosen among equal ones. It moves on with every choice."""
     counts_own: bool = True
-    """Requests that were sent and not answered count at least, and waiting ones by the usage of the pool."""
+    """Whether the score includes this front end's unanswered requests and the usage of the pool, as in newer releases.
+    """
     in_flight: list[int] = field(default_factory=list)
-    """Requests that this front end has sent to each rank and that were not answered."""
+    """Number of unanswered requests of this front end on each rank."""
 
     @classmethod
     def of(cls, release: str, num_ranks: int, *, num_clients: int = 1, client: int = 0) -> Self:
-        """Return front end number `client` of `num_clients`, which has heard nothing of `num_ranks` idle ranks."""
+        """Return front end number `client` of `num_clients`, before the first report of `num_ranks` ranks."""
         return cls(
             counts=[[0, 0, 0.0] for _ in range(num_ranks)],
             num_clients=num_clients,
@@ -54,7 +59,7 @@ class RankBalancer:
         )
 
     def choose(self, rank: int | None = None) -> int:
-        """Return the rank that gets the next request, and count it there; a given `rank` is taken as it is."""
+        """Choose the rank of the next request and count the request there; if `rank` is given, choose this rank."""
         if rank is None:
             size = len(self.counts)
             rank = min(((self.start + offset) % size for offset in range(size)), key=self._score)
@@ -65,12 +70,12 @@ class RankBalancer:
         return rank
 
     def answered(self, rank: int) -> None:
-        """Note that a request on a rank has its last output."""
+        """Record that a request on a rank has its last output."""
         if self.counts_own:
             self.in_flight[rank] -= 1
 
     def _score(self, rank: int) -> float:
-        """Return the load of a rank; of equal ones, the first that is looked at is chosen."""
+        """Return the score of a rank: the lowest is chosen."""
         waiting, running, usage = self.counts[rank]
         if not self.counts_own:
             return _WAITING_WEIGHT * waiting + running

@@ -1,7 +1,7 @@
-"""vLLM's releases: which decisions of its scheduler and its cache changed in which release.
+"""Decisions of vLLM's scheduler and cache that differ between releases.
 
-A rule is named after what it decides. `ReleaseRules` has those of one release and begins with the oldest known release;
-`CHANGES` lists, release by release, what became different. Nothing below knows a release by its number.
+The rest of kvsim asks for a rule by its name and never compares release numbers. The defaults of `ReleaseRules` are the
+rules of the oldest known release; `CHANGES` lists what each later release changed.
 """
 
 from __future__ import annotations
@@ -17,170 +17,187 @@ from kvsim.errors import UnknownNameError, UsageError, shortened
 
 
 class ReusedFirst(Enum):
-    """Freed blocks without a prefix that go to the head of the free queue; all others go to its tail."""
+    """Freed blocks without a cached prefix that go to the head of the free queue; all other blocks go to the tail."""
 
     NONE = "none"
     WINDOWS = "windows"
     """Blocks of sliding windows."""
     WITH_CACHING = "with caching"
-    """All, where prefix caching is on."""
+    """All blocks, if prefix caching is on."""
     ALL = "all"
 
 
 class Junction(Enum):
-    """The use of tokens that some groups hold of a waiting request when others do not."""
+    """Treatment of a prefix that some groups have cached, and other groups (recurrent layers) have not.
+
+    The request computes this prefix again. The junction is the token at which the prefix ends.
+    """
 
     UNUSED = "unused"
     FIRST_CHUNK = "first chunk"
-    """The step that admits the request ends where they do."""
+    """The step that admits the request ends at the junction."""
     KEPT = "kept"
-    """Every step of the request ends there, and the states before it are kept for hits."""
+    """A step ends at the junction, and the recurrent state there is kept for prefix hits."""
 
 
 class LeftOut(Enum):
-    """Full blocks of windows that are not put into the prefix cache, because no hit needs them."""
+    """Full blocks of sliding windows that are not cached, because no prefix hit can need them."""
 
     NONE = "none"
     SMALLER = "smaller"
-    """Blocks smaller than what is hit together."""
+    """Blocks with fewer tokens than the granularity of hits."""
     ALL = "all"
-    """All, whatever their size."""
+    """All blocks that no hit can need."""
 
 
 class AlignedSplit(Enum):
-    """The cut of a step where recurrent states are kept at block boundaries alone."""
+    """End of the chunk of a prompt, if recurrent states are kept only at block boundaries."""
 
     WHOLE_BLOCKS = "whole blocks"
-    """A multiple of the block, counted from where the step begins."""
+    """The end of a block, if blocks are counted from the beginning of the chunk."""
     BOUNDARIES = "boundaries"
-    """The next boundary that the step crosses."""
+    """The next block boundary."""
     WIDE_BLOCKS = "wide blocks"
-    """Whole blocks, but a step that is too small for a block continues inside it."""
+    """The end of a block, or a place inside it if the step has too few tokens for a whole block."""
 
 
 class SecondKey(Enum):
-    """The end of a prompt, in hash blocks, whose hash a larger block gets beside its own."""
+    """The prefix whose key a block, if it is larger than a hash block, has in addition to its own key."""
 
     NONE = "none"
     END = "end"
-    """The last boundary of the prompt."""
+    """The prefix up to the last hash-block boundary of the prompt."""
     BEFORE_LAST = "before last"
-    """The last boundary before its last token."""
+    """The prefix up to the last hash-block boundary before the last token of the prompt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReleaseRules:
-    """Decisions that differ between releases; the defaults are those of the oldest that is known."""
+    """Decisions that differ between releases. The defaults are those of the oldest known release.
+
+    A text describes the rule if the field is true; what follows "before" is the rule if the field is false.
+    """
 
     reused_first: ReusedFirst = ReusedFirst.NONE
     fills_pipeline: bool = False
-    """Another step is scheduled ahead although the oldest is computed already, and behind one that is empty."""
+    """A further step is scheduled even if the oldest step in flight is computed already, or the last one was empty."""
     knows_reserve: bool = False
-    """There is `scheduler_reserve_full_isl`; before, only the first chunk of a prompt has to fit."""
+    """`scheduler_reserve_full_isl` exists; before, only the first chunk of a prompt has to fit."""
     knows_watermark: bool = False
+    """The setting `watermark` exists."""
     delivers_kept: bool = False
-    """Outputs under way of a preempted request are thrown away where its KV must be delivered to another server."""
+    """Late outputs of a preempted request are discarded if its KV must be delivered to another server."""
     balances_own: bool = False
-    """A front end counts its own unanswered requests on each data-parallel rank, and waiting ones by the pool's usage.
+    """A front end counts its own unanswered requests on each data-parallel rank, and weighs waiting requests by the
+    usage of the pool.
     """
     spares_busy: bool = False
-    """A request is not preempted while a step in flight keeps its blocks from being free."""
+    """A request is not preempted while a step in flight prevents its blocks from being freed."""
     reserves_drafts: bool = False
-    """Room that is reserved for prompts which load includes that of their drafts."""
+    """The memory reserved for a prompt that loads its KV includes memory for drafts."""
     late_outputs_block: bool = False
-    """A preempted request awaits no output, and is not admitted again before those under way have come."""
+    """A preempted request is not admitted again before the outputs of its steps in flight have arrived."""
     skipped_keep_places: bool = False
-    """A waiting request that is passed over stays in the queue, not in one of its own before it."""
+    """A waiting request that is skipped keeps its place; before, skipped requests were a separate queue in front."""
     keeps_turns: bool = False
-    """No running request misses its turn when one before it is preempted that had computed nothing in the step."""
+    """No other request is skipped when a running request is preempted that had computed nothing in the step."""
     preempted_self_stops: bool = True
-    """A request that is preempted because it needs memory itself ends the turns of those that run."""
+    """No further running request is scheduled in a step in which a request preempts itself for lack of memory."""
     lone_prompt_is_limited: bool = True
-    """`long_prefill_token_threshold` binds where one request alone is there, too."""
+    """`long_prefill_token_threshold` also applies if there is only one request."""
     refuses_long_threshold: bool = False
     """vLLM does not start with a `long_prefill_token_threshold` above `max_model_len`."""
     cuts_before_images: bool = False
-    """A chunk ends right before an image without room, whatever drafting reads ahead; who gets nothing is passed over.
+    """A chunk ends right before an image for which there is no room, without regard to drafts; a request that thereby
+    gets no tokens is skipped.
     """
     counts_repeated_images: bool = False
-    """An image that a request repeats is in use until its last place is computed."""
+    """An image that appears several times in a prompt is in use until its last appearance is computed."""
     running_keep_adapters: bool = False
-    """A running request keeps its adapter in use also in a step that does not compute it."""
+    """The adapter of a running request is in use even in a step without tokens of this request."""
     drafts_have_v2_runner: bool = False
-    """Model runner V2 serves every method of drafting, not those alone whose layers read the model's states."""
+    """Model runner V2 serves every drafting method; before, only methods that read the model's hidden states."""
     drafting_takes_tokens: bool = False
-    """Drafting takes tokens of a step for each request in it, not for as many as a step may hold."""
+    """Drafting takes tokens of a step for each request in the step; before, for `max_num_seqs` requests."""
     spares_modules: bool = False
-    """No chunk ends so close to the end of a prompt that several drafting modules would read beyond it."""
+    """No chunk ends so close to the end of a prompt that several drafting modules would read past the end."""
     keys_cover_drafts: bool = False
-    """Keys cover the tokens that drafting layers read ahead; before, they computed the last block of a hit again."""
+    """The key of a block covers the tokens that draft layers read ahead; before, the last block of a prefix hit was
+    computed again.
+    """
     pads_alone: bool = False
-    """A request with one token to compute is admitted with drafts also where no other is computed."""
+    """A request with one token to compute is admitted with drafts even if the step computes no other request."""
     caches_processed: bool = False
-    """Blocks are cached up to the tokens that no step in flight may take back."""
+    """Blocks are cached only up to the tokens that no step in flight can reject any more."""
     has_v2_runner: bool = False
-    """Model runner V2 serves what it can by default: it gets resumed requests as if they were new."""
+    """Model runner V2 is the default for models it supports; resumed requests are reported to it as new."""
     every_state_has_v2_runner: bool = True
-    """Runner V2 also serves models that keep the state of every block."""
+    """Runner V2 also serves models that keep the recurrent state of every block."""
     pads_pages: bool = False
-    """A page that does not divide the largest is padded where kernels allow it; before, vLLM does not start."""
+    """A page whose size does not divide the largest page is padded if kernels allow it; before, vLLM did not start."""
     hashes_aligned_states: bool = False
-    """States at boundaries alone are hashed in parts of their block; before, states of blocks as large as others'."""
+    """Prompts are hashed in common parts of all blocks if recurrent states are kept only at boundaries; before, only if
+    the blocks of recurrent layers were as large as all others.
+    """
     caches_to_boundaries: bool = False
-    """Blocks are put into the cache up to a boundary of all groups, not each group's as soon as they are full."""
+    """Blocks are cached up to a common boundary of all groups; before, those of each group as soon as they are full."""
     left_out: LeftOut = LeftOut.NONE
     retains_windows: bool = False
-    """Windows may be kept for hits at some boundaries alone (the retention interval)."""
+    """Windows can be kept for prefix hits at only some boundaries (the retention interval)."""
     retains_states: bool = False
-    """Recurrent states may, too."""
+    """Recurrent states can be kept for prefix hits at only some boundaries (the retention interval)."""
     junction: Junction = Junction.UNUSED
     windows_wait: bool = False
-    """Windows, chunks and states let blocks go when the steps in flight that read them are processed."""
+    """Blocks of windows, chunks and states are freed only when all steps in flight that read them are processed."""
     aligned_split: AlignedSplit = AlignedSplit.WHOLE_BLOCKS
     spares_last_token: bool = False
-    """Whether the last boundary at which a prompt is cut is before its last token."""
+    """The last boundary at which the prefill is split is before the last token of the prompt."""
     frees_over_gaps: bool = False
-    """Recurrent states are let go also behind places that are null already."""
+    """Freeing recurrent states continues past entries of the block table that are null already."""
     marks_prompt_end: bool = False
-    """Whether the last state of a prompt counts as written when its request has cached exactly its prompt."""
+    """The last state of a prompt counts as written only once its request has cached exactly its prompt."""
     second_key: SecondKey = SecondKey.NONE
     caches_every_state: bool = True
-    """Models that keep the state of every block may cache prefixes."""
+    """Models that keep the recurrent state of every block can cache prefixes."""
     cuts_every_full_kind: bool = False
-    """Hits of every kind of full attention are cut to what all groups hold, not those of the first kind alone."""
+    """Prefix hits of every kind of full attention are cut to what all groups have; before, only those of the first."""
     profiles_free_memory: bool = False
-    """The memory that a start takes is one difference of free memory, not a sum of measured parts."""
+    """The memory used at startup is one difference of free memory; before, a sum of measured parts."""
     logs_longest: bool = False
     """vLLM's "GPU KV cache size" counts sequences of `max_model_len`; before, the blocks divided among the groups."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Defaults:
-    """Settings that are not given, where these differ between releases."""
+    """Default values of settings that differ between releases."""
 
     gpu_memory_utilization: float = 0.9
     async_scheduling: bool = False
     estimates_graphs: bool = False
-    """The estimated memory of CUDA graphs is taken from the pool."""
+    """Whether the estimated memory of CUDA graphs reduces the pool."""
     has_huge_cards: bool = False
-    """A server takes 16,384 tokens a step on a GPU of 160 GiB or more."""
+    """Whether the token budget of a server on a GPU of 160 GiB or more is 16,384."""
     keeps_every_state: bool = True
-    """Models keep the recurrent state of every block for hits where their kernels can, not at boundaries alone."""
+    """Whether the recurrent state of every block is kept, if the kernels can do so; otherwise, only at boundaries."""
     retention_tokens: int | None = None
-    """Tokens between the boundaries at which windows and states are kept for hits: None for all boundaries, 0 for the
-    last of each prompt alone.
+    """Distance in tokens between the boundaries at which windows and states are kept for prefix hits.
+
+    None keeps all boundaries, 0 only the last boundary of each prompt.
     """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One rule or default that became different in a release."""
+    """A rule or a default that a release changed."""
 
     since: str
+    """The release."""
     says: str
-    """The new rule, in a sentence."""
+    """Description of the new rule, in a sentence."""
     rules: dict[str, Any] = field(default_factory=dict)
+    """New values of fields of `ReleaseRules`."""
     defaults: dict[str, Any] = field(default_factory=dict)
+    """New values of fields of `Defaults`."""
 
 
 CHANGES = (
@@ -460,23 +477,23 @@ CHANGES = (
         rules={"preempted_self_stops": False},
     ),
 )
-"""New rules, in order of the releases."""
+"""Changes in order of the releases; a later change overrides an earlier one of the same field."""
 
 OLDEST, NEWEST = "0.12.0", "0.33.0"
 OLDEST_WITH_GROUPS, OLDEST_WITH_STAGES = "0.18.0", "0.20.0"
-"""Oldest releases with known rules for layers of several kinds, and for pipelines."""
+"""Oldest releases whose rules for layers of several kinds, and for pipelines, are known."""
 OFFLOAD = "0.25.1"
-"""The release whose native offload is known, with those of the same minor number."""
+"""Release whose native offload is known; other patches of this minor release have the same rules."""
 DRAFTS = ((0, 25), (0, 33))
-"""Major and minor of the releases whose speculative decoding is known."""
+"""Major and minor numbers of the releases whose speculative decoding is known."""
 CONNECTORS = DRAFTS
-"""Major and minor of the releases whose KV connectors are known."""
+"""Major and minor numbers of the releases whose KV connectors are known."""
 IMAGES = DRAFTS
-"""Major and minor of the releases whose encoder cache is known."""
+"""Major and minor numbers of the releases whose encoder cache is known."""
 DEFAULT = NEWEST
-"""The release that is followed where none is named."""
+"""Release that is simulated unless another is named."""
 UNSTATED = "0.25.1"
-"""The release of a recording or an oracle's answer that states none: only that one made such files."""
+"""Release of a recording, or of an oracle's answer, that names no release; older kvsim versions knew only this one."""
 _NUMBER = re.compile(r"v?(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))?")
 
 
@@ -484,7 +501,7 @@ def number_of(release: str) -> tuple[int, int, int]:
     """Return major, minor and patch of a release, such as (0, 25, 1); a suffix is ignored.
 
     Raises:
-        UsageError: it is no release of vLLM.
+        UsageError: `release` does not begin with such a number.
     """
     found = _NUMBER.match(release)
     if not found:
@@ -494,12 +511,12 @@ def number_of(release: str) -> tuple[int, int, int]:
 
 
 def is_known(release: str) -> bool:
-    """Tell whether a release lies between the oldest and the newest that are known."""
+    """Tell whether a release lies between the oldest and the newest known release; any patch of the newest does."""
     return number_of(OLDEST) <= number_of(release) and number_of(release)[:2] <= number_of(NEWEST)[:2]
 
 
 def nearest_words(release: str) -> list[str]:
-    """Return a sentence that names the release followed instead of an unknown one; empty if it is known."""
+    """Return a warning that names the release simulated instead of an unknown one; an empty list if it is known."""
     if is_known(release):
         return []
     nearest = OLDEST if number_of(release) < number_of(OLDEST) else NEWEST
@@ -507,10 +524,10 @@ def nearest_words(release: str) -> list[str]:
 
 
 def check_known(release: str, *, has_groups: bool = False, num_stages: int = 1, offloads: bool = False) -> None:
-    """Check that the rules of a release are known for such an engine, decision by decision.
+    """Check that the rules of a release are known for an engine with these features.
 
     Raises:
-        UsageError: they are not.
+        UsageError: the rules are not known.
     """
     if not is_known(release):
         raise UsageError(f"the rules of vLLM {release} are not known; those of {OLDEST} to {NEWEST} are.")
@@ -526,20 +543,20 @@ def check_known(release: str, *, has_groups: bool = False, num_stages: int = 1, 
 
 
 def check_has(release: str, name: str, since: str) -> None:
-    """Check that a release has a setting that others have `since` a release.
+    """Check that a release has the setting `name`, which exists since release `since`.
 
     Raises:
-        UsageError: it has not.
+        UsageError: the release is older.
     """
     if number_of(release) < number_of(since):
         raise UsageError(f"vLLM {release} has no {name}: {since} is the first that has it; leave it out.")
 
 
 def changes_between(old: str, new: str) -> tuple[Change, ...]:
-    """Return the changes after release `old`, up to `new`.
+    """Return the changes after release `old`, up to and including release `new`.
 
     Raises:
-        UsageError: one is not known, or `new` is the older one.
+        UsageError: a release is not known, or `new` is older than `old`.
     """
     check_known(old)
     check_known(new)
@@ -549,10 +566,10 @@ def changes_between(old: str, new: str) -> tuple[Change, ...]:
 
 
 def check_drafts(release: str) -> None:
-    """Check that speculative decoding of a release is known.
+    """Check that the rules of speculative decoding in a release are known.
 
     Raises:
-        UsageError: it is not.
+        UsageError: the rules are not known.
     """
     if number_of(release)[:2] not in DRAFTS:
         known = " and ".join(f"{major}.{minor}" for major, minor in DRAFTS)
@@ -560,10 +577,10 @@ def check_drafts(release: str) -> None:
 
 
 def check_connectors(release: str) -> None:
-    """Check that KV connectors of a release are known.
+    """Check that the rules of KV connectors in a release are known.
 
     Raises:
-        UsageError: they are not.
+        UsageError: the rules are not known.
     """
     if number_of(release)[:2] not in CONNECTORS:
         known = " and ".join(f"{major}.{minor}" for major, minor in CONNECTORS)
@@ -571,10 +588,10 @@ def check_connectors(release: str) -> None:
 
 
 def check_images(release: str) -> None:
-    """Check that the encoder cache of a release is known.
+    """Check that the rules of the encoder cache in a release are known.
 
     Raises:
-        UsageError: it is not.
+        UsageError: the rules are not known.
     """
     if number_of(release)[:2] not in IMAGES:
         known = " and ".join(f"{major}.{minor}" for major, minor in IMAGES)
@@ -582,10 +599,10 @@ def check_images(release: str) -> None:
 
 
 def check_offload(release: str) -> None:
-    """Check that the native offload of a release is known.
+    """Check that the rules of the native offload in a release are known.
 
     Raises:
-        UsageError: it is not.
+        UsageError: the rules are not known.
     """
     if number_of(release)[:2] != number_of(OFFLOAD)[:2]:
         raise UsageError(
@@ -596,10 +613,10 @@ def check_offload(release: str) -> None:
 
 @cache
 def rules_of(release: str) -> ReleaseRules:
-    """Return the rules of a release, or of a `varied` one; of one that is not known, those of the nearest.
+    """Return the rules of a release, or of a name made by `varied`; for an unknown release, those of the nearest.
 
     Raises:
-        UsageError: it is no release of vLLM.
+        UsageError: `release` does not begin with a release number.
     """
     changed = {name: value for change in _until(release) for name, value in change.rules.items()}
     return replace(ReleaseRules(), **changed | _variations(release, ReleaseRules))
@@ -607,28 +624,31 @@ def rules_of(release: str) -> ReleaseRules:
 
 @cache
 def defaults_of(release: str) -> Defaults:
-    """Return the defaults of a release, or of a `varied` one; of one that is not known, those of the nearest.
+    """Return the defaults of a release, or of a name made by `varied`; for an unknown release, those of the nearest.
 
     Raises:
-        UsageError: it is no release of vLLM.
+        UsageError: `release` does not begin with a release number.
     """
     changed = {name: value for change in _until(release) for name, value in change.defaults.items()}
     return replace(Defaults(), **changed | _variations(release, Defaults))
 
 
 def varied(release: str, values: Mapping[str, Any]) -> str:
-    """Return a name for a release that has other rules or defaults, such as "0.25.1+windows_wait=yes"."""
+    """Return a name for `release` with these rules or defaults replaced, such as "0.25.1+windows_wait=yes".
+
+    The name is accepted wherever a release is, so that the effect of a single rule can be simulated.
+    """
     texts = {name: {value: text for text, value in _values(name).items()}[value] for name, value in values.items()}
     return "+".join([release, *(f"{name}={text}" for name, text in texts.items())])
 
 
 def other_values(name: str, release: str) -> list[Any]:
-    """Return the values of a rule that a release does not have."""
+    """Return the possible values of a rule, except the value that the rule has in `release`."""
     return [value for value in _values(name).values() if value != getattr(rules_of(release), name)]
 
 
 def words_of(name: str, value: Any) -> str:
-    """Return a sentence that says since when a rule has a value, or until when it had it."""
+    """Return a clause with the release since which, or before which, a rule has this value."""
     changes = [change for change in CHANGES if name in change.rules]
     since = next((change for change in changes if change.rules[name] == value), None)
     if since is None:
@@ -637,10 +657,10 @@ def words_of(name: str, value: Any) -> str:
 
 
 def net_changes(old: str, new: str) -> tuple[Change, ...]:
-    """Return the changes from one release to another that are still there, each with the rules that it left so.
+    """Return the changes from `old` to `new` that later ones did not undo, each reduced to its fields that differ.
 
     Raises:
-        UsageError: one is not known, or `new` is the older one.
+        UsageError: a release is not known, or `new` is older than `old`.
     """
     changes, found = changes_between(old, new), []
     before = {**_by_name(rules_of(old)), **_by_name(defaults_of(old))}
@@ -661,7 +681,7 @@ def net_changes(old: str, new: str) -> tuple[Change, ...]:
 
 
 def _variations(release: str, kind: type) -> dict[str, Any]:
-    """Return the fields of a class that the name of a varied release states."""
+    """Return the fields of `kind` that a name made by `varied` replaces."""
     stated = dict(part.split("=", 1) for part in release.split("+") if "=" in part)
     names = {each.name for each in fields(kind)}
     for name in names & stated.keys():
@@ -671,7 +691,7 @@ def _variations(release: str, kind: type) -> dict[str, Any]:
 
 
 def _values(name: str) -> dict[str, Any]:
-    """Return the values that a rule or a default may have, by a word without spaces."""
+    """Return the possible values of a rule or a default, by the text of each in a name made by `varied`."""
     start = {**_by_name(ReleaseRules()), **_by_name(Defaults())}[name]
     if isinstance(start, bool):
         return {"no": False, "yes": True}

@@ -1,4 +1,7 @@
-"""Routers in front of several servers: which server gets the next request, from what a router sees of each."""
+"""Routers, which choose the server of the next request, for simulations of several servers.
+
+A router sees the next request and the state of every server, but not the length of the answer.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ RouteName: TypeAlias = Literal[
 ]
 ROUTE_NAMES: tuple[str, ...] = get_args(RouteName)
 SEES_PREFIXES = frozenset({"prefix", "llm-d", "dynamo"})
-"""Routes that ask every server what a prompt would find in its prefix cache."""
+"""Names of routers that compare prompts with the prefix cache of every server."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +34,7 @@ class RoutedRequest:
     prompt_tokens: int
     priority: int
     session: int
-    """Number of its session or, of a workload without sessions, of the named prefix of its prompt; -1 without one."""
+    """Number of the request's session; in a workload without sessions, of its shared prefix; -1 if it has neither."""
     arrival_s: float
 
 
@@ -44,23 +47,23 @@ class RoutedServer(Protocol):
 
     @property
     def num_requests(self) -> int:
-        """Requests that were sent to the server and have not ended: waiting and running."""
+        """Number of requests that were sent to the server and have not ended: waiting and running."""
 
     @property
     def num_running(self) -> int:
-        """Requests that hold memory and compute."""
+        """Number of running requests."""
 
     @property
     def num_waiting(self) -> int:
-        """Requests in the server's queue."""
+        """Number of requests in the server's queue."""
 
     @property
     def unit_tokens(self) -> int:
-        """Tokens of one unit of the pool: of a block, or 1."""
+        """Number of tokens in a unit of the pool: in a block, or 1 without blocks."""
 
     @property
     def num_used_units(self) -> int:
-        """Units that requests hold; what is only cached counts as free."""
+        """Number of units that requests hold; units that are only cached count as free."""
 
     @property
     def kv_usage(self) -> float:
@@ -68,15 +71,18 @@ class RoutedServer(Protocol):
 
     @property
     def prefill_tokens(self) -> int:
-        """Tokens of prompts that were sent to the server and are not computed yet."""
+        """Number of prompt tokens that were sent to the server and are not computed yet."""
 
     @property
     def hit_tokens(self) -> int:
-        """Leading tokens of the prompt that are in the server's prefix cache, or were when its events left it."""
+        """Number of leading tokens of the next request's prompt in the server's prefix cache.
+
+        A router that learns of the cache by events sees its state when these were sent.
+        """
 
     @property
     def held_tokens(self) -> int:
-        """Leading tokens of the prompt in blocks that requests hold now; no more than are cached."""
+        """Number of these `hit_tokens` in blocks that running requests hold now."""
 
 
 class Router(Protocol):
@@ -87,7 +93,7 @@ class Router(Protocol):
 
 
 class RoundRobin:
-    """One server after the other."""
+    """Router that takes the servers in turn."""
 
     def __init__(self) -> None:
         self._num_sent = 0
@@ -99,17 +105,17 @@ class RoundRobin:
 
 
 def shortest_queue(request: RoutedRequest, servers: Sequence[RoutedServer]) -> int:  # noqa: ARG001
-    """Return the server with the fewest waiting and running requests; the first of equal ones."""
+    """Return the number of the server with the fewest waiting and running requests; of equal servers, the first."""
     return min(servers, key=lambda server: server.num_requests).number
 
 
 def least_kv(request: RoutedRequest, servers: Sequence[RoutedServer]) -> int:  # noqa: ARG001
-    """Return the server whose requests hold the smallest share of its pool; of equal ones the shortest queue."""
+    """Return the number of the server with the lowest `kv_usage`; of equal servers, the one with fewer requests."""
     return min(servers, key=lambda server: (server.kv_usage, server.num_requests)).number
 
 
 class PowerOfTwo:
-    """The shorter queue of two servers drawn at random."""
+    """Router that draws two servers at random and takes the one with fewer requests."""
 
     def __init__(self, seed: int = 0) -> None:
         self._random = random.Random(seed)
@@ -120,19 +126,22 @@ class PowerOfTwo:
 
 
 class SessionAffinity:
-    """Requests of one session go to one server: the one with the shortest queue when its first request came."""
+    """Router that sends all requests of a session to the same server.
+
+    The first request of a session goes to the server with the fewest requests at that time.
+    """
 
     def __init__(self) -> None:
         self._homes: dict[int, int] = {}
 
     def __call__(self, request: RoutedRequest, servers: Sequence[RoutedServer]) -> int:
-        """Return the server of the request's session; a request without one goes to the shortest queue."""
+        """Return the server of the request's session; without a session, the server with the fewest requests."""
         shortest = shortest_queue(request, servers)
         return shortest if request.session < 0 else self._homes.setdefault(request.session, shortest)
 
 
 def longest_prefix(request: RoutedRequest, servers: Sequence[RoutedServer]) -> int:  # noqa: ARG001
-    """Return the server that has most of the prompt in its cache; of equal ones the shortest queue."""
+    """Return the server with most of the prompt in its prefix cache; of equal servers, the one with fewer requests."""
     return min(servers, key=lambda server: (-server.hit_tokens, server.num_requests)).number
 
 
@@ -158,10 +167,10 @@ def llm_d(request: RoutedRequest, servers: Sequence[RoutedServer]) -> int:
 def dynamo(request: RoutedRequest, servers: Sequence[RoutedServer]) -> int:
     """Return the server with the lowest cost of NVIDIA Dynamo's KV router with its defaults.
 
-    The cost is the blocks of prompts that are still to compute with this request, and the blocks in use with it, of
-    which those are shared that requests hold already (overlap weight 1, temperature 0). Source: Dynamo's documentation
-    of its KV router, "Cost function", and its replay. That router estimates both from what it has sent and leaves
-    answers out; here they are read from the server.
+    The cost is the sum of two numbers, both as if the server had this request: the prompt blocks that remain to be
+    computed, and the blocks in use. Blocks that other requests hold already count once (overlap weight 1, temperature
+    0). Source: Dynamo's documentation of its KV router, "Cost function", and its replay. Dynamo's router estimates both
+    numbers from the requests that it has sent, without their answers; here they are read from the server.
     """
 
     def cost(server: RoutedServer) -> float:
@@ -174,9 +183,9 @@ def dynamo(request: RoutedRequest, servers: Sequence[RoutedServer]) -> int:
 
 
 class DataParallel:
-    """The choice of vLLM's front end among the ranks of a data-parallel server: `data_parallel.RankBalancer`.
+    """Router that chooses among data-parallel ranks as vLLM's front end does (`data_parallel.RankBalancer`).
 
-    The counts of the ranks are those of the last report of the coordinator, which comes every 0.1 s.
+    It sees the number of requests on each rank in the coordinator's last report, which arrives every 0.1 s.
     """
 
     def __init__(self, release: str = NEWEST) -> None:
@@ -209,10 +218,10 @@ _ROUTERS: Mapping[str, Callable[[], Router]] = {
 
 
 def router_of(route: str | Router) -> Router:
-    """Return a new router for a name, the function `route` of a Python file, or the router that is given.
+    """Return a new router of a name, the function `route` of a Python file, or `route` itself if it is a router.
 
     Raises:
-        UnknownNameError: there is no such route.
+        UnknownNameError: there is no router of this name.
         UsageError: the file has no function `route`, or cannot be run.
     """
     if not isinstance(route, str):
