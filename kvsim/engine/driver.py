@@ -1,4 +1,4 @@
-"""An engine with the way in which it runs: interpreted or compiled, on its clock or stepped by hand."""
+"""The Python interface of an engine: run it on its clock, or step it by hand, and inspect its state."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _ADVANCE, _MOMENT, _PLAY = range(3)
 
 
 class Driver:
-    """One engine. If it is stepped by hand, the caller orders the events, and the clock does not advance."""
+    """Runs one engine. If the caller steps it by hand, the caller orders the events, and the clock does not advance."""
 
     def __init__(
         self, engine: Engine, *, compiled: bool = False, compile_later: Callable[[], Engine | None] = lambda: None
@@ -42,7 +42,7 @@ class Driver:
         A run of more than one slice continues in the compiled engine that `compile_later` returns, if any.
         """
         self.engine = engine
-        """The engine as it is now; the rows of a slice stand in its records until the next slice begins."""
+        """The engine in its present state. Its records keep the rows of a slice until the next slice begins."""
         chosen = act_on_batch if engine.memory is static_batch.RECTANGLE else act
         self._act: Any = _compiled(chosen) if compiled else chosen
         self._look_up: Any = _compiled(look_up) if compiled else look_up
@@ -70,12 +70,12 @@ class Driver:
     def send_first(self, num_users: int, think_s: float) -> None:
         """Send the first request of each user, who thinks for `think_s` seconds after an answer and asks again.
 
-        The engine sends the others. It must not refuse any request: those are answered before earlier ones.
+        The engine sends the other requests. It must not refuse any, because a refused request ends before earlier ones.
         """
         self.send_all()
         settings, state = self.engine.settings, self.engine.state
         settings.users_ask_again, settings.think_s = True, think_s
-        fill(self.engine.times, 0, arrival_s=0.0)  # of requests that have not been sent yet, it is not known
+        fill(self.engine.times, 0, arrival_s=0.0)  # the arrival of a request is set when it is sent
         state.num_submitted = min(num_users, state.num_submitted)
 
     def advance(self, until_s: float = math.inf) -> int:
@@ -93,7 +93,9 @@ class Driver:
         return outcome
 
     def hit_tokens(self, number: int) -> int:
-        """Return the leading tokens of a request's prompt that the prefix cache holds now; nothing changes."""
+        """Return the number of leading tokens of a request's prompt that the prefix cache holds now, without any
+        effect.
+        """
         if not self.engine.settings.prefix_caching:
             return 0
         if self.engine.memory is custom_memory.CUSTOM:
@@ -107,13 +109,14 @@ class Driver:
         return int(self._act(self.engine, _MOMENT, 0.0))
 
     def has_work(self) -> bool:
-        """Tell whether a step is scheduled next; otherwise an output is processed, if one is awaited."""
+        """Tell whether the next moment schedules a step; otherwise it processes an output, if one is awaited."""
         return bool(self.engine.scheduler.has_work(self.engine))
 
     def play(self, kinds: npt.NDArray[Any] | list[int], numbers: npt.NDArray[Any] | list[int]) -> int:
-        """Play ordered events (see `moments`), without regard to the clock; return the number of played events.
+        """Replay ordered events (see `moments`), without regard to the clock; return the number of replayed events.
 
-        `kinds` and the sequences that they are about are of the same length, at most that of `Engine.moments`.
+        `kinds` and `numbers`, the sequences that the events concern, have the same length, at most that of
+        `Engine.moments`.
         """
         self.engine.state.num_schedule_rows = 0
         self._begin_slice()
@@ -125,7 +128,7 @@ class Driver:
         self.play([moments.ADD], [number])
 
     def schedule(self) -> None:
-        """Schedule a step, which is in flight then."""
+        """Schedule a step and put it in flight."""
         self.play([moments.SCHEDULE], [0])
 
     def update(self) -> None:
@@ -133,7 +136,7 @@ class Driver:
         self.play([moments.UPDATE], [0])
 
     def abort(self, number: int) -> None:
-        """Drop a sequence at once; outputs still under way are ignored."""
+        """End a sequence at once; its outputs in flight will be ignored."""
         self.play([moments.ABORT], [number])
 
     def running(self) -> list[int]:
@@ -162,7 +165,7 @@ class Driver:
         return waiting_queue.in_order(self.engine)
 
     def batch(self) -> dict[int, int]:
-        """Return the tokens of each sequence in the step scheduled last, in order of scheduling."""
+        """Return the number of tokens of each sequence in the step scheduled last, in order of scheduling."""
         size = self.engine.state.num_in_batch
         return dict(zip(self._listed("batch", size), self._listed("batch_tokens", size), strict=True))
 
@@ -192,9 +195,9 @@ class Driver:
         return listed(self.engine.entries, table.begin, table.begin + table.num_blocks)
 
     def free_queue(self) -> list[int]:
-        """Return the free blocks in queue order; it ends even if the links are damaged."""
+        """Return the free blocks in queue order. The loop ends even if the links of the queue are damaged."""
         queue: list[int] = []
-        following = column(self.engine.blocks, "next").tolist()  # in an array, one field at a time would take long
+        following = column(self.engine.blocks, "next").tolist()  # as a list, because single reads of an array are slow
         block = following[HEAD]
         while block != HEAD and len(queue) < len(following):
             queue.append(block)
@@ -202,16 +205,16 @@ class Driver:
         return queue
 
     def skipped(self) -> list[int]:
-        """Return the sequences that were skipped: those that load, or are looked up again."""
+        """Return the skipped sequences, which load or wait to be looked up again."""
         return self._listed("skipped", self.engine.state.num_skipped)
 
     def deferred(self) -> list[int]:
-        """Return the sequences whose blocks are freed when the steps in flight are done, in that order."""
+        """Return the sequences whose blocks will be freed after the steps in flight, in order of freeing."""
         host = self.engine.host
         return [int(host.deferred[index]) for index in range(host.state.num_deferred)]
 
     def jobs(self) -> dict[int, Job]:
-        """Return the copies that are not reported yet, by record, in order of their numbers."""
+        """Return the copies that are not reported yet, by the index of their record, in order of beginning."""
         jobs, record = {}, int(self.engine.host.jobs[NO_JOB].next)
         while record != NO_JOB:
             jobs[record] = self.engine.host.jobs[record]
@@ -239,16 +242,21 @@ class Driver:
         return [int(sources[slot * size + index]) for slot in self.slots(job) for index in range(size)]
 
     def report(self, job: int, call: int) -> None:
-        """Report a copy with the output of a step, counted like calls of the scheduler from 1."""
+        """Report a copy with the output of step `call`, counted from 1 like the calls of the scheduler."""
         host_jobs.report(self.engine, job, call)
 
     def report_transfer(self, number: int, call: int, *, is_load: bool) -> None:
-        """Report the end of a load of a sequence, or of the reading of what it left, with the output of a step."""
+        """Report, with the output of step `call`, that a sequence was loaded, or that another server has read its
+        blocks.
+        """
         connected.report(self.engine, self.sequence(number), is_load, call)
 
     def news(self) -> tuple[list[tuple[int, float]], list[int]]:
-        """Return the loads that have begun since the last call, each as a sequence and its end in seconds, and the
-        sequences whose prompts other servers may free.
+        """Return the transfers that concern other servers, since the last call.
+
+        Returns:
+            The loads that have begun, each as a sequence and the time in seconds at which the load ends; and the
+            sequences whose prompts other servers may free.
         """
         connector = self.engine.connector
         state = connector.state
@@ -258,7 +266,7 @@ class Driver:
         return loads, freed
 
     def wake_s(self) -> float:
-        """Return the time in seconds at which an engine without work goes on by itself; infinity for never."""
+        """Return the time in seconds at which an engine without work continues by itself; infinity for never."""
         engine = self.engine
         if engine.memory is static_batch.RECTANGLE:
             return float(static_batch.next_chance_s(engine))
@@ -267,7 +275,9 @@ class Driver:
         return float(clock.next_arrival_s(engine))
 
     def last_step(self) -> tuple[StepShape, float]:
-        """Return the contents of the step that was scheduled last, which may be empty, and its begin on the host."""
+        """Return the shape of the step that was scheduled last, which may be empty, and the time at which it was
+        scheduled.
+        """
         state = self.engine.state
         if state.num_in_batch == 0:
             return StepShape(0, 0, 0, 0, 0), float(state.host_s)
@@ -279,9 +289,9 @@ class Driver:
         return shape, float(step.start_s)
 
     def settle_step(self, launched_s: float | None, done_s: float) -> None:
-        """Set when the host goes on after the step that was scheduled last, and when its kernels are done.
+        """Set the times at which the step scheduled last was launched and at which its kernels are done, in seconds.
 
-        Without a batch, `launched_s` is None: an engine that awaits no output goes on when the kernels are done.
+        `launched_s` is None for a step without a batch: an engine that awaits no output then continues at `done_s`.
         """
         engine = self.engine
         engine.stages[0].free_s = done_s
@@ -292,21 +302,21 @@ class Driver:
             self.skip_to(done_s)
 
     def skip_to(self, at_s: float) -> None:
-        """Let an engine without work go on no earlier than `at_s`, in seconds."""
+        """Advance the clock of an engine without work to `at_s`, in seconds, if it is earlier."""
         state = self.engine.state
         state.host_s = max(float(state.host_s), at_s)
 
     def has_sent(self) -> bool:
-        """Tell whether a request was sent that the engine has not let in yet."""
+        """Tell whether a request was sent that has not arrived yet."""
         return bool(self.engine.state.num_arrived < self.engine.state.num_submitted)
 
     def tell_read(self, number: int, at_s: float) -> None:
-        """Tell that another server has read what a sequence left here, at `at_s`."""
+        """Set the time `at_s` at which another server has read the blocks that an ended sequence holds for it."""
         self.engine.connector.transfers[number].done_s = at_s
         transfers.expect_end(self.engine, self.sequence(number))
 
     def use_slots(self, slots: list[int]) -> None:
-        """Mark idle slots of host memory as used just now, in this order."""
+        """Mark idle slots of host memory as just used, in this order."""
         for slot in slots:
             host_pool.use(self.engine, host_pool.block_of(slot))
 
@@ -328,13 +338,13 @@ class Driver:
 
 @part
 def act_on_batch(engine: Engine, action: int, argument: float) -> int:  # noqa: ARG001  static batches only advance
-    """Enter an engine of static batches, which only advances."""
+    """Advance an engine of static batches, the only action that it has."""
     return static_batch.advance(engine, argument)
 
 
 @part
 def act(engine: Engine, action: int, argument: float) -> int:
-    """Enter an engine that decides at every step: advance to a time, take one moment, or play ordered events."""
+    """Run one action of an engine that schedules every step: advance to a time, take one moment, or replay events."""
     outcome = 0
     if action == _ADVANCE:
         outcome = clock.advance(engine, argument)
@@ -348,13 +358,13 @@ def act(engine: Engine, action: int, argument: float) -> int:
 
 
 @part
-def look_up(engine: Engine, action: int, argument: float) -> int:  # noqa: ARG001  there is one action
-    """Return the leading tokens of the prompt of sequence `argument` that the prefix cache holds."""
+def look_up(engine: Engine, action: int, argument: float) -> int:  # noqa: ARG001
+    """Return the number of leading tokens of the prompt of sequence `argument` that the prefix cache holds."""
     return prefix_hits.find(engine, engine.sequences[int(argument)])
 
 
 _SOURCES = (Path(__file__).parent, Path(steptime.__file__).parent)
-"""All that goes into machine code."""
+"""Folders with all sources of compiled functions."""
 
 
 def has_machine_code(memory: MemoryManager) -> bool:

@@ -1,4 +1,7 @@
-"""A workload, a policy and a machine as the records that the engine works on."""
+"""Build an engine: turn a workload, a policy and a machine into the records that the engine works on.
+
+`EnginePlan` holds all inputs; its `build` allocates and fills the records.
+"""
 
 from __future__ import annotations
 
@@ -55,17 +58,18 @@ if TYPE_CHECKING:
     from kvsim.engine.custom.optimal_eviction import OptimalEviction
 
 STEPS_PER_SLICE = 1 << 14
-"""Steps after which records are drained, and progress reported."""
+"""Steps after which recorded rows are drained and progress is reported."""
 FIRST_ROWS = 1 << 16
 """Initial capacity for rows of a recording."""
 FITS = {"first": FIRST_FIT, "best": BEST_FIT, "next": NEXT_FIT, "buddy": BUDDY}
 _MOST_ENTRIES = 1 << 28
+"""Largest total number of table entries."""
 _MOST_BLOCKS = 1 << 22
+"""Largest number of blocks in a pool."""
 _MOST_LISTED = 1 << 24
-"""Length from which numbers stand in an array even where the engine is interpreted: it is slower, and takes less room.
-"""
+"""Longest list of numbers in an interpreted engine. Longer ones are arrays, which are slower but take less memory."""
 _MOST_BUCKET_BITS = 16
-"""Nodes of a radix tree are fewer than its pages."""
+"""Bound on the hash buckets of a radix tree, which has far fewer nodes than pages."""
 _GIB, _GIGA = 1 << 30, 1e9
 
 _ONE_STAGE = Pipeline()
@@ -73,7 +77,7 @@ _ONE_STAGE = Pipeline()
 
 @dataclass(frozen=True, slots=True)
 class EnginePlan:
-    """All that an engine is made from."""
+    """All inputs from which an engine is built."""
 
     demand: Demand
     policy: Policy
@@ -87,32 +91,32 @@ class EnginePlan:
     num_gpus: int = 1
     num_layers: int = 1
     initial_free: list[int] | None = None
-    """The free queue at first; None for all blocks in ascending order."""
+    """The initial free queue; None for all blocks in ascending order."""
     layout: KVCacheLayout | None = None
     """The KV-cache groups of the model; None for full attention in all layers."""
     pipeline: Pipeline = _ONE_STAGE
     retention_tokens: int | None = None
     """Tokens between the boundaries at which windows and states are kept for hits; None for all boundaries."""
     answers: bool = False
-    """The engine stops whenever a request has ended: a client waits for its answer."""
+    """The engine stops whenever a request has ended, so that a client can act on the answer."""
     lockstep: bool = False
-    """The engine stops at every step, which waits for those of other ranks."""
+    """The engine stops at every step, because the step waits for those of other ranks."""
     stamp_at_entry: bool = False
-    """A request's arrival is recorded when the engine has let it in, not when it was sent."""
+    """A request's arrival is recorded when the engine has added it, not when it was sent."""
     records_memory: bool = False
     records_schedule: bool = False
     copies_are_timed: bool = True
-    """The clock says when a copy between GPU and host has ended; otherwise the caller does."""
+    """The engine's clock decides when a copy between GPU and host has ended; if False, the caller reports it."""
     checking: bool = False
-    """Whether the engine stops at every step, so that its account can be checked."""
+    """The engine stops at every step, so that the caller can check its bookkeeping."""
     reports: bool = False
-    """SGLang's cache writes down evictions, duplicates and retractions."""
+    """Evictions, duplicates and retractions in SGLang's cache are recorded."""
     window_tokens: int = 0
-    """Tokens before a new one that layers with windows look at, where SGLang has a pool for them; 0 without."""
+    """Length of the attention window in tokens, where SGLang has a separate pool for windows; 0 for none."""
     num_window_units: int = 0
-    """Units of that pool."""
+    """Units of the window pool."""
     hicache: tuple[str, int] | None = None
-    """SGLang's write policy to a host tier, and the units of that; None without."""
+    """SGLang's write policy for a host tier, and the units of the tier; None for no host tier."""
     num_moments: int = 1
     """Events that can be ordered in one call."""
     drafts: Drafts | None = None
@@ -122,22 +126,22 @@ class EnginePlan:
     connector: Connector | None = None
     """The exchange of KV with a store or with other servers; None without."""
     rules: CustomRules | None = None
-    """A policy in Python at work."""
+    """A custom policy in Python."""
     eviction: OptimalEviction | None = None
-    """The rule that evicts in place of vLLM's; with `rules`, these have it."""
+    """An eviction rule in place of vLLM's; ignored with `rules`, which include one."""
 
     @property
     def most_unsure(self) -> int:
-        """Most tokens of a running sequence that may turn out not to be computed, as drafts that are rejected."""
+        """Largest number of unsure tokens of a sequence, which may turn out not to be computed; see `totals`."""
         ahead = isinstance(self.policy, Paged) and self.policy.scheduler.async_scheduling
         return 1 if self.drafts is None else (1 + ahead) * (1 + self.drafts.num_tokens) - 1
 
     def build(self, *, compiled: bool = False) -> Engine:
-        """Build an engine that has not begun, to be run interpreted or `compiled`.
+        """Build an engine in its initial state, to be run interpreted or `compiled`.
 
         Raises:
             BudgetError: the tables of all sequences that may run at once are too large, or the host memory too small.
-            UsageError: two settings, or a setting and the model, do not go together.
+            UsageError: two settings, or a setting and the model, cannot be combined.
         """
         _check_pipeline(self.policy, self.pipeline, self.rules)
         _check_drafts(self)
@@ -158,7 +162,7 @@ class EnginePlan:
         return engine
 
     def _empty_engine(self, layout: KVCacheLayout, room: _Room, *, compiled: bool) -> Engine:
-        """Return the records of an engine, of which only those of requests, blocks and settings are filled in."""
+        """Return the records of an engine. Only those of requests, blocks and settings are filled in."""
         size, batch, policy, demand = len(self.demand.prompt), room.batch, self.policy, self.demand
         settings = self._settings(layout, room, compiled=compiled)
         is_custom = self.rules is not None and self.rules.own_units is not None
@@ -184,8 +188,8 @@ class EnginePlan:
             drafts_by_batch=numbers(
                 np.array(self.drafts.numbers_by_batch(batch) if self.drafts else [], np.int64), compiled=compiled
             ),
-            told=_told(self.drafts, size, compiled=compiled),
-            told_drafts=_told_drafts(self.drafts, compiled=compiled),
+            told=_request_drafts(self.drafts, size, compiled=compiled),
+            told_drafts=_numbers_of_drafts(self.drafts, compiled=compiled),
             lists=records_of(records.Lists, max(2 * batch, room.places)),
             groups=records_of_groups(
                 layout, room.widths, policy, self.retention_tokens, self.pipeline, compiled=compiled
@@ -208,7 +212,7 @@ class EnginePlan:
         )
 
     def _lists_of_steps(self, settings: records.Settings, batch: int, *, compiled: bool) -> dict[str, Any]:
-        """Return the sequences that run, and those of the steps under way, of at most `batch` sequences each."""
+        """Return the empty lists of running sequences and of steps in flight, with at most `batch` sequences each."""
         zeros, in_flight = partial(_zeros, compiled=compiled), settings.most_in_flight * batch
         counted = in_flight if settings.counts_flight else 0
         return {
@@ -224,7 +228,7 @@ class EnginePlan:
         }
 
     def _rows(self, settings: records.Settings, room: _Room, *, compiled: bool) -> dict[str, Any]:
-        """Return the rows that one slice of a run writes down."""
+        """Return the empty tables of the rows that one slice of a run records."""
         rows_of = partial(make_growing, compiled=compiled)
         return {
             "steps": rows_of(records.Step, STEPS_PER_SLICE),
@@ -314,22 +318,22 @@ class EnginePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Room:
-    """Numbers of records that an engine needs."""
+    """Numbers of records to allocate for an engine."""
 
     batch: int
-    """Sequences that run at once, at most."""
+    """Largest number of sequences that run at once."""
     places: int
-    """Largest number of tables at once in each group; 0 if memory has no blocks."""
+    """Largest number of tables that exist at once in each group; 0 if memory has no blocks."""
     widths: list[int]
-    """Entries of the longest table of each group."""
+    """Number of entries in the longest table of each group."""
     num_holes: int
     rows_of_loads: int
-    """Changes of ownership in one step, in addition to those of running sequences."""
+    """Rows of loads in one step, in addition to the rows of running sequences."""
     memory_rows: int
 
     @property
     def width(self) -> int:
-        """Entries of one place."""
+        """Number of entries of one place, over all groups."""
         return sum(self.widths)
 
     @property
@@ -339,11 +343,11 @@ class _Room:
 
     @classmethod
     def of(cls, plan: EnginePlan, layout: KVCacheLayout) -> _Room:
-        """Count what the engine of a plan needs.
+        """Return the numbers of records that the engine of a plan needs.
 
         Raises:
             BudgetError: the tables of all sequences that may run at once are too large.
-            UsageError: an offload and another setting do not go together.
+            UsageError: an offload and another setting cannot be combined.
         """
         policy, size, num_units = plan.policy, len(plan.demand.prompt), plan.num_units
         batch = min(most_running(policy), size)
@@ -376,7 +380,7 @@ class _Room:
 
 
 def _built_in_rules(eviction: OptimalEviction | None) -> scheduler.BuiltInRules:
-    """Return vLLM's rules, but for the eviction, if there is one."""
+    """Return vLLM's rules, with another rule for `eviction` if one is given."""
     if eviction is None:
         return scheduler.VLLM
     return replace(
@@ -390,7 +394,7 @@ def _built_in_rules(eviction: OptimalEviction | None) -> scheduler.BuiltInRules:
 
 
 def memory_of(policy: Policy, connector: Connector | None = None) -> MemoryManager:
-    """Return the kind of memory of a policy, where KV may come through a connector."""
+    """Return the kind of memory of a policy, which also depends on whether there is a connector."""
     if isinstance(policy, Radix):
         return request_rows.RADIX
     if isinstance(policy, Static):
@@ -475,7 +479,7 @@ def _drafting(drafts: Drafts, policy: Paged) -> dict[str, Any]:
 
 
 def _set_connector(settings: records.Settings, connector: Connector, policy: Paged) -> None:
-    """Set what a connector asks of the scheduler."""
+    """Set the settings of the scheduler that depend on a connector."""
     rules = rules_of(policy.scheduler.vllm)
     settings.frees_late = connector.consumes and bool(policy.scheduler.async_scheduling)
     settings.drops_late = connector.produces and rules.delivers_kept
@@ -495,19 +499,20 @@ def _encoding(encoding: Encoding, policy: Paged) -> dict[str, Any]:
     }
 
 
-def _told(drafts: Drafts | None, size: int, *, compiled: bool) -> Records[records.RequestDrafts]:
-    """Return the place of the given drafts of each request."""
-    told = make(records.RequestDrafts, size + 1 if drafts else 0, compiled=compiled)
+def _request_drafts(drafts: Drafts | None, size: int, *, compiled: bool) -> Records[records.RequestDrafts]:
+    """Return the records that locate the given drafts of each request in `Engine.told_drafts`."""
+    located = make(records.RequestDrafts, size + 1 if drafts else 0, compiled=compiled)
     if drafts is not None:
         accepted, proposed = drafts.accepted, drafts.proposed
         fill(
-            told, 1, first_right=accepted.first, num_right=accepted.lengths,
+            located, 1, first_right=accepted.first, num_right=accepted.lengths,
             first_proposed=proposed.first + len(accepted.values), num_proposed=proposed.lengths,
         )  # fmt: skip
-    return told
+    return located
 
 
-def _told_drafts(drafts: Drafts | None, *, compiled: bool) -> Numbers:
+def _numbers_of_drafts(drafts: Drafts | None, *, compiled: bool) -> Numbers:
+    """Return the given numbers of right drafts of all requests, then those of proposed drafts."""
     parts = [np.zeros(0, np.int64)] if drafts is None else [drafts.accepted.values, drafts.proposed.values]
     return numbers(np.concatenate(parts), compiled=compiled)
 
@@ -525,7 +530,7 @@ def _extents(cache: ContiguousSettings) -> dict[str, Any]:
 
 
 def _loop(policy: Policy, pipeline: Pipeline) -> dict[str, Any]:
-    """Return the number of steps that are scheduled ahead, and the notes that these need."""
+    """Return the settings of the engine loop: the steps in flight and their intervals."""
     if isinstance(policy, Static):
         return {"most_in_flight": 1}
     if isinstance(policy, Radix):
@@ -542,7 +547,7 @@ def _loop(policy: Policy, pipeline: Pipeline) -> dict[str, Any]:
 
 
 def _check_pipeline(policy: Policy, pipeline: Pipeline, rules: CustomRules | None) -> None:
-    """Refuse settings that are modelled for a single stage alone."""
+    """Check that a policy with several pipeline stages has only settings that are modelled for them."""
     if pipeline.pipeline_parallel_size == 1 or isinstance(policy, Static):
         return
     cache = policy.cache if isinstance(policy, Paged) else PagedSettings()
@@ -562,7 +567,7 @@ def _check_pipeline(policy: Policy, pipeline: Pipeline, rules: CustomRules | Non
 
 
 def _check_drafts(plan: EnginePlan) -> None:
-    """Refuse drafts beside what is not followed together with them."""
+    """Check that speculative decoding is combined only with settings that are modelled together with it."""
     if isinstance(plan.policy, Contiguous) and bool(plan.policy.scheduler.speculative_config):
         raise UsageError(
             "speculative decoding is followed in a paged cache; take --policy paged, or no --speculative-config."
@@ -584,7 +589,7 @@ def _check_drafts(plan: EnginePlan) -> None:
 
 
 def _check_modelled(cache: PagedSettings) -> None:
-    """Refuse settings that are modelled for one group of full attention alone."""
+    """Check that a model with several KV-cache groups has no settings that are modelled only for one group."""
     if cache.swap_gib:
         raise UsageError(
             "swapping to host memory is modelled where every layer keeps every token; this model has several KV-cache "
@@ -604,7 +609,7 @@ def _host_memory(cache: PagedSettings, block_bytes: int) -> dict[str, Any]:
 def _table_widths(
     demand: Demand, policy: Paged, layout: KVCacheLayout, num_units: int, places: int, tokens_ahead: int
 ) -> list[int]:
-    """Return the entries of the longest table of every group."""
+    """Return the number of entries in the longest table of every group."""
     tokens = int((demand.prompt + demand.output).max(initial=1)) + tokens_ahead - 1
     widths = [-(-min(tokens, policy.max_model_len) // group.block_size) for group in layout.groups]
     if layout.is_uniform:
@@ -625,14 +630,16 @@ def _table_widths(
 
 
 def _most_holes(policy: Policy, batch: int, num_units: int) -> int:
-    """Return the number of holes that there can be, with one more while they are changed."""
+    """Return the largest number of holes, plus one that exists while holes are changed."""
     if not isinstance(policy, Contiguous):
         return 0
     return (batch + 2) * (2 * num_units.bit_length() if policy.cache.fit == "buddy" else 1) + 1
 
 
 def _cut_holes(engine: Engine, policy: Contiguous, num_units: int) -> int:
-    """Write the holes of an empty range, one or the largest powers of two that fill it; return their number."""
+    """Write the holes of an empty memory: one, or for buddies the largest powers of two that fill it; return their
+    number.
+    """
     pieces, start = [(0, num_units)], 0
     if policy.cache.fit == "buddy":
         pieces = []
@@ -646,10 +653,8 @@ def _cut_holes(engine: Engine, policy: Contiguous, num_units: int) -> int:
 
 
 def _leaves_alone(settings: records.Settings) -> bool:
-    """Tell whether decoding sequences need no scheduling: no drafts, moves, copies, victims out of turn, cadence of
-    prompts or pipeline.
-    """
-    concerns = (
+    """Tell whether fast-forward may leave decoding sequences alone: no setting has to visit them in every step."""
+    visits_sequences = (
         settings.lookahead_tokens
         or settings.num_drafts
         or settings.encoder_tokens
@@ -657,18 +662,18 @@ def _leaves_alone(settings: records.Settings) -> bool:
         or settings.by_priority
         or settings.notes_every_step
     )
-    return not concerns and settings.prefill_interval == 1
+    return not visits_sequences and settings.prefill_interval == 1
 
 
 def _memory_margin(policy: Policy, batch: int, width: int, num_units: int) -> int:
-    """Return the number of changes of ownership in one step, at most."""
+    """Return the largest number of changes of ownership in one step."""
     if isinstance(policy, Paged):
         return batch * host_initialization.rows_of_table(width)
     if isinstance(policy, Static):
         return 3 * batch
     if isinstance(policy, Radix):
         return radix_initialization.MOST_ROWS_OF_PAGE * num_units + radix_initialization.ROWS_OF_HITS
-    # every sequence is released and admitted, each of which may move all others
+    # all sequences may be released and admitted, and each admission may move all others
     return 4 * batch * (batch + 1) if policy.cache.compaction else 4 * batch
 
 
@@ -707,7 +712,7 @@ def _sequences(
     else:
         ahead = not isinstance(policy, Static) and policy.scheduler.async_scheduling
     unsure = demand.stops_late.astype(np.int32) if ahead else np.zeros(len(refused), np.int32)
-    if most_drafts:  # the last steps verify drafts behind the end, as far as the longest sequence goes
+    if most_drafts:  # the last steps verify drafts after the end, up to the longest sequence length
         left = policy.max_model_len - (demand.prompt + demand.output - 1)
         unsure = np.clip(left, 0, most_drafts).astype(np.int32)
     fill(
@@ -741,7 +746,7 @@ def _times(demand: Demand, *, compiled: bool) -> Records[records.Times]:
 
 
 def _blocks(num_usable: int, initial_free: list[int] | None, *, compiled: bool) -> Records[records.Block]:
-    """Return all blocks free, in ascending order behind the null block or in the order given."""
+    """Return the records of all blocks, linked into the free queue in ascending or in the given order."""
     blocks = make(records.Block, num_usable + 1, compiled=compiled)
     ids = np.arange(num_usable + 1)
     queue = ids if initial_free is None else np.array([0, *initial_free])

@@ -126,7 +126,7 @@ class MemoryManager:
     free: Callable[[Engine, Sequence], None] = _ignore
     """Free all memory of a sequence; if its status is `PREEMPTED`, it will be resumed."""
     frees_at_once: Callable[[Engine, Sequence], bool] = _is_ready
-    """Tell whether preempting a running sequence frees its blocks at once; otherwise it is not preempted."""
+    """Tell whether a running sequence may be preempted: with some connectors, only if that frees its blocks at once."""
     expect_return: Callable[[Engine, Sequence], None] = _ignore
     """Prepare for the resumption of a sequence that is being preempted."""
 

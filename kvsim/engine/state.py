@@ -157,8 +157,8 @@ class Engine(NamedTuple):
     """Free ranges of a contiguous memory, in order of address."""
     rectangle: Rectangle
     first_uses: Any
-    """Two halves, each with an entry for every step of a static batch: seconds that choosing its kernels takes; then,
-    in the second half, the number of kernels that have to be built."""
+    """Two halves, each with an entry for every step of a static batch: seconds that choosing its kernels takes, and
+    kernels that have to be built."""
     moments: Records[Moment]
     """The next events to replay, where the caller orders the events; see `moments`."""
     steps: Records[Step]

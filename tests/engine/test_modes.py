@@ -286,5 +286,5 @@ def test_every_part_of_an_engine_goes_on_in_machine_code() -> None:
     parts = [name for name in engine._fields if isinstance(getattr(engine, name), tuple)]
     copied, taken = going_on._parts_of(engine), engine.encoder.rows
     for name in set(parts) - {"memory", "scheduler", "rules"}:
-        assert name in going_on._LEFT_OUT
+        assert name in going_on._NOT_COPIED_BY_NAME
         assert all(any(one is part for one in (*copied, taken)) for part in getattr(engine, name)), name

@@ -1,6 +1,6 @@
-"""An engine as an argument of compiled code: a table of addresses.
+"""The table of addresses by which compiled code gets an engine, as one pointer.
 
-The table has the address and the number of records of each array of the engine, and the address of each single record.
+The table holds the address and the length of each array of the engine, and the address of each single record.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class One:
 
 
 Layout: TypeAlias = "tuple[tuple[str, np.dtype[Any] | One | Any | Layout], ...]"
-"""The parts of an engine, in order: arrays, single records and named tuples of the same by their types, records of
-functions as they are."""
+"""Names and types of the fields of an engine, in order: the dtype of an array, `One` for a single record, the layout of
+a nested named tuple, and for a record of functions the record itself."""
 
 
 def layout_of(engine: Any) -> Layout:
@@ -40,7 +40,7 @@ def _part_of(value: Any) -> Any:
 
 
 def addresses_of(engine: Any) -> npt.NDArray[np.int64]:
-    """Return the table: two words for each array, its address and its length, and one for each single record."""
+    """Return the table of an engine: address and length of each array, and the address of each single record."""
     return np.array(_words_of(engine), np.int64)
 
 
@@ -61,5 +61,5 @@ def _words_of(engine: Any) -> list[int]:
 
 @cache
 def digest_of(layout: Layout) -> str:
-    """Return a short text that differs where layouts do."""
+    """Return a short hash of a layout."""
     return sha256(repr(layout).encode()).hexdigest()[:16]

@@ -1,9 +1,9 @@
-"""The door to numba: the engine interpreted, or as machine code.
+"""Compilation of the engine with numba, and the choice between interpreted functions and machine code.
 
-Every function of the engine is written once, as plain Python over records, and marked with `part`. Without numba, and
-in runs too short to be worth loading it, the functions are interpreted. `MachineCode` compiles them with numba.
-Importing this module does not load numba: `numba_types` describes the engine's records to numba, `numba_linking` links
-parts.
+Every function of the engine is written once, as plain Python over records, and marked with `part`. In short runs, and
+without numba, the functions are interpreted; `MachineCode` compiles them. Importing this module does not load numba.
+`numba_types` describes the engine's records to numba, `numba_linking` links the parts, and `object_code` keeps machine
+code on disk.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ EntryPoint: TypeAlias = Callable[[Any, int, float], int]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _OPTIONS = {"error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-"""Sums keep their order, so that times equal those of the interpreter to the last bit."""
+"""Options of numba for every part. Without `fastmath`, times equal those of the interpreter to the last bit."""
 
 _parts: list[Callable[..., Any]] = []
-_other_meanings: list[tuple[Callable[..., Any], Callable[..., Any]]] = []
+_replacements: list[tuple[Callable[..., Any], Callable[..., Any]]] = []
 
 
 def part(function: Function) -> Function:
@@ -43,9 +43,9 @@ def part(function: Function) -> Function:
     return function
 
 
-def compiled_as(function: Callable[..., Any], meaning: Callable[..., Any]) -> None:
-    """Declare that compiled code which calls `function` calls `meaning`."""
-    _other_meanings.append((function, meaning))
+def compiled_as(function: Callable[..., Any], replacement: Callable[..., Any]) -> None:
+    """Declare that compiled code calls `replacement` where interpreted code calls `function`."""
+    _replacements.append((function, replacement))
 
 
 def has_numba() -> bool:
@@ -58,9 +58,10 @@ def has_numba() -> bool:
 
 
 class MachineCode:
-    """A part of the engine as machine code, for the engine of one run, which Python calls like the part itself.
+    """A part of the engine as machine code, which Python calls like the part itself, for the engine of one run.
 
-    What was compiled once is kept on disk, under a name that changes with `sources`, the folders of all that goes in.
+    Machine code is kept on disk. Its file name has a hash of the Python files in `sources`, folders that contain all
+    compiled functions.
     """
 
     def __init__(self, function: EntryPoint, sources: Sequence[Path]) -> None:
@@ -78,7 +79,7 @@ class MachineCode:
 
 
 def is_at_hand(memory: object, sources: Sequence[Path]) -> bool:
-    """Tell whether machine code for a kind of memory is on disk: it loads in less than a tenth of a second."""
+    """Tell whether machine code for a kind of memory is on disk, so that it loads in less than a tenth of a second."""
     with suppress(ImportError, OSError):
         pattern = f"*{_stem(memory, tuple(sources))}-*"
         return any(any(folder.glob(pattern)) for folder in _folders())
@@ -87,8 +88,8 @@ def is_at_hand(memory: object, sources: Sequence[Path]) -> bool:
 
 @cache
 def _ready(function: EntryPoint, sources: tuple[Path, ...], layout: Layout) -> Callable[[int, int, float], int]:
-    """Return machine code of `function` for engines of a layout: loaded, or compiled and kept."""
-    from kvsim.engine.machine_code import object_code  # noqa: PLC0415  loaded when the first run asks for it
+    """Return machine code of `function` for engines of a layout: loaded from disk, or compiled and written there."""
+    from kvsim.engine.machine_code import object_code  # noqa: PLC0415  loaded only if a run is compiled
 
     name = f"{function.__name__}-{_stem(_memory_of(layout), sources)}-{digest_of(layout)}.o"
     for folder in _folders():
@@ -96,16 +97,16 @@ def _ready(function: EntryPoint, sources: tuple[Path, ...], layout: Layout) -> C
             return object_code.load(code)
     code = _compile(function, layout)
     for folder in _folders():
-        # A folder may be read-only, a disk full: the code is used all the same.
+        # If a folder is read-only or the disk is full, the code is used without being kept.
         with suppress(OSError, UsageError):
             object_code.keep(code, folder / name)
             break
-    _forget_others(name)
+    _remove_outdated(name)
     return object_code.load(code)
 
 
-def _forget_others(name: str) -> None:
-    """Remove machine code of the sources as they were before, beside the sources."""
+def _remove_outdated(name: str) -> None:
+    """Remove machine code of earlier versions of the sources from the folder beside the sources."""
     function, _, *rest = name.split("-")
     for folder in _folders()[:1]:
         for file in folder.glob("-".join((function, "*", *rest[:2], "*.o"))):
@@ -120,16 +121,16 @@ def _memory_of(layout: Layout) -> object:
 
 @cache
 def _stem(memory: object, sources: tuple[Path, ...]) -> str:
-    """Return the part of a file name that all machine code of these sources has, for this processor."""
+    """Return the part of a file name that depends on the sources, the processor and the kind of memory."""
     from kvsim.engine.machine_code import object_code  # noqa: PLC0415  as above
 
     return f"{_fingerprint(sources)}-{sha256(object_code.target().encode()).hexdigest()[:8]}-{memory}"
 
 
 def _folders() -> list[Path]:
-    """Return the folders for machine code: beside the sources, then the user's caches."""
+    """Return the folders for machine code, in order of preference: beside the sources, then the user's cache folder."""
     folders = [Path(__file__).parent / "__pycache__"]
-    with suppress(RuntimeError):  # a user without a home
+    with suppress(RuntimeError):  # the user has no home folder
         folders.append(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvsim")
     return folders
 
@@ -149,19 +150,19 @@ def entry_options() -> dict[str, Any]:
     return {"error_model": _OPTIONS["error_model"]} | known
 
 
-def _hand_over() -> None:
-    """Register every part with numba, once."""
+def _register_parts() -> None:
+    """Register every new part with numba, as the implementation of its own function."""
     from numba.extending import overload  # noqa: PLC0415  as above
 
-    meanings = [(function, without_asserts(function)) for function in _parts] + _other_meanings
-    for function, meaning in meanings:
-        overload(function, strict=False, jit_options=part_options())(_always(meaning))
+    implementations = [(function, without_asserts(function)) for function in _parts] + _replacements
+    for function, implementation in implementations:
+        overload(function, strict=False, jit_options=part_options())(_for_all_types(implementation))
     _parts.clear()
-    _other_meanings.clear()
+    _replacements.clear()
 
 
 def without_asserts(function: Function) -> Function:
-    """Return `function` without its asserts: machine code raises nothing."""
+    """Return `function` without its asserts, because machine code cannot raise exceptions."""
     code = _codes(function.__code__.co_filename)[function.__qualname__, function.__code__.co_firstlineno]
     made: Any = FunctionType(code, function.__globals__, function.__name__, function.__defaults__)
     return made  # type: ignore[no-any-return]
@@ -169,38 +170,38 @@ def without_asserts(function: Function) -> Function:
 
 @cache
 def _codes(file: str) -> dict[tuple[str, int], CodeType]:
-    """Return the code of the functions at the top of a source file, without asserts, by name and first line."""
+    """Return the code of the top-level functions of a source file, without asserts, by name and first line."""
     module = compile(Path(file).read_text(encoding="utf-8"), file, "exec", optimize=1, dont_inherit=True)
     return {(code.co_qualname, code.co_firstlineno): code for code in module.co_consts if isinstance(code, CodeType)}
 
 
-def _always(meaning: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function of types that `overload` asks for."""
-    return lambda *_types: meaning
+def _for_all_types(implementation: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function that `overload` calls with argument types to get an implementation."""
+    return lambda *_types: implementation
 
 
 def _compile(function: EntryPoint, layout: Layout) -> ObjectCode:
-    """Compile `function`, with a message for a person who waits.
+    """Compile `function`, with messages on a terminal about the wait.
 
     Raises:
-        UsageError: numba is not there; machine code that was at hand is of another layout.
+        UsageError: numba is missing, and the machine code on disk is for another layout.
     """
     if not has_numba():
         raise UsageError("this run cannot be compiled without numba; take --engine interpreted.")
     from kvsim.engine.machine_code import numba_types, object_code  # noqa: PLC0415  as above
 
     begin_s = time.perf_counter()
-    _tell("compiling the simulator, once for this machine ...")
-    _hand_over()
+    _print_message("compiling the simulator, once for this machine ...")
+    _register_parts()
     with _no_collections():
         code = object_code.translate(*numba_types.to_llvm(function, layout, entry_options()))
-    _tell(f"... took {time.perf_counter() - begin_s:.0f} s.")
+    _print_message(f"... took {time.perf_counter() - begin_s:.0f} s.")
     return code
 
 
 @contextmanager
 def _no_collections() -> Iterator[None]:
-    """Pause the collection of cyclic garbage: a compiler keeps nearly all that it makes."""
+    """Pause Python's garbage collector, because a compiler keeps nearly all objects that it creates."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -208,18 +209,19 @@ def _no_collections() -> Iterator[None]:
     finally:
         if was_enabled:
             if not gc.get_freeze_count():
+                # Moves the compiler's objects to the oldest generation, which the next collections do not visit.
                 gc.freeze()
-                gc.unfreeze()  # what the compiler keeps is old now, and the next collection does not look at it
+                gc.unfreeze()
             gc.enable()
 
 
-def _tell(sentence: str) -> None:
-    """Write to standard error, if that is a terminal."""
+def _print_message(message: str) -> None:
+    """Print a message to standard error, if that is a terminal."""
     if sys.stderr.isatty():
-        sys.stderr.write(f"kvsim: {sentence}\n")
+        sys.stderr.write(f"kvsim: {message}\n")
 
 
 def _fingerprint(sources: Sequence[Path]) -> str:
-    """Return a text that changes with the source of any compiled function."""
+    """Return a hash of the sources of all compiled functions."""
     files = [file for folder in sources for file in sorted(folder.glob("**/*.py"))]
     return sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]

@@ -1,12 +1,12 @@
-"""Compilation of parts to one piece of machine code: linked first, then optimised once.
+"""Faster compilation of the engine: all parts are linked first, and then optimised once.
 
-numba optimises every function together with all that it calls, makes machine code of that, and does the same again for
-each of its callers. Of some 150 parts that call each other this takes several times as long as all the rest, and only
-the last piece ever runs. Here a part is only translated. The function that Python calls is optimised with all parts,
-and `object_code` keeps its machine code.
+numba by itself optimises every function together with all functions that it calls, generates machine code for that, and
+repeats this for each caller. With some 150 parts that call each other this takes most of the compilation time, and only
+the code of the entry point ever runs. Here a part is only translated to LLVM code. The entry point, which Python calls,
+is linked and optimised with all parts, and `object_code` keeps its machine code.
 
-numba lets a compiler be put together from its own passes, but does not document what a library of code is made of. In
-a release that was not tried, parts are compiled as numba does it by itself: to the same effect, in more time.
+numba documents how to build a compiler from its passes, but not its code libraries. With a release of numba in which
+this module was not tested, parts are compiled in numba's usual way: the result is the same, but it takes longer.
 """
 
 from __future__ import annotations
@@ -31,29 +31,29 @@ from numba.core.typed_passes import (
 from numba.core.untyped_passes import FixupArgs, ReconstructSSA, TranslateByteCode
 
 KNOWN_RELEASES = frozenset({(0, 68)})
-"""Releases of numba in which this was tried."""
+"""Releases of numba with which this module was tested."""
 
 
 def is_known(release: str = numba.__version__) -> bool:
-    """Tell whether this way of compiling was tried with a release of numba."""
+    """Tell whether this module was tested with a release of numba."""
     return tuple(int(number) for number in release.split(".")[:2]) in KNOWN_RELEASES
 
 
 class PartLibrary(JITCodeLibrary):
-    """Code of one part, and the parts that it calls; it is linked and never run by itself."""
+    """LLVM code of one part, with references to the parts that it calls. It is linked, and never run by itself."""
 
     def __init__(self, codegen: Any, name: str) -> None:
         CodeLibrary.__init__(self, codegen, name)
         self._linking_libraries: list[JITCodeLibrary] = []
         self.texts: list[str] = []
-        """The code, in LLVM's language."""
+        """The code, as LLVM assembly."""
 
     def add_ir_module(self, ir_module: Any) -> None:
-        """Keep code of the part."""
+        """Store code of the part."""
         self.texts.append(str(ir_module))
 
     def finalize(self) -> None:
-        """Leave the rest to the library that all parts end up in."""
+        """Finish without machine code, which `EntryLibrary` generates for all parts."""
         self._finalized = True
 
     def all_called(self) -> list[JITCodeLibrary]:
@@ -72,7 +72,7 @@ class EntryLibrary(PartLibrary):
     """Code of the function that Python calls, with the code of all parts."""
 
     def finalize(self) -> None:
-        """Link the parts and optimise them; machine code is made later, by the caller."""
+        """Link the parts and optimise them. The caller generates machine code later."""
         module = self._final_module = llvm.parse_assembly(str(self._codegen._create_empty_module("parts")))
         for library in self.all_called():
             if isinstance(library, PartLibrary):
@@ -83,17 +83,19 @@ class EntryLibrary(PartLibrary):
         module.data_layout = self._codegen._data_layout
         for function in module.functions:
             if not function.is_declaration and not function.name.startswith("cfunc."):
-                function.linkage = "internal"  # so what one function alone calls becomes part of it
+                function.linkage = "internal"  # lets LLVM inline a function that has one caller, and drop it
         builder = self._codegen._pass_builder(loop_vectorize=False, slp_vectorize=False)
         builder.getModulePassManager().run(module, builder)
         self._finalized = True
 
 
 class PartLower(Lower):
-    """numba's own translation, without features that parts do not use."""
+    """numba's translation to LLVM code, without features that parts do not use."""
 
     def lower_binop(self, resty: Any, expr: Any, op: Any) -> Any:
-        """Lower an operation by the signature that was inferred with the types: no operand is constant."""
+        """Lower an operation with the signature that type inference found. numba's special case of constants is left
+        out.
+        """
         context, signature = self.context, self.fndesc.calltypes[expr]
         operands = [
             context.cast(self.builder, self.loadvar(each.name), self.typeof(each.name), kind)
@@ -112,7 +114,7 @@ class PartLower(Lower):
 
 @register_pass(mutates_CFG=True, analysis_only=False)
 class PartLowering(BaseNativeLowering):
-    """Translate a part into LLVM's language."""
+    """Translate a part to LLVM code."""
 
     _name = "part_lowering"
 
@@ -132,7 +134,7 @@ class OfferToCallers(LoweringPass):
         LoweringPass.__init__(self)
 
     def run_pass(self, state: Any) -> bool:
-        """Register the function under a key of its own, where numba would take the address of its machine code."""
+        """Register the function under a new key, because it has no machine code whose address could be the key."""
         lowered, library = state["cr"], state.library
         name = lowered.fndesc.qualname
         key = _dynfunc.make_function(lowered.fndesc.lookup_module(), name, name, 0, lowered.env, (library,))
@@ -142,7 +144,7 @@ class OfferToCallers(LoweringPass):
 
 
 class PartCompiler(CompilerBase):
-    """numba's own passes that parts need: these have no closures, no arrays, and nothing that raises an error."""
+    """A compiler of the numba passes that parts need. Parts have no closures, no arrays and no exceptions."""
 
     library = PartLibrary
 
@@ -168,12 +170,12 @@ class EntryCompiler(PartCompiler):
 
 
 class Remembering:
-    """numba's knowledge of types, which parts ask thousands of times for a few hundred answers."""
+    """A typing context that caches its results. Parts make thousands of queries, of which a few hundred differ."""
 
     _made: ClassVar[dict[Any, Remembering]] = {}
 
     def __init__(self, context: Any) -> None:
-        """Ask `context`, but no question twice."""
+        """Initialize empty caches for the typing context `context`."""
         self._context = context
         self._signatures: dict[Any, Any] = {}
         self._attributes: dict[Any, Any] = {}
@@ -190,17 +192,17 @@ class Remembering:
         return getattr(self._context, name)
 
     def resolve_function_type(self, function: Any, args: Any, kws: Any) -> Any:
-        """Return the signature of a call; numba notes in `function` the compiled call."""
+        """Return the signature of a call. The first call also makes numba compile the function for these types."""
         key = id(function), tuple(args), tuple(kws.items())
         if key not in self._signatures:
             found = self._context.resolve_function_type(function, args, kws)
             if found is None:
                 return None
-            self._signatures[key] = function, found  # an object that is kept keeps its id
+            self._signatures[key] = function, found  # keeps `function` alive, since the key is its id
         return self._signatures[key][1]
 
     def resolve_value_type(self, value: Any) -> Any:
-        """Return the type of a value that a part names, a function or a constant."""
+        """Return the type of a function or constant that a part refers to."""
         if id(value) not in self._values:
             self._values[id(value)] = value, self._context.resolve_value_type(value)
         return self._values[id(value)][1]

@@ -1,13 +1,13 @@
-"""The engine's records as numba sees them: a table of addresses, handed over as one pointer.
+"""The numba types of an engine and its records, with which numba compiles `records[index].field`.
 
-An engine is some thirty arrays. Handed over one by one they would be two hundred numbers in every call of every part.
-Here an engine is the address of a table, which says for each array where its records begin and how many they are. The
-table does not change while compiled code runs, and its metadata says so: an address is read once.
+An engine has some thirty arrays, which as numba arrays would be two hundred arguments in every call of a part. So an
+engine is passed as one pointer, to a table with the address and the length of each array (see `addresses`). The table
+does not change while compiled code runs. Loads from it are marked as invariant, so LLVM reads each address once.
 
-A record of functions, such as a kind of memory, is a type of its own. Which functions it holds is known when code is
-compiled, so a call of one is a call like any other.
+A record of functions, such as a kind of memory, has a type of its own. Its functions are known when code is compiled,
+so calling them is a direct call.
 
-An index is not looked at: it must lie in its array.
+Indices are not checked: an index outside its array reads or writes other memory.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ Fields: TypeAlias = "tuple[tuple[str, RecordsType | EngineType | types.Type], ..
 
 
 class RecordType(types.Type):
-    """One record, by its address. Its whole numbers are read as 64 bits, however few they are kept in."""
+    """One record, passed by address. Its integers are stored in 32 or 64 bits and always read as 64 bits."""
 
     def __init__(self, dtype: np.dtype[Any]) -> None:
         fields: Any = dtype.fields or {}
         self.offsets = {name: fields[name][1] for name in fields}
-        self.kept = {name: from_dtype(fields[name][0]) for name in fields}
+        self.stored = {name: from_dtype(fields[name][0]) for name in fields}
         super().__init__(f"Record_{_digest(str(dtype))}")
 
     def read(self, name: str) -> types.Type:
-        """Return the type of a field as it is read."""
-        return types.int64 if isinstance(self.kept[name], types.Integer) else self.kept[name]
+        """Return the type that reading a field yields."""
+        return types.int64 if isinstance(self.stored[name], types.Integer) else self.stored[name]
 
 
 class RecordsType(types.Type):
-    """Consecutive records or numbers: their address and their number."""
+    """An array of records or numbers: its address and its length."""
 
     def __init__(self, dtype: np.dtype[Any]) -> None:
         kinds = [kind for kind, *_ in (dtype.fields or {}).values()]
@@ -75,14 +75,14 @@ class FunctionsType(types.Type):
 
 
 class EngineType(types.Type):
-    """A named tuple of arrays, single records, records of functions and such tuples: its fields, in order."""
+    """An engine, or a named tuple in it. Fields are arrays, single records, records of functions or named tuples."""
 
     def __init__(self, fields: Fields) -> None:
         self.fields = fields
         super().__init__(f"Engine_{_digest(str(fields))}")
 
     def word_of(self, name: str) -> int:
-        """Return the number of words of the table before a field."""
+        """Return the index of the first word of a field in the table of addresses."""
         words = 0
         for field, kind in self.fields:
             if field == name:
@@ -93,7 +93,7 @@ class EngineType(types.Type):
 
 @cache
 def engine_type(layout: Layout) -> EngineType:
-    """Return the type of engines of that layout."""
+    """Return the type of engines of a layout."""
     fields: list[tuple[str, Any]] = []
     for name, kind in layout:
         if isinstance(kind, np.dtype):
@@ -108,9 +108,9 @@ def engine_type(layout: Layout) -> EngineType:
 
 
 def to_llvm(function: Any, layout: Layout, options: dict[str, Any]) -> tuple[str, str]:
-    """Return `function`, a part that takes an engine, an action and a number, as LLVM code, and its name.
+    """Compile `function`, a part that takes an engine, an action and a number; return LLVM code and the symbol's name.
 
-    In C it is `int64_t name(void **addresses, int64_t action, double argument)`.
+    Its declaration in C is `int64_t name(void **addresses, int64_t action, double argument)`.
     """
     engine = engine_type(layout)
 
@@ -148,7 +148,7 @@ class _RecordModel(models.PrimitiveModel):
 
 
 class _TableModel(models.PrimitiveModel):
-    """A place in the table."""
+    """An address in the table of addresses."""
 
     def __init__(self, manager: Any, kind: Any) -> None:
         super().__init__(manager, kind, _TABLE)
@@ -200,23 +200,23 @@ class _RecordAttributes(AttributeTemplate):
 
 @lower_getattr_generic(RecordType)
 def _lower_read(context: Any, builder: Any, record: RecordType, value: Any, name: str) -> Any:
-    kept = record.kept[name]
-    read = _load(context, builder, kept, _place(context, builder, record, value, name), f"{record}.{name}")
-    return context.cast(builder, read, kept, record.read(name))
+    stored = record.stored[name]
+    read = _load(context, builder, stored, _address_of(context, builder, record, value, name), f"{record}.{name}")
+    return context.cast(builder, read, stored, record.read(name))
 
 
 @lower_setattr_generic(RecordType)
 def _lower_write(context: Any, builder: Any, signature: Any, args: Any, name: str) -> None:
     (record, written), (value, new) = signature.args, args
-    kept = record.kept[name]
-    new = context.cast(builder, new, written, kept)
-    _store(context, builder, kept, new, _place(context, builder, record, value, name), f"{record}.{name}")
+    stored = record.stored[name]
+    new = context.cast(builder, new, written, stored)
+    _store(context, builder, stored, new, _address_of(context, builder, record, value, name), f"{record}.{name}")
 
 
-def _place(context: Any, builder: Any, record: RecordType, value: Any, name: str) -> Any:
+def _address_of(context: Any, builder: Any, record: RecordType, value: Any, name: str) -> Any:
     """Return the address of a field of a record."""
-    place = builder.gep(value, [ir.IntType(64)(record.offsets[name])], inbounds=True)
-    return builder.bitcast(place, context.get_data_type(record.kept[name]).as_pointer())
+    address = builder.gep(value, [ir.IntType(64)(record.offsets[name])], inbounds=True)
+    return builder.bitcast(address, context.get_data_type(record.stored[name]).as_pointer())
 
 
 @type_callable(len)
@@ -257,7 +257,7 @@ def _lower_getitem(context: Any, builder: Any, signature: Any, args: Any) -> Any
     if isinstance(records.dtype, RecordType):
         return _record(builder, records, header, index)
     place = _typed(context, builder, records, header, index)
-    if not isinstance(records.dtype, types.Number):  # a record that is only read
+    if not isinstance(records.dtype, types.Number):  # a record with nested arrays, which is only read
         return context.unpack_value(builder, records.dtype, place)
     return _load(context, builder, records.dtype, place, str(records))
 
@@ -271,23 +271,23 @@ def _lower_setitem(context: Any, builder: Any, signature: Any, args: Any) -> Any
 
 
 def _load(context: Any, builder: Any, kind: Any, place: Any, field: str) -> Any:
-    """Load the value at an address that holds values of `field` alone."""
+    """Load a value of `field` from an address."""
     value = builder.load(place)
-    value.set_metadata("tbaa", _apart(builder, field))
+    value.set_metadata("tbaa", _alias_metadata(builder, field))
     return context.data_model_manager[kind].from_data(builder, value)
 
 
 def _store(context: Any, builder: Any, kind: Any, value: Any, place: Any, field: str) -> None:
-    """Write a value to an address that holds values of `field` alone."""
+    """Write a value of `field` to an address."""
     written = builder.store(context.data_model_manager[kind].as_data(builder, value), place)
-    written.set_metadata("tbaa", _apart(builder, field))
+    written.set_metadata("tbaa", _alias_metadata(builder, field))
 
 
-def _apart(builder: Any, field: str) -> Any:
-    """Return metadata which says that writes to other fields do not change this one."""
-    module, nothing = builder.module, ir.IntType(64)(0)
-    kind = module.add_metadata([field, module.add_metadata(["kvsim"]), nothing])
-    return module.add_metadata([kind, kind, nothing])
+def _alias_metadata(builder: Any, field: str) -> Any:
+    """Return LLVM's type-based alias metadata, by which writes to other fields do not change this field."""
+    module, zero_offset = builder.module, ir.IntType(64)(0)
+    kind = module.add_metadata([field, module.add_metadata(["kvsim"]), zero_offset])
+    return module.add_metadata([kind, kind, zero_offset])
 
 
 def _typed(context: Any, builder: Any, records: RecordsType, header: Any, index: Any) -> Any:
@@ -303,7 +303,7 @@ def _record(builder: Any, records: RecordsType, header: Any, index: Any) -> Any:
 
 
 def _constant(builder: Any, word: Any) -> Any:
-    """Load a word of the table, which does not change."""
+    """Load a word of the table of addresses, marked as invariant."""
     value = builder.load(word)
     value.set_metadata("invariant.load", builder.module.add_metadata([]))
     return value

@@ -1,7 +1,7 @@
-"""Machine code of the engine on disk: written once, and loaded without numba, in less than a tenth of a second.
+"""Machine code of the engine on disk, so that later runs load it in less than a tenth of a second, without numba.
 
-A file holds one function that can be called like one of C, for one processor. It begins with a line of JSON that says
-what is in it; a damaged one is made again.
+A file holds one function with C calling conventions, for one type of processor. It begins with a header, one line of
+JSON. A damaged file counts as missing, so that the function is compiled again.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ _NEVER_CALLED = frozenset(
     {"NRT_Free", "numba_do_raise", "numba_gil_ensure", "numba_gil_release", "numba_runtime_build_excinfo_struct",
      "numba_unpickle"}
 )  # fmt: skip
-"""Functions of numba that raise an error in Python, which the engine never does. No others are there without numba."""
+"""Functions of numba's runtime, which are missing when numba is not loaded. The engine names them only for raising
+exceptions, which it never does, so `load` replaces them by an abort. Machine code may name no others."""
 _loaded: list[Any] = []
-"""Owners of the memory of loaded code, which stays to the end of the process."""
+"""Owners of the memory of loaded code; kept here so that the code is never freed."""
 
 
 class ObjectCode(NamedTuple):
@@ -34,13 +35,13 @@ class ObjectCode(NamedTuple):
 
     name: str
     declared: tuple[str, ...]
-    """Functions and data outside of it that it names."""
+    """Names of external functions and data that the code refers to."""
     content: bytes
 
 
 @cache
 def target() -> str:
-    """Return the processor and the versions that machine code depends on."""
+    """Return a text that names the processor and the version of llvmlite that machine code depends on."""
     features = sha256(_features().encode()).hexdigest()[:8]
     return f"{llvm.get_process_triple()}-{llvm.get_host_cpu_name()}-{features}-{llvmlite.__version__}"
 
@@ -49,13 +50,13 @@ def translate(code: str, name: str) -> ObjectCode:
     """Return machine code for this processor of the function `name` in `code`, optimised LLVM code."""
     module = llvm.parse_assembly(code)
     declared = [each.name for each in (*module.functions, *module.global_variables) if each.is_declaration]
-    strange = [name for name in declared if name.startswith(("numba_", "NRT_")) and name not in _NEVER_CALLED]
-    assert not strange, f"machine code that calls {', '.join(strange)} cannot be used without numba"
+    missing = [name for name in declared if name.startswith(("numba_", "NRT_")) and name not in _NEVER_CALLED]
+    assert not missing, f"machine code that calls {', '.join(missing)} cannot be used without numba"
     return ObjectCode(name, tuple(declared), _machine().emit_object(module))
 
 
 def load(code: ObjectCode) -> Callable[[int, int, float], int]:
-    """Return the function, which takes an address, an integer and a float."""
+    """Load machine code; return its function, which takes an address, an integer and a float."""
     abort = ctypes.cast(ctypes.pythonapi.Py_FatalError, ctypes.c_void_p).value
     for name in _NEVER_CALLED.intersection(code.declared):
         if llvm.address_of_symbol(name) is None:
@@ -68,13 +69,13 @@ def load(code: ObjectCode) -> Callable[[int, int, float], int]:
 
 
 def read(path: Path) -> ObjectCode | None:
-    """Read machine code from a file; None if it does not exist or is incomplete."""
+    """Read machine code from a file; return None if the file is missing or damaged."""
     try:
-        header, _, content = path.read_bytes().partition(b"\n")
-        said = json.loads(header)
-        if said["sha256"] != sha256(content).hexdigest():
+        first_line, _, content = path.read_bytes().partition(b"\n")
+        header = json.loads(first_line)
+        if header["sha256"] != sha256(content).hexdigest():
             return None
-        return ObjectCode(said["name"], tuple(said["declared"]), content)
+        return ObjectCode(header["name"], tuple(header["declared"]), content)
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -85,10 +86,10 @@ def keep(code: ObjectCode, path: Path) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    said = {"name": code.name, "declared": code.declared, "sha256": sha256(code.content).hexdigest()}
+    header = {"name": code.name, "declared": code.declared, "sha256": sha256(code.content).hexdigest()}
     path.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(path) as file:
-        file.write_bytes(json.dumps(said).encode() + b"\n" + code.content)
+        file.write_bytes(json.dumps(header).encode() + b"\n" + code.content)
 
 
 def _features() -> str:

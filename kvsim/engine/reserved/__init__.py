@@ -1,1 +1,1 @@
-"""Memory without blocks: contiguous extents, and padded rectangles."""
+"""Memory without blocks: contiguous extents, one for each sequence, and the padded rectangle of a static batch."""

@@ -1,8 +1,9 @@
-"""One contiguous range of slots, handed out in extents: first fit, best fit, next fit and buddy.
+"""Allocators of contiguous memory: first fit, best fit, next fit and buddy.
 
-Holes are kept in order of address. Freed extents merge with the holes on both sides. Buddies are rounded up to powers
-of two, begin at a multiple of their length, and merge only with their other half; a range whose length is no power of
-two is managed as the largest powers of two that fill it: 13 slots as 8, 4 and 1.
+They allocate extents, contiguous ranges of slots, from a list of holes, the free ranges, which is sorted by address. A
+freed extent is merged with the holes next to it. In a buddy allocator the length of an extent is a power of two, its
+address is a multiple of its length, and a hole merges only with the other half of the extent twice as long. A memory
+whose length is not a power of two is split into the largest powers of two that fill it: 13 slots into 8, 4 and 1.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ NO_HOLE = -1
 
 @part
 def rounded(engine: Engine, num_slots: int) -> int:
-    """Return the slots that are allocated where `num_slots` are asked for."""
+    """Return the number of slots that are allocated for a request of `num_slots`; a power of two for buddies."""
     if engine.settings.fit != BUDDY:
         return num_slots
     length = 1
@@ -26,13 +27,13 @@ def rounded(engine: Engine, num_slots: int) -> int:
 
 @part
 def find_hole(engine: Engine, length: int) -> int:
-    """Return the index of the hole to cut `length` slots from, or `NO_HOLE`."""
+    """Return the index of the hole in which `length` slots are allocated; `NO_HOLE` if none is large enough."""
     fit, state, holes = engine.settings.fit, engine.state, engine.holes
     if fit in (BEST_FIT, BUDDY):
         return _smallest_hole(engine, length)
-    start = _first_behind_the_rover(engine) if fit == NEXT_FIT else 0
-    for turn in range(state.num_holes):
-        index = start + turn
+    start = _first_after_rover(engine) if fit == NEXT_FIT else 0
+    for distance in range(state.num_holes):
+        index = start + distance
         if index >= state.num_holes:
             index -= state.num_holes
         if holes[index].length >= length:
@@ -42,7 +43,7 @@ def find_hole(engine: Engine, length: int) -> int:
 
 @part
 def allocate(engine: Engine, index: int, length: int) -> int:
-    """Cut `length` slots off the beginning of a hole that has them; return their address."""
+    """Allocate `length` slots at the start of a hole that is large enough; return the first slot."""
     assert engine.holes[index].length >= length
     address = engine.holes[index].address
     _take(engine, index, address + length)
@@ -65,13 +66,13 @@ def can_extend(engine: Engine, address: int, length: int, longer: int) -> bool:
 
 @part
 def extend(engine: Engine, address: int, length: int, longer: int) -> None:
-    """Lengthen an extent that can grow in place."""
+    """Lengthen an extent from `length` to `longer` slots, for which `can_extend` is true."""
     _take(engine, _first_from(engine, address + length), address + longer)
 
 
 @part
 def free(engine: Engine, address: int, length: int) -> None:
-    """Free an extent; merge it with the holes next to it."""
+    """Free an extent, and merge it with the holes next to it."""
     state, holes = engine.state, engine.holes
     state.num_free += length
     if engine.settings.fit == BUDDY:
@@ -89,7 +90,7 @@ def free(engine: Engine, address: int, length: int) -> None:
 
 @part
 def add_holes(engine: Engine, start: int, end: int) -> None:
-    """Add [start, end) as holes, of which none can be merged with a neighbour."""
+    """Add holes that fill [start, end), where no neighbour can be merged: one, or several powers of two for buddies."""
     if engine.settings.fit != BUDDY:
         if start < end:
             _insert(engine, _first_from(engine, start), start, end - start)
@@ -104,7 +105,7 @@ def add_holes(engine: Engine, start: int, end: int) -> None:
 
 @part
 def _take(engine: Engine, index: int, end: int) -> None:
-    """Take the slots up to `end` out of a hole, and out of those that follow it directly."""
+    """Allocate all slots up to `end` of a hole and of the holes that directly follow it."""
     holes = engine.holes
     start = address = holes[index].address
     while address < end:
@@ -116,6 +117,7 @@ def _take(engine: Engine, index: int, end: int) -> None:
 
 @part
 def _free_buddy(engine: Engine, address: int, length: int) -> None:
+    """Free an extent of a buddy allocator; merge it with its other half while that is a hole of equal length."""
     state, holes = engine.state, engine.holes
     while True:
         other = address + length if address % (2 * length) == 0 else address - length
@@ -147,7 +149,7 @@ def _delete(engine: Engine, index: int) -> None:
 
 @part
 def _smallest_hole(engine: Engine, length: int) -> int:
-    """Return the smallest hole that is long enough, the lowest of equal ones."""
+    """Return the index of the smallest hole that is long enough; of equal holes, the one with the lowest address."""
     best, holes = NO_HOLE, engine.holes
     for index in range(engine.state.num_holes):
         if holes[index].length >= length and (best == NO_HOLE or holes[index].length < holes[best].length):
@@ -156,8 +158,8 @@ def _smallest_hole(engine: Engine, length: int) -> int:
 
 
 @part
-def _first_behind_the_rover(engine: Engine) -> int:
-    """Return the first hole that reaches beyond the end of the last extent taken."""
+def _first_after_rover(engine: Engine) -> int:
+    """Return the index of the first hole with slots after the rover, the end of the extent allocated last."""
     rover, holes = engine.state.rover, engine.holes
     index = _first_from(engine, rover + 1)
     if index > 0 and holes[index - 1].address + holes[index - 1].length > rover:
@@ -167,7 +169,7 @@ def _first_behind_the_rover(engine: Engine) -> int:
 
 @part
 def _first_from(engine: Engine, address: int) -> int:
-    """Count the holes that begin below `address`."""
+    """Return the index of the first hole that begins at `address` or above, by binary search."""
     low, high = 0, engine.state.num_holes
     while low < high:
         middle = (low + high) // 2

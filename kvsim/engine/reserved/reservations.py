@@ -1,7 +1,8 @@
-"""Contiguous reservations, as servers had before paging: every sequence gets one extent when it is admitted.
+"""Contiguous reservations, as in servers before paging: every sequence gets one extent of memory when it is admitted.
 
-Most reservations never grow, so nothing is ever preempted; what is reserved and never written is the price. Doubling
-ones grow in place, or move, or give up. Every move is a copy, which the step has to wait for.
+Most kinds of reservation never grow, so that no sequence is ever preempted, but slots are reserved that are never
+written. A reservation that doubles grows in place or, if allowed, moves to another hole; otherwise a sequence is
+preempted. A move copies all slots that were written, and the step waits for the copy.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from kvsim.engine.reserved.extents import NO_HOLE
 from kvsim.engine.state import BUDDY, Engine
 
 GIVEN, DOUBLING = range(2)
-"""Lengths of a reservation: known beforehand, or twice as much whenever it is full."""
+"""Rules for the length of a reservation: fixed at admission, or doubled whenever it is full."""
 
 
 @part
 def admit(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -> bool:  # noqa: ARG001
-    """Reserve the extent of a waiting sequence, if there is room for it, however much it computes first."""
+    """Allocate the whole reservation of a waiting sequence; return False if there is no hole for it."""
     settings, state = engine.settings, engine.state
     if state.num_running == 0:
         state.batch_is_open = True
@@ -35,9 +36,9 @@ def admit(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) ->
 
 @part
 def grow(engine: Engine, sequence: Sequence, num_tokens: int) -> bool:
-    """Make room for `num_tokens` more tokens of a running sequence, elsewhere if it must move."""
+    """Make room for `num_tokens` more tokens of a running sequence, by doubling its extent if it is full."""
     settings, state = engine.settings, engine.state
-    state.batch_is_open = False  # a sequence admitted from now on would join a batch under way
+    state.batch_is_open = False  # the batch has begun to decode: with request-level batching none may join
     needed = sequence.computed + num_tokens
     if settings.reserve != DOUBLING or needed <= sequence.requested:
         return True
@@ -53,7 +54,7 @@ def grow(engine: Engine, sequence: Sequence, num_tokens: int) -> bool:
         return True
     if not settings.moves or not _make_hole(engine, wanted):
         return False
-    address, length = sequence.place, sequence.num_units  # making the hole may have moved it
+    address, length = sequence.place, sequence.num_units  # compaction in `_make_hole` may have moved it
     hole = extents.find_hole(engine, longer)
     new = extents.allocate(engine, hole, longer)
     extents.free(engine, address, length)
@@ -76,7 +77,7 @@ def free(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def unusable_slots(engine: Engine, head: Sequence) -> int:
-    """Count the free slots if they would do for `head` but no hole does: external fragmentation."""
+    """Return the number of free slots if they would suffice for `head` but no hole does: external fragmentation."""
     wanted, num_free = reservation(engine, head), engine.state.num_free
     if num_free < wanted or extents.find_hole(engine, extents.rounded(engine, wanted)) != NO_HOLE:
         return 0
@@ -85,7 +86,7 @@ def unusable_slots(engine: Engine, head: Sequence) -> int:
 
 @part
 def reservation(engine: Engine, sequence: Sequence) -> int:
-    """Return the slots that a sequence asks for when it is admitted."""
+    """Return the number of slots that a sequence requests when it is admitted."""
     settings = engine.settings
     if settings.reserve == DOUBLING:
         return min(_next_power_of_two(sequence.num_tokens), settings.max_model_len)
@@ -105,13 +106,13 @@ def _make_hole(engine: Engine, num_slots: int) -> bool:
 
 @part
 def _compact(engine: Engine, length: int) -> bool:
-    """Slide all extents together, if that makes a hole of `length`.
+    """Move all extents together at the start of memory, if that makes a hole of `length`; return whether it does.
 
-    Extents keep their order, so that those below the first hole stay where they are. Buddies must begin at a multiple
-    of their length, so the longest go first.
+    All extents are allocated anew in an empty memory, in order of address, so that those below the first hole stay. In
+    a buddy allocator the longest come first, which leaves no gaps between them.
     """
     state, holes, size = engine.state, engine.holes, len(engine.holes) // 2
-    for index in range(state.num_holes):  # the upper half of the holes keeps what was, should it be of no use
+    for index in range(state.num_holes):  # save the holes in the upper half, to restore them if no hole is made
         holes[size + index].address, holes[size + index].length = holes[index].address, holes[index].length
     num_holes, num_free, rover = state.num_holes, state.num_free, state.rover
     state.num_holes = state.rover = 0
@@ -132,26 +133,27 @@ def _compact(engine: Engine, length: int) -> bool:
 
 @part
 def _order_for_compaction(engine: Engine) -> None:
-    """List the running sequences in `order`, the lowest extents first; of buddies the longest first."""
+    """Sort the running sequences into `Lists.order`, by address; in a buddy allocator, the longest extents first."""
     buddies, lists = engine.settings.fit == BUDDY, engine.lists
     for index in range(engine.state.num_running):
-        one, place = engine.sequences[engine.running[index]], index
+        # Insertion sort: the sequences before `place` are in order.
+        sequence, place = engine.sequences[engine.running[index]], index
         while place > 0:
             other = engine.sequences[lists[place - 1].order]
-            if buddies and one.num_units != other.num_units:
-                is_before = one.num_units > other.num_units
+            if buddies and sequence.num_units != other.num_units:
+                is_before = sequence.num_units > other.num_units
             else:
-                is_before = one.place < other.place
+                is_before = sequence.place < other.place
             if not is_before:
                 break
             lists[place].order = lists[place - 1].order
             place -= 1
-        lists[place].order = one.number
+        lists[place].order = sequence.number
 
 
 @part
 def _move(engine: Engine) -> None:
-    """Copy sequences to where they move; all leave before any arrives, since one may go where another was."""
+    """Move sequences to their new extents. All leave first, because a new extent may overlap the old one of another."""
     state = engine.state
     num_moving = 0
     for index in range(state.num_running):
@@ -168,7 +170,7 @@ def _move(engine: Engine) -> None:
 
 @part
 def _place(engine: Engine, sequence: Sequence, wanted: int) -> None:
-    """Put a sequence into an extent of its own, for which there is a hole."""
+    """Allocate an extent of `wanted` slots for a sequence. There is a hole for it."""
     length = extents.rounded(engine, wanted)
     address = extents.allocate(engine, extents.find_hole(engine, length), length)
     _settle(engine, sequence, address, length, wanted)
@@ -176,7 +178,7 @@ def _place(engine: Engine, sequence: Sequence, wanted: int) -> None:
 
 @part
 def _settle(engine: Engine, sequence: Sequence, address: int, length: int, requested: int) -> None:
-    """Put a sequence without an extent into one that is allocated."""
+    """Assign an allocated extent to a sequence that has none."""
     settings = engine.settings
     totals.add_slots(engine, sequence, 0, requested)
     engine.state.rounding += length - requested
@@ -190,7 +192,7 @@ def _settle(engine: Engine, sequence: Sequence, address: int, length: int, reque
 
 @part
 def _vacate(engine: Engine, sequence: Sequence) -> None:
-    """Take a sequence out of its extent; its computed tokens stay counted."""
+    """Take the extent from a sequence, in the journal and the totals; its computed tokens stay counted."""
     journal.release_extent(engine, sequence, sequence.num_units)
     totals.remove_slots(engine, sequence, sequence.requested)
     engine.state.rounding -= sequence.num_units - sequence.requested
@@ -198,7 +200,7 @@ def _vacate(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def _next_power_of_two(num_tokens: int) -> int:
-    """Return the smallest power of two above `num_tokens`: room for one more."""
+    """Return the smallest power of two that is larger than `num_tokens`."""
     power = 1
     while power <= num_tokens:
         power *= 2

@@ -1,8 +1,9 @@
-"""Request-level batching as in `generate()`: wait, pad to the longest, hold every row until the last one ends.
+"""Static batching as in `generate()`: sequences wait for a batch, are padded to the longest, and end together.
 
-The sequences of a batch are its rows. Step 0 is the prefill: it writes as many columns as the longest prompt has
-tokens, and yields every row's first token; each further step writes a column more. The KV of a row's last token is
-never written. A dynamic cache is as wide as what is written; a preallocated one has room for the longest answer.
+The memory of a batch is a rectangle whose rows are its sequences. Step 0 is the prefill: it writes as many columns as
+the longest prompt has tokens, and yields the first token of every row. Each further step writes one more column. The KV
+of a row's last token is never written. A dynamic cache grows by a column in each step; a preallocated cache has columns
+for the longest answer from the beginning.
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ from kvsim.engine.state import ABORTED, FINISHED, RUNNING, Engine
 from kvsim.steptime import StepShape
 
 _HALF_ULP_OF_ONE = 2.0**-53
+"""Half of the distance from 1.0 to the next larger float."""
 
 
 @part
-def advance(engine: Engine, until_s: float) -> int:  # noqa: PLR0911  one for each outcome
+def advance(engine: Engine, until_s: float) -> int:  # noqa: PLR0911  one return for each outcome
     """Run to the next moment at which the caller has to act; see `clock.advance`.
 
-    A caller that is notified of a new batch writes the first uses of its steps into `first_uses`.
+    After the outcome `BATCHED` the caller writes the costs of new shapes in the batch's steps into `first_uses`.
     """
     settings, state, batch = engine.settings, engine.state, engine.rectangle
     while clock.has_room(engine):
@@ -40,7 +42,7 @@ def advance(engine: Engine, until_s: float) -> int:  # noqa: PLR0911  one for ea
         num_ended = state.num_ended
         clock.take_arrivals(engine)
         if settings.answers and state.num_ended > num_ended:
-            return ANSWERED  # refused
+            return ANSWERED  # a refused request has ended on arrival
         if batch.num_rows == 0:
             if _form_batch(engine):
                 return BATCHED
@@ -63,14 +65,14 @@ def advance(engine: Engine, until_s: float) -> int:  # noqa: PLR0911  one for ea
 
 @part
 def width_at(engine: Engine, step: int) -> int:
-    """Return the slots of every row of the batch in `step`."""
+    """Return the number of slots that every row of the batch has in `step`."""
     batch = engine.rectangle
     return batch.stride if engine.settings.preallocated else batch.prompt_width + step
 
 
 @part
 def _form_batch(engine: Engine) -> bool:
-    """Form a batch of waiting sequences, the oldest among them; return whether it is due and not empty."""
+    """Form a batch that includes the oldest waiting sequence, if one is due; return whether it has any rows."""
     settings, state, batch = engine.settings, engine.state, engine.rectangle
     if state.num_waiting == 0 or (state.num_waiting < settings.batch_size and state.host_s < _due_s(engine)):
         return False
@@ -94,7 +96,7 @@ def _form_batch(engine: Engine) -> bool:
 
 @part
 def _choose_alike(engine: Engine) -> None:
-    """Join the waiting sequences whose prompts are closest in length to the oldest one's, of equal ones the oldest."""
+    """Fill the batch with the prompts that are closest in length to the oldest sequence's; arrival breaks ties."""
     width = waiting_queue.peek(engine).prompt_tokens
     for distance in range(max(width, len(engine.buckets) - width)):
         shorter = length_index.first_at(engine, width - distance)
@@ -111,10 +113,10 @@ def _choose_alike(engine: Engine) -> None:
 
 @part
 def _join(engine: Engine, sequence: Sequence) -> bool:
-    """Make a sequence a row of the batch; return whether there is room.
+    """Add a sequence to the batch as a row; return False if there is no room for it.
 
-    The memory guard closes the batch where its rectangle might not fit. The outputs are not known beforehand, so room
-    is made for the longest that any of its requests may ask for, less the last token.
+    The memory guard refuses a row with which the rectangle might not fit. Output lengths are not known beforehand, so
+    it counts columns for the largest number of outputs that any request allows, less the last token.
     """
     settings, batch = engine.settings, engine.rectangle
     wider = max(batch.prompt_width, sequence.prompt_tokens)
@@ -130,7 +132,7 @@ def _join(engine: Engine, sequence: Sequence) -> bool:
 
 @part
 def _lay_out(engine: Engine) -> None:
-    """Find the number of steps of the batch and the slots of its rows."""
+    """Set the number of steps of the batch and the stride of its rows."""
     settings, state, batch = engine.settings, engine.state, engine.rectangle
     state.num_running, batch.num_live = batch.num_rows, batch.num_rows
     batch.live_prompt_tokens = batch.live_new_tokens = batch.longest_answer = batch.step = 0
@@ -153,13 +155,13 @@ def _lay_out(engine: Engine) -> None:
 
 @part
 def _take_step(engine: Engine) -> None:
-    """Take one step and look at its output before the next, as `generate()` does."""
+    """Compute one step and process its output at once, as `generate()` does."""
     state, batch = engine.state, engine.rectangle
     step, rows, width = batch.step, batch.num_rows, batch.prompt_width
     if step == batch.next_end:
         _drop_ended(engine)
     state.seq += 1
-    if step < 2:
+    if step < 2:  # the rows of step 1 are repeated for all later steps
         _write_down(engine)
     tokens = rows * width if step == 0 else rows
     shape = StepShape(
@@ -172,7 +174,7 @@ def _take_step(engine: Engine) -> None:
     clock.write_step(engine, shape, padding)
     cost = clock.step_time(engine.step_times[0], shape)
     gpu_s = cost.gpu_s
-    for index in range(1, len(engine.step_times)):  # one stage behind the other
+    for index in range(1, len(engine.step_times)):  # stages compute one after the other
         gpu_s += clock.passing_s(engine.step_times[index], tokens)
         gpu_s += clock.step_time(engine.step_times[index], shape).gpu_s
     state.host_s += steptime.larger(cost.prepare_s + gpu_s, cost.launch_s) + cost.turnaround_s
@@ -188,7 +190,7 @@ def _take_step(engine: Engine) -> None:
 
 @part
 def _drop_ended(engine: Engine) -> None:
-    """Count the rows that are still live; those that had their last token in the step before are not."""
+    """Update the figures of the live rows, without the rows that had their last token in the step before."""
     batch = engine.rectangle
     batch.num_live = batch.live_prompt_tokens = batch.live_new_tokens = 0
     batch.next_end = batch.longest_answer
@@ -214,7 +216,9 @@ def _count_slots(engine: Engine) -> None:
 
 @part
 def _write_down(engine: Engine) -> None:
-    """Record the slots and tokens of every row: whole rows at first, then a token each for all later steps."""
+    """Record the slots and tokens of every row: the prompt in step 0, and in step 1 one token, repeated for later
+    steps.
+    """
     settings, state, batch = engine.settings, engine.state, engine.rectangle
     step, width, stride = batch.step, batch.prompt_width, width_at(engine, batch.num_steps - 1)
     repeat = 1 if step == 0 else batch.num_steps - 1
@@ -233,7 +237,7 @@ def _write_down(engine: Engine) -> None:
 
 @part
 def _end_batch(engine: Engine) -> None:
-    """End all rows. A batch that runs out of memory fails as a whole."""
+    """End all sequences of the batch. They are aborted if the memory was full before the last row ended."""
     settings, state, batch = engine.settings, engine.state, engine.rectangle
     is_complete = batch.num_steps == batch.longest_answer
     for row in range(batch.num_rows):
@@ -250,23 +254,23 @@ def _end_batch(engine: Engine) -> None:
 
 @part
 def _due_s(engine: Engine) -> float:
-    """Return the time at which the oldest sequence stops waiting for others, in seconds; there is one."""
+    """Return the time at which the oldest waiting sequence stops waiting for a full batch, in seconds."""
     return engine.times[waiting_queue.peek(engine).number].arrival_s + engine.settings.timeout_s
 
 
 @part
 def next_chance_s(engine: Engine) -> float:
-    """Return the time of the next arrival, or at which the oldest stops waiting for others, in seconds; or infinity."""
+    """Return the time at which a batch may be formed next, in seconds: an arrival or a timeout; infinity for never."""
     chance_s = clock.next_arrival_s(engine)
     return min(chance_s, _due_s(engine)) if engine.state.num_waiting > 0 else chance_s
 
 
 @part
 def _ulp(value: float) -> float:
-    """Return the distance from a number to the next larger one; from 0, that of the smallest times."""
+    """Return a distance whose addition gives the next larger float; a small constant for 0."""
     if value == 0.0:
         return _HALF_ULP_OF_ONE
-    # Slightly more than half of the distance, or less than one and a half: the sum is rounded to the next number.
+    # The product is between 0.5 and 1.5 times the distance to the next float, so the sum is rounded to that float.
     return value + value * _HALF_ULP_OF_ONE * (1.0 + 2.0 * _HALF_ULP_OF_ONE) - value
 
 
