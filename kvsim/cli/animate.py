@@ -1,4 +1,4 @@
-"""`kvsim animate`: the pool as a film."""
+"""`kvsim animate`: write a film of the memory pool."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvsim.cli.show import overwrite_option
 from kvsim.errors import UsageError
 
 _MOST_FRAMES = 6_000
-"""Ten minutes of ten pictures a second."""
+"""Maximum frames of a film: ten minutes with ten frames a second."""
 
 
 @click.command("animate")
@@ -77,7 +77,7 @@ def command(
 
 
 def _num_frames(output: Path, length_s: float, frames_per_second: float, max_mib: float) -> int:
-    """Check what a film should be, and return its number of frames."""
+    """Check the file type and the limits of a film, and return its number of frames."""
     from kvsim.plots import FILMS
 
     if output.suffix.lower() not in (*FILMS, ".svg"):

@@ -83,7 +83,7 @@ def command(
 
 
 def _fit_card(name: str, recordings: Sequence[Recording], output: Path) -> tuple[Card, Sequence[Residual]]:
-    """Write the card with the factors that the recordings tell; that card, and how far it is from each of those."""
+    """Write the machine card with factors fitted to the recordings; return it, and its error on each recording."""
     from kvsim.calibration import calibrate_card
     from kvsim.hardware import find_gpu
     from kvsim.machines import card_of, served_model
@@ -101,7 +101,7 @@ def _fit_card(name: str, recordings: Sequence[Recording], output: Path) -> tuple
 def _show(
     output: Path, label: str, residuals: Sequence[Residual], factors: Mapping[str, float], *, as_json: bool
 ) -> None:
-    """Print how far the times are from each recording, and how many times longer than before each part takes."""
+    """Print the error of the times on each recording, and the factors by which each part became slower."""
     if as_json:
         documents = [
             {

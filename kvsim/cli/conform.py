@@ -1,4 +1,4 @@
-"""`kvsim conform`: the vLLM that is installed against the rules that kvsim knows."""
+"""`kvsim conform`: compare the decisions of an installed vLLM with those that kvsim predicts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kvsim.conformance.conformity import Conformity
 
 _MOST_LINES = 12
-"""Lines of a difference that are printed; the report has all."""
+"""Maximum lines of a difference that are printed; the report has all lines."""
 
 
 @click.command("conform")

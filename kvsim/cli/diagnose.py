@@ -102,7 +102,7 @@ def _metrics_url(source: str) -> str | None:
 
 
 def _recording(source: str, seconds: float) -> Recording:
-    """Return the recording in a folder or of that name, or the events that a server publishes in `seconds`."""
+    """Return the recording in the folder or with the name `source`, or what the server there publishes in `seconds`."""
     from pathlib import Path
 
     from kvsim.errors import RecordingError
@@ -148,7 +148,7 @@ def _glance(url: str, seconds: float, ranks: KvEventRanks | None) -> Glance:
 
 
 def _watch(feed: LiveFeed | MetricsFeed, seconds: float) -> str | None:
-    """Wait so long, or until `feed` has ended, and return why it has; None if it has not."""
+    """Wait for `seconds` or until `feed` ends; return the reason of the end, None if it is still open."""
     with progress("watching") as report:
         begin_s = time.monotonic()
         while feed.ended is None and (passed_s := time.monotonic() - begin_s) < seconds:

@@ -1,4 +1,4 @@
-"""`kvsim diagnose` for SGLang's policy: retractions, and throughput that does not come back after them."""
+"""`kvsim diagnose` for SGLang's policy: retractions, and the throughput that is lost after them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from kvsim.recording import Recording
 
 _GAIN = 1.01
-"""Factor on the output from which on a change is advised."""
+"""Smallest factor on the output for which a change is advised."""
 _MOST = 5
-"""Retractions that are described: those after which most answers are lost."""
+"""Maximum number of retractions that are described, those with the largest loss of output first."""
 
 
 def diagnose_sglang(recording: Recording, *, tries: bool, as_json: bool) -> None:
-    """Print what retractions cost, and what other settings would have brought."""
+    """Print the cost of retractions, and the simulated effect of other settings."""
     found, verdict = retractions_of(recording), verdict_of(summarize(recording))
     tried: list[Tried] = []
     if tries:
@@ -59,7 +59,7 @@ def diagnose_sglang(recording: Recording, *, tries: bool, as_json: bool) -> None
 
 
 def advice(tried: list[Tried]) -> list[str]:
-    """Return what the simulations of other settings advise: the better direction, the other one, and more memory."""
+    """Return sentences about simulations with other settings: the better direction, the worse one, and more memory."""
     now, memory = tried[0], tried[-1]
     lower, higher = (
         max((each for each in tried if (each.factor < 1) == is_lower and each.factor != 1), key=_output)
@@ -86,7 +86,7 @@ def _output(tried: Tried) -> float:
 
 
 def _effect(tried: Tried, now: Tried) -> str:
-    """Describe a change by its output, its latest first token and its retractions, beside those of now."""
+    """Return a comparison of output, TTFT and retractions under a change with those under the present settings."""
     gain = 100 * (tried.tokens_per_s / now.tokens_per_s - 1)
     return (
         f"{tried.tokens_per_s:,.0f} tokens/s instead of {now.tokens_per_s:,.0f} ({gain:+.1f} %), TTFT p99 "
@@ -96,7 +96,7 @@ def _effect(tried: Tried, now: Tried) -> str:
 
 
 def _missing_tokens(retraction: Retraction) -> float:
-    """Return the output that fails to appear until admission expects as little as before."""
+    """Return the number of output tokens that are lost until admission is as optimistic as before the retraction."""
     lost_per_s = retraction.before.tokens_per_s - retraction.after.tokens_per_s
     return max(lost_per_s, 0.0) * (retraction.back_s - retraction.at_s)
 
@@ -115,7 +115,7 @@ def _cause(found: list[Retraction]) -> str:
 
 
 def _moment(recording: Recording, retraction: Retraction) -> str:
-    """Describe a retraction, and what followed."""
+    """Return a sentence about a retraction and its consequences."""
     names = [str(recording.requests.id[loss.request]) for loss in retraction.losses]
     who = names[0] if len(names) == 1 else f"{len(names):,} requests ({', '.join(names[:3])}{', …' * (len(names) > 3)})"
     before, after = retraction.before, retraction.after

@@ -1,4 +1,4 @@
-"""`kvsim explain`: a lesson for people who read."""
+"""`kvsim explain`: print a lesson as text, or write it as Markdown, without the interactive interface."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def command(*, lesson: str | None, markdown: bool, output: Path | None, overwrit
     save = import_module("kvsim_tui.export.picture_file").save
     for name, figure in figures.items():
         save(figure, output / name, made_by="explain")
-    click.echo(save(f"{text}\n", page, made_by="explain"))  # last: a page has its figures
+    click.echo(save(f"{text}\n", page, made_by="explain"))  # last, so that a written page always has its figures
 
 
 def _can_print(text: str) -> bool:

@@ -1,4 +1,4 @@
-"""`kvsim export`: a recording for other programs."""
+"""`kvsim export`: write a recording in the format of another program."""
 
 from __future__ import annotations
 

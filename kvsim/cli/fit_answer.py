@@ -1,4 +1,4 @@
-"""Answers of `kvsim fit` and `kvsim diagnose`: the simulated server, its figures, and remedies."""
+"""Printed answers of `kvsim fit` and `kvsim diagnose`: the simulated server, its figures, and the remedies."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def print_fit(answer: Answer) -> None:
 
 
 def print_without_gain(remedies: Sequence[Remedy], *, fits: bool) -> None:
-    """Print the changes without an effect, in a line."""
+    """Print one line with the changes that were tried without effect."""
     if remedies:
         tried = "; ".join(
             f"{each.change.words} ({_rate(each.outcome.output_tokens_per_s)} tokens/s, TTFT p99 "
@@ -56,7 +56,7 @@ def print_without_gain(remedies: Sequence[Remedy], *, fits: bool) -> None:
 
 
 def print_remedies(remedies: Sequence[Remedy], before: Outcome, *, fits: bool) -> None:
-    """Print the remedies as a table, with figures that they make worse than `before`, and their flags."""
+    """Print a table of the remedies, with the figures that become worse than `before`, and the flags of each."""
     if not remedies:
         echo(
             "No change that was tried brings more, or answers much sooner."
@@ -100,7 +100,7 @@ def print_growth(rows: Sequence[Grown], multiples: Sequence[float]) -> None:
 
 
 def change_words(remedy: Remedy, before: Outcome) -> str:
-    """Describe a change, and the figures that it makes much worse."""
+    """Return the description of a change, with the figures that it makes much worse."""
     price = price_words(before, remedy.outcome)
     return f"{remedy.change.words}, {price}" if price else remedy.change.words
 
@@ -113,7 +113,7 @@ NO_MARGIN = (
 
 
 def cells(outcome: Outcome, band: Mapping[str, tuple[float, float]]) -> tuple[str, str, str, str]:
-    """Return the four decisive figures, each with its prediction interval."""
+    """Return the figures named in `_NAMES` as text, each with its prediction interval in `band`."""
 
     def span(name: str, *, time: bool) -> str:
         if name not in band:
@@ -135,7 +135,7 @@ def _rate(per_s: float) -> str:
 
 
 def load_words(answer: Answer) -> str:
-    """Describe the load."""
+    """Return a description of the load."""
     load = answer.load
     if load.users is None:
         return load.workload.description

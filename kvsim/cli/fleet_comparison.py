@@ -1,4 +1,4 @@
-"""`kvsim compare` of fleets: the same GPUs as servers of one kind or of two, or as data-parallel ranks."""
+"""`kvsim compare` of fleets: equal servers, prefill and decode servers, or data-parallel ranks on the same GPUs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def compare_fleets(fleet: FleetFlags, flags: Mapping[str, Any], *, as_json: bool) -> None:
-    """Serve the same requests on the servers that were asked for, and on as many GPUs used otherwise; print all."""
+    """Simulate the requested servers and alternatives on as many GPUs, and print the figures of all."""
     scenario = build_scenario(**flags)
     totals: dict[str, FleetTotals] = {}
     notes = list(scenario.notes)
@@ -40,7 +40,7 @@ def compare_fleets(fleet: FleetFlags, flags: Mapping[str, Any], *, as_json: bool
 
 
 def _alternatives(fleet: FleetFlags, flags: Mapping[str, Any]) -> Iterator[tuple[str, FleetFlags, dict[str, Any]]]:
-    """Yield ways to use the GPUs: a name, the servers, and the flags that change."""
+    """Yield each way to use the GPUs: its name, its servers, and the flags that it changes."""
     if (apart := fleet.apart) is not None:
         number = apart.num_prefill + apart.num_decode
         yield f"{number} servers", FleetFlags(None, number), {}

@@ -1,4 +1,4 @@
-"""`kvsim import`: requests in a public format, as a workload."""
+"""`kvsim import`: convert requests in a public format to a workload file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FORMAT_NAMES = (
     "azure", "burstgpt", "conversations", "csv", "mooncake", "ragpulse", "sharegpt", "sharegpt-turns", "vidur",
     "vllm-bench",
 )  # fmt: skip
-"""Written out, so that help is shown without loading the readers; a test compares them."""
+"""Names of the formats, repeated here so that the help needs no import of the readers; a test compares them."""
 
 
 _LENGTH = bounded(at_most=(1 << 31) - 1)

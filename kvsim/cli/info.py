@@ -1,4 +1,4 @@
-"""`kvsim info`: metadata and results of a recording."""
+"""`kvsim info`: print the origin and the results of a recording, and check it for contradictions."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _list(*, as_json: bool) -> None:
 
 
 def _describe(name: str, *, as_json: bool) -> None:
-    """Print where a recording comes from, and what happened in it."""
+    """Print the origin of a recording, and a summary of the run."""
     from kvsim.cli.summary_lines import figures_document, print_summaries
     from kvsim.cli.turn_tables import print_losses, print_turns
     from kvsim.metrics import summarize
@@ -76,7 +76,7 @@ def _describe(name: str, *, as_json: bool) -> None:
 
 
 def _provenance(recording: Recording) -> list[tuple[str, str]]:
-    """Return the rows that say what was recorded, where and with which pool."""
+    """Return the rows about the origin of a recording: source, engine, model, GPU and pool."""
     meta, pool = recording.meta, recording.meta.pool
     units = "none: the cache grows with the batch"
     if pool.num_units is not None:
@@ -100,7 +100,7 @@ def _provenance(recording: Recording) -> list[tuple[str, str]]:
 
 
 def _check(name: str | None, *, as_json: bool) -> None:
-    """Read the recording, follow every unit through every step, and compare all that is stated twice."""
+    """Read the recording, replay every unit through all steps, and compare the figures that it states twice."""
     from kvsim.metrics.contradictions import refuse_contradictions
     from kvsim.recording import find, read
 

@@ -1,4 +1,4 @@
-"""`kvsim compare --ladder`: the same requests, served in eight ways, one change each."""
+"""`kvsim compare --ladder`: the same requests served in eight ways, each with one change over the way before."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from kvsim.experiments.rungs import Climbed
 
 LADDER_WORKLOAD = "vllm-h200-llama-3-8b-pressure-prefixes"
-"""Requests of a recorded run under memory pressure, many of which begin alike: every rung has something to do."""
+"""Recording whose requests are the default: memory pressure and shared prefixes make every rung have an effect."""
 
 
 def climb_ladder(output: Path | None, flags: dict[str, Any], *, overwrite: bool, as_json: bool) -> None:
-    """Run the ladder, print it, and write its recordings where that was asked for."""
+    """Simulate all rungs, print their figures, and write the recordings into `output` if it is given."""
     from kvsim.experiments.rungs import at_once, climb, rung_recordings
     from kvsim.files.overwriting import may_replace, replacing_folder
 

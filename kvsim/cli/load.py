@@ -1,4 +1,4 @@
-"""Flags of the senders of requests: users in a closed loop, or a multiple of a recorded load."""
+"""Flags for how requests are sent: by users in a closed loop, or as an open loop of limited concurrency."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 Command = TypeVar("Command", bound=Callable[..., Any])
 _requests = section("Requests")
 _SHOWN_S = 120.0
-"""Seconds of an open loop that are simulated where the number of requests is not given."""
+"""Seconds of an open loop to simulate if the number of requests is not given."""
 _FEWEST, _MOST = 300, 5_000
 _SESSIONS_OF_USER, _FEWEST_SESSIONS = 3, 100
 _MOST_OF_USERS = 200_000
-"""Requests of a closed loop that one run of a search may take: some seconds."""
+"""Maximum requests of a closed loop in one run of a search; more would take longer than some seconds."""
 _USERS = {
     "type": click.IntRange(1, 1_000_000),
     "metavar": "N",
@@ -53,27 +53,27 @@ _spawn_rate = _requests(
 
 
 def users_options(command: Command) -> Command:
-    """Add the flags of a closed loop to `command`, with how fast the users come, and of a limited open one."""
+    """Add the flags of a closed loop, with its spawn rate, and of an open loop with limited concurrency."""
     return _requests("--users", **_USERS)(_think_time(_max_concurrency(_spawn_rate(command))))
 
 
 def load_options(command: Command) -> Command:
-    """Add the flags of a closed loop to `command`, which receives them as keyword arguments."""
+    """Add the flags of a closed loop; here --max-concurrency is another name of --users."""
     return _requests("--users", "--max-concurrency", **_USERS)(_think_time(command))
 
 
 def check_users(flags: Mapping[str, Any]) -> None:
-    """Raise a UsageError if the flags speak of users and none are given."""
+    """Raise a UsageError if flags of users are given without --users."""
     for flag, name in (("--think-time", "think_s"), ("--spawn-rate", "users_per_s")):
         if flags.get(name) is not None and flags["users"] is None:
             raise UsageError(f"{flag} is for users in a closed loop; give --users as well.")
 
 
 def check_senders(flags: dict[str, Any]) -> None:
-    """Make sure that requests either arrive or follow from answers.
+    """Check that the flags describe an open or a closed loop.
 
     Raises:
-        UsageError: the flags say both.
+        UsageError: they describe both.
     """
     given = [
         name for name in ("rate", "ramp", "rate_profile", "burstiness", "max_concurrency") if flags[name] is not None
@@ -86,7 +86,7 @@ def check_senders(flags: dict[str, Any]) -> None:
 
 
 def check_load(flags: dict[str, Any]) -> None:
-    """Make sure that the flags describe one load.
+    """Check that the flags describe one load.
 
     Raises:
         UsageError: they describe none, or two.
@@ -107,7 +107,7 @@ def check_load(flags: dict[str, Any]) -> None:
 
 
 def requests_of(flags: dict[str, Any]) -> tuple[Workload, Recording | RecordedRequests | None]:
-    """Return enough requests of the flags to show the effect of a load, and their recording, if any."""
+    """Return requests in a number that shows the effect of the load, and the recording that they are from, if any."""
     from kvsim.fitting import requests_for
 
     if flags["workload"] is not None or not (is_generated(flags) or flags["users"] or flags["rate"]):
@@ -127,11 +127,11 @@ def requests_of(flags: dict[str, Any]) -> tuple[Workload, Recording | RecordedRe
     if flags["rate_profile"] is not None:
         return workload_and_source(flags)
     rate = flags["rate"] or 30.0
-    # What is no rate is refused where arrivals are drawn.
+    # An invalid rate is refused later, when arrivals are generated.
     shown = min(max(round(_SHOWN_S * min(rate, 1e6)), _FEWEST), _MOST) if rate > 0 else _FEWEST
-    # Only requests that are generated take arrivals; burstiness and ramps bring theirs.
-    own = flags["burstiness"] is not None or flags["ramp"] is not None or rate == math.inf
-    arrivals = flags["arrivals"] or (None if own else "poisson")
+    # Burstiness, a ramp or an infinite rate imply an arrival process; otherwise it is Poisson.
+    has_process = flags["burstiness"] is not None or flags["ramp"] is not None or rate == math.inf
+    arrivals = flags["arrivals"] or (None if has_process else "poisson")
     lengths = flags["prompt_tokens"] or DEFAULT_TOKENS
     return workload_and_source(
         flags | {"arrivals": arrivals, "num_requests": number or shown, "prompt_tokens": lengths}

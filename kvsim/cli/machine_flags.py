@@ -1,4 +1,4 @@
-"""Flags of a machine: a GPU, a model as it is served, and the memory for its cache."""
+"""Values of the flags of a machine, for all commands: a GPU, a model with its parallelism, and a memory budget."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 GIB = 1 << 30
 FIND = "auto"
-"""The value of `--max-model-len` that asks for the longest sequence that fits."""
+"""Value of `--max-model-len` that asks for the longest sequence that fits."""
 
 
 def tokens_or_auto(value: str | int) -> int | str:
@@ -33,10 +33,12 @@ def tokens_or_auto(value: str | int) -> int | str:
 
 
 def machine_of(flags: Mapping[str, Any], meta: Meta | None = None) -> tuple[Gpu, Model]:
-    """Return the GPU, and the model as it is served, that the flags name; by default those of a recording.
+    """Return the GPU and the model that the flags name, by default those of `meta`, the metadata of a recording.
+
+    The model has the parallelism, cache type and quantization of the flags.
 
     Raises:
-        UsageError: a name is unknown, or the model cannot be served so.
+        UsageError: a name is unknown, or the model cannot be served with these flags.
     """
     from kvsim.hardware import find_gpus
     from kvsim.machines import served_model
@@ -63,31 +65,32 @@ _SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"
 
 
 def _share_of(number: int, flags: Mapping[str, Any]) -> int:
-    """Return the tensor-parallel size that `number` GPUs leave to a stage of a rank.
+    """Return the tensor-parallel size if `number` GPUs are divided by the pipeline and data-parallel sizes.
 
     Raises:
-        UsageError: the sizes of the flags are those of another number.
+        UsageError: `number` cannot be divided by these sizes, or the product of all sizes is another number.
     """
-    told = {f"--{name.replace('_', '-')}": flags[name] for name in _SIZES if flags[name] is not None}
-    product = prod(told.values())
+    sizes = {f"--{name.replace('_', '-')}": flags[name] for name in _SIZES if flags[name] is not None}
+    product = prod(sizes.values())
     if flags["tensor_parallel_size"] is not None and product != number:
-        words = " times ".join(f"{flag} {size}" for flag, size in told.items())
+        words = " times ".join(f"{flag} {size}" for flag, size in sizes.items())
         raise UsageError(f"--gpu {flags['gpu']} are {number} GPUs, and {words} are {product}; leave one out.")
     others = product // (flags["tensor_parallel_size"] or 1)
     if number % others:
-        words = " times ".join(f"{flag} {size}" for flag, size in told.items() if "tensor" not in flag)
+        words = " times ".join(f"{flag} {size}" for flag, size in sizes.items() if "tensor" not in flag)
         raise UsageError(f"--gpu {flags['gpu']} cannot be divided into {words}.")
     return int(number // others)
 
 
 def engine_limits(flags: Mapping[str, Any], gpu: Gpu, max_model_len: int) -> tuple[int, int]:
-    """Return the most sequences and tokens of a step: those of the flags, or vLLM's defaults on the GPU."""
-    told = flags["max_num_seqs"], flags["max_num_batched_tokens"]
-    return _defaults(flags, gpu).limits(*told, max_model_len, chunked=flags.get("enable_chunked_prefill") is not False)
+    """Return max_num_seqs and max_num_batched_tokens: those of the flags, or vLLM's defaults on the GPU."""
+    stated = flags["max_num_seqs"], flags["max_num_batched_tokens"]
+    is_chunked = flags.get("enable_chunked_prefill") is not False
+    return _defaults(flags, gpu).limits(*stated, max_model_len, chunked=is_chunked)
 
 
 def adjusted_words(flags: Mapping[str, Any], gpu: Gpu, max_model_len: int) -> list[str]:
-    """Describe the defaults that vLLM adjusts to the other settings, a sentence each."""
+    """Return a sentence for each default that vLLM adjusts to the other settings."""
     from kvsim.policies.releases import DEFAULT, nearest_words
 
     names, defaults = ("max_num_seqs", "max_num_batched_tokens"), _defaults(flags, gpu).value
@@ -108,16 +111,16 @@ def _defaults(flags: Mapping[str, Any], gpu: Gpu) -> EngineDefaults:
 
 
 def caches_prefixes(flags: Mapping[str, Any], model: Model) -> bool:
-    """Tell whether prefixes are cached: by default, except in models with recurrent layers, as in vLLM."""
+    """Tell whether prefixes are cached: as the flag states, else unless the model has recurrent layers, as in vLLM."""
     stated: bool | None = flags["enable_prefix_caching"]
     return not model.recurrent_layers if stated is None else stated
 
 
 def gib_of_slots(flags: Mapping[str, Any], gpu: Gpu, model: Model) -> float:
-    """Return the GiB that SGLang's share leaves to its slots.
+    """Return the GiB of SGLang's slots with --mem-fraction-static.
 
     Raises:
-        UsageError: a flag states the size in another way, too.
+        UsageError: another flag states the size, too.
         BudgetError: no page fits.
     """
     from kvsim.sizing.sglang_budget import plan_slots
@@ -130,19 +133,19 @@ def gib_of_slots(flags: Mapping[str, Any], gpu: Gpu, model: Model) -> float:
 
 
 def _check_one_size(flags: Mapping[str, Any]) -> None:
-    told = ("kv_gib", "num_blocks", "gpu_memory_utilization", "mem_fraction_static")
-    names = [f"--{name.replace('_', '-')}" for name in told if flags[name] is not None]
+    sizes = ("kv_gib", "num_blocks", "gpu_memory_utilization", "mem_fraction_static")
+    names = [f"--{name.replace('_', '-')}" for name in sizes if flags[name] is not None]
     if len(names) > 1:
         raise UsageError(f"{' and '.join(names)} say the same thing; give only one.")
 
 
 def memory_of(flags: Mapping[str, Any], gpu: Gpu, model: Model, *, max_model_len: int | None = None) -> Budget:
-    """Return the pool that the flags describe: of a given size, or of the memory that the GPU has left.
+    """Return the memory budget that the flags describe; the pool has a stated size, or the rest of the GPU's memory.
 
-    `max_model_len` is the longest sequence that is planned for; None for the model's.
+    `max_model_len` is the longest sequence to plan for; None for that of the model.
 
     Raises:
-        UsageError: two flags contradict each other, or one cannot be right.
+        UsageError: two flags contradict each other, or a flag is invalid.
         BudgetError: the model and its cache do not fit.
     """
     from kvsim.policies import ContinuousSettings, Pipeline
@@ -157,10 +160,10 @@ def memory_of(flags: Mapping[str, Any], gpu: Gpu, model: Model, *, max_model_len
     num_seqs, num_tokens = engine_limits(flags, gpu, longest)
     release = flags["vllm"] or DEFAULT
     defaults = defaults_of(release)
-    ahead = flags.get("async_scheduling")
+    is_async = flags.get("async_scheduling")
     scheduler = ContinuousSettings(
         max_num_batched_tokens=num_tokens,
-        async_scheduling=defaults.async_scheduling if ahead is None else ahead,
+        async_scheduling=defaults.async_scheduling if is_async is None else is_async,
         vllm=release,
     )
     return plan_budget(
@@ -185,7 +188,7 @@ def memory_of(flags: Mapping[str, Any], gpu: Gpu, model: Model, *, max_model_len
 
 
 def _additions(flags: Mapping[str, Any], model: Model) -> dict[str, Any]:
-    """Return what drafts and the slots of adapters, as `plan_budget` takes them."""
+    """Return the arguments of `plan_budget` for drafting and for the slots of adapters."""
     from kvsim.policies.drafter import additions_of
     from kvsim.policies.releases import DEFAULT
     from kvsim.policies.settings import ContinuousSettings
@@ -197,7 +200,7 @@ def _additions(flags: Mapping[str, Any], model: Model) -> dict[str, Any]:
 
 
 def title_of(gpu: Gpu, model: Model) -> str:
-    """Return the model as it is served, and the GPUs."""
+    """Return a title of the model, its quantization and the GPUs."""
     served = [f"{model.quantization.method} weights"] if model.quantization else []
     served += [f"{model.kv_cache_dtype} KV cache"] if model.kv_cache_dtype != "auto" else []
     number = model.num_gpus * model.data_parallel_size

@@ -1,4 +1,4 @@
-"""The manual page: every command with its flags, in the language of man, made from the help texts."""
+"""Manual page for `kvsim --man`: all commands and flags in troff, made from the help texts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def man_page(context: click.Context, tasks: Mapping[str, Mapping[str, str]]) -> str:
-    """Return the manual page of the group of `context`, with its commands below their tasks."""
+    """Return the manual page of the command group of `context`, with the commands grouped by `tasks`."""
     return "\n".join(_lines(context, tasks)) + "\n"
 
 
@@ -46,6 +46,6 @@ def _flags(command: click.Command, context: click.Context) -> Iterator[str]:
 
 
 def _text(text: str) -> str:
-    """Return `text` with what man would read as a command of its own made harmless."""
+    """Escape characters of `text` that troff would interpret."""
     escaped = text.replace("\\", r"\e").replace("-", r"\-").replace('"', r"\(dq")
     return rf"\&{escaped}" if escaped.startswith((".", "'")) else escaped

@@ -1,4 +1,4 @@
-"""`kvsim measure`: the speed of this machine, as a machine card."""
+"""`kvsim measure`: measure the speed of this machine, and write it as a machine card."""
 
 from __future__ import annotations
 

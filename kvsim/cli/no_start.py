@@ -1,4 +1,4 @@
-"""Say why a server does not start: the sentence, the account of its memory, and the changes with which it does."""
+"""Explanation of a server that does not start: the error, the memory budget, and changes with which it starts."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from kvsim.sizing.starts import StartingSettings
 
 _SERVED = ("kv_cache_dtype", "quantization", "tensor_parallel_size")
-"""Settings of a start that belong to the served model."""
+"""Settings that change the model rather than the budget."""
 
 
 def changes(flags: Mapping[str, Any], gpu: Gpu, model: Model) -> list[StartingSettings]:
-    """Return the changes of single flags with which the server starts."""
+    """Return the changes of a single flag with which the server would start."""
     from kvsim.models import find_quantization
     from kvsim.sizing.starts import changes_that_start
 
@@ -43,7 +43,7 @@ def _present(flags: Mapping[str, Any], gpu: Gpu, model: Model, longest: int) -> 
     num_seqs, num_tokens = engine_limits(flags, gpu, longest)
     share, quantization = flags["gpu_memory_utilization"], model.quantization
     default = defaults_of(flags["vllm"] or DEFAULT).gpu_memory_utilization
-    sixteen_bits = None if gpu.fp8_dense_flops else model.dtype  # what the GPU cannot multiply is not advised
+    sixteen_bits = None if gpu.fp8_dense_flops else model.dtype  # types that the GPU cannot multiply are not advised
     return {
         "gpu_memory_utilization": default if share is None else share,
         "max_num_batched_tokens": num_tokens,
@@ -55,7 +55,7 @@ def _present(flags: Mapping[str, Any], gpu: Gpu, model: Model, longest: int) -> 
 
 
 def print_no_start(error: BudgetError, title: str, found: list[StartingSettings]) -> None:
-    """Print why there is no start, the account of the memory, and what would start."""
+    """Print the error, the terms of the memory budget, and the changes with which the server starts."""
     echo(f"kvsim: {error}", err=True)
     on_one = "on each GPU" if " x " in title else ""
     rows = [(label, size(num_bytes), on_one, why) for label, num_bytes, why in error.account]
@@ -65,7 +65,7 @@ def print_no_start(error: BudgetError, title: str, found: list[StartingSettings]
 
 
 def _logged(error: BudgetError) -> str:
-    """Return the beginning of the message with which vLLM ends."""
+    """Return the beginning of the error message of vLLM."""
     sizes = {label: num_bytes for label, num_bytes, _ in error.account}
     if -sizes.get("weights", 0) > sizes.get("GPU memory", sum(map(abs, sizes.values()))):
         return "CUDA out of memory"
@@ -75,7 +75,7 @@ def _logged(error: BudgetError) -> str:
 
 
 def change_words(found: list[StartingSettings]) -> str:
-    """Name the changes that start, with the tokens that the cache then holds; a line each."""
+    """Return a line for each change, with the number of tokens that the cache then holds."""
     if not found:
         return "No change of a single setting makes it start."
     lines = [f"  {change.flags}: room for {change.budget.plan.num_tokens:,} tokens" for change in found]

@@ -1,4 +1,4 @@
-"""`kvsim pack`: sequences for training in rows of equal length, beside padded batches of the same."""
+"""`kvsim pack`: pack training sequences into rows of equal length, and compare the result with padded batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kvsim report`: everything about some recordings on one page."""
+"""`kvsim report`: write a page with the figures of recordings and a description of what happened."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kvsim reproduce`: published figures beside ours."""
+"""`kvsim reproduce`: simulate published experiments, and compare kvsim's figures with the published ones."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def command(*, rows: tuple[str, ...], list_only: bool, plot: Path | None, overwr
     if plot is not None:
         from kvsim.plots import may_save
 
-        may_save(plot, "reproduce", overwrite=overwrite)  # before minutes are spent on what could not be written
+        may_save(plot, "reproduce", overwrite=overwrite)  # before minutes of simulation
     outcomes = []
     for row in chosen:
         with progress(row.name) as report:

@@ -1,4 +1,4 @@
-"""`kvsim run`: one policy, one summary, and a recording if asked for."""
+"""`kvsim run`: simulate one policy, print a summary, and write a recording if -o is given."""
 
 from __future__ import annotations
 
@@ -97,18 +97,18 @@ def command(
 
 
 _WORTH_PROCESSES = 50_000
-"""Requests of a fleet from which on several cores save more time than it takes to start processes."""
+"""Fewest requests of a fleet for which several processes save more time than their start takes."""
 
 
 def _check_load(flags: dict[str, Any]) -> None:
-    """Check who sends the requests, and settle the number of users."""
+    """Check the flags of users and arrivals, and multiply the users by --load."""
     check_users(flags)
     check_senders(flags)
     flags["users"] = users_of(flags)
 
 
 def _notes(scenario: Scenario, policy: str, runs: Sequence[Measured], flags: Mapping[str, Any]) -> list[str]:
-    """Return what a reader of the figures must know: about the machine, failures of vLLM, and drafts."""
+    """Return notes on the figures: about adjusted settings, failures of vLLM, and drafts."""
     from kvsim.cli.answer import failure_notes
 
     notes = list(scenario.notes) if policy in ("paged", "contiguous") else []
@@ -135,7 +135,7 @@ def _options(flags: Mapping[str, Any], engine: EngineName) -> Options:
 def _serve(
     setup: tuple[Workload, AnyPolicy, Machine], folder: Path | None, servers: Servers, options: Options
 ) -> Fleet:
-    """Serve on several servers, and record each if there is a folder."""
+    """Simulate several servers, and record each into `folder` if it is given."""
     from kvsim.experiments.workers import on_all_cores
     from kvsim.simulation import measure_fleet, record_fleet
     from kvsim.simulation.fleet import in_turn
@@ -147,7 +147,7 @@ def _serve(
 
 
 def _requests(workload: Workload, flags: Mapping[str, Any]) -> str:
-    """Describe the requests that were served, and who sent them when."""
+    """Return a description of the requests, and of how they were sent."""
     users, think_s, users_per_s = flags["users"], flags["think_s"], flags["users_per_s"]
     if flags["max_concurrency"] is not None:
         return f"{workload.description}; at most {flags['max_concurrency']:,} at once"
@@ -158,5 +158,5 @@ def _requests(workload: Workload, flags: Mapping[str, Any]) -> str:
         between = f", {think_s:g} s apart" if think_s else ""
         begin = f", and {users_per_s:g} begin each second" if users_per_s else ""
         return f"{workload.description}; {users:,} users have one session after the other{between}{begin}"
-    come = f", and {users_per_s:g} begin each second" if users_per_s else ""
-    return f"{workload.description}; {users:,} users send each request{pause}{come}"
+    begin = f", and {users_per_s:g} begin each second" if users_per_s else ""
+    return f"{workload.description}; {users:,} users send each request{pause}{begin}"

@@ -1,4 +1,4 @@
-"""The answer of `kvsim run`: what clients saw of each server, and what a reader of the figures must know."""
+"""Answer of `kvsim run`: the figures of each server as clients see them, and notes on the figures."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class RunAnswer:
     """Figures and notes of one server, or of several servers behind one router."""
 
     def __init__(self, runs: Sequence[Measured], fleet: Fleet | None) -> None:
-        """Begin with the figures of `runs`; `fleet` is what they have in common, None for one server."""
+        """`runs` are one for each server; `fleet` has the figures of all servers together, None for one server."""
         self._runs, self._fleet = runs, fleet
         self._summaries = [run.summary for run in runs]
         if fleet is not None:
@@ -36,7 +36,7 @@ class RunAnswer:
         """Sentences below the figures."""
 
     def add_band(self, workload: Workload, policy: AnyPolicy, machine: Machine, options: Options) -> None:
-        """Add the prediction intervals of one server, if they are worth the time."""
+        """Compute the prediction intervals of a single server, if their simulation is worth the time."""
         [summary] = self._summaries
         if not is_worth_a_band(summary, len(workload)):
             return
@@ -45,12 +45,12 @@ class RunAnswer:
         self.notes += band_notes(self._band)
 
     def add_front_end(self, card: Card | None, workload: Workload) -> None:
-        """Add what an HTTP server adds to the times that clients see."""
+        """Add the delay of an HTTP front end to the times that clients see."""
         self._summaries, note = behind(http(card), self._summaries, float(workload.prompt_tokens.mean()))
         self.notes.append(note)
 
     def show(self, requests: str, *, show_all: bool, as_json: bool) -> None:
-        """Print the figures; `requests` says which requests were served, and how they were routed."""
+        """Print the figures; `requests` describes the requests and their routing."""
         if as_json:
             print_json(self._document())
             return

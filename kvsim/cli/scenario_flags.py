@@ -1,6 +1,6 @@
-"""The flags of a scenario: the settings of a machine and of the policies, and those of its requests.
+"""Flags of a simulation: the settings of the machine and of the policies, and the requests.
 
-Every command that simulates takes the same ones; `kvsim.cli.scenario` reads them.
+All commands that simulate share these flags; `kvsim.cli.scenario` converts them to a setup.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _SETTINGS = {
     )
     for name, option in flags_of(settings, heading, {"max_model_len": tokens_or_auto}).items()
 }
-"""The flag of each setting."""
+"""Decorators that add the flag of each setting, by the name of the setting."""
 _OF_SIZE = (
     *(name for name in flags_of(MachineSettings, MACHINE, {}) if name != "times"),
     *(
@@ -65,7 +65,7 @@ _OF_SIZE = (
         "vllm",
     ),
 )
-"""Settings that decide how many blocks there are."""
+"""Settings that decide the number of blocks."""
 _REFUSED = (
     section(_PAGED)("--swap-space", hidden=True, expose_value=False, callback=_refuse_swap_space),
     section(_SCHEDULING)("--speculative-tokens", hidden=True, expose_value=False, callback=_refuse_speculative_tokens),
@@ -95,14 +95,14 @@ _MORE = (
 
 
 def machine_options(command: Command) -> Command:
-    """Add the flags of a machine to `command`, which receives them as keyword arguments."""
+    """Add the flags of a machine to `command`, which receives their values as keyword arguments."""
     for option in reversed((*(_SETTINGS[name] for name in _OF_SIZE), *_REFUSED, _DEFAULTS)):
         command = option(command)
     return command
 
 
 def scenario_options(command: Command) -> Command:
-    """Add every flag of a scenario to `command`, which receives them as keyword arguments."""
+    """Add all flags of a simulation to `command`, which receives their values as keyword arguments."""
     for option in reversed((*_SETTINGS.values(), *_REFUSED, _DEFAULTS, *_MORE)):
         command = option(command)
     return workload_options(command)

@@ -1,7 +1,8 @@
-"""`kvsim tui --serve`: the interface in browsers of this machine, and in nothing else.
+"""`kvsim tui --serve`: the terminal interface in browsers of this machine only.
 
-The server listens on the loopback interface. A page of another origin, or one whose name was turned to this machine,
-is refused; so are more browsers than a person has open, and terminals larger than any screen.
+The server listens on the loopback interface. It refuses requests of pages from another origin, also if the name of
+their server resolves to this machine (DNS rebinding), more browsers than a person opens, and terminals larger than any
+screen.
 """
 
 from __future__ import annotations
@@ -26,18 +27,18 @@ except ImportError as error:
 
 HOST = "127.0.0.1"
 MAX_BROWSERS = 8
-"""Interfaces that run at a time; each is a process."""
+"""Maximum number of interfaces at a time; each is a process."""
 MAX_CONNECTIONS = 64
-"""Sockets that are open at a time; a browser has six or so for each of its pages."""
+"""Maximum number of open sockets; a browser has about six for each page."""
 MAX_COLUMNS, MAX_ROWS = 1_000, 500
-"""The largest terminal: a browser's, over two large screens, in small letters."""
+"""Largest terminal: a browser over two large screens, with small letters."""
 MAX_MESSAGE_BYTES = 1 << 16
 _STOP_S = 5.0
-"""Seconds that an interface may take to end after its browser has gone."""
+"""Seconds for an interface to end after its browser has disconnected."""
 _ASK_S = 10.0
-"""Seconds that a connection may take to send its request."""
+"""Seconds for a new connection to send its first request."""
 _IDLE_S = 75.0
-"""Seconds that a connection may take to ask for more."""
+"""Seconds that an idle connection is kept open for further requests."""
 _HEADERS = {
     "X-Frame-Options": "DENY",
     "Content-Security-Policy": "frame-ancestors 'none'",
@@ -50,10 +51,10 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class LocalServer(Server):
-    """Textual's own server, for pages that it served itself."""
+    """Textual's server, restricted to requests of the pages that it served itself."""
 
     def __init__(self, command: str, port: int) -> None:
-        """Args: the command line that every browser gets an interface of, and the port."""
+        """`command` is the command line of the interface that is started for each browser."""
         super().__init__(f"exec {command}", host=HOST, port=port, title="kvsim")
         names = [f"{host}:{port}" for host in (HOST, "localhost")] + ([HOST, "localhost"] if port == 80 else [])
         self._hosts = frozenset(names)
@@ -61,9 +62,9 @@ class LocalServer(Server):
         self._asked = WeakSet[asyncio.BaseTransport]()
         """Connections that have sent their request."""
         self.num_browsers = 0
-        """Interfaces that run now."""
+        """Number of running interfaces."""
 
-    def serve(self, debug: bool = False) -> None:  # noqa: ARG002  what Textual's server has
+    def serve(self, debug: bool = False) -> None:  # noqa: ARG002  a parameter of Textual's server
         """Serve until the person presses Ctrl+C."""
 
         async def wait() -> None:
@@ -75,7 +76,7 @@ class LocalServer(Server):
 
     @asynccontextmanager
     async def listening(self) -> AsyncIterator[int]:
-        """Serve while this is open, at the port that it yields."""
+        """Serve during the block; yield the port."""
         log.addFilter(_is_ours)
         runner = web.AppRunner(
             await self._make_app(), logger=log, access_log=None, keepalive_timeout=_IDLE_S, shutdown_timeout=_STOP_S
@@ -89,7 +90,7 @@ class LocalServer(Server):
             await runner.cleanup()
 
     def _connection(self, runner: web.AppRunner) -> asyncio.BaseProtocol:
-        """Return the protocol of a new connection: none if there are too many, with a time limit for silent clients."""
+        """Return the protocol of a new connection; excess connections are closed at once, silent ones later."""
         server = runner.server
         assert server is not None
         if len(server.connections) >= MAX_CONNECTIONS:
@@ -110,7 +111,7 @@ class LocalServer(Server):
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Refuse requests that our own pages would not send."""
+        """Refuse requests that the pages of this server do not send."""
         if request.transport is not None:
             self._asked.add(request.transport)
         origin = request.headers.get("Origin")
@@ -155,29 +156,29 @@ class LocalServer(Server):
         return websocket
 
     async def _process_messages(self, websocket: web.WebSocketResponse, app_service: AppService) -> None:
-        """Pass on the browser's messages, until it leaves or sends one that our own pages do not."""
+        """Forward the browser's messages until it disconnects or sends a message that kvsim's pages do not send."""
         async for message in websocket:
-            if message.type != WSMsgType.TEXT or not await _pass_on(message.data, websocket, app_service):
+            if message.type != WSMsgType.TEXT or not await _forward(message.data, websocket, app_service):
                 await websocket.close(code=1008, message=b"not understood")
                 return
 
 
 def _is_ours(record: logging.LogRecord) -> bool:
-    """Tell whether a log entry is a fault of this server, and not of a client without valid HTTP."""
+    """Tell whether a log record is about this server, rather than about a client that sent invalid HTTP."""
     return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
 
 
 class _HangUp(asyncio.Protocol):
-    """Takes no part in a connection."""
+    """Protocol that closes its connection at once."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """End it."""
+        """Abort the connection."""
         if isinstance(transport, asyncio.Transport):
             transport.abort()
 
 
-async def _pass_on(text: str, websocket: web.WebSocketResponse, interface: AppService) -> bool:
-    """Pass one message on; False if it is none."""
+async def _forward(text: str, websocket: web.WebSocketResponse, interface: AppService) -> bool:
+    """Forward one message to the interface; return False if it is malformed."""
     try:
         envelope: Any = json.loads(text)
     except (ValueError, RecursionError):
@@ -202,7 +203,7 @@ async def _pass_on(text: str, websocket: web.WebSocketResponse, interface: AppSe
 
 
 def _size(width: object, height: object) -> tuple[int, int] | None:
-    """Return a terminal's columns and rows; None if these are impossible."""
+    """Return the columns and rows of a terminal; None if they are no numbers or out of bounds."""
     texts = str(width)[:8], str(height)[:8]
     if not all(text.isascii() and text.isdigit() for text in texts):
         return None
@@ -211,7 +212,7 @@ def _size(width: object, height: object) -> tuple[int, int] | None:
 
 
 async def _stop(interface: AppService) -> None:
-    """End an interface, and do not wait for one that does not."""
+    """Stop an interface, and kill its process if it does not end in time."""
     with suppress(asyncio.TimeoutError, OSError, RuntimeError, AssertionError):
         await asyncio.wait_for(interface.stop(), _STOP_S)
     process = interface._process
@@ -219,6 +220,6 @@ async def _stop(interface: AppService) -> None:
         with suppress(ProcessLookupError):
             process.kill()
     if process is not None:
-        # What it said and no browser took stands in a pipe; it has not ended before that is read.
+        # Output that no browser has read is still in the pipe; the process is reaped only after the pipe is read.
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(process.communicate(), _STOP_S)

@@ -1,9 +1,9 @@
-"""Take the command line of a vLLM or SGLang server as flags of a kvsim command.
+"""Translate the command line of a vLLM or SGLang server to flags of a kvsim command, so that users need not do it.
 
-The line ends kvsim's own (`kvsim run vllm serve …`), or `--from` names it: a quoted line, a shell
-script, a Docker command, the YAML of Compose or Kubernetes, or a configuration file of vLLM. The flags that kvsim has
-too are its own, in vLLM's spelling; `server_lines.toml` says the same of flags that are spelled otherwise, and which
-others change memory or time.
+The server's line follows the arguments of kvsim (`kvsim run vllm serve …`), or `--from` gives it: a quoted line, a
+shell script, a Docker command, the YAML of Compose or Kubernetes, or a configuration file of vLLM. Flags with the same
+name in kvsim are copied. `server_lines.toml` lists the flags with another name in kvsim, and flags without a
+counterpart that change memory or time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MODULES = {
 }
 _PROGRAMS: Mapping[tuple[str, ...], str] = {("vllm", "serve"): "vllm", ("sglang", "serve"): "sglang"}
 _IMAGES = {"vllm-openai": "vllm"}
-"""Docker images whose arguments are flags of a server."""
+"""Docker images that start a server, with the server: the arguments of `docker run` are its flags."""
 _RELEASE = re.compile(r"v?(\d+\.\d+\.\d+)")
 _SWITCH = re.compile(
     r"--(no-|enable-|disable-|skip-|use-|trust-remote-code|enforce-eager|async-scheduling|language-model-only|headless"
@@ -39,24 +39,24 @@ _SWITCH = re.compile(
 )
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)([kmgtKMGT])")
 _NUMBERS = ("--max-model-len", "--max-num-batched-tokens", "--kv-cache-memory-bytes")
-"""Flags whose numbers vLLM reads as 32k (thousands) or 32K (of 1,024)."""
+"""Flags for which vLLM accepts 32k (32,000) and 32K (32,768)."""
 _END = re.compile(r"[;&|]+|\d*>.*")
-"""Word behind which another command begins, or the output goes elsewhere."""
+"""Word that ends a command: a separator of commands, or a redirection of the output."""
 _PROMPT = re.compile(r"^\s*(?:\([\w.-]+\)\s*)?(?:[\w.-]+@[\w.-]+:[^\s#$]*[#$]|[$])\s+", re.MULTILINE)
-"""Prompt of a shell, copied with the line behind it."""
+"""Prompt of a shell, which people copy together with the command."""
 _ASSIGNMENT = re.compile(r"^\s*(?:export\s+)?([A-Za-z_]\w*)=(\"[^\"\n]*\"|'[^'\n]*'|\S*)\s*;?\s*$", re.MULTILINE)
 _VARIABLE = re.compile(r"\$(?:([A-Za-z_]\w*)|\(([A-Za-z_]\w*)\)|\{([A-Za-z_]\w*)(?::-([^}]*))?\})")
 _DOCKERFILE = re.compile(r"^\s*(FROM|ENTRYPOINT|CMD)\s+(.*)$", re.MULTILINE)
 _MOST_BYTES = 1 << 20
-_OWN = frozenset(("--config", "--host", "--load-format", "--port", "--seed", "--size"))
+_OTHER_MEANING = frozenset(("--config", "--host", "--load-format", "--port", "--seed", "--size"))
 """Flags of servers that have another meaning in kvsim."""
 _STATED_IN_CHECKPOINT = frozenset(("auto-round", "compressed-tensors", "gguf", "quark", "torchao"))
-"""Quantizations whose number of bits only the checkpoint has."""
+"""Quantizations whose number of bits only the checkpoint states."""
 
 
 @dataclass(slots=True)
 class ServerLine:
-    """A server's command line: which server, its model and flags, and the release of its image."""
+    """Command line of a server: the server, its arguments, and the release if a Docker image states it."""
 
     server: str
     words: Sequence[str]
@@ -65,19 +65,19 @@ class ServerLine:
 
 @dataclass(slots=True)
 class Translation:
-    """Arguments of a kvsim command, and what became of the other flags."""
+    """Arguments of a kvsim command, and the flags of the server that have no counterpart."""
 
     arguments: list[str] = field(default_factory=list)
     passed: list[str] = field(default_factory=list)
     """Flags without a meaning for memory or time in this command."""
     unfollowed: dict[str, str] = field(default_factory=dict)
-    """Flags that change memory or time in a way that kvsim does not follow, and the reason."""
+    """Flags that change memory or time in a way that kvsim does not model, and the reason."""
     dropped: dict[str, str] = field(default_factory=dict)
-    """Flags that vLLM no longer has, and the release that dropped them, where it is known."""
+    """Flags that vLLM no longer has, and the release that dropped each; empty if unknown."""
 
 
 class ServedCommand(SectionedCommand):
-    """A command that takes a server's command line: after `--from`, or as its last arguments."""
+    """Command that accepts the command line of a server: after `--from`, or as its last arguments."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
@@ -92,7 +92,7 @@ class ServedCommand(SectionedCommand):
         )
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Put the flags of a server before those that are given here, which win."""
+        """Parse the flags of a server before those of kvsim, so that the latter win."""
         given, line = _split(args)
         if line is not None:
             translation = translate(line, {name: option for option in self.params for name in _spellings(option)})
@@ -120,7 +120,7 @@ def line_of(text: str) -> ServerLine:
     """Return the server's line in `text`, which is the line itself or a file that holds one.
 
     Raises:
-        UsageError: there is none, or more than one.
+        UsageError: the text has no command line of a server, or several.
     """
     file = Path(text).expanduser()
     is_file = len(text) < 1000 and "\n" not in text and file.is_file()
@@ -145,13 +145,13 @@ def line_of(text: str) -> ServerLine:
 
 
 def _expanded(text: str) -> str:
-    """Return a script without the prompts of a shell, with the values of the variables that it sets."""
+    """Return a script without shell prompts, with each variable that the script sets replaced by its value."""
     text = _PROMPT.sub("", text)
     return _with_values(text, {name: value.strip("\"'") for name, value in _ASSIGNMENT.findall(text)})
 
 
 def _with_values(text: str, values: Mapping[str, str]) -> str:
-    """Return `text` with the values of variables in their place; one without a value stays."""
+    """Return `text` with variables replaced by their values; a variable without a value stays."""
 
     def value_of(found: re.Match[str]) -> str:
         *names, default = found.groups()
@@ -161,7 +161,7 @@ def _with_values(text: str, values: Mapping[str, str]) -> str:
 
 
 def _environment(tree: Mapping[Any, Any]) -> dict[str, str]:
-    """Return the variables of a container: names with values, as Kubernetes lists or Compose maps or lists them."""
+    """Return the variables of a container: a list in Kubernetes, a map or a list in Compose."""
     given = tree.get("env") or tree.get("environment") or []
     if isinstance(given, dict):
         return {str(name): str(value) for name, value in given.items()}
@@ -205,7 +205,7 @@ def _lines_in_words(words: Sequence[str]) -> Iterator[ServerLine]:
 
 
 def _begin(words: Sequence[str], index: int) -> ServerLine | None:
-    """Return the server's line that begins at a word; None if none does."""
+    """Return the server's line that begins at the word `index`; None if no line begins there."""
     server, release, begin = _PROGRAMS.get(tuple(words[index : index + 2])), "", index + 2
     if server is None and words[index] == "-m" and index + 1 < len(words):
         server = _MODULES.get(words[index + 1])
@@ -237,7 +237,7 @@ def _lines_in_yaml(text: str, where: str) -> Iterator[ServerLine]:
 
 
 def _flat(settings: Mapping[Any, Any]) -> Iterator[str]:
-    """Yield the words of a configuration file of vLLM, whose keys are flags."""
+    """Yield the keys of a configuration file of vLLM as flags, with their values."""
     for key, value in settings.items():
         flag = f"--{str(key).replace('_', '-')}"
         if key == "model_tag":
@@ -251,7 +251,7 @@ def _flat(settings: Mapping[Any, Any]) -> Iterator[str]:
 
 
 def _lines_in_tree(tree: Any, where: str, seen: set[int]) -> Iterator[ServerLine]:
-    """Yield the lines of the containers below a value of a YAML document; an alias is read once."""
+    """Yield the servers' lines of all containers in a YAML value; `seen` prevents that an alias is read twice."""
     if id(tree) in seen or not isinstance(tree, dict | list):
         return
     seen.add(id(tree))
@@ -281,7 +281,7 @@ def _tables() -> dict[str, dict[str, dict[str, str]]]:
 
 
 def translate(line: ServerLine, known: Mapping[str, click.Parameter]) -> Translation:
-    """Return the arguments of a command whose flags are `known`."""
+    """Translate a server's line for a command with the flags `known`."""
     found, table = Translation(), _tables()[line.server]
     if line.server == "vllm" and "--defaults" in known:
         found.arguments += ["--defaults", "server"]
@@ -295,13 +295,13 @@ def translate(line: ServerLine, known: Mapping[str, click.Parameter]) -> Transla
         if flag in table["dropped"]:
             found.dropped[flag] = table["dropped"][flag]
         elif name == "--kv-cache-memory-bytes" and values and "--kv-gib" in known:
-            found.arguments += ["--kv-gib", f"{_whole(flag, values[0]) / (1 << 30):.9g}"]
+            found.arguments += ["--kv-gib", f"{_whole_number(flag, values[0]) / (1 << 30):.9g}"]
         elif flag == "--dtype" and values and values[0] in ("float32", "float"):
             found.unfollowed[flag] = "weights of four bytes are not modelled"
         elif name == "--quantization" and values and values[0] in _STATED_IN_CHECKPOINT:
             found.unfollowed[flag] = f"the bits of {values[0]} are those of the checkpoint: its name or config.json"
-        elif name in known and flag not in _OWN:
-            found.arguments += _own(flag, name, values, known[name])
+        elif name in known and flag not in _OTHER_MEANING:
+            found.arguments += _arguments(flag, name, values, known[name])
         elif flag in table["matters"]:
             found.unfollowed[flag] = table["matters"][flag]
         else:
@@ -312,7 +312,7 @@ def translate(line: ServerLine, known: Mapping[str, click.Parameter]) -> Transla
 def _flags(
     words: Sequence[str], known: Mapping[str, click.Parameter], same: Mapping[str, str]
 ) -> Iterator[tuple[str, list[str]]]:
-    """Yield each flag and its values; the model, which has no flag, is that of `--model`."""
+    """Yield each flag with its values; a positional argument, the model, is yielded as `--model`."""
     index = 0
     while index < len(words):
         word, index = words[index], index + 1
@@ -321,8 +321,8 @@ def _flags(
             continue
         flag, is_joined, value = word.partition("=")
         flag = flag.replace("_", "-").partition(".")[0]
-        own = known.get(same.get(flag, flag))
-        is_switch = _SWITCH.fullmatch(flag) is not None if own is None else getattr(own, "is_flag", False)
+        option = known.get(same.get(flag, flag))
+        is_switch = _SWITCH.fullmatch(flag) is not None if option is None else getattr(option, "is_flag", False)
         values = [value] if is_joined else []
         while not is_joined and index < len(words) and not _is_flag(words[index]):
             if is_switch and words[index].casefold() not in ("true", "false"):
@@ -333,7 +333,7 @@ def _flags(
 
 
 def _whole_flag(flag: str, spellings: Collection[str]) -> str:
-    """Return the flag that SGLang takes an abbreviation for, if one spelling alone begins so."""
+    """Return the full flag for an abbreviation, as SGLang does, if exactly one of `spellings` begins with it."""
     begun = [spelling for spelling in spellings if spelling.startswith(flag)]
     return begun[0] if len(begun) == 1 and flag not in spellings and len(flag) > len("--tp") else flag
 
@@ -342,8 +342,8 @@ def _is_flag(word: str) -> bool:
     return word.startswith("-") and not re.fullmatch(r"-\d+(?:\.\d+)?", word)
 
 
-def _own(flag: str, name: str, values: Sequence[str], option: click.Parameter) -> list[str]:
-    """Return the arguments of kvsim for a flag that it has as `name`."""
+def _arguments(flag: str, name: str, values: Sequence[str], option: click.Parameter) -> list[str]:
+    """Return the arguments of kvsim for a server's flag whose counterpart is `name`."""
     if getattr(option, "is_flag", False):
         if values and values[0].casefold() == "false":
             off = name.replace("--", "--no-", 1)
@@ -351,12 +351,12 @@ def _own(flag: str, name: str, values: Sequence[str], option: click.Parameter) -
         return [name]
     if not values:
         raise UsageError(f"{flag} in the server's command line has no value.")
-    value = str(_whole(flag, values[0])) if name in _NUMBERS and _NUMBER.fullmatch(values[0]) else values[0]
+    value = str(_whole_number(flag, values[0])) if name in _NUMBERS and _NUMBER.fullmatch(values[0]) else values[0]
     return [name, value]
 
 
-def _whole(flag: str, text: str) -> int:
-    """Return a number as vLLM reads it: 32k is 32,000, and 32K is 32,768."""
+def _whole_number(flag: str, text: str) -> int:
+    """Parse a number as vLLM does: 32k is 32,000, and 32K is 32,768."""
     match = _NUMBER.fullmatch(text)
     if match is None and text.isdecimal():
         return int(text)
@@ -371,7 +371,7 @@ def _spellings(option: click.Parameter) -> Collection[str]:
 
 
 def _report(line: ServerLine, translation: Translation) -> None:
-    """Name the flags that were taken, and all others by the reason, on standard error."""
+    """Print on standard error which flags are used, and why each of the others is not."""
     taken = shlex.join(translation.arguments)
     echo(f"Taken from the server's command line: {taken or 'nothing'}.", err=True)
     for flag, why in translation.unfollowed.items():

@@ -1,4 +1,4 @@
-"""Cost of one image: its tokens, their blocks, and its place in the encoder cache."""
+"""Cost of one image in `kvsim size --image`: its tokens, KV blocks, and bytes in the encoder cache."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _SIDES = re.compile(r"(\d{1,6})[x×](\d{1,6})")
 
 
 def image_of(budget: Budget, image: str | None, image_tokens: int | None) -> dict[str, Any] | None:
-    """Return what one image costs, for machines; None if none is asked for.
+    """Return the cost of one image, as in the JSON output; None if no image is asked for.
 
     Raises:
-        UsageError: the image is none, or its tokens are not known.
+        UsageError: the size is malformed, the model takes no images, or its number of tokens is unknown.
     """
     if image is None and image_tokens is None:
         return None
@@ -29,7 +29,7 @@ def image_of(budget: Budget, image: str | None, image_tokens: int | None) -> dic
         )
     if image is not None and image_tokens is not None:
         raise UsageError("--image and --image-tokens say the same thing; give only one.")
-    found: dict[str, Any] = {}
+    scaled: dict[str, Any] = {}
     if image is not None:
         sides = _SIDES.fullmatch(image)
         if not sides:
@@ -37,11 +37,11 @@ def image_of(budget: Budget, image: str | None, image_tokens: int | None) -> dic
         width, height = (int(side) for side in sides.groups())
         rule = image_rule(budget.model.image_class)
         wide, high = rule.scaled(width, height)
-        found = {"scaled_pixels": [wide, high], "side_pixels": rule.side_pixels}
+        scaled = {"scaled_pixels": [wide, high], "side_pixels": rule.side_pixels}
         image_tokens = rule.num_tokens(width, height)
     assert image_tokens is not None
     in_prompt = image_tokens + (MARKS if image is not None else 0)
-    return found | {
+    return scaled | {
         "tokens": image_tokens,
         "prompt_tokens": in_prompt,
         "blocks": budget.plan.layout.held_blocks(in_prompt),
@@ -52,7 +52,7 @@ def image_of(budget: Budget, image: str | None, image_tokens: int | None) -> dic
 
 
 def image_rows(costs: dict[str, Any] | None) -> list[tuple[str, str, str, str]]:
-    """Return the lines of the table about one image."""
+    """Return the rows of the table about one image."""
     if costs is None:
         return []
     why = "as stated"

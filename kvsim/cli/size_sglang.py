@@ -1,4 +1,4 @@
-"""`kvsim size --policy radix`: the slots that SGLang's share leaves, beside vLLM's blocks on the same machine."""
+"""`kvsim size --policy radix`: SGLang's token slots under mem_fraction_static, beside vLLM's blocks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def size_slots(flags: Mapping[str, Any], gpu: Gpu, model: Model, tokens: int, *, as_json: bool) -> None:
-    """Print the account of SGLang's slots, that of vLLM, and why the two differ."""
+    """Print the memory budgets of SGLang and of vLLM, and why the two differ."""
     slots = plan_slots(gpu, model, mem_fraction_static=flags["mem_fraction_static"])
     blocks = _of_vllm({**flags, "mem_fraction_static": None}, gpu, model)
     num_sequences = slots.num_slots // tokens
@@ -45,7 +45,7 @@ def size_slots(flags: Mapping[str, Any], gpu: Gpu, model: Model, tokens: int, *,
 
 
 def _slot_rows(slots: SlotBudget, on_one: str) -> list[tuple[str, str, str, str]]:
-    """Return the rows about the slots, of both pools if layers with windows have their own."""
+    """Return the rows about the slots, of both pools if layers with windows have a separate pool."""
     layers, why = SlotLayers.of(slots.model), "max_total_num_tokens; slot 0 comes on top"
     rows = [("slots", f"{slots.num_slots:,}", "", why)]
     if not layers.window_tokens:
@@ -59,7 +59,7 @@ def _slot_rows(slots: SlotBudget, on_one: str) -> list[tuple[str, str, str, str]
 
 
 def _of_vllm(flags: Mapping[str, Any], gpu: Gpu, model: Model) -> Budget | None:
-    """Return vLLM's account of the same machine; None where it leaves no block."""
+    """Return vLLM's memory budget on the same machine; None if no block fits."""
     from kvsim.cli.machine_flags import memory_of
 
     try:
@@ -69,7 +69,7 @@ def _of_vllm(flags: Mapping[str, Any], gpu: Gpu, model: Model) -> Budget | None:
 
 
 def _why(slots: SlotBudget, blocks: Budget) -> str:
-    """Explain in a sentence why SGLang has more or fewer slots than vLLM has tokens in blocks."""
+    """Return a sentence on why SGLang's slots are more or fewer than the tokens of vLLM's blocks."""
     ratio = slots.num_slots / max(blocks.capacity_tokens, 1)
     terms = {term.label: -term.size_bytes for term in blocks.terms}
     measured = sum(terms.get(label, 0) for label in ("activations", "outside PyTorch", "captured graphs"))

@@ -1,4 +1,4 @@
-"""Memory of a server that sleeps: what leaves the GPU at levels 1 and 2, and what stays."""
+"""Memory of a sleeping server, for `kvsim size --enable-sleep-mode`: what leaves the GPU at levels 1 and 2."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ if TYPE_CHECKING:
     from kvsim.sizing.budget import Budget
 
 _WEIGHTS = ("weights", "tower for images", "draft weights", "adapters")
-"""Terms of a budget that were loaded with the model: at level 1 they go to host memory, at level 2 they are dropped."""
+"""Terms of a budget that are loaded with the model; level 1 moves them to host memory, level 2 drops them."""
 _STAYS = ("outside PyTorch", "captured graphs")
-"""Terms that the allocator of sleep mode does not hold."""
+"""Terms that are not allocated by the allocator of sleep mode, so that they stay on the GPU."""
 
 
 def asleep_of(budget: Budget) -> dict[str, dict[str, int | None]]:
-    """Return the bytes on one GPU, and of host memory for it, by the level of sleep.
+    """Return the bytes that leave a GPU, those in host memory and those that stay, by the level of sleep.
 
-    Bytes that stay are None where the pool was stated, so that nothing else was estimated.
+    The bytes that stay are None if the size of the pool was stated, because the other terms are not estimated then.
     """
     terms = {term.label: -term.size_bytes for term in budget.terms}
     weights = sum(terms.get(label, 0) for label in _WEIGHTS)
@@ -30,7 +30,7 @@ def asleep_of(budget: Budget) -> dict[str, dict[str, int | None]]:
 
 
 def sleep_rows(budget: Budget, on_one: str) -> list[tuple[str, str, str, str]]:
-    """Return the lines of the table about sleep."""
+    """Return the rows of the table about sleep, one per level."""
     rows = []
     for level, found in asleep_of(budget).items():
         host, stays = found["host_bytes"] or 0, found["stays_bytes"]

@@ -1,4 +1,4 @@
-"""The first sentences of `kvsim size`: what the account below them comes to."""
+"""First sentences of `kvsim size`: the number of sequences that fit, and what is unusual about the memory budget."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ def verdict(
     image: Mapping[str, Any] | None,
     otherwise: Mapping[str, tuple[CachePlan, str]],
 ) -> str:
-    """Return the answer in a sentence, behind the cost of what the flags ask about, and before what may surprise.
+    """Return the answer as sentences: costs that the flags ask about, the sequences that fit, and unusual facts.
 
-    `image` is what one image costs, and `otherwise` the same memory if layers kept other tokens, with the words for it.
+    `image` is the cost of one image. `otherwise` has plans of the same memory with other layouts, each with its
+    condition in words.
     """
     plan = budget.plan
     if plan.concurrency < 1:
@@ -49,7 +50,7 @@ def verdict(
 
 
 def _costs(budget: Budget, image: Mapping[str, Any] | None) -> list[str]:
-    """Return a sentence for each addition that the flags ask about: an image, adapters, layers that draft."""
+    """Return a sentence for each addition that the flags ask about: an image, adapters, draft layers."""
     sentences = []
     if image is not None:
         tokens, blocks, held = image["prompt_tokens"], image["blocks"], size(image["kv_bytes"])
@@ -67,6 +68,6 @@ def _costs(budget: Budget, image: Mapping[str, Any] | None) -> list[str]:
 
 
 def draft_bytes_per_block(budget: Budget) -> int:
-    """Return the bytes of a block that belong to the layers that draft."""
+    """Return the bytes of a block that belong to draft layers."""
     layers = budget.plan.settings.draft_layers
     return sum(budget.model.layer_bytes_per_token(layer) for layer in layers) * budget.block_size

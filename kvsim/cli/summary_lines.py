@@ -1,4 +1,4 @@
-"""The lines in which a summary is shown, for one run or several side by side."""
+"""Table of all figures of a summary, with a column for each of several runs; and the same as JSON."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def print_summaries(
 ) -> None:
     """Print `summaries` as columns of one table, the shares of the pool first.
 
-    Below it are the source of the times, with the names of the recordings that tell their error if `names_evidence`,
-    and `note`.
+    Below the table are the source of the step times and `note`. With `names_evidence`, the recordings from which the
+    error of the times is known are listed.
     """
     rows = [(label, *map(cell, summaries)) for label, cell in _rows(summaries)]
     columns = ["", *(summary.policy for summary in summaries)]
@@ -142,7 +142,7 @@ def time_source(recording: Recording | Measured) -> str:
 
 
 def _time_lines(recording: Recording | Measured, *, names_evidence: bool) -> list[str]:
-    """Return the source of a recording's step times, in short and in full."""
+    """Return lines about the source of a run's step times, in short and in full."""
     source = time_source(recording)
     if recording.meta.source != "simulation":
         return [source]

@@ -1,4 +1,4 @@
-"""`kvsim sweep`: a grid of settings, one table, one figure."""
+"""`kvsim sweep`: simulations of every combination of settings, written as one table and drawn as one figure."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def command(
 
 
 def _check_outputs(output: Path, figure: Path | None, vary: Sequence[str], *, overwrite: bool) -> None:
-    """Refuse outputs that exist, and a figure without an axis, before anything runs."""
+    """Check, before anything runs, that the outputs may be written and that a figure has an axis."""
     from kvsim.files.overwriting import may_replace
 
     if figure is not None and not vary:
@@ -109,8 +109,8 @@ def _check_outputs(output: Path, figure: Path | None, vary: Sequence[str], *, ov
         may_save(figure, "sweep", overwrite=overwrite)
 
 
-def _run(points: Sequence[Point], output: Path, **how: Any) -> SweepResult:
-    """Run `points`, and say how far it came if it is interrupted; `how` goes to `sweep`."""
+def _run(points: Sequence[Point], output: Path, **options: Any) -> SweepResult:
+    """Run `points`; if interrupted, print how many are done. `options` are those of `sweep`."""
     from kvsim.experiments.sweeps import sweep
 
     num_done = 0
@@ -122,9 +122,9 @@ def _run(points: Sequence[Point], output: Path, **how: Any) -> SweepResult:
 
     try:
         with progress("sweep") as report:
-            return sweep(points, output, progress=count, **how)
+            return sweep(points, output, progress=count, **options)
     except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a cluster's library takes half a second to leave
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a cluster's library needs half a second to shut down
         echo(f"kvsim: stopped with {num_done:,} of {len(points):,} points done; this command again goes on.", err=True)
         raise
 
@@ -138,7 +138,7 @@ def _draw(table: Path, figure: Path, axes: list[str]) -> None:
 
 
 def _print_points(outcome: SweepResult, names: Sequence[str], labels: Sequence[str]) -> None:
-    """Print the best point in a line, a row for each point, and the source of their times."""
+    """Print a line about the best point, a row for each point, and the source of the step times."""
     from kvsim.machines import plain_words, untimed_in
 
     def of(row: Mapping[str, Any]) -> str:
@@ -146,7 +146,7 @@ def _print_points(outcome: SweepResult, names: Sequence[str], labels: Sequence[s
 
     best = outcome.best
     if best is not None:
-        held = f"; held back by {best['limit']}" if "limit" in best else ""  # a point of an older table has none
+        held = f"; held back by {best['limit']}" if "limit" in best else ""  # rows of older tables have no limit
         echo(f"Most output: {of(best)}, {best['output_tokens_per_s']:,.0f} tokens/s{held}.")
     rows = [(*(str(row[name]) for name in names), *_cells(row)) for row in outcome.rows]
     columns = [*(name.replace("_", "-") for name in names), "output tokens/s", "TTFT p99", "TPOT p99", "preemptions",
@@ -172,15 +172,15 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _axis(context: click.Context, text: str) -> tuple[str, list[Any]]:
-    """Return the name of a flag's axis, and its values."""
+    """Return the parameter name of the flag in a --vary, and its values."""
     flag, equals, values = text.partition("=")
     spelled = "--" + flag.strip().lstrip("-").replace("_", "-")
-    ours = ("vary", "output", "figure", "jobs", "backend", "scheduler", "overwrite", "as_json")
+    fixed = ("vary", "output", "figure", "jobs", "backend", "scheduler", "overwrite", "as_json")
     options = [
         option
         for option in context.command.params
         if isinstance(option, click.Option)
-        and option.name not in ours
+        and option.name not in fixed
         and spelled in (*option.opts, *option.secondary_opts, f"--{option.name}".replace("_", "-"))
     ]
     if not equals or not values or not options:
@@ -193,7 +193,7 @@ def _axis(context: click.Context, text: str) -> tuple[str, list[Any]]:
 
 
 def _requests_once(command: click.Command, axes: Mapping[str, Any]) -> Callable[[dict[str, Any]], Requests]:
-    """Return a function that finds the requests of points: once for all points with the same flags."""
+    """Return a function that builds the requests of a point, once for all points with equal flags of requests."""
     sections = {option.name: getattr(option, "section", "") for option in command.params}
     varying = [name for name in axes if sections[name] == "Requests"]
     known: dict[tuple[Any, ...], Requests] = {}

@@ -1,4 +1,4 @@
-"""Tables of the turns of sessions: what each found of its history, and what was computed again."""
+"""Tables of the turns of sessions: prefix hits in the history, and tokens that were computed again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from kvsim.simulation import Measured
 
 _MOST_LOSSES = 8
-"""Turns that are listed with the eviction that hurt them."""
+"""Maximum number of turns that are listed with the eviction of their history."""
 
 
 def turn_documents(run: Recording | Measured) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def print_turns(runs: Sequence[Recording | Measured]) -> None:
 
 
 def print_losses(recording: Recording) -> None:
-    """Print the turns that lost most of their histories, and the evictions that took them."""
+    """Print the turns that lost the most tokens of their history, with the evictions that caused it."""
     if recording.requests.turns is None:
         return
     turns = session_turns(recording)

@@ -1,4 +1,4 @@
-"""`kvsim compare --vllm OLD NEW`: the same requests with two releases of vLLM, and the rules behind what differs."""
+"""`kvsim compare --vllm OLD NEW`: the same requests under two releases of vLLM, and the rules that differ."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ _SHORT = {
     "longest_sequence_bytes": "longest takes",
     "gpu_kv_cache_size_tokens": "logged tokens",
 }
-"""Figures that are shown for each rule, if it changes one."""
+"""Figures that the table of rules shows if a rule changes them, with short headings."""
 
 
 def compare_releases(old: str, new: str, flags: dict[str, Any], *, as_json: bool) -> None:
-    """Serve the requests with two releases, and print what differs."""
+    """Simulate the requests under two releases, and print the differences."""
     from kvsim.cli.scenario import build_scenario
     from kvsim.experiments.upgrades import explain_upgrade
     from kvsim.policies import Paged

@@ -1,4 +1,4 @@
-"""`kvsim verify`: the paged policy against the decisions of a real engine, block for block."""
+"""`kvsim verify`: compare the decisions of kvsim's paged policy with those of a real engine, block for block."""
 
 from __future__ import annotations
 

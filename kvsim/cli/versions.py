@@ -1,4 +1,4 @@
-"""`kvsim versions`: the releases of vLLM with known rules, and their changes."""
+"""`kvsim versions`: list the releases of vLLM whose rules kvsim knows, and what changed in each."""
 
 from __future__ import annotations
 
