@@ -1,12 +1,12 @@
-"""The rules of scheduling and memory, each written once, as plain functions over records.
+"""The engine: the rules of scheduling and memory of a simulated server, as plain functions over records.
 
-The functions run interpreted, or numba compiles them unchanged. This folder has what every server needs:
+The functions run interpreted, or numba compiles them unchanged. This folder has the modules that all servers share:
 
     state, records        the whole state as one tuple, and the record types in it
-    clock, driver         the engine loop on two clocks; an engine that is run, or stepped by hand
-    scheduling            the functions of a scheduler: vLLM's (`scheduler`) or SGLang's (`radix.sglang_scheduler`)
-    memory                the functions of a memory manager: one for each folder below
-    waiting_queue         who is admitted next
+    clock, driver         the engine loop with simulated time; the Python interface of an engine
+    scheduling            the interface of a scheduler: vLLM's (`scheduler`) or SGLang's (`radix.sglang_scheduler`)
+    memory                the interface of a kind of memory: one for each folder below
+    waiting_queue         the queue of waiting sequences
     fast_forward          sequences that only decode are skipped until a decision is due
     journal, totals       rows of a recording, and the sums of all slots by state
     initialization        a workload, a policy and a machine become records
@@ -21,5 +21,5 @@ One folder for each kind of memory, and one for compilation:
     custom                policies written in Python, and the optimal eviction
     machine_code          compilation by numba, and machine code on disk
 
-Nothing in here knows a file, SimPy or a command.
+The engine does not depend on files, SimPy or the command line.
 """

@@ -1,7 +1,7 @@
-"""Adapters (LoRA): the server has slots for a few, and a sequence whose adapter would need another is passed over.
+"""LoRA adapters: the server has a limited number of adapter slots, and passes over a sequence whose adapter has none.
 
-The adapters in use are counted anew in every pass over the queue: which of the running sequences count differs between
-releases.
+The adapters in use are counted again in every pass over the queue. Releases of vLLM differ in whether all running
+sequences count, or only those in the step.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from kvsim.engine.state import Engine
 
 @part
 def begin_pass(engine: Engine) -> None:
-    """Count the adapters of the running sequences, or of those among them that the step computes."""
+    """Count the adapters of all running sequences, or of those that the step computes."""
     settings, state = engine.settings, engine.state
     state.num_adapter_passes += 1
     state.num_adapters = 0
@@ -26,7 +26,7 @@ def begin_pass(engine: Engine) -> None:
 
 @part
 def has_slot(engine: Engine, sequence: Sequence) -> bool:
-    """Tell whether the adapter of a waiting sequence is in use, or may come into use."""
+    """Tell whether the adapter of a waiting sequence has a slot, or there is a free slot for it."""
     if sequence.adapter == 0 or engine.state.num_adapters < engine.settings.max_adapters:
         return True
     return engine.adapter_passes[sequence.adapter] == engine.state.num_adapter_passes
@@ -34,7 +34,7 @@ def has_slot(engine: Engine, sequence: Sequence) -> bool:
 
 @part
 def use(engine: Engine, sequence: Sequence) -> None:
-    """Count the adapter of a sequence, once in a pass."""
+    """Count the adapter of a sequence as in use, at most once in a pass."""
     if sequence.adapter > 0 and engine.adapter_passes[sequence.adapter] != engine.state.num_adapter_passes:
         engine.adapter_passes[sequence.adapter] = engine.state.num_adapter_passes
         engine.state.num_adapters += 1

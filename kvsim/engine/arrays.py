@@ -1,8 +1,7 @@
-"""Storage of records: slotted objects in an interpreted engine, array elements in a compiled one.
+"""Storage of records that works both interpreted, as a list of objects, and compiled, as a NumPy array.
 
-A record is declared once, as a dataclass (see `records`). `make` gives a list of instances, or an array whose elements
-have the same fields. The functions of the engine read and write `records[index].field` and cannot tell which they were
-given.
+A record is declared once, as a dataclass (see `records`). `make` creates a list of instances, or an array whose
+elements have the same fields. The functions of the engine read and write `records[index].field` in either case.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ Record_co = TypeVar("Record_co", covariant=True)
 
 
 class Records(Protocol[Record_co]):
-    """Records, each of which may be written through."""
+    """A list or an array of records, whose fields can be read and written in place."""
 
     def __getitem__(self, index: int, /) -> Record_co: ...
     def __len__(self) -> int: ...
@@ -35,7 +34,7 @@ class Numbers(Protocol):
 
 
 class Growing(list[Any]):
-    """Records that are written one behind the other, with room for as many as are."""
+    """A list of records that grows by one when the index after its end is accessed."""
 
     def __init__(self, record: type) -> None:
         super().__init__()
@@ -47,10 +46,10 @@ class Growing(list[Any]):
         return super().__getitem__(index)
 
 
-class Element(np.void):  # type: ignore[misc]  # NumPy calls it final in its stubs alone; its own records inherit from it
+class Element(np.void):  # type: ignore[misc]  # final in NumPy's stubs only; `np.record` inherits from it
     """A record in an array: its fields are attributes, read as Python's numbers and written in place.
 
-    NumPy's own records take five times as long, and their 32-bit numbers overflow.
+    `np.record` takes five times as long, and its 32-bit numbers overflow.
     """
 
     __slots__ = ()
@@ -59,7 +58,7 @@ class Element(np.void):  # type: ignore[misc]  # NumPy calls it final in its stu
         try:
             value = self[name]
             return value.item() if isinstance(value, np.generic) else value
-        except ValueError:  # no field
+        except ValueError:  # not a field
             return super().__getattribute__(name)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -87,36 +86,36 @@ def _layout_of(record: type) -> np.dtype[np.void]:
 
 
 def make(record: type[Record], size: int, *, compiled: bool) -> Records[Record]:
-    """Return `size` records of zeros."""
+    """Return `size` records: with their default values, or zeros if `compiled`."""
     made: Any = np.zeros(size, dtype_of(record)) if compiled else [record() for _ in range(size)]
     return cast("Records[Record]", made)
 
 
 def make_one(record: type[Record], *, compiled: bool) -> Record:
-    """Return one record of zeros; in a compiled engine, the only element of an array."""
+    """Return one record; if `compiled`, the only element of an array."""
     return make(record, 1, compiled=compiled)[0]
 
 
 def make_growing(record: type[Record], size: int, *, compiled: bool) -> Records[Record]:
-    """Return records that are appended to: an empty list, or an array of `size`."""
+    """Return records that the engine appends to: an empty growing list, or an array of `size` if `compiled`."""
     made: Any = np.zeros(size, dtype_of(record)) if compiled else Growing(record)
     return cast("Records[Record]", made)
 
 
 def numbers(values: npt.NDArray[np.integer[Any]], *, compiled: bool) -> Numbers:
-    """Return the numbers in `values`, to be read and written by the engine."""
+    """Return `values` as a list, or unchanged if `compiled`."""
     made: Any = values if compiled else values.tolist()
     return cast("Numbers", made)
 
 
 def listed(numbers: Numbers, begin: int, end: int) -> list[int]:
-    """Return the numbers in [begin, end)."""
-    some = cast("Any", numbers)[begin:end]
-    return cast("list[int]", some.tolist() if isinstance(some, np.ndarray) else some)
+    """Return the numbers at indices [begin, end) as a list."""
+    part = cast("Any", numbers)[begin:end]
+    return cast("list[int]", part.tolist() if isinstance(part, np.ndarray) else part)
 
 
 def fill(records: Records[Any], first: int, **columns: Any) -> None:
-    """Write columns into fields, from record `first` on; a column is an array, or one value for all records."""
+    """Write columns into fields of all records from `first` on. A column is an array, or one value for all records."""
     size = len(records) - first
     for name, values in columns.items():
         if isinstance(records, np.ndarray):
@@ -127,7 +126,7 @@ def fill(records: Records[Any], first: int, **columns: Any) -> None:
 
 
 def overwrite(records: Records[Any], **columns: npt.ArrayLike) -> None:
-    """Write columns into fields of the first records, one value for each."""
+    """Write columns into fields of the first records, one record for each value."""
     for name, values in columns.items():
         column = np.asarray(values)
         if isinstance(records, np.ndarray):
@@ -138,9 +137,9 @@ def overwrite(records: Records[Any], **columns: npt.ArrayLike) -> None:
 
 
 def column(records: Records[Any], name: str, end: int | None = None) -> npt.NDArray[Any]:
-    """Return a copy of a field of the first `end` records, or of all: the engine writes to its records again."""
+    """Return a copy of a field of the first `end` records, or of all records, as an array."""
     if isinstance(records, np.ndarray):
-        return np.array(records[name][:end])  # of one record, `ascontiguousarray` would return the record's own memory
+        return np.array(records[name][:end])  # a copy, since the engine writes to its records again
     rows = cast("list[Any]", records)[:end]
     kind = dtype_of(type(rows[0]))[name] if rows else np.int64
     return np.array([getattr(row, name) for row in rows], kind)

@@ -1,4 +1,7 @@
-"""Buckets of equal records: a list of each bucket in order of insertion, beside the list of `linked_list`."""
+"""Buckets, for hash tables and indexes: each lists its records in order of insertion, linked by `next_alike`.
+
+The links are separate from those of `linked_list`, so a record can be in a bucket and in a list.
+"""
 
 from __future__ import annotations
 

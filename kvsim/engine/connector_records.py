@@ -1,6 +1,6 @@
-"""State of a KV connector, the scheduler's side; see `connected`.
+"""The records of a KV connector, on the scheduler's side; see `connected`.
 
-An engine without one has an empty tuple in its place, and nothing of this module in its compiled code.
+An engine without a connector has an empty tuple in its place, so that its compiled code has no code for it.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ class ConnectorSettings:
     spares_busy: bool = False
     """A sequence whose blocks could not be freed at once is not preempted."""
     recomputes: bool = False
-    """Tokens that fail to load are computed; otherwise their sequence ends."""
+    """Tokens that fail to load are recomputed; if False, their sequence ends."""
     draft_tokens: int = 0
-    """Tokens behind its own that room is reserved for, for every sequence with an unfinished prompt."""
+    """Number of draft tokens for which every sequence with an unfinished prompt reserves room."""
     backoff_tokens: int = 0
     """Tokens at the end of a prompt that are not fetched."""
     is_timed: bool = False
-    """The clock says when a load has ended; otherwise the caller does."""
+    """The engine's clock decides when a load has ended; if False, the caller reports it."""
     block_s: float = 0.0
-    """Seconds in which one block crosses a share of the link."""
+    """Seconds that one block takes on one lane of the link."""
     latency_s: float = 0.0
-    """Seconds that a load takes however small it is."""
+    """Fixed part of the time of a load, in seconds."""
     most_rows: int = 0
-    """Rows of memory with which another load may begin."""
+    """Largest number of memory rows with which another load may begin."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -41,73 +41,73 @@ class ConnectorState:
     """The numbers of a connector that change from step to step."""
 
     num_external: int = 0
-    """Tokens from outside for the sequence that is being admitted."""
+    """Number of tokens that the sequence being admitted gets through the connector."""
     num_loading: int = 0
-    """Loads that were begun and not reported."""
+    """Number of loads that have begun and are not reported."""
     num_held: int = 0
-    """Sequences that have ended and whose blocks wait for a transfer."""
+    """Number of sequences that have ended and whose blocks wait for a transfer."""
     num_prefilling: int = 0
     num_loads: int = 0
-    """Loads that were begun and that the caller has not read yet."""
+    """Number of entries in `loads`, which the caller has not read yet."""
     num_notices: int = 0
     num_sends: int = 0
     num_reports: int = 0
     num_bad: int = 0
-    """Blocks of which it is known that they failed, and that no step has reported."""
+    """Number of blocks that have failed to load and are not reported."""
     num_errors: int = 0
     num_updates: int = 0
-    """Steps whose output was processed, empty ones included."""
+    """Number of steps whose output was processed, empty ones included."""
     num_steps_begun: int = 0
-    """Steps that were scheduled and compute tokens."""
+    """Number of scheduled steps that compute tokens."""
     num_steps_processed: int = 0
-    """Steps that computed tokens and were processed."""
+    """Number of processed steps that computed tokens."""
     num_deferred: int = 0
-    """Sequences whose tables are gone and whose blocks are not free yet."""
+    """Number of sequences that have no tables any more, but whose blocks are not free yet."""
     num_fetched: int = 0
-    """Loads of these that are on the link."""
+    """Number of the `loads` that are on the link."""
     num_fetched_blocks: int = 0
-    """Blocks that were put on the link in the whole run."""
+    """Number of blocks that were put on the link in the whole run."""
     num_live: int = 0
-    """Transfers whose end is known and not reported yet."""
+    """Number of transfers whose end is known and not reported yet."""
     num_settled_calls: int = 0
-    """Consecutive calls of the scheduler without effect."""
+    """Number of consecutive calls of the scheduler without effect."""
     is_asleep: bool = False
     """Nothing happens before `wake_s`, unless another server or a client acts."""
     wake_s: float = 0.0
     is_crowded: bool = False
-    """More loads began in one step than can be written down."""
+    """More loads began in one step than there is room to record."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Transfer:
-    """The exchange of one request with the world outside."""
+    """State of one request's transfers through the connector."""
 
     is_kept: bool = False
     """Blocks stay at the end of the request until they are read."""
     fetches: bool = False
-    """The prompt waits on another server, and was not asked for."""
+    """The prompt's KV is on another server, and was not requested yet."""
     stored_tokens: Small = 0
-    """Leading tokens that a store holds."""
+    """Number of leading tokens that the store holds."""
     is_async: bool = False
     """Loads take place between steps."""
     num_unknown: Small = 0
-    """Answers "ask again" that are still to come."""
+    """Number of lookups that will still be answered with "ask again"."""
     first_bad: int = 0
-    """Index of the first place of a block that fails to load."""
+    """Index in `bad_places` of the first block that fails to load."""
     num_bad: Small = 0
-    """Such places, until they are reported."""
+    """Number of blocks that fail to load, until they are reported."""
     rank: Small = 0
-    """Place among sequences that fail in one step."""
+    """Position among the sequences that fail in one step."""
     loads_from: Small = 0
-    """The first entry of the table that the load under way writes."""
+    """Index of the first table entry that the load under way writes."""
     external_tokens: Small = 0
-    """Tokens that came from outside with the last admission or load."""
+    """Number of tokens that the last admission or load got through the connector."""
     done_s: float = 0.0
-    """Time at which the load, or the reading of what is kept, ends."""
+    """Time at which the load, or the reading of kept blocks by another server, ends, in seconds."""
     has_come: bool = False
-    """The load was reported, and the sequence has not been looked at since."""
+    """The load was reported, and the scheduler has not visited the sequence since."""
     has_failed: bool = False
-    """A part of what was loaded is bad."""
+    """Some of the loaded blocks are bad."""
     is_error: bool = False
     """The sequence has ended because its load failed."""
     is_held: bool = False
@@ -115,41 +115,41 @@ class Transfer:
     place: Small = 0
     """Index among the sequences with an unfinished prompt, from 1 on; 0 for none."""
     last_step: int = 0
-    """The last step that computed tokens of it."""
+    """Number of the last step that computed its tokens."""
     free_after: int = 0
-    """The step whose output must be processed before its blocks are free."""
+    """Number of the step whose output must be processed before its blocks are free."""
     dead_tokens: Small = 0
-    """Tokens that it had computed in these blocks."""
+    """Number of tokens that it had computed in the blocks whose release is deferred."""
     begun_seq: int = -1
-    """Moment at which its last transfer begins; -1 for none."""
+    """`State.seq` when its last transfer began; -1 for none."""
     ended_seq: int = -1
-    """Moment at which the end of that transfer was reported; -1 for none."""
+    """`State.seq` when the end of that transfer was reported; -1 for none."""
     begin_s: float = 0.0
-    """Time at which that load begins to cross the link, or from which on kept blocks wait, in seconds."""
+    """Time at which that load begins on the link, or from which on kept blocks wait, in seconds."""
     first_entry: Small = 0
-    """The first entry of the table that it concerns."""
+    """Index of the first table entry that the transfer concerns."""
     num_blocks: Small = 0
-    """Blocks of that transfer."""
+    """Number of blocks of that transfer."""
     num_tokens: Small = 0
-    """Tokens in these blocks: from outside those of a load, computed ones in what is kept."""
+    """Number of tokens in these blocks: the loaded tokens of a load, the computed tokens of kept blocks."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Report:
-    """The end of a transfer, as a step reports it."""
+    """The end of a transfer, which the output of a step reports."""
 
     sequence: Small = 0
     is_load: bool = False
     reported_in: int = 0
-    """The step with whose output it is reported, counted like calls of the scheduler from 1."""
+    """Number of the step with whose output it is reported, counted from 1 like calls of the scheduler."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Lane:
-    """One share of the link over which KV comes."""
+    """One of the equal lanes that the link is divided into."""
 
     free_s: float = 0.0
-    """Time at which it has done all loads that were given to it, in seconds."""
+    """Time at which all loads assigned to it have ended, in seconds."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -166,13 +166,13 @@ class ConnectorTables(NamedTuple):
     settings: ConnectorSettings
     state: ConnectorState
     transfers: Records[Transfer]
-    """One for each sequence."""
+    """One record for each sequence."""
     prefilling: Numbers
-    """Sequences that load, or were admitted with a part of their prompt: blocks for the rest are reserved."""
+    """Sequences that load or were admitted with a part of their prompt, so blocks for the rest are reserved."""
     loads: Numbers
-    """Sequences whose loads were begun, in order, until the caller reads the list."""
+    """Sequences whose loads have begun, in order, until the caller reads the list."""
     notices: Numbers
-    """Sequences whose prompts are not fetched: the other server may free them."""
+    """Sequences whose prompts will not be fetched, so that the other server may free them."""
     sends: Numbers
     """Sequences that have ended, and whose blocks wait for a reader from the next step on."""
     live: Numbers
@@ -181,7 +181,7 @@ class ConnectorTables(NamedTuple):
     reports: Records[Report]
     """Transfers that have ended, in the order in which they are reported."""
     bad_places: Numbers
-    """Places of the blocks that fail to load, end to end."""
+    """Table entries of the blocks that fail to load, for all sequences, end to end."""
     bad_blocks: Records[BadBlock]
     marks: Numbers
     """Marks of bad blocks, one for each block; used within one update."""

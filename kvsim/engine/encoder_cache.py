@@ -1,10 +1,10 @@
-"""The encoder cache: outputs of the encoder for images of prompts, kept until the places of an image are computed.
+"""The encoder cache: the vision encoder's outputs for images of prompts, kept while sequences need them.
 
-A step computes an image as a whole, before its tokens in the prompt. Where the step's budget or the cache has no
-room for it, the chunk is cut right before the image. Equal images are computed once, and shared. What no sequence uses
-is evicted where room is needed, the image let go first of all first.
+A step encodes an image as a whole, before it computes the image's tokens in the prompt. If the step's budget or the
+cache has no room for an image, the chunk is cut right before it. Equal images are encoded once, and shared. Images that
+no sequence uses are evicted when room is needed, in the order in which they became unused.
 
-In a step, `plan` cuts a chunk and plans its images, `take` puts them into the cache when the chunk is scheduled.
+`plan` cuts a chunk and plans the images to encode for it; `take` puts these into the cache when the chunk is scheduled.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _COMPUTE, _HOLD, _LET_GO, _EVICT = range(4)
 
 @part
 def _write(engine: Engine, kind: int, request: int, image: int) -> None:
-    """Record an event."""
+    """Record an event of the cache, if memory is recorded."""
     if not engine.settings.records_memory:
         return
     row = engine.encoder.rows[engine.encoder.state.num_rows]
@@ -34,7 +34,7 @@ def _write(engine: Engine, kind: int, request: int, image: int) -> None:
 
 @part
 def begin_step(engine: Engine) -> None:
-    """Give the step being scheduled its budget of outputs."""
+    """Reset the budget of encoder outputs for the step being scheduled."""
     state = engine.encoder.state
     state.budget = engine.settings.encoder_tokens
     state.num_evicted = state.num_planned = state.planned_tokens = 0
@@ -42,7 +42,11 @@ def begin_step(engine: Engine) -> None:
 
 @part
 def plan(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -> int:
-    """Choose the images to compute for a chunk of `num_tokens` behind those `computed`; return its length then."""
+    """Choose the images to encode for a chunk of `num_tokens` tokens after the `computed` ones; return the chunk's
+    length.
+
+    The chunk is cut before an image for which there is no room.
+    """
     settings, state = engine.settings, engine.encoder.state
     state.num_calls += 1
     state.num_planned = state.planned_tokens = 0
@@ -74,11 +78,11 @@ def plan(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -> 
 
 @part
 def _is_there(engine: Engine, sequence: Sequence, index: int) -> bool:
-    """Tell whether the plan or the cache has the image of an input; if the cache has it, the sequence uses it."""
+    """Tell whether the image of an input is planned or cached. If it is cached, the sequence begins to use it."""
     image = engine.encoder.images[engine.encoder.inputs[index].content]
     if image.planned_in == engine.encoder.state.num_calls:
         if engine.settings.counts_repeated_images:
-            _add_to_plan(engine, -index)
+            _add_to_plan(engine, -index)  # negative: used again, but not encoded again
         return True
     if not image.is_cached:
         return False
@@ -97,7 +101,7 @@ def _add_to_plan(engine: Engine, index: int) -> None:
 
 @part
 def _make_room(engine: Engine, num_tokens: int) -> bool:
-    """Tell whether the step can compute an image beside those of the plan, and the cache can hold it; evict for it."""
+    """Evict unused images until the cache can hold an image; return False if the budget or the cache is too small."""
     state = engine.encoder.state
     if num_tokens > state.budget - state.planned_tokens:
         return False
@@ -121,7 +125,7 @@ def _make_room(engine: Engine, num_tokens: int) -> bool:
 
 @part
 def _tokens_before(engine: Engine, place: EncoderInput, computed: int, num_tokens: int) -> int:
-    """Return the tokens of a chunk before an image that has no room."""
+    """Return the number of tokens of a chunk before an image that has no room."""
     if engine.settings.cuts_before_images:
         return min(num_tokens, place.offset - computed) if computed < place.offset else 0
     return max(0, place.offset - computed - engine.settings.prompt_ahead_tokens)
@@ -129,7 +133,7 @@ def _tokens_before(engine: Engine, place: EncoderInput, computed: int, num_token
 
 @part
 def _has_output(engine: Engine, place: EncoderInput, begin: int, end: int) -> bool:
-    """Tell whether one of the tokens from `begin` to `end` of a prompt carries an output of the image."""
+    """Tell whether any prompt token in [begin, end) takes an output of the image."""
     for run in range(place.first_run, place.first_run + place.num_runs):
         first = place.offset + engine.encoder.runs[2 * run]
         if first < end and begin < first + engine.encoder.runs[2 * run + 1]:
@@ -139,7 +143,7 @@ def _has_output(engine: Engine, place: EncoderInput, begin: int, end: int) -> bo
 
 @part
 def take(engine: Engine, sequence: Sequence) -> None:
-    """Put the images of the plan into the cache: the step computes them for a sequence."""
+    """Put the planned images into the cache, because the step encodes them for a sequence."""
     state = engine.encoder.state
     if state.planned_tokens == 0:
         return
@@ -161,7 +165,7 @@ def take(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def give_back(engine: Engine, sequence: Sequence) -> None:
-    """Give back what the step was to compute for a sequence that is preempted in it; its images stay in the cache."""
+    """Return to the budget the images of a sequence that the step has preempted; they stay in the cache, as in vLLM."""
     for index in range(engine.encoder.first_inputs[sequence.number], engine.encoder.first_inputs[sequence.number + 1]):
         place = engine.encoder.inputs[index]
         if place.encoded_in == engine.state.num_scheduled:
@@ -171,9 +175,10 @@ def give_back(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def settle(engine: Engine, launched: int, begin: int, number: int, wrong: int) -> int:
-    """Let go of what sequences of a step have computed, from place `begin` of its list on up to that of a sequence.
+    """Release the images that sequences of a processed step have computed, from index `begin` to sequence `number`.
 
-    Its `wrong` drafts do not count. Number 0 is of none: all are settled. Return the place behind.
+    The `wrong` drafts of that sequence do not count as computed. Number 0 is no sequence, so that all others are
+    released. Return the index in the step's list at which to continue.
     """
     first, place = launched * engine.settings.max_num_seqs, begin
     while place < engine.launched[launched].num_computing:
@@ -189,7 +194,7 @@ def settle(engine: Engine, launched: int, begin: int, number: int, wrong: int) -
 
 @part
 def let_go_computed(engine: Engine, sequence: Sequence, processed: int) -> None:
-    """Let go of the images of a sequence whose places lie within the `processed` tokens."""
+    """Release the images of a sequence that end within its `processed` tokens."""
     if not engine.settings.cuts_before_images:
         processed -= engine.settings.prompt_ahead_tokens
     for index in range(engine.encoder.first_inputs[sequence.number], engine.encoder.first_inputs[sequence.number + 1]):
@@ -200,7 +205,7 @@ def let_go_computed(engine: Engine, sequence: Sequence, processed: int) -> None:
 
 @part
 def let_go(engine: Engine, sequence: Sequence) -> None:
-    """Let go of all images of a sequence."""
+    """Release all images of a sequence."""
     for index in range(engine.encoder.first_inputs[sequence.number], engine.encoder.first_inputs[sequence.number + 1]):
         if engine.encoder.inputs[index].is_held:
             _let_go(engine, sequence, index)
@@ -208,7 +213,7 @@ def let_go(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def _hold(engine: Engine, sequence: Sequence, index: int) -> None:
-    """Let a sequence use an image for one of its places."""
+    """Count a sequence as a user of an image, for one of the inputs with that image."""
     place = engine.encoder.inputs[index]
     first = engine.encoder.inputs[place.first_alike]
     if not first.is_user:
@@ -223,7 +228,7 @@ def _hold(engine: Engine, sequence: Sequence, index: int) -> None:
 
 @part
 def _let_go(engine: Engine, sequence: Sequence, index: int) -> None:
-    """Let a sequence use an image for one of its places no more; one without users can be evicted."""
+    """Release an image for one input of a sequence. An image without users can be evicted."""
     place = engine.encoder.inputs[index]
     first = engine.encoder.inputs[place.first_alike]
     place.is_held = False
@@ -240,7 +245,7 @@ def _let_go(engine: Engine, sequence: Sequence, index: int) -> None:
 
 
 def reclaimable(images: Records[EncodedImage]) -> list[int]:
-    """List the images that can be evicted, the first of all first."""
+    """List the images that can be evicted, in order of eviction."""
     listed: list[int] = []
     number = int(images[HEAD].next)
     while number != HEAD:

@@ -1,4 +1,4 @@
-"""Records of the encoder cache: places of images in prompts, and the images themselves."""
+"""The records of the encoder cache: occurrences of images in prompts (inputs), and distinct images."""
 
 from __future__ import annotations
 
@@ -20,54 +20,54 @@ class EncoderState:
     """Numbers of the encoder cache that change from step to step, in outputs of the encoder."""
 
     num_free: int = 0
-    """Slots that hold nothing."""
+    """Number of empty slots."""
     num_reclaimable: int = 0
-    """Slots that hold nothing, or what no sequence uses."""
+    """Number of slots that are empty or hold images that no sequence uses."""
     budget: int = 0
-    """Outputs that the step being scheduled may still compute."""
+    """Number of outputs that the step being scheduled may still encode."""
     num_calls: int = 0
     """Plans made so far."""
     num_planned: int = 0
     """Inputs in the plan that was made last."""
     planned_tokens: int = 0
-    """Outputs that it computes."""
+    """Number of outputs in the plan that was made last."""
     num_evicted: int = 0
     """Images that the step being scheduled has evicted."""
     num_encoded: int = 0
     """Images computed so far."""
     encoded_tokens: int = 0
-    """Their outputs."""
+    """Number of outputs encoded so far."""
     num_held: int = 0
-    """Images that sequences began to use, counted for each."""
+    """Number of times that a sequence began to use an image."""
     num_rows: int = 0
-    """Events in `rows`."""
+    """Number of events in `rows`."""
     most_rows: int = 0
-    """Events with which another step may begin."""
+    """Largest number of events with which another step may begin."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class EncoderInput:
-    """One image at one place of a prompt."""
+    """One occurrence of an image in a prompt."""
 
     content: Small = 0
-    """The image, from 1 on."""
+    """Number of the image, from 1 on."""
     offset: Small = 0
-    """Tokens of the prompt before it."""
+    """Number of prompt tokens before it."""
     end: Small = 0
-    """Tokens of the prompt up to its end."""
+    """Number of prompt tokens up to its end."""
     first_run: Small = 0
     """Index of its first run of tokens that carry an output."""
     num_runs: Small = 0
     first_alike: Small = 0
     """The first input of the same sequence with the same image."""
     is_held: bool = False
-    """The sequence uses the image for this place."""
+    """The sequence uses the image for this occurrence."""
     is_user: bool = False
-    """The sequence uses the image at all; kept at the first input with this image."""
+    """The sequence uses the image for any occurrence; set in the first input with this image only."""
     num_held: Small = 0
-    """Places for which it does; kept there, too."""
+    """Number of occurrences for which the sequence uses the image; set in the first input only."""
     encoded_in: Small = 0
-    """The step that was to compute it last, counted from 1."""
+    """Number of the last step that was scheduled to encode it, from 1."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -75,17 +75,17 @@ class EncodedImage(Linked):
     """One image. Unused images are linked in the order in which their last sequence freed them."""
 
     num_tokens: Small = 0
-    """Outputs of the encoder."""
+    """Number of encoder outputs."""
     is_cached: bool = False
     num_users: Small = 0
-    """Sequences that use it."""
+    """Number of sequences that use it."""
     planned_in: Small = 0
-    """The plan that was last to compute it."""
+    """Number of the last plan to encode it; see `EncoderState.num_calls`."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class EncoderRow:
-    """One event, as in the recording."""
+    """One event: a row of the recording's table of encoder events."""
 
     seq: int = 0
     step: int = 0
@@ -95,21 +95,21 @@ class EncoderRow:
 
 
 class EncoderCache(NamedTuple):
-    """The encoder cache; of no use where prompts have no images."""
+    """The encoder cache; unused if prompts have no images."""
 
     state: EncoderState
     inputs: Records[EncoderInput]
-    """Inputs of all sequences, end to end; record 0 is none."""
+    """Inputs of all sequences, end to end, from record 1 on."""
     first_inputs: Numbers
-    """Index of the first input of each sequence; behind the last one, of the end."""
+    """Index of the first input of each sequence, and finally the index after all inputs."""
     runs: Numbers
-    """Runs of tokens that carry an output: first token and number of tokens, in turn."""
+    """Runs of tokens that take an encoder output: first token, number of tokens, alternating."""
     images: Records[EncodedImage]
-    """Record 0 is the head of the list of those that can be evicted."""
+    """Distinct images, from record 1 on. Record 0 is the head of the list of evictable images."""
     planned: Numbers
-    """Inputs in the plan that was made last; one that repeats an image of the plan is negative."""
+    """Indices of the inputs in the plan that was made last; negative for an input that repeats a planned image."""
     evicted: Numbers
-    """Images that the step being scheduled has evicted, in order, as far as there is room; one may be there again."""
+    """Images that the step being scheduled has evicted, in order, as far as there is room; an image may occur twice."""
     rows: Records[EncoderRow]
     """Events of the slice, if they are recorded."""
 
@@ -117,9 +117,10 @@ class EncoderCache(NamedTuple):
 def encoder_cache(
     encoding: Encoding | None, max_num_seqs: int, first_rows: int, *, records: bool, compiled: bool
 ) -> EncoderCache:
-    """Return the cache of an engine that has begun nothing; without images, nothing has a place in it.
+    """Return an empty encoder cache, with a capacity of 0 if there are no images.
 
-    If it `records`, a step may begin with `first_rows` events of the slice, and room is left for those of that step.
+    If events are recorded (`records`), a step may begin with up to `first_rows` events of the slice, and there is room
+    for its events after these.
     """
     rows = encoding.inputs if encoding is not None else ()
     flat = [each for row in rows for each in row]
@@ -145,7 +146,7 @@ def encoder_cache(
     fill(images, 1, num_tokens=np.array([sizes[number] for number in range(1, len(images))], np.int64))
     most = max((len(row) for row in rows), default=0)
     state.most_rows = first_rows if records else _NEVER_FULL
-    # In a step, sequences let go of images, are preempted, and are admitted; images are computed and evicted.
+    # Events of one step: sequences release images, are preempted and admitted; images are encoded and evicted.
     margin = 6 * min(len(flat), 2 * max_num_seqs * most) + 2 * len(contents)
     return EncoderCache(
         state=state,
@@ -160,7 +161,7 @@ def encoder_cache(
 
 
 def _first_alike(flat: list[ImageInput], starts: list[int]) -> list[int]:
-    """Return, for each input, the first of its sequence with the same image."""
+    """Return, for each input, the index of the first input of its sequence with the same image."""
     found: list[int] = []
     for begin, end in pairwise(starts):
         first: dict[int | str, int] = {}

@@ -1,12 +1,12 @@
-"""Fast-forward: sequences that only decode are left alone.
+"""Fast-forward: the scheduler does not visit sequences that only decode, which makes long runs much faster.
 
-Most of the time a running sequence computes one token a step, in a slot that it has, and its output ends nothing. How
-such a step changes the sequence is known beforehand, and so is the first step in which something has to be decided
-about it: its table grows, a block is full, or its last token is computed. Until then the scheduler counts the sequence
-and does not touch it; a step costs what there is to decide, not what runs. Then `catch_up` does in one go what the
-steps in between would have done one by one.
+In most steps a running sequence computes one token, in a slot that it already has, and does not end. The effect of such
+a step is known in advance, and so is the first step that needs a decision: the table grows, a block becomes full, or
+the last token is computed. Until then the sequence is left alone ("quiet"): the scheduler counts it but does not touch
+its record, so the cost of a step depends on the decisions in it, not on the running sequences. Then `catch_up` applies
+all skipped steps at once.
 
-This goes on inside a slice of a run. At the end of a slice all sequences are as they should be.
+At the end of a slice of the run all sequences are caught up, so that callers never see a quiet sequence.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from kvsim.engine.state import Engine
 
 @part
 def pass_over(engine: Engine, first: int, budget: int) -> int:
-    """Leave running sequences alone, from index `first` on, up to one that needs a decision; return their number.
+    """Skip running sequences from index `first` on, up to one that needs a decision; return how many were skipped.
 
-    Each decodes one token of the budget.
+    Each of these decodes one token of the budget.
     """
     state, leaves_alone = engine.state, engine.settings.leaves_alone
     launched, index, end = state.num_scheduled - 1, first, min(state.num_running, first + budget)
@@ -35,7 +35,7 @@ def pass_over(engine: Engine, first: int, budget: int) -> int:
 
 @part
 def _begin(engine: Engine, index: int) -> bool:
-    """Leave the sequence at `index` of `running` alone from this step on, if it only decodes; tell whether it does."""
+    """Begin to leave the sequence at `index` of `running` alone, if it only decodes; return whether it does."""
     settings, state, sequence = engine.settings, engine.state, engine.sequences[engine.running[index]]
     computed, under_way = sequence.computed, 1 if settings.ahead else 0
     is_decode = computed >= sequence.prompt_tokens and sequence.num_tokens + under_way - computed == 1
@@ -54,7 +54,7 @@ def _begin(engine: Engine, index: int) -> bool:
 
 @part
 def catch_up(engine: Engine, index: int, launched: int) -> None:
-    """Update the sequence at `index` of `running` to the first `launched` steps, if it was left alone."""
+    """Update the sequence at `index` of `running` to its state after step number `launched`, if it was left alone."""
     if engine.quiet_until[index] == 0:
         return
     settings, state, sequence = engine.settings, engine.state, engine.sequences[engine.running[index]]
@@ -81,7 +81,7 @@ def catch_up(engine: Engine, index: int, launched: int) -> None:
 
 @part
 def catch_up_from(engine: Engine, first: int, launched: int) -> None:
-    """Update all running sequences from index `first` on to the first `launched` steps."""
+    """Update all running sequences from index `first` on to their state after step number `launched`."""
     state = engine.state
     if state.num_quiet > 0:
         for index in range(first, state.num_running):
@@ -90,12 +90,13 @@ def catch_up_from(engine: Engine, first: int, launched: int) -> None:
 
 @part
 def spell_out(engine: Engine) -> None:
-    """List all sequences of the step scheduled last in `batch`, in order, and catch up those left alone."""
+    """List all sequences of the step scheduled last in `batch`, in order, and catch up those that were left alone."""
     state = engine.state
     if state.num_quiet == 0:
         return
     listed, place = state.num_listed, state.num_in_batch
     state.num_listed = place
+    # From the end, so that listed sequences move to their final places without overwriting each other.
     for index in range(state.num_running - 1, -1, -1):
         number = engine.running[index]
         is_quiet = engine.quiet_until[index] > 0

@@ -1,8 +1,8 @@
-"""Swapping to host memory as in vLLM before its version 1: preempted sequences are copied out and back.
+"""Swapping to host memory, as in vLLM V0: the blocks of a preempted sequence are copied to the host and back.
 
-A victim's blocks are copied to the host if there is room for all; otherwise its tokens are recomputed. When it is
-admitted again it gets new blocks, and the link carries only those that the prefix cache no longer holds. Host
-copies are private: no other sequence hits them. vLLM 0.25.1 has no such swap.
+If the host has no room for all blocks of a preempted sequence, its tokens are recomputed instead. When the sequence is
+admitted again, it gets new blocks, and only blocks that the prefix cache no longer holds are copied back. Other
+sequences never hit host copies. vLLM 0.25.1 has no such swap.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def forget(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def transfer_s(engine: Engine) -> float:
-    """Return the time of the step's copies on the link, in seconds: a step copies out or in, never both."""
+    """Return the time that the step's copies take on the link, in seconds. A step copies in one direction only."""
     state = engine.state
     return (state.num_swapped_out + state.num_swapped_in) * engine.settings.host_block_s
 

@@ -1,6 +1,6 @@
-"""State of a second tier in host memory, as in vLLM 0.25.1's native offload; see `offload`.
+"""The records of a second tier in host memory, as in vLLM 0.25.1's native offload; see `offload`.
 
-An engine without one has an empty tuple in its place, and nothing of this module in its compiled code.
+An engine without a second tier has an empty tuple in its place, so that its compiled code has no code for it.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from kvsim.engine.arrays import Numbers, Records
 from kvsim.engine.records import Linked, Small
 
 RECENT, FREQUENT, RECENT_GHOSTS, FREQUENT_GHOSTS = range(4)
-"""Lists of host blocks; each is also the record that stands for both of its ends. Least recently used there is only
-`RECENT`, which holds the idle ones. ARC has all four, and busy blocks stand in them too."""
+"""Lists of host blocks, by the index of their sentinel record. With LRU only `RECENT` is used, and holds idle blocks.
+ARC uses all four, and they hold busy blocks too."""
 NUM_LISTS = 4
-"""Records before that of slot 0."""
+"""Number of lists, whose records are before that of slot 0."""
 NO_HOST_BLOCK = 0
 WRITING = -1
-"""Readers of a block whose copy to the host has not ended."""
+"""Value of `HostBlock.readers` while the copy to the host has not ended."""
 NO_JOB = 0
 
 
@@ -33,31 +33,31 @@ class HostSettings:
     slot_tokens: int = 0
     """Tokens of a host block."""
     adaptive: bool = False
-    """Blocks are evicted as ARC does, instead of the least recently used first."""
+    """Blocks are evicted by ARC, instead of LRU."""
     prompt_only: bool = False
-    """Whether blocks of generated tokens are not offloaded."""
+    """Blocks of generated tokens are not offloaded."""
     store_block_s: float = 0.0
-    """Seconds in which one GPU block crosses the link to the host."""
+    """Seconds that copying one GPU block to the host takes."""
     load_block_s: float = 0.0
-    """Seconds in which one GPU block crosses the link from the host."""
+    """Seconds that copying one GPU block from the host takes."""
     job_s: float = 0.0
-    """Seconds that a copy takes however small it is."""
+    """Fixed part of the time of a copy, in seconds."""
     submit_s: float = 0.0
-    """Host time to hand a copy to the GPU, however small it is."""
+    """Fixed part of the host time to submit a copy, in seconds."""
     submit_block_s: float = 0.0
     """Host time that one more GPU block adds to submitting a copy, in seconds."""
     step_s: float = 0.0
-    """Host time of a step, beside its copies."""
+    """Additional host time of a step, without its copies, in seconds."""
     sequence_s: float = 0.0
-    """Host time that one more sequence adds to a step."""
+    """Host time that one more sequence adds to a step, in seconds."""
     deferred_block_s: float = 0.0
     """Host time for each block whose release is deferred, in seconds."""
     is_timed: bool = False
-    """The clock says when a copy has ended; otherwise the caller does."""
+    """The engine's clock decides when a copy has ended; if False, the caller reports it."""
     most_copy_rows: int = 0
-    """Rows of copies that may be there when a step begins."""
+    """Largest number of copy rows with which another step may begin."""
     most_rows: int = 0
-    """Rows of memory with which another load may begin."""
+    """Largest number of memory rows with which another load may begin."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -65,18 +65,18 @@ class HostState:
     """The numbers of the second tier that change from step to step."""
 
     num_used: int = 0
-    """Slots that were ever handed out: they are taken in order first."""
+    """Number of slots that were ever allocated. Unused slots are allocated first, in order."""
     last_given_back: int = 0
-    """The slot that is taken next once all were: the one evicted last."""
+    """The slot that was evicted last, which is allocated next once no slot is unused."""
     num_free: int = 0
     num_ghosts_used: int = 0
     last_free_ghost: int = 0
     recent_target: float = 0.0
-    """Blocks that ARC wants in `RECENT`."""
+    """Number of blocks that ARC aims to keep in `RECENT`."""
     num_sparings: int = 0
-    """Lookups of blocks that must not be evicted, counted."""
+    """Number of times that blocks were marked as not to be evicted."""
     num_jobs: int = 0
-    """Copies that were begun and not reported."""
+    """Number of copies that have begun and are not reported."""
     next_job: int = 0
     """The number of the next copy."""
     num_job_records: int = 0
@@ -84,56 +84,56 @@ class HostState:
     first_reported: int = 0
     last_reported: int = 0
     num_updates: int = 0
-    """Steps whose output was processed, empty ones included."""
+    """Number of steps whose output was processed, empty ones included."""
     num_steps_begun: int = 0
     """Number of scheduled steps with computed tokens."""
     num_steps_processed: int = 0
     """Number of processed steps with computed tokens."""
     num_deferred: int = 0
-    """Sequences whose tables are gone and whose blocks are not free yet."""
+    """Number of sequences that have no tables any more, but whose blocks are not free yet."""
     num_settled_calls: int = 0
     """Number of consecutive calls of the scheduler without effect."""
     store_free_s: float = 0.0
-    """Time at which the link to the host has done all copies that were given to it, in seconds."""
+    """Time at which all copies to the host that were submitted have ended, in seconds."""
     load_free_s: float = 0.0
-    """Time at which the link from the host has done all copies that were given to it, in seconds."""
+    """Time at which all copies from the host that were submitted have ended, in seconds."""
     num_copy_rows: int = 0
     is_crowded: bool = False
-    """Whether more loads began in one step than can be recorded."""
+    """More loads began in one step than there is room to record."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class HostBlock(Linked):
-    """One host block, or the ghost of one: a key that was evicted not long ago."""
+    """One host block, or an ARC ghost: the key of a block that was evicted recently."""
 
     key: int = 0
     readers: Small = 0
-    """Loads that read it; `WRITING` while it is being written."""
+    """Number of loads that read it; `WRITING` while it is being written."""
     stands_in: Small = 0
     """The list that it is in, if any."""
     next_alike: Small = 0
     """The next record in its bucket."""
     spared: int = 0
-    """The last sparing that it was named in."""
+    """Number of the last time that it was marked as not to be evicted; see `HostState.num_sparings`."""
     next_of_job: Small = 0
     """The next block that the same copy writes."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class HostList:
-    """Lengths of a list of host blocks."""
+    """The length of a list of host blocks."""
 
     length: int = 0
     num_idle: int = 0
-    """Blocks that no copy reads or writes."""
+    """Number of blocks that no copy reads or writes."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Job(Linked):
-    """One copy over the link: of blocks of one sequence, in one direction."""
+    """One copy of blocks of one sequence, to the host or back."""
 
     number: int = 0
-    """Copies are numbered in the order in which they are decided."""
+    """Number of the copy, in the order in which copies are decided."""
     sequence: Small = 0
     is_load: bool = False
     begin: Small = 0
@@ -142,7 +142,7 @@ class Job(Linked):
     first_written: Small = 0
     """The first block that a store writes; the others are linked by `next_of_job`."""
     num_blocks: Small = 0
-    """GPU blocks that are copied."""
+    """Number of GPU blocks that are copied."""
     begun_step: Small = 0
     """The recorded step that decided it."""
     awaited_step: Small = 0
@@ -152,7 +152,7 @@ class Job(Linked):
     awaited_in: int = 0
     """The last call of the scheduler whose step had to wait for it."""
     reported_in: int = 0
-    """The step with whose output it is reported, counted like calls."""
+    """Number of the step with whose output it is reported, counted like calls of the scheduler."""
     next_reported: Small = 0
     is_on_link: bool = False
     done_s: float = 0.0
@@ -160,7 +160,7 @@ class Job(Linked):
 
 @dataclass(slots=True, eq=False, repr=False)
 class CopyRow:
-    """One block that was copied, as in a recording."""
+    """One block that was copied: a row of the recording's table of copies."""
 
     copy: Small = 0
     kind: Small = 0
@@ -178,17 +178,17 @@ class HostSequence:
 
     num_jobs: Small = 0
     stored: Small = 0
-    """Leading host blocks that need not be stored any more."""
+    """Number of leading host blocks that are stored, or need not be."""
     num_recorded: Small = 0
     """Number of entries of its table whose allocation is recorded in `allocated_in`."""
     is_prefilling: bool = False
-    """Whether a sequence loads or was admitted with a part of its prompt: blocks for the rest are reserved."""
+    """The sequence loads or was admitted with a part of its prompt, so blocks for the rest are reserved."""
     last_step: int = 0
-    """Last step with computed tokens of it."""
+    """Number of the last step that computed its tokens."""
     free_after: int = 0
-    """The step whose output must be processed before its blocks are free."""
+    """Number of the step whose output must be processed before its blocks are free."""
     dead_tokens: Small = 0
-    """Tokens that the sequence had computed in these blocks."""
+    """Number of tokens that it had computed in the blocks whose release is deferred."""
     preempted_in: int = 0
 
 
@@ -203,14 +203,14 @@ class HostTier(NamedTuple):
     buckets: Numbers
     """The first record of every bucket of keys."""
     sources: Numbers
-    """GPU blocks that a slot is written from, slot after slot."""
+    """GPU blocks that each slot is copied from, slot after slot."""
     jobs: Records[Job]
-    """Pending ones stand in a list in order of their numbers, behind record 0."""
+    """Copies. Pending ones are linked in order of their numbers; record 0 is the head of that list."""
     asked: Records[HostSequence]
-    """One for each sequence."""
+    """One record for each sequence."""
     deferred: Numbers
     """Sequences whose blocks are not free yet, in order."""
     allocated_in: Numbers
     """The last call of the scheduler that allocated each GPU block."""
     copy_rows: Records[CopyRow]
-    """Copies that were reported in this slice of the run, if they are written down."""
+    """Copies that were reported in this slice of the run, if they are recorded."""

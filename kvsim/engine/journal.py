@@ -1,4 +1,4 @@
-"""Rows of a recording about memory and schedule, written during the run if recording is on."""
+"""The journal of a run: functions that append rows to a recording's tables of memory and schedule."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from kvsim.engine.state import NO_KEY, Engine
 _APPEND, _SHARE, _RELEASE, _EVICT = (int(kind) for kind in MemoryKind)
 _NO_REQUEST = -1
 _WHOLE_TABLE = -1
+"""Address in a release that frees a whole table."""
 
 
 @part
 def append_blocks(engine: Engine, sequence: Sequence, group: int, position: int, begin: int, end: int) -> None:
-    """Record that a sequence got the free blocks in `entries[begin:end]`, from `position` of its table on."""
+    """Record that a sequence allocated the blocks in `entries[begin:end]`, at `position` of its table and after."""
     if engine.settings.records_memory:
         _blocks(engine, _APPEND, group, sequence.number - 1, position, begin, end)
 
 
 @part
 def share_blocks(engine: Engine, sequence: Sequence, group: int, position: int, begin: int, end: int) -> None:
-    """Record that a sequence joined the holders of the blocks in `entries[begin:end]`."""
+    """Record that a sequence shares the blocks in `entries[begin:end]`, which it hit."""
     if engine.settings.records_memory:
         _blocks(engine, _SHARE, group, sequence.number - 1, position, begin, end)
 
@@ -36,23 +37,24 @@ def evict(engine: Engine, begin: int, end: int) -> None:
 
 @part
 def append_extent(engine: Engine, sequence: Sequence, position: int, address: int, length: int, requested: int) -> None:
-    """Record that a sequence asked for `requested` slots and got `length`, from `address` on."""
+    """Record that a sequence requested `requested` slots and got `length` slots from `address` on."""
     if engine.settings.records_memory:
         write(engine, _APPEND, 0, sequence.number - 1, position, address, length, requested, 0, 1)
 
 
 @part
 def grow_extent(engine: Engine, sequence: Sequence, position: int, address: int, length: int, repeat: int) -> None:
-    """Record that a sequence gets `length` slots from `address` on, and as many behind them in each later step."""
+    """Record that a sequence gets `length` slots from `address` on, and the next `length` slots in each later step."""
     if engine.settings.records_memory:
         write(engine, _APPEND, 0, sequence.number - 1, position, address, length, length, 0, repeat)
 
 
 @part
 def release(engine: Engine, sequence: Sequence, group: int, begin: int, end: int, num_cached: int) -> None:
-    """Record that a sequence frees its table in `entries[begin:end]`, of which the first `num_cached` keep a prefix.
+    """Record that a sequence frees its table in `entries[begin:end]`, whose first `num_cached` blocks keep a prefix.
 
-    Where some of these do not, block by block, and the table is empty in the end.
+    In a group that leaves some blocks out of the prefix cache, each block has its own row, and then an empty table is
+    released.
     """
     if not engine.settings.records_memory:
         return
@@ -86,9 +88,9 @@ def release_block(engine: Engine, sequence: Sequence, group: int, position: int,
 
 @part
 def scheduled(engine: Engine, sequence: Sequence, computed_before: int, tokens: int, repeat: int) -> None:
-    """Record that a sequence computes `tokens` in this step and in each of the next `repeat - 1`.
+    """Record that a sequence computes `tokens` tokens in this step and in each of the next `repeat - 1` steps.
 
-    Steps are many: the caller asks whether anything is recorded.
+    The caller checks whether the schedule is recorded, since this is called often.
     """
     state, rows = engine.state, engine.schedule_rows
     if goes_on(engine, sequence, computed_before, tokens):
@@ -120,7 +122,7 @@ def list_batch(engine: Engine) -> None:
 
 @part
 def goes_on(engine: Engine, sequence: Sequence, computed_before: int, tokens: int) -> bool:
-    """Tell whether the open row of a sequence, repeated once more, describes this step."""
+    """Tell whether this step continues the open row of a sequence, so that one more repetition records it."""
     open_row = sequence.open_row
     if open_row < 0 or engine.settings.num_drafts > 0:
         return False
@@ -157,7 +159,7 @@ def write(
     engine: Engine, kind: int, group: int, request: int, position: int, address: int, length: int, requested: int,
     cached: int, repeat: int,
 ) -> None:  # fmt: skip
-    """Append a row."""
+    """Append a row to the memory table."""
     state = engine.state
     row = engine.memory_rows[state.num_memory_rows]
     state.num_memory_rows += 1

@@ -1,4 +1,4 @@
-"""Requests as the engine knows them before a run: their lengths, limits, priorities, arrivals and prefix keys."""
+"""`Demand`: the requests of a run as arrays of lengths, limits, priorities, arrivals and prefix keys."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ class Demand:
 
     prompt: Column
     output: Column
-    """Number of outputs after which it stops by itself, or at the longest sequence."""
+    """Number of outputs after which a request ends: by a stop token, its limit, or the longest sequence."""
     limit: Column
-    """Number of outputs after which it is stopped, which the scheduler knows beforehand."""
+    """Largest number of outputs that the request allows, which the scheduler knows in advance."""
     priority: Column
     arrival_s: npt.NDArray[np.float64]
     keys: Ragged[np.int64]
     """One key per full block of every prompt, equal for equal prefixes; empty if contents are unknown."""
     adapter: Column | int = 0
-    """Number of its adapter, from 1 on; 0 for none."""
+    """Number of the request's adapter, from 1 on; 0 for none."""
 
     def every(self, stride: int, first_row: int) -> Demand:
-        """Return every `stride`-th request from `first_row` on; keys stay as they are."""
+        """Return every `stride`-th request from `first_row` on, with unchanged keys."""
         rows = slice(first_row, None, stride)
         return Demand(
             prompt=self.prompt[rows].copy(),
@@ -46,11 +46,11 @@ class Demand:
 
     @property
     def stops_late(self) -> npt.NDArray[np.bool_]:
-        """Requests whose stop only the output reveals, which asynchronous scheduling notices one step late: bool[n]."""
+        """Requests that end before their limit, which asynchronous scheduling notices one step late: bool[n]."""
         return np.asarray(self.output < self.limit)
 
     def reservations(self, policy: Contiguous) -> Column:
-        """Return the slots that each request asks for when it is first admitted: int64[n]."""
+        """Return the number of slots that each request reserves when it is first admitted: int64[n]."""
         wanted = {
             Reserve.MAX: np.full_like(self.prompt, policy.max_model_len),
             Reserve.LIMIT: self.prompt + self.limit,
@@ -62,9 +62,9 @@ class Demand:
         return np.asarray(np.minimum(wanted[policy.cache.reserve], policy.max_model_len))
 
     def misfits(self, policy: Policy, num_units: int, layout: KVCacheLayout | None = None) -> npt.NDArray[np.bool_]:
-        """Return which requests could never be served with `num_units` units for themselves: bool[n].
+        """Return a mask of the requests that could not be served even with all `num_units` units: bool[n].
 
-        With several groups, those that could hold more at once: the engine looks at nothing less when it starts.
+        With several KV-cache groups, a request fits if all blocks that it may hold at once do.
         """
         if isinstance(policy, Static):
             fits = self.prompt + self.limit - 1 <= num_units
@@ -78,7 +78,7 @@ class Demand:
             fits = self.prompt < policy.most_prompt_tokens(num_units * policy.unit_tokens)
         else:
             last = self.prompt + self.output - 1 + self.stops_late
-            if (drafting := policy.scheduler.drafting) is not None:  # its last steps verify drafts behind its end
+            if (drafting := policy.scheduler.drafting) is not None:  # its last steps verify drafts after its end
                 steps = 1 + policy.scheduler.async_scheduling
                 last = last + drafting.most_past_end(steps) + drafting.lookahead_tokens
             last = np.minimum(last, policy.max_model_len)
@@ -93,5 +93,5 @@ class Demand:
 
 def _power_of_two_from(values: Column) -> Column:
     """Return the smallest powers of two that are at least `values`, which are positive."""
-    # frexp tells how many bits a number has
+    # the exponent from `frexp` is the number of bits of `values - 1`
     return np.asarray(1 << np.frexp(values - 1)[1].astype(np.int64))

@@ -1,6 +1,6 @@
-"""Waiting sequences by the length of their prompts, for batches of prompts that are alike.
+"""An index of waiting sequences by prompt length, from which static batches of similar lengths are formed.
 
-The sequences of one length stand in a list, the first to arrive first. The list of prompts of `n` tokens is bucket `n`.
+Bucket `n` lists the sequences with prompts of `n` tokens, in order of arrival.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ def add(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def remove(engine: Engine, sequence: Sequence) -> None:
-    """Take out a sequence."""
+    """Remove a sequence."""
     bucket.remove(engine.sequences, engine.buckets[sequence.prompt_tokens], sequence.number)
 
 
 @part
-def earlier(engine: Engine, one: int, other: int) -> int:
-    """Return the one of two sequences that arrived first; either may be `NO_SEQUENCE`."""
-    if one == NO_SEQUENCE:
-        return other
-    if other == NO_SEQUENCE:
-        return one
-    return one if engine.times[one].arrival_seq < engine.times[other].arrival_seq else other
+def earlier(engine: Engine, first: int, second: int) -> int:
+    """Return which of two sequences arrived first; either may be `NO_SEQUENCE`."""
+    if first == NO_SEQUENCE:
+        return second
+    if second == NO_SEQUENCE:
+        return first
+    return first if engine.times[first].arrival_seq < engine.times[second].arrival_seq else second
 
 
 @part

@@ -1,6 +1,6 @@
-"""Doubly linked lists over records: the free queue of blocks, the queue of waiting sequences.
+"""Doubly linked lists of records, used for the free queue of blocks and the queue of waiting sequences.
 
-Record `HEAD` is both ends of the list and no member: its `next` is the first record, its `previous` the last.
+Record `HEAD` is not a member but a sentinel at both ends: its `next` is the first record, its `previous` the last.
 """
 
 from __future__ import annotations

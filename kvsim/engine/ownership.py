@@ -1,4 +1,4 @@
-"""The kinds of changes of ownership, as the engine reports them and as a recording names them."""
+"""The kinds of changes in the ownership of memory, for the engine that records them and for readers of recordings."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from enum import IntEnum
 
 
 class MemoryKind(IntEnum):
-    """Kind of change in the ownership of units; the names in a file are these in lower case."""
+    """Kind of change in the ownership of units. A recording has the names in lower case."""
 
     APPEND = 0
     """A request's table grows by units that no request held."""
     SHARE = 1
     """A request's table grows by units that already hold its prefix."""
     RELEASE = 2
-    """A request gives back its whole table, last unit first."""
+    """A request frees its whole table, the last unit first."""
     EVICT = 3
-    """Units that held a reusable prefix lose it, because a request needs the room."""
+    """Units with a cached prefix lose it, because a request needs memory."""

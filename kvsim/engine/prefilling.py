@@ -1,6 +1,7 @@
-"""Sequences with an unfinished prompt: those that load, and those that were admitted with a part of it.
+"""The list of sequences with unfinished prompts, which load KV or were admitted with a part of the prompt.
 
-A load holds its blocks without computing, so it begins only where the pool has room for the rest of all these prompts.
+A loading sequence holds blocks while it computes nothing. To prevent deadlock, a load begins only if the pool also has
+room for the rest of all unfinished prompts.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from kvsim.engine.state import Engine, table_of
 
 @part
 def add(engine: Engine, sequence: Sequence) -> None:
-    """Count a sequence among those with an unfinished prompt."""
+    """Add a sequence to the list, if it is not in it."""
     connector = engine.connector
     transfer = connector.transfers[sequence.number]
     if transfer.place == 0:
@@ -23,7 +24,7 @@ def add(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def leave(engine: Engine, sequence: Sequence) -> None:
-    """Count a sequence no more, if it was."""
+    """Remove a sequence from the list, if it is in it."""
     connector = engine.connector
     place = connector.transfers[sequence.number].place
     if place == 0:
@@ -38,7 +39,7 @@ def leave(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def num_reserved(engine: Engine) -> int:
-    """Count the blocks that these still need for their prompts, and their drafts and those of one sequence more."""
+    """Return the number of blocks that these sequences still need, with their drafts and those of one more sequence."""
     connector, settings = engine.connector, engine.settings
     draft_tokens, block_size = connector.settings.draft_tokens, settings.unit_tokens
     num_blocks = -(-draft_tokens // block_size)

@@ -1,22 +1,21 @@
 """Totals of the pool's slots over all tables, updated with every change of ownership.
 
-Every step that is recorded carries these totals, and the split of the pool into states follows from them and from the
-slots that have expired (`groups.expired_slots`):
+The row of every step has these totals. The share of the pool in each slot state (used, reserved, wasted and so on) is
+calculated from them and from the expired slots (`groups.expired_slots`):
 
     useful      slots that will be written before their sequence ends
     written     slots with computed tokens
-    rounding    slots given beyond what was asked for
+    rounding    slots that were allocated beyond those requested
     shared      written slots that another table lists, too
 
-Where layers of several kinds share the pool, a slot is a byte: tokens take as many as their layers have, a recurrent
-state has its own size, and what a page or a short group leaves of a block is asked for and not useful.
+Where layers of several kinds share the pool, a slot is a byte. A token takes the bytes of its layers, a recurrent state
+its size in bytes. Bytes of a block that a page or a short group does not fill count as requested, but not as useful.
 
 **Unsure tokens.** Where steps are scheduled ahead, a stop that only the output reveals is noticed one token late. The
-slot of that last token is computed in most runs and never in some: a sequence that is preempted between its last two
-steps does not get there. And the last step of a sequence verifies drafts beyond its end, as many as there is room for.
-Which it was is known when the sequence ends, long after the slots were allocated. So such slots count as useful from
-their allocation on, and `Unsure.slot_s` keeps for how long each was held in vain, to be taken back when the run is
-over.
+slot of that last token is usually computed, but not if the sequence is preempted between its last two steps. The last
+step of a sequence may also verify drafts beyond its end. Whether such a token is computed is known only when the
+sequence ends, long after its slots were allocated. So its slots count as useful from their allocation on, and
+`Unsure.slot_s` sums for how long they were held for nothing, which is subtracted when the run is over.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ from kvsim.engine.state import Engine, table_of
 
 @part
 def add_slots(engine: Engine, sequence: Sequence, before: int, more: int) -> None:
-    """Add `more` requested slots of a sequence that has `before`."""
+    """Add `more` requested slots to the `before` slots that a sequence has."""
     is_sure = before + more <= sequence.full_tokens - sequence.num_unsure
-    # A sequence that is moved keeps its slots.
+    # A sequence that is moved has held its unsure slots since before the move.
     held = not is_sure and engine.unsure[_first_unsure(engine, sequence)].slots > 0
     _add_useful(engine, sequence, before, before + more, 1, held)
 
@@ -45,7 +44,7 @@ def remove_slots(engine: Engine, sequence: Sequence, slots: int) -> None:
 
 @part
 def add_blocks(engine: Engine, sequence: Sequence, group: int, before: int, num_held: int) -> None:
-    """Add `num_held` blocks and null entries behind the first `before` entries of a table."""
+    """Add the entries after the first `before` of a table: `num_held` blocks, and null entries."""
     state, record = engine.state, engine.groups[group]
     table = table_of(engine, sequence, group)
     num_blocks = table.num_blocks
@@ -58,7 +57,7 @@ def add_blocks(engine: Engine, sequence: Sequence, group: int, before: int, num_
     _add_useful(engine, sequence, before * block_size, num_blocks * block_size, slots, False)
     null_slots = (num_blocks - before - num_held) * block_size * slots
     state.useful -= null_slots
-    state.written -= null_slots  # all that is computed is counted where it is computed
+    state.written -= null_slots  # computed tokens of null entries are counted in `written` too
 
 
 @part
@@ -90,7 +89,7 @@ def remove_blocks(engine: Engine, sequence: Sequence, group: int) -> None:
 
 @part
 def shared_slots(engine: Engine) -> int:
-    """Count the written slots that are counted once too often, because another table lists their block."""
+    """Return the number of written slots that are counted more than once, because several tables list their block."""
     total = 0
     for group in range(len(engine.groups)):
         total += engine.groups[group].num_shared * block_slots(engine, group)
@@ -99,7 +98,7 @@ def shared_slots(engine: Engine) -> int:
 
 @part
 def block_slots(engine: Engine, group: int) -> int:
-    """Return the slots of a full block that hold tokens, or a state."""
+    """Return the number of slots that the tokens, or the state, of a full block take."""
     record = engine.groups[group]
     return record.state_slots if record.state_slots > 0 else record.block_size * record.token_slots
 
@@ -121,7 +120,7 @@ def lose_tokens(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def note_computed(engine: Engine, sequence: Sequence) -> None:
-    """Note the computed tokens of a sequence, before a part is taken from it."""
+    """Mark the unsure tokens of a sequence that were computed, before some tokens are subtracted."""
     first, sure = _first_unsure(engine, sequence), sequence.full_tokens - sequence.num_unsure
     for index in range(min(sequence.computed + sequence.rejected - sure, sequence.num_unsure)):
         engine.unsure[first + index].slot_s = -math.inf
@@ -129,7 +128,7 @@ def note_computed(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def settle_unsure_slots(engine: Engine, time_s: float) -> None:
-    """Add the time of unsure slots that were given back in the steps before this one."""
+    """Add up how long unsure slots were held that were freed since the last step."""
     state = engine.state
     for place in range(state.num_unsure):
         sequence = engine.sequences[engine.lists[place].unsure]
@@ -149,7 +148,7 @@ def _first_unsure(engine: Engine, sequence: Sequence) -> int:
 
 @part
 def _add_useful(engine: Engine, sequence: Sequence, before: int, after: int, slots: int, is_held: bool) -> None:
-    """Add the useful slots of a sequence that has room for `after` tokens instead of `before`, `slots` each."""
+    """Add the useful slots of a sequence whose room grows from `before` to `after` tokens of `slots` slots each."""
     state = engine.state
     full = sequence.full_tokens
     state.useful += (min(after, full) - min(before, full)) * slots

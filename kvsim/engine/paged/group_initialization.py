@@ -1,4 +1,4 @@
-"""KV-cache groups as the records that the engine works on."""
+"""Build the engine's records and settings of KV-cache groups from a model's layout and the rules of a vLLM release."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _MODES = {MambaMode.NONE: LIVE_STATE, MambaMode.ALL: EVERY_STATE, MambaMode.ALIG
 
 
 def one_group(policy: Policy) -> KVCacheLayout:
-    """Return the layout of full attention in all layers, as in most models."""
+    """Return a layout with one group: full attention in all layers, as in most models."""
     group = KVCacheGroup(kind=CacheKind.FULL, block_size=policy.unit_tokens, num_layers=1, page_bytes=1)
     return KVCacheLayout(
         groups=(group,),
@@ -48,7 +48,7 @@ def one_group(policy: Policy) -> KVCacheLayout:
 
 
 def settings_of_groups(layout: KVCacheLayout, policy: Policy) -> dict[str, Any]:
-    """Return the settings that follow from the groups."""
+    """Return the engine settings that depend on the groups."""
     tokens, _ = _slots_of_groups(layout)
     caching = isinstance(policy, Paged) and policy.cache.enable_prefix_caching
     rules = rules_of(policy.scheduler.vllm) if isinstance(policy, Paged) else ReleaseRules()
@@ -80,10 +80,10 @@ def settings_of_groups(layout: KVCacheLayout, policy: Policy) -> dict[str, Any]:
 
 
 def check_groups(layout: KVCacheLayout, release: str, *, caches_prefixes: bool) -> None:
-    """Check that the release of vLLM starts with such a model.
+    """Check that a release of vLLM can serve a model with these groups.
 
     Raises:
-        UsageError: it does not.
+        UsageError: the release fails at start, or with prefix caching.
     """
     is_padded = any(group.content_bytes and group.mamba_mode is None for group in layout.groups)
     if is_padded and not rules_of(release).pads_pages:
@@ -100,7 +100,7 @@ def check_groups(layout: KVCacheLayout, release: str, *, caches_prefixes: bool) 
 
 
 def flight_is_counted(layout: KVCacheLayout, policy: Paged) -> bool:
-    """Tell whether blocks that a group frees wait for the steps in flight."""
+    """Tell whether any group frees blocks before a sequence ends, and only after the steps in flight that use them."""
     waits = rules_of(policy.scheduler.vllm).windows_wait
     return waits and any(_KINDS[group.kind] != FULL for group in layout.groups)
 
@@ -122,17 +122,17 @@ def keeps_some(layout: KVCacheLayout, group: KVCacheGroup, rules: ReleaseRules, 
 
 
 def _expires(group: KVCacheGroup) -> bool:
-    """Tell whether a group holds tokens, or states, longer than any step reads them."""
+    """Tell whether a group can hold tokens, or states, that no later step reads."""
     return group.kind is CacheKind.MAMBA or group.window is not None
 
 
 def _slots_of_groups(layout: KVCacheLayout) -> tuple[list[int], list[int]]:
-    """Return the slots of one token, and of one state, in every group."""
+    """Return the number of slots of one token in every group, and of one recurrent state in every group."""
     return [layout.token_slots(group) for group in layout.groups], [layout.state_slots(each) for each in layout.groups]
 
 
 def _leaders(layout: KVCacheLayout) -> list[int]:
-    """Return the first group of every kind, in lookup order: full attention first."""
+    """Return the index of the first group of every kind, in lookup order: full attention first."""
     specs = [group.spec for group in layout.groups]
     leaders = [specs.index(spec) for spec in dict.fromkeys(specs)]
     return sorted(leaders, key=lambda leader: _KINDS[layout.groups[leader].kind] != FULL)
@@ -147,7 +147,7 @@ def records_of_groups(
     *,
     compiled: bool,
 ) -> Records[records.Group]:
-    """Return the records of the groups, whose tables have `widths` entries."""
+    """Return the records of the groups. `widths` are the numbers of entries in their tables."""
     made = make(records.Group, len(layout.groups), compiled=compiled)
     leaders, specs = _leaders(layout), [group.spec for group in layout.groups]
     tokens, states = _slots_of_groups(layout)
