@@ -18,17 +18,17 @@ from kvsim.recording import MemoryKind, Meta, Recording, RequestStatus
 Settings = TypeVar("Settings", ContinuousSettings, PagedSettings, Pipeline)
 
 _VLLM_NAMES = {"order": "policy", "reserve_full_prompt": "scheduler_reserve_full_isl"}
-"""Settings with another name in vLLM."""
+"""vLLM's names of settings that kvsim names differently."""
 _LIKE_A_LIMIT = 16384
 """Example of a limit whose default depends on the machine."""
 _DEPEND_ON_THE_GPU = ("max_num_seqs", "max_num_batched_tokens", "max_model_len")
 
 
 def check_comparable(recording: Recording) -> None:
-    """Check that `recording` is of a paged engine and has block ids and everything that decides sharing.
+    """Check that `recording` is of a paged engine, and has block ids and everything that decides prefix hits.
 
     Raises:
-        RecordingError: it is not, or lacks something.
+        RecordingError: the recording is of another engine, or lacks some of these data.
     """
     meta, pool = recording.meta, recording.meta.pool
 
@@ -73,7 +73,7 @@ def check_prompts(recording: Recording, max_model_len: int) -> None:
     """Check that an engine with `max_model_len` would have accepted every prompt.
 
     Raises:
-        RecordingError: naming the row of the first that it would not.
+        RecordingError: a prompt would have been refused; the message names the row of the first.
     """
     requests = recording.requests
     too_long = (requests.prompt_tokens >= max_model_len) & (requests.status != RequestStatus.REFUSED)
@@ -89,7 +89,7 @@ def release_of(recording: Recording) -> str:
     """Return the release of vLLM whose rules the recorded engine followed.
 
     Raises:
-        RecordingError: they are not known for such an engine.
+        RecordingError: kvsim does not know the release, or not the recorded features in it.
     """
     meta, stages = recording.meta, recording.meta.engine.get("pipeline_parallel_size")
     release = _stated_release(meta)
@@ -106,23 +106,23 @@ def release_of(recording: Recording) -> str:
 
 
 def retention_of(recording: Recording, release: str) -> int | None:
-    """Return the tokens between the boundaries at which windows and states were kept; None for all boundaries."""
+    """Return the number of tokens between boundaries at which windows and states were kept; None for all boundaries."""
     usual = defaults_of(release).retention_tokens
     stated = recording.meta.engine.get("prefix_cache_retention_interval", usual)
     return None if stated is None else int(stated)
 
 
 def _stated_release(meta: Meta) -> str:
-    """Return the release that a recording states: of a simulation, the one that was followed."""
+    """Return the release that a recording states; for a simulation, the release that it simulated."""
     stated = meta.engine.get("version") if meta.source == "vllm" else meta.policy.get("vllm")
     return UNSTATED if stated is None else str(stated)
 
 
 def settings_of(kind: type[Settings], recording: Recording, **known: Any) -> Settings:
-    """Return the settings of the recorded engine; those in `known` are not looked up.
+    """Return the settings of the recorded engine; the values in `known` take precedence.
 
     Raises:
-        RecordingError: one is missing that has no common default, or cannot be right.
+        RecordingError: a setting without a common default is missing, or a value is invalid.
     """
     recorded = _recorded_settings(recording.meta)
     values = ({"vllm": _stated_release(recording.meta)} if kind is ContinuousSettings else {}) | known
@@ -168,7 +168,7 @@ def host_blocks_of(meta: Meta) -> int:
     """Return the number of host-memory blocks of the recorded engine's offload; 0 without one.
 
     Raises:
-        RecordingError: it was made with a setting of the offload that kvsim does not know.
+        RecordingError: the offload has a setting that kvsim does not simulate.
     """
     policy = meta.policy
     if int(policy.get("store_threshold") or 0) > 1:

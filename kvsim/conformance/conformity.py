@@ -1,4 +1,7 @@
-"""Compare the vLLM that an environment has with the rules that kvsim knows, on golden and generated workloads."""
+"""Compare an installed vLLM with kvsim's rules of its release, on golden and generated workloads.
+
+This is `kvsim conform`: it shows before a simulation whether kvsim's rules hold for the vLLM that a user runs.
+"""
 
 from __future__ import annotations
 
@@ -30,29 +33,29 @@ _KINDS: dict[str, tuple[tuple[Callable[[Random], Document], int], ...]] = {
 """Generators of workloads with one KV-cache group and with several, and their weights."""
 _TOTALS = ("num_steps", "num_allocations", "num_preemptions", "num_hits", "num_evictions", "num_aborts")
 _MOST_EQUAL = 120
-"""Equal workloads that a variant may not change."""
+"""Number of equal workloads that are kept: a variant that explains a difference must leave them equal."""
 _LONGEST = 150
-"""Records of such a workload, at most."""
+"""Number of records of the longest workload that is kept for that."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Conformity:
-    """Result of a comparison of a vLLM with kvsim."""
+    """Result of the comparison of an installed vLLM with kvsim."""
 
     installed: str
-    """Version of the vLLM that was driven."""
+    """Version of the installed vLLM."""
     release: str
-    """The release whose rules were followed."""
+    """Release whose rules kvsim followed."""
     notes: list[str] = field(default_factory=list)
     num_workloads: int = 0
     num_refused: int = 0
-    """Workloads that neither side serves."""
+    """Number of workloads that both vLLM and kvsim refuse."""
     totals: Counter[str] = field(default_factory=Counter)
-    """Steps, allocations and others that were equal."""
+    """Numbers of equal steps, allocations, preemptions, hits, evictions and aborts."""
     differing: list[str] = field(default_factory=list)
     """Names of the workloads that differ."""
     findings: list[Finding] = field(default_factory=list)
-    """The rules that differ."""
+    """Rules that differ, see `explain`."""
 
     @property
     def equal(self) -> bool:
@@ -61,7 +64,10 @@ class Conformity:
 
 
 def workloads(*, count: int, seed: int, groups: str) -> Iterator[tuple[str, Document]]:
-    """Yield golden workloads, then `count` generated ones, each with its name, from which it can be made again."""
+    """Yield golden workloads, then `count` generated ones, each with its name.
+
+    `generated` makes the same workload again from its name.
+    """
     for name, document in golden_workloads():
         if groups == "both" or ("groups" in document) == (groups == "several"):
             yield name, document
@@ -71,7 +77,7 @@ def workloads(*, count: int, seed: int, groups: str) -> Iterator[tuple[str, Docu
 
 
 def generated(name: str) -> tuple[str, Document]:
-    """Generate the workload of a name such as `several-0-17`: groups, seed and number."""
+    """Generate the workload with a name such as `several-0-17`: kind of groups, seed, number. Return both."""
     makers, weights = zip(*_KINDS[name.partition("-")[0]], strict=True)
     random = Random(name)
     return name, random.choices(makers, weights)[0](random)
@@ -90,14 +96,14 @@ def conform(
 
     Args:
         engine: the process with vLLM.
-        count: generated workloads.
-        seed: of the generated workloads.
+        count: number of generated workloads.
+        seed: seed of the generated workloads.
         groups: `one` KV-cache group, `several`, or `both`.
-        release: whose rules are followed; by default that of the engine, or the newest that is known.
-        progress: hears of workloads that are compared, and of how many there are.
+        release: the release whose rules kvsim follows; None for the engine's, or the newest known if that is newer.
+        progress: called with the number of compared workloads and the number of all workloads.
 
     Raises:
-        UsageError: the release is older than any that is known, or no release.
+        UsageError: the release is older than all known releases, or not a release.
         VllmMissingError: the engine serves no workload at all.
     """
     installed = engine.release

@@ -1,4 +1,4 @@
-"""Fields of an oracle's workload: the KV connector, and the exchange of each request."""
+"""Read the fields of an oracle's workload about the KV connector, and about the KV exchange of each request."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _KINDS = ("store", "nixl")
 
 
 def connector_of(document: Any, where: str) -> Connector | None:
-    """Return the connector of a workload; None without.
+    """Return the KV connector of a workload; None without one.
 
     Raises:
-        WorkloadError: it is none that kvsim knows.
+        WorkloadError: kvsim does not know the connector or one of its settings.
     """
     if not document:
         return None
@@ -36,7 +36,7 @@ def connector_of(document: Any, where: str) -> Connector | None:
 
 
 def exchange_of(document: Mapping[str, Any], connector: Connector, rank: int) -> Exchange:
-    """Return the exchange of a request, which goes before others of a larger rank where several fail at once."""
+    """Return the KV exchange of a request. If several requests fail at once, they are handled in order of `rank`."""
     bad = tuple(int(place) for place in document.get("bad") or ())
     if not connector.is_store:
         return Exchange(remote=_REMOTES[document.get("remote")], bad=bad, rank=rank)

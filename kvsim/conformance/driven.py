@@ -1,4 +1,7 @@
-"""The process in which vLLM's own engine runs, from the side of kvsim."""
+"""Start the process in which vLLM's own engine runs with a fake model, and get its decisions.
+
+vLLM runs in another process because it may be installed in another environment than kvsim; see `vllm_driver.py`.
+"""
 
 from __future__ import annotations
 
@@ -21,17 +24,17 @@ _MOST_LETTERS = 300
 
 
 class VllmMissingError(KvsimError):
-    """There is no vLLM that can be driven."""
+    """Error: there is no vLLM that can be driven."""
 
 
 class EngineFailedError(KvsimError):
-    """vLLM refused a workload, or failed on it."""
+    """Error: vLLM refused a workload, or failed on it."""
 
 
 class DrivenVllm:
-    """One process that serves workloads with vLLM's own engine; it takes seconds to start and milliseconds to serve.
+    """A process that serves workloads with vLLM's own engine; it takes seconds to start and milliseconds to serve.
 
-    `release` is the version that the environment of its interpreter has.
+    `release` is the version of the vLLM in that process.
     """
 
     def __init__(
@@ -41,7 +44,7 @@ class DrivenVllm:
         log: Path | None = None,
         **environment: str,
     ) -> None:
-        """Start it with an interpreter; what it says goes into `log`.
+        """Start the process with the interpreter `python`; its standard error goes into `log`.
 
         Raises:
             VllmMissingError: there is no such interpreter, or it has no vLLM that can be driven.
@@ -63,10 +66,10 @@ class DrivenVllm:
         self.release = str(self._ready().get("vllm"))
 
     def _ready(self) -> Mapping[str, Any]:
-        """Return the first line.
+        """Wait for the first line of the output and return it.
 
         Raises:
-            VllmMissingError: there is none.
+            VllmMissingError: the process ended without such a line.
         """
         assert self._process.stdout is not None
         try:
@@ -97,7 +100,7 @@ class DrivenVllm:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is not None:  # the rest of its answer is not read
+        if kind is not None:  # the process may be blocked, because the rest of its output is not read
             self._process.kill()
         self.close()
         self._log.close()
@@ -106,7 +109,7 @@ class DrivenVllm:
         """Yield the decisions of the scheduler for `workload`, as the records of an oracle, numbered from 1.
 
         Raises:
-            EngineFailedError: after the records that there are, if vLLM did not reach the end.
+            EngineFailedError: vLLM failed; raised after its last record.
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None

@@ -1,4 +1,7 @@
-"""Generate workloads of an oracle with one group of full attention: small and nasty, or of realistic size."""
+"""Generate random workloads with one group of full attention, to compare kvsim with a real engine on.
+
+Small workloads reach rare combinations of settings; realistic ones have the sizes of real servers.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ Document = dict[str, Any]
 
 
 def small(random: Random) -> Document:
-    """Generate a handful of requests in a pool that is too small for them, with any setting of the engine."""
+    """Generate a few requests in a pool that is too small for them, with random settings of the engine."""
     block_size = random.choice([1, 1, 2, 2, 3, 4, 4, 5, 8, 16])
     num_blocks = random.randint(4, 14) if random.random() < 0.5 else random.randint(8, 60)
     capacity = (num_blocks - 1) * block_size
@@ -21,13 +24,13 @@ def small(random: Random) -> Document:
     least_budget = max(max_num_seqs, 1 if chunked else max_model_len)
     budget = random.choice([max_num_seqs, random.randint(2, 12), 16, 32, 64, 256])
     longest = max_model_len - 1
-    if random.random() < 0.97:  # seldom, a request that can never fit: the engine waits for ever
+    if random.random() < 0.97:  # otherwise a request may never fit, and the engine waits forever
         longest = min(longest, capacity - 1)
     outputs = max(2, longest // random.choice([1, 2, 4]))
     requests = []
     for row in range(random.randint(1, 12)):
         prompt = random.randint(1, max(1, longest // random.choice([1, 1, 2, 4])))
-        # What runs past the model's length is cut there; what runs past the pool would never end.
+        # Outputs beyond max_model_len are cut by the engine, but a request that exceeds the pool would never end.
         output = random.randint(1, outputs)
         if prompt + output > capacity and random.random() < 0.98:
             output = max(1, capacity - prompt)
@@ -47,16 +50,16 @@ def small(random: Random) -> Document:
 
 
 def staged(random: Random) -> Document:
-    """Generate as `small` does, on a pipeline."""
+    """Generate a workload as `small` does, with pipeline stages."""
     return with_stages(random, small(random))
 
 
 def with_stages(random: Random, document: Document) -> Document:
-    """Put `document` on a pipeline of two to six stages.
+    """Give `document` a pipeline of two to six stages.
 
-    A synchronous scheduler of more than two may resume a sequence while a token of it is under way, and vLLM then
-    answers that token twice. Early stops and prompts that go on from an answer are left out there: they say which token
-    comes as which, and what a model answers behind a token that is repeated is not known.
+    With more than two stages, a synchronous scheduler may resume a sequence while one of its tokens is in flight, and
+    vLLM then outputs that token twice. Stop tokens and prompts that contain an earlier answer are removed in this case:
+    they depend on the position of each output, and the output after a repeated token is not known.
     """
     document["pipeline_parallel_size"] = random.choice([2, 2, 2, 3, 3, 4, 5, 6])
     if not document["async_scheduling"] and document["pipeline_parallel_size"] > 2:
@@ -67,7 +70,7 @@ def with_stages(random: Random, document: Document) -> Document:
 
 
 def realistic(random: Random) -> Document:
-    """Generate requests as long as people's, in some hundred blocks of 16 or 32 that come under pressure."""
+    """Generate requests of realistic lengths, in a pool of a few hundred blocks of 16 or 32 that fills up."""
     max_model_len = random.choice([2048, 4096, 8192])
     num_blocks = random.randint(150, 900)
     block_size = random.choice([16, 16, 16, 32])
@@ -130,7 +133,10 @@ def random_request(random: Random, row: int, prompt: int, output: int, *, span: 
 
 
 def _spell_out_prompts(random: Random, requests: list[Document]) -> None:
-    """Write prompts as token ids from a tiny vocabulary: any two may begin alike, and some go on from an answer."""
+    """Replace prompts by token ids from a vocabulary of two tokens, so that many prompts share a prefix by chance.
+
+    Some prompts begin with an earlier request's prompt and answer.
+    """
     for row, request in enumerate(requests):
         tokens = [random.randrange(100, 102) for _ in range(request["prompt_len"])]
         if row and random.random() < 0.4:

@@ -1,4 +1,8 @@
-"""Generate workloads of an oracle with several KV-cache groups: layers of every kind together."""
+"""Generate random workloads with several KV-cache groups, to compare kvsim with a real engine on.
+
+Each family of models (`_FAMILIES`) combines kinds of layers that vLLM serves together: full attention, sliding windows,
+chunked attention, latents and recurrent states.
+"""
 
 from __future__ import annotations
 
@@ -12,21 +16,21 @@ if TYPE_CHECKING:
 
 
 def staged_groups(random: Random) -> Document:
-    """Generate as `grouped` does, on a pipeline."""
+    """Generate a workload as `grouped` does, with pipeline stages."""
     return with_stages(random, grouped(random))
 
 
 def grouped(random: Random) -> Document:
-    """Generate a small workload over layers of several kinds."""
+    """Generate a small workload for a model with several kinds of layers."""
     document = small(random)
     block_size = document["block_size"] = random.choice([1, 2, 2, 3, 4, 4, 8, 16])
     layers, changes = random.choice(_FAMILIES)(random, block_size)
     document |= {"groups": layers, **changes}
     num_tables = max(sum(-(-entry["num_layers"] // 2) for entry in layers), len(layers))
     document["num_blocks"] = random.randint(3, 16) * num_tables + random.randint(2, 8)
-    room = max((document["num_blocks"] - 1) // num_tables * block_size, 6)
-    document["max_model_len"] = longest = random.randint(5, max(6, min(2 * room, 40 * block_size)))
-    _fit(random, document, min(longest - 1, room))
+    capacity = max((document["num_blocks"] - 1) // num_tables * block_size, 6)  # tokens of one sequence alone
+    document["max_model_len"] = longest = random.randint(5, max(6, min(2 * capacity, 40 * block_size)))
+    _fit(random, document, min(longest - 1, capacity))
     _settings(random, document, block_size)
     return document
 
@@ -41,7 +45,7 @@ def _full(block_size: int, num_layers: int = 1, **more: int) -> Document:
 
 
 def _gemma(random: Random, block_size: int) -> tuple[list[Document], Document]:
-    """Draw five windows to one full layer, the windows first, or half of each, or windows in the minority."""
+    """Draw layers like Gemma's, windows before full attention, in several ratios; sometimes the full layers first."""
     windows, full = random.choice([(5, 1), (10, 2), (11, 2), (1, 1), (2, 3), (1, 4)])
     layers = [_window(random, block_size, windows), _full(block_size, full)]
     return layers if random.random() < 0.7 else layers[::-1], {"disable_hybrid": random.random() < 0.1}
@@ -53,7 +57,10 @@ def _two_windows(random: Random, block_size: int) -> tuple[list[Document], Docum
 
 
 def _block_sizes(random: Random, block_size: int) -> tuple[list[Document], Document]:
-    """Draw more heads in one kind of layers: the blocks of the other hold more tokens, so that pages are equal."""
+    """Draw two kinds of layers with different numbers of heads.
+
+    vLLM makes their pages equal: a block of the layers with fewer heads has more tokens.
+    """
     more, fewer = random.choice([2, 4, 6]), 2
     heads = (fewer, more) if random.random() < 0.6 else (more, fewer)
     window = _window(random, block_size, random.randint(1, 4)) | {"num_kv_heads": heads[0]}
@@ -61,7 +68,7 @@ def _block_sizes(random: Random, block_size: int) -> tuple[list[Document], Docum
 
 
 def _two_kinds_of_full(random: Random, block_size: int) -> tuple[list[Document], Document]:
-    """Draw windows, and full layers with many and with few heads: one kind may hit more than what counts."""
+    """Draw windows and two kinds of full layers, which have different block sizes and so hits of different lengths."""
     layers = [
         _window(random, block_size, random.choice([1, 2])),
         _full(block_size, random.choice([1, 2])),
@@ -77,7 +84,7 @@ def _padded(random: Random, block_size: int) -> tuple[list[Document], Document]:
 
 
 def _alike(random: Random, block_size: int) -> tuple[list[Document], Document]:
-    """Draw one kind alone: windows, latents, chunks or states, or full layers of several sizes."""
+    """Draw layers of one kind only: windows, latents, chunks, or full attention with two numbers of heads."""
     chunk = {"type": "chunked_local", "window": random.choice([2, 4, 8]) * block_size, "block_size": block_size}
     kinds: list[list[Document]] = [
         [_window(random, block_size)],
@@ -94,7 +101,7 @@ def _chunked(random: Random, block_size: int) -> tuple[list[Document], Document]
 
 
 def _recurrent(random: Random, block_size: int) -> tuple[list[Document], Document]:
-    """Draw states, alone or beside full layers, windows or both."""
+    """Draw recurrent states, alone or with full layers, windows or both."""
     states = {"type": "mamba", "block_size": block_size, "num_layers": random.choice([1, 2, 3, 4])}
     others = [
         [_full(block_size)],
@@ -108,7 +115,7 @@ def _recurrent(random: Random, block_size: int) -> tuple[list[Document], Documen
 
 
 def _recurrent_sizes(random: Random, block_size: int) -> tuple[list[Document], Document]:
-    """Draw states beside layers with blocks of several sizes: a boundary of one group is none of another."""
+    """Draw recurrent states and layers with several block sizes, so that block boundaries of groups differ."""
     heads = [2, random.choice([2, 4])]
     random.shuffle(heads)
     layers = [
@@ -124,10 +131,11 @@ _FAMILIES = (
     *(_gemma, _gemma, _two_windows, _block_sizes, _padded, _alike, _chunked),
     *(_recurrent, _recurrent, _recurrent, _recurrent_sizes, _two_kinds_of_full),
 )
+"""Families of models; those listed several times are drawn more often."""
 
 
 def _fit(random: Random, document: Document, longest: int) -> None:
-    """Shorten requests so that the pool has room for all but some."""
+    """Shorten the requests that have more than `longest` tokens, and adapt what depends on their lengths."""
     for request in document["requests"]:
         total = request["prompt_len"] + request["output_len"]
         if total > longest:
@@ -140,7 +148,7 @@ def _fit(random: Random, document: Document, longest: int) -> None:
 
 
 def _settings(random: Random, document: Document, block_size: int) -> None:
-    """Set what layers of these kinds ask of the engine."""
+    """Adapt the settings, because vLLM refuses some of them for layers of these kinds."""
     longest = document["max_model_len"]
     mode = document.get("mamba_cache_mode")
     if mode is not None:

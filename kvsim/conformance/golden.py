@@ -1,4 +1,4 @@
-"""Golden workloads that come with kvsim: each is small and shows one rule that releases decide in different ways."""
+"""Golden workloads that are part of the package: each is small and shows one rule in which releases of vLLM differ."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Read the two files of an oracle run: the workload and the records.
+"""Read the two files of an oracle run, the workload and the records, and check them before they are compared.
 
-Every error names the file, and the line if the file has lines.
+Both come from outside kvsim, so every error names the file, and the line if the file has lines.
 """
 
 from __future__ import annotations
@@ -47,32 +47,34 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
     "update": UPDATE_FIELDS + STATE_FIELDS,
     "end": ("engine_calls",),
 }
-"""Required fields of each kind of record. The order of the free queue is compared if it was recorded."""
+"""Required fields of each kind of record. The order of the free queue is optional."""
 _FIRST: Mapping[str, Mapping[str, tuple[str, ...]]] = {"meta": FIELDS, "engine": SGLANG_FIELDS}
-"""Required fields of the records of each scheduler, by the kind of the first: vLLM's and SGLang's."""
+"""Required fields of vLLM's records, whose first is of kind `meta`, and of SGLang's, whose first is `engine`."""
 _ENDS = ("end", "failed")
 
 _RECORDS_BYTES = 1 << 29
 """Largest size of a file of records, unpacked. A run of half an hour takes some megabytes."""
 _BY_GROUP = {"groups", "ncached", "crc"}
+"""Fields that only an oracle with several groups writes."""
 _LEFT_OUT = ("block_size", "reserve_full_isl", "blocks", "prev_outputs")
-"""Fields that an oracle with several groups writes in another form: as a list by group, or as a checksum."""
-_NOT_KNOWN: Mapping[str, Any] = {
+"""Required fields that an oracle with several groups may lack, because it writes a list by group or a checksum."""
+_UNSUPPORTED_SETTINGS: Mapping[str, Any] = {
     "prefix_match_unit": None,
     "enable_mamba_shared_prefix_checkpoint": False,
 }
-"""Settings that newer releases have, and the value with which they change nothing."""
-_NOT_FOLLOWED = {
+"""Settings of newer releases that kvsim does not simulate, and the value with which they have no effect."""
+_UNSUPPORTED_FEATURES = {
     "pcp": "prefill context parallelism",
 }
-"""Features of vLLM's scheduler that kvsim does not follow, by the field of a workload that asks for them."""
+"""Features of vLLM's scheduler that kvsim does not simulate, by the field of a workload that turns them on."""
 _LONGEST_MODEL = 131_072
+"""Largest default of `max_model_len`."""
 OFFLOAD_BLOCK_BYTES = 1 << 20
 """Bytes of a block on the host: a power of two, so that sizes in GiB are exact."""
 _TOKENS_PER_REQUEST = 1_000_000
 _NO_EXCHANGE = Exchange()
 _LARGEST = 1 << 24
-"""Largest number of blocks, tokens or calls in an oracle workload: the oracle would run for days."""
+"""Largest number of blocks, tokens or calls in an oracle workload; with more, the oracle would run for days."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,32 +83,32 @@ class OracleRequest:
 
     name: str
     prompt: tuple[int, ...]
-    """Token ids."""
+    """Token ids of the prompt."""
     output_tokens: int
-    """Outputs after which the request is stopped: its `max_tokens`."""
+    """Maximum number of outputs, vLLM's `max_tokens`."""
     stop_at: int | None
-    """Outputs up to and including a stop token; None without one."""
+    """Number of outputs including a stop token; None if the model gives no stop token."""
     arrival_step: int
-    """Engine call before which the request arrives."""
+    """Number of the engine call before which the request arrives."""
     abort_step: int | None
-    """Engine call before which the request is aborted."""
+    """Number of the engine call before which the request is aborted."""
     priority: int
     right_drafts: tuple[int, ...] = ()
-    """Drafts that are right, by the number of outputs; empty for all."""
+    """Number of drafts that are accepted, indexed by the number of outputs so far; empty to accept all."""
     images: tuple[ImageInput, ...] = ()
-    """Images of its prompt, in order of their places."""
+    """Images of the prompt, in order of position."""
     proposed_drafts: tuple[int, ...] = ()
-    """Drafts that are proposed, by the number of outputs; empty for as many as may be."""
+    """Number of drafts that are proposed, indexed by the number of outputs so far; empty for the maximum."""
     exchange: Exchange = _NO_EXCHANGE
-    """Its exchange of KV with a store or with another server."""
+    """Exchange of KV with a store or with another server."""
     load_steps: int = 1
-    """Steps of a load, its first step included."""
+    """Duration of a load in steps, including the step that starts it."""
     send_steps: int = 1
-    """Steps until what it leaves was read, from the one after its end on."""
+    """Number of steps after the request's end until its blocks were read."""
     adapter: int = 0
-    """Number of its adapter; 0 for none."""
+    """Number of the adapter; 0 for none."""
     salt: str = ""
-    """The text that parts its prefixes from those of other requests."""
+    """vLLM's cache salt: requests with different salts share no prefix."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,28 +119,28 @@ class OracleWorkload:
     scheduler: ContinuousSettings
     cache: PagedSettings
     pipeline: Pipeline
-    """Pipeline stages. vLLM's runner V2 also gets resumed requests as if they were new."""
+    """Pipeline stages, and the model runner: version 2 treats resumed requests like new ones."""
     requests: tuple[OracleRequest, ...]
     layout: KVCacheLayout | None = None
     """KV-cache groups; None for one group of full attention."""
     retention_tokens: int | None = None
-    """Tokens between the boundaries at which windows and states are kept; None keeps all."""
+    """Number of tokens between the boundaries at which windows and states are kept; None keeps all."""
     encoding: Encoding | None = None
-    """Images of the prompts; None without."""
+    """Images of the prompts and limits of the encoder; None without images."""
     drafting: SpeculativeConfig | None = None
-    """Speculative decoding; None without."""
+    """Settings of speculative decoding; None without it."""
     connector: Connector | None = None
-    """The exchange of KV with a store or with another server, but for that of the requests; None without."""
+    """Settings of the KV connector; None without one. Requests have their own `exchange`."""
     load_steps: int = 1
-    """Steps of a copy from the host, its first step included; used if blocks are offloaded."""
+    """Duration in steps of a copy from host memory, if blocks are offloaded; includes the step that starts it."""
     store_steps: int = 1
-    """Steps of a copy to the host, its first step included; used if blocks are offloaded."""
+    """Duration in steps of a copy to host memory, counted in the same way."""
 
     def of_release(self, release: str) -> OracleWorkload:
-        """Return the same workload for a release of vLLM, whose rules are followed.
+        """Return the same workload for the simulation of a release of vLLM.
 
         Raises:
-            RecordingError: the release is not known.
+            RecordingError: kvsim does not know the release, or not these features in it.
         """
         try:
             releases.check_known(
@@ -181,10 +183,10 @@ class OracleWorkload:
         )
 
     def drafts(self, release: str) -> Drafts | None:
-        """Return what speculative decoding asks of a release; None without.
+        """Return the drafts that a release of vLLM makes and verifies; None without speculative decoding.
 
         Raises:
-            UsageError: that is not known.
+            UsageError: kvsim does not know how the release does that.
         """
         if self.drafting is None:
             return None
@@ -205,10 +207,10 @@ class OracleWorkload:
 
 
 def _hashed(layout: KVCacheLayout | None, rules: releases.ReleaseRules) -> KVCacheLayout | None:
-    """Return the groups with prompts hashed as a release does.
+    """Return the groups with the `hash_block_size` that a release uses.
 
     Raises:
-        RecordingError: the release does not start with such blocks.
+        RecordingError: the release does not start, because its `hash_block_size` does not divide all block sizes.
     """
     if layout is None or not rules.hashes_aligned_states:
         return layout
@@ -226,7 +228,7 @@ def read_workload(file: Path) -> OracleWorkload:
     """Read an oracle's workload.
 
     Raises:
-        WorkloadError: it is missing, not JSON, or says something impossible; the message names the file and request.
+        WorkloadError: the file is missing, not JSON, or has an invalid value; the message names the file and request.
     """
     return parse_workload(read_document(file), str(file))
 
@@ -235,7 +237,7 @@ def read_document(file: Path) -> Any:
     """Read the JSON of a workload.
 
     Raises:
-        WorkloadError: it is missing or not JSON; the message names the file.
+        WorkloadError: the file is missing or not JSON; the message names the file.
     """
     try:
         text = content_of(file, TEXT_BYTES).decode()
@@ -252,10 +254,10 @@ def read_document(file: Path) -> Any:
 
 
 def parse_workload(document: Any, where: str) -> OracleWorkload:
-    """Make a workload of parsed JSON; `where` begins every error message.
+    """Build a workload from parsed JSON; `where` begins every error message.
 
     Raises:
-        WorkloadError: it says something impossible.
+        WorkloadError: the document has an invalid value.
     """
     _check_followed(document, where)
     if not isinstance(document, dict) or not isinstance(document.get("requests"), list):
@@ -300,7 +302,7 @@ def parse_workload(document: Any, where: str) -> OracleWorkload:
 
 
 def _scheduler_of(fields: _Fields, where: str, longest: int) -> ContinuousSettings:
-    """Return the scheduler of a workload, whose pool holds a sequence of `longest` tokens."""
+    """Return the scheduler settings of a workload; `longest` is the default of `max_model_len`."""
     document = fields.document
     adapters = _Fields(_object("lora", document.get("lora") or {}, where), f"{where}, lora")
     return ContinuousSettings(
@@ -312,7 +314,7 @@ def _scheduler_of(fields: _Fields, where: str, longest: int) -> ContinuousSettin
         enable_chunked_prefill=fields.flag("enable_chunked_prefill", default=True),
         long_prefill_token_threshold=fields.integer("long_prefill_token_threshold", 0),
         reserve_full_prompt=fields.flag("scheduler_reserve_full_isl", default=True),
-        vllm=releases.UNSTATED,  # until the answer says its own
+        vllm=releases.UNSTATED,  # replaced by the release that the first record states
         max_num_active_seqs=_optional(fields, "max_num_active_seqs"),
         long_prefill_token_threshold_adaptive=fields.flag("long_prefill_token_threshold_adaptive", default=False),
         prefill_schedule_interval=fields.integer("prefill_schedule_interval", 1),
@@ -322,16 +324,16 @@ def _scheduler_of(fields: _Fields, where: str, longest: int) -> ContinuousSettin
 
 
 def _drafting(document: Any, where: str) -> SpeculativeConfig | None:
-    """Return the speculative decoding of a workload; None without.
+    """Return the settings of speculative decoding; None without it.
 
     Raises:
-        WorkloadError: it is none that kvsim follows.
+        WorkloadError: kvsim does not simulate this kind of speculative decoding.
     """
     if not document:
         return None
     fields = _Fields(document, where)
     method, num_tokens = document.get("method"), fields.integer("k", 0)
-    told = {
+    settings = {
         "method": "mtp" if method == "mtp_multi" else method,
         "model": "a draft model",
         "num_speculative_tokens": num_tokens,
@@ -341,24 +343,24 @@ def _drafting(document: Any, where: str) -> SpeculativeConfig | None:
         "disable_lookahead_block_hashes": fields.flag("disable_lookahead_hashes", default=False),
     }
     try:
-        config = SpeculativeConfig.of(told)
+        config = SpeculativeConfig.of(settings)
     except UsageError as error:
         raise WorkloadError(f"{where}: {str(error).rstrip('.')}.") from error
     return replace(config, num_modules=num_tokens if method == "mtp_multi" else 1)
 
 
 def _check_followed(document: Any, where: str) -> None:
-    """Refuse, by its name, what kvsim does not follow: a workload of another feature, or with an unknown setting.
+    """Refuse features and settings that kvsim does not simulate.
 
     Raises:
-        WorkloadError: the workload is one.
+        WorkloadError: the workload has such a feature or setting.
     """
     if not isinstance(document, dict):
         return
-    for name, feature in _NOT_FOLLOWED.items():
+    for name, feature in _UNSUPPORTED_FEATURES.items():
         if document.get(name) not in (None, 1, {}):
             raise WorkloadError(f"{where}: kvsim does not follow {feature} ({name}).")
-    for name, known in _NOT_KNOWN.items():
+    for name, known in _UNSUPPORTED_SETTINGS.items():
         if document.get(name, known) not in (known, None):
             raise WorkloadError(f"{where}: kvsim does not know {name}; it should be {json.dumps(known)}.")
 
@@ -384,7 +386,7 @@ def _object(name: str, value: Any, where: str) -> Mapping[str, Any]:
 
 
 def _offload(fields: _Fields, block_size: int) -> dict[str, Any]:
-    """Return the settings of the offload, so that host memory has as many blocks as in the oracle."""
+    """Return the offload settings with which kvsim has as many host blocks as the oracle."""
     if not fields.document:
         return {}
     if fields.integer("store_threshold", 0) > 1:
@@ -399,10 +401,10 @@ def _offload(fields: _Fields, block_size: int) -> dict[str, Any]:
 
 
 def read_records(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the records of an oracle run, each with its line number; the first says whose scheduler it is.
+    """Yield the records of an oracle run, each with its line number. The kind of the first names the scheduler.
 
     Raises:
-        RecordingError: the file is missing, truncated, or a line is not a record of the oracle; the message names both.
+        RecordingError: the file is missing or truncated, or a line is not a record; the message names file and line.
     """
     line, fields, kind = 0, None, None
     for line, text in _lines_of(file):
@@ -414,10 +416,10 @@ def read_records(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def read_pair_records(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the records of an oracle of two engines, each with its line number; each names its engine.
+    """Yield the records of a prefill and a decode engine, each with its line number. Each record names its engine.
 
     Raises:
-        RecordingError: the file is missing, truncated, or a line is not such a record; the message names both.
+        RecordingError: the file is missing or truncated, or a line is not a record; the message names file and line.
     """
     line, kind = 0, None
     for line, text in _lines_of(file):
@@ -431,7 +433,7 @@ def read_rank_records(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the choices of data-parallel ranks, each with its line number.
 
     Raises:
-        RecordingError: the file is missing, damaged, or a line is not such a choice; the message names both.
+        RecordingError: the file is missing or damaged, or a line is not a choice; the message names file and line.
     """
     for line, text in _lines_of(file):
         record = _object_with(("add", "rank", "counts", "start", "inflight"), text, f"{file}, line {line}")
@@ -441,10 +443,10 @@ def read_rank_records(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _lines_of(file: Path) -> Iterator[tuple[int, str]]:
-    """Yield the lines of an answer, which may be packed, with their numbers.
+    """Yield the lines of a file of records, which may be compressed, with their numbers.
 
     Raises:
-        RecordingError: it is missing, damaged or truncated.
+        RecordingError: the file is missing, damaged or truncated.
     """
     line = 0
     try:
@@ -466,10 +468,10 @@ def _check_ended(file: Path, line: int, kind: str | None) -> None:
 
 
 def _object_with(names: tuple[str, ...], text: str, where: str) -> dict[str, Any]:
-    """Return the object in a line, which has all fields that are named.
+    """Return the JSON object in a line.
 
     Raises:
-        RecordingError: it has not.
+        RecordingError: the line is not an object, or it lacks one of the fields `names`.
     """
     try:
         record = parse(text)
@@ -482,7 +484,7 @@ def _object_with(names: tuple[str, ...], text: str, where: str) -> dict[str, Any
 
 
 def _record(text: str, where: str, fields: Mapping[str, tuple[str, ...]] | None, *, after_end: bool) -> dict[str, Any]:
-    """Return one record, which has all required `fields`; the first record says which these are."""
+    """Return one checked record. `fields` are the required fields by kind; None for the first record, which decides."""
     try:
         record = parse(text)
     except ValueError as error:
@@ -519,7 +521,7 @@ def _requests(
 def _exchanging(
     requests: tuple[OracleRequest, ...], documents: Sequence[Mapping[str, Any]], connector: Connector
 ) -> tuple[OracleRequest, ...]:
-    """Return the requests with the exchange that a workload states for each."""
+    """Return the requests with the KV exchange that the workload states for each request."""
     ranks = {name: rank for rank, name in enumerate(sorted(request.name for request in requests))}
     return tuple(
         replace(
@@ -533,7 +535,7 @@ def _exchanging(
 
 
 def _prefilled(request: OracleRequest, connector: Connector | None) -> OracleRequest:
-    """Return a request as a prefill server serves it: without the tokens that are computed where it is decoded."""
+    """Return a request as its prefill server gets it: without the last tokens, which the decode server computes."""
     backoff = 0 if connector is None else connector.backoff_tokens
     if request.exchange.remote is not Remote.READS or not 0 < backoff < len(request.prompt):
         return request
@@ -567,16 +569,17 @@ def _request(row: int, document: Any, where: str) -> OracleRequest:
 
 
 def _made_up_prompt(row: int, fields: _Fields) -> list[int]:
-    """Return the prompt that the oracle generates: the tokens that its prefix group shares, then its own."""
+    """Return the prompt that the oracle generates: tokens shared by the prefix group, then tokens of this request."""
+    # The driver (`vllm_driver.py`) gives every group and every request its own range of token ids.
     group = 0
     num_shared = 0
     if fields.document.get("prefix_group") is not None:
         group = fields.integer("prefix_group", 0)
         num_shared = fields.integer("prefix_len", 0, minimum=0)
     shared = 900_000_000 + _TOKENS_PER_REQUEST * group
-    own = _TOKENS_PER_REQUEST * (row + 1)
+    unshared = _TOKENS_PER_REQUEST * (row + 1)
     prompt_len = fields.integer("prompt_len", None, minimum=1)
-    return [*range(shared, shared + num_shared), *range(own + num_shared, own + prompt_len)]
+    return [*range(shared, shared + num_shared), *range(unshared + num_shared, unshared + prompt_len)]
 
 
 @dataclass(frozen=True, slots=True)

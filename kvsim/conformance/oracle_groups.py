@@ -1,4 +1,7 @@
-"""Build the KV-cache groups of an oracle with several kinds of layers from the list in its workload."""
+"""Build the KV-cache groups of an oracle's workload that lists several kinds of layers.
+
+The fake model of the oracle has tiny layers of fixed sizes, which are repeated here so that pages have the same bytes.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ def layout_of(
     """Return the groups that vLLM makes of the layers in `document["groups"]`.
 
     Raises:
-        WorkloadError: an entry is not one that the oracle knows, or vLLM could not serve such layers together.
+        WorkloadError: the oracle does not know an entry, or vLLM could not serve such layers together.
     """
     try:
         entries: list[dict[str, Any]] = [dict(entry) for entry in document["groups"]]
@@ -52,10 +55,10 @@ def layout_of(
 
 
 def _check_ranks(entries: list[dict[str, Any]], num_ranks: int) -> None:
-    """Check that layers can be served in decode context parallelism, and multiply blocks that are stated by its ranks.
+    """Check the layers for decode context parallelism, and multiply stated block sizes by the number of ranks.
 
     Raises:
-        UsageError: they cannot, or kvsim does not follow it.
+        UsageError: kvsim does not simulate decode context parallelism with such layers.
     """
     for entry in entries:
         if num_ranks > 1 and entry["type"] not in (_INDEXER, CacheKind.FULL.value, CacheKind.MLA.value):

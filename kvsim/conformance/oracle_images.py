@@ -1,4 +1,4 @@
-"""Images in an oracle's workload and records: the inputs of the encoder, and the state of its cache."""
+"""Read the images of an oracle's workload, and write the record fields about the encoder and its cache."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def images_of(documents: Any, where: str) -> tuple[ImageInput, ...]:
     """Return the images of a request.
 
     Raises:
-        WorkloadError: they are none.
+        WorkloadError: an entry is not a valid image.
     """
     try:
         images = [
@@ -36,10 +36,10 @@ def images_of(documents: Any, where: str) -> tuple[ImageInput, ...]:
 
 
 def encoding_of(settings: Mapping[str, Any], inputs: Sequence[Sequence[ImageInput]], where: str) -> Encoding | None:
-    """Return the images of a workload, and what the encoder has for them; None without.
+    """Return the images of a workload with the encoder's budget and cache size; None without images.
 
     Raises:
-        WorkloadError: the settings are none.
+        WorkloadError: the settings are invalid.
     """
     if not settings:
         return None
@@ -55,7 +55,7 @@ def encoding_of(settings: Mapping[str, Any], inputs: Sequence[Sequence[ImageInpu
 
 
 class EncoderRecords:
-    """The fields of the records that tell of the encoder cache."""
+    """Writer of the record fields about the encoder cache."""
 
     def __init__(self, encoding: Encoding, driver: Driver, name: Callable[[int], str]) -> None:
         self._driver, self._name = driver, name
@@ -64,7 +64,7 @@ class EncoderRecords:
         self._inputs = encoding.inputs
 
     def of_step(self, batch: Iterable[int]) -> dict[str, Any]:
-        """Return the images that the step computes for each sequence of its batch, and those that it has evicted."""
+        """Return the images that the step computes for each sequence of its batch, and the evicted images."""
         engine = self._driver.engine
         cache, step = engine.encoder, int(engine.state.num_scheduled)
         encoded = {}
@@ -75,12 +75,12 @@ class EncoderRecords:
             if places:
                 encoded[self._name(number)] = places
         evicted = [int(cache.evicted[index]) for index in range(int(cache.state.num_evicted))]
-        if engine.settings.cuts_before_images:  # one that is there again is not told
+        if engine.settings.cuts_before_images:  # these releases do not report an image that is cached again
             evicted = [number for number in evicted if not cache.images[number].is_cached]
         return {"encoder": encoded, "encoder_freed": [self._hashes[number] for number in evicted]}
 
     def state(self) -> dict[str, Any]:
-        """Return the state of the cache: free slots, the order of eviction, and the users of each image."""
+        """Return the state of the cache: free slots, the order of eviction, and the requests that use each image."""
         cache = self._driver.engine.encoder
         users: dict[str, list[str]] = {
             self._hashes[number]: [] for number in range(1, len(self._hashes)) if cache.images[number].is_cached

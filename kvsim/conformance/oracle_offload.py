@@ -1,4 +1,7 @@
-"""Model an oracle with vLLM's native offload: its records, and copies that take a fixed number of steps."""
+"""Simulate the copies of an oracle with vLLM's native offload, and write its record fields about them.
+
+In the oracle, each copy takes a fixed number of steps instead of a time.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +24,11 @@ class CopyEngine:
     def __init__(self, workload: OracleWorkload) -> None:
         self._load_steps, self._store_steps = workload.load_steps, workload.store_steps
         self._last_step: dict[int, int] = {}
-        """Step with whose output a copy is reported, by copy, in the order in which copies began."""
+        """Step whose output reports a copy as complete, by copy, in the order in which the copies started."""
         self._stores: list[int] = []
 
     def run_step(self, driver: Driver) -> None:
-        """Run the step that was scheduled last, and report the copies that end with its output."""
+        """Start the copies of the step scheduled last, and report those that end with its output."""
         step, jobs = int(driver.engine.state.num_scheduled), driver.jobs()
         begun = {record: job for record, job in jobs.items() if job.decided_in == step}
         self._last_step |= dict.fromkeys(self._stores, step + self._store_steps - 1)
@@ -39,7 +42,7 @@ class CopyEngine:
 
 
 def jobs_begun(driver: Driver, name: Callable[[int], str]) -> dict[str, Any]:
-    """Return the copies that the last scheduled step begins, by number, and those that it waits for."""
+    """Return the record fields of the last scheduled step: copies that it starts, and copies that it waits for."""
     step, jobs = driver.engine.state.num_scheduled, driver.jobs().values()
     begun: dict[str, dict[str, Any]] = {"load_jobs": {}, "store_jobs": {}}
     for job in jobs:
@@ -51,7 +54,7 @@ def jobs_begun(driver: Driver, name: Callable[[int], str]) -> dict[str, Any]:
 
 
 def offload_state(driver: Driver, name: Callable[[int], str]) -> dict[str, Any]:
-    """Return the skipped requests, the number of used slots, and the blocks that are not free yet."""
+    """Return the skipped requests, the number of used host slots, and the blocks whose release is deferred."""
     host = driver.engine.host
     return {
         "skipped": [name(number) for number in driver.skipped()],

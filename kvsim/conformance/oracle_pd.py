@@ -1,8 +1,8 @@
-"""A prefill server beside a decode server, in lockstep with two of vLLM's own engines.
+"""Compare a prefill server and a decode server with two engines of vLLM, which exchange KV through a connector.
 
-One call is a step of the prefill engine, then one of the decode engine. A request goes to the prefill engine first;
-when it ends there, it reaches the decode engine after the calls that the router takes. What the decode engine has
-read, the prefill engine frees with its next step.
+One call is a step of the prefill engine, then a step of the decode engine. A request goes to the prefill engine first.
+When it ends there, it reaches the decode engine after the number of calls that the router needs. Blocks that the decode
+engine has read are freed in the prefill engine's next step.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ def verify_pair(
 
     Args:
         document: the parsed workload; `where` begins every error message.
-        records: what the oracle said, each record with the number of its line.
+        records: the oracle's records, each with its line number.
         compiled: run both engines as machine code; the verdict is the same.
 
     Raises:
-        RecordingError: the first record says a release of vLLM that is not known.
-        WorkloadError: the workload says something impossible.
+        RecordingError: the first record names a release of vLLM that kvsim does not know.
+        WorkloadError: the workload has an invalid value.
     """
     records = iter(records)
     first = next(records, None)
@@ -70,15 +70,15 @@ class PairRun:
         self._decode = OracleRun(sides["decode"], compiled=compiled)
 
     def equal_so_far(self) -> Verdict:
-        """Return the verdict on everything up to now, assuming it is equal."""
-        one, other = self._prefill.equal_so_far(), self._decode.equal_so_far()
+        """Return a verdict without a difference, with the counts of both engines up to now."""
+        prefill, decode = self._prefill.equal_so_far(), self._decode.equal_so_far()
         return Verdict(
-            num_steps=one.num_steps + other.num_steps,
-            num_allocations=one.num_allocations + other.num_allocations,
-            num_preemptions=one.num_preemptions + other.num_preemptions,
-            num_hits=one.num_hits + other.num_hits,
-            num_evictions=one.num_evictions + other.num_evictions,
-            num_aborts=one.num_aborts + other.num_aborts,
+            num_steps=prefill.num_steps + decode.num_steps,
+            num_allocations=prefill.num_allocations + decode.num_allocations,
+            num_preemptions=prefill.num_preemptions + decode.num_preemptions,
+            num_hits=prefill.num_hits + decode.num_hits,
+            num_evictions=prefill.num_evictions + decode.num_evictions,
+            num_aborts=prefill.num_aborts + decode.num_aborts,
         )
 
     def records(self) -> Iterator[dict[str, Any]]:
@@ -114,27 +114,27 @@ class PairRun:
             if self._decode.has_work():
                 for record in self._decode.step():
                     yield {"engine": "D", "call": call} | record
-                    self._tell_read()
+                    self._report_read()
             call += 1
         yield {"kind": "end", "calls": call}
 
-    def _tell_read(self) -> None:
-        """Tell the prefill engine what the decode engine has read or does not need."""
-        one, other = self._prefill.transfers, self._decode.transfers
-        assert one is not None
-        assert other is not None
-        one.read.update(other.fetched)
-        other.fetched = []
+    def _report_read(self) -> None:
+        """Report to the prefill engine the sequences whose blocks the decode engine has read or does not need."""
+        sender, receiver = self._prefill.transfers, self._decode.transfers
+        assert sender is not None
+        assert receiver is not None
+        sender.read.update(receiver.fetched)
+        receiver.fetched = []
 
     def _row(self, name: str) -> int:
         return next(row for row, request in enumerate(self._requests) if f"p-{request['id']}" == name)
 
 
 def _side(document: Any, side: str, where: str) -> OracleWorkload:
-    """Return the workload of one engine, whose requests arrive when the pair says so.
+    """Return the workload of the prefill or the decode engine. Its requests arrive when `PairRun` adds them.
 
     Raises:
-        WorkloadError: it says something impossible.
+        WorkloadError: the workload has an invalid value.
     """
     settings, requests = document[side], document.get("requests")
     if not isinstance(settings, dict) or not isinstance(requests, list):

@@ -44,7 +44,7 @@ def verify_ranks(document: Any, where: str, records: Iterable[tuple[int, Mapping
 
 
 def _choices(document: Mapping[str, Any], where: str, release: str) -> Iterator[dict[str, Any]]:
-    """Yield each request with the rank that gets it, and what the front end knows then."""
+    """Yield each request with the rank that gets it, and the front end's counts of each rank at that time."""
     size = document["ranks"]
     if type(size) is not int or size < 1:
         raise WorkloadError(f"{where}: ranks should be a number from 1 on, not {size!r}.")

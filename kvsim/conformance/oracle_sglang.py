@@ -1,7 +1,7 @@
-"""Compare the radix policy with SGLang's own scheduler, driven with a fake model, which records all its decisions.
+"""Compare the radix policy with SGLang's own scheduler, which runs with a fake model and records all its decisions.
 
-The same workload runs here, pass by pass, and is described in the same records: batches with their rows and slots, the
-tree's evictions, duplicates, retractions, queues, the estimate of answers, free lists in order.
+kvsim runs the same workload and writes the same records, one pass of the scheduler's loop after the other: batches with
+rows and slots, evictions from the radix tree, duplicates, retractions, queues, the new-token ratio and the free lists.
 """
 
 from __future__ import annotations
@@ -41,10 +41,11 @@ if TYPE_CHECKING:
 _LIVE = (WAITING, RUNNING, PREEMPTED)
 _MODES = ("", "extend", "decode", "mixed")
 _STUCK = 1000
-"""Passes in a row without a batch in flight or an arrival, after which nothing will ever happen."""
+"""Number of passes in a row without a batch or an arrival after which the driver gives up on waiting requests."""
 _LISTED_PAGES = 1024
-"""Pages of the largest pool whose free list stands in a record as a whole."""
+"""Number of pages of the largest pool whose free list is recorded as a whole."""
 _END_PAGES = 16
+"""Number of pages at the head and at the tail of a free list that are recorded for larger pools."""
 
 
 def verify_sglang(
@@ -53,8 +54,8 @@ def verify_sglang(
     """Run `workload` in lockstep with the records of SGLang's scheduler.
 
     Args:
-        workload: what the scheduler was given.
-        records: what it said, each record with the number of its line; the first says who it is.
+        workload: the workload that the scheduler served.
+        records: the scheduler's records, each with its line number; the first has the engine's settings.
         compiled: run the engine as machine code; the verdict is the same.
 
     Returns:
@@ -63,10 +64,11 @@ def verify_sglang(
     run = SGLangRun(workload, compiled=compiled)
     simulated = run.records()
     verdict = run.equal_so_far()
-    for line, told in expanded(records):
+    for line, record in expanded(records):
         ours = next(simulated, {"kind": "nothing: every request has ended"})
-        is_first = ours["kind"] == told["kind"] == "engine"
-        recorded = {name: told.get(name) for name in ours} if is_first else told
+        is_first = ours["kind"] == record["kind"] == "engine"
+        # The first record also has fields that nothing here decides, such as versions.
+        recorded = {name: record.get(name) for name in ours} if is_first else record
         if ours["kind"] == recorded["kind"] == "failed":
             return verdict
         if ours != recorded:
@@ -79,7 +81,7 @@ def verify_sglang(
 
 
 class SGLangRun:
-    """One engine that serves a workload and produces the records that SGLang's scheduler would give rise to."""
+    """One simulated engine that serves a workload and writes the records that SGLang's scheduler would write."""
 
     def __init__(self, workload: SGLangWorkload, *, compiled: bool = False) -> None:
         self._workload, self._requests = workload, workload.requests
@@ -87,7 +89,7 @@ class SGLangRun:
         self._num_pages = workload.num_slots // self._unit
         context = min(workload.policy.scheduler.context_length, workload.num_slots) - 1
         self._most_prompt_tokens = context - 5
-        """Prompts of this length and longer are refused."""
+        """Number of prompt tokens from which on a prompt is refused."""
         self._is_refused = [len(request.prompt) >= self._most_prompt_tokens for request in self._requests]
         plan = EnginePlan(
             self._demand(context),
@@ -118,13 +120,13 @@ class SGLangRun:
         )
         self._arrived: list[int] = []
         self._left: set[int] = set()
-        """Requests that SGLang serves without the end of their prompts."""
+        """Requests that SGLang serves without the last tokens of their prompts, see `_move_stops`."""
         self._has_launched = False
-        """The last pass launched a batch."""
+        """True if the last pass launched a batch."""
         self._num_steps = self._num_pages_taken = self._num_retracted = self._num_evicted = self._num_aborted = 0
 
     def equal_so_far(self) -> Verdict:
-        """Return the verdict on everything up to now, assuming it is equal."""
+        """Return a verdict without a difference, with the counts of everything up to now."""
         return Verdict(
             num_steps=self._num_steps,
             num_allocations=self._num_pages_taken,
@@ -134,7 +136,7 @@ class SGLangRun:
         )
 
     def records(self) -> Iterator[dict[str, Any]]:
-        """Yield the records that SGLang's scheduler would give rise to, in order."""
+        """Yield the records that SGLang's scheduler would write, in order."""
         yield self._engine_record()
         number, num_waited, num_rests = -1, 0, 0
         in_flight: deque[tuple[int, list[int]]] = deque()
@@ -189,10 +191,10 @@ class SGLangRun:
                 return
 
     def _move_stops(self) -> None:
-        """Let a request that SGLang leaves amid its prompt stop later.
+        """Move the stop token of a request that SGLang serves without the last tokens of its prompt.
 
-        It does so where it cuts two prompts in one pass. The model that is driven looks its tokens up by their
-        position, so the stop token comes as many outputs later as tokens of the prompt are left out.
+        SGLang drops these tokens if it cuts two prompts in one pass. The fake model finds a token by its position in
+        the sequence, so the stop token comes later by the number of dropped tokens.
         """
         for number in self._driver.batch():
             sequence, request = self._driver.sequence(number), self._requests[number - 1]
@@ -217,7 +219,7 @@ class SGLangRun:
         return come
 
     def _abort(self, number: int) -> list[str]:
-        """Process due aborts; an abort hits every request whose name begins with its own."""
+        """Process due aborts. SGLang aborts every request whose name begins with the name in the abort."""
         gone = []
         while self._aborts and self._aborts[0][0] <= number:
             name = self._aborts.popleft()[1]
@@ -262,13 +264,13 @@ class SGLangRun:
         )
 
     def _dropped(self) -> set[int]:
-        """Return the requests that were retracted since the last record and ended by that."""
+        """Return the requests whose retraction since the last record ended them."""
         rows = [self._radix.events[index] for index in range(int(self._radix.state.num_events))]
         retracted = {int(row.subject) for row in rows if row.kind == RETRACTED}
         return {number for number in retracted if not self._is_live(number)}
 
     def _update(self, batch: list[int], dropped: set[int]) -> dict[str, Any]:
-        """Return the unfinished requests of a batch in an update record; those `dropped` end untold."""
+        """Return the fields of an update record for a batch. The end of `dropped` requests is not recorded."""
         ended = [number for number in batch if number not in dropped and not self._is_live(number)]
         return {
             "outputs": {self._name(number): self._num_outputs(number) for number in batch},
@@ -295,7 +297,7 @@ class SGLangRun:
         return self._events() | self._sizes() | lists | free
 
     def _free_list(self, pool: int, num_pages: int, suffix: str) -> dict[str, Any]:
-        """Return the free pages of a pool, or its ends."""
+        """Return the record field with the free pages of a pool; for a large pool, only the first and last of these."""
         free = self._free_pages(pool)
         if num_pages > _LISTED_PAGES:
             return {"free_ends" + suffix: [_runs(free[:_END_PAGES]), _runs(free[-_END_PAGES:])]}
@@ -338,11 +340,11 @@ class SGLangRun:
             for name in ("leaves", "windows"):
                 if name in call:
                     call[name] = [_runs(leaf) for leaf in call[name]]
-        told = {"evicted": evicted, "duplicates": [_runs(each) for each in duplicates], "retracted": retracted}
-        return {name: events for name, events in told.items() if events}
+        fields = {"evicted": evicted, "duplicates": [_runs(each) for each in duplicates], "retracted": retracted}
+        return {name: events for name, events in fields.items() if events}
 
     def _slots(self, number: int) -> list[int]:
-        """Return the slots of the tokens that a request has computed, in order."""
+        """Return the slots of a request's computed tokens, in order of the tokens."""
         sequence, size = self._driver.sequence(number), int(self._radix.settings.row_pages)
         first, num_tokens = int(sequence.place) * size, int(sequence.computed)
         return [
@@ -384,7 +386,7 @@ class SGLangRun:
         return NO_PRIORITY if scheduler.schedule_low_priority_values_first else -NO_PRIORITY
 
     def _demand(self, longest: int) -> Demand:
-        """Return the requests as SGLang takes them: a refused prompt runs as a single token."""
+        """Return the requests as SGLang serves them: it runs a refused prompt as a prompt of one token."""
         unit, slots = self._unit, self._workload.num_slots
         whole = np.array([len(request.prompt) for request in self._requests], np.int64)
         asked = np.array([request.limit for request in self._requests], np.int64)
@@ -407,7 +409,7 @@ class SGLangRun:
 
 
 def _runs(numbers: list[int]) -> str:
-    """Write numbers in order, runs of consecutive ones joined."""
+    """Format numbers as text, with runs of consecutive numbers joined, such as `1-3,7`."""
     parts: list[list[int]] = []
     for number in numbers:
         if parts and parts[-1][1] + 1 == number:

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from kvsim.engine.host_tier import Job
 
 Differing: TypeAlias = tuple[dict[str, Any], dict[str, Any]]
-"""Copies or transfers, as recorded and as decided here."""
+"""Fields that describe copies or transfers: as recorded, and as simulated."""
 Begun: TypeAlias = tuple[int, str, int, tuple[tuple[int, int], ...]]
-"""Number, direction, request, and pairs of a host block and a block in ascending order."""
+"""Copy: number, direction, request, and pairs of a host block and a GPU block in ascending order."""
 
 
 class RecordedCopies:
@@ -49,11 +49,11 @@ class RecordedCopies:
             self._begun[step].append((number, direction, request, tuple(sorted(pairs[number]))))
 
     def begun(self, step: int) -> list[Begun]:
-        """Return the copies that a step decided, in order."""
+        """Return the copies that a step started, in order of their numbers."""
         return sorted(self._begun.get(step, []))
 
     def awaited(self, step: int) -> list[int]:
-        """Return the copies that a step was the first to wait for."""
+        """Return the copies that this step waited for and no earlier step did."""
         return sorted(self._awaited.get(step, ()))
 
     def reported(self, step: int) -> dict[int, list[int]]:
@@ -62,7 +62,7 @@ class RecordedCopies:
 
 
 class CopiesInLockstep:
-    """Reports copies to an engine as in the recording, and describes its decisions."""
+    """Reports the ends of copies to a simulated engine as in the recording, and compares its copy decisions."""
 
     def __init__(self, driver: Driver, recorded: RecordedCopies) -> None:
         self._driver, self._recorded = driver, recorded
@@ -70,7 +70,7 @@ class CopiesInLockstep:
 
     @property
     def are_followed(self) -> bool:
-        """Tell whether the engine has a second tier."""
+        """Tell whether the engine offloads blocks to host memory."""
         return bool(self._driver.engine.settings.offloads)
 
     def _decided(self) -> dict[str, Any]:
@@ -87,14 +87,17 @@ class CopiesInLockstep:
         return {"copies": self._recorded.begun(step), "waits for copies": self._recorded.awaited(step)}
 
     def before(self, kind: int, step: int) -> Differing | None:
-        """Report the copies that end with the output of `step`, before it is processed; return unknown ones."""
+        """Report the copies that end with the output of `step`, before it is processed.
+
+        Return the difference if the simulated engine does not have one of these copies.
+        """
         if kind != UPDATE:
             return None
         unknown = self._report(step)
         return ({"copies reported": unknown}, {"copies reported": []}) if unknown else None
 
     def after(self, kind: int, step: int) -> Differing | None:
-        """Return the copies of a step as recorded and as decided, if they differ; settle those that an output ends."""
+        """Compare the copies that a step started; complete the copies that an output reported."""
         if kind == UPDATE:
             self._settle(step)
         elif kind == SCHEDULE and (recorded := self._of_recording(step)) != (decided := self._decided()):
@@ -102,7 +105,7 @@ class CopiesInLockstep:
         return None
 
     def _report(self, step: int) -> list[int]:
-        """Report the copies that end with the output of `step`; return unknown ones."""
+        """Report the copies that end with the output of `step`; return those that the simulated engine lacks."""
         reported = self._recorded.reported(step)
         records = {int(job.number): record for record, job in self._driver.jobs().items()} if reported else {}
         for number in reported:

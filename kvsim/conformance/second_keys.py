@@ -1,6 +1,7 @@
-"""Keys that blocks of full attention have beside their own: of the last boundary of a prompt that ends inside them.
+"""Count the second keys that vLLM gives to some blocks of full attention, so that the number of cached keys is equal.
 
-They decide nothing here, and are kept only to count the keys of the prefix cache as vLLM does.
+A second key is that of the last hash boundary of a prompt that ends inside the block. These keys change no decision of
+the simulation.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class SecondKeys:
-    """The second keys of every block."""
+    """Second keys of all blocks, by block."""
 
     def __init__(self, workload: OracleWorkload, driver: Driver) -> None:
         self._driver, self._rule = driver, rules_of(workload.scheduler.vllm).second_key
@@ -30,13 +31,13 @@ class SecondKeys:
         ]
         self._of_block: dict[int, set[tuple[int, int]]] = {}
         self._next: dict[tuple[int, int], tuple[int, int, int]] = {}
-        """Index in the table, block and key of the next second key, by sequence and group."""
+        """Block of each sequence and group that may get a second key: index in the table, block and key."""
 
     def __len__(self) -> int:
         return len(set().union(*self._of_block.values()))
 
     def follow(self, changes: Iterable[Any]) -> None:
-        """Add the keys of tables that were freed, and drop those of blocks that were evicted, in order."""
+        """Apply changes of block tables in order: freed tables may add keys, evictions remove the keys of blocks."""
         for row in changes:
             if int(row.kind) == MemoryKind.EVICT:
                 for block in range(int(row.address), int(row.address + row.length)):
@@ -48,7 +49,7 @@ class SecondKeys:
                     self._of_block.setdefault(block, set()).add((group, key))
 
     def note(self, numbers: Iterable[int]) -> None:
-        """Add the keys of sequences that have tables."""
+        """Update the keys of the sequences `numbers`, which have block tables."""
         engine = self._driver.engine
         for group in self._groups:
             record = engine.groups[group]
@@ -61,6 +62,7 @@ class SecondKeys:
                 table = table_of(engine, sequence, group)
                 if num_hashes % record.hashes_per_block == 0 or index >= table.num_blocks:
                     continue
+                # A hash beyond the known keys of the prompt is unique to the sequence: a negative number is no hash.
                 key = -number << 32 | num_hashes
                 if num_hashes <= sequence.num_keys:
                     key = int(engine.prompt_keys[sequence.first_key + num_hashes - 1])

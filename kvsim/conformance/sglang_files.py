@@ -1,7 +1,7 @@
-"""Read the two files of a run of SGLang's own scheduler: the workload and the scheduler's decisions.
+"""Read the two files of a run of SGLang's own scheduler: the workload, and the scheduler's decisions.
 
-Every error names the file, and the request if it is about one. Tokens of prompts and answers are made up as the driver
-of that scheduler makes them up; only which are equal matters.
+Prompts and answers get the same made-up tokens as in the driver of that scheduler, so that the same prefixes are equal.
+Every error names the file, and the request if it is about one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ STATE = (
     "running", "waiting", "ratio", "free", "evictable", "locked", "full", "free_pages", "free_ends", "free_windows",
     "evictable_windows", "free_pages_windows", "free_ends_windows", "free_host",
 )  # fmt: skip
-"""Fields that a record leaves out where they are as in the one before."""
+"""Fields that a record leaves out if their values are the same as in the previous record."""
 SGLANG_FIELDS: Mapping[str, tuple[str, ...]] = {
     "engine": ("slots", "page_size", "overlap", "max_running", "max_prefill_tokens", "max_req_input_len", "ratio"),
     "arrivals": ("pass", "arrived", "aborted", "waiting"),
@@ -66,17 +66,17 @@ class SGLangRequest:
     name: str
     prompt: tuple[int, ...]
     answer: tuple[int, ...]
-    """The tokens that it puts out, up to the stop token or the limit."""
+    """Output tokens, up to the stop token or the limit."""
     limit: int
-    """Outputs after which it is stopped."""
+    """Maximum number of outputs."""
     stop_at: int | None
-    """Outputs up to and including the stop token; None without one, or if it does not stop."""
+    """Number of outputs including the stop token; None without a stop token, or if it is ignored."""
     ignores_eos: bool
     arrival_pass: int
     abort_pass: int | None
     priority: int | None
     extra_key: str | None
-    """Requests with different keys share no prefix."""
+    """SGLang's key that separates prefixes: requests with different keys share no prefix."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,18 +85,18 @@ class SGLangWorkload:
 
     num_slots: int
     window_tokens: int
-    """Tokens before a new one that layers with windows look at; 0 without such layers."""
+    """Number of tokens before a new token to which layers with windows attend; 0 without such layers."""
     policy: Radix
     hicache: tuple[str, int] | None
-    """Write policy and slots of the host tier; None without."""
+    """Write policy and number of slots of the host tier; None without one."""
     requests: tuple[SGLangRequest, ...]
 
 
 def parse_sglang_workload(document: Any, where: str) -> SGLangWorkload:
-    """Make a workload of parsed JSON; `where` begins every error message.
+    """Build a workload from parsed JSON; `where` begins every error message.
 
     Raises:
-        WorkloadError: it says something impossible, or something that kvsim does not follow.
+        WorkloadError: the document has an invalid value, or a setting that kvsim does not simulate.
     """
     if not isinstance(document, dict) or not isinstance(document.get("requests"), list):
         raise WorkloadError(f"{where}: a workload is an object with num_slots and a list of requests.")
@@ -138,7 +138,7 @@ def parse_sglang_workload(document: Any, where: str) -> SGLangWorkload:
 
 
 def _hicache_of(document: Mapping[str, Any], page_size: int, where: str) -> tuple[str, int] | None:
-    """Return the write policy and the slots of the host tier; None without."""
+    """Return the write policy and the number of slots of the host tier; None without one."""
     arguments = document.get("server_args", {})
     if not arguments.get("enable_hierarchical_cache"):
         return None
@@ -152,7 +152,7 @@ def _hicache_of(document: Mapping[str, Any], page_size: int, where: str) -> tupl
 
 
 def _refuse_unknown(given: Mapping[str, Any], where: str) -> None:
-    """Refuse settings that kvsim does not follow yet."""
+    """Refuse settings that kvsim does not simulate yet."""
     known = (*_WORKLOAD_DEFAULTS, *_IGNORED)
     unknown = [name for name in given if name not in known]
     unknown += [name for name in given.get("environment", {}) if name not in _ENVIRONMENT]
@@ -165,7 +165,7 @@ def _refuse_unknown(given: Mapping[str, Any], where: str) -> None:
 
 
 def expanded(records: Iterable[tuple[int, Mapping[str, Any]]]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Restore the unchanged values that records leave out."""
+    """Yield the records with the unchanged values that the file leaves out."""
     last: dict[str, Any] = {}
     for line, record in records:
         whole = dict(record)
@@ -211,7 +211,7 @@ def _prompt_of(document: Mapping[str, Any], by_id: Mapping[str, Mapping[str, Any
 
 
 def _stop_of(document: Mapping[str, Any]) -> int | None:
-    """Return the number of the output that is a stop token."""
+    """Return the number of outputs including the stop token; None without a stop token."""
     if document.get("stop_at") is None and document.get("max_tokens"):
         return int(document["output_len"])
     stop = document.get("stop_at")
@@ -219,7 +219,7 @@ def _stop_of(document: Mapping[str, Any]) -> int | None:
 
 
 def _answer_length(document: Mapping[str, Any]) -> int:
-    """Return the tokens of an answer that nothing cuts short."""
+    """Return the number of tokens of an answer that is not cut short."""
     limit, stop = int(document.get("max_tokens") or document["output_len"]), _stop_of(document)
     return limit if stop is None or document.get("ignore_eos") else min(limit, stop)
 

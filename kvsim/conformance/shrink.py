@@ -1,4 +1,7 @@
-"""Make a workload smaller for as long as it still shows what it was kept for."""
+"""Shrink a workload that shows a difference, so that the reason is easier to find.
+
+Parts are removed or simplified as long as the smaller workload still shows the difference.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ _PLAIN_REQUEST = {
 
 
 def shrink(document: Document, still_shows: Callable[[Document], bool]) -> Document:
-    """Return the smallest workload found by dropping, simplifying and shortening parts of `document` one at a time."""
+    """Remove, simplify and shorten parts one at a time; return the smallest workload found that `still_shows`."""
     smaller = True
     while smaller:
         smaller = False
@@ -42,7 +45,7 @@ def shrink(document: Document, still_shows: Callable[[Document], bool]) -> Docum
 
 
 def _candidates(document: Document) -> Iterator[Document]:
-    """Yield simpler workloads than `document`, the boldest cuts first."""
+    """Yield simpler workloads than `document`, the largest cuts first."""
     requests = document["requests"]
     size = len(requests) // 2
     while size:

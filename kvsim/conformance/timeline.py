@@ -1,4 +1,7 @@
-"""Order the moments of a recording: the actions of an engine that follows it, and the moments of its changes."""
+"""Order the moments of a recording, so that a simulated engine can go through the same moments and be compared.
+
+A moment is an arrival, a scheduled step, a processed output, a departure, or a call that scheduled nothing.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +25,11 @@ AnyScalar = TypeVar("AnyScalar", bound=np.generic)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MomentTimeline:
-    """All moments as columns of equal length, and the moment of each change of ownership."""
+    """All moments as columns of equal length, and the moment of each change of block tables."""
 
     kind: IntArray
-    """Kind of each moment, see `kvsim.engine.moments`. `NOTHING` holds changes between two moments: requests were
-    aborted."""
+    """Kind of each moment, see `kvsim.engine.moments`. Changes between two other moments have one of kind `NOTHING`;
+    they come from requests that were aborted."""
     row: IntArray
     """Row of the request that arrives or leaves, or of the step that is scheduled or whose output is processed."""
     of_change: IntArray
@@ -96,7 +99,7 @@ def _spread(values: npt.NDArray[AnyScalar], inserted: IntArray, place: IntArray)
 
 
 def _recorded_moments(recording: Recording) -> tuple[IntArray, IntArray, IntArray]:
-    """Return every arrival, output and scheduled step in order: its kind, its row in its table, its `seq`."""
+    """Return every arrival, output and scheduled step in order: kind, row in its table of the recording, `seq`."""
     requests, steps = recording.requests, recording.steps
     outputs = steps.output_seq
     if (requests.status == RequestStatus.UNFINISHED).any():
@@ -133,7 +136,7 @@ def _in_order(rows: IntArray, seq: IntArray) -> tuple[IntArray, IntArray]:
 
 
 def _reporting_moments(reporting: IntArray, seq: IntArray, changes: IntArray) -> tuple[IntArray, npt.NDArray[np.bool_]]:
-    """Return the moment in `reporting` that reports each change of ownership, and whether the change came earlier.
+    """Return the moment in `reporting` that reports each change of block tables, and whether the change came earlier.
 
     Changes after the last of these moments are never compared and are left out.
     """

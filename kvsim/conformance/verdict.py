@@ -1,4 +1,4 @@
-"""Result of a comparison: everything equal, or the first difference with the context on both sides."""
+"""Result of a comparison of an engine with kvsim: all steps are equal, or the first difference with its context."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Difference:
     """The first moment at which the two engines differ."""
 
     moment: str
-    """The moment in words, and its place in the recording."""
+    """Description of the moment, and its place in the recording."""
     lines: tuple[VerdictLine, ...]
     """Every field that differs at this moment, with a few entries around the first difference of a list."""
 
@@ -53,7 +53,10 @@ class Verdict:
     """Blocks that lost a prefix because another request needed the block."""
     num_aborts: int = 0
     num_failures: int = 0
-    """Answers that no one awaits, each of which ends vLLM; where records stop early, those of the next one count."""
+    """Number of outputs that vLLM's asynchronous scheduler did not await; each ends vLLM.
+
+    If the records stop early, failures of the next simulated record count too, since they may be the reason.
+    """
     difference: Difference | None = None
     """First difference; None if everything is equal."""
 
