@@ -148,7 +148,7 @@ def _fit(random: Random, document: Document, longest: int) -> None:
 
 
 def _settings(random: Random, document: Document, block_size: int) -> None:
-    """Adapt the settings, because vLLM refuses some of them for layers of these kinds."""
+    """Adapt the settings, because vLLM refuses some values for layers of these kinds."""
     longest = document["max_model_len"]
     mode = document.get("mamba_cache_mode")
     if mode is not None:
