@@ -1,4 +1,5 @@
 """Follow a running server: its published events, and its Prometheus metrics.
 
-A server is not trusted: its input is bounded in size and checked; a defect ends the feed with a sentence.
+A server is not trusted: everything it sends is bounded in size and checked, and invalid input ends the feed with a
+message.
 """

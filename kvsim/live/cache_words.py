@@ -1,4 +1,7 @@
-"""Sentences about the prefix cache of a server from its KV events, and about what these leave open."""
+"""Describe the prefix cache of a server by its KV events, and the limits of these events, for people.
+
+`kvsim diagnose` prints these texts, and `kvsim tui --attach` shows them.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,9 @@ _PUBLISH = (
 
 
 def cache_facts(look: CacheLook, num_blocks: int | None) -> tuple[str, ...]:
-    """Return the facts: the blocks of the cache, of the pool's `num_blocks` if known; how long they stay; prefixes.
+    """Describe the cached blocks, the time for which blocks stay cached, and shared prefixes.
 
-    What was lost, or is older than the events, is in `cache_limits`.
+    `num_blocks` is the size of the pool, if it is known. `cache_limits` describes the blocks that the events miss.
     """
     of = f" of {num_blocks:,}" if num_blocks else ""
     share = f", {100 * look.num_blocks / num_blocks:.0f} % of the pool" if num_blocks else ""
@@ -42,7 +45,7 @@ def cache_facts(look: CacheLook, num_blocks: int | None) -> tuple[str, ...]:
 
 
 def cache_limits(look: CacheLook) -> tuple[str, ...]:
-    """Return the limits of the events."""
+    """Describe the facts that the events do not contain, or that were lost."""
     limits = ["which request holds a block, and the blocks that keep no prefix: events tell of the prefix cache alone"]
     if not look.num_batches:
         limits.append(f"anything yet: no event has come. A server publishes with {_PUBLISH}")

@@ -1,4 +1,7 @@
-"""Follow the events of a running server over a socket: `KVSIM_PUBLISH` on the server, `kvsim tui --attach` here."""
+"""Receive the recorder's events from a running server over a socket, for `kvsim tui --attach`.
+
+The server publishes them if the environment variable `KVSIM_PUBLISH` is set when it starts.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ class LiveFeed:
     """Events of a running server, collected by a thread until `close`."""
 
     def __init__(self, address: str, *, tail_steps: int = TAIL_STEPS) -> None:
-        """Connect to the publisher at `address`; excerpts begin anew after `tail_steps` steps."""
+        """Connect to the publisher at `address`. Excerpts may begin at every `tail_steps`-th step."""
         self.name = address
         self.ended: str | None = None
         """Reason for the end of the feed, as a sentence; None while it is open."""
@@ -55,18 +58,18 @@ class LiveFeed:
         return time.monotonic() - self._heard_s
 
     def recent(self) -> Excerpt | None:
-        """Return the last steps, and all since the last call; None before the server's first step."""
+        """Return the last steps, including all steps since the last call; None before the server's first step."""
         self._shown = self._taken(self._follower.recent) or self._shown
         return self._shown
 
     def whole(self) -> Excerpt | None:
-        """Return all steps kept; None before the server's first step."""
+        """Return all steps that are kept; None before the server's first step."""
         return self._taken(self._follower.whole) or self._shown
 
     def close(self) -> None:
         """Close the connection without a message to the server."""
         self._ended_by_itself = self.ended is not None
-        # Without a shutdown, the thread would stay in its read.
+        # Only a shutdown wakes the thread from its blocking read.
         with suppress(OSError):  # the server may have closed it already
             self._connection.shutdown(socket.SHUT_RDWR)
         self._connection.close()

@@ -1,7 +1,7 @@
-"""Turn the published events of a server into recordings: its last steps for a screen, and all kept steps for saving.
+"""Build recordings from the published events of a server: the last steps for a screen, all kept steps for saving.
 
-A screen gets the steps since a moment before its last look, so that the cost of a look does not grow with time. This
-module knows no sockets.
+A screen gets only the steps since a moment shortly before its last update, so that the cost of an update does not grow
+with time. This module does no networking.
 """
 
 from __future__ import annotations
@@ -22,34 +22,37 @@ from kvsim.recording.model import Meta, Recording
 from kvsim.recording.provenance import meta_from_document
 
 TAIL_STEPS = 1_024
-"""Steps between two moments at which an excerpt may begin; an excerpt has at least as many."""
+"""Number of steps between two moments at which an excerpt may begin, and minimum number of steps in an excerpt."""
 TAIL_VALUES = 32_768
-"""Rows of all tables between two such moments, if steps have many rows."""
+"""Number of rows in all tables after which such a moment comes earlier."""
 MAX_STEPS = 50_000
-"""Maximum steps kept; beyond it, the first half is dropped."""
+"""Maximum number of steps that are kept; beyond it, the first half is dropped."""
 MAX_VALUES = 4_000_000
-"""Maximum rows of all tables, and prompt hashes, kept; a server that needs more at once is not followed."""
+"""Maximum number of table rows and prompt hashes that are kept; a server that needs more at once is not followed."""
 MAX_REQUESTS = 100_000
-"""Maximum requests kept."""
+"""Maximum number of requests that are kept."""
 _WEIGHED_BYTES = 1 << 18
-"""Bytes received between two checks of the memory use; a byte makes less than one value."""
+"""Number of received bytes between two checks of the memory use; each byte adds less than one value."""
 _TOO_MUCH = "it holds more than can be shown of a server"
 MAX_UNITS = 1 << 22
 """Maximum units of a pool that is shown live."""
 
 
 class EventFollower:
-    """Receiver of events. After an error it accepts no more events; earlier ones stay."""
+    """Receiver of events. After an error no more events are accepted; earlier events stay available."""
 
     def __init__(self, source: str, *, tail_steps: int = TAIL_STEPS) -> None:
-        """Set the server's name for messages, and the steps between two possible begins of excerpts."""
+        """Args:
+        source: name of the server, for messages.
+        tail_steps: number of steps between two moments at which an excerpt may begin.
+        """
         self._source, self._tail_steps = source, tail_steps
         self._mirror = Mirror()
         self._windows = [_Window()]
-        """Current window; when it is half full, also the window that will replace it."""
+        """Current window, and, once that is half full, also the window that will replace it."""
         self._meta: Meta | None = None
         self._seen_steps = 0
-        """Number of steps of the server at the last look."""
+        """Number of the server's steps at the last call of `recent`."""
         self._unweighed_bytes = 0
         """Bytes received since the last check of the memory use."""
 
@@ -82,7 +85,7 @@ class EventFollower:
                 raise RecordingError(_TOO_MUCH)
 
     def recent(self) -> Excerpt | None:
-        """Return the last steps, and all kept steps since the last call; None before the first step."""
+        """Return the last steps, including all kept steps since the last call; None before the first step."""
         cut, *_ = [window.cut_before(self._seen_steps) for window in self._windows]
         found = None if cut is None else tail(self._windows[0].builder, cut, self._source)
         if found is None:
@@ -108,7 +111,7 @@ class EventFollower:
         return meta
 
     def _roll(self) -> None:
-        """Start a new window when the current one is half full, and drop the current one when it is full."""
+        """Start a second window when the current one is half full, and replace the current one when it is full."""
         if len(self._windows) == 1 and self._windows[0].is_full(0.5):
             self._windows.append(self._window())
         if self._windows[0].is_full(1):
@@ -125,7 +128,7 @@ class EventFollower:
         return window
 
     def _cut(self) -> None:
-        """Mark this moment as a possible begin of excerpts."""
+        """Mark this moment as one at which excerpts may begin."""
         assert self._meta is not None
         before = self._window()
         recording, next_seq = before.recording(self._meta, self._source), before.builder.mark().seq + 1
@@ -141,20 +144,20 @@ class EventFollower:
 
 
 class _Window:
-    """Recording that begins at some moment, with its own numbers of requests and steps."""
+    """Recording that begins in the middle of a server's run. Requests and steps are numbered from its beginning."""
 
     def __init__(self) -> None:
         self.builder = RecordingBuilder()
         self.numbers: _LocalNumbers | None = None
-        """Server's numbers; None while a snapshot is read, which has local numbers."""
+        """Mapping from the server's numbers; None while a snapshot is read, because that has local numbers."""
         self.first_step = 0
-        """Number of earlier steps of the server."""
+        """Number of steps of the server before this recording."""
         self.num_before = 0
         """Number of leading steps that summarize the earlier ones."""
         self.cached: list[int] = []
-        """Free blocks with a cached prefix at that moment."""
+        """Free blocks with a cached prefix when the recording begins."""
         self.computed: list[int] = []
-        """Most tokens ever computed for each request present at that moment."""
+        """Largest number of tokens computed so far for each request that is present when the recording begins."""
         self.cuts: list[Cut] = []
         """Moments at which an excerpt may begin, in order."""
 
@@ -178,7 +181,7 @@ class _Window:
         return self.builder.num_steps - steps >= num_steps or self.builder.num_memory_rows - rows >= TAIL_VALUES
 
     def cut_before(self, seen_steps: int) -> Cut | None:
-        """Return the latest cut with a later one before step `seen_steps`; drop earlier cuts."""
+        """Return the latest cut before step `seen_steps` that is not the last cut; drop earlier cuts."""
         usable = [number for number, cut in enumerate(self.cuts[:-1]) if cut.step < seen_steps]
         if not usable:
             return None

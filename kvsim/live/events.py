@@ -1,7 +1,8 @@
-"""Check incoming events of a server one by one: a list with a word and its arguments.
+"""Check the form of each event that arrives from a server, because the server is not trusted.
 
-`kvsim.recording.eventlog` lists the events; `["joined", rows, next_row, next_step]` ends a snapshot. The recording's
-check decides whether events are consistent with each other.
+An event is a list: its kind, then arguments. `kvsim.recording.eventlog` describes the kinds; in addition,
+`["joined", rows, next_row, next_step]` ends a snapshot. Whether events are consistent with each other is checked later,
+with the recording that they make.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 from kvsim.errors import RecordingError, shortened
 
 MAX_LINE_BYTES = 8 << 20
-"""Maximum bytes of a line; one that lists the free blocks of a pool of a million has 7 MB."""
+"""Maximum bytes of a line; a line that lists a million free blocks has 7 MB."""
 _MAX_NAME = 256
 """Maximum characters of a request's id."""
 _LIMIT = 1 << 31
@@ -88,7 +89,8 @@ def _refuse_constant(name: str) -> float:
 
 
 _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
-"""JSON decoder; to construct one takes longer than to parse a line."""
+"""JSON decoder that refuses NaN and infinity. It is shared, because constructing one takes longer than parsing a line.
+"""
 
 
 def _quoted(text: bytes) -> str:

@@ -1,6 +1,7 @@
-"""Parse Prometheus' text format: names, labels and values, one sample per line.
+"""Parse Prometheus' text format: one sample per line, with name, labels and value.
 
-Only requested samples are parsed, in one pass over each line. The page is untrusted.
+Only samples with a requested prefix are parsed. The page is not trusted: its size is bounded, and invalid lines are
+refused.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ _END = re.compile(r"\s*\}")
 _VALUE = re.compile(r"\s+([^\s_]+)(?:\s+-?\d+)?\s*(?:#.*)?$")
 _ESCAPES = {"\\\\": "\\", '\\"': '"', "\\n": "\n"}
 _MAX_LINE = 1 << 20
-"""Characters of the longest line: that of vLLM's whole configuration has hundreds of thousands."""
+"""Maximum characters of a line; vLLM's line with its whole configuration has hundreds of thousands."""
 _MAX_SAMPLES = 50_000
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Value of one time series."""
+    """Current value of one time series."""
 
     name: str
     labels: dict[str, str]

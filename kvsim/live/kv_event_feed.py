@@ -1,8 +1,8 @@
-"""Follow the KV events that vLLM and SGLang publish over ZeroMQ, and ask again for those that were missed.
+"""Follow the KV events that vLLM and SGLang publish over ZeroMQ, to know a stock server's prefix cache.
 
-A message has a topic, the number of its batch in 8 bytes, and the batch. A publisher sends nothing of what happened
-before a subscriber came. Where the server has a replay endpoint, it is asked for the batches that it still has, at the
-beginning and behind every gap; its answer ends with the number -1.
+A message has three parts: a topic, the number of its batch in 8 bytes, and the batch. A subscriber gets only batches
+that are published after it has connected. If the server has a replay endpoint, earlier batches are requested from it,
+at the beginning and after every gap; the answer ends with a message numbered -1.
 """
 
 from __future__ import annotations
@@ -33,42 +33,42 @@ class CacheLook:
     """State of a server's prefix cache by its KV events so far."""
 
     num_blocks: int
-    """Blocks of the GPU's prefix cache that are known, of all KV-cache groups."""
+    """Number of known blocks in the GPU's prefix cache, in all KV-cache groups."""
     num_tokens: int
-    """Tokens whose prefixes are known to be cached: blocks of the first group, since the others repeat its tokens."""
+    """Number of tokens in the known blocks of the first KV-cache group; other groups cache the same tokens."""
     elsewhere: tuple[tuple[str, int], ...]
-    """Blocks in other media, such as CPU, by name."""
+    """Number of blocks in each other medium, such as CPU."""
     num_stored: int
     num_removed: int
     num_cleared: int
     ages_s: tuple[float, ...]
     """Seconds for which the last removed blocks had been cached."""
     shared: tuple[tuple[int, int], ...]
-    """The longest prefixes that several continue: their tokens, and how many blocks follow them at once."""
+    """Prefixes that most blocks continue: number of tokens, and number of blocks that directly follow."""
     num_batches: int
     lost: int
-    """Batches that were missed and not replayed."""
+    """Number of batches that were missed and not replayed."""
     replayed: int
-    """Batches that came from the replay endpoint."""
+    """Number of batches that came from the replay endpoint."""
     restarts: int
     from_start: bool
-    """Whether every batch since the server's start was heard: otherwise older blocks are not known."""
+    """Whether every batch since the server's start was received; otherwise older blocks are unknown."""
     quiet_s: float
     """Seconds since the last batch."""
     blocks_of_ranks: tuple[int, ...] = ()
-    """Blocks of each data-parallel rank, if several are followed."""
+    """Number of blocks of each data-parallel rank, if several are followed."""
     silent_ranks: tuple[int, ...] = ()
-    """Ranks of which no batch has come, if several are followed."""
+    """Ranks that have sent no batch, if several are followed."""
 
 
 class KvEventFeed:
     """Thread that follows the KV events of a server until `close`."""
 
     def __init__(self, address: str, *, replay: str | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        """Subscribe at `address`, and ask at `replay` for what was missed.
+        """Subscribe at `address`; request missed batches at `replay`.
 
         Raises:
-            UsageError: one is no address.
+            UsageError: `address` or `replay` is not an address.
             MissingExtraError: pyzmq or msgpack is not installed.
         """
         try:
@@ -91,7 +91,7 @@ class KvEventFeed:
         self._thread.start()
 
     def look(self) -> CacheLook:
-        """Return the state by now."""
+        """Return the current state."""
         with self._lock:
             cached = self._cached
             gpu = {place: blocks for place, blocks in cached.blocks.items() if place.medium == "GPU"}
@@ -146,7 +146,8 @@ class KvEventFeed:
             self._socket.close(linger=0)
 
     def _hear(self, number: int, payload: bytes) -> None:
-        """Follow a published batch, behind those that were missed before it."""
+        """Process a published batch, after those before it that can be replayed."""
+        # A batch number 0 that is not new means that the server has restarted.
         if number < self._next and number == 0:
             with self._lock:
                 self._cached.forget()
@@ -157,18 +158,18 @@ class KvEventFeed:
             self._take(number, payload)
 
     def _take(self, number: int, payload: bytes) -> None:
-        """Follow the next batch, and count what is missing before it."""
+        """Process the next batch, and count the batches that are missing before it."""
         with self._lock:
             missing = number - self._next
             if missing and not self._cached.num_batches:
-                self._from_start = False  # what was before is unknown, but not lost
+                self._from_start = False  # earlier batches were never expected, so they do not count as lost
             else:
                 self._lost += missing
             self._cached.hear(payload)
             self._next, self._heard_s = number + 1, self._clock()
 
     def _ask_again(self, first: int) -> None:
-        """Ask for the batches from `first` on, and follow those that the server still has."""
+        """Request the batches from number `first` on, and process those that the server still has."""
         socket = self._context.socket(self._zmq.DEALER)
         socket.setsockopt(self._zmq.MAXMSGSIZE, MAX_BYTES)
         try:
@@ -207,10 +208,10 @@ def endpoint(address: str) -> str:
 
 
 def _parts(frames: list[bytes]) -> tuple[int, bytes]:
-    """Return the number and the batch of a message; some releases send a topic before them.
+    """Return the number and the batch of a message, with or without a topic before.
 
     Raises:
-        RecordingError: it is no message of KV events.
+        RecordingError: this is not a message of KV events.
     """
     if len(frames) < 2 or len(frames[-2]) != len(_END):
         sizes = ", ".join(f"{len(frame):,}" for frame in frames[:4])
@@ -221,7 +222,7 @@ def _parts(frames: list[bytes]) -> tuple[int, bytes]:
 
 
 def _shared(blocks: dict[Any, Any], most: int = 3) -> tuple[tuple[int, int], ...]:
-    """Return the prefixes that most blocks continue: their tokens, and the number of blocks behind them."""
+    """Return the prefixes that most blocks continue: number of tokens, and number of blocks that directly follow."""
     followers: dict[Any, int] = {}
     for block in blocks.values():
         if block.parent in blocks:
@@ -230,7 +231,7 @@ def _shared(blocks: dict[Any, Any], most: int = 3) -> tuple[tuple[int, int], ...
     found = []
     for number, name in forks[:most]:
         tokens, at, seen = 0, name, 0
-        while at in blocks and seen <= len(blocks):  # a chain has no circle, but a server might say so
+        while at in blocks and seen <= len(blocks):  # the bound ends the loop if a server sends a cycle of parents
             tokens, at, seen = tokens + blocks[at].num_tokens, blocks[at].parent, seen + 1
         found.append((tokens, number))
     return tuple(found)

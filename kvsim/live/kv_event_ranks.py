@@ -1,6 +1,6 @@
-"""Follow the KV events of every data-parallel rank of a server, and add them up.
+"""Follow the KV events of every data-parallel rank of a server, and add them up for the whole server.
 
-vLLM and SGLang publish each rank's events at a port of its own: the port that was set, and the rank added to it.
+vLLM and SGLang publish the events of each rank at a separate port: the configured port plus the rank.
 """
 
 from __future__ import annotations
@@ -24,10 +24,12 @@ class KvEventRanks:
     """Feeds of all ranks, followed until `close`."""
 
     def __init__(self, address: str, *, replay: str | None = None) -> None:
-        """Subscribe at the address of each rank, such as HOST:5557-5560 for four; `replay` has as many, or is None.
+        """Subscribe at the addresses of all ranks, such as HOST:5557-5560 for four ranks.
+
+        `replay` names as many replay endpoints, or is None.
 
         Raises:
-            UsageError: one is no address, or there are more or fewer replays than ranks.
+            UsageError: an address is invalid, or the number of replay endpoints differs from the number of ranks.
             MissingExtraError: pyzmq or msgpack is not installed.
         """
         addresses, replays = ports_of(address), ports_of(replay) if replay else []
@@ -49,7 +51,7 @@ class KvEventRanks:
         return next((feed.ended for feed in self._feeds if feed.ended), None)
 
     def look(self) -> CacheLook:
-        """Return the state of all ranks together by now."""
+        """Return the current state of all ranks together."""
         return added_up([feed.look() for feed in self._feeds])
 
     def close(self) -> None:
@@ -74,7 +76,7 @@ def ports_of(address: str) -> list[str]:
 
 
 def added_up(looks: Sequence[CacheLook]) -> CacheLook:
-    """Return the states of several ranks as one: sums, the last ages of all, the longest silence."""
+    """Combine the states of several ranks: sums, all ages of removed blocks, the longest time without a batch."""
     if len(looks) == 1:
         return looks[0]
 

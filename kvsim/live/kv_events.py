@@ -1,8 +1,8 @@
-"""KV events of vLLM and SGLang: the blocks that a server puts into its prefix cache and removes from it, by hash.
+"""Decode the KV events of vLLM and SGLang: the blocks that a server adds to its prefix cache and removes, by hash.
 
-A batch is an array of its time, its events and the engine's rank. An event is an array that begins with its kind before
-vLLM 0.24, and a map with its `type` from then on; SGLang 0.5.23 sends maps, too, and leaves out what is None. Later
-releases append fields, which are passed over here.
+A batch is an array: time, events, rank of the engine. Before vLLM 0.24 an event is an array that begins with its kind;
+since then it is a map with a `type`. SGLang 0.5.23 sends maps without the fields that are None. Fields that later
+releases append are ignored.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from kvsim.errors import MissingExtraError, RecordingError, shortened
 
 Hash = int | bytes
-"""Name of a block: 64 bits of its hash, or the whole one, as the server is set."""
+"""Hash that identifies a block: 64 bits of it, or all bytes, depending on the server's settings."""
 
 _FIELDS = {
     "BlockStored": (
@@ -25,14 +25,14 @@ _FIELDS = {
     "BlockRemoved": ("block_hashes", "medium", "group_idx"),
     "AllBlocksCleared": (),
 }
-"""The fields of each kind of event, in the order of an array."""
+"""Fields of each kind of event, in the order in which arrays have them."""
 _REQUIRED = {"BlockStored": 4, "BlockRemoved": 1, "AllBlocksCleared": 0}
-"""The number of fields that every release has."""
+"""Number of leading fields that every release sends."""
 MAX_BYTES = 64 << 20
 """Maximum bytes of a batch."""
 _MOST_BLOCKS = 1 << 24
 _MOST_AGES = 10_000
-"""Removed blocks whose ages are kept."""
+"""Number of last removed blocks whose ages are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,37 +48,36 @@ class StoredBlock:
     """A cached block."""
 
     parent: Hash | None
-    """The block before it; None for the first of a prompt."""
+    """Hash of the previous block; None for the first block of a prompt."""
     num_tokens: int
     kind: str | None
-    """Kind of its layers, such as full_attention or sliding_window; None before vLLM 0.22, and of SGLang."""
+    """Kind of the layers, such as full_attention or sliding_window; None from vLLM before 0.22 and from SGLang."""
     stored_s: float = field(default=0.0, compare=False)
-    """Time of its batch, by the server's clock, in seconds."""
+    """Time of the batch that reported the block, by the server's clock, in seconds."""
 
 
 class ServerCache:
-    """Blocks in a server's prefix cache, followed by its KV events.
+    """Blocks in a server's prefix cache, updated with its KV events.
 
-    An event reports each hash that a block gets or loses. A request can also ask for an event of each block that it
-    reuses (`kv_cache_report_mode`), which has the same form. A hash is therefore counted once, and no longer counted
-    when the first of several blocks has lost it.
+    Each hash counts once, even if several blocks have it or it is reported several times: a request can ask for events
+    of blocks that it reuses (`kv_cache_report_mode`), which look the same. The first removal ends it.
     """
 
     def __init__(self) -> None:
         self.blocks: dict[Place, dict[Hash, StoredBlock]] = {}
         self.num_batches = 0
         self.num_stored = self.num_removed = self.num_cleared = 0
-        """Blocks that were stored and removed, and how often all were cleared at once."""
+        """Numbers of blocks that were stored and removed, and of events that cleared all blocks."""
         self.ages_s: deque[float] = deque(maxlen=_MOST_AGES)
         """Seconds for which the last removed blocks had been cached."""
         self.newest_s: float | None = None
         """Time of the newest batch, by the server's clock."""
 
     def hear(self, payload: bytes) -> None:
-        """Follow one batch, as it is published.
+        """Process one published batch.
 
         Raises:
-            RecordingError: it is no batch of KV events.
+            RecordingError: this is not a batch of KV events.
             MissingExtraError: msgpack is not installed.
         """
         batch = _decoded(payload)
@@ -97,7 +96,7 @@ class ServerCache:
         self.num_batches += 1
 
     def forget(self) -> None:
-        """Forget all blocks: the server began anew."""
+        """Forget all blocks, because the server has restarted."""
         self.blocks.clear()
 
     def _store(self, blocks: dict[Hash, StoredBlock], stored: dict[Hash, StoredBlock]) -> None:
@@ -143,7 +142,7 @@ def _events(batch: Any) -> list[tuple[str, dict[str, Any]]]:
     """Return the kind and the fields of every event of a batch.
 
     Raises:
-        RecordingError: it is no batch, or an event lacks a field, or has one of another type.
+        RecordingError: this is not a batch, or an event lacks a field or has a value of the wrong type.
     """
     match batch:
         case [int() | float() as time_s, list(events), *_] if math.isfinite(time_s):
@@ -168,7 +167,7 @@ def _event(event: Any) -> tuple[str, dict[str, Any]]:
 
 
 def _is_sound(fields: dict[str, Any]) -> bool:
-    """Tell whether the fields that are read have the types that vLLM gives them."""
+    """Tell whether the fields that kvsim uses have valid types and values."""
 
     def is_hash(value: object) -> bool:
         return isinstance(value, int | bytes) and not isinstance(value, bool)

@@ -1,6 +1,7 @@
-"""Read and check the Prometheus metrics of vLLM, or of SGLang under vLLM's names, at one moment.
+"""Read and check one page of Prometheus metrics of vLLM, or of SGLang under vLLM's names.
 
-The metrics have the usage of the pool and the numbers of running and waiting requests, but not the owners of blocks.
+Every server has these metrics without the recorder. They contain the usage of the pool and the numbers of running and
+waiting requests, but not which request holds which block.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _COUNTERS = (
 )  # fmt: skip
 """Names of counters; samples end in `_total`."""
 _BY_SOURCE = "vllm:prompt_tokens_by_source_total"
-"""Prompt tokens, each counted once; before vLLM 0.27, `prefix_cache_*` counts every attempt to admit a request."""
+"""Counter in which each prompt token counts once; before vLLM 0.27, `prefix_cache_*` counts it at every admission try."""
 _OTHERS = {"tgi_": "Text Generation Inference", "trtllm_": "TensorRT-LLM", "nv_": "Triton"}
 """Prefixes of the names of other servers' metrics."""
 _OLDER_NAMES = {"inter_token": "vllm:time_per_output_token_seconds"}
@@ -51,23 +52,23 @@ class Histogram:
     bounds_s: tuple[float, ...] = ()
     """Upper bounds in seconds, ascending; the last is infinite."""
     counts: tuple[float, ...] = ()
-    """Number of times up to each bound."""
+    """Number of measured times up to each bound."""
     sum_s: float = 0.0
 
     @property
     def count(self) -> float:
-        """Number of all times."""
+        """Number of all measured times."""
         return self.counts[-1] if self.counts else 0.0
 
     def since(self, earlier: Histogram) -> Histogram:
-        """Return the times after `earlier`."""
+        """Return the histogram of the times that were measured after `earlier`."""
         if not earlier.counts or earlier.bounds_s != self.bounds_s:
             return self
         counts = tuple(now - before for now, before in zip(self.counts, earlier.counts, strict=True))
         return Histogram(self.bounds_s, counts, self.sum_s - earlier.sum_s)
 
     def quantile_s(self, share: float) -> tuple[float, float] | None:
-        """Return the bucket of a quantile as bounds in seconds; None without times."""
+        """Return the bounds in seconds of the bucket that contains a quantile; None if nothing was measured."""
         low = 0.0
         for bound_s, count in zip(self.bounds_s, self.counts, strict=True):
             if self.count and count >= share * self.count:
@@ -89,17 +90,17 @@ class ServerMetrics:
     fullest_usage: float
     """Usage of the engine with the fullest pool."""
     num_blocks: int | None
-    """Blocks of all pools; None if the metrics lack it."""
+    """Number of blocks in all pools; None if the metrics lack it."""
     block_size: int | None
-    """Tokens per block; None if the metrics lack it."""
+    """Number of tokens per block; None if the metrics lack it."""
     running: int
-    """Requests in the batch."""
+    """Number of requests in the batch."""
     waiting: int
-    """Requests in the queue, deferred ones included."""
+    """Number of requests in the queue, including deferred ones."""
     deferred: int
-    """Waiting requests held back by something other than capacity."""
+    """Number of waiting requests that vLLM holds back for another reason than capacity."""
     preemptions: int
-    """Preemptions since the server started; the same holds for the next counters."""
+    """Number of preemptions since the server started. The counters that follow also begin at the server's start."""
     finished: int
     prompt_tokens: int
     generation_tokens: int
@@ -171,37 +172,38 @@ def parse_metrics(page: str, time_s: float = 0.0) -> ServerMetrics:
 
 
 def _values(found: Mapping[str, Sequence[Sample]], name: str, most: float) -> list[float]:
-    """Return the values of a metric in all engines.
+    """Return the values of a metric for all engines.
 
     Raises:
-        RecordingError: one is below 0 or above `most`.
+        RecordingError: a value is below 0 or above `most`.
     """
-    said = found.get(name, [])
-    for sample in said:
-        if not 0 <= sample.value <= most:  # NaN is not either
+    series = found.get(name, [])
+    for sample in series:
+        if not 0 <= sample.value <= most:  # also true for NaN
             raise RecordingError(f"the metrics say {name} = {sample.value:g}, which cannot be.")
-    return [sample.value for sample in said]
+    return [sample.value for sample in series]
 
 
 def _check_kinds(page: str) -> None:
-    """Raise a RecordingError if the page declares another type for a name than vLLM does."""
+    """Raise a RecordingError if the page declares another type for a metric than vLLM does."""
     declared = kinds(page, _PREFIX)
-    right = dict.fromkeys(_GAUGES, "gauge") | dict.fromkeys((*HISTOGRAMS.values(), *_OLDER_NAMES.values()), "histogram")
-    right |= {name + end: "counter" for name in _COUNTERS for end in ("", "_total")}
-    for name, kind in right.items():
+    histograms = (*HISTOGRAMS.values(), *_OLDER_NAMES.values())
+    expected = dict.fromkeys(_GAUGES, "gauge") | dict.fromkeys(histograms, "histogram")
+    expected |= {name + end: "counter" for name in _COUNTERS for end in ("", "_total")}
+    for name, kind in expected.items():
         if declared.get(name, kind) not in (kind, "untyped", "unknown"):
             raise RecordingError(f"the metrics declare {name} as {shortened(declared[name])}; vLLM's is a {kind}.")
 
 
 def _check_whole(found: dict[str, list[Sample]]) -> None:
-    """Raise a RecordingError if a counter is not a whole number, or if engines are missing for one of the names."""
+    """Raise a RecordingError if a counter is not a whole number, or if a metric lacks one of the engines."""
     engines = {sample.labels.get("engine", "") for sample in found["vllm:kv_cache_usage_perc"]}
     for name in (*_GAUGES[1:], *(f"{name}_total" for name in _COUNTERS)):
-        said = found.get(name, [])
-        for sample in said:
+        series = found.get(name, [])
+        for sample in series:
             if sample.value % 1:
                 raise RecordingError(f"the metrics say {name} = {sample.value:g}, which is no whole number.")
-        if said and engines != {""} and {sample.labels.get("engine", "") for sample in said} != engines:
+        if series and engines != {""} and {sample.labels.get("engine", "") for sample in series} != engines:
             raise RecordingError(f"the metrics say {name} of other engines than vllm:kv_cache_usage_perc.")
 
 
@@ -213,7 +215,10 @@ def _deferred(by_reason: list[Sample], waiting: int) -> int:
 
 
 def _prefix_tokens(found: dict[str, list[Sample]], total: Callable[[str], int]) -> tuple[int, int]:
-    """Return the prompt tokens looked up and found in the prefix cache, each counted once if the metrics tell."""
+    """Return the numbers of prompt tokens looked up and found in the prefix cache.
+
+    Each token counts once if the metrics have `_BY_SOURCE`; otherwise once per attempt to admit its request.
+    """
     counts = [(total("vllm:prefix_cache_queries_total"), total("vllm:prefix_cache_hits_total"))]
     once = [sample.value for sample in found.get(_BY_SOURCE, []) if sample.labels.get("source") == "local_cache_hit"]
     if counts[0][0] and once:
@@ -227,7 +232,7 @@ def _prefix_tokens(found: dict[str, list[Sample]], total: Callable[[str], int]) 
 
 
 def _histogram(found: dict[str, list[Sample]], name: str, key: str) -> Histogram:
-    """Return the distribution `name`, summed over engines; empty if missing."""
+    """Return the histogram `name`, summed over engines; an empty histogram if the page lacks it."""
     if f"{name}_bucket" not in found:
         name = _OLDER_NAMES.get(key, name)
     series: dict[frozenset[tuple[str, str]], dict[float, float]] = {}
@@ -266,7 +271,7 @@ def _without(sample: Sample, *names: str) -> frozenset[tuple[str, str]]:
 def _check_buckets(
     name: str, bounds_s: Sequence[float], counts: Sequence[float], sum_s: float | None, count: float | None
 ) -> None:
-    """Raise a RecordingError if buckets do not accumulate, or if their sum or number contradicts them."""
+    """Raise a RecordingError if the buckets of a histogram are not cumulative, or contradict its sum or count."""
     rises = all(now >= before for before, now in pairwise(counts))
     if not rises or (count is not None and count != counts[-1]):
         raise RecordingError(f"the buckets of {name} do not add up.")
@@ -281,7 +286,7 @@ def _whole(sample: Sample, label: str) -> int | None:
     """Return the number in a label; None if the server has not set it.
 
     Raises:
-        RecordingError: it is no number, or larger than any pool.
+        RecordingError: the label is not a number, or larger than any pool.
     """
     text = sample.labels.get(label, "")
     if text in ("", "None"):
@@ -298,10 +303,10 @@ _CSV_COLUMNS = (
 
 
 def as_csv(looks: Sequence[ServerMetrics]) -> str:
-    """Return a CSV with one row per look.
+    """Return a CSV with one row per poll.
 
-    The columns are `time_s` since the first look, the gauges and counters of `ServerMetrics`, and the number and sum in
-    seconds of each distribution.
+    The columns are `time_s` since the first poll, the gauges and counters of `ServerMetrics`, and the count and sum in
+    seconds of each histogram.
     """
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")

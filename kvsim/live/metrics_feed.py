@@ -1,4 +1,7 @@
-"""Poll the Prometheus metrics of a server. A page is bounded in size and time."""
+"""Poll the Prometheus metrics of a server in a thread, for `kvsim tui --attach` and `kvsim diagnose`.
+
+The server is not trusted: a page is bounded in size and in the time that it may take.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ _PATIENCE_S = 30.0
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Handler that follows no redirect: a server cannot send the client elsewhere."""
+    """Handler that does not follow redirects, so that a server cannot make kvsim read another address."""
 
     def redirect_request(self, *_: Any) -> None:
         """Follow no redirect."""
@@ -33,7 +36,7 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 class _Connection(http.client.HTTPConnection):
-    """Connection that ends after some seconds, however slowly the server sends."""
+    """Connection that is closed after `_TIMEOUT_S`, even if the server still sends slowly."""
 
     def connect(self) -> None:
         super().connect()
@@ -68,12 +71,12 @@ class MetricsFeed:
         patience_s: float = _PATIENCE_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Poll `url` once and then periodically; a server without a page means its `/metrics`."""
+        """Poll `url` once, then periodically from a thread. `/metrics` is added if the URL has no path."""
         self.name = _with_page(url)
         self.ended: str | None = None
         """Reason for the end of the feed, as a sentence; None while it is open."""
         self.restarts = 0
-        """Number of restarts of the server's counters; a restart discards earlier looks."""
+        """Number of times that the server's counters began at 0 again; earlier polls are then discarded."""
         self._period_s, self._patience_s, self._clock = period_s, patience_s, clock
         self._looks: deque[ServerMetrics] = deque([self._poll()], maxlen=_MAX_LOOKS)
         self._stop = threading.Event()
@@ -127,21 +130,21 @@ class MetricsFeed:
 
 
 class _NoAnswerError(RecordingError):
-    """Failure to get a page, which may succeed the next time."""
+    """Error: a page could not be read; the next attempt may succeed."""
 
 
 def page_text(url: str, clock: Callable[[], float] = time.monotonic) -> str:
     """Return the page at `url`, or the metrics of the server there.
 
     Raises:
-        RecordingError: there is no answer, or no metrics.
-        UsageError: it is no address.
+        RecordingError: the server does not answer, or not with such a page.
+        UsageError: `url` is not an address.
     """
     url = _with_page(url)
     try:
         return _page(url, clock)
     except urllib.error.HTTPError as error:
-        error.close()  # it is the answer too
+        error.close()  # an HTTPError is also the open response
         raise _NoAnswerError(f"{url} cannot be read: {error.code} {error.reason}.") from None
     except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
         reason = getattr(error, "reason", None) or str(error) or type(error).__name__
@@ -170,7 +173,7 @@ def _page(url: str, clock: Callable[[], float]) -> str:
                 raise RecordingError(f"{url} is a page of more than {_MAX_BYTES:,} bytes, and no server's metrics.")
             if clock() > end_s:
                 break
-        if clock() > end_s:  # the connection was closed, if the answer did not end before
+        if clock() > end_s:  # `hang_up_later` has closed the connection, so the body may be incomplete
             raise TimeoutError(f"it takes more than {_TIMEOUT_S:g} s")
         announced = answer.headers.get("Content-Length", "")
         if announced.isascii() and announced.isdigit() and len(announced) < 16 and len(body) < int(announced):

@@ -1,7 +1,7 @@
-"""Track the state of a server from its log, to begin a new log in the middle for a viewer that joins.
+"""Track the state of a server from its event log, so that a new log can begin in the middle.
 
-The process that serves viewers (`kvsim.capture.viewers`) keeps a mirror, so that the engine makes no snapshots. A
-viewer keeps one too, to start a new window without a request to the server.
+The process that serves viewers (`kvsim.capture.viewers`) begins a new log for each viewer that joins; the engine need
+not make snapshots for it. A viewer begins a new log when it starts a new window, without a request to the server.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 _CACHED = "initial_cached"
-"""Key of the free blocks with a prefix, in the first line of a log that begins in the middle."""
+"""Key in the first line of a log that begins in the middle: the free blocks with a cached prefix."""
 _COMPUTED = "initial_computed"
-"""Key of the most tokens ever computed for each present request, in that line."""
+"""Key in that line: the largest number of tokens computed so far for each present request."""
 
 
 @dataclass(slots=True)
@@ -21,15 +21,15 @@ class _LiveRequest:
     """Request that has arrived and not ended."""
 
     arrival: list[Any]
-    """Event `arrive` of the request."""
+    """The request's event of kind `arrive`."""
     table: list[int] = field(default_factory=list)
-    """Ids of the blocks held."""
+    """Block table of the request."""
     computed: int = 0
-    """Tokens with KV in the blocks, the current step included."""
+    """Number of tokens with KV in the blocks, including the current step."""
     admission: int = 0
-    """Number of the admission that gave the first block."""
+    """Number of the admission that gave the request its first block."""
     most: int = 0
-    """Most tokens ever computed; a preemption takes the blocks."""
+    """Largest `computed` so far; a preemption resets `computed` but not this."""
 
 
 class Mirror:
@@ -43,14 +43,16 @@ class Mirror:
         self._scheduled: list[int] = []
         """Rows of the requests in the last step."""
         self._holders: dict[int, int] = {}
-        """Number of holders of each held block."""
+        """Number of requests that hold each block."""
         self._cached: set[int] = set()
         """Free blocks with a cached prefix."""
         self._computed_before: Sequence[int] = ()
-        """Tokens computed for each request of a snapshot before it, while the snapshot is read."""
+        """Tokens computed before the snapshot for each of its requests, while the snapshot is read."""
         self._columns: dict[str, float] = {}
+        """Columns of the last step."""
         self._time_s = 0.0
         self._spell_out = False
+        """True if the next `again` has to be replaced by `tokens`, see `apply`."""
 
     @property
     def begun(self) -> bool:
@@ -119,15 +121,16 @@ class Mirror:
         return event
 
     def snapshot(self) -> list[list[Any]]:
-        """Return a log that begins with the present requests, as if everything had just happened.
+        """Return a log that brings a new reader to the current state.
 
-        Its last line states their rows on the server, and the next numbers of requests and steps.
+        In it, the present requests arrive and get their blocks in one step. Its last event states the rows of these
+        requests on the server, and the next numbers of requests and steps.
         """
         assert self._meta is not None, "a log begins with its meta line"
         self._spell_out = True
         meta = self._meta
         if self._num_steps:
-            # The order of the free queue is not tracked, so the new log has none.
+            # The order of the free queue is not tracked, so the new log lacks it.
             meta = {key: value for key, value in meta.items() if key != "initial_free"} | {
                 _CACHED: sorted(self._cached),
                 _COMPUTED: [request.most for request in self._requests.values()],
@@ -136,7 +139,7 @@ class Mirror:
         events += [[*request.arrival[:2], self._time_s, *request.arrival[3:]] for request in self._requests.values()]
         memory: list[list[Any]] = []
         held = set[int]()
-        # In order of admission: the last of several holders counts as the owner of a block.
+        # In order of admission: the request that was admitted first allocates a block, later ones share it.
         for local, request in sorted(enumerate(self._requests.values()), key=lambda entry: entry[1].admission):
             shared = next((index for index, block in enumerate(request.table) if block not in held), len(request.table))
             held.update(request.table)

@@ -1,4 +1,8 @@
-"""Derive from successive metrics of a server: rates, distributions of the last minute, and a forecast."""
+"""Compute the current load of a server from successive polls of its metrics.
+
+Metrics are totals since the server started. Differences between polls give rates, the distributions of the last minute,
+and a forecast of when the pool is full.
+"""
 
 from __future__ import annotations
 
@@ -10,35 +14,43 @@ import numpy as np
 from kvsim.live.metrics import HISTOGRAMS, Histogram, ServerMetrics
 
 _RATE_S = 10.0
+"""Number of last seconds over which token rates are computed."""
 _MINUTE_S = 60.0
 _TREND_S = 30.0
+"""Number of last seconds whose usage makes the forecast."""
 _LEAST_TREND_S = 8.0
 """Minimum seconds of metrics for a forecast."""
-_LEAST_LOOKS = 5
+_LEAST_POLLS = 5
+"""Minimum number of polls for a forecast."""
 _LEAST_RISE = 0.01
 """Minimum rise of the usage, as a share of the pool, to distinguish a trend from noise."""
 _LEAST_FIT = 0.6
 """Minimum share of the variance explained by the trend."""
 _FARTHEST_S = 1800.0
+"""Seconds ahead beyond which no forecast is made."""
 _FULL = 0.995
+"""Usage from which on a pool counts as full."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerLoad:
-    """Current load of a server. Rates are None after the first look."""
+    """Current load of a server. Rates are None after the first poll."""
 
     now: ServerMetrics
     prompt_tokens_per_s: float | None
     output_tokens_per_s: float | None
     preemptions_per_min: float | None
-    """Preemptions per minute, over the last minute or since the first look; the same holds for the next figures."""
+    """Number of preemptions per minute, over the last minute or since the first poll if that is later.
+
+    `finished_per_min` and `hit_share` cover the same time.
+    """
     finished_per_min: float | None
     hit_share: float | None
     """Share of the queried prompt tokens found in the prefix cache; None without queries."""
     seconds: float
     """Seconds covered by `preemptions_per_min` and `histograms`."""
     histograms: dict[str, Histogram]
-    """Times of the last minute; after the first look, of the time since the server started."""
+    """Histograms over the same time; after the first poll, over the time since the server started."""
     full_in_s: float | None
     """Seconds until the pool is full at the current rise of its usage; None without a rise."""
 
@@ -48,12 +60,13 @@ class ServerLoad:
         return self.now.fullest_usage >= _FULL
 
 
-def load_of(looks: Sequence[ServerMetrics]) -> ServerLoad:
-    """Return the load at the last of `looks`, at least one in order of time."""
-    now = looks[-1]
-    before, recent = _first_since(looks, _MINUTE_S), _first_since(looks, _RATE_S)
+def load_of(polls: Sequence[ServerMetrics]) -> ServerLoad:
+    """Return the load at the last of `polls`, which are in order of time; there must be at least one."""
+    now = polls[-1]
+    before, recent = _first_since(polls, _MINUTE_S), _first_since(polls, _RATE_S)
     minutes, seconds = (now.time_s - before.time_s) / 60, now.time_s - recent.time_s
     queried = now.queried_tokens - before.queried_tokens
+    before_histograms = {} if before is now else before.histograms
     return ServerLoad(
         now=now,
         prompt_tokens_per_s=_rate(now.prompt_tokens - recent.prompt_tokens, seconds),
@@ -63,12 +76,10 @@ def load_of(looks: Sequence[ServerMetrics]) -> ServerLoad:
         hit_share=min((now.hit_tokens - before.hit_tokens) / queried, 1.0) if queried > 0 else None,
         seconds=now.time_s - before.time_s,
         histograms={
-            key: now.histograms.get(key, Histogram()).since(
-                before.histograms.get(key, Histogram()) if before is not now else Histogram()
-            )
+            key: now.histograms.get(key, Histogram()).since(before_histograms.get(key, Histogram()))
             for key in HISTOGRAMS
         },
-        full_in_s=_full_in_s(looks),
+        full_in_s=_full_in_s(polls),
     )
 
 
@@ -76,18 +87,18 @@ def _rate(count: int, time: float) -> float | None:
     return count / time if time > 0 else None
 
 
-def _first_since(looks: Sequence[ServerMetrics], seconds: float) -> ServerMetrics:
-    """Return the first look of the last `seconds`."""
-    return next(look for look in looks if look.time_s >= looks[-1].time_s - seconds)
+def _first_since(polls: Sequence[ServerMetrics], seconds: float) -> ServerMetrics:
+    """Return the first poll of the last `seconds`."""
+    return next(poll for poll in polls if poll.time_s >= polls[-1].time_s - seconds)
 
 
-def _full_in_s(looks: Sequence[ServerMetrics]) -> float | None:
-    """Fit a line to the usage of the last half minute, and extrapolate it to a full pool."""
+def _full_in_s(polls: Sequence[ServerMetrics]) -> float | None:
+    """Fit a line to the usage of the last half minute, and extrapolate it to a full pool; None without a clear rise."""
     times_s, usage = np.array(
-        [(look.time_s, look.fullest_usage) for look in looks if look.time_s >= looks[-1].time_s - _TREND_S]
+        [(poll.time_s, poll.fullest_usage) for poll in polls if poll.time_s >= polls[-1].time_s - _TREND_S]
     ).T
     times_s = times_s - times_s[-1]
-    if len(times_s) < _LEAST_LOOKS or -times_s[0] < _LEAST_TREND_S or usage[-1] >= _FULL:
+    if len(times_s) < _LEAST_POLLS or -times_s[0] < _LEAST_TREND_S or usage[-1] >= _FULL:
         return None
     variance = usage.var()
     if variance == 0:

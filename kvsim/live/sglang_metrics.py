@@ -1,7 +1,7 @@
-"""Read SGLang's metrics as vLLM's: the same gauges, counters and distributions under other names.
+"""Translate SGLang's metrics into vLLM's, so that the rest of kvsim reads only one kind.
 
-A slot of a token is SGLang's unit; its pages are vLLM's blocks, and a retraction is a preemption. Of several ranks that
-share one pool, the first is read.
+The gauges, counters and histograms are the same under other names: pages are vLLM's blocks, and retractions are
+preemptions. If several ranks share one pool, only the first rank is read.
 """
 
 from __future__ import annotations

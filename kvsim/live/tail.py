@@ -1,7 +1,7 @@
-"""Build a recording of the last steps of a server, which begins at a cut: an earlier moment.
+"""Build a recording of a server's last steps, so that a screen can be updated at a cost that does not grow with time.
 
-The cost depends on the steps since the cut, not on the time for which the server was followed. Requests present at the
-cut keep the data of the whole recording, such as their arrival times.
+The recording begins at a cut, a moment that was marked earlier. Requests that are present at the cut keep the data of
+the whole recording, such as their arrival times.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ _Table = TypeVar("_Table", Steps, Schedule, Memory)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Cut:
-    """Moment at which a tail may begin."""
+    """Moment at which a recording of the last steps may begin."""
 
     step: int
-    """Number of steps of the server so far."""
+    """Number of the server's steps before this moment."""
     mark: Mark
-    """The moment as a mark in the whole recording."""
+    """Position of this moment in the whole recording."""
     rows: IntArray
     """Rows of the present requests in the whole recording, ascending."""
     before: Recording
-    """Recording that ends here: the present requests arrive and get their memory, in one step if they hold any."""
+    """Recording that ends at this moment: the present requests arrive and get their blocks, in at most one step."""
     next_seq: int
-    """Sequence number after all of `before`."""
+    """First sequence number after `before`."""
 
 
 class Excerpt(NamedTuple):
-    """Steps of a server."""
+    """Part of a server's steps, as a recording."""
 
     recording: Recording
     first_step: int
     """Number of the first step on the server."""
     num_before: int
-    """Number of leading steps that summarize everything before: 0 or 1."""
+    """Number of leading steps, 0 or 1, that stand for everything before."""
 
     @property
     def end_step(self) -> int:
