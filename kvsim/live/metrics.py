@@ -38,7 +38,7 @@ _COUNTERS = (
 )  # fmt: skip
 """Names of counters; samples end in `_total`."""
 _BY_SOURCE = "vllm:prompt_tokens_by_source_total"
-"""Counter in which each prompt token counts once; before vLLM 0.27, `prefix_cache_*` counts it at every admission try."""
+"""Counter that counts each prompt token once; before vLLM 0.27, `prefix_cache_*` counts it at each admission try."""
 _OTHERS = {"tgi_": "Text Generation Inference", "trtllm_": "TensorRT-LLM", "nv_": "Triton"}
 """Prefixes of the names of other servers' metrics."""
 _OLDER_NAMES = {"inter_token": "vllm:time_per_output_token_seconds"}
