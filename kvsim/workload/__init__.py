@@ -3,7 +3,7 @@
 A `Workload` is a table of requests, given (by an importer or a recording) or generated from an arrival process and two
 length distributions. It knows nothing of blocks, schedulers or clocks.
 
-Everything named here is imported when it is first used: who needs one column does not load what generates them.
+Every name here is imported on first use, so that code that needs a single name does not load the other modules.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Arrival processes, which draw arrival times. The first request always arrives at second 0."""
+"""Arrival processes of generated workloads. The first request always arrives at second 0."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 
 class Arrivals(Protocol):
-    """Anything that can say when requests arrive."""
+    """An arrival process."""
 
     def sample(self, n: int, rng: np.random.Generator) -> FloatArray:
-        """Draw the seconds at which `n` requests arrive (at least 1), never falling, the first at 0: float64[n]."""
+        """Draw the arrival times of `n` requests (at least 1), in seconds and in order, from 0 on: float64[n]."""
 
 
 @dataclass(frozen=True, slots=True)
 class Poisson:
-    """Independent users: exponential gaps, coefficient of variation 1."""
+    """Poisson process, as of independent users: exponential gaps, coefficient of variation 1."""
 
     rate_per_s: float
 
@@ -40,7 +40,7 @@ class Poisson:
 
 @dataclass(frozen=True, slots=True)
 class Gamma:
-    """Gamma-distributed gaps: bursts for a `cv` above 1, a steadier stream than Poisson's below."""
+    """Gamma-distributed gaps: arrivals in bursts for a `cv` above 1, and steadier than a Poisson process below 1."""
 
     rate_per_s: float
     cv: float
@@ -79,7 +79,7 @@ class Constant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllAtOnce:
-    """Everything at second 0: an offline batch."""
+    """Arrival of all requests at second 0, as in an offline batch."""
 
     def __str__(self) -> str:
         return "all at once"
@@ -90,13 +90,13 @@ class AllAtOnce:
 
 
 def _after_gaps(gaps: FloatArray) -> FloatArray:
-    """Return arrival times from the gaps between them: a gap before the first request would only shift the origin."""
+    """Return the arrival times, from 0 on, with these gaps between them."""
     return np.concatenate(([0.0], np.cumsum(gaps)))
 
 
 def _at_rate(times: FloatArray, rate_per_s: float) -> FloatArray:
-    """Turn arrival times at one request per second into those at `rate_per_s`."""
-    with np.errstate(over="ignore"):  # a workload refuses infinite arrivals, with a sentence
+    """Convert arrival times at a rate of one request per second to `rate_per_s`."""
+    with np.errstate(over="ignore"):  # `Workload` refuses infinite times with a better message
         return times / rate_per_s
 
 

@@ -1,6 +1,6 @@
-"""The columns a workload is made of: checked, read-only arrays.
+"""Checked, read-only arrays, which are the columns of a `Workload`.
 
-Nothing here knows what a column means; `table` does.
+The functions check types and shapes. The meaning of a column is checked by `kvsim.workload.request_rules`.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from numpy.typing import ArrayLike, NDArray
 from kvsim.errors import UsageError, WorkloadError
 
 MAX_TOKENS = 2**31 - 1
-"""The longest sequence a workload can hold: its columns are int32."""
+"""The longest sequence in a workload, because its columns are int32."""
 
 LONGEST_S = 1e12
-"""The latest time, in seconds: later ones could not be added up, and no server runs for thirty thousand years."""
+"""The latest time in seconds (30,000 years). Sums of later times would lose precision."""
 
 Int32Array: TypeAlias = NDArray[np.int32]
 Int64Array: TypeAlias = NDArray[np.int64]
@@ -37,7 +37,7 @@ def float_column(name: str, values: ArrayLike, num_rows: int | None = None) -> N
     """Return a new, read-only float64 column of `num_rows` (any number if None).
 
     Raises:
-        UsageError: it is not one number a row.
+        UsageError: `values` is not one number per row.
     """
     return frozen(_one_dimensional(name, values, "number", "iuf", num_rows).astype(np.float64))
 
@@ -46,8 +46,8 @@ def int_column(name: str, values: ArrayLike, dtype: type[Integer], num_rows: int
     """Return a new, read-only column of `num_rows` integers (any number if None).
 
     Raises:
-        UsageError: it is not one integer a row; fractions are never rounded silently.
-        WorkloadError: an integer does not fit into `dtype`; it names the row.
+        UsageError: `values` is not one integer per row; floats are refused, not rounded.
+        WorkloadError: an integer does not fit into `dtype`; the message names the row.
     """
     column = _one_dimensional(name, values, "integer", "iu", num_rows)
     limits = np.iinfo(dtype)
@@ -72,7 +72,7 @@ def _one_dimensional(name: str, values: ArrayLike, what: str, kinds: str, num_ro
 
 
 class Ragged(Generic[Integer]):
-    """Rows of different lengths end to end, read-only: row `i` is `values[offsets[i]:offsets[i + 1]]`."""
+    """Read-only rows of different lengths, stored end to end: row `i` is `values[offsets[i]:offsets[i + 1]]`."""
 
     __slots__ = ("offsets", "values")
 
@@ -85,7 +85,7 @@ class Ragged(Generic[Integer]):
 
     @classmethod
     def from_rows(cls, rows: Iterable[Sequence[int]], dtype: type[Integer]) -> Ragged[Integer]:
-        """Lay `rows` end to end."""
+        """Store `rows` end to end."""
         values: list[int] = []
         offsets = [0]
         for row in rows:
@@ -107,7 +107,7 @@ class Ragged(Generic[Integer]):
 
     @property
     def lengths(self) -> Int64Array:
-        """Return the number of values in each row: int64[num_rows]."""
+        """Number of values in each row: int64[num_rows]."""
         return np.diff(self.offsets)
 
     def take(self, rows: Int64Array) -> Ragged[Integer]:
@@ -130,7 +130,7 @@ def _check_offsets(offsets: Int64Array, num_values: int) -> None:
 
 
 class Numbered(Sequence[str]):
-    """Names `r0`, `r1`, ... that are made on access and take no memory."""
+    """Sequence of the names `r0`, `r1`, ..., which are made on access and take no memory; `r` is the stem."""
 
     __slots__ = ("_numbers", "_stem")
 
@@ -151,9 +151,10 @@ class Numbered(Sequence[str]):
         return f"{self._stem}{self._numbers[index]}"
 
     def __array__(self, dtype: object = None, copy: bool | None = None) -> NDArray[np.str_]:
-        """Return all rows at once, for `np.asarray`."""
+        """Return all names at once, for `np.asarray`."""
         digits = len(str(max(self._numbers, default=0)))
-        numbers = np.arange(self._numbers.start, self._numbers.stop, self._numbers.step)  # asking a range takes long
+        # Faster than `np.array(self._numbers)`, which reads a range number by number.
+        numbers = np.arange(self._numbers.start, self._numbers.stop, self._numbers.step)
         return np.strings.add(self._stem, numbers.astype(f"<U{digits}"))
 
     def __repr__(self) -> str:

@@ -1,7 +1,7 @@
 """Images of prompts: their sizes, their places, and which images are equal.
 
-The tokens of an image depend on the model, whose rule turns pixels into tokens. So an image is given in pixels and adds
-to the tokens of its prompt, or in tokens, which the prompt counts.
+The number of tokens of an image depends on the model. So the size of an image is given either in pixels, whose tokens
+are added to the prompt once the model is known, or in tokens, which `prompt_tokens` includes.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from kvsim.workload.columns import Int32Array, Int64Array
 
 MARKS = 2
-"""Tokens around an image that is given in pixels: where it begins, and where it ends."""
+"""Number of tokens around an image that is given in pixels: a begin and an end mark."""
 _STREAM = 5
-"""Number of the stream of random numbers for images."""
+"""Number of the stream of random numbers for images, different from those of other draws with the same seed."""
 _MOST_NUMBER = 1 << 10
 _SIZE = re.compile(r"(\d{1,6})[x×](\d{1,6})|(\d{1,6})")
 
@@ -47,7 +47,7 @@ class ImageSize(NamedTuple):
         """Return the size in a text such as `1920x1080` (pixels) or `576` (tokens).
 
         Raises:
-            ValueError: it is none.
+            ValueError: the text is not a size.
         """
         found = _SIZE.fullmatch(text.strip())
         sides = [int(side) for side in found.groups(default="0")] if found else [0]
@@ -60,9 +60,9 @@ class Image(NamedTuple):
     """One image at one place of a prompt."""
 
     content: int
-    """Number of the image, from 1 on: equal images have equal ones."""
+    """Number of the image, from 1 on: equal images have equal numbers."""
     place: int
-    """Tokens of the prompt before it, without those of images in pixels."""
+    """Number of tokens of the prompt before the image, not counting images in pixels."""
     size: ImageSize
 
 
@@ -80,11 +80,11 @@ class Images:
     content: Int64Array
     """Number of each image, from 1 on: int64[num_images], as are all columns below."""
     place: Int64Array
-    """Tokens of the prompt before it."""
+    """Number of tokens of the prompt before the image."""
     tokens: Int64Array
-    """Tokens of the prompt that it takes; 0 where it is given in pixels and no model is known yet."""
+    """Number of tokens of the image; 0 if it is given in pixels and the model is not known yet."""
     width: Int64Array
-    """Pixels; 0 where they are not known."""
+    """Width in pixels; 0 if it is not known."""
     height: Int64Array
 
     def __init__(
@@ -106,7 +106,7 @@ class Images:
 
     @classmethod
     def from_rows(cls, rows: Iterable[Sequence[Image]]) -> Images:
-        """Lay the images of all prompts end to end, those of a prompt in order of place."""
+        """Store the images of all prompts end to end, those of a prompt in order of place."""
         listed = [sorted(row, key=lambda image: image.place) for row in rows]
         flat = [image for row in listed for image in row]
         return cls(
@@ -146,7 +146,7 @@ class Images:
 
     @property
     def in_pixels(self) -> np.ndarray:
-        """Images whose tokens only a model can tell: bool[num_images]."""
+        """Whether each image has a size in pixels only, so that its tokens depend on the model: bool[num_images]."""
         return np.asarray(self.tokens == 0)
 
     def take(self, rows: Int64Array) -> Images:
@@ -158,9 +158,10 @@ class Images:
         return Images(offsets=offsets, **{name: getattr(self, name)[chosen] for name in names})
 
     def measured(self, tokens_of: Callable[[int, int], int]) -> tuple[Images, Int64Array]:
-        """Return the images with tokens for those in pixels, and the tokens that they add to each prompt: int64[n].
+        """Return the images with a number of tokens for each image in pixels.
 
-        `tokens_of` returns the tokens of an image of a width and a height in pixels, without the marks around it.
+        Also return how many tokens these images add to each prompt: int64[n]. `tokens_of(width, height)` returns the
+        number of tokens of an image, without the two marks around it.
         """
         sides, which = np.unique(np.stack((self.width, self.height))[:, self.in_pixels], axis=1, return_inverse=True)
         of_sides = np.array([tokens_of(*pair) for pair in sides.T.tolist()], np.int64)
@@ -176,23 +177,24 @@ class Images:
         return images, np.diff(through[self.offsets])
 
     def _of_two_sizes(self) -> np.ndarray:
-        """Return the images of which an equal one has another size: bool[num_images]."""
+        """Tell for each image whether its size differs from that of an equal image: bool[num_images]."""
         _, first, which = np.unique(self.content, return_index=True, return_inverse=True)
         sizes = np.stack((self.tokens, self.width, self.height))
         return np.asarray((sizes != sizes[:, first[which]]).any(axis=0))
 
     def check(self, prompt_tokens: Int32Array, prefix_tokens: Int32Array, ids: Sequence[str]) -> None:
-        """Check that each image has a size and a place of its own, behind the prompt's shared prefix.
+        """Check that each image has a size, overlaps no other image, and lies between the shared prefix and the end.
 
         Raises:
-            UsageError: there are not as many rows as prompts.
-            WorkloadError: an image cannot be right; the sentence names the first such request.
+            UsageError: the number of rows is not that of the prompts.
+            WorkloadError: an image is invalid; the message names the first such request.
         """
         if len(self) != len(prompt_tokens) or self.offsets[0] or self.offsets[-1] != len(self.content):
             raise UsageError(
                 f"images has {len(self)} rows; it must have {len(prompt_tokens)}, as the other columns do."
             )
         row = self.row
+        # The end of the image before, in the same prompt; 0 for the first image of a prompt.
         before = np.concatenate(([0], self.end[:-1]))
         before[self.offsets[:-1][np.diff(self.offsets) > 0]] = 0
         rules = (
@@ -227,14 +229,14 @@ class Images:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageShare:
-    """Images of generated requests."""
+    """The distribution from which images of generated requests are drawn."""
 
     number: float
-    """Images of a request, on average: the whole part for each, and one more for as many as the rest says."""
+    """Mean number of images in a request. With 1.3, each request has one image, and 30 % have a second one."""
     sizes: tuple[ImageSize, ...]
-    """Sizes, each as often as the others."""
+    """Sizes, which are drawn equally often."""
     num_different: int | None = None
-    """Different images that requests choose from; None where no two are equal."""
+    """Number of different images that are drawn from; None if no two images are equal."""
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.number) and 0 < self.number <= _MOST_NUMBER):
@@ -251,7 +253,7 @@ class ImageShare:
         return f"{self.number:g} images a request of {', '.join(map(str, self.sizes))}{kinds}"
 
     def draw(self, place: Int32Array, seed: int) -> Images:
-        """Draw the images of requests: at `place` in each prompt, one behind the other."""
+        """Draw the images of requests: consecutive ones, which begin at token `place[row]` of each prompt."""
         rng, whole = np.random.default_rng((seed, _STREAM)), math.floor(self.number)
         numbers = whole + (rng.random(len(place)) < self.number - whole)
         offsets = np.concatenate(([0], np.cumsum(numbers, dtype=np.int64)))

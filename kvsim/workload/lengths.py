@@ -1,4 +1,4 @@
-"""Length distributions of prompts and answers: whole numbers of tokens, at least 1."""
+"""Length distributions of prompts and answers, from which generated workloads draw: whole tokens, at least 1."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Lengths(Protocol):
-    """Anything that can say how long things are."""
+    """A distribution of lengths."""
 
     def sample(self, n: int, rng: np.random.Generator) -> Int64Array:
         """Draw `n` lengths in tokens, each 1 to `MAX_TOKENS`: int64[n]."""
@@ -26,7 +26,7 @@ class Lengths(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """Every length is `tokens`."""
+    """Equal lengths of `tokens` tokens."""
 
     tokens: int
 
@@ -43,15 +43,15 @@ class Fixed:
 
 @dataclass(frozen=True, slots=True)
 class LogNormal:
-    """The usual shape of chat lengths: many short, a few very long."""
+    """Log-normal lengths, as is usual in chats: many are short, a few very long."""
 
     mean_tokens: float
-    """The mean of the distribution itself, before rounding and clipping (not the mean of its logarithm)."""
+    """Mean length (not the mean of the logarithm), before rounding and clipping."""
     sigma: float
     """Standard deviation of ln(tokens), above 0 and at most 10. About 1 for chat."""
     minimum: int = 1
     maximum: int = MAX_TOKENS
-    """Lengths are clipped to [minimum, maximum], which moves the mean when it bites."""
+    """Largest length: lengths are clipped to [minimum, maximum], which may change the mean."""
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.mean_tokens) and self.mean_tokens > 0):
@@ -72,7 +72,7 @@ class LogNormal:
 
 @dataclass(frozen=True, slots=True)
 class Uniform:
-    """Every whole number from `low` to `high`, both included, equally often."""
+    """Uniform distribution over the whole numbers from `low` to `high`, both included."""
 
     low: int
     high: int
@@ -90,7 +90,7 @@ class Uniform:
 
 @dataclass(frozen=True, slots=True)
 class Empirical:
-    """Lengths that were seen, drawn again with replacement."""
+    """Measured lengths, from which new ones are drawn with replacement."""
 
     values: Sequence[int]
     """Lengths in tokens, one or more."""

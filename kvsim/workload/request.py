@@ -1,4 +1,4 @@
-"""One request, as a value."""
+"""One request of a workload, as users give it to `Workload.from_requests` or read it from a `Workload`."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ class SharedPrefix:
     """The beginning of a prompt that other requests begin with too."""
 
     group: str
-    """Requests of one group begin alike: any two share the smaller of their `tokens`."""
+    """Name of the group. Two requests of a group share as many leading tokens as the smaller of their `tokens`."""
     tokens: int
-    """Leading tokens of the prompt that are the group's, at least 1."""
+    """Number of leading tokens of the prompt that belong to the shared prefix, at least 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One row of a `Workload`, which checks it: a `Request` by itself is only a record.
+    """One row of a `Workload`. The values are checked by `Workload`, not here.
 
-    What two prompts have in common may be said in three ways, each more detailed than the one before: by `prefix`,
-    by `prompt_hashes` or by `prompt_token_ids`.
+    The common prefix of two prompts can be given at three levels of detail: by `prefix`, by `prompt_hashes`, or by
+    `prompt_token_ids`.
     """
 
     id: str
@@ -32,17 +32,19 @@ class Request:
     """Seconds since the workload's time zero."""
     prompt_tokens: int
     output_tokens: int
-    """Tokens after which the answer really ends; only an oracle knows them beforehand."""
+    """Length of the answer. A real server does not know it in advance."""
     max_tokens: int
-    """The limit on the answer that was asked for: at least `output_tokens`."""
+    """Limit on the length of the answer in the request: at least `output_tokens`."""
     priority: int = 0
-    """Smaller is served first, by those policies that look at it."""
+    """Priority; policies with priorities serve the smallest number first."""
     prefix: SharedPrefix | None = None
     adapter: int = 0
-    """Number of the adapter (LoRA) that it names, from 1 on; 0 for none."""
+    """Number of the adapter (LoRA) that the request names, from 1 on; 0 for none."""
     prompt_hashes: tuple[int, ...] = ()
-    """One chained hash per full `Workload.hash_unit_tokens` tokens of the prompt: equal hash, equal whole prefix."""
+    """Chained hashes of the prompt, one per full `Workload.hash_unit_tokens` tokens. Two equal hashes mean that the
+    prompts are equal from the first token to the end of the unit.
+    """
     prompt_token_ids: tuple[int, ...] | None = None
-    """The prompt itself, `prompt_tokens` ids; None where it is not known."""
+    """Token ids of the prompt; None if they are not known."""
     images: tuple[Image, ...] = ()
-    """Its images, in order of their places."""
+    """Images in the prompt, in order of their places."""

@@ -1,4 +1,4 @@
-"""Rules for the requests of a workload, with the sentence for each violation."""
+"""Rules for the rows of a `Workload`, with an error message for each violation. They are checked at construction."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SCALAR_COLUMNS = (
 
 
 class _WorkloadColumns(Protocol):
-    """The columns of a `Workload`, which are checked before it is one."""
+    """The columns of a `Workload` under construction."""
 
     @property
     def arrival_s(self) -> FloatArray: ...
@@ -68,7 +68,12 @@ class _WorkloadColumns(Protocol):
 
 
 def check_rows(workload: _WorkloadColumns) -> None:
-    """Raise `UsageError` for a table that is not one, `WorkloadError` for the first row that cannot be right."""
+    """Check the columns of a workload.
+
+    Raises:
+        UsageError: a column has the wrong length.
+        WorkloadError: a row is invalid; the message names the first such row.
+    """
     _check_shape(workload)
     bad_rows = [(int(bad.argmax()), sentence) for sentence, bad in _rules(workload) if bad.any()]
     if bad_rows:
@@ -80,12 +85,12 @@ def check_rows(workload: _WorkloadColumns) -> None:
 
 
 def _check_images(workload: _WorkloadColumns, images: Images) -> None:
-    """Check the images, and that nothing else says what prompts are that only a model can tell."""
+    """Check the images, and that no other column describes prompts whose length depends on the model."""
     images.check(workload.prompt_tokens, workload.prefix_tokens, workload.ids)
     if workload.turns is not None:
         raise UsageError("kvsim knows no images in turns of sessions; leave out the images, or the turns.")
-    told = workload.prompt_token_ids is not None or len(workload.prompt_hashes.values) > 0
-    if told and images.in_pixels.any():
+    is_described = workload.prompt_token_ids is not None or len(workload.prompt_hashes.values) > 0
+    if is_described and images.in_pixels.any():
         raise UsageError("prompts with token ids or hashes state the tokens of their images; give those, not pixels.")
 
 
@@ -115,7 +120,7 @@ def _check_unique(ids: Sequence[str]) -> None:
 
 
 def _rules(workload: _WorkloadColumns) -> list[tuple[str, NDArray[np.bool_]]]:
-    """Return rules for a row, as the end of a sentence, with the rows that violate them: bool[n]."""
+    """Return the end of an error message for each rule, with the rows that violate the rule: bool[n]."""
     return [*_rules_of_lengths(workload), *_rules_of_prefixes(workload)]
 
 

@@ -1,4 +1,7 @@
-"""Sessions out of a random generator: numbers of turns, pauses between them, and histories that grow."""
+"""Generate sessions: conversations of several turns, each of which repeats the history of the turns before it.
+
+`converse` draws the number of turns, the pauses between turns, and the lengths of prompts and answers.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from kvsim.workload.columns import LONGEST_S, Numbered
 from kvsim.workload.lengths import Fixed
 from kvsim.workload.synthetic import MOST_REQUESTS, generate
 from kvsim.workload.table import Workload
-from kvsim.workload.turns import Turns
+from kvsim.workload.turns import NONE, Turns
 
 if TYPE_CHECKING:
     from kvsim.workload.arrivals import Arrivals
@@ -24,11 +27,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pauses:
-    """Seconds from the end of a turn to the next one, in which a person reads or a tool runs: log-normal."""
+    """Log-normal distribution of the seconds between the end of a turn and the next, in which a user reads or a tool
+    runs.
+    """
 
     mean_s: float
     sigma: float = 0.0
-    """Standard deviation of the logarithm; 0 where all pauses are equally long."""
+    """Standard deviation of the logarithm; 0 for pauses of equal length."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.mean_s <= LONGEST_S:
@@ -61,16 +66,16 @@ def converse(
     """Draw sessions; the same arguments give the same bytes.
 
     Args:
-        num_sessions: how many, at least 1.
-        turns: turns of a session, at least 1.
-        pauses: between the end of a turn and the arrival of the next; a number of seconds where all are equally long.
-        arrivals: when the first turns arrive; left out, all at second 0.
-        prompt: new tokens of every turn, which follow the history, or the shared prefix in a first turn.
-        output: lengths of answers in tokens.
-        max_tokens: the limit that every turn asks for, at which a longer answer is cut.
-        prefixes: what the first prompts begin with.
-        seed: 0 or more.
-        name: for provenance.
+        num_sessions: Number of sessions, at least 1.
+        turns: Number of turns of a session, at least 1.
+        pauses: Time between the end of a turn and the arrival of the next; a number of seconds for equal pauses.
+        arrivals: Arrival process of the first turns; by default, all arrive at second 0.
+        prompt: Number of new tokens in each turn. They follow the history, or in a first turn the shared prefix.
+        output: Lengths of answers in tokens.
+        max_tokens: Limit that every turn asks for; a longer answer is cut.
+        prefixes: Shared prefixes, with which the prompts of first turns begin.
+        seed: Seed of the random numbers, 0 or more.
+        name: Name of the workload.
 
     Raises:
         UsageError: a number is out of range.
@@ -80,33 +85,38 @@ def converse(
     turns = Fixed(turns) if isinstance(turns, int) else turns
     pauses = pauses if isinstance(pauses, Pauses) else Pauses(mean_s=pauses)
     arrivals = arrivals or AllAtOnce()
+    # The second number keeps these streams apart from those of `generate`, which gets the same seed.
     streams = [np.random.default_rng(child) for child in np.random.SeedSequence([seed, 1]).spawn(4)]
     sizes = turns.sample(num_sessions, streams[0])
     if sizes.sum() > MOST_REQUESTS:
         raise UsageError(f"{num_sessions:,} sessions of {_turn_words(turns)} are more than {MOST_REQUESTS:,} requests.")
-    said = generate(int(sizes.sum()), prompt=prompt, output=output, max_tokens=max_tokens, seed=seed, name=name)
+    new = generate(int(sizes.sum()), prompt=prompt, output=output, max_tokens=max_tokens, seed=seed, name=name)
+    # The rows of a session are consecutive: `session`, `first` and `turn` are its number, first row and turn by row.
     session = np.repeat(np.arange(num_sessions), sizes)
-    first = np.cumsum(sizes) - sizes
-    turn = np.arange(len(session)) - first[session]
+    first = (np.cumsum(sizes) - sizes)[session]
+    turn = np.arange(len(session)) - first
     shared = prefixes.tokens if prefixes else 0
-    pause_s = pauses.sample(len(session), streams[1])
-    pause_s[turn == 0] = 0.0
+    described = f"{num_sessions:,} sessions of {_turn_words(turns)}, {arrivals}, pauses of {pauses}"
     return Workload(
         arrival_s=arrivals.sample(num_sessions, streams[2])[session],
-        prompt_tokens=_through_prompts(said, first[session]) + shared,
-        output_tokens=said.output_tokens,
-        max_tokens=said.max_tokens,
+        prompt_tokens=_with_histories(new, first) + shared,
+        output_tokens=new.output_tokens,
+        max_tokens=new.max_tokens,
         prefix_group=prefixes.sample(num_sessions, streams[3])[session] if prefixes else None,
         prefix_tokens=np.broadcast_to(shared, len(session)),
         prefix_names=Numbered("prefix", range(prefixes.num_groups if prefixes else 0)),
-        turns=Turns(after=np.where(turn == 0, -1, np.arange(len(session)) - 1), pause_s=pause_s),
+        turns=_turns_of(turn, pauses, streams[1]),
         name=name,
-        description=(
-            f"{num_sessions:,} sessions of {_turn_words(turns)}, {arrivals}, pauses of {pauses}; "
-            f"{said.description.partition('; ')[2]}"
-            f"{f', behind {prefixes}' if prefixes else ''}"
-        ),
+        description=f"{described}; {new.description.partition('; ')[2]}{f', behind {prefixes}' if prefixes else ''}",
     )
+
+
+def _turns_of(turn: Int64Array, pauses: Pauses, rng: np.random.Generator) -> Turns:
+    """Return turns that each wait for the row before; a `turn` of 0 waits for none."""
+    rows = np.arange(len(turn))
+    pause_s = pauses.sample(len(turn), rng)
+    pause_s[turn == 0] = 0.0
+    return Turns(after=np.where(turn == 0, NONE, rows - 1), pause_s=pause_s)
 
 
 def _check_numbers(num_sessions: int, seed: int) -> None:
@@ -117,10 +127,13 @@ def _check_numbers(num_sessions: int, seed: int) -> None:
         raise UsageError(f"the seed is {seed}; it must be 0 or more.")
 
 
-def _through_prompts(said: Workload, first: Int64Array) -> Int64Array:
-    """Return the tokens from the beginning of each session, whose `first` turn is in that row, through each prompt."""
-    through = np.cumsum(said.prompt_tokens.astype(np.int64) + said.output_tokens)
-    return np.asarray(through - said.output_tokens - np.concatenate(([0], through))[first])
+def _with_histories(new: Workload, first: Int64Array) -> Int64Array:
+    """Return the length of each prompt with its history: all earlier prompts and answers of its session.
+
+    `new` has the new tokens of each turn, and `first` the row of the first turn of each row's session.
+    """
+    through = np.cumsum(new.prompt_tokens.astype(np.int64) + new.output_tokens)
+    return np.asarray(through - new.output_tokens - np.concatenate(([0], through))[first])
 
 
 def _turn_words(turns: Lengths) -> str:

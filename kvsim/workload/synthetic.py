@@ -1,4 +1,4 @@
-"""Workloads out of a random generator: an arrival process, two length distributions and shared prefixes."""
+"""Generate workloads from an arrival process, two length distributions and shared prefixes."""
 
 from __future__ import annotations
 
@@ -21,18 +21,20 @@ if TYPE_CHECKING:
 
 
 MOST_REQUESTS = 1 << 24
-"""Largest number of generated requests, which take a gigabyte."""
+"""Largest number of generated requests; their columns take a gigabyte."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedPrefixes:
-    """Every prompt begins with one of a few texts: system prompts, or the examples of a few-shot task."""
+    """Shared beginnings of prompts: each prompt begins with one of a few texts, such as system prompts."""
 
     num_groups: int
     tokens: int
-    """Tokens of each of the shared texts."""
+    """Length of each text in tokens."""
     skew: float = 0.0
-    """Group k is chosen in proportion to (k + 1) ** -skew: 0 is all alike, 1 is Zipf's law."""
+    """Exponent of the popularity: text k is chosen in proportion to (k + 1) ** -skew. 0 chooses all equally often, 1 is
+    Zipf's law.
+    """
 
     def __post_init__(self) -> None:
         if self.num_groups < 1:
@@ -66,24 +68,22 @@ def generate(
 ) -> Workload:
     """Draw a workload; the same arguments give the same bytes.
 
-    Arrivals, prompts, outputs and prefixes are drawn from streams of their own: changing the rate does not change the
-    lengths.
+    Arrivals, prompts, outputs and prefixes are drawn from separate streams of random numbers, so that another arrival
+    rate leaves the lengths unchanged.
 
     Args:
-        num_requests: how many, at least 1.
-        arrivals: when they arrive; left out, all at second 0.
-        prompt: lengths of prompts in tokens, without the shared prefix, which comes on top; a number where all are
-            equally long.
-        output: lengths of answers in tokens; a number where all are equally long.
-        max_tokens: the limit that every request asks for, at which a longer answer is cut; by default a request asks
-            for exactly what it gets.
-        prefixes: what the prompts begin with.
-        seed: 0 or more.
-        name: for provenance.
+        num_requests: Number of requests, at least 1.
+        arrivals: Arrival process; by default, all requests arrive at second 0.
+        prompt: Lengths of prompts in tokens, to which the shared prefix is added; a number for equal lengths.
+        output: Lengths of answers in tokens; a number for equal lengths.
+        max_tokens: Limit that every request asks for; a longer answer is cut. By default, the length of its answer.
+        prefixes: Shared prefixes, with which the prompts begin.
+        seed: Seed of the random numbers, 0 or more.
+        name: Name of the workload.
 
     Raises:
         UsageError: `num_requests`, `max_tokens` or `seed` is out of range.
-        WorkloadError: a drawn row is out of range, such as an arrival time beyond every number.
+        WorkloadError: a drawn value is out of range, such as an infinite arrival time.
     """
     _check_numbers(num_requests, max_tokens, seed)
     arrivals = arrivals or AllAtOnce()

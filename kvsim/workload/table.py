@@ -1,6 +1,6 @@
-"""A workload: a table of requests in order of arrival, one array per field.
+"""A workload: the requests of a simulation as a table in order of arrival, with one array per field.
 
-Columns, not objects, because a million requests must be cheap to keep (about 40 MB) and to do statistics on.
+Arrays, because a million requests then take about 40 MB, and statistics over them are fast.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kvsim.workload.request import Request, SharedPrefix
 from kvsim.workload.request_rules import SCALAR_COLUMNS, check_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from numpy.typing import ArrayLike
 
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 
 _ADAPTERS = 4
-"""Number of the stream of random numbers for adapters."""
+"""Number of the stream of random numbers for adapters, different from those of other draws with the same seed."""
 _NO_TIME_S = 1e-12
-"""Requests that arrive within it arrive at once."""
+"""Duration up to which all requests count as arriving at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,45 +39,47 @@ class WorkloadSummary:
 
     num_requests: int
     duration_s: float
-    """Seconds from the first arrival to the last; of sessions, as all figures here, the arrivals of first turns."""
+    """Seconds from the first arrival to the last. With sessions, arrivals in this class are those of first turns."""
     rate_per_s: float | None
-    """Arrivals per second of the duration; None if all arrive at once."""
+    """Arrivals per second; None if all requests arrive at once."""
     gap_cv: float | None
-    """Standard deviation of the gaps between arrivals over their mean (Poisson: 1); None if all arrive at once."""
+    """Standard deviation of the gaps between arrivals, divided by their mean (Poisson: 1); None if all requests arrive
+    at once.
+    """
     mean_prompt_tokens: float
     mean_output_tokens: float
     mean_max_tokens: float
     longest_request_tokens: int
-    """The largest prompt and output together."""
+    """Largest number of tokens in a request, prompt and output together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, init=False, repr=False, eq=False)
 class Workload:
-    """Requests in order of arrival; the order of equal arrivals is the order given. Never empty.
+    """Requests in order of arrival, at least one; requests that arrive together keep the order in which they are given.
 
-    The constructor copies its columns, checks every row and sorts them. Columns left out mean: `max_tokens` equal to
-    `output_tokens`, priority 0, no shared prefix, no adapter, no hashes, no token ids, no images, no turns, and ids
-    `r0`, `r1`, ... by row.
+    The constructor copies the columns, checks every row and sorts the rows. By default, `max_tokens` is
+    `output_tokens`, the priority is 0, ids are `r0`, `r1`, ..., and there are no shared prefixes, adapters, hashes,
+    token ids, images or turns.
 
-    A turn that waits for another arrives when that one has ended and its pause is over; its `arrival_s` is the earliest
-    second, no earlier than that of the turn it waits for.
+    A turn that waits for another one arrives after the end of that turn and a pause. Its `arrival_s` is a lower bound:
+    the simulation decides when it arrives.
 
     Raises:
         UsageError: a column has the wrong shape or type.
-        WorkloadError: a request cannot be right; the sentence names the first such row, as numbered in the input.
+        WorkloadError: a request is invalid; the message names the first such row, as numbered in the input.
     """
 
     arrival_s: FloatArray
-    """Seconds since the workload's time zero, never falling: float64[n]."""
+    """Arrival times in seconds, in order: float64[n]."""
     prompt_tokens: Int32Array
-    """int32[n], as are all columns below that are not said to be otherwise."""
+    """Lengths of the prompts: int32[n], as are all columns below without another type."""
     output_tokens: Int32Array
     max_tokens: Int32Array
     priority: Int32Array
     prefix_group: Int32Array
-    """Index into `prefix_names`, -1 where nothing is shared."""
+    """Index of the request's shared prefix in `prefix_names`; -1 for none."""
     prefix_tokens: Int32Array
-    """Leading tokens of the prompt that are the group's, 0 where nothing is shared."""
+    """Number of leading tokens of the prompt that belong to the shared prefix; 0 for none."""
     adapter: Int32Array
     """Number of the adapter (LoRA) that the request names, from 1 on; 0 for none."""
     prefix_names: Sequence[str]
@@ -85,12 +87,15 @@ class Workload:
     """Chained hashes of each prompt, at most one per full `hash_unit_tokens` tokens: int64 values."""
     hash_unit_tokens: int
     prompt_token_ids: Ragged[np.int32] | None
-    """Each prompt's token ids, or an empty row where they are not known."""
+    """Token ids of each prompt; an empty row if they are not known."""
     images: Images | None
-    """Images of the prompts; None where none has any. `prompt_tokens` counts those that are given in tokens; those in
-    pixels come on top, by the rule of the model that serves them."""
+    """Images in the prompts; None if no prompt has images.
+
+    `prompt_tokens` includes the images that are given in tokens. The tokens of images in pixels depend on the model,
+    and are added by `with_image_tokens`.
+    """
     turns: Turns | None
-    """Requests that wait for others, by rows of this table; None where all come by themselves."""
+    """Rows of the requests that each request waits for; None without sessions."""
     ids: Sequence[str]
     name: str
     description: str
@@ -120,42 +125,46 @@ class Workload:
         arrivals = float_column("arrival_s", arrival_s)
         n = arrivals.size
         names = Numbered("r", range(n)) if ids is None else ids
-        numbers = {
-            "prompt_tokens": prompt_tokens,
-            "output_tokens": output_tokens,
-            "max_tokens": output_tokens if max_tokens is None else max_tokens,
-            "priority": priority,
-            "prefix_group": -1 if prefix_group is None else prefix_group,
-            "prefix_tokens": prefix_tokens,
-            "adapter": adapter,
-        }
-        self._set(
-            {
-                "arrival_s": arrivals,
-                **_int_columns(numbers, n),
-                "prefix_names": prefix_names,
-                "prompt_hashes": Ragged.empty(n, np.int64) if prompt_hashes is None else prompt_hashes,
-                "hash_unit_tokens": hash_unit_tokens,
-                "prompt_token_ids": prompt_token_ids,
-                "images": images if images is not None and len(images.content) else None,
-                "turns": turns,
-                "ids": names if isinstance(names, Numbered) else tuple(names),
-                "name": name,
-                "description": description,
-            }
+        numbers = _int_columns(
+            n,
+            prompt_tokens=prompt_tokens,
+            output_tokens=output_tokens,
+            max_tokens=output_tokens if max_tokens is None else max_tokens,
+            priority=priority,
+            prefix_group=-1 if prefix_group is None else prefix_group,
+            prefix_tokens=prefix_tokens,
+            adapter=adapter,
         )
+        self._set(
+            arrival_s=arrivals,
+            **numbers,
+            prefix_names=prefix_names,
+            prompt_hashes=Ragged.empty(n, np.int64) if prompt_hashes is None else prompt_hashes,
+            hash_unit_tokens=hash_unit_tokens,
+            prompt_token_ids=prompt_token_ids,
+            images=images if images is not None and len(images.content) else None,
+            turns=turns,
+            ids=names if isinstance(names, Numbered) else tuple(names),
+            name=name,
+            description=description,
+        )
+        self._check_and_sort()
+
+    def _check_and_sort(self) -> None:
+        """Check all rows, complete the columns of turns, and sort the rows by arrival."""
         check_rows(self)
+        turns = self.turns
         if turns is not None:
-            self._set({"turns": turns.checked(self), "arrival_s": turns.earliest_s(arrivals)})
+            self._set(turns=turns.checked(self), arrival_s=turns.earliest_s(self.arrival_s))
         order = _in_order(self.arrival_s, turns)
         if order is not None:
-            self._set(self._rows(order))
+            self._set(**self._rows(order))
 
     @classmethod
     def from_requests(
         cls, requests: Iterable[Request], *, hash_unit_tokens: int = 16, name: str = "workload", description: str = ""
     ) -> Workload:
-        """Return the table of `requests`, in any order; checked as the constructor does."""
+        """Return a workload of `requests`, which may be in any order."""
         rows = list(requests)
         prefixes = [row.prefix for row in rows]
         group_numbers = {group: number for number, group in enumerate(dict.fromkeys(p.group for p in prefixes if p))}
@@ -218,21 +227,21 @@ class Workload:
         return replace(self, **changes)
 
     def every(self, stride: int, first_row: int) -> Workload:
-        """Return every `stride`-th request from `first_row` on, with the ids that they have here."""
+        """Return the requests in rows `first_row`, `first_row + stride`, ..., with the same ids as here."""
         changes: dict[str, Any] = self._rows(np.arange(first_row, len(self), stride))
         return replace(self, **changes | {"ids": self.ids[first_row::stride]})
 
     def scaled_rate(self, factor: float) -> Workload:
-        """Return the requests with arrivals `factor` times as fast."""
+        """Return the requests with the arrival rate multiplied by `factor`."""
         if not (math.isfinite(factor) and factor > 0):
             raise UsageError(f"the arrival rate was to be scaled by {factor}; it must be a finite number above 0.")
         description = f"{self.description}, arriving {factor:g} times as fast".removeprefix(", ")
-        with np.errstate(over="ignore"):  # the constructor has a better sentence for an infinite arrival
+        with np.errstate(over="ignore"):  # the constructor refuses infinite times with a better message
             arrival_s = self.arrival_s / factor
         return replace(self, arrival_s=arrival_s, description=description)
 
     def scaled_answers(self, factor: float) -> Workload:
-        """Return the requests with answers `factor` times as long, rounded to whole tokens, and at least one."""
+        """Return the requests with answers `factor` times as long, rounded to whole tokens, at least one each."""
         if not (math.isfinite(factor) and factor > 0):
             raise UsageError(f"answers were to be scaled by {factor}; it must be a finite number above 0.")
         if self.turns is not None:
@@ -252,8 +261,9 @@ class Workload:
         )
 
     def with_adapters(self, number: int, skew: float, seed: int) -> Workload:
-        """Return the requests, each of which names one of `number` adapters; the n-th is drawn 1 / n^`skew` as often as
-        the first.
+        """Return the requests, each with a random adapter out of `number`.
+
+        Adapter `n` is drawn 1 / n^`skew` times as often as adapter 1.
         """
         weights = np.arange(1, number + 1, dtype=np.float64) ** -skew
         adapter = 1 + np.random.default_rng((seed, _ADAPTERS)).choice(number, len(self), p=weights / weights.sum())
@@ -264,7 +274,7 @@ class Workload:
         """Return the requests with generated images between the shared prefix and the rest of each prompt.
 
         Raises:
-            UsageError: they have images, or token ids or hashes of prompts, which would no longer be theirs.
+            UsageError: the requests have images, or token ids or hashes that do not cover generated images.
         """
         if self.images is not None or self.prompt_token_ids is not None or len(self.prompt_hashes.values):
             raise UsageError("images are drawn for prompts whose contents are not known; these have token ids, hashes "
@@ -275,9 +285,9 @@ class Workload:
         return replace(self, prompt_tokens=self.prompt_tokens + added, images=images, description=said)
 
     def with_image_tokens(self, tokens_of: Callable[[int, int], int]) -> Workload:
-        """Return the requests with tokens for images that are given in pixels, added to their prompts.
+        """Return the requests with the tokens of all images that are given in pixels added to their prompts.
 
-        `tokens_of` returns the tokens of an image of a width and a height in pixels, without the marks around it.
+        `tokens_of(width, height)` returns the number of tokens of an image, without the two tokens around it.
         """
         if self.images is None or not self.images.in_pixels.any():
             return self
@@ -285,16 +295,18 @@ class Workload:
         return replace(self, prompt_tokens=self.prompt_tokens + added, images=images)
 
     def cut(self, max_model_len: int) -> Workload:
-        """Return the requests, clipped to a server of sequences of `max_model_len` tokens: a longer prompt loses its
-        end, so that one token of an answer fits behind it.
+        """Return the requests, shortened so that a server with this `max_model_len` can serve all.
+
+        Prompts are cut to `max_model_len - 1` tokens, and answers to the rest. A session is not cut: it ends before its
+        first turn with a prompt that is too long.
 
         Raises:
-            UsageError: `max_model_len` is below 2, so that nothing fits.
+            UsageError: `max_model_len` is below 2, so that no request fits.
         """
         if max_model_len < 2:
             raise UsageError(f"max_model_len is {max_model_len}; a prompt and its answer need at least 2 tokens.")
         if self.turns is not None:
-            return self._ended_at(max_model_len)
+            return self._with_sessions_ended(max_model_len)
         prompt, total = self.prompt_tokens, self.prompt_tokens.astype(np.int64) + self.output_tokens
         num_prompts, num_cut = int((prompt >= max_model_len).sum()), int((total > max_model_len).sum())
         if not num_cut or num_prompts == len(self):
@@ -304,28 +316,28 @@ class Workload:
                              "cuts no images; ask for shorter prompts or a larger max_model_len.")  # fmt: skip
         prompt = np.minimum(prompt, max_model_len - 1)
         output = np.minimum(self.output_tokens, max_model_len - prompt)
-        whole = f"; cut at {max_model_len:,} tokens: {num_prompts:,} prompts, {num_cut - num_prompts:,} answers"
+        counts = f"{num_prompts:,} prompts, {num_cut - num_prompts:,} answers"
         return replace(
             self,
             prompt_tokens=prompt,
             output_tokens=output,
             max_tokens=np.maximum(np.minimum(self.max_tokens, max_model_len - prompt), output),
             prefix_tokens=np.minimum(self.prefix_tokens, prompt),
-            description=f"{self.description}{whole}",
+            description=f"{self.description}; cut at {max_model_len:,} tokens: {counts}",
         )
 
-    def _ended_at(self, max_model_len: int) -> Workload:
-        """Return the sessions, each ended before its first turn with a prompt that leaves no room for an answer."""
+    def _with_sessions_ended(self, max_model_len: int) -> Workload:
+        """Return the sessions without turns whose prompts leave no room for an answer, and without the turns after."""
         assert self.turns is not None
         kept = self.turns.closed(self.prompt_tokens < max_model_len)
         if kept.all() or not kept.any():
             return self
         changes: dict[str, Any] = self._rows(np.flatnonzero(kept))
-        whole = f"; sessions end at {max_model_len:,} tokens: without {int((~kept).sum()):,} turns"
-        return replace(self, **changes, description=f"{self.description}{whole}")
+        cut = f"; sessions end at {max_model_len:,} tokens: without {int((~kept).sum()):,} turns"
+        return replace(self, **changes, description=f"{self.description}{cut}")
 
     def summary(self) -> WorkloadSummary:
-        """Return lengths and rate in a few numbers."""
+        """Return the number of requests, their arrival rate and their mean lengths."""
         begins_s = self.arrival_s if self.turns is None else self.arrival_s[self.turns.after < 0]
         duration_s = float(begins_s[-1] - begins_s[0])
         gaps_s = np.diff(begins_s)
@@ -354,36 +366,36 @@ class Workload:
             "ids": self.ids[: len(rows)] if isinstance(self.ids, Numbered) else tuple(self.ids[row] for row in rows),
         }
 
-    def _set(self, fields: Mapping[str, object]) -> None:
+    def _set(self, **fields: object) -> None:
         for field, value in fields.items():
             object.__setattr__(self, field, value)
 
 
-def _int_columns(numbers: Mapping[str, ArrayLike | None], n: int) -> dict[str, Int32Array]:
-    """Return columns of `n` integers; one number stands for all rows, and None for 0."""
-    whole = {name: np.zeros(n, np.int32) if given is None else given for name, given in numbers.items()}
+def _int_columns(n: int, **columns: ArrayLike | None) -> dict[str, Int32Array]:
+    """Return columns of `n` integers; a single number is repeated in all rows, and None becomes 0."""
+    given = {name: 0 if values is None else values for name, values in columns.items()}
     return {
-        name: int_column(name, np.broadcast_to(given, n) if isinstance(given, int) else given, np.int32, n)
-        for name, given in whole.items()
+        name: int_column(name, np.broadcast_to(values, n) if isinstance(values, int) else values, np.int32, n)
+        for name, values in given.items()
     }
 
 
 def _in_order(arrival_s: FloatArray, turns: Turns | None) -> Int64Array | None:
-    """Return the rows in order of arrival, each behind the turn that it waits for; None if they are."""
+    """Return the rows in order of arrival, each after the turn that it waits for; None if they have this order."""
     if turns is not None and (turns.after >= np.arange(len(turns))).any():
-        return np.lexsort((turns.turn, arrival_s))
+        return np.lexsort((turns.turn, arrival_s))  # by arrival, then by number of the turn
     return np.argsort(arrival_s, kind="stable") if np.any(np.diff(arrival_s) < 0) else None
 
 
 def check_fits(workload: Workload, max_model_len: int) -> None:
-    """Make sure that every request can be served by a model of `max_model_len` tokens.
+    """Check that a server with this `max_model_len` can serve every request.
 
-    As in vLLM, a prompt must leave room for at least one token; an answer that would run past the end is cut there, and
-    its `max_tokens` with it, so neither can make a request too long.
+    As in vLLM, only a prompt can be too long: it must leave room for at least one token. An answer that would exceed
+    `max_model_len` is cut when it is served.
 
     Raises:
-        UsageError: `max_model_len` is below 2, so that nothing fits.
-        WorkloadError: a prompt is too long; the sentence names the first such request.
+        UsageError: `max_model_len` is below 2, so that no request fits.
+        WorkloadError: a prompt is too long; the message names the first such request.
     """
     if max_model_len < 2:
         raise UsageError(f"max_model_len is {max_model_len}; a prompt and its answer need at least 2 tokens.")

@@ -1,7 +1,7 @@
 """Turns of conversations and agents: requests that wait for the answer to another.
 
-A turn arrives when the turn that it waits for has ended and its pause is over: a person has read, a tool has run. Its
-prompt begins with what that turn left behind. Turns that wait for the same one are branches.
+A turn arrives after the end of the turn that it waits for, and a pause in which a user reads or a tool runs. Its prompt
+begins with the prompt and the answer of that turn. Several turns may wait for the same turn: then the session branches.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from kvsim.workload.columns import FloatArray, Int32Array, Int64Array
 
 NONE = -1
-"""Row that a first turn waits for."""
+"""Value of `after` for a first turn, which waits for no other."""
 WHOLE = -1
-"""Stands for the whole history: the prompt of the turn before and its answer."""
+"""Value of `history_tokens` for the whole history: the prompt and the answer of the turn before."""
 
 
 class _TokenColumns(Protocol):
@@ -40,25 +40,27 @@ class _TokenColumns(Protocol):
 
 @dataclass(frozen=True, slots=True, init=False, repr=False, eq=False)
 class Turns:
-    """Columns of the waiting: for each request the one that it waits for, the pause, and what its prompt repeats of it.
+    """Turns that requests wait for, with the pauses, and the tokens that the prompts repeat of these turns.
 
     Raises:
         UsageError: a column has the wrong shape or type.
     """
 
     after: Int32Array
-    """Row of the turn that a request waits for, -1 where it waits for none: int32[n]."""
+    """Row of the turn that each request waits for, -1 for a first turn: int32[n]."""
     pause_s: FloatArray
-    """Seconds between the end of that turn and the arrival: float64[n]."""
+    """Seconds between the end of that turn and the arrival of the request: float64[n]."""
     history_tokens: Int32Array
-    """Leading tokens of the prompt that are that turn's, its prompt and then its answer: int32[n].
+    """Number of leading tokens of the prompt that repeat that turn, its prompt and then its answer: int32[n].
 
-    Where -1 is given, the whole, as far as the prompt reaches.
+    The constructor also takes -1, for as many as the prompt has room for.
     """
 
     also_after: Ragged[np.int64]
-    """Rows of other turns that a request waits for: n rows. It arrives when the last of all has ended and its pause is
-    over."""
+    """Rows of further turns that each request waits for: n rows.
+
+    The pause begins when the last turn that the request waits for has ended.
+    """
 
     def __init__(
         self,
@@ -86,7 +88,7 @@ class Turns:
 
     @property
     def turn(self) -> Int32Array:
-        """Number of each turn in its session, the first 0: int32[n]; -1 where turns wait for each other in a circle."""
+        """Number of each turn in its session, from 0 on; -1 for turns that wait for each other in a circle: int32[n]."""
         turn = np.full(len(self), -1, np.int32)
         for number, rows in enumerate(self._levels()):
             turn[rows] = number
@@ -117,14 +119,14 @@ class Turns:
 
     @property
     def _joining(self) -> Int64Array:
-        """Row of each of the values of `also_after`."""
+        """Row of the waiting request for each value of `also_after`."""
         return np.repeat(np.arange(len(self)), self.also_after.lengths)
 
     def checked(self, workload: _TokenColumns) -> Turns:
-        """Return the turns with every history as a number of tokens.
+        """Check the turns of `workload`; return them with a number of tokens in place of every -1 in `history_tokens`.
 
         Raises:
-            WorkloadError: a turn cannot be right; the sentence names the first such row.
+            WorkloadError: a turn is invalid; the message names the first such row.
         """
         self._check_rows(workload)
         prompt, history = workload.prompt_tokens, self.history_tokens
@@ -150,14 +152,15 @@ class Turns:
         )
 
     def earliest_s(self, arrival_s: FloatArray) -> FloatArray:
-        """Return the earliest arrivals: no turn is there before the one that it waits for."""
+        """Return the arrival times, each raised to at least that of the turn that the request waits for."""
         earliest = arrival_s.copy()
         for rows in self._levels()[1:]:
             earliest[rows] = np.maximum(earliest[rows], earliest[self.after[rows]])
         return frozen(earliest)
 
     def take(self, rows: Int64Array) -> Turns:
-        """Return the turns in `rows`, in this order; what waits for one that is left out is a first turn."""
+        """Return the turns in `rows`, in this order; a turn that waits for a row left out becomes a first turn."""
+        # The additional last entry translates NONE, which is index -1, to NONE.
         place = np.full(len(self) + 1, NONE, np.int64)
         place[rows] = np.arange(len(rows))
         place[NONE] = NONE
@@ -174,7 +177,10 @@ class Turns:
         return Turns(after=after, pause_s=self.pause_s[rows], history_tokens=history, also_after=also_after)
 
     def closed(self, kept: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Return the turns that are left where those not `kept`, and all that wait for a dropped one, are dropped."""
+        """Return which turns remain if all turns that wait for a dropped one are dropped as well: bool[n].
+
+        `kept` is false for the turns that are dropped at first.
+        """
         kept = kept.copy()
         num_kept = -1
         while num_kept != (num_kept := int(kept.sum())):  # until no turn waits for a dropped one
@@ -184,7 +190,10 @@ class Turns:
         return kept
 
     def _levels(self) -> list[Int64Array]:
-        """Return the rows of first turns, of those that wait for them, and so on; without circles, that is all."""
+        """Return the rows of the first turns, then of the turns that wait for these by `after`, and so on.
+
+        Turns that wait for each other in a circle are in no level.
+        """
         order = np.argsort(self.after, kind="stable")
         begin = np.searchsorted(self.after[order], np.arange(len(self) + 1))
         levels = [order[: begin[0]]]
@@ -196,7 +205,7 @@ class Turns:
         return levels[:-1]
 
     def _is_circular(self) -> NDArray[np.bool_]:
-        """Tell of each turn whether it waits for itself by way of others."""
+        """Tell for each turn whether it can never arrive, because turns wait for each other in a circle."""
         waits, followers = self.num_awaited(), self.followers()
         ready = [row for row, number in enumerate(waits) if not number]
         while ready:
@@ -210,7 +219,7 @@ class Turns:
         return np.asarray(~((self.pause_s >= 0) & (self.pause_s <= LONGEST_S)))
 
     def _check_rows(self, workload: _TokenColumns) -> None:
-        """Raise `WorkloadError` for a turn that waits for none of the rows, or in a circle."""
+        """Check that every turn waits for existing rows, and none in a circle."""
         n = len(self)
         bad = (self.after < NONE) | (self.after >= n)
         if bad.any():

@@ -1,4 +1,4 @@
-"""Arrivals whose rate changes: a ramp, or the profile of a day."""
+"""Arrival process of a generated workload with a rate that changes over time: a ramp, or the profile of a day."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Varying:
     """Poisson process whose rate is interpolated linearly between the points of a profile."""
 
     time_s: Sequence[float]
-    """Times in seconds, two or more, rising, the first 0."""
+    """Times of the points in seconds: at least two, rising, from 0 on."""
     rate_per_s: Sequence[float]
-    """Requests per second at each time, 0 or more."""
+    """Rate at each point in requests per second, 0 or more."""
     repeats: bool = False
-    """Whether the profile begins again at its end, as a day does; otherwise the last rate stays."""
+    """Whether the profile begins again at its end, as a day does; otherwise the last rate continues."""
 
     def __post_init__(self) -> None:
         times, rates = [float(value) for value in self.time_s], [float(value) for value in self.rate_per_s]
@@ -52,17 +52,20 @@ class Varying:
 
     @property
     def requests_in_profile(self) -> float:
-        """Mean number of requests of the profile."""
+        """Expected number of requests from the first to the last point of the profile."""
         return float(self._expected()[-1])
 
     def sample(self, n: int, rng: np.random.Generator) -> FloatArray:
-        """Draw the seconds at which `n` requests arrive, the first at 0: float64[n]."""
-        wanted = np.concatenate(([0.0], np.cumsum(rng.standard_exponential(n - 1))))
+        """Draw the arrival times of `n` requests in seconds, from 0 on: float64[n]."""
+        # A Poisson process of rate 1 is stretched: an arrival at `unit` moves to the time at which the profile expects
+        # `unit` requests.
+        unit = np.concatenate(([0.0], np.cumsum(rng.standard_exponential(n - 1))))
         expected, times, rates = self._expected(), np.array(self.time_s), np.array(self.rate_per_s)
-        rounds = np.floor(wanted / expected[-1]) if self.repeats else np.zeros(n)
-        left = wanted - rounds * expected[-1]
+        rounds = np.floor(unit / expected[-1]) if self.repeats else np.zeros(n)
+        left = unit - rounds * expected[-1]
         piece = np.minimum(np.searchsorted(expected, left, side="right") - 1, len(times) - 2)
-        # Within a piece the rate is rate + slope * t, so that rate * t + slope * t² / 2 requests have come after t.
+        # At t seconds of a piece, the rate is rate + slope * t, and rate * t + slope * t² / 2 requests are expected.
+        # `inside` solves this for t, in the form that also holds for a slope of 0.
         slope = np.diff(rates)[piece] / np.diff(times)[piece]
         more, rate = left - expected[piece], rates[piece]
         root = np.sqrt(np.maximum(rate**2 + 2 * slope * more, 0.0))
@@ -71,11 +74,11 @@ class Varying:
         beyond = (left > expected[-1]) & (not self.repeats)
         after = np.divide(left - expected[-1], rates[-1], out=np.zeros(n), where=np.array(rates[-1] > 0))
         arrival_s = np.where(beyond, times[-1] + after, times[piece] + inside) + rounds * times[-1]
-        arrival_s = np.maximum.accumulate(arrival_s)
-        first: FloatArray = arrival_s - arrival_s[0]
-        return first
+        arrival_s = np.maximum.accumulate(arrival_s)  # rounding may put an arrival before the one before it
+        from_zero: FloatArray = arrival_s - arrival_s[0]
+        return from_zero
 
     def _expected(self) -> FloatArray:
-        """Return the mean number of requests that have arrived at each time of the profile."""
+        """Return the expected number of requests up to each point of the profile."""
         times, rates = np.array(self.time_s), np.array(self.rate_per_s)
         return np.concatenate(([0.0], np.cumsum(np.diff(times) * (rates[1:] + rates[:-1]) / 2)))
