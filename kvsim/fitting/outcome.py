@@ -28,17 +28,17 @@ if TYPE_CHECKING:
 
 _NONE = Distribution(mean=np.nan, p50=np.nan, p90=np.nan, p99=np.nan)
 _HOST = 2.0
-"""Factor of the host's error relative to that of all times, since hosts differ more than GPUs (`experiments.bands`)."""
+"""Ratio of the typical error of host times to that of all times, because hosts differ more than GPUs do."""
 _OVERLOADED_S = 1.0
 """Minimum growth of the queue in seconds that counts as overload."""
 
 _FEWEST_WAITS = 8
 _HOPELESS = 0.5
-"""Growth of the queue in seconds per second from which a longer load cannot settle."""
+"""Growth of the queueing time in seconds per second from which a longer load is not tried, because it cannot settle."""
 _PRICE = 1.5
-"""Factor of a time from which its increase is reported."""
+"""Factor by which a latency must grow for `price_words` to mention it."""
 _LESS = 0.05
-"""Share of output lost from which the loss is reported."""
+"""Share of the throughput that must be lost for `price_words` to mention it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class Outcome:
     """Figures of a load on a server. Means and percentiles are of requests in normal operation (`load.steady`)."""
 
     error: str = ""
-    """Reason why nothing was simulated: the server does not start, or a request can never be served."""
+    """Reason why nothing was simulated, such as a server that does not start; empty if the load was simulated."""
     num_blocks: int = 0
     """Blocks of each GPU as in vLLM, null block included."""
     kv_bytes: int = 0
@@ -57,7 +57,7 @@ class Outcome:
     output_tokens_per_s: float = np.nan
     """Output tokens per second of all replicas: in the steady part if there is one, else over the whole run."""
     steadiness: Steadiness = Steadiness.STEADY
-    """Kind of rate of an open loop, over all replicas."""
+    """Whether the output rate of an open loop has settled, over all replicas."""
     num_requests: int = 0
     """Number of simulated requests, repetitions included."""
     requests_per_s: float = np.nan
@@ -66,9 +66,9 @@ class Outcome:
     preemptions_per_min: float = 0.0
     preemptions_per_request: float = 0.0
     vain_share: float = 0.0
-    """Share of all computed tokens that were useless, 0 to 1."""
+    """Share of the computed tokens that had to be computed again, 0 to 1."""
     waiting_share: float = 0.0
-    """Share of the present requests that wait for memory or for a place in the batch, mean over time, 0 to 1."""
+    """Share of the requests on the server that wait for memory or for a place in the batch: mean over time, 0 to 1."""
     waiting_for: WaitingFor | None = None
     """Waiting requests by limit, mean over the whole run."""
     steady_queue: float = 0.0
@@ -103,7 +103,7 @@ def evaluate(server: Server, load: Load, *, engine: EngineName = "auto", pace: f
 
     Args:
         server: server and its number of replicas.
-        load: requests.
+        load: requests and their senders.
         engine: as in `kvsim.simulation.Options`.
         pace: factor of the GPU times; host times change by twice as much.
     """
@@ -130,15 +130,16 @@ def evaluate(server: Server, load: Load, *, engine: EngineName = "auto", pace: f
 def _runs(
     load: Load, machine: Machine, policy: AnyPolicy, servers: Servers | None, options: Options
 ) -> tuple[list[Measured], list[Summary]]:
-    """Return the measurements of the servers that answered requests, and the summaries of those that requests queue at.
+    """Simulate `load`; return the measurements of the servers with answers, and the summaries of those with queues.
 
-    Of prefill and decode servers, requests queue at the first: on a decode server they wait for their KV as well.
+    With prefill and decode servers, decode servers answer, and the queues that count are those of prefill servers. On a
+    decode server, requests wait for their KV to be transferred as well.
     """
     if servers is None:
         run = measure(load.workload, policy, machine, **options)
         return [run], [run.summary]
     fleet = measure_fleet(load.workload, policy, machine, servers, **options)
-    if fleet.num_prefill:  # those that answer, with the requests as clients see them
+    if fleet.num_prefill:  # decode servers, with the times of requests as clients see them
         answering = zip(fleet.servers[fleet.num_prefill :], fleet.clients, strict=True)
         runs = [replace(run, requests=requests) for run, requests in answering if len(requests)]
         return runs, [run.summary for run in fleet.servers[: fleet.num_prefill]]
@@ -188,10 +189,7 @@ def outcome_of(load: Load, runs: Sequence[Measured], machine: Machine, queues: S
         )
     num_preemptions = sum(summary.num_preemptions for summary in summaries)
     queues = queues or summaries
-    waits = WaitingFor(
-        **{name: float(np.nansum([getattr(each.waiting_for, name) for each in queues]))
-           for name in ("memory", "batch", "tokens", "adapters")}
-    )  # fmt: skip
+    waits = _waits(queues)
     present = sum(summary.mean_batch + summary.mean_waiting for summary in queues)
     computed = sum(summary.computed_tokens for summary in summaries)
     worst = max(summaries, key=lambda summary: (summary.num_preemptions, summary.mean_waiting))
@@ -218,6 +216,14 @@ def outcome_of(load: Load, runs: Sequence[Measured], machine: Machine, queues: S
         limit=limit_of(worst),
         shares=time_shares(runs[0], machine),
         label=str(runs[0].meta.engine.get("step_time", machine.step_time.label)),
+    )
+
+
+def _waits(queues: Sequence[Summary]) -> WaitingFor:
+    """Return the waiting requests by limit, summed over the servers."""
+    names = ("memory", "batch", "tokens", "adapters")
+    return WaitingFor(
+        **{name: float(np.nansum([getattr(each.waiting_for, name) for each in queues])) for name in names}
     )
 
 

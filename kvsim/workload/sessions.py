@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -87,36 +87,38 @@ def converse(
     arrivals = arrivals or AllAtOnce()
     # The second number keeps these streams apart from those of `generate`, which gets the same seed.
     streams = [np.random.default_rng(child) for child in np.random.SeedSequence([seed, 1]).spawn(4)]
-    sizes = turns.sample(num_sessions, streams[0])
-    if sizes.sum() > MOST_REQUESTS:
-        raise UsageError(f"{num_sessions:,} sessions of {_turn_words(turns)} are more than {MOST_REQUESTS:,} requests.")
+    sizes = _sizes(num_sessions, turns, streams[0])
     new = generate(int(sizes.sum()), prompt=prompt, output=output, max_tokens=max_tokens, seed=seed, name=name)
-    # The rows of a session are consecutive: `session`, `first` and `turn` are its number, first row and turn by row.
-    session = np.repeat(np.arange(num_sessions), sizes)
+    session = np.repeat(np.arange(num_sessions), sizes)  # the rows of a session are consecutive
     first = (np.cumsum(sizes) - sizes)[session]
-    turn = np.arange(len(session)) - first
     shared = prefixes.tokens if prefixes else 0
     described = f"{num_sessions:,} sessions of {_turn_words(turns)}, {arrivals}, pauses of {pauses}"
-    return Workload(
+    return replace(
+        new,
         arrival_s=arrivals.sample(num_sessions, streams[2])[session],
         prompt_tokens=_with_histories(new, first) + shared,
-        output_tokens=new.output_tokens,
-        max_tokens=new.max_tokens,
         prefix_group=prefixes.sample(num_sessions, streams[3])[session] if prefixes else None,
         prefix_tokens=np.broadcast_to(shared, len(session)),
         prefix_names=Numbered("prefix", range(prefixes.num_groups if prefixes else 0)),
-        turns=_turns_of(turn, pauses, streams[1]),
-        name=name,
+        turns=_turns_of(first, pauses, streams[1]),
         description=f"{described}; {new.description.partition('; ')[2]}{f', behind {prefixes}' if prefixes else ''}",
     )
 
 
-def _turns_of(turn: Int64Array, pauses: Pauses, rng: np.random.Generator) -> Turns:
-    """Return turns that each wait for the row before; a `turn` of 0 waits for none."""
-    rows = np.arange(len(turn))
-    pause_s = pauses.sample(len(turn), rng)
-    pause_s[turn == 0] = 0.0
-    return Turns(after=np.where(turn == 0, NONE, rows - 1), pause_s=pause_s)
+def _sizes(num_sessions: int, turns: Lengths, rng: np.random.Generator) -> Int64Array:
+    """Draw the number of turns of each session."""
+    sizes = turns.sample(num_sessions, rng)
+    if sizes.sum() > MOST_REQUESTS:
+        raise UsageError(f"{num_sessions:,} sessions of {_turn_words(turns)} are more than {MOST_REQUESTS:,} requests.")
+    return sizes
+
+
+def _turns_of(first: Int64Array, pauses: Pauses, rng: np.random.Generator) -> Turns:
+    """Return turns that each wait for the row before, except in the row of the `first` turn of each session."""
+    rows = np.arange(len(first))
+    pause_s = pauses.sample(len(first), rng)
+    pause_s[rows == first] = 0.0
+    return Turns(after=np.where(rows == first, NONE, rows - 1), pause_s=pause_s)
 
 
 def _check_numbers(num_sessions: int, seed: int) -> None:

@@ -93,6 +93,7 @@ def generate(
     if max_tokens is not None:
         output_tokens = output_tokens.clip(max=max_tokens)
     shared_tokens = prefixes.tokens if prefixes else 0
+    lengths = _in_words(prompt, output, prefixes, max_tokens)
     return Workload(
         arrival_s=arrivals.sample(num_requests, streams[0]),
         prompt_tokens=prompt.sample(num_requests, streams[1]) + shared_tokens,
@@ -102,12 +103,13 @@ def generate(
         prefix_tokens=np.broadcast_to(shared_tokens, num_requests),
         prefix_names=Numbered("prefix", range(prefixes.num_groups if prefixes else 0)),
         name=name,
-        description=(
-            f"{num_requests:,} requests, {arrivals}; prompts of {prompt}"
-            f"{f' behind {prefixes}' if prefixes else ''}, answers of {output}"
-            f"{f', cut at {max_tokens:,}' if max_tokens is not None else ''}; seed {seed}"
-        ),
+        description=f"{num_requests:,} requests, {arrivals}; {lengths}; seed {seed}",
     )
+
+
+def _in_words(prompt: Lengths, output: Lengths, prefixes: SharedPrefixes | None, max_tokens: int | None) -> str:
+    prompts = f"prompts of {prompt}{f' behind {prefixes}' if prefixes else ''}"
+    return f"{prompts}, answers of {output}{f', cut at {max_tokens:,}' if max_tokens is not None else ''}"
 
 
 def _check_numbers(num_requests: int, max_tokens: int | None, seed: int) -> None:

@@ -88,7 +88,7 @@ class Turns:
 
     @property
     def turn(self) -> Int32Array:
-        """Number of each turn in its session, from 0 on; -1 for turns that wait for each other in a circle: int32[n]."""
+        """Number of each turn in its session, from 0 on; -1 if turns wait for each other in a circle: int32[n]."""
         turn = np.full(len(self), -1, np.int32)
         for number, rows in enumerate(self._levels()):
             turn[rows] = number
