@@ -1,7 +1,7 @@
 """Find by simulation whether a load fits a server, its limit, and the changes that help.
 
 `Server` and `Load` describe the question, `Goal` the targets, `changes` the possible changes; `Search` tries them. This
-room prints nothing, and knows no command-line flags except those of vLLM.
+package prints nothing, and knows no command-line flags except those of vLLM.
 """
 
 from kvsim.fitting.changes import Kind, ServerChange, changes

@@ -28,7 +28,7 @@ _TOKENS = (512, 1024, 2048, 4096, 8192, 16384, 32768)
 _SOME_SEQS, _SOME_TOKENS = (64, 256, 1024), (1024, 4096, 16384)
 """Limits to try in pairs."""
 _WATERMARKS = (0.01, 0.05)
-"""Shares of the pool to try: the first keeps running requests from preempting each other, the second bursts too."""
+"""Shares of the pool to leave free: the first is enough for running requests to grow, the second also for bursts."""
 _BLOCKS = (1.25, 1.5, 2.0)
 """Factors for a stated number of blocks."""
 _GPUS = ("H100 SXM", "H200", "B200")
@@ -42,9 +42,7 @@ class Kind(IntEnum):
 
     SETTING = 0
     TYPE = 1
-    """Change of a type: the cache or the weights in fewer bits, so that the model computes slightly different
-    numbers.
-    """
+    """Cache or weights in fewer bits, so that the outputs of the model change slightly."""
     GPUS = 2
     """More GPUs, or other ones."""
 
@@ -231,11 +229,11 @@ def _both(first: ServerChange, second: ServerChange) -> ServerChange | None:
     """Combine two changes; return None if they change the same field."""
     if set(first.fields) & set(second.fields):
         return None
-    # `first` is a setting, so it changes only fields of the server itself.
-    own = {name: getattr(first.server, name) for name in first.fields}
+    # `first` is a setting, so its fields are fields of the server; those of `second` may be fields of the model.
+    changed = {name: getattr(first.server, name) for name in first.fields}
     return ServerChange(
         words=f"{first.words} and {second.words}",
         fields=(*first.fields, *second.fields),
         kind=max(first.kind, second.kind),
-        server=replace(second.server, **own),
+        server=replace(second.server, **changed),
     )

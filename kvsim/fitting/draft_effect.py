@@ -1,4 +1,4 @@
-"""Effect of drafts on a load, and their cost in blocks: the same load without them."""
+"""Effect of speculative decoding on a load, and its cost in blocks, by a simulation of the load without drafts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SAME = 0.02
 
 
 def without_drafts(found: Answer, search: Search) -> Answer | None:
-    """Return the answer for the same load on the same server without drafts; None if it has none."""
+    """Return the answer for the same load on the same server without drafts; None if the server has no drafts."""
     if found.server.drafting is None:
         return None
     plain = replace(found.server, speculative_config="")

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from kvsim.fitting.outcome import Outcome
 
 TOO_SHORT = "too short to tell"
-"""Name of the miss if the rate of an open loop has not settled and nothing else is missed."""
+"""Key in `Goal.misses` of a load that misses nothing else, but whose rate has not settled."""
 _FEW = 0.01
-"""Accepted preemptions per request, and accepted share of waiting requests."""
+"""Tolerated preemptions per request, share of waiting requests, and growth of the queueing time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class Goal:
                 raise UsageError(f"{name} should be a positive number of seconds, not {value}.")
 
     def misses(self, outcome: Outcome) -> dict[str, float]:
-        """Return the relative excess over each missed condition; empty if the load fits."""
+        """Return by how much each missed condition is exceeded; empty if the load fits."""
         if outcome.error:
             return {"does not start": math.inf}
         found = {
@@ -45,7 +45,7 @@ class Goal:
             ("TPOT p99", self.tpot_p99_s, outcome.tpot_s.p99),
         ):
             if target is not None:
-                found[name] = value / target - 1 if value == value else 0.0
+                found[name] = value / target - 1 if value == value else 0.0  # no excess for NaN: nothing was measured
         missed = {name: by for name, by in found.items() if by > 0}
         if not missed and outcome.steadiness is Steadiness.SHORT:
             return {TOO_SHORT: 1.0}

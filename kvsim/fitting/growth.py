@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _MOST_SERVERS = 64
 _MORE_SERVERS = 2
-"""Servers to add where those that follow from the capacity of one do not suffice."""
+"""Number of servers that are added, one by one, if the number computed from the capacity of one is not enough."""
 _SHOWN_KINDS = 3
 
 
@@ -32,7 +32,7 @@ class Grown:
     times: float
     """Multiple of the load."""
     words: str
-    """Kind of the servers, as a change of the server that was asked about."""
+    """Kind of the servers, as a change of the server in the question; `as asked` for that server."""
     server: Server
     outcome: Outcome
     price_per_hour: float | None
@@ -60,10 +60,10 @@ class Grown:
 
 
 def grown(answer: Answer, search: Search, multiples: Sequence[float], prices: Mapping[str, float]) -> list[Grown]:
-    """Return the servers that fit each multiple of a load, cheapest first, by simulation; `answer` is of the first.
+    """Return the fewest servers of each kind that fit each multiple of a load, by simulation; the cheapest kinds first.
 
-    The kinds are the server that was asked about, and single changes of GPUs that were tried: other cards, or more GPUs
-    for each server. `prices` are per GPU hour, by the name of the GPU.
+    The kinds are the server of `answer`, and its single changes of GPUs: other GPUs, or more GPUs for each server.
+    `answer` is for the first of `multiples`. `prices` are per GPU hour, by the name of the GPU.
     """
     kinds = {"as asked": replace(answer.server, replicas=1)} | {
         each.change.words: replace(each.change.server, replicas=1)
@@ -94,7 +94,10 @@ def grown(answer: Answer, search: Search, multiples: Sequence[float], prices: Ma
 
 
 def _numbers(times: float, capacity: float) -> range:
-    """Return the numbers of servers to try if one serves `capacity` times the load; infinity is more than was tried."""
+    """Return the numbers of servers to try for `times` the load, if one server fits `capacity` times the load.
+
+    The capacity is infinite if every load tried fits.
+    """
     if not capacity:
         return range(0)
     fewest = 1 if math.isinf(capacity) else math.ceil(times / capacity - 1e-9)
@@ -102,7 +105,7 @@ def _numbers(times: float, capacity: float) -> range:
 
 
 def _cheapest(rows: Sequence[Grown]) -> list[Grown]:
-    """Return the cheapest rows: by price where all have one, else by GPUs."""
+    """Return the cheapest rows: by price if all prices are known, else by number of GPUs."""
     if all(row.price_per_hour is not None for row in rows):
         return sorted(rows, key=lambda row: (row.price_per_hour or 0.0, row.server.num_gpus))[:_SHOWN_KINDS]
     return sorted(rows, key=lambda row: (row.server.num_gpus, row.outcome.e2e_s.mean))[:_SHOWN_KINDS]

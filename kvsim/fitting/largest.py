@@ -25,13 +25,13 @@ class Largest(NamedTuple):
     """The largest load that fits: users, or a multiple of the arrival rate of an open loop."""
 
     size: float | None
-    """Nothing if neither one user nor a sixteenth of the arrivals fits, and infinity beyond the largest load tried."""
+    """The size; None if not even one user or a sixteenth of the arrivals fits, infinity if every load tried fits."""
     is_least: bool
-    """Whether the next larger one that was tried misses nothing, but has not settled: more may fit."""
+    """Whether `size` is a lower bound: the next larger load misses no target, but its rate has not settled."""
 
 
 def largest_load(server: Server, load: Load, goal: Goal, *, engine: EngineName = "auto") -> Largest:
-    """Find the largest load that fits; one that has not settled counts as one that does not."""
+    """Find the largest load that fits; a load whose rate has not settled does not fit."""
     unsettled = set[float]()
 
     def fits(size: float) -> bool:
@@ -45,7 +45,7 @@ def largest_load(server: Server, load: Load, goal: Goal, *, engine: EngineName =
 
 
 def _between(fits: Callable[[float], bool], load: Load) -> tuple[float | None, float]:
-    """Return the largest size that fits, and the next that does not."""
+    """Return the largest size that fits, and the next larger size that was tried."""
     start = float(load.users or 1)
 
     if fits(start):

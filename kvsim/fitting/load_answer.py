@@ -1,4 +1,4 @@
-"""Answer whether a load fits, in sentences: the verdict, the limit, and the remedies."""
+"""The answer of `kvsim fit`: whether a load fits a server, what limits it, and the changes that help."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class Answer:
     tried.
     """
     largest_is_least: bool
-    """Whether more may fit: the next larger load that was tried misses nothing, but has not settled."""
+    """Whether `largest` is a lower bound: the next larger load misses no target, but its rate has not settled."""
     searched: bool
-    """Whether the largest load was searched."""
+    """Whether `largest` was searched for."""
     remedies: tuple[Remedy, ...]
     """Best changes with prediction intervals, best first."""
     tried: tuple[Remedy, ...]
@@ -60,7 +60,10 @@ class Answer:
 
     @property
     def doubts(self) -> dict[str, tuple[str, str]]:
-        """Intervals, in words, of the latencies that decide the verdict and may lie on either side of their target."""
+        """Prediction intervals, as text, of latencies with the target inside; empty if the verdict is certain.
+
+        A verdict is certain if any other target is missed.
+        """
         targets = {"TTFT p99": ("ttft_p99_s", self.goal.ttft_p99_s), "TPOT p99": ("tpot_p99_s", self.goal.tpot_p99_s)}
         misses, found = set(self.goal.misses(self.outcome)), {}
         for name, (figure, target) in targets.items():
@@ -202,7 +205,7 @@ def _yes(answer: Answer) -> str:
 
 
 def _arriving(answer: Answer) -> str:
-    """Name what the rate of an open loop counts."""
+    """Return the noun for the arrivals of an open loop."""
     return "requests" if answer.load.workload.turns is None else "sessions"
 
 

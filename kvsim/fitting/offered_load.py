@@ -1,4 +1,7 @@
-"""Describe the requests to a server: an open loop with arrival times, or users in a closed loop."""
+"""The load for which `kvsim fit` checks a server: requests with arrival times (an open loop), or users (a closed loop).
+
+A load is repeated until it is long enough to judge the server after its warm-up.
+"""
 
 from __future__ import annotations
 
@@ -21,18 +24,18 @@ if TYPE_CHECKING:
 Column: TypeAlias = "npt.NDArray[np.int64]"
 
 _ROUNDS = 4
-"""Requests of each user in a closed loop; the first and last of each are left out of the figures."""
+"""Number of requests of each user in a closed loop. The first and the last of each user do not count in the figures."""
 _LEAST_REQUESTS = 200
 _MOST_REQUESTS, _MOST_TOKENS = 20_000, 4_000_000
-"""Maximum requests, and maximum output tokens, to which a load is repeated until its rate settles."""
+"""Maximum requests, and maximum output tokens, of a load that is repeated until its rate settles."""
 _MOST_AT_ONCE = 8
 """Maximum factor by which a load is lengthened at a time."""
 _ENOUGH = 6.0
-"""Duration of the arrivals to aim for, in mean run times of a request."""
+"""Target duration of the arrivals, as a multiple of the mean time that a request runs."""
 _UNIT_TOKENS = 16
-"""Tokens per hash made from token ids."""
+"""Number of tokens per hash, if hashes are made from token ids."""
 _BEYOND_KEYS = 44
-"""Bit of a hash from which it contains the number of the repetition."""
+"""Lowest bit of a hash into which the number of the repetition is mixed, above the bits that keys use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +44,9 @@ class Load:
 
     workload: Workload
     users: int | None = None
-    """Number of users; each sends the next request after the last answer. None for arrivals by the workload."""
+    """Number of users, who each send a request after the answer to the one before; None for an open loop, in which
+    requests arrive at the times of the workload.
+    """
     think_s: float = 0.0
     """Seconds between an answer and a user's next request."""
     stamp_at_entry: bool = False
@@ -52,7 +57,7 @@ class Load:
     """Requested rate of an open loop in requests per second; None for that of the workload."""
 
     def of_users(self, users: int) -> Load:
-        """Return this load with another number of users and as many requests per user, repeated if necessary."""
+        """Return this load with another number of users. Requests per user stay the same; they repeat if necessary."""
         per_user = max(len(self.workload) / (self.users or users), 1.0)
         wanted = max(round(per_user * users), min(_LEAST_REQUESTS, len(self.workload)))
         return replace(self, workload=repeated(self.workload, wanted), users=users)
@@ -87,15 +92,15 @@ class Load:
 
 
 def requests_for(users: int) -> int:
-    """Return the number of requests that show the behaviour for `users` users."""
+    """Return how many requests to simulate for `users` users, so that the figures are those after the warm-up."""
     return max(_ROUNDS * users, _LEAST_REQUESTS)
 
 
 def repeated(workload: Workload, num_requests: int) -> Workload:
-    """Return `num_requests` requests: the first ones, or all in repetition, at the same distances. Sessions are whole.
+    """Return `num_requests` requests: the first of `workload`, or all of its requests, repeated one after another.
 
-    A prefix of a single prompt is new in every repetition. A prefix of several prompts, such as a system prompt, stays
-    shared.
+    Sessions are never cut, so that there may be more requests. A prefix of a single prompt is new in every
+    repetition. A prefix of several prompts, such as a system prompt, is shared by all repetitions.
     """
     if num_requests <= len(workload) and workload.turns is None:
         return workload.head(num_requests)
@@ -112,8 +117,8 @@ def repeated(workload: Workload, num_requests: int) -> Workload:
         hashes = prompt_keys(workload, unit_tokens)
     taken = hashes.take(rows)
     _, which, count = np.unique(taken.values[: len(hashes.values)], return_inverse=True, return_counts=True)
-    is_own = np.resize(count[which] == 1, len(taken.values)) if len(which) else np.empty(0, np.bool_)
-    again = np.repeat(times, taken.lengths) * is_own
+    is_unique = np.resize(count[which] == 1, len(taken.values)) if len(which) else np.empty(0, np.bool_)
+    again = np.repeat(times, taken.lengths) * is_unique  # the number of the repetition, 0 for shared prefixes
     return Workload(
         arrival_s=workload.arrival_s[rows] + times * lasts_s,
         **{name: getattr(workload, name)[rows] for name in SCALAR_COLUMNS if name != "arrival_s"},
@@ -127,7 +132,7 @@ def repeated(workload: Workload, num_requests: int) -> Workload:
 
 
 def _whole_sessions(turns: Turns, num_requests: int) -> tuple[Column, Column]:
-    """Return the rows of enough sessions to have at least `num_requests` requests, and their repetitions."""
+    """Return the rows of whole sessions with at least `num_requests` requests, and the repetition of each row."""
     session = turns.session
     size = np.bincount(session)
     whole, rest = divmod(num_requests, len(turns))
@@ -137,7 +142,7 @@ def _whole_sessions(turns: Turns, num_requests: int) -> tuple[Column, Column]:
 
 
 def _again(turns: Turns, rows: Column, times: Column) -> Turns:
-    """Return the turns of repeated rows, each of which waits in its own repetition."""
+    """Return the turns of repeated rows. A turn waits for the turn of its own repetition."""
     place = np.full((int(times[-1]) + 1, len(turns)), -1)
     place[times, rows] = np.arange(len(rows))
     after = turns.after[rows]
@@ -149,7 +154,7 @@ def _again(turns: Turns, rows: Column, times: Column) -> Turns:
 
 
 def steady(load: Load, measured: Measured, part: SteadyPart) -> npt.NDArray[np.int64]:
-    """Return the rows of the requests in normal operation, without warm-up and drain."""
+    """Return the rows of the finished requests after the warm-up, and before the load ends."""
     requests = measured.requests
     order = np.argsort(requests.arrival_s, kind="stable")
     rows: npt.NDArray[np.int64] = order[requests.status[order] == RequestStatus.FINISHED]

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 Progress = Callable[[int, int], None]
 _SPREAD = 2.0
-"""Half width of a prediction interval in typical errors; four of five predictions lie within."""
+"""Half width of a prediction interval, as a multiple of the typical error; four of five predictions lie in it."""
 _FIGURES = {
     "output_tokens_per_s": "throughput",
     "ttft_p99_s": "ttft_p99",
@@ -36,16 +36,16 @@ _FIGURES = {
 }
 """Figures with a prediction interval, and the name of their known error."""
 _RERUN = 2.3
-"""Half width of an 80 % interval for the number of preemptions of repeated runs, in square roots of the number.
+"""Half width of the 80 % interval of the number of preemptions in repeated runs, as a multiple of its square root.
 
-Two machines recorded 44, 52, 52 and 75 preemptions for one load.
+Example: runs of the same load on two machines had 44, 52, 52 and 75 preemptions.
 """
 _NOTICED = 0.98
-"""Ratio above which a gain is too small to matter."""
+"""Ratio of a figure to a better one above which the difference is ignored."""
 _NEARER = 0.95
-"""Maximum shortfall after a helpful change, as a share of the shortfall before."""
+"""A change is helpful if it reduces the shortfall to this share or less."""
 _SOONER = 0.8
-"""Maximum end-to-end time after a change that counts as faster, as a share of the time before."""
+"""A change is faster if it reduces the mean end-to-end time to this share or less."""
 _SHOWN = 6
 """Number of changes shown."""
 _WORTH_COMPILING = 2_000_000
@@ -54,7 +54,7 @@ _WORTH_COMPILING = 2_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remedy:
-    """Change, its outcome, and the prediction intervals."""
+    """A change of the server, and the simulated outcome of the load with this change."""
 
     change: ServerChange
     outcome: Outcome
@@ -95,7 +95,7 @@ class Search:
         return [found[key] for key in keys]
 
     def outcomes(self, points: Sequence[tuple[Server, Load, float]]) -> list[Outcome]:
-        """Return the outcome of each server under its load with a pace of step times, in the order of `points`."""
+        """Return the outcome of each point in `points`: a server, a load, and a factor for the step times."""
         return self.results([self._task(*point) for point in points])
 
     def _task(self, server: Server, load: Load, pace: float = 1.0) -> Callable[[], Outcome]:
@@ -194,7 +194,7 @@ def helpful(remedies: Sequence[Remedy], before: Outcome, goal: Goal) -> list[Rem
 
 
 def without_gain(remedies: Sequence[Remedy], shown: Sequence[Remedy]) -> list[Remedy]:
-    """Return the best of each kind of single change in `remedies` that is not in `shown`, in the order tried."""
+    """Return single changes that are not in `shown`, in the order tried: the best change of each setting."""
     helping = {field for each in shown for field in each.change.fields}
     single = [each for each in remedies if len(each.change.fields) == 1 and not helping & set(each.change.fields)]
     best = {each.change.fields: each for each in sorted(single, key=_order, reverse=True) if not each.outcome.error}
@@ -212,13 +212,16 @@ def figures_of(outcome: Outcome) -> dict[str, float]:
 
 
 def spread_of(label: str) -> dict[str, float]:
-    """Return the half widths of the 80 % intervals of figures for such step times, as shares, if ever measured."""
+    """Return the half width of the 80 % interval of each figure, as a share of the figure.
+
+    `label` names the step times. The result is empty if their error was never measured.
+    """
     known = interval_in(label)
     return {} if known is None else {name: _SPREAD * percent / 100 for name, percent in known.median.items()}
 
 
 def _moved(server: Server, load: Load, outcome: Outcome) -> list[tuple[Server, Load, float]]:
-    """Return the extreme points for an outcome; none if the error of such step times was never measured."""
+    """Return the points with the longest and the shortest step times; none if their error was never measured."""
     if (away := spread_of(outcome.label).get("tpot")) is None:
         return []
     return [(server, load, 1 + away), (server, load, max(1 - away, 0.1))]
@@ -227,9 +230,10 @@ def _moved(server: Server, load: Load, outcome: Outcome) -> list[tuple[Server, L
 def band_of(
     outcome: Outcome, moved: Sequence[Outcome], least: Mapping[str, float] | None = None
 ) -> dict[str, tuple[float, float]]:
-    """Return the prediction interval of each figure: its range over the step times, and at least its own error.
+    """Return the prediction interval of each figure with a known error.
 
-    A figure without a measured error has no interval.
+    The interval contains the figure in `outcome`, widened by its known error, and the figures in the `moved` outcomes,
+    which have other step times. `least` is the minimum relative error by figure.
     """
     spread = spread_of(outcome.label)
     found = {}
@@ -248,6 +252,9 @@ def band_of(
 
 
 def engine_for(load: Load, num_points: int, *, offloads: bool) -> EngineName:
-    """Return the engine for `num_points` runs of `load`: compiled if that pays. `offloads` tells of host memory."""
+    """Return the engine for `num_points` runs of `load`: the compiled one if these take longer than to load it.
+
+    `offloads` tells whether the server has host memory for the cache.
+    """
     is_long = num_points * int(load.workload.output_tokens.sum()) >= _WORTH_COMPILING
     return engine_for_several(TIERED if offloads else PAGED) if is_long else "auto"

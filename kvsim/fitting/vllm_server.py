@@ -40,7 +40,7 @@ _MANY_SEQS = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server(ContinuousSettings):
-    """Kind of server, and the number of replicas behind one queue; limits that are left out are vLLM's defaults."""
+    """A vLLM server, and the number of its replicas behind one queue; limits that are left out are vLLM's defaults."""
 
     gpu: Gpu
     model: Model
@@ -51,7 +51,9 @@ class Server(ContinuousSettings):
     enable_prefix_caching: bool = True
     watermark: float = 0.0
     cache: PagedSettings = field(default_factory=PagedSettings)
-    """Settings of host memory and the link to it; other settings are separate fields."""
+    """Settings of the offload to host memory. Block size, prefix caching and watermark of this record are ignored: they
+    are fields of the server.
+    """
     captured: bool = True
     """Whether steps are launched as captured graphs."""
     in_process: bool = False
@@ -59,17 +61,17 @@ class Server(ContinuousSettings):
     num_blocks: int | None = None
     """Value of `num_gpu_blocks_override`, null block included; None for the computed number."""
     unaccounted_bytes: int = 0
-    """Bytes of a recorded pool on each GPU beyond the budget of its settings; may be negative."""
+    """Bytes on each GPU by which a recorded pool exceeds the computed budget; negative if it is smaller."""
     name: str = ""
     """Name for `vllm serve`; empty for the model's own."""
     replicas: int = 1
-    """Servers of a fleet, those that compute prompts for others included."""
+    """Number of servers, prefill servers included."""
     apart: Disaggregation | None = None
-    """The prefill and decode servers among these; None where each does both."""
+    """Numbers of prefill and decode servers among these replicas; None if each server does both."""
     times: str | None = None
     """Profile or machine card, by file or name; None for the best shipped one."""
     pace: Pace = TYPICAL
-    """Factors of host and GPU times, measured in a recording of this machine."""
+    """Factors for host and GPU times, measured in a recording of this machine."""
 
     def __post_init__(self) -> None:
         ContinuousSettings.__post_init__(self)
@@ -149,7 +151,7 @@ class Server(ContinuousSettings):
         )
 
     def starting(self) -> Server:
-        """Return this server with a `max_model_len` at which vLLM starts: its own, or the longest that fits.
+        """Return this server, with `max_model_len` reduced to the longest that fits if vLLM would not start otherwise.
 
         Raises:
             BudgetError: no block is left.
@@ -224,7 +226,7 @@ class Server(ContinuousSettings):
         return found
 
     def _block_size(self) -> int:
-        """Return the block size for the engine, from which the blocks of several groups follow."""
+        """Return the block size of the engine; with several groups, the size from which those of the groups follow."""
         settings = CacheSettings(max_model_len=self.max_model_len, block_size=self.block_size)
         layout = cache_layout(self.model, settings)
         return (

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -93,14 +93,16 @@ def converse(
     first = (np.cumsum(sizes) - sizes)[session]
     shared = prefixes.tokens if prefixes else 0
     described = f"{num_sessions:,} sessions of {_turn_words(turns)}, {arrivals}, pauses of {pauses}"
-    return replace(
-        new,
+    return Workload(
         arrival_s=arrivals.sample(num_sessions, streams[2])[session],
         prompt_tokens=_with_histories(new, first) + shared,
+        output_tokens=new.output_tokens,
+        max_tokens=new.max_tokens,
         prefix_group=prefixes.sample(num_sessions, streams[3])[session] if prefixes else None,
         prefix_tokens=np.broadcast_to(shared, len(session)),
         prefix_names=Numbered("prefix", range(prefixes.num_groups if prefixes else 0)),
         turns=_turns_of(first, pauses, streams[1]),
+        name=name,
         description=f"{described}; {new.description.partition('; ')[2]}{f', behind {prefixes}' if prefixes else ''}",
     )
 
