@@ -1,4 +1,4 @@
-"""Watch speculative decoding inside vLLM's scheduler: its settings, and the tokens and drafts behind every step."""
+"""Record speculative decoding inside vLLM's scheduler: its settings, and the tokens and drafts after every step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _KEYS = (
     *("disable_eagle_block_drop", "disable_lookahead_block_hashes"),
 )
 _DROPS = ("use_eagle_block_drop", "use_eagle")
-"""Names under which releases say that the last block of a hit is computed again."""
+"""Attributes that tell whether the last block of a hit is computed again; the name depends on the release."""
 
 
 def speculates(scheduler: Any) -> bool:
@@ -26,23 +26,23 @@ def speculates(scheduler: Any) -> bool:
 
 
 def speculative_config_of(scheduler: Any) -> dict[str, Any]:
-    """Return what decides about drafts in the configuration of an engine that speculates, with vLLM's keys."""
+    """Return the settings of an engine's `speculative_config` that decide about drafts, with vLLM's keys."""
     config = scheduler.vllm_config.speculative_config
-    told = {name: getattr(config, name, None) for name in _KEYS}
-    ranges = told["num_speculative_tokens_per_batch_size"]
-    told["num_speculative_tokens_per_batch_size"] = [list(entry) for entry in ranges] if ranges else None
+    settings = {name: getattr(config, name, None) for name in _KEYS}
+    ranges = settings["num_speculative_tokens_per_batch_size"]
+    settings["num_speculative_tokens_per_batch_size"] = [list(entry) for entry in ranges] if ranges else None
     model = Path(str(config.model)).name if config.model else None
-    document = {"method": config.method, "model": model} | told
+    document = {"method": config.method, "model": model} | settings
     return {name: value for name, value in document.items() if value not in (None, False)}
 
 
 def num_draft_modules(scheduler: Any) -> int:
-    """Return the modules that draft one after the other: several of multi-token prediction, else one."""
+    """Return the number of modules that draft one after the other; several only with multi-token prediction."""
     return max(int(getattr(scheduler, "num_prefill_lookahead", 1)), 1)
 
 
 def draft_settings(scheduler: Any) -> dict[str, int]:
-    """Return what the engine made of its configuration: modules that draft, and tokens ahead that a hash covers."""
+    """Return the numbers that the engine derived: of drafting modules, and of tokens ahead that a hash covers."""
     ahead = int(getattr(scheduler, "num_hash_lookahead_tokens", 0))
     return {"num_draft_modules": num_draft_modules(scheduler)} | ({"num_hash_lookahead_tokens": ahead} if ahead else {})
 
@@ -84,23 +84,23 @@ def check_drafts(scheduler: Any, release: str) -> None:
 
 
 class DraftWatch:
-    """The tokens that a step's output gives requests, and the drafts that are proposed behind it."""
+    """Counter of the tokens that each request gets from the output of a step."""
 
     def __init__(self) -> None:
         self._before: dict[str, tuple[Any, int]] = {}
 
     def updating(self, scheduler: Any, output: Any) -> None:
-        """Note the outputs of the requests of a step before its own is processed."""
+        """Remember the number of outputs of each request in a step, before the step's output is processed."""
         present = (scheduler.requests.get(name) for name in output.num_scheduled_tokens)
         self._before = {each.request_id: (each, each.num_output_tokens) for each in present if each is not None}
 
     def gained(self, rows: dict[str, int]) -> list[tuple[int, int]]:
-        """Return the row of each request that got tokens, and how many."""
+        """Return the row and the number of new tokens of each request that got tokens."""
         gained = {name: each.num_output_tokens - before for name, (each, before) in self._before.items()}
         return [(rows[name], tokens) for name, tokens in gained.items() if tokens and name in rows]
 
 
 def proposed(scheduler: Any, names: list[str], rows: dict[str, int]) -> list[tuple[int, int]]:
-    """Return the row of each of the requests called `names` for which drafts wait, and how many."""
+    """Return the row and the number of proposed drafts of each request in `names` that has drafts."""
     waiting = {name: len(scheduler.requests[name].spec_token_ids) for name in names if name in scheduler.requests}
     return [(rows[name], drafts) for name, drafts in waiting.items() if drafts and name in rows]

@@ -1,6 +1,6 @@
-"""Watch vLLM's NixlConnector inside its scheduler: the loads that it begins, and the blocks that it keeps for others.
+"""Record the transfers of vLLM's NixlConnector inside its scheduler: loads, and blocks kept for other servers.
 
-When a transfer ends, and which blocks fail, the workers say; both are recorded with the output that reports them.
+The workers decide when a transfer ends and which blocks fail. Both are recorded with the output that reports them.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class TransferWatch:
         self._rows: dict[str, int] = {}
         self._under_way: set[str] = set()
         self._asking: set[str] = set()
-        """Requests whose prompts are on another server and were not asked for yet."""
+        """Requests whose prompts are on another server and are not being loaded yet."""
         self._watch_loads()
 
     def settings(self) -> dict[str, Any]:
@@ -68,7 +68,7 @@ class TransferWatch:
         self._asking.clear()
 
     def _watch_loads(self) -> None:
-        """Report a load when its request has blocks, before the connector forgets which it asks for."""
+        """Wrap the connector's method that is called when a request has blocks for its load, to report the load."""
         connector, tables = self._scheduler.connector, self._scheduler.kv_cache_manager.coordinator.single_type_managers
         update = connector.update_state_after_alloc
 
@@ -95,7 +95,7 @@ class TransferWatch:
             self._begin(request, True, 0, num_blocks, request.num_computed_tokens)
 
     def ended(self, request: Any) -> None:
-        """Report a load of nothing where a request whose prompt is on another server leaves before it has blocks."""
+        """Report an empty load if a request ends before the load of its prompt from another server has started."""
         if request.request_id in self._asking:
             self._begin(request, False, 0, 0, 0)
             self._end(request.request_id)
@@ -112,12 +112,12 @@ class TransferWatch:
 
     def updating(self, answer: Any) -> None:
         """Report the transfers that the output about to be processed ends."""
-        told = getattr(answer, "kv_connector_output", None)
-        if told is None:
+        report = getattr(answer, "kv_connector_output", None)
+        if report is None:
             return
-        bad = set(getattr(told, "invalid_block_ids", None) or ())
+        bad = set(getattr(report, "invalid_block_ids", None) or ())
         tables = self._scheduler.kv_cache_manager.coordinator.single_type_managers[0].req_to_blocks
-        for names, is_load in ((told.finished_recving, True), (told.finished_sending, False)):
+        for names, is_load in ((report.finished_recving, True), (report.finished_sending, False)):
             for name in [name for name in names or () if name in self._under_way]:
                 table = tables.get(name, ()) if is_load and bad else ()
                 failed = next((place for place, block in enumerate(table) if block.block_id in bad), _NONE)

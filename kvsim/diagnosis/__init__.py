@@ -1,7 +1,8 @@
-"""Diagnosis of a server: events, causes, and remedies.
+"""Diagnose a server: find preemptions and waiting requests, their causes, and settings that help.
 
-A recording tells when, and to which requests. Its requests, simulated on the same server with one change, tell the
-effect of that change. The metrics of a server tell whether, but not why: `kvsim.diagnosis.from_metrics`.
+A recording shows when requests lost their memory, and which requests. Simulating the same requests on the same server
+with one change shows the effect of that change. The metrics of a server show only whether memory is short
+(`kvsim.diagnosis.from_metrics`).
 """
 
 from kvsim.diagnosis.diagnosis import Diagnosis

@@ -1,4 +1,4 @@
-"""Diagnosis of a recorded server in sentences: causes, times, affected requests, and certainty."""
+"""Describe the diagnosis of a recorded server in sentences: causes, times, affected requests, and certainty."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from kvsim.recording import Recording
 
 _MOST = 5
-"""Number of spells in a report: the costliest."""
+"""Number of spells of preemptions that a report describes: those that lost most tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """A recording, explained."""
+    """Result of `diagnose`: a recording, its preemptions, and the simulated remedies."""
 
     recording: Recording
     summary: Summary
@@ -36,13 +36,15 @@ class Diagnosis:
     server: Server
     load: Load
     measured: Outcome
-    """The recording in the figures of an outcome."""
+    """Figures of the recording."""
     simulated: Outcome
-    """The outcome that kvsim simulates for the same requests on the same server."""
+    """Figures of a simulation of the same requests on the same server."""
     band: dict[str, tuple[float, float]]
-    """Around the simulated figures."""
+    """Prediction intervals of the simulated figures."""
     remedies: tuple[Remedy, ...]
+    """Changes of the server that help."""
     tried: tuple[Remedy, ...]
+    """All changes that were simulated."""
 
     def __repr__(self) -> str:
         return f"<Diagnosis of {self.recording.name!r}: {self.verdict}>"
@@ -64,7 +66,7 @@ class Diagnosis:
 
     @property
     def hits(self) -> str:
-        """Share of prompt tokens found in the prefix cache, beside the share that an earlier prompt had too."""
+        """Share of prompt tokens found in the prefix cache, and the share that an endless cache would find."""
         requests = self.recording.requests
         repeated, whole = (
             repeated_tokens(self.recording.meta, requests),
@@ -138,7 +140,7 @@ def _cascade(server: Server) -> str:
 
 
 def _demand_words(diagnosis: Diagnosis) -> str:
-    """Describe the slots that the requests needed, and the slots of the pool."""
+    """Describe the number of blocks that the requests needed on average, and the number in the pool."""
     summary, requests, pool = diagnosis.summary, diagnosis.recording.requests, diagnosis.recording.meta.pool
     full = requests.prompt_tokens + requests.output_tokens
     present = summary.mean_batch + summary.mean_waiting

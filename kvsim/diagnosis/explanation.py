@@ -1,4 +1,4 @@
-"""Explain a recorded server: from the recording, and from simulations of its own requests."""
+"""Diagnose a recorded server: from the recording, and by simulating changes of the server with the same requests."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ if TYPE_CHECKING:
 def diagnose(
     recording: Recording, search: Search, *, goal: Goal | None = None, times: str | None = None, most: int = 40
 ) -> Diagnosis:
-    """Explain `recording`, and simulate up to `most` changes of its server on its own requests.
+    """Diagnose `recording`, and simulate up to `most` changes of its server with the recorded requests.
 
     Args:
-        recording: of a vLLM server, or a simulation of one.
-        search: on how many cores, with which engine.
-        goal: what a remedy should reach, beside that nothing waits and nothing is preempted.
-        times: a profile or a machine card; None for the best that ships.
-        most: changes to try.
+        recording: a recording of a vLLM server, or of a simulation of the paged policy.
+        search: runs the simulations.
+        goal: latencies that a remedy should reach, besides that no request waits or is preempted.
+        times: a profile or a machine card for step times; None for the best that is part of kvsim.
+        most: maximum number of changes to simulate.
 
     Raises:
-        UsageError: it is of another engine, or does not say its settings.
-        WorkloadError: none of its requests put out anything.
+        UsageError: the recording is of another engine, or lacks the settings of its server.
+        WorkloadError: no request has an output.
     """
     server, load, wanted = server_of(recording, times), load_of(recording), goal or Goal()
     measured = replace(
         outcome_of(load, [Measured.of(recording)], server.machine()), num_blocks=recording.meta.pool.num_units or 0
     )
     [simulated] = search.outcomes([(server, load, 1.0)])
-    # What a prediction misses of this very run, it will miss of its remedies.
+    # The simulation of the recorded server can be checked; its error is the least error of the predicted remedies.
     missed = missed_by(measured, simulated)
     base = search.band(server, load, simulated, least=missed)
     lengths = load.workload.prompt_tokens + load.workload.output_tokens

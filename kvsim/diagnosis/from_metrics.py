@@ -1,7 +1,7 @@
-"""Diagnosis of a server from its metrics alone, with the questions that they leave open.
+"""Diagnose a server by its metrics alone, and name the questions that metrics cannot answer.
 
-Counters tell how often, gauges how full; none tells which request took whose blocks, how long answers were, or what the
-settings are. So there is a verdict, and no simulation.
+Metrics show how often requests are preempted and how full the pool is. They do not show which request took the blocks
+of another, how long single answers were, or the settings. So the diagnosis has a verdict but no simulated remedies.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kvsim.live.metrics import ServerMetrics
 
 _FULL = 0.95
-"""Share of the pool from which on it is taken to be full: a moment's usage seldom meets the top."""
+"""Usage from which on a pool counts as full. It is below 1, because a poll rarely meets the highest usage."""
 
 
 _LIMITS = {
@@ -32,13 +32,13 @@ _SHARES = {"vLLM": "gpu_memory_utilization", "SGLang": "mem_fraction_static"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Glance:
-    """Result of several looks at a server's metrics."""
+    """Diagnosis from several polls of a server's metrics."""
 
     load: ServerLoad
     verdict: str
     facts: tuple[str, ...]
     unknown: tuple[str, ...]
-    """Sentences about the limits of metrics."""
+    """Questions that the metrics cannot answer."""
     to_record: str
     """Command that records the missing data."""
 
@@ -60,7 +60,7 @@ class Glance:
 
 
 def glance(looks: Sequence[ServerMetrics], cache: CacheLook | None = None) -> Glance:
-    """Diagnose a server from `looks`, at least one, in order of time, and from what its KV events told."""
+    """Diagnose a server by successive polls of its metrics (`looks`, at least one) and its KV events (`cache`)."""
     load = load_of(looks)
     now = load.now
     facts = [f"{100 * now.usage:.0f} % of the pool is in use{_blocks(now)}; {now.running:,} run, {now.waiting:,} wait"]
@@ -129,7 +129,7 @@ def _verdict(looks: Sequence[ServerMetrics], load: ServerLoad) -> str:
 
 
 def _why_waiting(for_room: list[int], now: ServerMetrics) -> str:
-    """Explain the numbers of requests that waited for room, one a look: pool or scheduler."""
+    """Explain why requests wait: the pool or the scheduler. `for_room` has the number of waiting requests per poll."""
     if now.fullest_usage >= _FULL:
         return f"Memory is short: the pool is full and {for_room[-1]:,} requests wait."
     free = f"{100 * (1 - now.fullest_usage):.0f} % of the pool is free"

@@ -1,4 +1,7 @@
-"""Every preemption of a recording: its time, its request, its cost, and the admission that took the last blocks."""
+"""Find the preemptions of a recording, so that a diagnosis can name their times, requests, costs and causes.
+
+The likely cause of a preemption is the admission before it, which took the last free blocks.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ if TYPE_CHECKING:
     from kvsim.recording import Recording
 
 _APART_S = 1.0
-"""Preemptions that are further apart belong to different spells."""
+"""Maximum seconds between two successive preemptions of one spell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +33,7 @@ class Loss:
     request: int
     """Row of the request."""
     lost_tokens: int
-    """Computed tokens that had to be computed again; what the prefix cache still had is not lost."""
+    """Number of computed tokens that had to be computed again. Tokens that the prefix cache still had do not count."""
     back_s: float
     """Time at which the request was scheduled again, in seconds; NaN if it never was."""
 
@@ -43,7 +46,7 @@ class Admission:
     request: int
     num_blocks: int
     free_blocks: int
-    """Blocks that the step which admitted it left free."""
+    """Number of blocks that were free after the step that admitted the request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,11 +85,11 @@ def losses_of(recording: Recording) -> list[Loss]:
     rows_of = _schedule_by_request(recording)
     released: dict[int, int] = {}
     found = []
-    for row in np.flatnonzero(_lets_all_go(recording)).tolist():
+    for row in np.flatnonzero(_is_whole_release(recording)).tolist():
         request, step = int(memory.request[row]), int(memory.step[row])
         nth = released[request] = released.get(request, 0) + 1
         if nth > requests.preemptions[request]:
-            continue  # it has ended
+            continue  # the last release of a request is its end, not a preemption
         before, after = _around(rows_of.get(request, []), step)
         again = start_s.get(after[0], np.nan) if after else np.nan
         lost = max(before - after[1], 0) if after else before
@@ -94,12 +97,14 @@ def losses_of(recording: Recording) -> list[Loss]:
     return sorted(found, key=lambda loss: loss.step)
 
 
-def _lets_all_go(recording: Recording) -> npt.NDArray[np.bool_]:
-    """Return the rows of the memory in which a request lost all of a table that it keeps whole while it runs: the only
-    one, or with several KV-cache groups one that is neither a window nor a state.
+def _is_whole_release(recording: Recording) -> npt.NDArray[np.bool_]:
+    """Tell for each row of the memory table whether a request lost a whole block table in it.
+
+    With several KV-cache groups, a group of full attention is used: requests free the blocks of windows and states
+    while they run.
 
     Raises:
-        UsageError: no group keeps its tables whole.
+        UsageError: no group has full attention.
     """
     memory, groups = recording.memory, recording.meta.pool.groups
     released: npt.NDArray[np.bool_] = memory.kind == MemoryKind.RELEASE
@@ -137,7 +142,10 @@ def _schedule_by_request(recording: Recording) -> dict[int, list[tuple[int, int,
 
 
 def _around(rows: list[tuple[int, int, int]], step: int) -> tuple[int, tuple[int, int] | None]:
-    """Return the tokens computed at a preemption in `step`, then the step and the tokens at which it resumed."""
+    """Return the number of tokens computed before a preemption in `step`, and the step and tokens at which it resumed.
+
+    The second part is None if the request was never resumed.
+    """
     computed = 0
     for first, before, end in rows:
         if first >= step:

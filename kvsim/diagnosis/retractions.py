@@ -1,8 +1,9 @@
-"""Retractions of SGLang: what each cost, what admission expects from then on, and how long throughput stays away.
+"""Explain SGLang's retractions: the cost of each, and the time for which throughput stays low after it.
 
-SGLang admits a request if its prompt, its whole limit and a share of what the running ones may still put out fit. The
-share falls with each decode step. A retraction sets it to what the requests that stay have put out, nearly always close
-to 1: then slots are free while requests wait, until hundreds of steps have lowered it again.
+SGLang admits a request if there is room for its prompt, its maximum output, and a share of the outputs that running
+requests may still have (`new_token_ratio`). The share falls with each decode step. A retraction sets it to the share
+that the remaining requests have already output, nearly always close to 1. Then slots stay free while requests wait,
+until hundreds of steps have lowered the share again.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ _FACTORS = (0.1, 0.3, 0.6, 1.5, 3)
 """Factors on `schedule_conservativeness` that are tried."""
 _MORE_MEMORY = 1.1
 _AWAY = 0.9
-"""Share of the output per second before a retraction below which throughput has not come back."""
+"""Throughput after a retraction counts as low if it is below this share of the throughput before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """Means over a stretch of time."""
+    """Means over a span of time."""
 
     running: float
     waiting: float
@@ -68,18 +69,21 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retraction:
-    """A step that retracted requests, and what followed until admission expected as little as before."""
+    """A step that retracted requests, and the time until the new-token ratio was as low as before."""
 
     losses: tuple[Loss, ...]
     ratio_before: float
-    """Share of the answers of running requests that admission expected."""
+    """SGLang's `new_token_ratio` before the retraction."""
     ratio: float
+    """The same ratio after the retraction."""
     back_s: float
-    """Time at which it expects no more than before, or the next retraction comes, in seconds."""
+    """Time in seconds at which the ratio is as low as before, or of the next retraction if that comes earlier."""
     num_steps: int
+    """Number of steps from the retraction to `back_s`."""
     before: Span
-    """Means over the same time before."""
+    """Means over an equal time before the retraction."""
     after: Span
+    """Means from the retraction to `back_s`."""
 
     @property
     def at_s(self) -> float:
@@ -93,7 +97,7 @@ class Retraction:
 
     @property
     def stays_away(self) -> bool:
-        """Whether fewer tokens come out than before while requests wait and there is memory."""
+        """Whether throughput is lower than before although requests wait and more slots are unused."""
         is_less = self.after.tokens_per_s < _AWAY * self.before.tokens_per_s
         return is_less and self.after.waiting > 1 and self.after.unused_slots > self.before.unused_slots
 
@@ -102,7 +106,7 @@ def retractions_of(recording: Recording) -> list[Retraction]:
     """Return the retractions of a recording of the radix policy, in order of time.
 
     Raises:
-        UsageError: it is of another policy.
+        UsageError: the recording is of another policy.
     """
     if recording.meta.policy_name != Radix.name:
         raise UsageError(f"{recording.name} is of the policy {recording.meta.policy_name}; only radix retracts.")
@@ -129,7 +133,7 @@ def retractions_of(recording: Recording) -> list[Retraction]:
 
 
 def expected_shares(recording: Recording) -> npt.NDArray[np.float64]:
-    """Return the share of running answers that admission expects behind each step, as SGLang reckons it."""
+    """Return SGLang's `new_token_ratio` after each step."""
     settings = policy_of(recording).scheduler
     steps, first, least = recording.steps, settings.first_ratio, settings.least_ratio
     decay = (first - least) / settings.new_token_ratio_decay_steps
@@ -148,7 +152,7 @@ def expected_shares(recording: Recording) -> npt.NDArray[np.float64]:
 
 
 def _rests_behind(recording: Recording) -> npt.NDArray[np.bool_]:
-    """Tell behind which steps no request is left, and no step under way: the share returns to its first value."""
+    """Tell for each step whether no request and no other step was left after it; SGLang then resets the ratio."""
     requests, steps = recording.requests, recording.steps
     served = requests.status != RequestStatus.REFUSED
     come = np.searchsorted(np.sort(requests.arrival_s[served]), steps.end_s, side="right")
@@ -158,7 +162,7 @@ def _rests_behind(recording: Recording) -> npt.NDArray[np.bool_]:
 
 
 def _after_retractions(recording: Recording, settings: SGLangSettings) -> dict[int, float]:
-    """Return the share that each retraction sets: by what the requests that stay have put out."""
+    """Return the ratio that each retraction sets, by step: the share of their outputs that the requests left have."""
     requests, schedule, steps = recording.requests, recording.schedule, recording.steps
     last = schedule.step + schedule.repeats - 1
     found = {}
@@ -166,7 +170,7 @@ def _after_retractions(recording: Recording, settings: SGLangSettings) -> dict[i
         rows = np.flatnonzero((schedule.step <= step) & (last >= step))
         computed = schedule.computed_before[rows] + schedule.tokens[rows] * (step - schedule.step[rows])
         who = schedule.request[rows]
-        # The output of the step before is under way where steps overlap.
+        # With overlapped steps, the output of the previous step is not processed yet.
         outputs = computed - requests.prompt_tokens[who] + int(settings.disable_overlap_schedule)
         known = int(outputs.sum()) + settings.retract_decode_steps * len(rows)
         found[step] = min(1.0, known / (int(requests.max_tokens[who].sum()) + 1))

@@ -1,6 +1,7 @@
-"""Read the memory figures and the settings that a server writes to its log when it starts.
+"""Read the memory figures and the settings that a server writes to its log when it starts, for `kvsim doctor`.
 
-The forms are those of vLLM 0.8 to 0.33 and SGLang 0.4 to 0.5. Times, processes and colours before a line are skipped.
+The patterns match the lines of vLLM 0.8 to 0.33 and SGLang 0.4 to 0.5. Prefixes such as times and process names, and
+colour codes, are ignored.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _BYTES: tuple[tuple[str, str], ...] = (
     ("pool", rf"KV Cache is allocated.* K size: {_SIZE}, V size: {_SIZE}"),
     ("after_pool", rf"Memory pool end\. avail mem={_SIZE}"),
 )
-"""Figures of memory, and how a line says them; of several sizes in a line, their sum."""
+"""Patterns of lines with a memory size, by name of the figure. Several sizes in one line are added."""
 _COUNTS: tuple[tuple[str, str], ...] = (
     ("tokens", rf"KV cache size: {_NUMBER} tokens"),
     ("tokens", rf"max_total_num_tokens={_NUMBER}"),
@@ -56,7 +57,7 @@ _COUNTS: tuple[tuple[str, str], ...] = (
     ("padding_layers", rf"Add {_NUMBER} padding layers"),
     ("encoder_tokens", rf"Encoder cache will be initialized with a budget of {_NUMBER} tokens"),
 )
-"""Figures that are counts, and how a line says them."""
+"""Patterns of lines with a count, by name of the figure."""
 _COMPILED = [(name, re.compile(pattern), GIB) for name, pattern in _BYTES] + [
     (name, re.compile(pattern), 1) for name, pattern in _COUNTS
 ]
@@ -67,7 +68,7 @@ _FAILURES = {
     "not_enough": re.compile(r"Not enough memory\. Please try to increase --mem-fraction-static"),
     "out_of_memory": re.compile(r"CUDA out of memory|OutOfMemoryError"),
 }
-"""Lines with which a start ends."""
+"""Patterns of lines with which a start fails, by reason."""
 _RELEASE = re.compile(r"(?:LLM engine \(v|version )(\d+\.\d+\.\d+)")
 _SETTINGS = {
     name: re.compile(pattern)
@@ -90,7 +91,7 @@ _SETTINGS = {
         ("mem_fraction_static", r"mem_fraction_static=([01]?\.\d{1,9})"),
     )
 }
-"""Settings, by the name of kvsim's flag, and how the lines with all arguments say them."""
+"""Patterns of settings in the lines with all arguments, by name of kvsim's flag."""
 _ARGUMENTS = re.compile(
     r"non-default args|LLM engine \(v|server_args=|Chunked prefill is enabled|Requested memory|graph memory profiling"
 )
@@ -108,7 +109,7 @@ class LoggedFigure:
 
 @dataclass(slots=True)
 class StartupLog:
-    """A server's start as its log tells it; of several processes, the first that says a figure."""
+    """Memory figures and settings from a server's start-up log. If several processes log a figure, the first counts."""
 
     server: str = "vllm"
     release: str = ""
@@ -118,7 +119,7 @@ class StartupLog:
     """Text of each setting, by the name of kvsim's flag."""
     figures: dict[str, LoggedFigure] = field(default_factory=dict)
     failures: dict[str, int] = field(default_factory=dict)
-    """Reasons for which the start failed, and the lines that say them."""
+    """Number of the line that states each reason for a failed start."""
 
     @property
     def values(self) -> Mapping[str, float]:
@@ -127,7 +128,7 @@ class StartupLog:
 
 
 def read_startup_log(text: str) -> StartupLog:
-    """Read what a log says of memory and settings; lines about anything else are skipped."""
+    """Read the memory figures and settings in a log; other lines are skipped."""
     log = StartupLog(server="sglang" if "server_args=" in text or "mem_fraction_static" in text else "vllm")
     for number, coloured in enumerate(text.splitlines(), 1):
         line = _COLOUR.sub("", coloured)

@@ -1,4 +1,4 @@
-"""The server and the load of a recording, as `kvsim.fitting` knows them."""
+"""Build the server and the load of a recording, so that `kvsim.fitting` can simulate changes of that server."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from kvsim.recording import Recording
 
 _LEAST_SHARE = 0.9
-"""A pool with less than this share of the blocks that its settings leave room for was stated."""
+"""If a pool has less than this share of the blocks that fit into the GPU, its size was set by hand."""
 
 
 def load_of(recording: Recording) -> Load:
@@ -40,7 +40,7 @@ def server_of(recording: Recording, times: str | None = None) -> Server:
     """Return the recorded server, with its pool.
 
     Raises:
-        UsageError: it was none of vLLM's kind, or its settings or its pool are not known.
+        UsageError: the server had no paged cache, or its settings or its pool are not known.
     """
     meta, engine = recording.meta, {**recording.meta.policy, **recording.meta.engine}
     pool = meta.pool

@@ -17,20 +17,20 @@ _SETTINGS = {
     "cache_dtype": ("kv_cache_dtype", r"(?!auto)[a-z]\w*"),
     "enable_prefix_caching": ("enable_prefix_caching", "True|False"),
 }
-"""Labels of `vllm:cache_config_info`, kvsim's flags, and what their values look like."""
+"""Name of kvsim's flag and pattern of valid values, by label of `vllm:cache_config_info`."""
 _LABELS = {
     "num_gpu_blocks": "blocks",
     "num_gpu_blocks_override": "blocks_override",
     "kv_cache_size_tokens": "tokens",
 }
-"""Labels that are figures."""
+"""Name of the figure, by label of `vllm:cache_config_info`."""
 _GAUGES = {
     "vllm:kv_cache_usage_perc": "usage",
     "sglang:token_usage": "usage",
     "sglang:max_total_num_tokens": "tokens",
 }
 _USAGES = ("vllm:kv_cache_usage_perc", "sglang:token_usage")
-"""Gauges that a whole page has; a few pasted lines may lack them."""
+"""Gauges that every complete page has. Only a complete page is checked; pasted lines may lack most metrics."""
 _MOST = 1e15
 _RECORDED = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "gpu_memory_utilization")
 
@@ -41,10 +41,10 @@ def is_page(text: str) -> bool:
 
 
 def read_metrics_page(text: str) -> StartupLog:
-    """Read what metrics say of memory; of several engines, the first.
+    """Read the memory figures and settings in a page of metrics; with several engines, those of the first.
 
     Raises:
-        RecordingError: a line of the page is no metric, or a page that is whole contradicts itself.
+        RecordingError: a line is not a metric, or a complete page contradicts itself.
     """
     if any(line.startswith(_USAGES) for line in text.splitlines()):
         parse_metrics(text)
@@ -74,7 +74,7 @@ def _hear(told: StartupLog, sample: Sample, line: int) -> None:
 
 
 def recorded_memory(recording: Recording) -> StartupLog:
-    """Return what a recording says of its server's memory."""
+    """Return the memory figures and settings of a recorded server."""
     meta = recording.meta
     told = StartupLog(server="vllm", source="recording")
     told.settings = {name: str(value) for name in _RECORDED if (value := meta.policy.get(name)) is not None}

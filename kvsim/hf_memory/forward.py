@@ -1,7 +1,7 @@
-"""Tensors of one eager forward pass of a Llama-like decoder, in the order in which they are made and dropped.
+"""Allocate and free the tensors of one eager forward pass of a Llama-like decoder, to compute its GPU memory.
 
-Sizes follow from the shapes. The order is that of transformers 5.17 with scaled-dot-product attention; it decides which
-pieces the allocator finds free. This module does not know how tokens are sampled.
+Sizes follow from the shapes. The order of allocations is that of transformers 5.17 with scaled-dot-product attention;
+it matters because it decides which free pieces the allocator can reuse. Sampling is not part of this module.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ FLOAT32_BYTES = 4
 INT64_BYTES = 8
 
 _LAYERS_IN_FULL = 2
-"""Number of layers that are followed one by one. If all temporaries are small, later layers repeat what these did to
-the small pool."""
+"""Number of layers that are always simulated in full. If all temporary tensors are small, later layers reuse the same
+pieces of the small pool, so only their keys and values are allocated."""
 
 
 class Forward:
-    """Forward passes over `rows` rows. A number that a method takes or returns is the address of a live tensor."""
+    """Forward passes over a batch of `rows` rows. Tensors are represented by their addresses."""
 
     def __init__(self, model: Model, allocator: CachingAllocator, *, rows: int, masked: bool) -> None:
-        """Begin without keys and values.
+        """Begin with an empty KV cache.
 
         Args:
             model: the decoder.
             allocator: allocator of its tensors.
             rows: rows of the batch.
-            masked: True if attention gets a mask; then keys and values are also copied for every query head.
+            masked: True if attention gets a mask; then keys and values are copied for every query head, too.
         """
         self._model = model
         self._rows = rows
@@ -39,12 +39,13 @@ class Forward:
         self._take = allocator.allocate
         self._give = allocator.free
         self.cache: list[tuple[int, int]] = []
-        """Addresses of the keys and values of every layer."""
+        """Addresses of the keys and of the values of each layer."""
 
     def run(self, positions: int, keys: int, *, keep_cache: bool = False) -> int:
-        """Pass `positions` tokens of every row, attending to `keys` tokens; return the logits of the last position.
+        """Run a forward pass of `positions` tokens per row that attend to `keys` tokens.
 
-        The cache is replaced by one of `keys` tokens, unless `keep_cache` is set: then it has room already.
+        Return the logits of the last position. The KV cache is replaced by a cache of `keys` tokens; with `keep_cache`
+        it is preallocated and stays.
         """
         take, give, model = self._take, self._give, self._model
         tokens = self._rows * positions
@@ -59,7 +60,7 @@ class Forward:
                 self._repeated(keys)
                 continue
             before, hidden = hidden, self._layer(number, positions, keys, keep_cache=keep_cache)
-            if before != embedded:  # the caller holds it to the end
+            if before != embedded:  # the embeddings are referenced until the end of the pass
                 give(before)
         normed = self._norm(tokens)
         for address in (hidden, embedded, *mask, *rotary):
@@ -77,7 +78,7 @@ class Forward:
         return self._model.num_kv_heads * self._model.head_dim
 
     def _mask(self, positions: int, keys: int) -> tuple[int, ...]:
-        """Make the boolean attention mask: which position may attend to which key."""
+        """Allocate the boolean attention mask: for each position and key, whether it may attend; none without mask."""
         if not self._masked:
             return ()
         index = [self._take(self._rows * keys * INT64_BYTES) for _ in range(2)]
@@ -89,7 +90,7 @@ class Forward:
         return (mask,)
 
     def _rotary_angles(self, tokens: int) -> tuple[int, int]:
-        """Make sines and cosines of every position in the weights' type, through single precision."""
+        """Allocate the sines and cosines of every position: in single precision first, then in the weights' type."""
         take, give, width = self._take, self._give, self._model.head_dim
         double = tokens * width * FLOAT32_BYTES
         scratch = [take(tokens * FLOAT32_BYTES), take(double // 2), take(double)]
@@ -104,21 +105,21 @@ class Forward:
         return sines, cosines
 
     def _layer(self, number: int, positions: int, keys: int, *, keep_cache: bool) -> int:
-        """Make one layer's output; the caller drops its input."""
+        """Run one layer and return its output; the caller frees its input."""
         take, give, model = self._take, self._give, self._model
         tokens, element = self._rows * positions, model.dtype_bytes
         query_bytes, key_bytes = tokens * self._query_width * element, tokens * self._key_width * element
         normed = self._norm(tokens)
         query, key, value = take(query_bytes), take(key_bytes), take(key_bytes)
-        turned_query, turned_key = self._turned(query_bytes), self._turned(key_bytes)
+        rotated_query, rotated_key = self._rotated(query_bytes), self._rotated(key_bytes)
         give(query)
         give(key)
         self._store(number, keys, keep_cache=keep_cache)
-        give(turned_key)
+        give(rotated_key)
         give(value)
         attended = self._attention(positions, keys, query_bytes)
         projected = take(tokens * model.hidden_size * element)
-        for address in (attended, turned_query, normed):
+        for address in (attended, rotated_query, normed):
             give(address)
         middle = take(tokens * model.hidden_size * element)
         give(projected)
@@ -131,7 +132,7 @@ class Forward:
         return output
 
     def _norm(self, tokens: int) -> int:
-        """Make a root-mean-square norm in single precision, then its result in the weights' type."""
+        """Compute a root-mean-square norm in single precision; return the result in the weights' type."""
         take, give = self._take, self._give
         single = tokens * self._model.hidden_size * FLOAT32_BYTES
         converted, squared, mean = take(single), take(single), take(tokens * FLOAT32_BYTES)
@@ -147,8 +148,8 @@ class Forward:
             give(address)
         return output
 
-    def _turned(self, num_bytes: int) -> int:
-        """Make queries or keys with their rotary position embedding."""
+    def _rotated(self, num_bytes: int) -> int:
+        """Apply the rotary position embedding to queries or keys of `num_bytes`; return the new tensor."""
         take, give = self._take, self._give
         by_cosine, negated = take(num_bytes), take(num_bytes // 2)
         swapped = take(num_bytes)
@@ -161,7 +162,7 @@ class Forward:
         return output
 
     def _store(self, number: int, keys: int, *, keep_cache: bool) -> None:
-        """Store the layer's keys, then its values: a new tensor for `keys` tokens each, and the old one dropped."""
+        """Replace the layer's keys, then its values, by new tensors for `keys` tokens."""
         if keep_cache and number < len(self.cache):
             return
         num_bytes = self._rows * keys * self._key_width * self._model.dtype_bytes
@@ -187,7 +188,7 @@ class Forward:
         return output
 
     def _copies(self, keys: int) -> tuple[int, ...]:
-        """Copy keys and values for every query head, if several share them: kernels with a mask need that."""
+        """Copy keys and values for every query head if several heads share them; kernels with a mask need copies."""
         if self._query_width == self._key_width:
             return ()
         num_bytes = self._rows * keys * self._query_width * self._model.dtype_bytes

@@ -1,12 +1,11 @@
-"""Run calls of `generate()`, step by step, through PyTorch's allocator.
+"""Compute the GPU memory of calls of `generate()`: simulate their allocations step by step in PyTorch's allocator.
 
     batches = [Batch(rows=16, prompt_width=405, new_tokens=898)]
     memory = generate_memory(find_model("llama-2-7b"), batches, capacity_bytes=gpu.memory_bytes)
     print(memory.peak_allocated_bytes[-1], memory.reserved_bytes.max())
 
-Describes transformers 5.17 with PyTorch 2.11 on CUDA; checked tensor by tensor against allocation histories of an H200.
-Scalars and tensors of a few bytes per row are left out: they fit into gaps of the small pool. This module does not know
-time.
+This is transformers 5.17 with PyTorch 2.11 on CUDA, checked tensor by tensor against allocation histories of an H200.
+Scalars and tensors of a few bytes per row are left out, because they fit into gaps of the small pool.
 """
 
 from __future__ import annotations
@@ -78,10 +77,10 @@ def generate_memory(
             captured graphs is `private_bytes`.
         earlier: batches that the process generated before; their memory is still cached.
         given_back_before: indices of batches before which all cached memory is returned to the driver.
-        least_length: True if a least length of the answers was set (`min_new_tokens`); it copies all logits.
+        least_length: True if `min_new_tokens` was set; its logits processors copy all logits.
         capacity_bytes: memory that the driver can give to PyTorch; None for no limit.
         workspace_bytes: size of cuBLAS's workspace.
-        warm: True if the workspace was allocated right after loading, else the first batch allocates it.
+        warm: True if the workspace was allocated right after loading; False if the first batch allocates it.
         other_bytes: other tensors of the same process.
         private_bytes: memory that captured graphs reserve in private pools.
 
@@ -110,7 +109,7 @@ def generate_memory(
 
 
 def _prepare(model: Model, allocator: CachingAllocator, workspace_bytes: int, other_bytes: int, *, warm: bool) -> int:
-    """Allocate what a process holds before its first batch; return the allocated bytes before a cold workspace."""
+    """Allocate the memory that a process holds before its first batch; return its bytes, without a cold workspace."""
     if other_bytes:
         allocator.allocate(other_bytes)
     _load(model, allocator)
@@ -181,7 +180,7 @@ class _Call:
         prompts = [self._take(batch.rows * self._width * INT64_BYTES) for _ in range(5)]
         *self._arguments, self._positions, self._mask, self._ids = prompts
         self._scores: list[int] = []
-        """Addresses of the tensors that the last token was chosen from; they live until the next ones replace them."""
+        """Addresses of the scores from which the last token was chosen; they live until the next step."""
         self._logits: int | None = None
 
     def step(self) -> None:
@@ -215,7 +214,10 @@ class _Call:
         return self._take(batch.rows * self._model.vocab_size * self._model.dtype_bytes)
 
     def _choose(self) -> None:
-        """Make the logits in single precision, and for each logits processor a copy and its result."""
+        """Allocate the logits in single precision, and for each logits processor a copy and its result.
+
+        The scores of the last step are freed one after the other, when the variables that hold them are assigned again.
+        """
         take, give = self._take, self._give
         size = self._batch.rows * self._model.vocab_size * FLOAT32_BYTES
         old, processed = self._scores, take(size)
@@ -234,7 +236,7 @@ class _Call:
             give(address)
 
     def _grown(self, tensor: int) -> int:
-        """Replace a tensor of integers by one that is one token wider."""
+        """Replace a tensor of integers by a tensor that is one token wider; return the new one."""
         wider = self._take(self._batch.rows * self._width * INT64_BYTES)
         self._give(tensor)
         return wider

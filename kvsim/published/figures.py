@@ -1,4 +1,7 @@
-"""Published figures, their tolerance bands, and the outcome of a reproduction."""
+"""Data classes of published figures: the numbers, their tolerance bands, and the outcome of a reproduction.
+
+kvsim runs every published experiment itself, so that readers can see where it agrees and where it does not.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ ProgressCallback: TypeAlias = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One published number, and the band around it within which ours agrees."""
+    """One published number, and the band in which a simulated number counts as equal."""
 
     label: str
     published: float
@@ -22,9 +25,13 @@ class Figure:
 
     @classmethod
     def of(cls, label: str, stated: float | Mapping[str, Any], row: Mapping[str, Any]) -> Figure:
-        """Build a figure of `rows.toml`: a number with the unit and tolerance of its row, or a table with its own."""
+        """Build a figure from `rows.toml`.
+
+        `stated` is a number, which has the unit and tolerance of its row, or a table that may state others.
+        """
         own: Mapping[str, Any] = stated if isinstance(stated, dict) else {"published": stated}
         published, rule = own["published"], row if own.keys() <= {"published", "unit"} else own
+        # A tolerance is relative (near), absolute (within), or a band with `low` and `high`.
         margin = rule["near"] * abs(published) if "near" in rule else rule.get("within")
         return cls(
             label=label,
@@ -61,11 +68,11 @@ class PublishedRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reproduction:
-    """A row and our numbers."""
+    """A row and the simulated numbers."""
 
     row: PublishedRow
     ours: tuple[float, ...]
-    """Our figures, in the order of `row.figures`."""
+    """Simulated numbers, in the order of `row.figures`."""
     ceilings: tuple[float, ...] = ()
     """Upper bound of each figure, see `PublishedRow.ceilings`; empty if there are none."""
 
@@ -79,7 +86,7 @@ class Reproduction:
 
     @property
     def is_refuted(self) -> bool:
-        """Whether a published figure exceeds its bound: the row's assumptions are wrong, and comparisons void."""
+        """Whether a published figure exceeds its upper bound, so that the assumptions of the row must be wrong."""
         return bool(self.beyond)
 
     @property

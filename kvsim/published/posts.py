@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 _GRANITE = "ibm-granite/granite-4.0-350m"
 _ONE_BY_ONE = 20
-"""Number of questions in the recording, of 500; the rate does not depend on the rest."""
+"""Number of questions, of 500, that the recording has; the rate is the same for the others."""
 _THREE_WAYS = ("hf-h200-granite-350m-one-by-one", "hf-h200-granite-350m-batch500", "vllm-h200-granite-350m-gsm8k")
-"""Recordings of the three ways on an H200 with a known host."""
+"""Recordings of the three ways of serving on an H200; their host is used for step times."""
 _H200_KV_BYTES = 40 * GIB
 """Bytes of KV cache: more than 500 answers need, as on the recorded machine."""
 
@@ -73,7 +73,7 @@ def _three_ways(
 
 
 _QUESTION, _ANSWER = 100, 500
-"""Assumed tokens of prompts and outputs in a guide that does not state them."""
+"""Assumed prompt and output lengths in tokens of a guide that does not state them."""
 
 
 def _mistral_ceilings() -> list[float]:

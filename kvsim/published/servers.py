@@ -39,7 +39,7 @@ _SCHEDULER = ContinuousSettings(
 
 
 def orca(reserve: Reserve) -> Contiguous:
-    """Return Orca as the paper's authors built it: iteration-level scheduling over a buddy allocator."""
+    """Return Orca as the authors of the paper rebuilt it: iteration-level scheduling and a buddy allocator."""
     return Contiguous(scheduler=_SCHEDULER, cache=ContiguousSettings(reserve=reserve, fit="buddy"))
 
 
@@ -65,7 +65,7 @@ def machine(policy: Policy, model: Model | None = None) -> Machine:
     model = model or find_model("facebook/opt-13b")
     gpu = find_gpu("A100-40G")
     times = from_card(card_of(gpu), gpu, model, "vllm", captured=False)
-    # The first vLLM had no null block; today's reserves one, so add it.
+    # The first vLLM had no null block. The policy reserves one, so the pool gets one block more.
     null_bytes = policy.unit_tokens * model.kv_bytes_per_token if isinstance(policy, Paged) else 0
     return Machine(
         gpu=gpu,
