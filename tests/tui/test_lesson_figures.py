@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from kvsim.cli import cli
 from kvsim.recording import read
 from kvsim_tui.lessons import Guided, find_lesson
+from kvsim_tui.lessons.beside_figures import with_drafts
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,10 +37,11 @@ def test_drafts_bring_a_preemption_sooner(acceptance: str, tmp_path: Path) -> No
     drafted, lesson = read(folder), Guided(find_lesson("6")).sessions[0].recording
     assert drafted.meta.pool.num_units == lesson.meta.pool.num_units
     first, sooner = (int(np.flatnonzero(run.steps.preempted)[0]) for run in (lesson, drafted))
-    said = text_of("6", "Drafts bring it sooner")
-    assert f"run out {first - sooner} steps earlier" in said
+    said = text_of("6", "With drafts, the pool runs out sooner")
+    assert f"runs out {first - sooner} steps earlier" in said
     if acceptance == "0.7":
-        assert f"after {100 * drafted.duration_s / lesson.duration_s:.0f} % of the time" in said
+        assert f"takes {100 * drafted.duration_s / lesson.duration_s:.0f}% of the time" in said
+        assert with_drafts(lesson)[-1][1:] == (sooner, drafted.duration_s)
 
 
 def test_an_image_has_a_place_in_two_caches() -> None:

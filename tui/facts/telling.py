@@ -86,7 +86,8 @@ def story_of_comparison(comparison: ComparedRuns) -> Story:
     batches = [(_mean_of(lane.session, lane.session.recording.steps.running), lane.label) for lane in (fast, *rivals)]
     running = ", ".join(f"{batch:,.0f} ({label})" for batch, label in batches)
     begin = f"{fast.label} {seconds(fast_s, fast_s / 100)}: {first}"
-    return Story(frame=0, parts=(begin, *others, f"running on average: {running}"))
+    parts = (begin, *others, f"running on average: {running}")
+    return Story(frame=0, parts=parts, short=_durations(comparison))
 
 
 def _factor_words(comparison: ComparedRuns, place: int) -> str:
@@ -104,17 +105,35 @@ def _because_of_memory(comparison: ComparedRuns, place: int) -> str:
     """Return the part of the gap between the last run and the one at `place` from the end that ample memory would
     close; empty if it is unknown.
     """
+    by_memory = _by_memory(comparison, place)
+    if by_memory is None:
+        return ""
+    if by_memory == _gap(comparison, place):
+        return " (all of it is memory)"
+    return f" (×{by_memory:,.1f} of it is memory)" if by_memory >= _NONE_LEFT else " (not for lack of memory)"
+
+
+def _by_memory(comparison: ComparedRuns, place: int) -> float | None:
+    """Return the factor of that gap that ample memory would close: all of it if hardly any is left; None if unknown."""
     slow, fast = comparison.lanes[-place].session, comparison.lanes[-1].session
     gap = _gap(comparison, place)
     if not comparison.ample_tokens_per_s or slow.served[-1] != fast.served[-1] or gap < _NOTICED:
-        return ""
+        return None
     left = comparison.ample_tokens_per_s[-1] / comparison.ample_tokens_per_s[-place]
     if left <= 0:
-        return ""
-    if left < _NONE_LEFT:
-        return " (all of it is memory)"
-    by_memory = gap / left
-    return f" (×{by_memory:,.1f} of it is memory)" if by_memory >= _NONE_LEFT else " (none of it is memory)"
+        return None
+    return gap if left < _NONE_LEFT else gap / left
+
+
+def _durations(comparison: ComparedRuns) -> str:
+    """Return the duration of every run, the shortest first, with the factor that is memory."""
+    fast_s = comparison.lanes[-1].session.player.duration_s
+    words = []
+    for place, lane in enumerate(reversed(comparison.lanes), 1):
+        by_memory = _by_memory(comparison, place)
+        share = f" (memory ×{by_memory:.2g})" if by_memory is not None and by_memory >= _NONE_LEFT else ""
+        words.append(f"{lane.label} {seconds(lane.session.player.duration_s, fast_s / 100)}{share}")
+    return ", ".join(words)
 
 
 def _when_full(session: Session) -> list[str]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
-from typing import TYPE_CHECKING
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -33,11 +33,16 @@ def figure_beside(kind: str, what: str, recording: Recording) -> str | None:
     return _image_figures().get(what) if kind == "image" else _draft_figure(recording, what)
 
 
+def image_tokens() -> tuple[int, int]:
+    """Return the tokens of one image, and how many such tokens the encoder cache holds."""
+    model = find_model(_MODEL)
+    return image_rule(model.image_class).num_tokens(_WIDTH, _HEIGHT), encoder_cache_tokens(model, _STEP_TOKENS)
+
+
 @cache
 def _image_figures() -> dict[str, str]:
     """Return what one image takes of the blocks and of the encoder cache."""
-    model = find_model(_MODEL)
-    tokens, kept = image_rule(model.image_class).num_tokens(_WIDTH, _HEIGHT), encoder_cache_tokens(model, _STEP_TOKENS)
+    model, (tokens, kept) = find_model(_MODEL), image_tokens()
     layout = cache_layout(model, CacheSettings(max_model_len=model.max_position_embeddings))
     return {
         "model": model.name,
@@ -61,15 +66,40 @@ def _draft_figure(recording: Recording, what: str) -> str | None:
         return None
     drafted = _drafted(recording, _ACCEPTANCE[how])
     if figure == "time":
-        return f"{100 * drafted.duration_s / recording.duration_s:.0f} %"
-    first, sooner = (int(np.flatnonzero(run.steps.preempted)[0]) for run in (recording, drafted))
+        return f"{100 * drafted.duration_s / recording.duration_s:.0f}%"
+    first, sooner = (_first_preemption(run) for run in (recording, drafted))
     return f"{first - sooner:,}"
+
+
+class Drafted(NamedTuple):
+    """The requests of a lesson with drafts or without."""
+
+    name: str
+    steps: int
+    """Steps until the pool runs out, or until the end."""
+    duration_s: float
+    """Time until the last answer in seconds, that of drafting left out."""
+
+
+def with_drafts(recording: Recording) -> list[Drafted]:
+    """Return the requests of `recording` without drafts, and with three drafts a step of which some are right."""
+    runs = {"no drafts: the run above": recording} | {
+        f"3 drafts a step, {words} right": _drafted(recording, _ACCEPTANCE[how])
+        for how, words in (("none", "none"), ("most", "7 of 10"))
+    }
+    return [Drafted(name, _first_preemption(run), run.duration_s) for name, run in runs.items()]
+
+
+def _first_preemption(recording: Recording) -> int:
+    preempted = np.flatnonzero(recording.steps.preempted)
+    return int(preempted[0]) if len(preempted) else len(recording.steps)
 
 
 _ACCEPTANCE = {"none": "0", "most": "0.7"}
 """Shares of right drafts: none, and seven of ten."""
 
 
+@lru_cache(maxsize=4)
 def _drafted(recording: Recording, acceptance: str) -> Recording:
     meta = recording.meta
     model, gpu = find_model(str(meta.model["name"])), find_gpu(meta.gpu)

@@ -23,7 +23,8 @@
                              lost_blocks, lost_tokens (by its last preemption), full_blocks, window_blocks, let_go
                              (of the tables of full attention, of windows; what the windows have given back)
 {ladder.4.gain}              tokens_per_s, ample, memory_gain, time_gain, batch of a rung of the ladder, with the
-                             limits of the lesson's paged run; {ladder.total} is the gain of all rungs together
+                             limits of the lesson's paged run; {ladder.2.4.gain} is the product of the gains above
+                             rung 2 up to rung 4, and {ladder.total} that of all rungs
 {step.weights_gb}            kv_gb, kv_percent, sequences, context, reading_ms, gpu_ms, captured_ms, eager_ms,
                              saved_percent, tokens_per_s: of a decode step with the sequences that are here
 """
@@ -31,6 +32,7 @@
 from __future__ import annotations
 
 import re
+from math import prod
 from typing import TYPE_CHECKING
 
 from kvsim.kv_groups import CacheSettings, cache_layout
@@ -243,6 +245,12 @@ class Figures:
         match what:
             case ["total"]:
                 return f"{climbed[-1].tokens_per_s / climbed[0].tokens_per_s:,.0f}"
+            case [low, high, figure] if low.isdecimal() and high.isdecimal() and int(low) < int(high) <= len(climbed):
+                gains = [
+                    {"gain": rung.gain, "memory_gain": rung.memory_gain, "time_gain": rung.time_gain}.get(figure)
+                    for rung in climbed[int(low) : int(high)]
+                ]
+                return None if None in gains else f"{prod(gain for gain in gains if gain is not None):.2f}"
             case [rung, figure] if rung.isdecimal() and 0 < int(rung) <= len(climbed):
                 return self._rung(climbed[int(rung) - 1]).get(figure)
         return None

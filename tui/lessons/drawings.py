@@ -13,6 +13,7 @@ from rich.segment import Segment
 from rich.style import Style
 
 from kvsim.memory.waste import SlotState
+from kvsim.models.images import MARKS
 
 from ..facts.schedule import Doing, schedule
 from ..look.stack import EIGHTHS
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from ..facts.step_cost import StepCost
     from ..look.states import Symbols
     from ..playback.session import Session
+    from .beside_figures import Drafted
 
 Lines: TypeAlias = "list[list[Segment]]"
 
@@ -51,13 +53,17 @@ class Drawing(Enum):
     """Hits, memory held twice, imbalance and time of each fleet."""
     REMEDIES = "remedies"
     """Time, tokens computed twice and waits with each remedy against preemptions."""
+    DRAFTS = "drafts"
+    """Steps until the pool runs out and the time, with drafts and without."""
+    IMAGE = "image"
+    """Slots of the blocks, and of the encoder cache, that one image takes."""
     SCHEDULE = "schedule"
     """Time in which each request waits and runs."""
 
     @property
     def stands_alone(self) -> bool:
         """Whether a page shows the drawing in place of the pool."""
-        return self in (Drawing.READS, Drawing.LAUNCHES, Drawing.LADDER, Drawing.HITS, Drawing.FLEETS, Drawing.REMEDIES)
+        return self not in (Drawing.TABLE, Drawing.SCHEDULE)
 
 
 _COSTS: Final = {
@@ -72,6 +78,7 @@ _COSTS: Final = {
 }
 _LABEL: Final = 17
 _RUNG: Final = 26
+_DRAFTS: Final = 32
 _NAME: Final = 3
 _SIZE: Final = 14
 
@@ -276,6 +283,44 @@ def remedies(tried: Sequence[Remedied], width: int, symbols: Symbols) -> Lines:
             f"{milliseconds(one.longest_wait_s)} {symbols.dot} memory {symbols.times}{one.memory:g}"
         )
         lines.append([pen.text(words, weak=True)])
+    return lines
+
+
+def drafts(tried: Sequence[Drafted], width: int, symbols: Symbols) -> Lines:
+    """Draw the steps until the pool runs out with drafts and without, and below them the time until the last answer."""
+    pen, most = Pen(symbols), max(one.steps for one in tried)
+    room = max(width - _DRAFTS - 10, 8)
+    lines: Lines = []
+    for one in tried:
+        bar = pen.bar(one.steps / most, room, symbols.palette.states[SlotState.TOKEN])
+        lines.append([pen.text(one.name.ljust(_DRAFTS)), bar, pen.text(f" step {one.steps:>4,}")])
+        lines.append([pen.text(f"  last answer after {milliseconds(one.duration_s)}", weak=True)])
+    return lines
+
+
+def image(num_tokens: int, cache_tokens: int, block_slots: int, width: int, symbols: Symbols) -> Lines:
+    """Draw the tokens of an image in their blocks, and as a share of the encoder cache."""
+    pen, color = Pen(symbols), symbols.palette.states[SlotState.TOKEN]
+    room = max(width - _LABEL, 8)
+    num_slots = -(-(num_tokens + MARKS) // block_slots) * block_slots
+    rows = (
+        (
+            "blocks",
+            (num_tokens + MARKS) / num_slots,
+            f"{num_tokens + MARKS:,} of {num_slots:,} slots: stay to the end of the answer",
+        ),
+        (
+            "encoder cache",
+            num_tokens / cache_tokens,
+            f"{num_tokens:,} of {cache_tokens:,} tokens: go once the last is read",
+        ),
+    )
+    lines: Lines = []
+    for label, share, words in rows:
+        lines += [
+            [pen.text(label.ljust(_LABEL)), pen.bar(share, room, color)],
+            [pen.text(" " * _LABEL + words, weak=True)],
+        ]
     return lines
 
 

@@ -20,6 +20,7 @@ from ..playback.session import Session
 from ..pool.colors import default_color
 from ..pool.paint import ColorBy
 from . import drawings
+from .beside_figures import image_tokens, with_drafts
 from .caption_figures import Figures, UnknownFigureError
 from .caption_moments import UnknownMomentError, frame_of
 from .drawings import Drawing
@@ -137,6 +138,12 @@ class Guided:
             case Drawing.REMEDIES:
                 lines = drawings.remedies(self.remedies(), width, symbols)
                 drawn = [("Time until the last answer, with each remedy", lines)]
+            case Drawing.DRAFTS:
+                lines = drawings.drafts(with_drafts(session.recording), width, symbols)
+                drawn = [("Steps until the pool runs out, and the time until the last answer", lines)]
+            case Drawing.IMAGE:
+                lines = drawings.image(*image_tokens(), session.replay.unit_tokens, width, symbols)
+                drawn = [("One image in two caches", lines)]
             case Drawing.FLEETS:
                 drawn = [("Two servers behind each router", drawings.fleets(self.fleets, width, symbols))]
             case Drawing.SCHEDULE:

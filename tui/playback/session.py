@@ -46,7 +46,7 @@ class Story:
     parts: tuple[str, ...]
     """Parts of the headline, from the most to the least important."""
     short: str = ""
-    """The first part in fewer words, if there are any."""
+    """The story in fewer words, if there are any, where hardly any part fits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -111,6 +111,7 @@ class Compare(PlaybackScreen):
             line.tell(story_of_comparison(self.comparison))
         for figures, tokens_per_s in zip(self.query(LaneFigures), self.comparison.ample_tokens_per_s, strict=True):
             figures.learn(tokens_per_s)
+        self.query_one(Race).show_transport()
 
     def headline(self) -> tuple[list[str], list[str]]:
         """Return the properties that all runs share, with the engine's step times if these are shared."""

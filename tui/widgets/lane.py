@@ -26,6 +26,10 @@ MANY_LANES: Final = 3
 """Runs up to which each has its pool on a narrow screen."""
 _WORD = 8
 """Columns for the name of a bar."""
+_LONG_LINE = 52
+"""Columns for the throughput of the whole run in long words, whatever the figures."""
+_SHARE = 15
+"""Columns for the share beside a bar of one line."""
 _SHORT_LINE = 9
 """Columns for words beside tall figures."""
 
@@ -103,7 +107,7 @@ class LaneFigures(Widget):
                 bar = self._progress(width - _WORD, 0, 1, short=True)
                 return Strip([Segment("served".ljust(_WORD), self._style("label")), *bar])
             case "memory":
-                bar = state_bar(self._lane.session.breakdown, width - _WORD, self._symbols)
+                bar = state_bar(self._lane.session.breakdown, width - _WORD - _SHARE, self._symbols)
                 return Strip([Segment("memory".ljust(_WORD), self._style("label")), *bar])
         return Strip([])
 
@@ -113,7 +117,7 @@ class LaneFigures(Widget):
         if rows is None:
             share, what = (
                 session.served[session.player.frame] / max(int(session.served[-1]), 1),
-                "of all tokens served",
+                "of its tokens served",
             )
         else:
             share, what = rows.num_tokens / max(rows.num_rows * rows.row_tokens, 1), "of the rows used"
@@ -153,7 +157,7 @@ class LaneFigures(Widget):
     @property
     def _rate(self) -> str:
         session, time_s = self._lane.session, self._lane.session.player.clock_s
-        return f"{int(session.served[session.player.frame]) / time_s:,.0f} tokens/s" if time_s else ""
+        return f"so far {int(session.served[session.player.frame]) / time_s:,.0f} tokens/s" if time_s else ""
 
     def _counts(self, *, with_rate: bool) -> list[Segment]:
         session, dot = self._lane.session, self._symbols.dot
@@ -187,11 +191,9 @@ class LaneFigures(Widget):
             in_all = int(session.served[-1]) / session.player.duration_s
             texts = (
                 f"whole run: {in_all:,.0f} tokens/s, with ample memory {self._ample:,.0f}",
-                f"run {in_all:,.0f} tokens/s, ample memory {self._ample:,.0f}",
-                f"run {in_all:,.0f}/s, ample memory {self._ample:,.0f}/s",
-                f"{in_all:,.0f} tokens/s, ample {self._ample:,.0f}",
+                f"whole run {in_all:,.0f}, ample {self._ample:,.0f}",
             )
-            text = next((text for text in texts if len(text) <= self.size.width), texts[-1])
+            text = texts[self.size.width < _LONG_LINE]  # the same words in all runs
             return [Segment(shortened(text, self.size.width, cut), self._style("text"))]
         waiting = session.replay.waiting_requests()[:_NAMES_SHOWN].tolist()
         if not waiting or self._lane.over:

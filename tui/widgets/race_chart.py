@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from ..playback.session import Session
 
 _LABEL = 14
+_TIME = 9
+"""Columns right of the axis, for the duration of a run that is as long as the axis."""
 _MOST_TIMES = 4
 """Longest axis, as a multiple of the fastest run's duration, if the slowest takes more than twice as long."""
 
@@ -39,6 +41,16 @@ class Race(Scrubber):
         self.refresh()
 
     @property
+    def axis_width(self) -> int:
+        """Columns of the axis."""
+        return max(super().axis_width - _TIME * self._has_lines, 0)
+
+    @property
+    def _has_lines(self) -> bool:
+        """Whether each run has a line."""
+        return self.size.height > 1
+
+    @property
     def _span_s(self) -> float:
         """Seconds that the axis shows: cut if one run takes many times as long as another."""
         durations_s = [lane.session.player.duration_s for lane in self._comparison.lanes]
@@ -48,9 +60,14 @@ class Race(Scrubber):
     def marks(self) -> list[tuple[str, TextualStyle, str]]:
         """Return the marks at the ends of the runs."""
         style = TextualStyle.from_rich_style(self._style("value"))
-        marks = [("#" if self.symbols.ascii else "■", style, "a run ends")]
-        if any(self._is_beyond(lane.session) for lane in self._comparison.lanes):
+        ending = [lane for lane in reversed(self._comparison.lanes) if not self._is_beyond(lane.session)]
+        names = ", ".join(lane.label for lane in ending)
+        words = "a run ends" if self._has_lines or len(ending) == len(self._comparison.lanes) else f"end of {names}"
+        marks = [("#" if self.symbols.ascii else "■", style, words)]
+        if self._has_lines and any(self._is_beyond(lane.session) for lane in self._comparison.lanes):
             marks.append((self.symbols.arrow, style, "ends beyond the axis"))
+        if self._has_lines and self._comparison.ample_tokens_per_s:
+            marks.append(("ample", style, "tokens/s with memory for all requests at once"))
         return marks
 
     def place(self) -> str:
@@ -69,7 +86,8 @@ class Race(Scrubber):
         cells = self._track(width) if last else self._span(y, width)
         column = self.cursor_column
         line = self.symbols.knob if last else "│" if self.symbols.color else "|"
-        cells[column : column + 1] = [Segment(line, Style(color=self.symbols.palette.cursor, bold=True))]
+        if last or not cells[column].text.isalnum():  # a digit of a duration is not written over
+            cells[column] = Segment(line, Style(color=self.symbols.palette.cursor, bold=True))
         if last:
             rows = lanes[0].session.rows
             label, value = "time", seconds(self.player.clock_s, self.player.duration_s / 1000)
@@ -98,6 +116,7 @@ class Race(Scrubber):
         cells = [Segment(self.symbols.up[8], self._style("bar"))] * (gone + 1)
         cells += [Segment(self.symbols.track, self._style("bar"))] * (end - gone)
         over = self._comparison.lanes[number].over
+        width += _TIME
         cells += [Segment(" ", self._style("text"))] * (width - len(cells))
         begin = max(min(end + 1, width - len(when)), 0)
         style = self._style("value" if over else "label")

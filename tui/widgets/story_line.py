@@ -43,8 +43,9 @@ class StoryLine(Widget):
         width, parts = self.size.width, list(self._story.parts)
         while len(parts) > 1 and len(self._text(parts)) > width - 1:
             parts.pop()
-        if len(self._text(parts)) > width - 1 and self._story.short:
-            parts = [self._story.short]
+        short, used = self._story.short, len(self._text(parts))
+        if short and len(parts) == 1 and (used > width - 1 or used < len(short) < width):
+            parts = [short]
         text = self._text(parts)
         hint = next((hint for hint in _HINTS if len(text) + len(hint) + 3 <= width), "") if self._hinting else ""
         return Strip(
