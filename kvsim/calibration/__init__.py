@@ -1,4 +1,8 @@
-"""Fit the step-time model to recordings of one GPU and model, and report the remaining error."""
+"""Fit step times to recordings (`kvsim calibrate`), and report the errors that remain.
+
+`calibrate` fits the coefficients of a profile, `calibrate_host` adapts a profile to another host, and `calibrate_card`
+fits the factors of a machine card.
+"""
 
 from kvsim.calibration.card_factors import calibrate_card
 from kvsim.calibration.coefficient_fit import calibrate

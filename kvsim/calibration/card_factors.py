@@ -1,8 +1,8 @@
-"""Fit a machine: factors by which its GPU and its host are slower than its machine card, from recordings of any model.
+"""Fit the factors by which the GPU and the host of a machine are slower than its card predicts.
 
-There are three factors instead of thirty coefficients, so a fit with one model serves every model on that machine. The
-factors make the total time of each kind of step equal to the recorded one, because throughput depends on the mean. A
-robust fit follows the median: it would treat the occasional stalls of a host as outliers and predict too little time.
+There are three factors instead of thirty coefficients, so that a fit with recordings of one model is valid for every
+model on the machine. The fit matches the total time of each kind of step, because throughput depends on the mean time.
+A robust fit would match the median: it ignores occasional stalls of the host, and so predicts too little time.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from kvsim.steptime.reduction import never_asleep, on_machine
 from kvsim.steptime.roofline import Roofline
 
 _USUAL = {"gpu": 0.03, "host": 0.2, "woken": 0.2}
-"""Usual distances of hosts and GPUs from a card, as shares. Factors that the recordings do not determine are held this
-close to 1. On seven machines with an H200, hosts that never sleep lie between 0.7 and 1.1 of the card's, and the cost
-of sleeping between 0.75 and 1.1 of the usual cost."""
+"""Standard deviations of the factors around 1, which the fit assumes. They keep a factor near 1 if the recordings do
+not determine it. On seven machines with an H200, hosts that never sleep took 0.7 to 1.1 times the card's time, and the
+cost of sleeping was 0.75 to 1.1 times the usual cost."""
 _COUNTS = 0.025
-"""Excess of a kind of step, as a share of its time, that weighs as much as one usual distance."""
+"""Error of a kind of step, as a share of its time, that weighs as much as one standard deviation of a factor."""
 _REACH = float(np.log(4.0))
-"""The largest factor between a machine and a card."""
+"""Logarithm of the largest factor."""
 _STALL_PERCENTILE = 99.8
-"""Percentile of errors above which a step is taken for a stall and ignored."""
+"""Percentile of absolute errors above which a step counts as a stall and is ignored."""
 
 
 def calibrate_card(card: Card, recordings: Sequence[Recording]) -> tuple[Card, tuple[Residual, ...]]:
@@ -66,8 +66,11 @@ def calibrate_card(card: Card, recordings: Sequence[Recording]) -> tuple[Card, t
 
 
 def factors_of(observed: Sequence[tuple[Callable[[Mapping[str, float]], Roofline], Observed]]) -> dict[str, float]:
-    """Fit the factors of the machine that ran `observed`. Each recording comes with a function from factors to the step
-    times of its engine and model."""
+    """Fit the factors of a machine to its recordings.
+
+    `observed` has, for each recording, a function that returns the step times of its engine and model for given
+    factors, and the recorded steps.
+    """
     from scipy.optimize import least_squares  # noqa: PLC0415  costs a third of a second, and only a fit needs it
 
     def factors(logarithms: Any) -> dict[str, float]:
@@ -88,11 +91,14 @@ def factors_of(observed: Sequence[tuple[Callable[[Mapping[str, float]], Roofline
 
 
 def _missed(times: Roofline, item: Observed) -> list[float]:
-    """Return the excess of each kind of step as a share of the recorded time, weighted by the square root of the kind's
-    share of the time. The kinds are decoding steps, captured steps with prompt tokens, and larger steps. Each kind is
-    split by the clock that the step waited for, so that errors of GPU and host do not cancel."""
-    followed, duration = predict(times, item), step_durations(item)
-    error, by_host = followed.end_s - item.end_s, followed.launch >= 0
+    """Return the error of each kind of step as a share of its recorded time.
+
+    The kinds are decode steps, captured steps with prompt tokens, and larger steps. Each is split into the steps that
+    waited for the host and those that waited for the GPU, so that errors of one do not cancel errors of the other. An
+    error is multiplied by the square root of the kind's share of the total time.
+    """
+    predicted, duration = predict(times, item), step_durations(item)
+    error, by_host = predicted.end_s - item.end_s, predicted.launch >= 0
     usual = np.abs(error) <= np.percentile(np.abs(error), _STALL_PERCENTILE)
     tokens, prompt = np.asarray(item.shape.num_tokens), np.asarray(item.shape.num_prefill_tokens) > 0
     captured = tokens <= times.max_captured_tokens
@@ -106,8 +112,7 @@ def _missed(times: Roofline, item: Observed) -> list[float]:
 
 
 def awake_times(card: Card, recording: Recording) -> Roofline:
-    """Return the step times of `card`, without its factors, for the engine and model of `recording` on a host that
-    never sleeps.
+    """Return the step times by `card` without factors for the model of `recording`, on a host that never sleeps.
 
     Raises:
         UsageError: the recording is a simulation, of another GPU than the card, or not of vLLM.

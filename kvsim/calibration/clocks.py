@@ -1,7 +1,8 @@
-"""Attribute the error of step times to the GPU or the host: compare a recording step by step, with its own decisions.
+"""Split the error of step times into that of the GPU and that of the host, step by step.
 
-A whole simulation adds up the errors of all steps, and queues amplify them. A comparison by step shows whether the GPU
-or the host was slower than predicted, and when a shared host changed its speed.
+In a whole simulation, the errors of all steps add up, and queues amplify them. Here each step is predicted from its
+recorded start, with the recorded scheduling decisions. This shows whether the GPU or the host was slower than
+predicted, and when a shared host changed its speed.
 """
 
 from __future__ import annotations
@@ -18,33 +19,36 @@ from kvsim.recording.tables import FloatArray
 from kvsim.steptime import Roofline
 
 _PARTS = 8
-"""Number of equal parts of a run for which the host's speed is computed."""
+"""Number of equally long parts of a run; the host's speed is computed for each."""
 _ENOUGH_STEPS = 5
+"""Smallest number of steps for which a part has a speed."""
 _CHANGING = 1.25
-"""Ratio of a host's slowest to its fastest part from which its speed counts as changing."""
+"""Ratio of the slowest to the fastest part above which the host's speed counts as changing."""
 
 
 class ClockError(NamedTuple):
     """Error of the steps that waited for one clock."""
 
     clock: str
-    """Name of the clock: GPU or host."""
+    """"GPU" or "host"."""
     time_share: float
     """Share of the recorded time that these steps took."""
     error_percent: float
     """Predicted minus recorded time, as a percentage of the recorded."""
     host_paces: tuple[float, ...] = ()
-    """Ratios of recorded to predicted time of these steps, for each part of the run that has enough steps."""
+    """Ratio of the recorded to the predicted time of these steps in each part of the run that has enough steps; only
+    for the host."""
 
 
 def clock_errors(times: Roofline, observed: Observed) -> tuple[ClockError, ...]:
     """Return the errors of `times` by the clock that each step waited for; clocks without such steps are left out.
 
-    On several GPUs, a step that is no longer than a worker process takes to launch it counts as waiting for the host.
+    On several GPUs, a step whose launch by a worker process takes longer than its kernels counts as waiting for the
+    host.
     """
-    followed, lasted_s = predict(times, observed), step_durations(observed)
-    error_s = followed.end_s - observed.end_s
-    by_host = (followed.launch >= 0) | _launched_by_a_worker(times, observed)
+    predicted, lasted_s = predict(times, observed), step_durations(observed)
+    error_s = predicted.end_s - observed.end_s
+    by_host = (predicted.launch >= 0) | _waits_for_worker(times, observed)
     return tuple(
         ClockError(
             clock,
@@ -57,7 +61,8 @@ def clock_errors(times: Roofline, observed: Observed) -> tuple[ClockError, ...]:
     )
 
 
-def _launched_by_a_worker(times: Roofline, observed: Observed) -> Any:
+def _waits_for_worker(times: Roofline, observed: Observed) -> Any:
+    """Tell for each step whether its GPU time is that of its launch by a worker process: bool[steps]."""
     launched_at_once = replace(times, piecewise_floor_s=0.0, eager_floor_s=0.0)
     return launched_at_once.step_time(observed.shape).gpu_s < times.step_time(observed.shape).gpu_s
 

@@ -1,7 +1,7 @@
-"""Fit the coefficients of a step-time model, within physical limits given by data sheets.
+"""Fit the coefficients of a profile to recordings, within physical limits that follow from data sheets.
 
-Every coefficient starts at its roofline value and may change by a limited factor; a stall of the host is an outlier.
-Errors that a robust fit does not see are corrected afterwards (`kvsim.calibration.corrections`).
+Every coefficient starts at a value from the data sheet, and may change by a limited factor. The fit is robust, so that
+stalls of the host count as outliers. `kvsim.calibration.corrections` then corrects what a robust fit ignores.
 """
 
 from __future__ import annotations
@@ -45,29 +45,30 @@ _FITTED = {
     "hf-dynamic": ("eager_launch_s", "masked_launch_s", "new_shape_s", *_GPU_COEFFICIENTS),
     "hf-static": _GPU_COEFFICIENTS,
 }
-"""Fitted coefficients by engine; the others keep their roofline values."""
+"""Fitted coefficients by engine; all others keep their initial values."""
 READ_OFF = {
     "hf-dynamic": {"new_kernel_s": "new_kernels"},
     "hf-static": {"new_shape_s": "new_shape", "new_kernel_s": "new_kernels"},
 }
 """Coefficients of events that are too rare for a fit, each with the field of `StepShape` that counts the events."""
 _REACH = 6.0
-"""Largest factor between a coefficient and its roofline value."""
+"""Largest factor between a coefficient and its initial value."""
 _FASTEST = {
     "weights_s": MEMORY_EFFICIENCY / 0.95,
     "context_token_s": MEMORY_EFFICIENCY / 0.95,
     "token_s": ARITHMETIC_EFFICIENCY / 0.8,
     "attention_pair_s": ATTENTION_EFFICIENCY / 0.75,
 }
-"""Smallest values of coefficients, as shares of their roofline values. No kernel reaches more of the data sheet's peak
-than the divisors here, so a smaller value would belong to another coefficient."""
+"""Smallest values of coefficients, as shares of their initial values. The divisors are the largest shares of the data
+sheet's peak that kernels reach; a smaller coefficient would be the effect of an error in another one."""
 _ROUNDS = 3
-"""Number of rounds in which coefficients, the machines' paces and the sizes' kernels are fitted in turn."""
+"""Number of rounds; each fits the coefficients, then the paces of the machines, then the table of sizes."""
 _EVALUATIONS = 15
+"""Largest number of evaluations of the model in a round."""
 _PRIOR_WEIGHT = 0.3
-"""Weight that holds a coefficient at its roofline value if the recordings do not determine it."""
+"""Weight that keeps a coefficient near its initial value if the recordings do not determine it."""
 _LIMITS = {"exposed_share": 0.5, "lone_share": 0.5, "shared_saving": 1.0}
-"""Upper limits of shares; beyond them, more work would take less time."""
+"""Upper limits of shares; beyond them, a step with more work would take less time."""
 
 
 def calibrate(
@@ -77,8 +78,8 @@ def calibrate(
 
     Args:
         recordings: at least one.
-        held_out: fit again without each recording in turn, to measure how well the others predict it.
-        progress: called with the number of finished fits and of all.
+        held_out: True to fit again without each recording in turn, to measure how well the others predict it.
+        progress: function that is called after each fit, with the number of finished fits and that of all fits.
 
     Raises:
         UsageError: there is no recording, one is there twice, they are of different machines, or one has no measured
@@ -136,7 +137,7 @@ def _subject(recordings: Sequence[Recording]) -> tuple[Gpu, str, Model]:
 
 
 def engine_of(recording: Recording) -> str:
-    """Return the one of `kvsim.profiles.ENGINES` that made the recording."""
+    """Return the engine that made the recording, as named in `kvsim.profiles.ENGINES`."""
     if recording.meta.policy_name != "static":
         return "vllm"
     return f"hf-{recording.meta.policy.get('cache', 'dynamic')}"
@@ -150,6 +151,10 @@ def _same(what: str, values: Sequence[str]) -> str:
 
 
 def _fit(observed: Sequence[Observed], prior: Roofline, engine: str) -> Roofline:
+    """Return the step times fitted to `observed`, starting from `prior`.
+
+    The logarithms of the ratios to `prior` are fitted, so that coefficients stay positive.
+    """
     from scipy.optimize import least_squares  # noqa: PLC0415  costs a third of a second, and only a fit needs it
 
     names = _FITTED[engine]
@@ -193,7 +198,7 @@ def _fit(observed: Sequence[Observed], prior: Roofline, engine: str) -> Roofline
 def _at_their_paces(
     times: Roofline, observed: Sequence[Observed], errors: Callable[[Roofline, Observed], Any]
 ) -> list[Observed]:
-    """Set the pace of each machine in `observed`, such that the median pace is 1."""
+    """Return `observed` with the pace of each machine, fitted and scaled so that the median pace is 1."""
     machines = sorted({item.machine for item in observed})
 
     def pace(machine: str) -> Pace:
@@ -206,7 +211,7 @@ def _at_their_paces(
 
 
 def residual_of(observed: Observed, times: Roofline, without: Roofline | None = None) -> Residual:
-    """Return the error of `times` for a recording, and of the times fitted `without` it."""
+    """Return the errors of `times` for a recording; `without` are the times that were fitted without this recording."""
     mean_s = float(step_durations(observed).mean())
 
     def percent(model: Roofline) -> float:

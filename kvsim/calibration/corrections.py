@@ -1,4 +1,7 @@
-"""Correct a robust fit, which follows medians, for means, for rare events, and for costs that can be read off."""
+"""Correct fitted step times where a robust fit is wrong, because it follows medians and ignores rare events.
+
+Means, costs of rare events, and costs that show directly in the recorded times are set here.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +18,19 @@ from kvsim.recording.tables import FloatArray, IntArray
 from kvsim.steptime import NUM_SIZES, Roofline, size_place
 
 _MANY = 16
-"""Fewest sequences in one step from which the cost of one can be read off."""
+"""Smallest number of joining sequences in a step from which the cost per sequence is computed."""
 _STALL_PERCENTILE = 99.5
-"""Percentile of errors above which a step is taken for a stall and left out of the mean excess too."""
+"""Percentile of absolute errors above which a step counts as a stall, and is left out of means."""
 _FAR_S = 1e-3
-"""Error above which something other than kernels delayed a step, in seconds."""
+"""Error in seconds above which a step was delayed by something else than its kernels."""
 _ENOUGH_STEPS = 5
-"""Number of steps of a size at which their excess has half its weight."""
+"""Number of steps of a size with which half of their excess is taken; with more steps, a larger part."""
 _SIZE_ROUNDS = 10
+"""Number of rounds in which the excess of sizes and that of recordings are computed in turn."""
 
 
 def with_mean_excess(times: Roofline, observed: Sequence[Observed]) -> Roofline:
-    """Add the mean excess of each kind of step, or of its launch, over the robust fit to `times`."""
+    """Return `times` with the mean error of each kind of step, or of its launch, added to one coefficient for each."""
     names = ("step_s", "piecewise_s", "piecewise_launch_s", "masked_launch_s", "eager_launch_s", "uncompiled_launch_s")
     errors: dict[str, list[Any]] = {name: [] for name in names}
     for item in observed:
@@ -59,7 +63,7 @@ def _trimmed_mean(values: Any) -> float:
 
 
 def is_first_use(observed: Observed, names: Mapping[str, str]) -> npt.NDArray[np.bool_]:
-    """Select the steps with a cost that `with_first_uses` reads off; they show little else: bool[steps]."""
+    """Select the steps with a first use, whose cost `with_first_uses` sets: bool[steps]."""
     first = np.zeros(len(observed), bool)
     for field in names.values():
         first |= np.asarray(getattr(observed.shape, field)) > 0
@@ -67,8 +71,11 @@ def is_first_use(observed: Observed, names: Mapping[str, str]) -> npt.NDArray[np
 
 
 def with_first_uses(times: Roofline, observed: Sequence[Observed], names: Mapping[str, str]) -> Roofline:
-    """Set the costs of compiling and of building kernels in `times`. These are so long and so rare that a robust fit
-    takes them for stalls. `names` maps coefficients to the fields of `StepShape` that count them."""
+    """Return `times` with the costs of compiling and of building kernels, as means over their recorded first uses.
+
+    They are so long and so rare that a robust fit takes them for stalls. `names` maps each coefficient to the field of
+    `StepShape` that counts its events.
+    """
     found: dict[str, Any] = {}
     for coefficient, field in names.items():
         num_uses = [np.asarray(getattr(item.shape, field)) for item in observed]
@@ -81,8 +88,11 @@ def with_first_uses(times: Roofline, observed: Sequence[Observed], names: Mappin
 
 
 def with_new_sequences(times: Roofline, observed: Sequence[Observed]) -> Roofline:
-    """Set the host time per sequence that joins the batch in `times`. It is measured where many join at once, as when
-    all requests arrive together, and the host launches the next step without waiting."""
+    """Return `times` with the host time per sequence that joins the batch.
+
+    It is computed from steps in which many sequences join, and after which the host launches the next step without
+    waiting: for example, when all requests arrive together.
+    """
     longer_s, joined = [], []
     for item in observed:
         launch_s = np.broadcast_to(
@@ -99,7 +109,10 @@ def with_new_sequences(times: Roofline, observed: Sequence[Observed]) -> Rooflin
 
 
 def with_host_overheads(times: Roofline, observed: Sequence[Observed]) -> Roofline:
-    """Set the host times between outputs and decisions, and per request, in `times`; both can be read off directly."""
+    """Return `times` with the host times from an output to the next decision, and per request.
+
+    Both are intervals between two recorded events.
+    """
     gaps, sequences = [], []
     for item in observed:
         direct = item.next_step >= 0
@@ -116,8 +129,10 @@ def with_host_overheads(times: Roofline, observed: Sequence[Observed]) -> Roofli
 
 
 def _line(x: Any, y: Any, intercept: float, slope: float) -> tuple[float, float]:
-    """Fit a line without stalls and return its intercept and slope, neither negative; the given ones if there are no
-    points."""
+    """Fit a line through the points without stalls; return its intercept and slope, neither negative.
+
+    If there are fewer than two different x, return the given `intercept` and `slope`.
+    """
     if not len(x):
         return intercept, slope
     kept = y <= np.percentile(y, _STALL_PERCENTILE)
@@ -128,9 +143,10 @@ def _line(x: Any, y: Any, intercept: float, slope: float) -> tuple[float, float]
 
 
 def with_sizes(times: Roofline, observed: Sequence[Observed]) -> Roofline:
-    """Add the median excess of each captured size, over all recordings, to `times`.
+    """Return `times` with the median error of each captured size, over all recordings, added to `of_size_s`.
 
-    The speed of a recording as a whole, and of its steps with prompt tokens, is subtracted first.
+    The median error of a recording's steps, with and without prompt tokens, is subtracted first, because it has other
+    causes than the size.
     """
     sizes, groups, errors = map(np.concatenate, zip(*_errors_by_size(times, observed), strict=True))
     if not len(errors):
@@ -151,7 +167,10 @@ def with_sizes(times: Roofline, observed: Sequence[Observed]) -> Roofline:
 
 
 def _errors_by_size(times: Roofline, observed: Sequence[Observed]) -> list[tuple[IntArray, IntArray, FloatArray]]:
-    """Return for each recording the sizes of its captured steps, the group of each step, and its excess."""
+    """Return for each recording the size entries of its captured steps, the group of each step, and its error.
+
+    A recording has two groups: steps with and without prompt tokens.
+    """
     found: list[tuple[IntArray, IntArray, FloatArray]] = []
     for number, item in enumerate(observed):
         model = machine_of(times, item)

@@ -1,7 +1,7 @@
-"""Adapt a profile to another host with the same GPU.
+"""Adapt a profile to another host with the same GPU, by one factor on all its host times.
 
-Host time, mostly launches, decides the speed of small models and of Hugging Face, and hosts with the same GPU differ by
-a third. One short recording is enough to fit a single factor on all host times of the profile. GPU times are kept.
+Small models and Hugging Face's `generate()` wait mostly for the host, and hosts with the same GPU differ by a third. A
+single factor can be fitted to one short recording. GPU times are kept.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from kvsim.steptime import TYPICAL, Pace, Roofline, at_pace
 
 
 def calibrate_host(profile: Profile, recordings: Sequence[Recording]) -> Profile:
-    """Return `profile` for the host of `recordings`, which must have its GPU, model and engine.
+    """Return `profile` for the host of `recordings`, which must be of the profile's GPU, model and engine.
 
     Raises:
-        UsageError: there is no recording, or one is of something else than the profile.
+        UsageError: there is no recording, or one is a simulation or of another GPU, model or engine.
     """
     if not recordings:
         raise UsageError("there is nothing to calibrate the host on; give at least one recording.")
@@ -50,7 +50,7 @@ def calibrate_host(profile: Profile, recordings: Sequence[Recording]) -> Profile
 
 
 def _compiling_pace(times: Roofline, observed: Sequence[Observed]) -> Pace:
-    """Return the host's pace from its compilations, which are all that a recording with a static cache shows of it."""
+    """Return the host's pace from the times of compilations: the only host times in a recording with a static cache."""
     recorded_s = predicted_s = 0.0
     for item in observed:
         first = is_first_use(item, READ_OFF["hf-static"])

@@ -1,8 +1,8 @@
-"""Fit the differences of machines with the same GPU: the speed of their hosts, and of their particular GPU.
+"""Fit the pace of each machine, so that a profile can use recordings of several machines with the same GPU.
 
-Hosts differ by a third, and two starts of the same engine by one or two percent. If recordings of several machines were
-fitted as one, coefficients would explain differences between machines. So each machine has two factors, fitted together
-with the coefficients, and a profile describes the median machine.
+Hosts differ by a third, and two starts of the same engine by one or two percent. Without paces, the coefficients would
+be distorted to explain these differences. Each machine has two factors, one for its host and one for its GPU, which are
+fitted together with the coefficients. The profile describes the machine with median factors.
 """
 
 from __future__ import annotations
@@ -21,17 +21,19 @@ if TYPE_CHECKING:
     from kvsim.calibration.observed import Observed
 
 _REACH = 4.0
-"""The largest factor between two machines."""
+"""Largest factor of a pace."""
 
 
 _USUAL = Pace(host=0.1, gpu=0.01)
-"""Usual distances between machines, as shares. Paces that a recording does not determine are held this close to 1."""
+"""Usual deviations of paces from 1. They keep a pace near 1 if the recordings do not determine it."""
 _USUAL_WEIGHT = 5.0
 
 
 def pace_of(observed: Sequence[Observed], errors: Callable[[Observed], Any], *, gpu: bool = True) -> Pace:
-    """Return the pace that makes the `errors` of `observed` small (an error of 1 counts); the host's alone unless
-    `gpu`."""
+    """Return the pace that minimizes the `errors` of `observed`, which are scaled so that 1 is a notable error.
+
+    If `gpu` is False, only the host's factor is fitted.
+    """
     from scipy.optimize import least_squares  # noqa: PLC0415  costs a third of a second, and only a fit needs it
 
     def pace(logarithms: Any) -> Pace:
@@ -48,6 +50,6 @@ def pace_of(observed: Sequence[Observed], errors: Callable[[Observed], Any], *, 
 
 
 def relative_to_median(paces: Mapping[str, Pace]) -> dict[str, Pace]:
-    """Scale the `paces` of machines such that the median is 1."""
+    """Scale the `paces` of machines so that the median of each factor is 1."""
     middle = np.exp(np.median(np.log(np.array(list(paces.values()))), axis=0))
     return {machine: Pace(*map(float, np.array(pace) / middle)) for machine, pace in paces.items()}

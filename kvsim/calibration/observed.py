@@ -1,4 +1,4 @@
-"""Describe a recording for calibration: the contents of each step, and its times."""
+"""Convert a recording to the arrays that calibration needs: the contents of each step, and its recorded times."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ class Observed:
 
     name: str
     machine: str
-    """Machine of the recording; its own name if the machine is not stated."""
+    """Name of the machine; the name of the recording if no machine is stated."""
     eager: bool
     """True if the engine captured no graphs."""
     shape: StepShape
-    """Arrays, one entry per step."""
+    """Contents of the steps: each field is an array with one entry per step."""
     start_s: FloatArray
     """Times at which the steps were scheduled, in seconds: one entry per step."""
     end_s: FloatArray
     """Times at which the outputs of the steps had been processed, in seconds: one entry per step."""
     launched_before_output: IntArray
-    """Last step that was scheduled before each step's output was processed: the host was busy with it until then."""
+    """Index of the last step that was scheduled before each step's output was processed; the host was launching it."""
     next_step: IntArray
-    """Step that was scheduled right after each step's output; -1 if the engine did something else first."""
+    """Index of the step that was scheduled right after each step's output was processed; -1 if another event came."""
 
     launch_s: FloatArray
-    """Seconds that the host was busy with each step, if it went straight on to the next; else NaN."""
+    """Seconds that the host took to schedule and launch each step, if it scheduled the next one at once; else NaN."""
     entry_gap_s: FloatArray
-    """Seconds between two requests that the engine received one after the other without doing anything else."""
+    """Seconds between each two requests that the engine received with no other event in between."""
     entry_prompt_tokens: IntArray
-    """Prompt tokens of the second request of each such pair."""
+    """Number of prompt tokens of the second request of each such pair."""
     offload_s: FloatArray
-    """Seconds that the host spent on copies between GPU and host memory before each launch; zeros without an offload,
-    or if its costs are unknown (`with_offload`)."""
+    """Seconds that the host spent on copies between GPU and host memory before each launch; 0 without an offload, and
+    until `with_offload` sets them."""
     pace: Pace = TYPICAL
     """Assumed pace of the machine."""
 
@@ -59,10 +59,10 @@ class Observed:
 
 
 def observe(recording: Recording) -> Observed:
-    """Return the steps of `recording`, from its schedule.
+    """Return the steps of `recording`, with their contents from its schedule.
 
     Raises:
-        UsageError: its engine had the stages of a pipeline at work on several steps at once.
+        UsageError: the engine had a pipeline, whose stages work on several steps at once.
     """
     if int({**recording.meta.model, **recording.meta.engine}.get("pipeline_parallel_size", 1)) > 1:
         raise UsageError(
@@ -111,10 +111,10 @@ def observe(recording: Recording) -> Observed:
 
 
 def check_distinct(recordings: Sequence[Recording]) -> None:
-    """Check that no recording is given twice: it would count double in a fit, and could not be held out.
+    """Check that no recording is given twice, because it would count double in a fit, and could not be held out.
 
     Raises:
-        UsageError: two of `recordings` are one and the same run.
+        UsageError: two of `recordings` are the same run.
     """
     for index, item in enumerate(recordings):
         for other in recordings[:index]:
@@ -124,26 +124,26 @@ def check_distinct(recordings: Sequence[Recording]) -> None:
 
 
 def observe_on(card: Card, recording: Recording) -> Observed:
-    """Return the steps of `recording`, with the costs of an offload on a host as fast as the card's."""
+    """Return the steps of `recording`, with the host time of its offload as on the machine of `card`."""
     costs: dict[str, Any] = host_link(card)
     num_layers = served_model(recording.meta).num_layers
     return with_offload(observe(recording), recording, PagedSettings(**costs), num_layers)
 
 
 def with_offload(observed: Observed, recording: Recording, cache: PagedSettings, num_layers: int) -> Observed:
-    """Add the host time of the offload of `recording` to `observed`, by the costs in `cache`.
+    """Return `observed` with the host time of the offload in each step, by the costs in `cache`.
 
-    Each step has a cost per sequence. A load is submitted in the step that decides it, a store in the next step. Each
-    copy has as many pieces as it has blocks on the GPU times layers.
+    Each step has a constant cost and a cost per sequence, and each copy has a cost in the step that submits it. A load
+    is submitted in the step that decides it, a store in the next step. A copy has a piece for each GPU block and layer.
     """
     copies, num_steps = recording.copies, len(observed)
     if copies is None:
         return observed
-    handed_in = copies.begun_step + (copies.kind == CopyKind.STORE)
-    there = handed_in < num_steps
-    first = np.unique(copies.copy[there], return_index=True)[1]
-    num_copies = np.bincount(handed_in[there][first], minlength=num_steps)
-    num_blocks = np.bincount(handed_in[there], minlength=num_steps)
+    submitted_step = copies.begun_step + (copies.kind == CopyKind.STORE)
+    in_run = submitted_step < num_steps  # the last store may not be submitted before the run ends
+    first = np.unique(copies.copy[in_run], return_index=True)[1]  # a copy has a row for each of its blocks
+    num_copies = np.bincount(submitted_step[in_run][first], minlength=num_steps)
+    num_blocks = np.bincount(submitted_step[in_run], minlength=num_steps)
     offload_s = (
         cache.offload_step_s
         + cache.offload_sequence_s * observed.shape.num_seqs
@@ -154,7 +154,7 @@ def with_offload(observed: Observed, recording: Recording, cache: PagedSettings,
 
 
 def _launches(steps: Steps) -> FloatArray:
-    """Return the time to the next schedule call, if no output was processed in between; else NaN."""
+    """Return the time from each step to the next if no output was processed in that time; else NaN."""
     lasted = np.append(np.diff(steps.start_s), np.nan)
     output_before = np.append(-np.inf, steps.end_s[:-1])
     output_between = np.append(steps.start_s[1:], np.inf) >= steps.end_s
@@ -162,18 +162,20 @@ def _launches(steps: Steps) -> FloatArray:
 
 
 def _joins(request: IntArray, step: IntArray, before: FloatArray, tokens: FloatArray) -> FloatArray:
-    """Return 1 for each schedule row in which a sequence joins the batch: its first, or one that recomputes lost
-    tokens."""
+    """Return 1 for each schedule row in which its sequence joins the batch, else 0.
+
+    This is the first row of a sequence, or a row with fewer computed tokens than the row before: tokens were lost.
+    """
     order = np.lexsort((step, request))
-    goes_on = np.diff(request[order], prepend=-1) == 0
-    had = np.append(0.0, (before + tokens)[order][:-1])
+    continues = np.diff(request[order], prepend=-1) == 0
+    computed_by_previous_row = np.append(0.0, (before + tokens)[order][:-1])
     joins = np.empty(len(order))
-    joins[order] = ~goes_on | (before[order] < had)
+    joins[order] = ~continues | (before[order] < computed_by_previous_row)
     return joins
 
 
 def _shared_tokens(recording: Recording, context_tokens: FloatArray) -> Any:
-    """Return the tokens that each step of a paged cache reads more than once: read tokens beyond the slots in use."""
+    """Return the number of repeated reads of slots in each step of a paged cache: read tokens minus slots in use."""
     pool = recording.meta.pool
     if pool.num_units is None or pool.groups:  # blocks of several groups hold different numbers of tokens
         return np.zeros(len(context_tokens))
@@ -182,7 +184,7 @@ def _shared_tokens(recording: Recording, context_tokens: FloatArray) -> Any:
 
 
 def _first_uses(recording: Recording) -> dict[str, Any]:
-    """Return the shapes and kernels that each step of `generate()` is the first of its process to need; else zeros."""
+    """Return `StepShape.new_shape` and `new_kernels` of each step of `generate()`; zeros for other engines."""
     if recording.meta.policy_name != "static":
         none = np.zeros(len(recording.steps))
         return {"new_shape": none, "new_kernels": none}

@@ -1,7 +1,7 @@
-"""Predict the time at which each recorded step should have ended, from the time at which it was scheduled.
+"""Predict the end of each recorded step from the recorded time at which it was scheduled.
 
-The two clocks are followed step by step. Decisions are taken from the recording, so an error does not carry over to the
-next step. If the GPU was the slower clock, its clock is set to the recorded time.
+The difference from the recorded end is the error of the step times. It does not carry over to the next step, because
+each start is taken from the recording; the time at which the GPU becomes free is also set to the recorded one.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from kvsim.recording.tables import FloatArray, IntArray
 from kvsim.steptime import UNTHROTTLED, Roofline, StepTime, StepTimeModel, at_pace, throttled_gpu_s
 
 SCALE_S, SCALE_SHARE = 0.1e-3, 0.02
-"""Error in seconds, and additional share of the step, that count as one in a fit."""
+"""A fit divides each error by this number of seconds plus this share of the step's duration."""
 
 
 class Prediction(NamedTuple):
-    """Predicted end of each step, and the clock that it waited for."""
+    """Predicted end of each step, and whether it waited for the host or the GPU."""
 
     end_s: FloatArray
     launch: IntArray
-    """Step whose launch the host was busy with until then; -1 if the GPU was the slower clock."""
+    """Index of the step whose launch by the host lasted until then; -1 if the step waited for the GPU."""
 
 
 def machine_of(times: Roofline, observed: Observed) -> Roofline:
-    """Return `times` for the engine of `observed`, which may capture no graphs, at the pace of its machine."""
+    """Return `times` for the engine and the machine of `observed`: without graphs if it had none, at its pace."""
     of_engine = times.uncaptured() if observed.eager else times
     return at_pace(observed.pace, of_engine)
 
 
 def predict(model: StepTimeModel, observed: Observed) -> Prediction:
-    """Follow both clocks through `observed`."""
+    """Predict the end of each step of `observed` from the times of `model`, keeping a time for the host and the GPU."""
     time, num_steps = model.step_time(observed.shape), len(observed)
     prepare_s, launch_s, alone_s, _, slowed_s = (np.broadcast_to(values, num_steps) for values in time)
     # The host submits copies first, then prepares and launches.
@@ -68,16 +68,15 @@ def step_errors(model: StepTimeModel, observed: Observed) -> FloatArray:
 
 
 def step_durations(observed: Observed) -> FloatArray:
-    """Return the duration of each step in seconds, from the end of the one before, or from its scheduling if the engine
-    was idle."""
+    """Return the seconds to the end of each step since the end of the step before, or since its start if later."""
     return np.minimum(np.diff(observed.end_s, prepend=-np.inf), observed.end_s - observed.start_s)
 
 
 def counted_errors(times: Roofline, observed: Observed) -> FloatArray:
-    """Return the error of each step on the machine of `observed`, in units of `error_scale_s`."""
+    """Return the error of each step on the machine of `observed`, divided by `error_scale_s`."""
     return step_errors(machine_of(times, observed), observed) / error_scale_s(observed)
 
 
 def error_scale_s(observed: Observed) -> FloatArray:
-    """Return the error in seconds that counts as one, for each step."""
+    """Return the number of seconds by which the error of each step is divided in a fit."""
     return SCALE_S + SCALE_SHARE * step_durations(observed)

@@ -1,7 +1,7 @@
-"""Start of a fit of vLLM's step times: the roofline of a data sheet, with constants for the host.
+"""Initial values for a fit of vLLM's step times: from a GPU's data sheet, with constants for the host.
 
-Users never get these times: a model without a profile uses a machine card. A fit changes each coefficient by a factor,
-so none may be zero.
+They are used in fits only; a model without a profile uses a machine card. No fitted coefficient may be zero, because a
+fit multiplies each by a factor.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def vllm_prior(gpu: Gpu, model: Model) -> Roofline:
-    """Return uncalibrated times of vLLM with `model` on `gpu`."""
+    """Return the initial step times for a fit of vLLM with `model` on `gpu`."""
     bandwidth = streamed_bytes_per_s(gpu)
     return Roofline(
         label=f"uncalibrated roofline of {gpu.name} with {model.name}",

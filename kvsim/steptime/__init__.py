@@ -1,15 +1,21 @@
 """Model the time of one engine step: on the host that launches it, and on the GPU that runs it.
 
-The model is physical and small. A step reads the weights once and multiplies them with every token, whichever takes
-longer. It reads the keys and values of every token of context, computes the attention of every new query, and pays for
-starting kernels. Meanwhile the host pays for every launch, unless the step is a captured graph. The two clocks run in
-parallel: an engine that waits for its output sees the longer of the two; one that schedules ahead hides the launch
-behind the step before.
+The simulator advances its clock by these times. A few coefficients describe the GPU's work in a step:
 
-`Roofline` gets its coefficients from a fit, or through `reduce` from a machine card and a model's shape. For
-`generate()` of Hugging Face they come from a fit, or through `generate_times` from a data sheet. `Staged` has the times
-of every stage of a pipeline, by `reduce_stages`; `RankTimes` has those of data-parallel ranks that share experts, by
-`reduce_ranks`. This room knows no requests, blocks or scheduling.
+- The weights are read once and multiplied with every token; the longer of reading and arithmetic counts.
+- The keys and values of all tokens of context are read, and the attention of every new query is computed.
+- Kernels start and drain.
+
+Meanwhile the host launches the kernels one by one, unless the step is a captured graph. GPU and host work in parallel.
+An engine that waits for its output needs the longer of the two times; one that schedules ahead launches a step while
+the step before is computed.
+
+- `Roofline` has the coefficients. For vLLM they come from a fit, or from a machine card and a model's shape (`reduce`);
+  for Hugging Face's `generate()`, from a fit or from a data sheet (`generate_times`).
+- `Staged` has the times of all pipeline stages (`reduce_stages`).
+- `RankTimes` has those of data-parallel ranks that share experts (`reduce_ranks`).
+
+This package does not depend on requests, blocks or scheduling.
 """
 
 from kvsim.steptime.hf_generate import copy_bytes_per_s, generate_times, streamed_bytes_per_s

@@ -1,7 +1,7 @@
-"""Read and write machine cards: measured curves of a GPU, its links and its host in a readable TOML file.
+"""`Card`: measured times of kernels, links and host of one machine, and its TOML file.
 
-A card describes a machine, not a model. `kvsim measure` makes one; `kvsim.steptime.reduction` turns it into step times.
-`docs/machines.md` describes the format.
+A card describes a machine without any model. `kvsim measure` makes one, and `kvsim.steptime.reduction` computes the
+step times of any model from it. `docs/machines.md` describes the format of the file.
 """
 
 from __future__ import annotations
@@ -33,38 +33,40 @@ class Products:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attention:
-    """Seconds of one layer's attention in one launch: decodes of one length, a prompt, or both."""
+    """Seconds of one layer's attention in one launch: for decodes with equal contexts, for a prompt, or for both."""
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
     num_decodes: int
-    """Sequences with one query each."""
+    """Number of decoding sequences; each has one query."""
     decode_context: int
-    """Keys that each of these sequences reads."""
+    """Number of keys that each of these sequences reads."""
     prompt_tokens: int
-    """Queries of the one prompt in the launch; 0 for none."""
+    """Number of queries of the prompt; 0 without a prompt."""
     prompt_context: int
-    """Keys that the prompt's last query attends to."""
+    """Number of keys that the prompt's last query attends to."""
     seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
-    """Seconds of one layer's experts in a step in which every expert gets equally many tokens, for one model."""
+    """Seconds of one layer's experts of one model, if all experts get the same number of tokens."""
 
     sizes: tuple[int, ...]
-    """Tokens of the step, ascending."""
+    """Numbers of tokens of the step, ascending."""
     seconds: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SparseAttention:
-    """Seconds of one layer's sparse attention beside its four large products: an indexer scores all tokens, and
-    queries read those that it picks. Of one model on each of its GPUs."""
+    """Seconds of one layer's sparse attention of one model on each GPU, without its four large products.
+
+    An indexer scores all tokens, and each query reads only the tokens with the highest scores.
+    """
 
     selected_tokens: int
-    """Most tokens that a query reads."""
+    """Largest number of tokens that a query reads."""
     step_s: float
     sequence_s: float
     """Cost per decoding sequence."""
@@ -80,7 +82,7 @@ class SparseAttention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentAttention:
-    """Seconds of one layer's latent attention beside its products and its start, of one model on each of its GPUs."""
+    """Seconds of one layer's latent attention of one model on each GPU, without its products and its start."""
 
     sequence_s: float
     """Cost per decoding sequence."""
@@ -95,50 +97,54 @@ class Card:
     """Speeds of a machine, in seconds and bytes per second."""
 
     gpu: str
-    """Name of the GPU, as its driver or `kvsim size --list` has it."""
+    """Name of the GPU, in the driver's spelling or in that of `kvsim size --list`."""
     num_gpus: int = 1
-    """GPUs among which `all_reduce` was measured."""
+    """Number of GPUs over which `all_reduce` was measured."""
     source: str
-    """Date and program of the measurement, or source of the figures."""
+    """Date and program of the measurement, or another source of the times."""
     measured: bool
-    """True if measured on the machine; otherwise the curves are guessed from a data sheet."""
+    """True if all times were measured on the machine; otherwise some are estimates."""
     read_bytes_per_s: float
     """Rate of reading the GPU's memory."""
     copy_bytes_per_s: float
-    """Rate of copying within the GPU's memory, reads and writes both counted."""
+    """Rate of copying within the GPU's memory: bytes read plus bytes written."""
     kernel_s: float
-    """Seconds from one small kernel to the next inside a captured graph."""
+    """Seconds from the start of a small kernel to that of the next, in a captured graph."""
     launch_s: float
-    """Host time to launch one small kernel from Python; all host times scale with it."""
+    """Host time to launch one small kernel from Python. All other host times are multiples of it."""
     to_gpu_bytes_per_s: float
     to_host_bytes_per_s: float
     products: Mapping[str, Products]
-    """Matrix products by type of the weights: bfloat16 (and float16), fp8."""
+    """Matrix products by type of the weights: "bfloat16" (also for float16) and "fp8"."""
     attention: tuple[Attention, ...]
     all_reduce: tuple[tuple[int, float], ...] = ()
-    """Bytes and seconds of a sum over `num_gpus` GPUs; empty for one."""
+    """Bytes and seconds of all-reduces over `num_gpus` GPUs; empty for one GPU."""
     exchange: tuple[tuple[int, float], ...] = ()
-    """Bytes of all GPUs that share experts, and seconds to gather them on each and to scatter their sums; not in files.
-    """
+    """Bytes and seconds of exchanges between all GPUs that share experts: an all-gather of that many bytes in total,
+    and a reduce-scatter. Not in files, like all fields from here to `is_of_tables`."""
     has_fp8_attention: bool = False
-    """True if `attention` is of a cache in fp8, as only kernel tables have it; not in files."""
+    """True if `attention` was measured with a cache in fp8, which only kernel tables have."""
     experts: Experts | None = None
-    """Experts of the one model that the card was filled for, from kernel tables; not in files."""
+    """Times of experts from kernel tables, for the model that the card was filled for."""
     sparse: SparseAttention | None = None
-    """Sparse attention of that model, from kernel tables; not in files."""
+    """Times of sparse attention from kernel tables, for that model."""
     latent: LatentAttention | None = None
-    """Latent attention of that model, without an indexer, from kernel tables; not in files."""
+    """Times of latent attention without an indexer from kernel tables, for that model."""
     is_of_tables: bool = False
-    """True if the curves are those of kernel tables; not in files."""
+    """True if the card was filled from kernel tables."""
     factors: Mapping[str, float] = field(default_factory=dict)
-    """Ratios of an engine's time on this machine to the card's, as fitted to recordings; 1 by default. Parts are gpu,
-    host, woken (a host that has slept) and front_end."""
+    """Ratios of an engine's times on this machine to those predicted by the card, fitted to recordings. Keys are gpu,
+    host, woken (a host that has slept) and front_end; a missing key means 1."""
     fitted_to: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Recordings that the factors were fitted to, by their model as it was served."""
+    """Names of the recordings that the factors were fitted to, by the name of their model."""
 
 
 def load_card(path: str | os.PathLike[str]) -> Card:
-    """Read a card."""
+    """Read a card from its TOML file.
+
+    Raises:
+        UsageError: the file cannot be read, or is no complete and valid card.
+    """
     file = Path(path)
     document = read_toml(file, "the machine card")
     if "coefficients" in document:
@@ -193,7 +199,7 @@ _BOUNDS = {
     **{name: (1e3, 1e18) if name.endswith("_per_s") else (1e-9, 1e3) for name in _RATES},
     "us": (1e-6, 1e9),
 }
-"""Valid range of each figure on any machine."""
+"""Valid ranges of the numbers in a file: rates, seconds and microseconds of any machine."""
 _ATTENTION = (
     *("num_heads", "num_kv_heads", "head_dim"),
     *("num_decodes", "decode_context", "prompt_tokens", "prompt_context"),
@@ -260,7 +266,7 @@ def _microseconds(row: Mapping[str, Any], number: int) -> tuple[float, ...]:
 
 
 def save_card(card: Card, path: str | os.PathLike[str], header: str = "", *, made_by: str = "") -> Path:
-    """Write a card as TOML, with the mark of the command `made_by`; the file appears whole or not at all."""
+    """Write a card as TOML; the file is complete or not there at all. Its mark names the command `made_by`."""
     with whole_file(path, made_by=made_by, comment=HASH_COMMENT) as scratch:
         scratch.write_text("\n".join(_lines(card, header)) + "\n", encoding="utf-8")
     return Path(path)

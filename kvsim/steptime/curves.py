@@ -1,4 +1,4 @@
-"""Interpolate a machine card: the time of a product, of attention and of a sum, between and beyond measured points."""
+"""Interpolate the times of a machine card to sizes that were not measured: products, attention, all-reduce, experts."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ if TYPE_CHECKING:
     from kvsim.steptime.work import AttentionKind
 
 _NEAREST = 4
-"""Number of measured weights that are averaged for weights in between."""
+"""Number of measured shapes whose times are averaged for another shape."""
 _CAPTURED = 512
-"""Largest size to which a step is padded, in tokens; kernels differ from one measured size to the next."""
+"""Largest size in tokens that steps are padded to. Up to this size, times are not interpolated between two sizes,
+because their kernels differ."""
 
 
 def product_curve(products: Products, n: int, k: int) -> Callable[[int], float]:
     """Return a function from m to the seconds of x[m, k] @ w[n, k].T.
 
-    Time per weight is taken from the nearest shapes. It is linear between two sizes, and proportional to m beyond the
-    largest.
+    The time per weight is an average over the measured shapes nearest to (n, k). Above the captured sizes it is
+    interpolated linearly in m; beyond the largest measured size it is proportional to m.
     """
     sizes, shapes = np.array(products.sizes), np.array(products.shapes, float)
     distance = ((np.log2(shapes) - np.log2([n, k])) ** 2).sum(axis=1)
@@ -34,7 +35,7 @@ def product_curve(products: Products, n: int, k: int) -> Callable[[int], float]:
     def at(m: int) -> float:
         if m > sizes[-1]:
             return float(seconds[-1] * m / sizes[-1])
-        if m <= _CAPTURED:  # a size that was not measured runs as the next larger one
+        if m <= _CAPTURED:  # a step of another size is padded to the next larger one
             return float(seconds[np.searchsorted(sizes, m)])
         return float(np.interp(m, sizes, seconds))
 
@@ -42,7 +43,7 @@ def product_curve(products: Products, n: int, k: int) -> Callable[[int], float]:
 
 
 def reduce_s(all_reduce: Sequence[tuple[int, float]], num_bytes: float) -> float:
-    """Return the seconds of a sum over GPUs of `num_bytes` each, interpolated linearly in logarithms."""
+    """Return the seconds of an all-reduce of `num_bytes` on each GPU, interpolated between logarithms."""
     sizes, seconds = np.log(np.array(all_reduce)).T
     if num_bytes > all_reduce[-1][0]:
         return float(all_reduce[-1][1] * num_bytes / all_reduce[-1][0])
@@ -50,10 +51,11 @@ def reduce_s(all_reduce: Sequence[tuple[int, float]], num_bytes: float) -> float
 
 
 def experts_s(experts: Experts, m: int, num_experts: int, per_token: int) -> float:
-    """Return the seconds of a layer's experts for `m` tokens, each of which chooses `per_token` at random.
+    """Return the seconds of a layer's experts for `m` tokens, each of which is routed to `per_token` random experts.
 
-    Measured tokens spread evenly and reach more experts than a few random tokens do. Random tokens read as much as
-    fewer evenly spread tokens, and compute as much as all.
+    The times were measured with tokens that spread evenly over the experts. A few random tokens reach fewer different
+    experts, so fewer weights are read. Their time is the measured time of the smaller number of evenly spread tokens
+    that reach as many experts, plus the arithmetic of the tokens beyond the number that reaches all experts.
     """
     sizes = np.array(experts.sizes, float)
     seconds = np.minimum.accumulate(np.array(experts.seconds)[::-1])[::-1]  # more tokens never take less time
@@ -61,9 +63,9 @@ def experts_s(experts: Experts, m: int, num_experts: int, per_token: int) -> flo
     def even_s(tokens: float) -> float:
         return float(np.interp(tokens, sizes, seconds)) * float(max(tokens / sizes[-1], 1.0))
 
-    all_reached = num_experts / per_token
-    reading: float = all_reached * (1 - (1 - per_token / num_experts) ** m)
-    return even_s(reading) + even_s(max(m, all_reached)) - even_s(all_reached)
+    tokens_for_all = num_experts / per_token  # evenly spread tokens that reach every expert once
+    tokens_for_reached: float = tokens_for_all * (1 - (1 - per_token / num_experts) ** m)
+    return even_s(tokens_for_reached) + even_s(max(m, tokens_for_all)) - even_s(tokens_for_all)
 
 
 class AttentionCost(NamedTuple):
@@ -73,26 +75,29 @@ class AttentionCost(NamedTuple):
     sequence_s: float
     """Cost per sequence, without its reads."""
     byte_s: float
-    """Cost per byte of the cache, if it is read for many sequences."""
+    """Cost per cached byte that is read, in steps of many sequences."""
     lone_share: float
-    """Additional share of the reading time for few sequences."""
+    """Increase of the reading time for few sequences, as a share of it."""
     flop_s: float
-    """Cost per operation of a prompt's queries on its keys."""
+    """Cost per floating-point operation between a prompt's queries and keys."""
     mixed_share: float
-    """Additional share of the reading time if a prompt is in the same launch."""
+    """Increase of the reading time if a prompt is in the same launch, as a share of it."""
 
 
 _LONE_SHARES = np.linspace(0.0, 0.5, 11)
+"""Values of `AttentionCost.lone_share` that are tried; the one with the smallest error is taken."""
 
 
 def attention_cost(card: Card, reading: AttentionKind, num_processors: int) -> AttentionCost:
     """Return the attention costs for the heads of `reading`, from the most similar measured heads."""
     rows = _nearest(card.attention, reading)
+    # A key and a value have one byte per element in fp8, two in bfloat16.
     kv_bytes = (2 if card.has_fp8_attention else 4) * rows[0].num_kv_heads * rows[0].head_dim
     decodes = [row for row in rows if not row.prompt_tokens]
     seqs = np.array([row.num_decodes for row in decodes], float)
     read = kv_bytes * seqs * np.array([row.decode_context for row in decodes], float)
     seconds = np.array([row.seconds for row in decodes])
+    # 1 if there is at most one head per processor, 0 from two heads on.
     lone = np.clip(2 - seqs * rows[0].num_kv_heads / num_processors, 0, 1)
     fits = [_fit(seqs, read * (1 + share * lone), seconds) for share in _LONE_SHARES]
     best = min(range(len(fits)), key=lambda index: fits[index][1])
@@ -106,6 +111,8 @@ def attention_cost(card: Card, reading: AttentionKind, num_processors: int) -> A
 
 
 def _nearest(rows: Sequence[Attention], reading: AttentionKind) -> list[Attention]:
+    """Return the rows whose heads are most similar to those of `reading`."""
+
     def distance(row: Attention) -> float:
         heads = abs(np.log2(row.num_kv_heads / reading.num_kv_heads))
         group = abs(np.log2(row.num_heads / row.num_kv_heads * reading.num_kv_heads / reading.num_heads))
@@ -117,27 +124,33 @@ def _nearest(rows: Sequence[Attention], reading: AttentionKind) -> list[Attentio
 
 
 def _fit(seqs: np.ndarray, read: np.ndarray, seconds: np.ndarray) -> tuple[tuple[float, ...], float]:
-    """Fit seconds per step, sequence and byte, none negative, with small relative errors; return them and the error."""
+    """Fit the seconds per step, per sequence and per byte; return these costs and the sum of squared relative errors.
+
+    No cost is negative: as long as one would be, it is set to 0 and the others are fitted again.
+    """
     features = np.stack([np.ones_like(seqs), seqs, read], axis=1) / seconds[:, None]
     kept = [0, 1, 2]
-    found = np.zeros(3)
+    costs = np.zeros(3)
     while kept:
-        found[:] = 0.0
-        found[kept] = np.linalg.lstsq(features[:, kept], np.ones(len(seqs)), rcond=None)[0]
-        if found.min() >= 0:
+        costs[:] = 0.0
+        costs[kept] = np.linalg.lstsq(features[:, kept], np.ones(len(seqs)), rcond=None)[0]
+        if costs.min() >= 0:
             break
-        kept.remove(int(found.argmin()))
-    return tuple(found.tolist()), float(((features @ found - 1) ** 2).sum())
+        kept.remove(int(costs.argmin()))
+    return tuple(costs.tolist()), float(((features @ costs - 1) ** 2).sum())
 
 
 def _pairs(row: Attention) -> float:
+    """Return the number of pairs of a query of the prompt and a key that it attends to."""
     before = row.prompt_context - row.prompt_tokens
     return row.prompt_tokens * before + row.prompt_tokens * (row.prompt_tokens + 1) / 2
 
 
 def _mixed_share(row: Attention, decodes: Sequence[Attention], prompts: Sequence[Attention], step_s: float) -> float:
-    """Return how much longer reading takes in the mixed launch `row` than alone. Two launches became one, which saves
-    one `step_s`."""
+    """Return the increase of the decodes' reading time in the mixed launch `row`, as a share of that time alone.
+
+    One launch replaces that of the decodes and that of the prompt, which saves one `step_s`.
+    """
     alone = [item for item in decodes if item.num_decodes == row.num_decodes]
     contexts = [item.decode_context for item in alone]
     reading_s = float(np.interp(row.decode_context, contexts, [item.seconds for item in alone])) - step_s

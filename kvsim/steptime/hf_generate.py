@@ -1,8 +1,9 @@
-"""Step times of Hugging Face's `generate()` on a padded batch, from data-sheet figures and constants.
+"""Estimate the step times of Hugging Face's `generate()` on a padded batch from a GPU's data sheet.
 
-The dynamic cache launches kernel by kernel and copies all keys and values in every step: they are read and written to
-make room for one more token, then read by attention. If heads share keys, they are read once more, written once per
-query head and read as often. The static cache is compiled and does neither. Steps do not include the cost of compiling.
+With a dynamic cache, the host launches every kernel, and each step copies all keys and values: it reads and writes them
+to append one token, and attention reads them again. If query heads share keys and values, these are also read once
+more, written once per query head, and read that often. With a static cache, the step is compiled and copies nothing.
+Steps do not include the time of compiling.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def generate_times(gpu: Gpu, model: Model, cache: Literal["dynamic", "static"] = "dynamic") -> Roofline:
-    """Return the times of `generate()` with `model` on `gpu`; context counts every slot, pads included."""
+    """Return the step times of `generate()` with `model` on `gpu`; padding counts as context, since it is read."""
     static = cache == "static"
     bandwidth = streamed_bytes_per_s(gpu)
     num_kernels = model.num_layers * (overheads.KERNELS_PER_LAYER if static else overheads.HF_KERNELS_PER_LAYER)
@@ -57,6 +58,7 @@ def generate_times(gpu: Gpu, model: Model, cache: Literal["dynamic", "static"] =
     if static:
         return times
     queries_per_key = model.num_attention_heads // model.num_kv_heads
+    # Read, write, read by attention; with shared keys: two reads, and a write and a read for each query head.
     passes = 3 if queries_per_key == 1 else 3 + 2 * queries_per_key
     return replace(
         times,
@@ -67,11 +69,14 @@ def generate_times(gpu: Gpu, model: Model, cache: Literal["dynamic", "static"] =
 
 
 def copy_bytes_per_s(gpu: Gpu) -> float:
-    """Return the rate of copying the dynamic cache in bytes per second: limited by the processors or by the memory."""
-    moved = overheads.HF_COPY_BYTES_PER_CYCLE * gpu.num_processors * gpu.boost_hz
-    return min(moved, streamed_bytes_per_s(gpu))
+    """Return the bytes per second at which the dynamic cache is copied, which processors or memory limit."""
+    by_processors = overheads.HF_COPY_BYTES_PER_CYCLE * gpu.num_processors * gpu.boost_hz
+    return min(by_processors, streamed_bytes_per_s(gpu))
 
 
 def streamed_bytes_per_s(gpu: Gpu) -> float:
-    """Return the rate of reading weights, keys and values in bytes per second: as measured, or as on an H200."""
+    """Return the bytes per second at which weights, keys and values are read.
+
+    It is a share of the peak bandwidth: the measured share of this GPU, or else that of an H200.
+    """
     return gpu.bandwidth_bytes_per_s * (gpu.streamed_share or overheads.MEMORY_EFFICIENCY)

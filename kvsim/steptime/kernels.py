@@ -1,4 +1,4 @@
-"""Track the kernels that a process of `generate()` has used: the first batch of each shape is slow.
+"""Track the kernels that a process of `generate()` has used, because the first batch of each shape is slow.
 
 With a dynamic cache, on chips for which PyTorch prefers cuDNN's attention, cuDNN makes a plan for every batch size and
 length that is new to the process. Some plans need a kernel that has not been built, which takes ten times as long.
@@ -63,13 +63,13 @@ class Batch:
 
     rows: int
     prompt_width: int
-    """Tokens of the longest prompt, to which the others are padded."""
+    """Number of tokens of the longest prompt; shorter prompts are padded to it."""
     new_tokens: int
-    """Tokens that every row generates: the length of the longest answer."""
+    """Number of tokens that every row generates: the length of the longest answer."""
     padded: bool = True
-    """True if a prompt is shorter than the longest: then attention needs a mask."""
+    """True if a prompt is shorter than the longest, so that attention needs a mask."""
     preallocated: bool = False
-    """True if the cache is static: its decode steps are compiled."""
+    """True if the cache is static, so that decode steps are compiled."""
 
     def __post_init__(self) -> None:
         if min(self.rows, self.prompt_width, self.new_tokens) < 1:
@@ -77,35 +77,35 @@ class Batch:
 
 
 class FirstUses(NamedTuple):
-    """First uses of kernels in the steps of a batch: one entry a step."""
+    """Costs of first uses of kernels in the steps of a batch, with one entry per step."""
 
     shapes: FloatArray
-    """Costs of choosing or compiling kernels, relative to a usual decode step; 0 without any."""
+    """Costs of choosing or compiling kernels, relative to that in a decode step of even length; 0 without any."""
     kernels: FloatArray
-    """Kernels that must be built or loaded, relative to those of a usual decode step."""
+    """Costs of building or loading kernels, relative to that in a decode step of even length; 0 without any."""
 
 
 class KernelsSeen:
-    """Kernels and plans that one process has."""
+    """Kernels that one process has built, and plans that it has made."""
 
     def __init__(self, gpu: Gpu, model: Model, earlier: Sequence[Batch] = ()) -> None:
         """Begin with the kernels that `earlier` batches of `model` needed on `gpu`."""
         self._lone_rows = gpu.num_processors // model.num_attention_heads
-        """Largest number of rows with a processor for every head; with half as many there are two."""
+        """Largest number of rows for which there is a processor for every head."""
         self._plans = gpu.architecture in _PLANNED
         self._seen: set[tuple[object, ...]] = set()
         self._built = np.zeros(len(_TILE_KEYS) * _NUM_ALIGNMENTS * 2, bool)
         """Built attention kernels, by number."""
         self._planned: dict[tuple[int, bool], bytearray] = {}
-        """True for each length at which a number of rows, padded or not, has decoded."""
+        """A flag for each length at which a batch has decoded, by its number of rows and whether it was padded."""
         self._num_compilations = 0
         for batch in earlier:
             self.run(batch)
 
     def run(self, batch: Batch, *, stride: int | None = None) -> FirstUses:
-        """Return the first uses of each step of `batch`, and remember them.
+        """Return the costs of first uses in each step of `batch`, and record its kernels as used.
 
-        A static cache has room for `stride` tokens of every row, by default just for the tokens of the batch.
+        A static cache has `stride` slots per row, by default as many as the batch needs.
         """
         uses = FirstUses(np.zeros(batch.new_tokens), np.zeros(batch.new_tokens))
         width, end = batch.prompt_width, batch.prompt_width + batch.new_tokens
@@ -126,12 +126,15 @@ class KernelsSeen:
         return uses
 
     def _static_prefill(self, batch: Batch, length: int) -> float:
-        """Load the prefill's kernel: a prefill is not compiled, and later dynamic batches can use the kernel."""
+        """Return the cost of a prefill with a static cache: loading the compiler, if it has not been loaded.
+
+        The prefill itself is not compiled. Its attention kernel is recorded, because later dynamic batches can use it.
+        """
         self._built[self._kernels(batch, np.array([length]), prefill=True)] = True
         return float(self._is_first("compiler"))
 
     def _static_decode(self, batch: Batch, length: int) -> float:
-        """Return the seconds that compiling for a static decode costs; 0 if it is compiled already."""
+        """Return the cost of compiling a static decode step, relative to the first compilation; 0 if it is compiled."""
         if self._num_compilations == len(_COMPILATIONS) or not self._is_first("compiled", batch.rows, length):
             return 0.0
         self._num_compilations += 1
@@ -148,7 +151,7 @@ class KernelsSeen:
         return lengths
 
     def _choose(self, batch: Batch, lengths: IntArray, uses: FirstUses, *, prefill: bool) -> None:
-        """Write the cost of choosing kernels in steps at `lengths`."""
+        """Write the costs of planning and of building kernels for steps at `lengths` into `uses`."""
         kind = "prefill" if prefill else "decode"
         steps = lengths - batch.prompt_width
         uses.shapes[steps] = _PLAN[kind] * (1.0 if batch.padded else _MASKLESS_PLAN)

@@ -1,6 +1,7 @@
-"""Constants for coefficients that were not fitted, measured on one H200 and its host; shares and seconds.
+"""Constants for step times without a fit: shares, and seconds that were measured on one H200 and its host.
 
-On other machines they show the order of magnitude.
+They are the start of a fit, and the coefficients of `generate()` by a data sheet. On other machines they give only the
+order of magnitude.
 """
 
 MEMORY_EFFICIENCY = 0.9

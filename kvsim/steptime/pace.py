@@ -1,4 +1,4 @@
-"""Scale step times to a machine whose host or GPU is slower or faster."""
+"""Scale step times to another machine, whose host or GPU is slower or faster by a factor."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GPU_COEFFICIENTS = (
 
 
 class Pace(NamedTuple):
-    """Ratios of a machine's times to those of the machine of the coefficients."""
+    """Factors on the host times and on the GPU times of a machine; larger means slower."""
 
     host: float = 1.0
     gpu: float = 1.0
@@ -31,7 +31,7 @@ TYPICAL = Pace()
 
 
 def at_pace(pace: Pace, times: Roofline) -> Roofline:
-    """Return `times` on a machine with that pace."""
+    """Return `times` with host and GPU coefficients multiplied by the factors of `pace`."""
     if pace == TYPICAL:
         return times
     scaled: dict[str, Any] = {name: getattr(times, name) * pace.host for name in HOST_COEFFICIENTS}

@@ -1,4 +1,8 @@
-"""Step times of data-parallel ranks that share experts: their steps wait for each other."""
+"""Step times of data-parallel ranks that share experts, whose steps wait for each other.
+
+All ranks exchange tokens before and after the experts of each layer, so a step takes as long as that of the slowest
+rank.
+"""
 
 from __future__ import annotations
 
@@ -12,22 +16,22 @@ from kvsim.steptime.roofline import Roofline
 from kvsim.steptime.shapes import UNTHROTTLED, PowerThrottle, StepShape, StepTime, throttled_gpu_s
 
 GROUP_SIZES = tuple(sorted({*range(1, 65), *(2**power for power in range(7, 21)), *(3 * 2**p for p in range(5, 19))}))
-"""Tokens of all ranks together for which the time of the experts is known; it is interpolated in between."""
+"""Numbers of tokens, of all ranks together, for which `RankTimes.group_s` has times; others are interpolated."""
 IDLE_STEP = StepShape(1, 1, 0, 0, 0)
-"""The step of a rank that has nothing to compute: one token, without context."""
+"""Step of a rank without work, which takes part with one token without context."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankTimes:
-    """Step times of ranks that share experts. A step lasts as long as that of the slowest rank, and the experts."""
+    """Step times of ranks that share experts: the time of the slowest rank, plus that of the experts."""
 
     label: str
     calibrated: bool = False
     own: Roofline
-    """Times of a rank without its experts."""
+    """Times of one rank, without experts."""
     num_ranks: int
     group_s: tuple[float, ...]
-    """Seconds of the experts of all layers and of the exchange of tokens, by the tokens of all ranks: `GROUP_SIZES`."""
+    """Seconds of the experts and exchanges of all layers, for each total number of tokens in `GROUP_SIZES`."""
 
     def uncaptured(self) -> RankTimes:
         """Return these times for an engine without graphs and compilation (vLLM's `enforce_eager`)."""
@@ -38,20 +42,20 @@ class RankTimes:
         return self.own.entry_s(prompt_tokens)
 
     def experts_s(self, num_tokens: int) -> float:
-        """Return the seconds of the experts and of the exchange, for `num_tokens` of all ranks together."""
-        beyond: float = max(num_tokens / GROUP_SIZES[-1], 1.0)
-        return beyond * float(np.interp(num_tokens, GROUP_SIZES, self.group_s))
+        """Return the seconds of the experts and exchanges of all layers, for `num_tokens` of all ranks together."""
+        excess: float = max(num_tokens / GROUP_SIZES[-1], 1.0)  # proportional beyond the largest size
+        return excess * float(np.interp(num_tokens, GROUP_SIZES, self.group_s))
 
     def step_time(self, shape: StepShape) -> StepTime:
-        """Return the time of a step of that shape on one rank while the others have nothing to compute."""
+        """Return the time of a step of that shape on one rank, if all other ranks have no work."""
         own = self.own.step_time(shape)
         return own._replace(gpu_s=own.gpu_s + self.experts_s(int(shape.num_tokens) + self.num_ranks - 1))
 
     def together(self, steps: Sequence[RankStep], free_s: float) -> list[RankStep]:
-        """Return the steps of all ranks with the time at which their kernels are done.
+        """Return `steps`, one per rank, with `launched_s`, `done_s` and `throttle` filled in.
 
-        All kernels start when the last rank has launched and the GPUs are free, at `free_s`. Where each step is a
-        captured graph, all ranks pad to the largest; otherwise experts see the tokens that there are.
+        The kernels of all ranks start when the last rank has launched and the GPUs are free, at `free_s`. If all steps
+        are captured graphs, each rank pads its step to the size of the largest.
         """
         most = max(int(step.shape.num_tokens) for step in steps)
         is_captured = most <= self.own.max_captured_tokens
@@ -81,6 +85,6 @@ class RankStep(NamedTuple):
     has_batch: bool = True
     has_requests: bool = True
     launched_s: float = 0.0
-    """Time at which the host goes on: it launches when all ranks have agreed on the size of the step."""
+    """Time at which the host has launched the step; it launches when all ranks have agreed on the padded size."""
     done_s: float = 0.0
-    """Time at which the kernels of all ranks are done."""
+    """Time at which the kernels of all ranks have finished."""

@@ -1,4 +1,4 @@
-"""Compute step times from a few coefficients of a fit, a machine card, or a data sheet."""
+"""`Roofline`: compute the time of a step from coefficients, which come from a fit, a machine card, or a data sheet."""
 
 from __future__ import annotations
 
@@ -12,20 +12,24 @@ from kvsim.steptime.sizes import ALL_ALIKE, NUM_SIZES, captured_size, size_place
 
 _LEAST_S = 1e-30
 COOL = 1.5
-"""Ratio of arithmetic and reading to the time of reading the weights up to which a GPU keeps its clock."""
+"""A GPU keeps its clock while arithmetic and reading of the cache take at most this multiple of reading the weights."""
 HEATED = 2.5
-"""Ratio beyond that at which throttling is complete. Both were measured in steps of 160 to 500 sequences of Llama-3-8B
-on two H200s; the clock of one fell from 1.98 to 1.86 GHz with 128 and to 1.6 with 400."""
+"""Factor on the time beyond `COOL`: throttling is complete once the product reaches the whole time of arithmetic and
+reading. Both were measured in steps of 160 to 500 sequences of Llama-3-8B on two H200s; the clock of one GPU fell from
+1.98 to 1.86 GHz with 128 sequences, and to 1.6 GHz with 400."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roofline:
-    """A step-time model of a few coefficients, in seconds unless stated otherwise."""
+    """`StepTimeModel` with coefficients in seconds, unless stated otherwise.
+
+    Each description names the clock, host or GPU, and the unit of work that the coefficient is multiplied by.
+    """
 
     label: str
     calibrated: bool = False
     fitted_to: tuple[str, ...] = ()
-    """Names of the recordings that the machine was fitted to."""
+    """Names of the recordings that the factors of the machine card were fitted to."""
     request_s: float
     """Host, per request received."""
     request_token_s: float
@@ -39,8 +43,8 @@ class Roofline:
     new_sequence_s: float = 0.0
     """Host, per sequence that joins the batch, before the first kernel."""
     worker_step_s: float = 0.0
-    """Worker process, per step, before the first kernel: it prepares its launch while the scheduler's host goes on. 0
-    if one process does both."""
+    """Worker process, per step, before the first kernel. The scheduler's process continues meanwhile. 0 if there is one
+    process for both."""
     worker_sequence_s: float = 0.0
     """Worker process, per sequence, before the first kernel."""
     worker_token_s: float = 0.0
@@ -68,16 +72,17 @@ class Roofline:
     weights_s: float
     """GPU: reading all weights."""
     active_weights_s: float
-    """GPU: reading the weights that one token uses, beside those that all tokens share; fewer than all in a mixture of
-    experts."""
+    """GPU, per token, until all weights are read: reading the weights that one token uses, without those in
+    `shared_weights_s`. In a mixture of experts, these are fewer than all weights."""
     shared_weights_s: float = 0.0
-    """GPU: reading the weights that the tokens of a step share, where `active_weights_s` is without them."""
+    """GPU, per step: reading the weights that all tokens share; 0 if `active_weights_s` includes them."""
     token_s: float
     """GPU: arithmetic of one token in the layers; overlaps with reading the weights."""
     logits_s: float
     """GPU: arithmetic of one sequence's output projection; overlaps with reading the weights."""
     exposed_share: float
-    """Share of the shorter of reading and arithmetic that is not hidden if both are equal; at most 0.5."""
+    """Share of the shorter of reading and arithmetic that does not overlap with the longer, if both are equally long;
+    at most 0.5."""
     sequence_s: float
     """GPU, per sequence, without the bytes it reads."""
     context_token_s: float
@@ -85,9 +90,9 @@ class Roofline:
     lone_share: float
     """Additional share of the reading time for few sequences, whose heads cannot occupy the whole GPU."""
     full_seqs: float
-    """Number of sequences with one head to read for every processor; twice as many draw the full bandwidth."""
+    """Number of sequences that have one KV head for every processor; twice as many reach the full bandwidth."""
     shared_saving: float
-    """Share of shared keys and values that costs nothing to read again; at most 1."""
+    """Share of the repeated reads of shared keys and values that takes no time; at most 1."""
     piecewise_s: float
     """GPU, per captured step with prompt tokens, whose attention runs between captured pieces."""
     attention_pair_s: float
@@ -95,8 +100,8 @@ class Roofline:
     throttle_share: float
     """Additional share of arithmetic time after long arithmetic, when the clock has fallen."""
     power_share: float = 0.0
-    """Additional share of arithmetic and reading time, in all kinds of steps, after long work beyond reading the
-    weights: the card's power is limited. Fitted times use `throttle_share` instead."""
+    """Additional share of arithmetic and reading time, in all kinds of steps, after long work that exceeds the power
+    limit. Fitted times use `throttle_share` instead."""
     window_tokens: float = 0.0
     """Window of sliding layers in tokens; 0 without any."""
     window_token_s: float = 0.0
@@ -106,16 +111,16 @@ class Roofline:
     mixed_share: float = 0.0
     """Additional share of reading time in a step with prompt tokens."""
     piecewise_floor_s: float = 0.0
-    """GPU, least time of a captured step with prompt tokens: a worker process launches it piece by piece while the
-    scheduler's host goes on."""
+    """GPU: least time of a captured step with prompt tokens, which a worker process has to launch piece by piece."""
     eager_floor_s: float = 0.0
-    """GPU, least time of a step too large for a captured graph, for the same reason."""
+    """GPU: least time of a step too large for a captured graph, which a worker process launches kernel by kernel."""
     handed_over_s: float = 0.0
-    """Link, per step with activations from the stage before in a pipeline."""
+    """Link, per step: receiving activations from the previous pipeline stage; 0 without one."""
     handed_over_token_s: float = 0.0
     """Link, per token of such a step."""
     of_size_s: tuple[float, ...] = ALL_ALIKE
-    """GPU, per step, by `size_place`: time of the kernels chosen for its size, beyond all other times here."""
+    """GPU, per step, by the entry of its size (`size_place`): time that the other coefficients do not explain, because
+    the kernels for this size are slower."""
 
     def uncaptured(self) -> Roofline:
         """Return these times for an engine without graphs and compilation (vLLM's `enforce_eager`)."""
@@ -132,8 +137,8 @@ class Roofline:
     def step_time(self, shape: StepShape) -> StepTime:
         """Return the time of a step of that shape.
 
-        Without branches, in operators that numbers and arrays share: the result is the same for one step and for a
-        million, and one step takes a few microseconds.
+        The fields of `shape` may be arrays. The code has no branches, and uses only operators that numbers and arrays
+        share, so that it serves one step in a few microseconds and a million steps at once.
         """
         num_seqs, num_tokens, num_prefill_tokens = shape.num_seqs, shape.num_tokens, shape.num_prefill_tokens
         captured = num_tokens <= self.max_captured_tokens
@@ -169,8 +174,10 @@ class Roofline:
 
 
 def host_times(times: Roofline, shape: StepShape, captured: Any, eager: Any) -> tuple[float, float]:
-    """Return the host's seconds from scheduling to the launch of the first kernel, and to that of the last. `captured`
-    and `eager` tell whether the step is a captured graph, or launched kernel by kernel."""
+    """Return the host's seconds from scheduling to the launch of the first kernel, and to that of the last.
+
+    `captured` and `eager` tell whether the step is a captured graph, or launched kernel by kernel.
+    """
     num_seqs, num_prefill_tokens = shape.num_seqs, shape.num_prefill_tokens
     host_s = (
         times.host_step_s
@@ -193,7 +200,7 @@ def host_times(times: Roofline, shape: StepShape, captured: Any, eager: Any) -> 
 
 
 def attention_times(times: Roofline, shape: StepShape) -> tuple[float, float]:
-    """Return the GPU's seconds to read keys and values, and those of prompts' attention."""
+    """Return the GPU's seconds for reading keys and values, and those for the arithmetic of prompts' attention."""
     num_seqs, num_prefill_tokens = shape.num_seqs, shape.num_prefill_tokens
     window_context = smaller(shape.context_tokens, times.window_tokens * num_seqs + num_prefill_tokens)
     window_pairs = smaller(shape.attention_pairs, times.window_tokens * num_prefill_tokens)
@@ -215,13 +222,13 @@ def size_s(times: Roofline, entry: Any) -> Any:
 
 
 def overlapped(a: float, b: float, exposed_share: float) -> float:
-    """Return the time of two overlapping activities: the longer, and the part of the shorter that is not hidden, which
-    is largest if both are equal.
+    """Return the time of two activities that overlap: the longer time, plus the part of the shorter that is exposed.
 
-    Never falls in either argument while `exposed_share` is at most 0.5.
+    The exposed part is largest if both are equal. With an `exposed_share` of at most 0.5, the result never falls when
+    either argument grows.
     """
     longer, shorter = larger(a, b), smaller(a, b)
-    ratio = shorter / larger(longer, _LEAST_S)  # a step that computes nothing does neither
+    ratio = shorter / larger(longer, _LEAST_S)  # no division by zero if both are 0
     return longer + exposed_share * shorter * ratio * ratio
 
 
@@ -231,7 +238,7 @@ COEFFICIENTS = tuple(field.name for field in fields(Roofline) if field.name not 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Staged:
-    """Step times of every stage. An engine sends a step from one stage to the next, with others in flight."""
+    """Step times of all pipeline stages. A step passes through them in order, while others are in other stages."""
 
     label: str
     calibrated: bool
@@ -239,7 +246,7 @@ class Staged:
     """Times of the stages in order; the host's times are those of the first."""
 
     def step_time(self, shape: StepShape) -> StepTime:
-        """Return the time of a step of that shape through all stages, without others in flight."""
+        """Return the time of a step of that shape through all stages, if no other step is in flight."""
         first = self.stages[0].step_time(shape)
         gpu_s, throttle_s = first.gpu_s, first.throttle_s
         for stage in self.stages[1:]:

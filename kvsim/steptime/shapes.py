@@ -1,6 +1,7 @@
-"""Contents of a step, its times, the protocol of models that compute them, and power throttling.
+"""Types of the step-time model: the contents of a step, its times, the protocol of models, and power throttling.
 
-Sustained arithmetic exceeds a GPU's power limit, and the GPU lowers its clock."""
+A GPU throttles, that is, lowers its clock, when sustained arithmetic exceeds its power limit.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +13,10 @@ THROTTLE_S = 0.1
 
 
 class StepShape(NamedTuple):
-    """Contents of a step. Its costs follow from these sums alone; a step schedules at least one token.
+    """Contents of a step, as sums over its sequences; its times depend on nothing else.
 
-    For many steps at once, every field may be a NumPy array: `StepShape._make(columns)`. The times are arrays then.
+    A step schedules at least one token. Every field may be a NumPy array, for many steps at once:
+    `StepShape._make(columns)`. Then the times are arrays too.
     """
 
     num_seqs: int
@@ -22,24 +24,24 @@ class StepShape(NamedTuple):
     num_tokens: int
     """Number of scheduled tokens of all sequences."""
     num_prefill_tokens: int
-    """Scheduled tokens that belong to prompts (or to sequences being recomputed)."""
+    """Number of scheduled tokens of prompts, and of sequences that are recomputed after a preemption."""
     context_tokens: int
-    """KV slots that the step reads, summed over sequences."""
+    """Number of KV slots that the step reads, summed over sequences."""
     attention_pairs: int
-    """Pairs of a query and a key that it attends to, summed over prefilling sequences."""
+    """Number of pairs of a query and a key that the query attends to, summed over prefilling sequences."""
     new_shape: float = 0.0
     """Time to choose or compile kernels for a batch of this size and length, relative to a usual decode step; 0 if it
     is not the first such batch."""
     new_kernels: float = 0.0
-    """Kernels that the process has to build or load for this step, relative to a usual decode step."""
+    """Cost of building or loading kernels for this step, relative to a usual decode step."""
     shared_tokens: int = 0
-    """KV slots of the context that are read more than once because sequences share a prefix: all but one reading."""
+    """Number of repeated reads of KV slots, because sequences share a prefix: all reads of a slot after its first."""
     num_new_seqs: int = 0
-    """Sequences that join the batch in this step: new or resumed after a preemption."""
+    """Number of sequences that join the batch in this step: new, or resumed after a preemption."""
 
 
 class StepTime(NamedTuple):
-    """Times in which a step occupies each of the two clocks, in seconds."""
+    """Seconds for which a step occupies the host and the GPU."""
 
     prepare_s: float
     """Host: from scheduling to the launch of the first kernel."""
@@ -50,11 +52,11 @@ class StepTime(NamedTuple):
     turnaround_s: float
     """Host: from the end of output processing to the next scheduling."""
     throttle_s: float = 0.0
-    """GPU: additional time of the step after long arithmetic like its own; see `throttled_gpu_s`."""
+    """GPU: additional time of the step when fully throttled; see `throttled_gpu_s`."""
 
     @property
     def alone_s(self) -> float:
-        """Return the duration of the step in an engine that waits for every output."""
+        """Duration of the step in an engine that waits for each output before it schedules the next step."""
         return larger(self.prepare_s + self.gpu_s, self.launch_s) + self.turnaround_s
 
 
@@ -81,12 +83,12 @@ class StepTimeModel(Protocol):
 
 
 def larger(a: float, b: float) -> float:
-    """Return the larger of two times, in operators that numbers and arrays share."""
+    """Return the larger of two numbers; of two arrays, element by element."""
     return a * (a >= b) + b * (a < b)
 
 
 def smaller(a: float, b: float) -> float:
-    """Return the smaller of two times, in operators that numbers and arrays share."""
+    """Return the smaller of two numbers; of two arrays, element by element."""
     return a * (a <= b) + b * (a > b)
 
 
@@ -94,9 +96,9 @@ class PowerThrottle(NamedTuple):
     """State of a GPU's throttling."""
 
     level: float
-    """Level of the throttle, from 0 after a rest to 1 after long prefills."""
+    """Degree of throttling, from 0 after a rest to 1 after long prefills."""
     at_s: float
-    """Time of that level, in seconds; it decays from then on."""
+    """Time at which the level was reached, in seconds. The level decays from then on."""
 
 
 UNTHROTTLED = PowerThrottle(0.0, 0.0)
@@ -104,14 +106,15 @@ UNTHROTTLED = PowerThrottle(0.0, 0.0)
 
 
 def throttled_gpu_s(cost: StepTime, begin_s: float, throttle: PowerThrottle) -> tuple[float, PowerThrottle]:
-    """Return the GPU time of a step of `cost` that begins at `begin_s`, and the throttle afterwards.
+    """Return the GPU time of a step that begins at `begin_s`, and the state of throttling at its end.
 
-    Steps that are not limited by arithmetic neither slow down nor add to the throttle.
+    `throttle` is the state before the step. A step with no `throttle_s` is not slowed down, and leaves the state as is.
     """
     if cost.throttle_s == 0.0 or cost.gpu_s == 0.0:
         return cost.gpu_s, throttle
-    before = throttle.level * exp((throttle.at_s - begin_s) / THROTTLE_S)
-    rest = (1.0 - before) * exp(-cost.gpu_s / THROTTLE_S)
-    mean = 1.0 - (1.0 - before - rest) * THROTTLE_S / cost.gpu_s
-    gpu_s = cost.gpu_s + cost.throttle_s * mean
-    return gpu_s, PowerThrottle(1.0 - rest, begin_s + gpu_s)
+    level_before = throttle.level * exp((throttle.at_s - begin_s) / THROTTLE_S)
+    # During the step, the distance of the level from 1 decays exponentially.
+    distance_after = (1.0 - level_before) * exp(-cost.gpu_s / THROTTLE_S)
+    mean_level = 1.0 - (1.0 - level_before - distance_after) * THROTTLE_S / cost.gpu_s
+    gpu_s = cost.gpu_s + cost.throttle_s * mean_level
+    return gpu_s, PowerThrottle(1.0 - distance_after, begin_s + gpu_s)
