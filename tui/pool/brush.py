@@ -47,7 +47,7 @@ _PAINT = 0xFF
 
 
 def keys_of(shape: KeyArray | int, first: PaintArray, second: PaintArray | int) -> KeyArray:
-    """Return the keys of characters with two paints each."""
+    """Encode characters as keys: paint `first` in bits 0 to 7, `second` in bits 8 to 15, `shape` from bit 16 on."""
     found: KeyArray = (
         (np.asarray(shape, np.int32) << _SHAPE) | (np.asarray(second).astype(np.int32) << 8) | first.astype(np.int32)
     )

@@ -52,8 +52,8 @@ def slots_per_cell(num_slots: int, num_cells: int) -> int:
 def map_keys(host: HostMemory, frame: int, width: int, height: int, *, half_blocks: bool) -> KeyArray:
     """Return the keys of `height` lines of `width` characters: the slots in order, with equally many in each cell.
 
-    A character is two cells, one above the other, with `half_blocks`. A cell of several slots shows a copy that
-    is loaded before an overwritten block, a copy that is stored, and the owner of the last slot.
+    With `half_blocks`, a character shows two cells, one above the other. A cell of several slots has the colour of its
+    most important slot: first a copy that is loaded, then an overwritten block, a copy that is stored, a kept copy.
     """
     rows = height * (2 if half_blocks else 1)
     paints = _cells(_paints(host.slots_at(frame)), rows * width).reshape(rows, width)
