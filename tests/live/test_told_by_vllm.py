@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kvsim.live.exposition import samples
-from kvsim.live.kv_events import CachedBlocks
+from kvsim.live.kv_events import ServerCache
 from kvsim.live.metrics import parse_metrics
 
 from ..vllm_engine.recordings import WATCHED, Live
@@ -49,7 +49,7 @@ def test_prefix_hits_are_counted_once_in_every_release(live: Live, told: Path) -
 
 
 def test_events_tell_the_keys_that_the_cache_has(live: Live, told: Path, state: dict[str, Any]) -> None:
-    cached = CachedBlocks()
+    cached = ServerCache()
     for batch in (told / "events.txt").read_bytes().splitlines():
         cached.hear(base64.b64decode(batch))
     named = {(place.group, name) for place, blocks in cached.blocks.items() for name in blocks}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from kvsim.errors import BudgetError, IntegrityError, UsageError
-from kvsim.memory.caching import KIB, MIB, CachingAllocator, _Block
+from kvsim.memory.caching import KIB, MIB, CachingAllocator, _SegmentPiece
 from kvsim.recording import AllocatorHistory, find, read, read_allocator
 
 HISTORY = Path(__file__).with_name("history")
@@ -241,13 +241,13 @@ def adopt(
     pool = allocator._pools.setdefault((0, small), [])
     allocator._segments[address] = num_bytes
     allocator.reserved_bytes += num_bytes
-    pieces: list[_Block] = []
+    pieces: list[_SegmentPiece] = []
     end = address
     for begin, (size, requested) in [*sorted(used.items()), (address + num_bytes, (0, 0))]:
         if begin > end:
-            pieces.append(_Block(end, begin - end, pool))
+            pieces.append(_SegmentPiece(end, begin - end, pool))
         if size:
-            block = _Block(begin, size, pool)
+            block = _SegmentPiece(begin, size, pool)
             block.free, block.requested = False, requested
             allocator._used[begin] = block
             allocator.allocated_bytes += size
