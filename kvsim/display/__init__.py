@@ -1,1 +1,1 @@
-"""Shared by all output: functions that make text from outside safe to show, and colours."""
+"""Helpers for all output: escaping of untrusted text, and the colours of requests."""

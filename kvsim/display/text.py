@@ -59,7 +59,7 @@ def abridged(text: str, length: int) -> str:
 
 
 def message(text: str) -> str:
-    """Escape a message and shorten long values in it."""
+    """Escape an error message, and shorten it and the long values in it."""
     text = _LONG_VALUE.sub(lambda value: abridged(value[0], _VALUE_LETTERS), printable(text))
     return abridged(text, _MESSAGE_LETTERS)
 
@@ -72,13 +72,13 @@ def html_text(text: str) -> str:
 
 
 def script_json(value: Any) -> str:
-    """Format `value` as JSON for an HTML script element; without `<`, nothing in it can end the script."""
+    """Format `value` as JSON for an HTML script element; `<` is escaped, so that no value can end the script."""
     text = json.dumps(value, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def filled(template: str, parts: Mapping[str, str]) -> str:
-    """Replace marks such as `@TITLE@` in `template` in one pass, so that marks inside `parts` stay text."""
+    """Replace marks such as `@TITLE@` in `template` by `parts`, in one pass, so that marks inside parts stay text."""
     return re.sub("|".join(map(re.escape, parts)), lambda mark: parts[mark[0]], template)
 
 
@@ -88,7 +88,7 @@ def markdown_text(text: str) -> str:
 
 
 def markdown_code(text: str, *, least: int = 1) -> str:
-    """Format `text` as Markdown code, between at least `least` backticks and more than it contains in a row."""
+    """Format `text` as Markdown code between backticks: at least `least`, and more than `text` has in a row."""
     longest = max(map(len, re.findall("`+", text)), default=0)
     ticks = "`" * max(longest + 1, least)
     return f"{ticks}\n{text}\n{ticks}" if least > 1 else f"{ticks}{text}{ticks}"

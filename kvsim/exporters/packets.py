@@ -1,7 +1,8 @@
-"""Vectorized encoding of Protocol Buffers: many messages with the same fields at once.
+"""Vectorized encoding of Protocol Buffers for Perfetto traces: many messages with the same fields at once.
 
-`Bytes` has a part of each of n messages. Parts may be concatenated, nested, or present in some messages only; `joined`
-writes them message by message. Callers take field numbers from the schema.
+A value of type `Bytes` has one part, such as a field, for each of n messages. Parts may be concatenated, nested, or
+present in some messages only; `joined` returns the bytes message by message. Callers take field numbers from the
+schema.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ columns. If all messages are equal, n is 1."""
 
 
 def number(field: int, values: IntArray | int) -> Bytes:
-    """Encode an integer in `field`: one for each message, int64[n], or the same one in all."""
+    """Encode integers in `field`: an array with one for each message, or a single one for all messages."""
     return [_tag(field, _VARINT), _varints(np.atleast_1d(np.asarray(values, np.int64)))]
 
 

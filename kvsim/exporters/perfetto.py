@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from kvsim.recording.tables import FloatArray, IntArray
 
 MAX_REQUEST_TRACKS = 1000
-"""Most requests with a track each. With more, requests share lanes, because the viewer cannot draw more tracks."""
+"""Maximum number of requests with separate tracks. More requests share lanes, because the viewer is limited."""
 _ENGINE, _REQUESTS, _POOL, _HOST, _WINDOWS = 1, 2, 3, 4, 5
 _FIRST_COUNTER, _FIRST_REQUEST = 10, 1000
 _SEQUENCE = 1
 _ROWS_AT_ONCE = 1 << 14
-"""Rows that are written at once; their columns fit into the CPU cache."""
+"""Rows that are encoded together; their columns fit into the CPU cache."""
 _NOTES = ("step", "num_scheduled", "prefill_tokens", "decode_tokens", "running", "waiting", "free_units")
 _ABOUT = ("prompt_tokens", "output_tokens", "cached_tokens", "preemptions")
 
@@ -214,7 +214,7 @@ def _write_steps(trace: _Trace, recording: Recording) -> None:
 
 
 def _write_host(trace: _Trace, recording: Recording, uuid: int) -> None:
-    """Write counters of host memory and of copies under way, in bytes."""
+    """Write counters of host memory and of copies in progress, in bytes."""
     host = host_memory(recording)
     if host is None:
         return
@@ -268,7 +268,7 @@ def _write_requests(trace: _Trace, recording: Recording) -> None:
 
 
 def _lanes(order: list[int], arrival_s: FloatArray, end_s: FloatArray) -> list[int]:
-    """Return the lane of each request in `order`: the lowest one that is free when it arrives."""
+    """Return the lane of each request in `order`: the lowest lane that is free at its arrival."""
     free: list[int] = []
     busy: list[tuple[float, int]] = []
     lanes = []

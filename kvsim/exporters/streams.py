@@ -1,4 +1,4 @@
-"""Requests in the formats of published traces, for other simulators and load generators."""
+"""Export of requests in the formats of published traces, for other simulators and load generators."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def write_burstgpt(workload: Workload, path: str | os.PathLike[str]) -> Path:
 def write_mooncake(workload: Workload, path: str | os.PathLike[str]) -> Path:
     """Write a JSON Lines file like Mooncake's traces, with whole milliseconds and an id per 512 prompt tokens.
 
-    Prompts share an id if they are known to be equal up to its end. Other units, including the last partial one, have
-    unique ids.
+    Two prompts have the same id for a unit if they are known to be equal up to its end. Other units, including a
+    partial last one, have unique ids.
 
     Raises:
         UsageError: the workload's hash units neither divide 512 tokens nor are multiples of 512.
@@ -85,7 +85,7 @@ def _units_of_512(hashes: list[int], unit: int, prompt_tokens: int) -> list[Hash
         each = HASH_TOKENS // unit
         return [("hash", value) for value in hashes[each - 1 :: each]]
     each = unit // HASH_TOKENS
-    # A hash of a larger unit tells only whether all of it is equal.
+    # The hash of a larger unit only shows whether two whole units are equal.
     full = min(len(hashes) * each, prompt_tokens // HASH_TOKENS)
     return [("hash", hashes[place // each], place % each) for place in range(full)]
 

@@ -1,4 +1,4 @@
-"""Recordings as folders of CSV or Parquet tables, for spreadsheets and data frames."""
+"""Export of recordings as folders of CSV or Parquet tables, for spreadsheets and data frames."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _pool(recording: Recording) -> dict[str, Any]:
 
 
 def _write(columns: dict[str, Any], file: Path) -> None:
-    import pyarrow as pa  # noqa: PLC0415  costs more than the rest of kvsim together
+    import pyarrow as pa  # noqa: PLC0415  slower to import than the rest of kvsim together
     import pyarrow.csv as pa_csv  # noqa: PLC0415
     import pyarrow.parquet as pq  # noqa: PLC0415
 

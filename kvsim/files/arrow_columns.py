@@ -1,6 +1,7 @@
-"""Convert columns between NumPy, Python and pyarrow, without pandas; columns of numbers without a copy.
+"""Conversion of columns between NumPy, Python and pyarrow, without pandas.
 
-pyarrow's own conversions import pandas if it is installed, which takes half a second.
+The conversions of pyarrow import pandas if it is installed, which takes half a second. Columns of numbers are not
+copied.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Read tables from untrusted Parquet and CSV files, or raise one sentence about the defect."""
+"""Reading of tables from untrusted Parquet and CSV files; a defect raises a ValueError with one sentence."""
 
 from __future__ import annotations
 
@@ -16,13 +16,11 @@ if TYPE_CHECKING:
 
 _MAGIC = b"PAR1"
 _TEXT_BYTES = 1 << 28
-"""Maximum bytes of all texts of a column; a file has repeated texts once."""
+"""Maximum bytes of all texts of a column; a small file can have far more, because it stores repeated texts once."""
 
 
 def read_table(file: Path) -> pa.Table:
-    """Read the table in a file: Parquet if its first bytes say so, else CSV. Columns of lists and objects are left
-    out.
-    """
+    """Read the table in a file, Parquet or CSV by its first bytes, without columns of lists and objects."""
     import pyarrow as pa  # noqa: PLC0415  only where a file is touched
     import pyarrow.csv as pa_csv  # noqa: PLC0415
 
@@ -31,7 +29,7 @@ def read_table(file: Path) -> pa.Table:
             return read_parquet(file)
         table = pa_csv.read_csv(file)
         table.validate(full=True)
-        _ = table.column_names  # decoded only here
+        _ = table.column_names  # decodes the names, which may fail
     except (pa.ArrowException, OSError, MemoryError) as error:
         raise ValueError(_reason(error)) from error
     return table
@@ -59,7 +57,7 @@ def read_parquet(file: Path, columns: Collection[str] | None = None) -> pa.Table
         with pq.ParquetFile(file, read_dictionary=[field.name for field in fields if _is_text(field.type)]) as parquet:
             table = parquet.read(columns=wanted)
         table.validate(full=True)
-        for place, name in enumerate(table.column_names):  # decoded only here
+        for place, name in enumerate(table.column_names):  # decodes the names, which may fail
             if pa.types.is_dictionary(table.schema.field(place).type):
                 table = table.set_column(place, name, _unfolded(name, table.column(place)))
     except (pa.ArrowException, OSError, ValueError, MemoryError) as error:

@@ -1,4 +1,4 @@
-"""Write files and folders that appear under their name only when complete."""
+"""Atomic writing: files and folders get their name only when they are complete."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ UNPACKED_TABLE_BYTES = 1 << 29
 """Maximum bytes of a compressed table after decompression: a few kilobytes may become gigabytes."""
 _UNPACKED_AT_ONCE = 1 << 24
 _FEW_UNPACKED, _UNPACKED_PER_BYTE = 1 << 26, 128
-"""Bytes that any compressed file may expand to, and the bytes per byte of its own; published traces have about 20."""
+"""Maximum bytes after decompression: a fixed number, plus a factor times the file; published traces have about 20."""
 
 
 def open_file(file: Path) -> BinaryIO:

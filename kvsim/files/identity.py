@@ -1,4 +1,4 @@
-"""Compute the identity of a recording: a digest of everything in its folder, stated in each of its files."""
+"""Identity of a recording: a digest of all its files, which is stored in each, so that changes are detected."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvsim.files.contents import META_BYTES, content_of, open_file
 
 FORMAT = "kvsim-recording"
 META, LOG = "meta.json", "events.jsonl"
-"""Files with the provenance of a recording, complete and still growing."""
+"""Files with the provenance of a recording: of a complete one, and of one that is still growing."""
 TABLES = ("requests", "steps", "schedule", "memory", "copies")
 """Tables of a recording, in the order of the digest."""
 _STATED = re.compile(rb',\n "identity": "([0-9a-f]{32})"')

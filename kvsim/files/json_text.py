@@ -1,4 +1,4 @@
-"""Parse untrusted JSON: with limits on memory, and without repeated keys."""
+"""Parsing of untrusted JSON, with limits on memory, and without repeated keys in an object."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Mark a file with the command that wrote it, at a place that its format allows, with a digest of all other bytes.
+"""Marks in files that name the command that wrote the file, so that a command replaces only its own output.
 
-The digest does not match in a file that was edited or cut, or that quotes a mark, so that a user's work is never taken
-for that of kvsim.
+A mark is at a place that the file format allows, with a digest of all other bytes. The digest does not match in a file
+that was edited or cut, or that quotes a mark, so that a user's work is never mistaken for output of kvsim.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Decide whether a command may replace an existing file or folder.
+"""Rules for replacing existing files and folders, so that no command destroys the work of a user.
 
 A command replaces its own output: `kvsim run` a recording of `kvsim run`, `kvsim plot` a figure of `kvsim plot`. It
 replaces other files only with --overwrite, and never a folder that kvsim did not write.
@@ -71,7 +71,7 @@ def replacing_folder(path: str | os.PathLike[str], command: str, *, overwrite: b
         except KvsimError as error:
             if str(folder) not in str(error):
                 raise
-            # Only this function knows the hidden name.
+            # The user does not know the hidden name of the scratch folder, so the message gets the name of the target.
             raise type(error)(str(error).replace(str(folder), str(path))) from error
         may_replace(path, command, overwrite=overwrite, is_folder=True)
 
@@ -120,13 +120,13 @@ def _folder_of_recordings(target: Path, names: set[str]) -> tuple[str, frozenset
     folders = [_recording(target / name, {entry.name for entry in (target / name).iterdir()}) for name in names]
     makers = frozenset.intersection(*(folder[1] or frozenset() for folder in folders))
     if "compare" not in makers and not _are_replicas(target, names, makers):
-        # Probably a folder with all recordings of a user.
+        # Probably the folder in which a user keeps recordings.
         return "a folder of recordings that no one command of kvsim wrote", None, False
     return "a folder of recordings", makers, all(folder[2] for folder in folders)
 
 
 def _are_replicas(target: Path, names: set[str], makers: frozenset[str]) -> bool:
-    """Tell whether these are the numbered servers of one `kvsim run --replicas`."""
+    """Tell whether the folders are the numbered servers of one run of `kvsim run --replicas`."""
     numbered = names == {str(number) for number in range(len(names))}
     return "run" in makers and numbered and len({_document(target / name).get("command") for name in names}) == 1
 

@@ -1,4 +1,4 @@
-"""Read the declared sizes in the footer of a Parquet file, without pyarrow.
+"""Reading of the declared sizes in the footer of a Parquet file, without pyarrow, to refuse oversized files.
 
 A library that trusts a footer allocates the declared sizes. pyarrow ends the process, with an uncaught C++ exception,
 when asked for the metadata of a column whose statistics contradict its type. So the sizes are read from the bytes: the
@@ -16,7 +16,7 @@ from kvsim.files.contents import open_file
 
 _MAGIC = b"PAR1"
 _I64, _LIST, _STRUCT = 6, 9, 12
-"""Types in the protocol."""
+"""Type numbers in the protocol."""
 _FEW_VALUES, _VALUES_PER_BYTE = 100_000, 16
 _FEW_UNPACKED, _UNPACKED_PER_BYTE = 1 << 26, 64
 _DEEPEST = 32
@@ -26,7 +26,7 @@ _ROW_GROUPS, _COLUMNS, _META_DATA, _NUM_ROWS, _NUM_VALUES, _UNPACKED = 4, 1, 3, 
 
 
 class DeclaredSizes(NamedTuple):
-    """Declared sizes of a file."""
+    """Sizes that the footer of a file declares."""
 
     num_rows: int
     num_values: list[int]
@@ -154,7 +154,7 @@ class _Compact:
                 raise IndexError
 
     def _skip_element(self, kind: int, depth: int) -> None:
-        """Skip an element of a list; it has at least one byte, so that a list cannot be longer than the footer."""
+        """Skip an element of a list, which takes at least one byte, so that a list cannot be longer than the footer."""
         if kind in (1, 2):
             self._pass(1)
         else:

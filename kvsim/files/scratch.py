@@ -1,4 +1,4 @@
-"""Create a hidden scratch folder beside a target, and rename its complete content to the target.
+"""Hidden scratch folders beside a target, whose complete content is renamed to the target.
 
 A killed process leaves its folder behind; the next process that writes to the target removes it. A lock on the folder
 shows whether its owner is alive; the system releases it when the process ends. If folders cannot be locked, none is
@@ -32,7 +32,7 @@ _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 @contextmanager
 def scratch_beside(target: Path) -> Iterator[Path]:
-    """Yield an empty folder on the same disk as `target`, removed afterwards; remove those of killed processes too."""
+    """Yield an empty folder on the same disk as `target`; remove it afterwards, and older ones of killed processes."""
     for folder in target.parent.glob(f".{escape(target.name)}-*{_SUFFIX}"):
         _take_away_if_dead(folder, target)
     while True:
@@ -138,12 +138,12 @@ def _lock(folder: Path) -> int | None:
     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder))
 
 
-def _exchange(one: Path, other: Path) -> bool:
-    """Swap two names in one step; return whether the system and the disk support this."""
+def _exchange(first: Path, second: Path) -> bool:
+    """Swap two names in one step; return False if system or disk do not support it."""
     if not sys.platform.startswith("linux"):
         return False
     try:
         rename = ctypes.CDLL(None, use_errno=True).renameat2
     except AttributeError:
         return False
-    return bool(rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0)
+    return bool(rename(_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), _RENAME_EXCHANGE) == 0)

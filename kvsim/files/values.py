@@ -1,4 +1,4 @@
-"""Read TOML documents, and check values of documents, in which true and false are not numbers."""
+"""Reading of TOML documents, and checks of their values, for which true and false are not numbers."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Read recorded and published request streams as workloads. A reader is strict: doubtful input is an error with a line.
+"""Readers that convert recorded and published requests to workloads.
 
-Everything named here is imported when it is first used.
+Readers are strict: ambiguous input is an error that names the line. The names of this package are imported when they
+are first used.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _HOME = by_name({
     "kvsim.importers.source": "TextSource",
     "kvsim.importers.workload_file": "write_workload",
 })  # fmt: skip
-"""The module that each name lives in."""
+"""Modules of this package, and the public names in each."""
 
 __all__ = [
     "FORMATS",

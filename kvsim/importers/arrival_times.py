@@ -1,7 +1,8 @@
-"""Convert arrival times of a file, numbers of some unit or dates, into seconds once all rows are read.
+"""Conversion of the arrival times of a file, numbers of any unit or dates, to seconds.
 
-A single row does not determine its unit. Rows are only checked to be of one kind; the whole column is interpreted at
-its end. An ambiguous column is refused. The description states any reading that the column's name does not.
+A single row does not determine the unit. So rows are only checked to be of one kind, and the column is interpreted
+when all rows are read. An ambiguous column is refused. The description of the workload states an interpretation that
+the name of the column does not.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class _Unit(NamedTuple):
-    """Unit of time in seconds, as a fraction, so that half milliseconds stay exact."""
+    """Unit of time as a fraction of seconds, so that half milliseconds stay exact."""
 
     words: str
     numerator: int
@@ -47,17 +48,17 @@ _UNITS = {
     "d": _Unit("days", 86_400),
 }
 _EPOCH_S = (1e9, 4.1e9)
-"""Seconds since 1970 in the years 2001 to 2099. Numbers of other units are far outside."""
+"""Range of seconds since 1970 in the years 2001 to 2099; milliseconds since 1970 are far above it."""
 _EPOCH_UNITS = ("s", "ms", "us", "ns")
 _LONGEST_S = 1e8
 """Maximum seconds between two requests of one workload, some three years; more is a mistake."""
 _LATE = 10_000
-"""Numbers without a unit from here on may be dates or times of day without separators."""
+"""Smallest number without a unit that may be a date or a time of day without separators."""
 _DAYS = (10_957, 88_069)
-"""Days since 1970, since 1900 as in spreadsheets, and of astronomers, in the years 2000 to 2099."""
+"""Range of day numbers in the years 2000 to 2099, counted from 1970, from 1900 (spreadsheets) or by astronomers."""
 _DATE_DIGITS = len("20261116181546")
 _ROUNDED_S = 1e7
-"""Seconds from which times need more digits than a spreadsheet shows."""
+"""Seconds above which a spreadsheet shows too few digits of a time."""
 _LATE_S = 3600.0
 _SOON_S = 1.0
 _UNKNOWN = "XXX"
@@ -77,7 +78,7 @@ _NUMBERS = "numbers"
 
 @dataclass(slots=True, kw_only=True)
 class Clock:
-    """Column of arrival times. Call `read` for every row, keep the results, and convert them with `seconds`."""
+    """Converter of a column of arrival times: `read` checks each row, `seconds` converts the results of all rows."""
 
     path: Path
     column: str
@@ -89,7 +90,7 @@ class Clock:
     given_by_user: bool = False
     """Whether the user has stated the unit."""
     known: bool = True
-    """Whether the format defines the unit, so that only the unusual is described."""
+    """Whether the format defines the unit, so that the description need not state it."""
     from_first: bool = True
     """Whether time begins at the first arrival; always for dates."""
     kind: str | None = field(default=None, init=False)
@@ -101,7 +102,7 @@ class Clock:
     _decimal: bool = field(default=False, init=False)
     """Whether a number has a mark that can only be a decimal mark."""
     _power: str = field(default="", init=False)
-    """Number written with a power of ten and with fewer digits than it has."""
+    """First number whose power of ten hides digits, such as 1.7E+12."""
     _falls: list[bool] = field(default_factory=lambda: [False, False], init=False)
     """Whether times decrease, with marks read as decimal marks and as separators of thousands."""
     _last: tuple[float, float] = field(default=(0.0, 0.0), init=False)
@@ -114,7 +115,7 @@ class Clock:
         return self._number(row, number, value)
 
     def read_many(self, texts: Sequence[str]) -> Sequence[float | int] | None:
-        """Return the results of `read` for `texts`; None if they must be read one by one."""
+        """Return the results of `read` for plain numbers; None if `texts` must be read one by one."""
         letters = "".join(texts)
         if self.kind not in (None, _NUMBERS) or self._mark == "," or not _PLAIN_LETTERS.issuperset(letters):
             return None
@@ -152,10 +153,10 @@ class Clock:
         number: float | int = float(text.replace(",", "."))
         if not (mark or found["power"]) and number < _MOST:
             number = int(text.lstrip("+0") or "0")
-        self._look_for_groups(row, text, mark, number)
+        self._note_mark(row, text, mark, number)
         return self._number(row, number, text)
 
-    def _look_for_groups(self, row: SourceRow, text: str, mark: str, number: float) -> None:
+    def _note_mark(self, row: SourceRow, text: str, mark: str, number: float) -> None:
         """Record whether the mark of a number may separate thousands, or is certainly a decimal mark."""
         if self._decimal:
             return
@@ -170,12 +171,12 @@ class Clock:
     def _number(self, row: SourceRow, number: float, value: Any) -> float | int:
         if not 0 <= number < _MOST:
             raise row.error(f"{self.column} should be a finite number of at least 0, not {shortened(value)}")
-        self._be(row, _NUMBERS, value)
+        self._check_kind(row, _NUMBERS, value)
         return number
 
     def _date(self, row: SourceRow, text: str) -> int:
         if text == _UNKNOWN:
-            self._be(row, _LENGTHS, text)
+            self._check_kind(row, _LENGTHS, text)
             return 0
         match = _DATE.fullmatch(text)
         wrong = row.error(
@@ -190,10 +191,10 @@ class Clock:
             since = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - datetime(1970, 1, 1, tzinfo=UTC)
         except (ValueError, OverflowError):
             raise wrong from None
-        self._be(row, _ZONED if zone else _LOCAL, text)
+        self._check_kind(row, _ZONED if zone else _LOCAL, text)
         return (since.days * 86_400 + since.seconds) * _NS + int((match[2] or "0").ljust(9, "0"))
 
-    def _be(self, row: SourceRow, kind: str, value: Any) -> None:
+    def _check_kind(self, row: SourceRow, kind: str, value: Any) -> None:
         if self.kind is None:
             self.kind = kind
         elif self.kind != kind:
@@ -207,8 +208,8 @@ class Clock:
         if self.kind == _LENGTHS:
             return np.zeros(len(times)), NO_ARRIVALS
         if self.kind in (_ZONED, _LOCAL):
-            said = "" if self.known or self.kind == _ZONED else "; dates without a time zone are read as UTC"
-            return self._relative(times, _UNITS["ns"], "dates", shifts=True), said
+            note = "" if self.known or self.kind == _ZONED else "; dates without a time zone are read as UTC"
+            return self._relative(times, _UNITS["ns"], "dates", shifts=True), note
         self._check_marks()
         low, high = min(times), max(times)
         epoch = next((unit for unit in _EPOCH_UNITS if _is_epoch(low, unit) and _is_epoch(high, unit)), None)
@@ -223,9 +224,9 @@ class Clock:
             self._check_unstated(low)
             self._check_calendar(low, high, unit, many=len(times) > 1)
         plain = self.unit == "s" or (self.known and self.unit is not None)
-        said = f"{unit.words} since 1970" if epoch else "" if plain else unit.words
+        stated = f"{unit.words} since 1970" if epoch else "" if plain else unit.words
         comma = "with decimal commas" if self._mark == "," else ""
-        words = " ".join(filter(None, (said and f"as {said}", comma)))
+        words = " ".join(filter(None, (stated and f"as {stated}", comma)))
         late = f"; the first arrives after {seconds.min():,.6g} s" if not shifts and seconds.min() > _LATE_S else ""
         return seconds, f"; arrival times read {words}{late}" if words else late
 
@@ -236,7 +237,7 @@ class Clock:
                 f"goes from {self._shown(low)} to {self._shown(high)}, which as {words} is more than three years; "
                 "times of one unit, of one kind of clock and without a mistake are needed"
             )
-        # Seconds since 1970 in a float have lost the last digits: subtract first.
+        # Subtract before the conversion: seconds since 1970 in a float have too few digits.
         exact = np.array(times) - (low if shifts else 0)
         relative: NDArray[np.float64] = np.asarray(unit.seconds(exact), np.float64)
         return relative

@@ -1,4 +1,4 @@
-"""Collect the rows of a file into a workload; shared by all text formats."""
+"""Collector that makes a workload of the requests in a file; shared by the readers of all text formats."""
 
 from __future__ import annotations
 
@@ -28,11 +28,12 @@ class RequestCollector:
     what: str
     """Name of the kind of file: "Azure LLM inference trace"."""
     clock: Clock | None = None
-    """Reader of arrival times; None if the file has none."""
+    """Converter of arrival times; None if the file has no times."""
     hash_unit_tokens: int = 16
     turns: TurnLines | None = None
-    """Turns of sessions, added by the format; None if the file has none."""
+    """Turns of sessions, filled by the reader; None if the file has no sessions."""
     num_silent: int = 0
+    """Number of requests that were left out."""
     arrivals: list[float] = field(default_factory=list)
     """Times as the clock returns them."""
     prompt_tokens: list[int] = field(default_factory=list)
@@ -60,7 +61,7 @@ class RequestCollector:
         hashes: Sequence[int] = (),
         request_id: str | None = None,
     ) -> bool:
-        """Add the request of `row`. A failed request, without a prompt or an output, is only counted; return False."""
+        """Add the request of `row`; return False if it failed (no prompt or no output), so that it is only counted."""
         time = 0.0 if self.clock is None else self.clock.read(row, arrival)
         if not (prompt_tokens and output_tokens):
             self.num_silent += 1
@@ -81,7 +82,7 @@ class RequestCollector:
     def add_plain(
         self, arrivals: Sequence[str] | None, prompt_tokens: Sequence[int], output_tokens: Sequence[int]
     ) -> bool:
-        """Add requests that have no optional fields; return False if they must be added one by one."""
+        """Add requests without optional fields in bulk; return False if they must be added one by one."""
         if not (all(prompt_tokens) and all(output_tokens)):
             return False
         count = len(prompt_tokens)
@@ -105,7 +106,7 @@ class RequestCollector:
             raise WorkloadError(
                 f"{self.source.path} has {self.num_silent} requests, none with both a prompt and an answer."
             )
-        arrival_s, said = (self.arrivals, "") if self.clock is None else self.clock.seconds(self.arrivals)
+        arrival_s, times_note = (self.arrivals, "") if self.clock is None else self.clock.seconds(self.arrivals)
         names = {name: number for number, name in enumerate(dict.fromkeys(p[0] for p in self.prefix if p))}
         without = f", without {self.num_silent} that have no prompt or no answer" if self.num_silent else ""
         return Workload(
@@ -125,6 +126,6 @@ class RequestCollector:
             ids=self.ids or None,
             name=self.source.name,
             description=(
-                f"the {len(arrival_s):,} requests of {self.source.path.name} ({self.what}){without}{said}{note}"
+                f"the {len(arrival_s):,} requests of {self.source.path.name} ({self.what}){without}{times_note}{note}"
             ),
         )

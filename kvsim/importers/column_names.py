@@ -1,4 +1,4 @@
-"""Recognise names of columns and keys: the quantity, and its unit."""
+"""Recognition of the columns and keys that people name differently: the quantity and unit that a name denotes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ UNITS = {
     "h": "h hr hrs hour hours",
     "d": "d day days",
 }
-"""Units of time, and the words for each at the end of a name."""
+"""Units of time, with the words for each that may end a name."""
 _UNIT_OF = {word: unit for unit, words in UNITS.items() for word in words.split()}
 _TIMES = {
     "arrival", "arrivaltime", "arrivaltimestamp", "arrivedat", "timestamp", "time", "start", "starttime",
@@ -37,7 +37,7 @@ _DATES = {
     "date", "datetime", "arrivaldate", "arrivaldatetime", "startdate", "startdatetime", "createddate", "requestdate",
 }  # fmt: skip
 _CLOCKS = {"unix", "epoch", "utc"}
-"""Words that state the origin of times."""
+"""Words that state from when times count."""
 _COUNTING = {"tokens", "token", "len", "lens", "length", "lengths", "size", "count", "num", "n", "number", "of"}
 _NOUNS = {
     "prompt_tokens": {"prompt", "input", "context", "prefill", "request", "question", "in"},
@@ -46,7 +46,7 @@ _NOUNS = {
     },
 }  # fmt: skip
 _BARE = {"prompt", "input", "output", "answer", "completion"}
-"""Nouns that mean tokens without a word for tokens."""
+"""Nouns that denote a number of tokens even without a word such as "tokens"."""
 
 
 class Meaning(NamedTuple):
@@ -83,7 +83,7 @@ def meaning(name: str) -> Meaning | None:
 
 
 def counts_tokens(name: str) -> bool:
-    """Tell whether a column of this name, known or not, holds lengths and not times."""
+    """Tell whether a column of this name, known or not, has lengths rather than times."""
     return not _COUNTING.isdisjoint(_words(name))
 
 

@@ -1,4 +1,4 @@
-"""Read the images of a request from one field: `1920x1080@20#cat 576`."""
+"""Reader of the images of a request in one CSV field, such as `1920x1080@20#cat 576`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ITEM = re.compile(r"(?P<size>[^@#]+)(?:@(?P<place>\d{1,10}))?(?:#(?P<name>.+))?
 
 
 class ImageColumn:
-    """Numbers the images of a file: those of one name are equal, those without a name are not."""
+    """Reader of a column of images. Images with the same name are equal; an image without a name is unique."""
 
     def __init__(self) -> None:
         self._number_of: dict[str, int] = {}
@@ -24,8 +24,8 @@ class ImageColumn:
     def read(self, row: SourceRow, prompt_tokens: int, prefix_tokens: int) -> tuple[list[Image], int]:
         """Return the images of a request, and the tokens that they add to its prompt of `prompt_tokens`.
 
-        Each is a size in pixels or tokens, `@` and the tokens of text before it (by default, those of the shared
-        prefix), `#` and a name. All come on top of the prompt's tokens.
+        An image is its size in pixels or tokens, then optionally `@` with the number of text tokens before it (by
+        default those of the shared prefix), and `#` with a name. Its tokens are added to those of the prompt.
         """
         found = [self._item(row, text, prefix_tokens) for text in row.fields.get("images", "").split()]
         found.sort(key=lambda image: image.place)

@@ -1,7 +1,8 @@
-"""Read conversations and agents as JSON Lines: one turn per line, behind the turn that it waits for.
+"""Reader of conversations and agents in JSON Lines: one turn per line, after the turn that it waits for.
 
-A line has `output_tokens`, and `prompt_tokens` (the whole prompt) or `new_tokens` (what follows the history). Lines of
-one `session` follow each other; `after` names another turn by its `id` instead, so that sessions branch.
+A line has `output_tokens`, and `prompt_tokens` (the whole prompt) or `new_tokens` (the part after the history). A turn
+waits for the previous line of the same `session`, or for the turn whose `id` is in `after`, so that sessions
+can branch.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ _MOST = 2**31 - 1
 
 
 def looks_like(source: TextSource) -> bool:
-    """Tell whether the first line is an object with the length of an answer, and with that of a prompt or its end."""
+    """Tell whether the first line is an object with `output_tokens`, and with `prompt_tokens` or `new_tokens`."""
     first = source.first_object().keys()
     return "output_tokens" in first and bool(first & {"prompt_tokens", "new_tokens"})
 
 
 def read(source: TextSource) -> Workload:
-    """Return the requests; a turn that waits for another arrives when that one has ended and its `pause_s` is over."""
+    """Return the requests. A turn that waits for another arrives `pause_s` seconds after the other has ended."""
     clock = Clock(path=source.path, column="arrival_s", unit="s", from_first=False)
     timed = "arrival_s" in source.first_object()
     requests = RequestCollector(source=source, what="conversations", clock=clock if timed else None, turns=TurnLines())
@@ -79,7 +80,7 @@ def _add(requests: RequestCollector, row: SourceRow) -> None:
 
 
 def _names(row: SourceRow) -> list[str]:
-    """Return the names of the turns that a line waits for: one, or a list of several."""
+    """Return the names of the turns that a line waits for; the field has one name or a list."""
     names = row.fields.get("after")
     if not isinstance(names, list):
         return [] if names is None else [_text(row, "after") or ""]
@@ -89,7 +90,7 @@ def _names(row: SourceRow) -> list[str]:
 
 
 def _arrival(row: SourceRow, requests: RequestCollector, after: int) -> Any:
-    """Return the arrival: of a turn that waits for another, the earliest."""
+    """Return the arrival time; for a turn that waits and has none, that of the turn before, as a lower bound."""
     if requests.clock is None and "arrival_s" in row.fields:
         raise row.error("arrival_s is here and not in the first line; give it to every first turn of a session")
     if requests.clock is None:

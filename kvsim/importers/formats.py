@@ -1,4 +1,4 @@
-"""List the formats of request files, and detect the format of a file."""
+"""Formats of request files, detection of the format of a file, and `read_workload`, which reads any of the formats."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextFormat:
-    """One format of CSV or JSON, plain or compressed with gzip."""
+    """Format of CSV or JSON files, plain or compressed with gzip."""
 
     what: str
     looks_like: Callable[[TextSource], bool]
@@ -48,7 +48,7 @@ FORMATS = {
     "vllm-bench": TextFormat(
         what="result of vllm bench serve --save-detailed, JSON", looks_like=vllm_bench.looks_like, read=vllm_bench.read
     ),
-    # Last, because it knows the columns of the others too.
+    # Last, because it recognises the columns of the other formats too.
     "csv": TextFormat(
         what=f"CSV with the columns {', '.join(column_names.COLUMNS)}, and perhaps {', '.join(column_names.OPTIONAL)}",
         looks_like=plain.looks_like,
@@ -66,7 +66,7 @@ def read_workload(
     Args:
         path: file, or folder of a recording.
         form: name of the format; detected from the content if None.
-        columns: columns of a CSV file: kvsim's name of each -> the file's name.
+        columns: names of columns in a CSV file, by kvsim's names.
 
     Raises:
         UnknownNameError: `form` is not a format.
@@ -81,7 +81,7 @@ def read_workload(
             raise UsageError(f"--columns are those of a CSV file, not of the format {form}.")
         return plain.read(TextSource.open(file), columns)
     if form is None and file.is_dir():
-        from kvsim.recording import read  # noqa: PLC0415  brings pyarrow
+        from kvsim.recording import read  # noqa: PLC0415  imports pyarrow
 
         return workload_of(read(file))
     if form is None and file.is_file() and is_parquet(file):

@@ -1,4 +1,4 @@
-"""Read a JSON list of objects one object at a time: published conversations have hundreds of megabytes."""
+"""Reader of a JSON list of objects, one at a time, because published conversations have hundreds of megabytes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def entries(source: TextSource) -> Iterator[SourceRow]:
 
 
 class _Reading:
-    """Position in lines of JSON that are joined only as far as needed."""
+    """Position in lines of JSON; lines are joined only as far as the next object needs."""
 
     def __init__(self, path: Path, lines: list[str]) -> None:
         self._path, self._num_lines, self._pieces = path, len(lines), _pieces(lines)
@@ -81,7 +81,7 @@ class _Reading:
                 value, end = self._decode(self._text, self._at)
                 break
             except json.JSONDecodeError as error:
-                # The object may continue beyond the text. Reading twice as much each time keeps the total linear.
+                # The object may continue after the text that was read. Doubling the amount keeps the total time linear.
                 more, wrong_at = 2 * more, error.pos - self._at
                 if more > _MOST:
                     raise self.error(f"an object is longer than {_MOST:,} letters, or is no JSON") from error

@@ -1,8 +1,7 @@
-"""Read traces of Mooncake (kvcache-ai/Mooncake, FAST'25): lengths, milliseconds, one chained hash per 512 prompt
-tokens.
+"""Reader of Mooncake traces (kvcache-ai/Mooncake, FAST'25): lengths, times in milliseconds, and prompt hashes.
 
-Dynamo's sessions in this format wait: a line with the `session_id` of an earlier one, or with `wait_for`, is sent when
-that request has ended and its `delay` is over.
+Each hash covers 512 prompt tokens and all tokens before. Dynamo extends the format by sessions: a request with the
+`session_id` of an earlier line, or with `wait_for`, is sent `delay` milliseconds after the earlier request has ended.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from kvsim.workload import Workload
 
 HASH_TOKENS = 512
-"""Tokens of one hash; the last hash of a prompt covers the rest."""
+"""Tokens of one hash; the last hash of a prompt may cover fewer."""
 _MOST_MS = 1e15
 """Longest pause, in milliseconds."""
 
@@ -35,7 +34,7 @@ def looks_like(source: TextSource) -> bool:
 def read(source: TextSource) -> Workload:
     """Return the requests. Their hashes give prefix hits at every block size that divides 512 or is a multiple of it.
 
-    The hash of a partial last unit is left out: a prefix cache holds full blocks only.
+    The hash of a partial last unit is left out, because a prefix cache has only full blocks.
     """
     lines = _Lines(source)
     for row in source.json_rows():
@@ -53,7 +52,7 @@ class _Lines:
             source=source, what="Mooncake trace", clock=clock, hash_unit_tokens=HASH_TOKENS, turns=self._turns
         )
         self._stamp_ms: list[float | None] = []
-        """Time of each request in the file; None where there is none."""
+        """Time of each request in the file; None for a request without a time."""
         self._has_names = "request_id" in source.first_object()
 
     def add(self, row: SourceRow) -> None:
@@ -84,7 +83,7 @@ class _Lines:
         return self._requests.workload()
 
     def _pause_s(self, row: SourceRow, after: int, *, stated: bool) -> float:
-        """Return the seconds that are stated, or else those between the times of the two lines."""
+        """Return the stated pause before a turn, or else the seconds between the times of the two lines."""
         given = (row.fields.get(name) for name in ("delay", "delay_ms", "tool_wait_ms"))
         pauses = [pause for pause in given if pause is not None]
         if not all(isinstance(ms, int | float) and not isinstance(ms, bool) and 0 <= ms < _MOST_MS for ms in pauses):
@@ -95,12 +94,12 @@ class _Lines:
         return max(stamp - before, 0) / 1e3
 
     def _history(self, after: int) -> int:
-        """Return the leading tokens that the last prompt has in common with the request before it and its answer."""
+        """Return the number of leading tokens of the last prompt that repeat the turn `after` and its answer."""
         if after == NONE:
             return 0
         requests = self._requests
-        for nth, (one, other) in enumerate(zip(requests.hashes[after], requests.hashes[-1], strict=False)):
-            if one != other:
+        for nth, (earlier, later) in enumerate(zip(requests.hashes[after], requests.hashes[-1], strict=False)):
+            if earlier != later:
                 return nth * HASH_TOKENS
         return min(requests.prompt_tokens[-1], requests.prompt_tokens[after] + requests.output_tokens[after])
 

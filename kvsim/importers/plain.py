@@ -1,7 +1,8 @@
-"""Read a CSV file of requests: a published trace, a log, a spreadsheet.
+"""Reader of CSV files of requests: published traces, logs, spreadsheets.
 
-Columns are found by name, or as the caller says; two names of one quantity are an error. A file with lengths alone has
-no arrivals. Arrival times are numbers of any unit, or dates; unless the column is `arrival_s`, the first becomes zero.
+Columns are found by name, or the caller names them; two columns for one quantity are an error. A file with lengths
+alone has no arrivals. Arrival times are numbers of any unit, or dates; unless the column is `arrival_s`, the first
+becomes zero.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ class Published:
     what: str
     """Name of the kind of file: "Azure LLM inference trace"."""
     columns: Mapping[str, str]
-    """File's name of each column, by kvsim's name with the unit of times."""
+    """Name of each column in the file, by kvsim's name, which states the unit of times."""
     alone: bool = False
-    """Whether a file has no other columns."""
+    """Whether a file of this kind has no other columns."""
 
     def looks_like(self, source: TextSource) -> bool:
         """Tell whether the first line names the columns."""
@@ -90,14 +91,14 @@ class _Names:
 
     @classmethod
     def of(cls, source: TextSource, columns: Mapping[str, str], *, settled: bool = False) -> _Names:
-        """Find the columns in `source`: given in `columns`, by the user if `settled`, or by name."""
+        """Find the columns in `source` by their names, or as given in `columns`; `settled` if the user gave these."""
         absent = [theirs for theirs in columns.values() if theirs not in source.header]
         if absent:
             raise WorkloadError(
                 f"{source.path}, line 1: there is no column {absent[0]!r}; there are {', '.join(source.header)}."
             )
-        said = {_ours(name): (name, theirs) for name, theirs in columns.items()}
-        twice = rivals(source.header, frozenset(said) if settled else frozenset())
+        given = {_ours(name): (name, theirs) for name, theirs in columns.items()}
+        twice = rivals(source.header, frozenset(given) if settled else frozenset())
         if twice and twice[1] != twice[2]:
             ours, first, second = twice
             raise WorkloadError(
@@ -105,7 +106,7 @@ class _Names:
                 f"--columns {ours}={second}."
             )
         found = {ours: names[0] for ours, names in by_quantity(source.header).items()}
-        found |= {ours: theirs for ours, (_, theirs) in said.items()}
+        found |= {ours: theirs for ours, (_, theirs) in given.items()}
         if not {"prompt_tokens", "output_tokens"} <= found.keys():
             raise unknown_columns(source, found)
         # A column of an unknown name may be the arrivals.
@@ -113,7 +114,7 @@ class _Names:
         if "arrival_s" not in found and not columns and unknown:
             raise unknown_columns(source, found)
         arrival = found.get("arrival_s")
-        stated = meaning(said["arrival_s"][0] if "arrival_s" in said else "")
+        stated = meaning(given["arrival_s"][0] if "arrival_s" in given else "")
         named = meaning(arrival or "")
         unit = stated.unit if stated is not None else None
         if named is not None and named.unit is not None and unit in (None, "s"):
@@ -130,7 +131,7 @@ class _Names:
 
     @property
     def required(self) -> tuple[str, ...]:
-        """The columns that every row must have."""
+        """Columns that every row must have."""
         return (*(() if self.arrival is None else (self.arrival,)), self.prompt, self.output)
 
 
@@ -151,11 +152,11 @@ def unknown_columns(source: TextSource, found: Mapping[str, str]) -> WorkloadErr
 
 
 def read(source: TextSource, columns: Mapping[str, str] | None = None) -> Workload:
-    """Return the requests.
+    """Return the requests of a CSV file.
 
     Args:
-        source: file.
-        columns: file's name of a column, by kvsim's name, for columns with an unknown name.
+        source: the file.
+        columns: names in the file of columns that are not recognised, by kvsim's names.
     """
     names = _Names.of(source, _checked(columns or {}), settled=True)
     return _read(source, names, None)
@@ -267,7 +268,7 @@ def _seconds(row: SourceRow, name: str) -> float:
 
 
 def _check_turn(row: SourceRow, *, has_turns: bool, waits: bool) -> None:
-    """Refuse what is said of a turn where a request waits for none."""
+    """Check that a request with a pause or a history waits for another request."""
     given = [name for name in ("pause_s", "history_tokens") if _given(row, name)]
     if given and not waits:
         where = "name that one in after" if has_turns else "give a column after, with ids"

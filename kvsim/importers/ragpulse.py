@@ -1,7 +1,7 @@
-"""Read RAGPulse traces (flashserve/RAGPulse): a question-answering service whose prompts share passages.
+"""Reader of RAGPulse traces (flashserve/RAGPulse), from a question-answering service whose prompts share passages.
 
-A prompt is a sequence of named chunks: system prompt, passages, history, web search, question. Other files of the
-release, beside the trace, have their lengths. The rows are not in order of time.
+A prompt is a sequence of named chunks: system prompt, passages, history, web search, question. The lengths of the
+chunks are in other files of the release, beside the trace. The rows are not in order of time.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def looks_like(source: TextSource) -> bool:
 def read(source: TextSource) -> Workload:
     """Return the requests, with prefix hits where two prompts begin with the same chunks.
 
-    A unit is hit only if all chunks up to its end are equal, including the whole chunk in which it ends.
+    A unit of 16 tokens is hit only if all chunks up to its end are equal, and the chunk in which it ends, completely.
     """
     chunk_tokens = _chunk_tokens(source)
     clock = Clock(path=source.path, column="timestamp", unit="s", from_first=False)
@@ -60,7 +60,7 @@ def read(source: TextSource) -> Workload:
 
 
 def _hashes(chunks: Iterable[tuple[int, int]], prompt_tokens: int, hash_of: dict[Hashable, int]) -> list[int]:
-    """Return one number per full unit; numbers are equal if all chunks up to the unit's end are."""
+    """Return a number for each full unit; two units have the same number if all chunks up to their ends are equal."""
     hashes: list[int] = []
     end, chain = 0, -1
     for chunk, tokens in chunks:

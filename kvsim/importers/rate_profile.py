@@ -1,4 +1,4 @@
-"""Read an arrival-rate profile: a table of times and requests per second."""
+"""Reader of arrival-rate profiles, for --rate-profile: a CSV table of times and rates of requests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TIMES = {"time_s": 1.0, "minute": 60.0, "hour": 3600.0}
 """Names of the time column, each with its unit in seconds."""
 _RATES = {"rate_per_s": 1.0, "rate_per_min": 1 / 60, "rate_per_hour": 1 / 3600}
 _EXAMPLE = "hour,rate_per_s then 0,0.5 then 12,4 then 24,0.5"
-_MOST_TOLD = 5
+_MOST_LISTED = 5
 
 
 def read_profile(path: str | os.PathLike[str]) -> Varying:
@@ -41,8 +41,8 @@ def read_profile(path: str | os.PathLike[str]) -> Varying:
     if times and times[0] != 0:
         wrong.insert(0, f"the first {time} is {times[0]:g}, and should be 0")
     if wrong:
-        more = f"; and {len(wrong) - _MOST_TOLD:,} more" if len(wrong) > _MOST_TOLD else ""
-        raise WorkloadError(f"{source.path}: {'; '.join(wrong[:_MOST_TOLD])}{more}.")
+        more = f"; and {len(wrong) - _MOST_LISTED:,} more" if len(wrong) > _MOST_LISTED else ""
+        raise WorkloadError(f"{source.path}: {'; '.join(wrong[:_MOST_LISTED])}{more}.")
     try:
         return Varying(
             time_s=[value * _TIMES[time] for value in times],

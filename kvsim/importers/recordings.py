@@ -1,4 +1,4 @@
-"""Read the requests of a recording as a workload."""
+"""Conversion of the requests of a recording to a workload, so that they can be simulated again."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 def workload_of(recording: Recording | RecordedRequests, *, waiting: bool = True) -> Workload:
     """Return the requests of `recording`, with their measured lengths and arrival times.
 
-    Turns of sessions wait for answers again: a slower server gets them later. If not `waiting`, they arrive when they
-    did, as far as the answers before them are there.
+    By default, a turn of a session waits for the simulated answer before it, so that a slower server receives it later.
+    If not `waiting`, it arrives at its recorded time, or when the answer before it is complete, if that is later.
 
     Raises:
         WorkloadError: no request of the recording has any output.

@@ -1,4 +1,4 @@
-"""Select the requests of a workload and set their arrival times, as studies describe below their figures."""
+"""Selection of requests by length or number, and new arrival times, as papers describe their workloads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthLimits:
-    """Lengths in tokens that a request must have to be kept, both bounds included."""
+    """Bounds, inclusive, on the lengths of requests to keep, in tokens."""
 
     min_tokens: int = 1
     """Minimum tokens of a prompt, and of an output."""
@@ -66,7 +66,7 @@ def within(workload: Workload, limits: LengthLimits) -> Workload:
 
 
 def first(workload: Workload, num_requests: int) -> Workload:
-    """Return the first `num_requests` of `workload` to arrive, or all if there are fewer; the description says so.
+    """Return the first `num_requests` requests of `workload`, or all if there are fewer; the description states it.
 
     Raises:
         UsageError: `num_requests` is below 1.
@@ -78,9 +78,9 @@ def first(workload: Workload, num_requests: int) -> Workload:
 
 
 def arriving(workload: Workload, arrivals: Arrivals, seed: int) -> Workload:
-    """Return the requests of `workload` in order, with arrival times drawn from `arrivals`; a seed fixes the draw.
+    """Return the requests of `workload` in order, with arrival times drawn from `arrivals` and `seed`.
 
-    Of sessions, those of first turns are drawn.
+    In a session, only the first turn gets an arrival time; the others wait for answers.
 
     Raises:
         UsageError: the seed is negative.

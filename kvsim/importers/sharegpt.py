@@ -1,4 +1,4 @@
-"""Read ShareGPT conversations. Lengths are stated, or estimated from the characters and then marked as estimates."""
+"""Reader of ShareGPT conversations; lengths that are not stated are estimated from the number of characters."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from kvsim.workload import Workload
 
 CHARS_PER_TOKEN = 4.0
-"""Characters per token, for English text and byte-pair vocabularies; code and other languages have fewer."""
+"""Mean characters per token of English text with byte-pair vocabularies; lower for code and other languages."""
 _HEAD = 20_000
 """Characters of a file that are searched to recognise it."""
 _ASKS, _ANSWERS = ("human", "user"), ("gpt", "assistant", "chatgpt", "bing", "bard")

@@ -1,4 +1,4 @@
-"""Read a file of requests as numbered lines, and name the line in errors."""
+"""Text files of requests as numbered lines, so that every error of a reader names the line."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ if TYPE_CHECKING:
 _MOST_DIGITS = 20
 """Maximum digits of a whole number that fits into any column."""
 _FEW_DIGITS = 9
-"""Number of digits with which no number is out of range."""
+"""Number of digits up to which every number fits into any column."""
 _ROWS_AT_ONCE = 1 << 13
 _MOST_UNPACKED_LINES = 1 << 23
 _LONGEST_LINE = 1 << 20
 """Maximum characters of a CSV line; a line of commas alone has as many fields."""
 _GZIP = b"\x1f\x8b"
-_PACKED = {
+_UNREADABLE = {
     b"\x28\xb5\x2f\xfd": "packed with zstd", b"BZh": "packed with bzip2", b"\xfd7zXZ\0": "packed with xz",
     b"\x04\x22\x4d\x18": "packed with lz4", b"PK\x03\x04": "a zip archive or a spreadsheet",
     b"7z\xbc\xaf\x27\x1c": "packed with 7z", b"\xd0\xcf\x11\xe0": "a spreadsheet", b"SQLite format 3": "a database",
     b"\xff\xfe": "text in UTF-16", b"\xfe\xff": "text in UTF-16", b"ARROW1": "an Arrow file", b"%PDF": "a PDF document",
 }  # fmt: skip
-"""First bytes of files that are not read, and the kind of file."""
+"""First bytes of unsupported files, and their kind for the message."""
 _NUMBER = re.compile(r"\+?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextSource:
-    """Text file, read whole. Blank lines at its end are removed."""
+    """Text file that was read completely, without blank lines at its end."""
 
     path: Path
     lines: list[str]
-    """Lines with their line ends; a field may contain line ends."""
+    """Lines with their line breaks, because a quoted CSV field may contain line breaks."""
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> TextSource:
@@ -66,7 +66,7 @@ class TextSource:
             raise WorkloadError(f"{file} is a damaged or truncated gzip file: {error}.") from error
         except OSError as error:
             raise WorkloadError(f"{file} cannot be read: {error.strerror}.") from error
-        what = next((what for magic, what in _PACKED.items() if content.startswith(magic)), None)
+        what = next((what for magic, what in _UNREADABLE.items() if content.startswith(magic)), None)
         if what is not None:
             raise WorkloadError(f"{file} is {what}; give it as text in UTF-8, plain or packed with gzip.")
         lines = list(_decoded(file, content.removeprefix(codecs.BOM_UTF8)))
@@ -83,12 +83,12 @@ class TextSource:
 
     @cached_property
     def header(self) -> tuple[str, ...]:
-        """The first line as the names of CSV columns."""
+        """Names of the CSV columns in the first line; empty if it is no CSV."""
         if len(self.lines[0]) > _LONGEST_LINE:
             return ()
         try:
             return tuple(field.strip() for field in next(csv.reader(self.lines[:1], delimiter=self.delimiter), []))
-        except csv.Error:  # a field is longer than any name
+        except csv.Error:  # such as a field that is longer than any name
             return ()
 
     @property
@@ -114,7 +114,7 @@ class TextSource:
             yield from block.rows()
 
     def csv_blocks(self, required: tuple[str, ...], optional: tuple[str, ...] = ()) -> Iterator[CsvBlock]:
-        """Yield the rows of `csv_rows` in blocks of some thousands."""
+        """Yield the rows of a CSV file in blocks of some thousands, with the checks of `csv_rows`."""
         columns = self.header
         missing = [name for name in required if name not in columns]
         if missing:
@@ -137,10 +137,10 @@ class TextSource:
                     block.fields.append(fields)
                     block.lines.append(reader.line_num + 1)
                     if len(fields) != len(columns):
-                        break  # an error, and others like it would take memory
+                        break  # an error, reported by `rows`; more rows with it would only use memory
             except csv.Error as error:
                 wrong = error
-            yield block  # report the error of an earlier line first
+            yield block  # before the error, because an earlier line may have another one
             if wrong is not None:
                 raise WorkloadError(f"{self.path}, line {reader.line_num + 1}: this is no CSV: {wrong}.") from wrong
             more = len(block.lines) == _ROWS_AT_ONCE
@@ -176,8 +176,8 @@ class TextSource:
 def _decoded(file: Path, content: bytes) -> Iterator[str]:
     """Yield the decoded lines of `content`.
 
-    One decoded text would use four bytes per character after a single rare one. `str.splitlines` would split at more
-    separators than editors count.
+    Lines are decoded one by one, because Python stores a text with a single rare character in four bytes per character.
+    `str.splitlines` is not used, because it splits at more separators than editors count as lines.
     """
     for number, line in enumerate(io.BytesIO(content), 1):
         try:
@@ -209,14 +209,14 @@ class CsvBlock(NamedTuple):
             yield SourceRow(path=self.path, line=line, fields=dict(zip(self.columns, fields, strict=True)))
 
     def texts(self, name: str) -> list[str] | None:
-        """Return the fields of a column; None if a row has another number of fields than there are columns."""
+        """Return the fields of a column; None if the number of fields in a row differs from the number of columns."""
         if any(len(fields) != len(self.columns) for fields in self.fields):
             return None
         nth = self.columns.index(name)
         return [fields[nth] for fields in self.fields]
 
     def whole(self, name: str) -> list[int] | None:
-        """Return `SourceRow.whole` of each row; None if a text is more than a few digits, or a row is invalid."""
+        """Return the numbers of a column; None if a field needs the checks of `SourceRow.whole`."""
         texts = self.texts(name)
         if not texts or min(map(len, texts)) == 0 or max(map(len, texts)) > _FEW_DIGITS:
             return None
@@ -225,7 +225,7 @@ class CsvBlock(NamedTuple):
 
 
 class SourceRow(NamedTuple):
-    """One request of a file; there may be ten million."""
+    """One request of a file; a tuple, because a file may have ten million."""
 
     path: Path
     line: int
@@ -241,9 +241,9 @@ class SourceRow(NamedTuple):
         if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= _MOST_DIGITS:
             number: int | None = int(value)
         elif isinstance(value, str):
-            # Tables that once had empty cells come back from pandas with numbers such as 472.0.
+            # pandas writes whole numbers of a column with empty cells as 472.0.
             digits = value.strip().removesuffix(".0")
-            # Python's int() would take 1_000 and digits of other scripts.
+            # Python's int() would also accept 1_000 and digits of other scripts.
             is_whole = digits.isascii() and digits.removeprefix("-").isdigit() and len(digits) <= _MOST_DIGITS
             number = int(digits) if is_whole else None
         else:
@@ -255,7 +255,7 @@ class SourceRow(NamedTuple):
     def number(self, name: str) -> float:
         """Return the finite number of at least 0 in the text of field `name`."""
         text = self.value(name).strip()
-        # Python's float() would take 1_000, digits of other scripts and infinity.
+        # Python's float() would also accept 1_000, digits of other scripts and infinity.
         number = float(text) if _NUMBER.fullmatch(text) else -1.0
         if not 0 <= number < float("inf"):
             raise self.error(f"{name} should be a finite number of at least 0, not {shortened(text)}")

@@ -1,4 +1,4 @@
-"""Collect which line of a file waits for which: by session, where lines follow each other, or by name."""
+"""Collector of the waits between the requests of a file: for the previous turn of a session, or for named requests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class TurnLines:
-    """Turns of one file, in its order. A line that gives no request has no turn."""
+    """Turns of one file, in its order, without those of failed requests."""
 
     after: list[int] = field(default_factory=list)
     pause_s: list[float] = field(default_factory=list)
@@ -31,7 +31,7 @@ class TurnLines:
     """Row of the last turn of each session so far."""
 
     def before(self, row: SourceRow, session: str | None, names: list[str]) -> int:
-        """Return the row that the request in `row` waits for: the last of those named, or of its session; -1 for none.
+        """Return the index of the request that `row` waits for, the last of `names` or of its session; else NONE.
 
         Raises:
             WorkloadError: no earlier line has one of the names.
@@ -56,7 +56,7 @@ class TurnLines:
         session: str | None,
         names: Sequence[str] = (),
     ) -> None:
-        """Add the turn of the next request, which waits for all that `names` names."""
+        """Add the turn of the next request, which waits for request `after` and for all `names`."""
         self.also_after.append([other for each in dict.fromkeys(names) if (other := self._row_of[each]) != after])
         row = len(self.after)
         self.after.append(after)

@@ -1,4 +1,4 @@
-"""Read results of `vllm bench serve --save-result --save-detailed`: a JSON object with a list per measured quantity."""
+"""Reader of the results of `vllm bench serve --save-result --save-detailed`: JSON with a list per quantity."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Read and write a workload as one Parquet file, without loss: the output of `kvsim import`."""
+"""Workloads as Parquet files, the output of `kvsim import`; reading one restores the workload without loss."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 FORMAT, VERSION = "kvsim-workload", 1
 _TURNS = (("after", "int32"), ("pause_s", "float64"), ("history_tokens", "int32"))
 _IMAGES = ("content", "place", "tokens", "width", "height")
-"""Columns of images, one list a request; in the file, their names begin with `image_`."""
+"""Columns of images, a list per request; their names in the file begin with `image_`."""
 _SCALARS = ("prompt_tokens", "output_tokens", "max_tokens", "priority", "prefix_group", "prefix_tokens")
 
 
@@ -33,7 +33,7 @@ def write_workload(workload: Workload, path: str | os.PathLike[str]) -> Path:
     Raises:
         UsageError: the file cannot be written.
     """
-    import pyarrow as pa  # noqa: PLC0415  costs more than the rest of kvsim together
+    import pyarrow as pa  # noqa: PLC0415  slower to import than the rest of kvsim together
     import pyarrow.parquet as pq  # noqa: PLC0415
 
     from kvsim.files.arrow_columns import from_numpy, from_texts  # noqa: PLC0415
@@ -114,10 +114,10 @@ def read(path: str | os.PathLike[str]) -> Workload:
 
 
 def _images(table: pa.Table, path: str | os.PathLike[str]) -> Images | None:
-    """Return the images; None in a file without any.
+    """Return the images; None if the file has no columns of images.
 
     Raises:
-        WorkloadError: their columns do not agree.
+        WorkloadError: the columns are incomplete or have different lengths.
     """
     there = [name for name in _IMAGES if f"image_{name}" in table.column_names]
     if not there:
@@ -132,7 +132,7 @@ def _images(table: pa.Table, path: str | os.PathLike[str]) -> Images | None:
 
 
 def _turns(table: pa.Table) -> Turns:
-    """Return the turns; files of earlier versions have none that waits for several."""
+    """Return the turns; files of earlier versions have no column of turns that wait for several."""
     from kvsim.files.arrow_columns import to_numpy  # noqa: PLC0415
 
     also = _ragged(table["also_after"], np.int64) if "also_after" in table.column_names else None
