@@ -1,4 +1,8 @@
-"""Replay a recording from its tables and compare the result with its stated figures: printed figures must agree."""
+"""Check that figures which a recording states twice agree, by replaying its tables; `kvsim info` runs this first.
+
+A recording states some figures that also follow from its other tables, such as the free units of each step. A file that
+contradicts itself is refused before any of its figures is printed.
+"""
 
 from __future__ import annotations
 
@@ -22,23 +26,22 @@ from kvsim.replay.by_unit import Successions
 
 
 def refuse_contradictions(recording: Recording, folder: Path) -> Waste | None:
-    """Check the redundant figures of `recording`, already checked by the reader; return the account of its pool."""
+    """Check the figures of `recording` that follow from other tables; the reader has checked everything else.
+
+    Returns:
+        The slots of its pool by state, which were computed for the checks; None for a recording without steps.
+
+    Raises:
+        RecordingError: two figures contradict each other.
+    """
     check_events(recording, folder)
     _check_bytes(recording, folder / "meta.json")
     if not len(recording.steps):
         return None
     replay = Replay(recording)
     slots = waste(replay)
-    steps = recording.steps
     if recording.meta.pool.num_units is not None:
-        free = (slots.capacity - slots.held[:-1]) // replay.unit_slots
-        # A request aborted after a step releases its memory at the moment shown by that step's frame.
-        memory, is_stated = recording.memory, steps.free_units >= 0
-        rows = np.flatnonzero((memory.kind == MemoryKind.RELEASE) & (memory.step > 0))
-        before = memory.step[rows] - 1
-        is_stated[before[steps.schedule_seq[before] == memory.seq[rows]]] = False
-        stated = np.flatnonzero(is_stated)
-        agree(steps.free_units[stated], free[stated], folder / "steps.parquet", "free_units", "memory.parquet", stated)
+        _check_free_units(recording, (slots.capacity - slots.held[:-1]) // replay.unit_slots, folder / "steps.parquet")
     if replay.ledger.unit_by_unit:
         _check_units(replay, folder)
         _check_evictions(recording, folder / "memory.parquet")
@@ -46,14 +49,28 @@ def refuse_contradictions(recording: Recording, folder: Path) -> Waste | None:
     return slots
 
 
+def _check_free_units(recording: Recording, free: IntArray, file: Path) -> None:
+    """Check the column `free_units` against the number of `free` units in the frame of each step."""
+    memory, steps = recording.memory, recording.steps
+    is_comparable = steps.free_units >= 0
+    # A request that is aborted after a step frees its memory before the next step, with the `seq` of the earlier one.
+    # The frame of the earlier step then has more free units than the engine counted at its schedule.
+    rows = np.flatnonzero((memory.kind == MemoryKind.RELEASE) & (memory.step > 0))
+    before = memory.step[rows] - 1
+    is_comparable[before[steps.schedule_seq[before] == memory.seq[rows]]] = False
+    compared = np.flatnonzero(is_comparable)
+    agree(steps.free_units[compared], free[compared], file, "free_units", "memory.parquet", compared)
+
+
 def _check_bytes(recording: Recording, file: Path) -> None:
-    """Check the bytes of a token against the model's shape, if stated, and those of a block against its layers."""
+    """Check the bytes per token against the model's shape, and the bytes and layers of blocks against the groups."""
     meta, pool = recording.meta, recording.meta.pool
     if all(key in meta.model for key in _SHAPE) and not (pool.groups and "kv_bytes_per_token" not in meta.model):
+        # `served_model` compares the bytes. It needs a whole shape, but the fields of weights do not affect them.
         stated = meta.model.get("kv_bytes_per_token", pool.bytes_per_unit // pool.unit_tokens)
-        irrelevant = dict.fromkeys(_OF_WEIGHTS, 1)
+        weights = dict.fromkeys(_WEIGHT_FIELDS, 1)
         try:
-            served_model(replace(meta, model=irrelevant | dict(meta.model) | {"kv_bytes_per_token": stated}))
+            served_model(replace(meta, model=weights | dict(meta.model) | {"kv_bytes_per_token": stated}))
         except (RecordingError, UsageError) as error:
             raise RecordingError(f"{file}: {error}") from error
     stages = meta.model.get("pipeline_parallel_size", meta.engine.get("pipeline_parallel_size", 1))
@@ -73,34 +90,37 @@ def _check_bytes(recording: Recording, file: Path) -> None:
 
 
 _SHAPE = ("num_layers", "num_kv_heads", "head_dim", "dtype")
-"""Fields of a shape that determine the bytes of a token."""
-_OF_WEIGHTS = ("num_attention_heads", "hidden_size", "intermediate_size", "vocab_size", "max_position_embeddings")
-"""Other fields of a shape."""
+"""Fields of a model's shape that determine the KV-cache bytes of a token."""
+_WEIGHT_FIELDS = ("num_attention_heads", "hidden_size", "intermediate_size", "vocab_size", "max_position_embeddings")
+"""Fields of a model's shape that only determine the size of its weights."""
 
 
 def _check_units(replay: Replay, folder: Path) -> None:
-    """Check that a cached unit is evicted before it is overwritten, and shared only for the same prefix."""
+    """Check that a cached unit is evicted before it is overwritten, and shared only by prompts with its prefix."""
     recording, file = replay.recording, folder / "memory.parquet"
     memory, meta = recording.memory, recording.meta
-    kept_prefixes = _Prefixes(replay)
+    contents = _UnitContents(replay)
     for part in replay.ledger.successions(with_prefixes=True):
         kind = memory.kind[part.row]
         require(
-            ~((kind == MemoryKind.APPEND) & part.kept), file,
+            (kind != MemoryKind.APPEND) | ~part.kept, file,
             "a unit that keeps a prefix should be evicted before it is handed out", part.row,
         )  # fmt: skip
-        if meta.source == "simulation":  # a server may cache a unit after the report of its release
-            lost = (kind != MemoryKind.EVICT) | part.kept
-            require(lost, file, "a unit that is evicted should keep a prefix", part.row)
-            found = (kind != MemoryKind.SHARE) | part.kept | part.is_held
-            require(found, file, "a unit that is shared should keep a prefix, or be held", part.row)
-        kept_prefixes.check(part, kind, file)
+        # Each rule is for rows of one kind: a row is of another kind, or its unit is as the rule says. In the recording
+        # of a server, a unit may become cached after its release was reported.
+        if meta.source == "simulation":
+            had_prefix = (kind != MemoryKind.EVICT) | part.kept
+            require(had_prefix, file, "a unit that is evicted should keep a prefix", part.row)
+            was_there = (kind != MemoryKind.SHARE) | part.kept | part.is_held
+            require(was_there, file, "a unit that is shared should keep a prefix, or be held", part.row)
+        contents.check_shared(part, kind, file)
 
 
 def _check_evictions(recording: Recording, file: Path) -> None:
-    """Check that a simulated block is evicted in the step that hands it out, and after all that no request ever had.
+    """Check that each evicted block is allocated in the same step, and none is evicted while a block was never used.
 
-    Nothing else takes its prefix, and a block that was freed is behind the new ones in the queue.
+    This holds for kvsim's own paged policy: a block keeps its prefix until it is allocated again, and freed blocks are
+    behind all unused blocks in the free queue.
     """
     memory, meta, pool = recording.memory, recording.meta, recording.meta.pool
     if meta.source != "simulation" or meta.policy_name != "paged" or "rules" in meta.policy:
@@ -110,7 +130,7 @@ def _check_evictions(recording: Recording, file: Path) -> None:
         return
 
     def moments(rows: IntArray) -> tuple[IntArray, npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return the row of each unit of `rows`, its address, and a number for its address and the moment."""
+        """Return, for each unit of some `rows`, its row, its address, and a number for the address and the `seq`."""
         run, offset = units_of_runs(memory.length[rows])
         unit = memory.address[rows][run].astype(np.int64) + offset
         return rows[run], unit, unit * (int(memory.seq[-1]) + 1) + memory.seq[rows][run]
@@ -127,8 +147,8 @@ def _check_evictions(recording: Recording, file: Path) -> None:
         )
 
 
-class _Prefixes:
-    """Request that wrote each unit, and the unit's position in its table."""
+class _UnitContents:
+    """The request that last wrote each unit, and the position of the unit in its table; they determine its prefix."""
 
     def __init__(self, replay: Replay) -> None:
         recording, pool = replay.recording, replay.recording.meta.pool
@@ -136,41 +156,45 @@ class _Prefixes:
         self._hashes, self._first = hashes.values, np.append(0, np.cumsum(hashes.lengths))
         sizes = [group.block_size for group in pool.groups] or [pool.unit_tokens]
         self._hashes_per_unit = np.array(sizes) // recording.meta.hash_block_size
+        # By address: the request that last wrote the unit, or -1, and the position in its table.
         self._writer = np.full((2, replay.ledger.end_of_pool), -1, np.int32)
 
-    def check(self, part: Successions, kind: IntArray, file: Path) -> None:
-        """Check the sharers of the units in `part`, whose rows have these kinds, and update the writers."""
+    def check_shared(self, part: Successions, kind: IntArray, file: Path) -> None:
+        """Check the units that requests share in `part`, whose rows are of these kinds, and update the last writers."""
         memory = self._memory
         request = memory.request[part.row]
         position = memory.position[part.row] + part.unit - memory.address[part.row]
-        rows = np.arange(len(kind))
-        last = np.maximum.accumulate(np.where(kind == MemoryKind.APPEND, rows, -1))
+        # The last writer is in an earlier row of this part, which is sorted by unit, or else in an earlier part.
+        index = np.arange(len(kind))
+        last_append = np.maximum.accumulate(np.where(kind == MemoryKind.APPEND, index, -1))
         shared = np.flatnonzero(kind == MemoryKind.SHARE)
-        by = last[shared]
-        here = (by >= 0) & (part.unit[by] == part.unit[shared])
-        writer, place = self._writer[:, part.unit[shared]]
-        writer, place = np.where(here, request[by], writer), np.where(here, position[by], place)
-        at_row, known = part.row[shared], writer >= 0
+        append = last_append[shared]
+        is_here = (append >= 0) & (part.unit[append] == part.unit[shared])
+        writer, old_position = self._writer[:, part.unit[shared]]
+        writer = np.where(is_here, request[append], writer)
+        old_position = np.where(is_here, position[append], old_position)
+        rows, is_known = part.row[shared], writer >= 0
+        same_place = old_position == position[shared]
+        require(~is_known | same_place, file, "a unit should be shared at its old position", rows)
+        hashes, has_hash = self._hash(request[shared], position[shared], rows)
+        old_hashes, had_hash = self._hash(writer, old_position, rows)
+        is_comparable = is_known & has_hash & had_hash
         require(
-            ~known | (place == position[shared]),
-            file,
-            "a unit should be shared at its old position",
-            at_row,
-        )
-        own, other = self._hash(request[shared], position[shared], at_row), self._hash(writer, place, at_row)
-        comparable = known & (own[1] & other[1])
-        require(
-            ~comparable | (own[0] == other[0]), file,
-            "a unit should be shared by prompts that requests.parquet gives the same prompt_hashes", at_row,
+            ~is_comparable | (hashes == old_hashes), file,
+            "a unit should be shared by prompts that requests.parquet gives the same prompt_hashes", rows,
         )  # fmt: skip
         written = np.flatnonzero(kind == MemoryKind.APPEND)
-        self._writer[:, part.unit[written]] = request[written], position[written]  # the last writer remains
+        self._writer[:, part.unit[written]] = (
+            request[written],
+            position[written],
+        )  # for a unit written twice, the last assignment counts
 
     def _hash(self, request: IntArray, position: IntArray, row: IntArray) -> tuple[IntArray, IntArray]:
-        """Return the hash of each prompt up to the end of a unit, and whether it is known."""
+        """Return the hash of each request's prompt up to the end of the unit at `position`, and whether it has one."""
         group = 0 if self._memory.group is None else self._memory.group[row]
+        # The hash of a unit is that of its last tokens, since hashes are chained.
         nth = (position.astype(np.int64) + 1) * self._hashes_per_unit[group] - 1
         at = self._first[request] + nth
         is_known = (nth >= 0) & (at < self._first[request + 1])
-        found = np.append(self._hashes, 0)[np.where(is_known, at, -1)]
-        return found, is_known
+        hashes = np.append(self._hashes, 0)[np.where(is_known, at, -1)]
+        return hashes, is_known

@@ -1,4 +1,7 @@
-"""Sum up several servers behind one router: what clients see, who is busy, and what is held more than once."""
+"""Add up the figures of several servers behind one router, for the results of `kvsim fleet`.
+
+They tell what clients see, how evenly the servers are loaded, and how many bytes of prefixes are cached more than once.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +25,10 @@ class FleetTotals:
 
     num_servers: int
     duration_s: float
-    """Seconds until the last server is done."""
+    """Seconds until the last server has finished."""
     num_finished: int
     num_lost: int
-    """Requests that were refused, aborted or not finished."""
+    """Number of requests that were refused, aborted or not finished."""
     num_preemptions: int
     output_tokens: int
     output_tokens_per_s: float
@@ -33,36 +36,37 @@ class FleetTotals:
     tpot_s: Distribution
     e2e_s: Distribution
     mean_waiting: float
-    """Waiting requests of all servers, on average over each server's run."""
+    """Sum over the servers of the mean number of waiting requests."""
     block_bytes: int
-    """Bytes of a block, or of another unit of the pools, on all GPUs of a server."""
+    """Bytes of a block (or another unit of the pool) on all GPUs of one server together."""
     pool_bytes: int
-    """Bytes of all servers' pools, on all of their GPUs."""
+    """Bytes of the pools of all servers, on all GPUs together."""
     mean_occupancy: float
-    """Share of the servers' pools that is held, 0 to 1, on average."""
+    """Mean share of a server's pool that requests hold, 0 to 1."""
     peak_occupancy: float
-    """Share of the fullest pool that was held at most."""
+    """Largest share of any server's pool that requests held at a time, 0 to 1."""
     imbalance: float
-    """Tokens that the busiest server computed, divided by the mean of all servers of its kind; 1 is balanced."""
+    """Tokens computed by the busiest server, divided by the mean of all servers of the same kind; 1 is balanced."""
     prefix_queried_tokens: int
     prefix_hit_tokens: int
     prefix_hit_rate: float
     one_pool_hit_tokens: int
-    """Prompt tokens that one pool for all servers would find if it never forgot: no routing finds more."""
+    """Prompt tokens that would be hits in one endless cache for all servers: an upper bound for every routing."""
     mean_duplicate_bytes: float
-    """Bytes of cached prefixes that another server holds, too, on average; each prefix counts once less."""
+    """Mean bytes of cached prefixes beyond one copy: a prefix on three servers counts twice."""
     most_duplicate_bytes: int
+    """Largest number of such bytes at a time."""
     num_prefill: int = 0
-    """Servers that compute prompts for the others; 0 where each does both. Prefix hits are theirs."""
+    """Number of servers that only compute prompts, for whose prompts hits are counted; 0 if every server decodes."""
     fetched_bytes: int = 0
-    """Bytes of KV that servers have fetched from each other, on each GPU."""
+    """Bytes of KV that servers fetched from each other, per GPU."""
     idle_steps: tuple[int, ...] = ()
-    """Steps without a batch of each data-parallel rank that waited for others; empty where none waits."""
+    """Number of steps that each data-parallel rank took without a batch, for the others; empty without such ranks."""
     store: Mapping[str, int] | None = None
-    """Blocks that a shared store of prefixes loaded, wrote, evicted, held at most and can hold; None without one."""
+    """Blocks that a shared prefix store loaded, wrote, evicted, held at most and can hold; None without a store."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the totals for JSON; what is not known is null."""
+        """Return the totals for JSON; NaN becomes None."""
         return {name: _plain(value) for name, value in asdict(self).items()}
 
 
@@ -79,41 +83,32 @@ def fleet_totals(
     idle_steps: tuple[int, ...] = (),
     store: Mapping[str, int] | None = None,
 ) -> FleetTotals:
-    """Add up the `summaries` and `requests` of the servers of a fleet, which are alike, as `meta` describes them.
+    """Add up the `summaries` and `requests` of the servers of a fleet, one entry per server.
 
-    The first `num_prefill` servers compute prompts for the others, whose requests are `clients` as clients see them.
+    All servers have the pool and model in `meta`. If the first `num_prefill` servers only compute prompts, a request
+    is on two servers; `clients` then has the requests with the times that clients see.
     """
-    answering, finding = summaries[num_prefill:], summaries[:num_prefill] or summaries
-    kinds = [kind for kind in (summaries[:num_prefill], answering) if kind]
+    prefilling, decoding = summaries[:num_prefill], summaries[num_prefill:]
     duration_s = max(summary.duration_s for summary in summaries)
-    output_tokens = sum(summary.output_tokens for summary in answering)
-    queried = sum(summary.prefix_queried_tokens for summary in finding)
-    hits = sum(summary.prefix_hit_tokens for summary in finding)
+    output_tokens = sum(summary.output_tokens for summary in decoding)
     block_bytes = meta.model.get("tensor_parallel_size", 1) * meta.pool.bytes_per_unit
-    requests = requests[:num_prefill] or requests
-    times = [latencies_of(each) for each in clients or requests]
+    prompts = requests[:num_prefill] or requests
     return FleetTotals(
         num_servers=len(summaries),
         duration_s=duration_s,
-        num_finished=sum(summary.num_finished for summary in answering),
-        num_lost=sum(summary.num_refused + summary.num_aborted + summary.num_unfinished for summary in answering),
+        num_finished=sum(summary.num_finished for summary in decoding),
+        num_lost=sum(summary.num_refused + summary.num_aborted + summary.num_unfinished for summary in decoding),
         num_preemptions=sum(summary.num_preemptions for summary in summaries),
         output_tokens=output_tokens,
         output_tokens_per_s=output_tokens / duration_s if duration_s else np.nan,
-        **{
-            name: Distribution.of(np.concatenate([getattr(each, name) for each in times]))
-            for name in ("ttft_s", "tpot_s", "e2e_s")
-        },
+        **_latencies(clients or prompts),
         mean_waiting=float(np.nansum([summary.mean_waiting for summary in summaries])),
         block_bytes=block_bytes,
         pool_bytes=len(summaries) * (meta.pool.num_units or 0) * block_bytes,
         mean_occupancy=float(np.nanmean([np.nan_to_num(summary.mean_occupancy) for summary in summaries])),
         peak_occupancy=max(float(np.nan_to_num(summary.peak_occupancy)) for summary in summaries),
-        imbalance=max((_imbalance(kind) for kind in kinds), default=np.nan),
-        prefix_queried_tokens=queried,
-        prefix_hit_tokens=hits,
-        prefix_hit_rate=hits / queried if queried else 0.0,
-        one_pool_hit_tokens=_one_pool_hit_tokens(meta, requests) if queried else 0,
+        imbalance=max((_imbalance(kind) for kind in (prefilling, decoding) if kind), default=np.nan),
+        **_prefix_hits(meta, prefilling or summaries, prompts),
         mean_duplicate_bytes=mean_duplicate_blocks * meta.pool.bytes_per_unit,
         most_duplicate_bytes=most_duplicate_blocks * meta.pool.bytes_per_unit,
         num_prefill=num_prefill,
@@ -123,17 +118,38 @@ def fleet_totals(
     )
 
 
+def _latencies(requests: Sequence[Requests]) -> dict[str, Any]:
+    """Return the distributions of the latencies of all requests, by the fields of `FleetTotals`."""
+    tables = [latencies_of(table) for table in requests]
+    return {
+        name: Distribution.of(np.concatenate([getattr(table, name) for table in tables]))
+        for name in ("ttft_s", "tpot_s", "e2e_s")
+    }
+
+
+def _prefix_hits(meta: Meta, summaries: Sequence[Summary], requests: Sequence[Requests]) -> dict[str, Any]:
+    """Return the prefix hits of the servers that compute prompts, by the fields of `FleetTotals`."""
+    queried = sum(summary.prefix_queried_tokens for summary in summaries)
+    hits = sum(summary.prefix_hit_tokens for summary in summaries)
+    return {
+        "prefix_queried_tokens": queried,
+        "prefix_hit_tokens": hits,
+        "prefix_hit_rate": hits / queried if queried else 0.0,
+        "one_pool_hit_tokens": _one_pool_hit_tokens(meta, requests) if queried else 0,
+    }
+
+
 def _imbalance(summaries: Sequence[Summary]) -> float:
-    """Return the tokens that the busiest server computed, divided by the mean of all."""
+    """Return the tokens that the busiest server computed, divided by the mean of all servers."""
     computed = np.array([summary.computed_tokens for summary in summaries], np.int64)
     return float(computed.max() / computed.mean()) if computed.any() else np.nan
 
 
 def _one_pool_hit_tokens(meta: Meta, requests: Sequence[Requests]) -> int:
-    """Count the prompt tokens that an earlier prompt of any server began with, in full blocks.
+    """Count the prompt tokens, in full blocks, with which an earlier prompt on any server also began.
 
-    Hashes are chained, so the blocks before a block that was seen were seen, too. The last token of a prompt is
-    always computed.
+    Each hash depends on all blocks before it, so equal hashes are equal prefixes. Every occurrence of a hash but the
+    first, by arrival, is a hit of one block. The last token of a prompt is always computed.
     """
     prompt = np.concatenate([each.prompt_tokens for each in requests]).astype(np.int64)
     begun = np.concatenate([~np.isnan(each.first_scheduled_s) for each in requests])
@@ -143,17 +159,18 @@ def _one_pool_hit_tokens(meta: Meta, requests: Sequence[Requests]) -> int:
     order = np.argsort(np.concatenate([each.arrival_s for each in requests]), kind="stable")
     rank = np.empty(len(order), np.int64)
     rank[order] = np.arange(len(order))
-    kept = begun[owner]
-    owner, hashes = owner[kept], hashes[kept]
+    is_looked_up = begun[owner]
+    owner, hashes = owner[is_looked_up], hashes[is_looked_up]
     by_arrival = np.argsort(rank[owner], kind="stable")
-    first = np.zeros(len(hashes), np.bool_)
-    first[np.unique(hashes[by_arrival], return_index=True)[1]] = True
-    num_seen = np.bincount(owner[by_arrival][~first], minlength=len(prompt))
+    is_first = np.zeros(len(hashes), np.bool_)
+    is_first[np.unique(hashes[by_arrival], return_index=True)[1]] = True
+    num_repeated = np.bincount(owner[by_arrival][~is_first], minlength=len(prompt))
     size = meta.hash_block_size
-    return int(np.minimum(num_seen, (prompt - 1) // size).sum() * size)
+    return int(np.minimum(num_repeated, (prompt - 1) // size).sum() * size)
 
 
 def _plain(value: Any) -> Any:
+    """Replace NaN by None, which JSON has."""
     if isinstance(value, dict):
         return {name: _plain(item) for name, item in value.items()}
     return None if isinstance(value, float) and np.isnan(value) else value

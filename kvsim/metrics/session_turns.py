@@ -1,4 +1,7 @@
-"""Turns of sessions in a run: what each found of its history, and which eviction took the rest."""
+"""Find how much of the history of each turn of a session was in the prefix cache, and which eviction removed the rest.
+
+The command line and the plots show it for runs with sessions, so readers can see whether the cache is too small.
+"""
 
 from __future__ import annotations
 
@@ -18,73 +21,75 @@ if TYPE_CHECKING:
     from kvsim.recording.tables import Memory
 
 MOST_ROWS = 8
-"""Turn number, counted from 1, from which all turns are one row of `by_turn`."""
+"""Number of rows of `by_turn`: the last row has the turn of this number, counted from 1, and all later turns."""
 NONE = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class SessionTurns(ColumnTable):
-    """One row per request of a run with sessions; the requests of a row are numbers of `requests`."""
+    """One row per request of a run with sessions; requests are given by their rows in `requests`."""
 
     name: ClassVar[str] = "turns"
 
     request: IntArray = column("int32")
     session: IntArray = column("int32")
-    """Number of the session, in the order in which they began."""
+    """Number of the session, in the order in which sessions began."""
     turn: IntArray = column("int32")
     """Number of the turn in its session, from 1."""
     after: IntArray = column("int32")
     """Request that the turn waited for; -1 for a first turn."""
     history_tokens: IntArray = column("int32")
-    """Leading tokens of the prompt that are that request's."""
+    """Number of leading tokens of the prompt that are the prompt and the answer of the request `after`."""
     hit_tokens: IntArray = column("int32")
-    """Tokens of the prompt that the cache had when the turn was first scheduled."""
+    """Number of prompt tokens that were in the cache when the turn was first scheduled."""
     lost_tokens: IntArray = column("int32")
-    """Tokens of the history that had been computed before, in full blocks, and were computed again."""
+    """Number of history tokens, in full blocks, that had been computed before and were computed again."""
     evicted_s: FloatArray = column("float64")
-    """Time at which the first lost block was evicted; NaN if nothing was lost, or not to an eviction."""
+    """Time at which the first lost block was evicted; NaN if no block was lost, or no eviction explains the loss."""
     evicted_for: IntArray = column("int32")
-    """Request that took the memory of that block; -1 where `evicted_s` is NaN."""
+    """Request for which that block was evicted; -1 where `evicted_s` is NaN."""
 
 
 class TurnFigures(NamedTuple):
-    """Figures of the n-th turns of all sessions."""
+    """Sums over the n-th turns of all sessions."""
 
     turn: str
-    """Number of the turn, from 1."""
+    """Number of the turn, from 1; "8+" for the 8th and all later turns."""
     num_requests: int
     prompt_tokens: int
     history_tokens: int
     hit_tokens: int
     lost_tokens: int
     ttft_s: float
-    """Mean; NaN without an answer."""
+    """Mean time to first token in seconds; NaN if no turn was answered."""
 
 
 def lost_tokens(requests: Requests, unit_tokens: int) -> IntArray:
-    """Return, for each request, the tokens of its history that a cache of full units could have kept and had lost."""
+    """Return, for each request, how many tokens of its history had been in full units, but were no prefix hit."""
     turns = requests.turns
     if turns is None:
         return np.zeros(len(requests), np.int32)
-    # The last token of an answer is never computed, and the last of a prompt always.
-    there = np.where(turns.after < 0, 0, (requests.prompt_tokens + requests.output_tokens)[turns.after] - 1)
-    kept = np.minimum(np.minimum(turns.history_tokens, there), requests.prompt_tokens - 1) // unit_tokens * unit_tokens
-    begun = ~np.isnan(requests.first_scheduled_s)
-    return np.where(begun, np.maximum(kept - requests.cached_tokens, 0), 0).astype(np.int32)
+    # The KV of the last token of an answer is never computed. The last token of a prompt is always computed, even if it
+    # is cached. So neither can be a hit.
+    computed = np.where(turns.after < 0, 0, (requests.prompt_tokens + requests.output_tokens)[turns.after] - 1)
+    most_hits = np.minimum(np.minimum(turns.history_tokens, computed), requests.prompt_tokens - 1)
+    lost = most_hits // unit_tokens * unit_tokens - requests.cached_tokens
+    has_begun = ~np.isnan(requests.first_scheduled_s)
+    return np.where(has_begun, np.maximum(lost, 0), 0).astype(np.int32)
 
 
 def by_turn(requests: Requests, unit_tokens: int) -> list[TurnFigures]:
-    """Return the figures of first turns, second turns, and so on; empty if nothing waits for an answer."""
+    """Return the figures of all first turns, all second turns, and so on; empty if the run has no sessions."""
     turns = requests.turns
     if turns is None:
         return []
     lost, number = lost_tokens(requests, unit_tokens), np.minimum(turns.turn + 1, MOST_ROWS)
-    found = []
+    figures = []
     for turn in range(1, int(number.max(initial=0)) + 1):
         rows = np.flatnonzero(number == turn)
         ttft_s = requests.ttft_s[rows]
         answered = ttft_s[~np.isnan(ttft_s)]
-        found.append(
+        figures.append(
             TurnFigures(
                 turn=f"{turn}+" if (turns.turn[rows] >= MOST_ROWS).any() else str(turn),
                 num_requests=len(rows),
@@ -95,11 +100,11 @@ def by_turn(requests: Requests, unit_tokens: int) -> list[TurnFigures]:
                 ttft_s=float(answered.mean()) if len(answered) else float("nan"),
             )
         )
-    return found
+    return figures
 
 
 def session_turns(recording: Recording) -> SessionTurns:
-    """Return the turns of `recording`, with the eviction that hurt each.
+    """Return the turns of `recording`, each with the eviction of the first block that it had to compute again.
 
     Raises:
         RecordingError: none of its requests waits for another.
@@ -112,7 +117,7 @@ def session_turns(recording: Recording) -> SessionTurns:
             "--sessions makes some."
         )
     lost = lost_tokens(requests, recording.meta.pool.unit_tokens)
-    evicted_s, evicted_for = _causes(recording, lost)
+    evicted_s, evicted_for = _first_evictions(recording, lost)
     return SessionTurns(
         request=requests.request,
         session=turns.session,
@@ -126,65 +131,67 @@ def session_turns(recording: Recording) -> SessionTurns:
     )
 
 
-def _causes(recording: Recording, lost: IntArray) -> tuple[FloatArray, IntArray]:
-    """Return when and for which request the first lost block of each turn was evicted.
+def _first_evictions(recording: Recording, lost: IntArray) -> tuple[FloatArray, IntArray]:
+    """Return when the first lost block of each turn was evicted, and for which request.
 
-    With several KV-cache groups a block is lost that any group lacks behind the hit; the last such eviction counts.
+    With several KV-cache groups, a hit ends where any group lacks a block. Several groups may lack one; the last of
+    their evictions counts.
     """
-    requests, memory, unit = recording.requests, recording.memory, recording.meta.hash_block_size
+    requests, memory, hash_tokens = recording.requests, recording.memory, recording.meta.hash_block_size
     evicted_s, evicted_for = np.full(len(requests), np.nan), np.full(len(requests), NONE, np.int32)
     turns, sizes = requests.turns, np.array(_block_sizes(recording))
-    if turns is None or (sizes % unit).any() or not lost.any():
+    if turns is None or (sizes % hash_tokens).any() or not lost.any():
         return evicted_s, evicted_for
-    keys = with_answers(turns, requests.prompt_hashes, unit)
-    taken = _evictions(memory, keys.values, keys.offsets, sizes // unit)
+    keys = with_answers(turns, requests.prompt_hashes, hash_tokens)
+    evictions = _evictions(memory, keys.values, keys.offsets, sizes // hash_tokens)
     schedule_s = recording.steps.start_s
     for request in np.flatnonzero(lost > 0).tolist():
-        found: list[tuple[float, int]] = []
+        last_of_groups: list[tuple[float, int]] = []
         for group, size in enumerate(sizes.tolist()):
-            place = (int(requests.cached_tokens[request]) // size + 1) * (size // unit) - 1
-            key = (keys.values[keys.offsets[request] + place], group) if place < keys.lengths[request] else None
-            begin, end = taken.rows_of(key)
-            at_s = schedule_s[memory.step[taken.row[begin:end]]]
-            before = np.flatnonzero((at_s <= requests.first_scheduled_s[request]) & (taken.by[begin:end] != request))
-            if len(before):
-                found.append((float(at_s[before[-1]]), int(taken.by[begin:end][before[-1]])))
-        if found:
-            evicted_s[request], evicted_for[request] = max(found)
+            # A block has the key of its last hash; the first lost block is the one after the hit.
+            nth_key = (int(requests.cached_tokens[request]) // size + 1) * (size // hash_tokens) - 1
+            if nth_key >= keys.lengths[request]:
+                continue
+            some = evictions.slice_of(keys.values[keys.offsets[request] + nth_key], group)
+            evicted_at, evicted_by = schedule_s[memory.step[evictions.row[some]]], evictions.by[some]
+            earlier = np.flatnonzero((evicted_at <= requests.first_scheduled_s[request]) & (evicted_by != request))
+            if len(earlier):
+                last_of_groups.append((float(evicted_at[earlier[-1]]), int(evicted_by[earlier[-1]])))
+        if last_of_groups:
+            evicted_s[request], evicted_for[request] = max(last_of_groups)
     return evicted_s, evicted_for
 
 
 def _block_sizes(recording: Recording) -> list[int]:
-    """Return the tokens of a block in each KV-cache group."""
+    """Return the number of tokens per block in each KV-cache group."""
     pool = recording.meta.pool
     return [group.block_size for group in pool.groups] or [pool.unit_tokens]
 
 
 class _Evictions(NamedTuple):
-    """Evictions by the key and the group of the evicted block, and in order for each."""
+    """Evictions, sorted by the key and the group of the evicted block, and then by time."""
 
     key: npt.NDArray[np.int64]
-    """Key of the block's prefix times the number of groups, and the group."""
+    """Key of the block's prefix times `num_groups`, plus the group: one number to search for."""
     num_groups: int
     row: IntArray
-    """Row of the memory table."""
+    """Row of the memory table with the eviction."""
     by: IntArray
     """Request that took the block next."""
 
-    def rows_of(self, key: tuple[np.int64, int] | None) -> tuple[int, int]:
-        """Return where the evictions of a block begin and end; the block is given by key and group."""
-        if key is None:
-            return 0, 0
-        wanted = key[0] * self.num_groups + key[1]
-        return int(np.searchsorted(self.key, wanted, "left")), int(np.searchsorted(self.key, wanted, "right"))
+    def slice_of(self, prefix_key: np.int64, group: int) -> slice:
+        """Return the slice of these columns that has the evictions of one block."""
+        key = prefix_key * self.num_groups + group
+        return slice(int(np.searchsorted(self.key, key, "left")), int(np.searchsorted(self.key, key, "right")))
 
 
 def _evictions(
     memory: Memory, keys: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64], hashes_per_block: npt.NDArray[np.int64]
 ) -> _Evictions:
-    """Return the evictions of blocks whose contents have a key: what was last written there, and who wrote next.
+    """Return the evictions of blocks with a prefix key.
 
-    A block of a group has the key of the last of its `hashes_per_block`.
+    The key follows from the last append of the block before the eviction: its request and position. The next append of
+    the block tells for which request it was evicted. A block has the key of the last of its `hashes_per_block` hashes.
     """
     rows = np.flatnonzero((memory.kind == MemoryKind.APPEND) | (memory.kind == MemoryKind.EVICT))
     length = memory.length[rows].astype(np.int64)
@@ -193,14 +200,15 @@ def _evictions(
     address, position = memory.address[row] + nth, memory.position[row] + nth
     order = np.lexsort((row, address))
     row, address, position = row[order], address[order], position[order]
+    # Rows are now sorted by block and then by time: keep each eviction between two appends of the same block.
     evicts = np.flatnonzero(memory.kind[row] == MemoryKind.EVICT)
     evicts = evicts[(evicts > 0) & (evicts + 1 < len(row))]
-    alike = (address[evicts - 1] == address[evicts]) & (address[evicts + 1] == address[evicts])
-    evicts = evicts[alike & (memory.kind[row[evicts - 1]] == MemoryKind.APPEND)]
+    same_block = (address[evicts - 1] == address[evicts]) & (address[evicts + 1] == address[evicts])
+    evicts = evicts[same_block & (memory.kind[row[evicts - 1]] == MemoryKind.APPEND)]
     wrote, group = memory.request[row[evicts - 1]], memory.groups[row[evicts - 1]]
-    place = offsets[wrote] + (position[evicts - 1] + 1) * hashes_per_block[group] - 1
-    known = place < offsets[wrote + 1]
+    at_key = offsets[wrote] + (position[evicts - 1] + 1) * hashes_per_block[group] - 1
+    known = at_key < offsets[wrote + 1]
     num_groups = len(hashes_per_block)
-    evicts, key = evicts[known], keys[place[known]] * num_groups + group[known]
+    evicts, key = evicts[known], keys[at_key[known]] * num_groups + group[known]
     order = np.lexsort((row[evicts], key))
     return _Evictions(key[order], num_groups, row[evicts][order], memory.request[row[evicts + 1]][order])

@@ -1,15 +1,16 @@
-"""Build a recording during a run: a recorded engine reports events, the builder collects columns.
+"""Build a recording during a run: a recorded engine reports events, and the builder adds them to the tables.
 
 Changes of ownership are reported while a step is being scheduled, and get the current sequence number. The simulator's
-engine adds final rows in bulk instead, with `append`.
+engine does not report events; it adds final rows in bulk, with `append`.
 
-With a sink, such as a `RecordingWriter`, the builder keeps only rows that may still change: steps without output, open
-rows of the schedule, and the requests.
+With a sink, such as a `RecordingWriter`, the builder keeps only rows that may still change: steps whose output is
+pending, rows of the schedule that may be extended, and all requests.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import isnan
 from typing import Any, Protocol
 
 import numpy as np
@@ -44,10 +45,10 @@ class RowSink(Protocol):
 
 
 class RecordingBuilder:
-    """Collector of one run; requests are numbered in order of arrival."""
+    """Builder of the recording of one run; requests are numbered in order of arrival."""
 
     def __init__(self, sink: RowSink | None = None) -> None:
-        """Keep all rows for `finish`; or pass final rows to `sink`, and the rest at `close`."""
+        """Keep all rows for `finish`. With a `sink`, pass rows to it once they are final, and the others at `close`."""
         self._sink = sink
         self._seq = -1
         self._num_steps = 0
@@ -64,12 +65,12 @@ class RecordingBuilder:
         """Copies between GPU and host, if any."""
         self.transfers = TransfersUnderWay()
         """Transfers between this server and others, if any."""
-        self._heard_s = 0.0
-        """Time in seconds of the last token; the output of its step is reported later."""
+        self._last_token_s = 0.0
+        """Time of the last output token in seconds; the output of its step is reported after the token."""
         self._last_scheduled: list[int] = []
         self._previous_scheduled: list[int] = []
         self._preempted_since: list[int] = []
-        """Requests preempted since the last step was closed; the next step counts them."""
+        """Requests preempted since the last step was closed; they belong to the next step."""
         self._begun_since: list[int] = []
         """Requests scheduled for the first time since the last step was closed."""
 
@@ -85,16 +86,16 @@ class RecordingBuilder:
 
     @property
     def num_memory_rows(self) -> int:
-        """Number of stored changes of ownership."""
+        """Number of stored rows of the memory table."""
         return len(self._memory)
 
     @property
     def num_values(self) -> int:
-        """Number of stored rows and prompt hashes, which determine the memory use."""
+        """Number of stored rows plus stored prompt hashes, as a measure of the memory that the builder uses."""
         return sum(map(len, self._growing.values())) + self._requests.num_hashes
 
     def next_seq(self) -> int:
-        """Begin the next change of the engine's state; subsequent memory events belong to it."""
+        """Begin a change of the engine's state, and return its sequence number, which later memory events get."""
         self._seq += 1
         return self._seq
 
@@ -110,7 +111,7 @@ class RecordingBuilder:
         refused: bool = False,
         adapter: int = 0,
     ) -> int:
-        """Add a request that became visible to the engine, and return its row. A refused request is never served."""
+        """Add a request that arrived at the engine, and return its row. A refused request is never served."""
         return self._requests.add(
             name,
             prompt_hashes,
@@ -135,12 +136,13 @@ class RecordingBuilder:
         repeat: int = 1,
         known: int | None = None,
     ) -> None:
-        """Record that `request` computes `tokens` tokens in the current step, and in each of the next `repeat - 1`
-        steps. With drafts, `known` are its tokens whose values are known.
+        """Record that `request` computes `tokens` tokens in each of `repeat` steps, from the current one on.
+
+        In runs with drafts, `known` is the number of tokens of the request whose values are known.
         """
         self._last_scheduled.append(request)
         first_scheduled_s = self._requests.columns["first_scheduled_s"]
-        if first_scheduled_s[request] != first_scheduled_s[request]:
+        if isnan(first_scheduled_s[request]):
             first_scheduled_s[request] = time_s
             self._requests.columns["cached_tokens"][request] = computed_before
             self._begun_since.append(request)
@@ -149,7 +151,7 @@ class RecordingBuilder:
     def scheduled_again(self) -> None:
         """Record that the requests of the previous step compute one more token each."""
         self._last_scheduled += self._previous_scheduled
-        self._schedule.go_on(self._previous_scheduled, self._num_steps)
+        self._schedule.add_decode(self._previous_scheduled, self._num_steps)
 
     def check_step(self, columns: Mapping[str, Any]) -> None:
         """Check the columns of a step from a file.
@@ -170,7 +172,7 @@ class RecordingBuilder:
             raise IndexError(f"the output of step {step} is not awaited")
 
     def step(self, **columns: float) -> int:
-        """Close the current step, whose output is not known yet, and return its number."""
+        """Close the current step, whose output is pending, and return its number."""
         number = self._num_steps
         columns |= {"step": number, "schedule_seq": self._seq, "output_seq": -1, "end_s": np.nan}
         for name, column in self._steps.columns.items():
@@ -181,38 +183,36 @@ class RecordingBuilder:
         self._preempted_since.clear()
         self._begun_since.clear()
         if self._sink is not None:
-            self._hand_over(self._sink)
+            self._drain(self._sink)
         return number
 
     def output(self, step: int, time_s: float, outputs: Mapping[int, int] | None = None) -> None:
-        """Record that the output of `step` was processed; with drafts, `outputs` are the tokens that requests got."""
+        """Record that the output of `step` was processed; with drafts, `outputs` has the tokens of each request."""
         if outputs is not None:
-            self._schedule.tell("outputs", step, outputs)
+            self._schedule.fill_in("outputs", step, outputs)
         row = step - self._steps.first
         self._steps.columns["output_seq"][row] = self._seq
         self._steps.columns["end_s"][row] = time_s
         self.copies.processed(step)
 
     def proposed(self, step: int, drafts: Mapping[int, int]) -> None:
-        """Record the drafts that were proposed for requests behind `step`, whose output is known."""
-        self._schedule.tell("proposed", step, drafts)
+        """Record how many `drafts` were proposed for each request after `step`, whose output is known."""
+        self._schedule.fill_in("proposed", step, drafts)
 
     def emitted(self, request: int, time_s: float, count: int = 1) -> None:
         """Record `count` more output tokens of `request`.
 
-        A request preempted with a step in flight may have outputs before any recorded step: the recording joined a
-        running engine, and that step was scheduled before now.
+        If the recorder joined a running engine, a request may get outputs of a step that was scheduled before the
+        recording began. Its first recorded output then counts as its first schedule.
         """
-        outputs, first_scheduled_s = (
-            self._requests.columns["output_tokens"],
-            self._requests.columns["first_scheduled_s"],
-        )
-        if first_scheduled_s[request] != first_scheduled_s[request]:
+        columns = self._requests.columns
+        outputs, first_scheduled_s = columns["output_tokens"], columns["first_scheduled_s"]
+        if isnan(first_scheduled_s[request]):
             first_scheduled_s[request] = time_s
         if not outputs[request]:
-            self._requests.columns["first_token_s"][request] = time_s
+            columns["first_token_s"][request] = time_s
         outputs[request] += count
-        self._heard_s = time_s
+        self._last_token_s = time_s
 
     def preempted(self, request: int) -> None:
         """Record that `request` lost its memory and will recompute its tokens."""
@@ -220,12 +220,12 @@ class RecordingBuilder:
         self._preempted_since.append(request)
 
     def transfer(self, is_send: bool, request: int, position: int, blocks: int, tokens: int, time_s: float) -> None:
-        """Record that blocks of `request` are being loaded, or are kept for another server."""
+        """Record that blocks of `request` begin to be loaded, or are kept until another server has read them."""
         kind = TransferKind.SEND if is_send else TransferKind.LOAD
         self.transfers.begin(kind, request, position, blocks, tokens, seq=self._seq, time_s=time_s)
 
     def transferred(self, request: int, time_s: float, failed: int) -> None:
-        """Record that the end of a request's transfer was reported; the table's entry `failed` is bad, -1 for none."""
+        """Record the end of a request's transfer; `failed` is the first table entry that did not load, or -1."""
         self.transfers.end(request, seq=self._seq, time_s=time_s, failed=failed)
 
     def ended(self, request: int, status: RequestStatus, time_s: float) -> None:
@@ -235,28 +235,28 @@ class RecordingBuilder:
         self._schedule.end(request)
 
     def append_blocks(self, request: int, position: int, blocks: Sequence[int], group: int = 0) -> None:
-        """Append `blocks` to the table of `request` in a KV-cache group, one row per run of consecutive blocks."""
+        """Record that `blocks` were appended to the block table of `request` in a KV-cache group."""
         self._memory.add_runs(self._seq, self._num_steps, MemoryKind.APPEND, request, position, blocks, group)
 
     def share_blocks(self, request: int, position: int, blocks: Sequence[int], group: int = 0) -> None:
-        """Record that `request` became a holder of `blocks`."""
+        """Record that `request` shares `blocks`, as a prefix hit."""
         self._memory.add_runs(self._seq, self._num_steps, MemoryKind.SHARE, request, position, blocks, group)
 
     def append_extent(
         self, request: int, position: int, address: int, length: int, requested: int, repeat: int | None = None
     ) -> None:
-        """Append an extent of `length` slots at `address` to `request`, which asked for `requested`.
+        """Record that `request` asked for `requested` slots, and got `length` slots at `address`.
 
-        With `repeat`, as many slots are appended again in each of the next `repeat - 1` steps.
+        With `repeat`, it gets `length` more slots, adjacent to the last ones, in each of the next `repeat - 1` steps.
         """
-        self._memory.tells_repeats |= repeat is not None
+        self._memory.has_repeats |= repeat is not None
         self._memory.add(
             self._seq, self._num_steps, MemoryKind.APPEND, request, position, address, length, requested,
             repeat=repeat or 1,
         )  # fmt: skip
 
     def release(self, request: int, num_units: int, num_cached: int, group: int = 0) -> None:
-        """Release the whole table of `request` in a KV-cache group; the first `num_cached` units keep a prefix."""
+        """Record that `request` released its table in a KV-cache group; the first `num_cached` units stay cached."""
         self._memory.add(
             self._seq, self._num_steps, MemoryKind.RELEASE, request, 0, -1, num_units, num_units, num_cached,
             group=group,
@@ -265,18 +265,18 @@ class RecordingBuilder:
     def release_skipped(
         self, request: int, positions: Sequence[int], blocks: Sequence[int], kept: Sequence[int], group: int
     ) -> None:
-        """Release some `blocks` of a table, in this order; `kept` is 1 for blocks that keep a prefix."""
+        """Record that `request` released some `blocks` of its table, in this order; `kept` is 1 for cached ones."""
         for position, block, keeps in zip(positions, blocks, kept, strict=True):
             self._memory.add(
                 self._seq, self._num_steps, MemoryKind.RELEASE, request, position, block, 1, 1, keeps, group=group
             )
 
     def evict(self, blocks: Sequence[int]) -> None:
-        """Record that `blocks` lost their prefix."""
+        """Record that the cached prefixes in `blocks` were evicted."""
         self._memory.add_runs(self._seq, self._num_steps, MemoryKind.EVICT, -1, 0, blocks)
 
     def append(self, table: ColumnTable) -> None:
-        """Add any number of final rows, for an engine that reports only in bulk."""
+        """Add any number of final rows, from an engine that reports rows in bulk."""
         if table.name == Steps.name:
             self._num_steps += len(table)
         if self._sink is not None:
@@ -285,7 +285,7 @@ class RecordingBuilder:
             self._take(table)
 
     def mark(self) -> Mark:
-        """Return a mark for `since`; no change of the engine's state may be under way."""
+        """Return the current position in the recording, to be passed to `since`. Call it only between engine steps."""
         return Mark(
             seq=self._seq,
             num_requests=len(self._requests),
@@ -296,27 +296,30 @@ class RecordingBuilder:
         )
 
     def since(self, mark: Mark, requests: IntArray) -> Since:
-        """Return the rows since `mark`: those of the ascending request rows `requests`, and of all later requests."""
+        """Return the rows that were added or changed since `mark`.
+
+        The table of requests has the rows `requests`, which must ascend, and all requests that arrived since.
+        """
         assert self._sink is None, "the sink has taken the rows"
-        going_on = mark.open_rows[self._schedule.last_step(mark.open_rows) >= mark.num_steps]
-        rows = np.concatenate((going_on, np.arange(mark.num_schedule_rows, len(self._schedule))))
+        extended = mark.open_rows[self._schedule.last_step(mark.open_rows) >= mark.num_steps]
+        rows = np.concatenate((extended, np.arange(mark.num_schedule_rows, len(self._schedule))))
         chosen = np.concatenate((requests, np.arange(mark.num_requests, len(self._requests))))
         return Since(
             rows=chosen,
             requests=self._without_open_step(self._requests.so_far(chosen), chosen),
-            steps=self._steps.so_far(self._seq + 1, self._heard_s, mark.num_steps),
+            steps=self._steps.so_far(self._seq + 1, self._last_token_s, mark.num_steps),
             schedule=self._schedule.so_far(self._num_steps, rows),
             memory=self._memory.so_far(mark.num_memory_rows),
         )
 
     def finish(self, meta: Meta, name: str = "") -> Recording:
-        """Return the recording so far; steps without output end now."""
+        """Return everything recorded so far; steps whose output is pending end now."""
         assert self._sink is None, "the sink has taken the rows"
         return Recording(
             meta=meta,
             name=name,
             requests=self._without_open_step(self._requests.so_far(), np.arange(len(self._requests))),
-            steps=self._steps.so_far(self._seq + 1, self._heard_s),
+            steps=self._steps.so_far(self._seq + 1, self._last_token_s),
             schedule=self._schedule.so_far(self._num_steps),
             memory=self._memory.so_far(),
             copies=self.copies.so_far(),
@@ -326,17 +329,17 @@ class RecordingBuilder:
         )
 
     def _without_open_step(self, requests: Requests, rows: IntArray) -> Requests:
-        """Return `requests`, of the given rows, without the reports of a step that was not closed."""
+        """Undo what a step that was not closed changed in `requests`, a table of the given `rows`; return the table."""
         np.subtract.at(requests.preemptions, np.searchsorted(rows, self._preempted_since), 1)
         begun = np.searchsorted(rows, self._begun_since)
         requests.first_scheduled_s[begun], requests.cached_tokens[begun] = np.nan, 0
         return requests
 
     def close(self) -> None:
-        """Pass the remaining rows to the sink; nothing may be reported after."""
-        assert self._sink is not None, "there is no sink to hand it to"
+        """Pass the remaining rows to the sink; nothing may be reported afterwards."""
+        assert self._sink is not None, "there is no sink to pass the rows to"
         self._sink.append(self._requests.so_far())
-        self._sink.append(self._steps.so_far(self._seq + 1, self._heard_s))
+        self._sink.append(self._steps.so_far(self._seq + 1, self._last_token_s))
         self._sink.append(self._schedule.so_far(self._num_steps))
         self._sink.append(self._memory.so_far())
         for optional in (self.copies.so_far(), self.transfers.so_far()):
@@ -344,6 +347,7 @@ class RecordingBuilder:
                 self._sink.append(optional)
 
     def _take(self, table: ColumnTable) -> None:
+        """Add the rows of `table` to the table that grows in memory."""
         if isinstance(table, Copies):
             self.copies.extend(table)
         elif isinstance(table, Transfers):
@@ -351,7 +355,7 @@ class RecordingBuilder:
         else:
             self._growing[table.name].extend(table)
 
-    def _hand_over(self, sink: RowSink) -> None:
+    def _drain(self, sink: RowSink) -> None:
         """Pass the final rows of the large tables to the sink."""
         for growing in (self._steps, self._schedule, self._memory):
             if growing.is_full:

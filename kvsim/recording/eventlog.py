@@ -44,70 +44,79 @@ FILE_NAME = LOG
 """Name of the log in a recording's folder; it is removed once the recording is packed into Parquet."""
 
 
-def apply(builder: RecordingBuilder, event: list[Any]) -> None:  # noqa: PLR0912, PLR0915  one branch for each word
-    """Report one event to `builder`."""
+def apply(builder: RecordingBuilder, event: list[Any]) -> None:
+    """Report one event to `builder`.
+
+    Raises:
+        RecordingError: the event is unknown, has wrong values, or cannot follow the earlier events.
+    """
     try:
-        match event:
-            case ["emit", request, time_s, count]:  # nearly all of a log
-                builder.emitted(_row(builder, request), time_s, count)
-            case ["seq"]:
-                builder.next_seq()
-            case ["again", _]:
-                builder.scheduled_again()
-            case ["tokens", time_s, list(rows)]:
-                requests = [row[0] for row in rows]
-                for extreme in (min(requests), max(requests)) if requests else ():
-                    _row(builder, extreme)
-                for request, computed_before, tokens, *known in rows:
-                    builder.scheduled(request, computed_before, tokens, time_s, 1, *known)
-            case ["step", dict(columns)]:
-                builder.check_step(columns)
-                builder.step(**columns)
-            case ["output", int(step), time_s, *given]:
-                builder.check_output(step)
-                builder.output(step, time_s, dict(given[0]) if given else None)
-            case ["proposed", int(step), list(drafts)]:
-                builder.proposed(step, dict(drafts))
-            case ["append", request, position, list(units), *group]:
-                builder.append_blocks(_row(builder, request), position, units, *group)
-            case ["share", request, position, list(units), *group]:
-                builder.share_blocks(_row(builder, request), position, units, *group)
-            case ["release", request, num_units, num_cached, *group]:
-                builder.release(_row(builder, request), num_units, num_cached, *group)
-            case ["let_go", request, list(positions), list(units), list(kept), group]:
-                builder.release_skipped(_row(builder, request), positions, units, kept, group)
-            case ["copy", int(number), bool(is_load), request, list(units), list(slots)]:
-                builder.copies.begin(number, is_load, _row(builder, request), units, slots, builder.num_steps)
-            case ["await", list(numbers)]:
-                builder.copies.awaited(numbers, builder.num_steps)
-            case ["copied", int(number), list(slots)]:
-                builder.copies.report(number, slots)
-            case ["transfer", bool(is_send), request, int(position), int(blocks), int(tokens), time_s]:
-                builder.transfer(is_send, _row(builder, request), position, blocks, tokens, time_s)
-            case ["transferred", request, time_s, int(failed)]:
-                builder.transferred(_row(builder, request), time_s, failed)
-            case ["evict", list(units)]:
-                builder.evict(units)
-            case ["preempt", request]:
-                builder.preempted(_row(builder, request))
-            case ["end", request, str(status), time_s]:
-                builder.ended(_row(builder, request), RequestStatus[status.upper()], time_s)
-            case ["arrive", str(name), time_s, prompt_tokens, max_tokens, priority, list(hashes), *adapter]:
-                name.encode()  # raises for a lone surrogate, which JSON can contain
-                builder.arrived(
-                    name,
-                    time_s,
-                    prompt_tokens,
-                    max_tokens,
-                    priority=priority,
-                    prompt_hashes=hashes,
-                    adapter=int(adapter[0]) if adapter else 0,
-                )
-            case _:
-                raise RecordingError(f"{shortened(event)} is not an event.")
+        _report(builder, event)
     except (TypeError, ValueError, LookupError, AttributeError, OverflowError) as error:
         reason = str(error).splitlines()[0].rstrip(".") if str(error) else "it is of another kind"
         raise RecordingError(f"{shortened(event)} does not follow from the events before it: {reason}.") from error
+
+
+def _report(builder: RecordingBuilder, event: list[Any]) -> None:  # noqa: PLR0912  one branch for each kind of event
+    """Call the method of `builder` for an event; an event with wrong values raises any error of Python."""
+    match event:
+        case ["emit", request, time_s, count]:  # nearly all of a log
+            builder.emitted(_row(builder, request), time_s, count)
+        case ["seq"]:
+            builder.next_seq()
+        case ["again", _]:
+            builder.scheduled_again()
+        case ["tokens", time_s, list(rows)]:
+            requests = [row[0] for row in rows]
+            for extreme in (min(requests), max(requests)) if requests else ():
+                _row(builder, extreme)  # the others lie between them
+            for request, computed_before, tokens, *known in rows:
+                builder.scheduled(request, computed_before, tokens, time_s, 1, *known)
+        case ["step", dict(columns)]:
+            builder.check_step(columns)
+            builder.step(**columns)
+        case ["output", int(step), time_s, *given]:
+            builder.check_output(step)
+            builder.output(step, time_s, dict(given[0]) if given else None)
+        case ["proposed", int(step), list(drafts)]:
+            builder.proposed(step, dict(drafts))
+        case ["append", request, position, list(units), *group]:
+            builder.append_blocks(_row(builder, request), position, units, *group)
+        case ["share", request, position, list(units), *group]:
+            builder.share_blocks(_row(builder, request), position, units, *group)
+        case ["release", request, num_units, num_cached, *group]:
+            builder.release(_row(builder, request), num_units, num_cached, *group)
+        case ["let_go", request, list(positions), list(units), list(kept), group]:
+            builder.release_skipped(_row(builder, request), positions, units, kept, group)
+        case ["copy", int(number), bool(is_load), request, list(units), list(slots)]:
+            builder.copies.begin(number, is_load, _row(builder, request), units, slots, builder.num_steps)
+        case ["await", list(numbers)]:
+            builder.copies.awaited(numbers, builder.num_steps)
+        case ["copied", int(number), list(slots)]:
+            builder.copies.report(number, slots)
+        case ["transfer", bool(is_send), request, int(position), int(blocks), int(tokens), time_s]:
+            builder.transfer(is_send, _row(builder, request), position, blocks, tokens, time_s)
+        case ["transferred", request, time_s, int(failed)]:
+            builder.transferred(_row(builder, request), time_s, failed)
+        case ["evict", list(units)]:
+            builder.evict(units)
+        case ["preempt", request]:
+            builder.preempted(_row(builder, request))
+        case ["end", request, str(status), time_s]:
+            builder.ended(_row(builder, request), RequestStatus[status.upper()], time_s)
+        case ["arrive", str(name), time_s, prompt_tokens, max_tokens, priority, list(hashes), *adapter]:
+            name.encode()  # raises for a lone surrogate, which JSON can contain
+            builder.arrived(
+                name,
+                time_s,
+                prompt_tokens,
+                max_tokens,
+                priority=priority,
+                prompt_hashes=hashes,
+                adapter=int(adapter[0]) if adapter else 0,
+            )
+        case _:
+            raise RecordingError(f"{shortened(event)} is not an event.")
 
 
 def _row(builder: RecordingBuilder, request: int) -> int:

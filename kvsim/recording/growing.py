@@ -1,7 +1,7 @@
-"""Tables of a recording that grow row by row during a run.
+"""Tables of a recording that grow row by row during a run; `RecordingBuilder` fills them.
 
-Each table knows which of its rows may still change. Earlier rows can be drained, so that memory does not grow with the
-run.
+Each table knows which of its rows may still change. The rows before them are final and can be removed ("drained") to be
+written to disk, so that memory does not grow with the run.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ from kvsim.recording.tables import ColumnTable, IntArray, Memory, MemoryKind, Re
 from kvsim.workload import Ragged
 
 _ROWS_HELD = 1 << 16
-"""Rows collected before draining pays off."""
+"""Minimum number of rows to drain at once: each time, the remaining rows are moved to the front."""
 _ALL = slice(None)
 
 
 class GrowingTable:
-    """Growing columns, except texts and lists."""
+    """Table whose columns of numbers grow; a subclass keeps columns of texts and lists."""
 
-    __slots__ = ("_counted", "_full_at", "_specs", "columns", "first")
+    __slots__ = ("_first_column", "_full_at", "_specs", "columns", "first")
 
     def __init__(self, table: type[ColumnTable]) -> None:
         self._specs = {name: spec for name, spec in table.columns() if not spec.dtype.startswith(("list", "str"))}
         self.columns: dict[str, array[Any]] = {
             name: array("d" if spec.dtype == "float64" else "q") for name, spec in self._specs.items()
         }
-        """Columns by name; an optional column stays empty if no value is reported."""
-        self._counted = next(iter(self.columns))
+        """Columns by name; an optional column stays empty until a value for it is reported."""
+        self._first_column = next(iter(self.columns))
         self.first = 0
-        """Number of drained rows: the number of the first remaining row."""
+        """Number of drained rows, which is the number of the first remaining row in the whole run."""
         self._full_at = _ROWS_HELD
 
     def __len__(self) -> int:
-        return len(self.columns[self._counted])
+        return len(self.columns[self._first_column])
 
     @property
     def is_full(self) -> bool:
-        """Whether final rows should be drained."""
+        """Whether the table has enough rows that its final rows should be drained."""
         return len(self) >= self._full_at
 
     def extend(self, table: ColumnTable) -> None:
@@ -54,19 +54,28 @@ class GrowingTable:
                 values.frombytes(np.ascontiguousarray(column, values.typecode).tobytes())
 
     def check_row(self, columns: Mapping[str, Any], given_elsewhere: Iterable[str]) -> None:
-        """Check that `columns`, with those `given_elsewhere`, form a row consistent with earlier rows."""
+        """Check that `columns` are numbers, and that the same columns are present as in earlier rows.
+
+        Columns in `given_elsewhere` are added to the row later, so they are not checked.
+        """
         for name, spec in self._specs.items():
             if name in given_elsewhere:
                 continue
-            given, had = name in columns, len(self.columns[name]) == len(self)
-            if (not given and (not spec.optional or self.columns[name])) or (given and not had):
+            given, is_complete = name in columns, len(self.columns[name]) == len(self)
+            earlier_rows_have_it = len(self.columns[name]) > 0
+            if (given and not is_complete) or (not given and (not spec.optional or earlier_rows_have_it)):
                 raise ValueError(f"{name} is missing in this step or in those before it")
-            kinds = int | float if spec.dtype == "float64" else int
-            if given and (not isinstance(columns[name], kinds) or isinstance(columns[name], bool)):
+            numbers = int | float if spec.dtype == "float64" else int
+            # A bool is an int in Python.
+            if given and (not isinstance(columns[name], numbers) or isinstance(columns[name], bool)):
                 raise ValueError(f"{name} should be a number")
 
     def rows(self, chosen: slice | IntArray = _ALL) -> dict[str, Any]:
-        """Return the columns of the `chosen` rows, by their current position, as arrays of the declared types."""
+        """Return the columns of the `chosen` remaining rows as arrays of the declared types.
+
+        Raises:
+            RecordingError: a number does not fit into the type of its column.
+        """
         rows = {}
         for name, spec in self._specs.items():
             if self.columns[name] or not spec.optional:
@@ -79,7 +88,7 @@ class GrowingTable:
         return rows
 
     def take(self, end: int) -> dict[str, Any]:
-        """Remove the first `end` rows, and return their columns."""
+        """Drain the first `end` remaining rows, and return their columns."""
         rows = self.rows(slice(end))
         for column in self.columns.values():
             del column[:end]
@@ -100,13 +109,13 @@ class GrowingRequests(GrowingTable):
 
     @property
     def num_hashes(self) -> int:
-        """Block hashes of all prompts."""
+        """Number of block hashes in all prompts."""
         return len(self._hashes)
 
     def add(self, name: str, prompt_hashes: Iterable[int], **columns: float) -> int:
-        """Add a request and return its row; missing columns are 0, and optional ones absent.
+        """Add a request and return its row; a column that is not passed is 0.
 
-        An optional column is there from its first value that is not 0 on, with 0 in earlier rows.
+        An optional column stays empty until its first value other than 0; earlier rows then get 0.
         """
         row = len(self._ids)
         self._ids.append(name)
@@ -131,13 +140,13 @@ class GrowingRequests(GrowingTable):
         self._hashes.frombytes(table.prompt_hashes.values.tobytes())
 
     def so_far(self, chosen: IntArray | None = None) -> Requests:
-        """Return all requests so far, or those in the rows `chosen`, as a table."""
+        """Return a table of all requests that were added so far, or of those in the rows `chosen`."""
         if chosen is None:
             hashes = Ragged(np.array(self._hashes), np.array(self._offsets), np.int64)
             return Requests(id=text_column(self._ids, len(self._ids)), prompt_hashes=hashes, **self.rows())
         ids = [self._ids[row] for row in chosen.tolist()]
-        keys = [self._hashes[slice(*self._offsets[row : row + 2])] for row in chosen.tolist()]
-        hashes = Ragged.from_rows(keys, np.int64)
+        hashes_by_row = [self._hashes[self._offsets[row] : self._offsets[row + 1]] for row in chosen.tolist()]
+        hashes = Ragged.from_rows(hashes_by_row, np.int64)
         return Requests(id=text_column(ids, len(ids)), prompt_hashes=hashes, **self.rows(chosen))
 
 
@@ -151,14 +160,18 @@ class GrowingSteps(GrowingTable):
         self._last_end_s = 0.0  # latest end of the drained steps
 
     def take_final(self) -> Steps:
-        """Drain the steps whose outputs have been processed."""
+        """Drain the steps before the first whose output is pending, and return them."""
         awaited = np.flatnonzero(np.array(self.columns["output_seq"]) < 0)
         steps = Steps(**self.take(int(awaited[0]) if len(awaited) else len(self)))
         self._last_end_s = float(steps.end_s.max(initial=self._last_end_s))
         return steps
 
     def so_far(self, next_seq: int, heard_s: float, first: int = 0) -> Steps:
-        """Return the steps from row `first`; steps without output end now, not before `heard_s`."""
+        """Return the remaining steps from row `first` on.
+
+        Steps whose output is pending get an end, as if their outputs came now, one after the other from `next_seq` on:
+        the latest time of any step, or `heard_s` if that is later.
+        """
         steps = self.rows(slice(first, None))
         awaited = steps["output_seq"] < 0
         steps["output_seq"][awaited] = next_seq + np.arange(awaited.sum())
@@ -169,17 +182,21 @@ class GrowingSteps(GrowingTable):
 
 
 class GrowingSchedule(GrowingTable):
-    """One row per request and run of steps; the last row of a request extends until something else happens."""
+    """One row per request and run of steps, in each of which the request computes as many tokens.
+
+    The last row of a request is "open": the next step extends it if the request goes on in the same way.
+    """
 
     __slots__ = ("_before", "_known", "_late", "_open_row", "_repeat", "_request", "_step", "_tokens")
 
     def __init__(self) -> None:
         super().__init__(Schedule)
         self._open_row: dict[int, int] = {}
-        # Every step adds all its requests: a lookup of columns by name would double the time.
+        # `add` is called for every request of every step: looking up columns by name would double its time.
         self._step, self._request = self.columns["step"], self.columns["request"]
         self._before, self._tokens = self.columns["computed_before"], self.columns["tokens"]
         self._repeat, self._known = self.columns["repeat"], self.columns["known"]
+        # Columns that `fill_in` sets after the step.
         self._late = tuple(self.columns[name] for name in ("outputs", "proposed"))
 
     def add(
@@ -187,7 +204,7 @@ class GrowingSchedule(GrowingTable):
     ) -> None:
         """Record that `request` computes `tokens` tokens in `step` and in each of the next `repeat - 1` steps.
 
-        A row that says how many tokens were `known` is not extended.
+        A row with the number of `known` tokens covers one step, and is never extended.
         """
         open_row = self._open_row.get(request)
         if known is not None:
@@ -212,15 +229,15 @@ class GrowingSchedule(GrowingTable):
             if column:
                 column.append(0)
 
-    def tell(self, name: str, step: int, numbers: Mapping[int, int]) -> None:
-        """Fill a column that is known later with numbers of the requests that `step` computes; others have 0."""
+    def fill_in(self, name: str, step: int, numbers: Mapping[int, int]) -> None:
+        """Set the column `name` in the rows of `step`, by request; a request that `numbers` lacks gets 0."""
         column = self.columns[name]
         column.extend([0] * (len(self) - len(column)))
         for row in range(bisect_left(self._step, step), bisect_right(self._step, step)):
             column[row] = numbers.get(self._request[row], 0)
 
-    def go_on(self, requests: Iterable[int], step: int) -> None:
-        """Record that each of `requests`, scheduled in the step before `step`, computes one more token in `step`."""
+    def add_decode(self, requests: Iterable[int], step: int) -> None:
+        """Record that each of `requests`, which the previous step computed, computes one token in `step`."""
         for request in requests:
             row = self._open_row[request] - self.first
             if self._tokens[row] == 1:
@@ -233,22 +250,23 @@ class GrowingSchedule(GrowingTable):
         self._open_row.pop(request, None)
 
     def take_final(self) -> Schedule:
-        """Drain the rows before the first open row."""
+        """Drain the rows before the first open row, and return them."""
         return Schedule(**self.take(min(self._open_row.values(), default=self.first + len(self)) - self.first))
 
     @property
     def open_rows(self) -> IntArray:
-        """Rows that may still extend, ascending."""
+        """Numbers of the rows that may still be extended, ascending."""
         return np.sort(np.fromiter(self._open_row.values(), np.int64, len(self._open_row)))
 
     def last_step(self, rows: IntArray) -> IntArray:
-        """Return the last step so far of each of `rows`."""
+        """Return the last step that each of `rows` covers so far."""
         last: IntArray = np.asarray(self.columns["step"])[rows] + np.asarray(self.columns["repeat"])[rows] - 1
         return last
 
     def so_far(self, num_steps: int, chosen: slice | IntArray = _ALL) -> Schedule:
-        """Return the current rows, or those `chosen`, without steps beyond the first `num_steps`: a log may end inside
-        a step.
+        """Return the remaining rows, or those `chosen`, up to step `num_steps - 1`.
+
+        Rows may cover a later step, because a log may end before that step is complete.
         """
         columns = self.rows(chosen)
         steps_left = num_steps - columns["step"]
@@ -260,18 +278,18 @@ class GrowingSchedule(GrowingTable):
 class GrowingMemory(GrowingTable):
     """One row per change of ownership; rows never change."""
 
-    __slots__ = ("_tells_groups", "tells_repeats")
+    __slots__ = ("_has_groups", "has_repeats")
 
     def __init__(self) -> None:
         super().__init__(Memory)
-        self._tells_groups = False
-        self.tells_repeats = False
-        """Whether rows have a number of steps."""
+        self._has_groups = False  # whether the column `group` is filled, from the first group other than 0
+        self.has_repeats = False
+        """Whether rows have the column `repeat`; set it before the first row."""
 
     def add_runs(
         self, seq: int, step: int, kind: MemoryKind, request: int, position: int, units: Iterable[int], group: int = 0
     ) -> None:
-        """Add one row per run of consecutive `units`."""
+        """Add one row for each run of consecutive numbers in `units`."""
         begin, length = -1, 0
         for unit in units:
             if unit == begin + length:
@@ -302,8 +320,8 @@ class GrowingMemory(GrowingTable):
         columns = self.columns
         if group and not self.columns["group"]:
             columns["group"].extend([0] * len(self))
-            self._tells_groups = True
-        if self._tells_groups:
+            self._has_groups = True
+        if self._has_groups:
             columns["group"].append(group)
         columns["seq"].append(seq)
         columns["step"].append(step)
@@ -314,13 +332,13 @@ class GrowingMemory(GrowingTable):
         columns["length"].append(length)
         columns["requested"].append(requested)
         columns["cached"].append(cached)
-        if self.tells_repeats:
+        if self.has_repeats:
             columns["repeat"].append(repeat)
 
     def take_final(self) -> Memory:
-        """Drain all rows."""
+        """Drain all rows, and return them."""
         return Memory(**self.take(len(self)))
 
     def so_far(self, first: int = 0) -> Memory:
-        """Return the rows from `first`."""
+        """Return the remaining rows from `first` on."""
         return Memory(**self.rows(slice(first, None)))

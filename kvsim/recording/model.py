@@ -1,4 +1,7 @@
-"""Recording in memory: its provenance and its tables."""
+"""A recording in memory, as all readers of kvsim use it: its provenance (`Meta`) and its tables.
+
+`kvsim.recording.files` reads one from a folder; `kvsim.recording.builder` makes one during a run.
+"""
 
 from __future__ import annotations
 
@@ -31,19 +34,19 @@ FORMAT = identity.FORMAT
 VERSION = 1
 SOURCES = ("vllm", "hf", "simulation")
 MAX_UNITS = 1 << 25
-"""Maximum units of a pool: more than any server has, and the most that can be shown."""
+"""Maximum number of units in a pool: more than any server has, and the most that the memory map can show."""
 MAX_POOL_BYTES = 1 << 45
 """Maximum bytes of a pool: more than the memory of a hundred GPUs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowPool:
-    """Second pool of SGLang, for layers with windows; its units have as many tokens as those of the first."""
+    """SGLang's second pool, for layers with sliding windows; its units have as many tokens as those of the first."""
 
     num_units: int
     bytes_per_unit: int
     window_tokens: int
-    """Tokens before a new one that its layers look at."""
+    """Size of the attention window, without the new token: the preceding tokens that its layers read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,21 +56,21 @@ class Pool:
     unit_tokens: int
     """Tokens per unit: the block size of a paged cache, or 1 for allocation without blocks.
 
-    With several KV-cache groups: tokens between common block boundaries of all groups.
+    With several KV-cache groups, the least number of tokens that fills whole blocks of every group.
     """
     num_units: int | None
-    """Units in the pool; None for an engine with a growing cache and no pool."""
+    """Number of units in the pool; None for an engine without a pool, whose cache grows."""
     first_unit: int = 0
-    """Address of the first unit: 1 for vLLM, which never allocates block 0."""
+    """Address of the first unit: 1 for vLLM, which keeps block 0 as its null block."""
     bytes_per_unit: int
     groups: tuple[KVCacheGroup, ...] = ()
     """KV-cache groups that share the units; empty if one group of full attention holds all layers."""
     windows: WindowPool | None = None
-    """Second pool for layers with windows, as SGLang has it; the units of the first are of all other layers then."""
+    """SGLang's second pool, for layers with windows; the first pool then holds all other layers."""
 
     @property
     def units_in_words(self) -> str:
-        """Description of the units: blocks with their tokens, or with their bytes for several groups, or slots."""
+        """Description of the units, such as "blocks of 16 tokens" or "slots"; with several groups, in bytes."""
         if self.groups:
             tables = f"{len(self.groups)} tables" if len(self.groups) > 1 else "one table"
             return f"blocks of {self.bytes_per_unit / 2**20:.2f} MiB for {tables} a sequence"
@@ -76,7 +79,7 @@ class Pool:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all units, those of windows included; 0 without a pool."""
+        """Bytes of all units, including those of the second pool; 0 without a pool."""
         windows = self.windows.num_units * self.windows.bytes_per_unit if self.windows else 0
         return (self.num_units or 0) * self.bytes_per_unit + windows
 
@@ -94,7 +97,7 @@ class Pool:
 
     @property
     def unit_slots(self) -> int:
-        """Slots of one unit: its tokens, or its bytes if layers of several kinds share the pool."""
+        """Slots per unit. A slot is one token, or one byte if layers of several kinds share the pool."""
         layout = self.layout
         return self.unit_tokens if layout is None else layout.unit_slots
 
@@ -105,17 +108,17 @@ class Pool:
 
     @property
     def capacity_slots(self) -> int | None:
-        """Slots in the pool."""
+        """Number of slots in the pool; None without a pool."""
         return None if self.num_units is None else self.num_units * self.unit_slots
 
 
 HASH_TOKENS = "prompt_hash_tokens"
-"""Key in `meta.json` of the tokens per prompt hash, if neither the pool nor the engine states them."""
+"""Key in `meta.json` of the number of tokens per prompt hash, if neither the pool nor the engine states it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meta:
-    """Provenance of a recording. The mappings are shown unchanged; `docs/design.md` lists their keys."""
+    """Provenance of a recording, as `meta.json` states it; `docs/design.md` lists the keys of the mappings."""
 
     source: str
     engine: Mapping[str, Any]
@@ -128,8 +131,9 @@ class Meta:
     initial_cached: IntArray | None = None
     """Ids of the free units with a cached prefix at the start of a recording of a running engine; None means none."""
     initial_computed: IntArray | None = None
-    """Most tokens ever computed for each request present at the start. A preemption may have discarded some, though
-    their outputs are known. None means no such request.
+    """Largest number of tokens ever computed for each request present at the start; None if no request was present.
+
+    A preemption may have discarded some tokens, though their outputs are known.
     """
     command: str = ""
     created: str = ""
@@ -139,25 +143,30 @@ class Meta:
 
     @property
     def policy_name(self) -> str:
-        """Policy: `paged`, `contiguous` or `static`."""
+        """Name of the built-in policy, such as `paged`, `contiguous`, `static` or `radix`."""
         return str(self.policy.get("name", "paged"))
 
     @property
     def rules_name(self) -> str:
-        """Displayed name of the policy: that of a custom policy, or of the built-in one."""
+        """Displayed name of the policy: that of the custom policy if there is one, else of the built-in policy."""
         return str(self.policy.get("rules", self.policy_name))
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes that make the same pool again: with vLLM's null block, and what SGLang leaves of its second pool."""
+        """Memory budget that gives a pool of the same size in a new run.
+
+        It is more than the bytes of the units: vLLM also pays for its null block, and SGLang divides the budget between
+        its two pools by a fixed ratio, so that part of the second may stay unused.
+        """
         pool = self.pool
         if self.policy_name != Radix.name:
             return ((pool.num_units or 0) + pool.first_unit) * pool.bytes_per_unit
         if pool.windows is None or self.policy.get("disable_radix_cache"):
             return pool.num_bytes
         ratio = float(self.policy.get("swa_full_tokens_ratio", 1.0))
-        cell_bytes = pool.bytes_per_unit + ratio * pool.windows.bytes_per_unit
-        return max(pool.num_bytes, 1 + ceil((pool.num_units or 0) * cell_bytes))
+        bytes_per_pair = pool.bytes_per_unit + ratio * pool.windows.bytes_per_unit
+        # Round up, and add one byte: rounding down in the new run must not lose a unit.
+        return max(pool.num_bytes, 1 + ceil((pool.num_units or 0) * bytes_per_pair))
 
     @property
     def prefix_caching(self) -> bool:
@@ -168,34 +177,34 @@ class Meta:
 
     @property
     def hash_block_size(self) -> int:
-        """Tokens covered by each prompt hash, beyond those of the hashes before it."""
+        """Number of tokens by which each prompt hash covers more than the hash before it."""
         stated = self.engine.get("hash_block_size") if self.pool.groups else self.extra.get(HASH_TOKENS)
         return int(stated or self.pool.unit_tokens)
 
     @property
     def hash_ahead_tokens(self) -> int:
-        """Tokens behind its block that a prompt hash covers, too, where drafts make it longer."""
+        """Number of tokens after its block that a prompt hash also covers, in engines with drafts; else 0."""
         return int(self.engine.get("num_hash_lookahead_tokens", 0))
 
     @property
     def num_drafts(self) -> int:
-        """Tokens drafted for each request and step at most; 0 without speculative decoding."""
-        told = self.policy.get("speculative_config")
-        return SpeculativeConfig.parse(told).num_tokens if told else 0
+        """Maximum number of tokens drafted per request and step; 0 without speculative decoding."""
+        config = self.policy.get("speculative_config")
+        return SpeculativeConfig.parse(config).num_tokens if config else 0
 
     @property
     def exchanges_kv(self) -> bool:
-        """Whether the server fetches KV of prompts from others, or keeps it for others to read."""
+        """Whether the server loads the KV of prompts from other servers, or keeps it for them to read."""
         return "kv_connector" in self.engine
 
     @property
     def encoder_cache_tokens(self) -> int:
-        """Outputs of the encoder that its cache holds, one for each token of an image; 0 for an engine without one."""
+        """Capacity of the encoder cache in image tokens; 0 for an engine without an encoder cache."""
         return int(self.engine.get("encoder_cache_tokens", 0))
 
     @property
     def begins_in_the_middle(self) -> bool:
-        """Whether the recorder joined a running engine, so that earlier events are only partly known."""
+        """Whether the recorder joined a running engine, so that events before that moment are only partly known."""
         return bool(self.extra.get("joined_at_step"))
 
 
@@ -209,13 +218,13 @@ class Recording:
     schedule: Schedule
     memory: Memory
     copies: Copies | None = None
-    """Copies of an engine that offloads blocks to host memory; None for other engines."""
+    """Blocks copied between GPU and host memory; None for an engine without offloading."""
     transfers: Transfers | None = None
-    """Transfers of a server that exchanges KV with others; None for other engines."""
+    """Transfers of KV between this server and others; None for a server that exchanges no KV."""
     images: PromptImages | None = None
-    """Images of the prompts; None where none has any."""
+    """Images in the prompts; None if no prompt has an image."""
     encoder: EncoderEvents | None = None
-    """Events of the encoder cache; None where prompts have no images, or the engine no such cache."""
+    """Events of the encoder cache; None if no prompt has an image, or the engine has no such cache."""
     name: str = ""
     """Name of the folder, for titles."""
 
@@ -232,7 +241,7 @@ class Recording:
 
     @property
     def recorded_s(self) -> float:
-        """Recorded seconds; everything present at the start is at least as old."""
+        """Duration of the recording in seconds; less than `duration_s` if the recorder joined a running engine."""
         begin_s = float(self.steps.start_s[0]) if self.meta.begins_in_the_middle and len(self.steps) else 0.0
         return self.duration_s - begin_s
 
@@ -248,7 +257,7 @@ class Recording:
 
     @property
     def num_preemptions(self) -> int:
-        """Preemptions over the whole run."""
+        """Number of preemptions in the whole run."""
         return int(np.sum(self.steps.preempted))
 
     def row_of(self, request_id: str) -> int:
