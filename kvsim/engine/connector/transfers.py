@@ -15,8 +15,7 @@ from kvsim.engine.records import Sequence
 from kvsim.engine.state import Engine
 
 _SETTLED_CALLS = 2
-"""Consecutive calls of the scheduler without effect, after which no call has an effect until a transfer ends.
-"""
+"""Consecutive calls of the scheduler without effect, after which no call has an effect until a transfer ends."""
 
 
 @part

@@ -1,4 +1,4 @@
-"""The nodes of the radix tree that can be evicted: a heap, the node that goes next first."""
+"""The heap of the radix tree's evictable leaves, from which eviction takes the next one."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from kvsim.engine.radix_records import FIFO, FILO, LEAST_PRIORITY, LFU, LRU, MRU
 from kvsim.engine.state import Engine
 
 _OFTEN = 2
-"""Hits from which on a node is kept longer under `SLRU`."""
+"""Number of hits from which on `SLRU` keeps a node longer."""
 
 
 @part
 def update(engine: Engine, node: int) -> None:
-    """Put a node that has changed in its place, among the others or not."""
+    """Add a node that has changed to the heap, move it within the heap, or remove it."""
     record, radix = engine.radix.nodes[node], engine.radix.state
     if node != ROOT and record.locks == 0 and record.num_children == 0 and record.is_on_device:
         if record.place < 0:
@@ -26,7 +26,7 @@ def update(engine: Engine, node: int) -> None:
 
 @part
 def remove(engine: Engine, node: int) -> None:
-    """Take out a node."""
+    """Remove a node from the heap."""
     nodes, leaves, radix = engine.radix.nodes, engine.radix.leaves, engine.radix.state
     place = nodes[node].place
     nodes[node].place = -1
@@ -37,9 +37,9 @@ def remove(engine: Engine, node: int) -> None:
 
 
 @part
-def goes_first(engine: Engine, one: int, other: int) -> bool:
-    """Tell whether node `one` is evicted before node `other`."""
-    eviction, first, second = engine.radix.settings.eviction, engine.radix.nodes[one], engine.radix.nodes[other]
+def goes_first(engine: Engine, node: int, other: int) -> bool:
+    """Tell whether `node` is evicted before node `other`."""
+    eviction, first, second = engine.radix.settings.eviction, engine.radix.nodes[node], engine.radix.nodes[other]
     if eviction == FIFO:
         return first.created < second.created
     if eviction == FILO:
@@ -60,7 +60,7 @@ def goes_first(engine: Engine, one: int, other: int) -> bool:
 
 @part
 def _rise(engine: Engine, node: int, place: int) -> None:
-    """Put a node at `place`, or above as long as it goes before those there."""
+    """Put a node at `place` of the heap, or further up while it is evicted before its parent there."""
     nodes, leaves = engine.radix.nodes, engine.radix.leaves
     while place > 0 and goes_first(engine, node, leaves[(place - 1) // 2]):
         leaves[place] = leaves[(place - 1) // 2]
@@ -72,7 +72,7 @@ def _rise(engine: Engine, node: int, place: int) -> None:
 
 @part
 def _sink(engine: Engine, node: int, place: int) -> int:
-    """Make room for a node at `place`, or below as long as those there go before it; return where."""
+    """Make room for a node at `place` of the heap, or further down while a child is evicted first; return the place."""
     nodes, leaves, size = engine.radix.nodes, engine.radix.leaves, engine.radix.state.num_leaves
     while 2 * place + 1 < size:
         child = 2 * place + 1

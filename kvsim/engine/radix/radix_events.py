@@ -1,4 +1,7 @@
-"""Events of the radix cache that a comparison asks for: evictions, slots freed as duplicates, retractions."""
+"""Events of the radix cache, recorded so that they can be compared with those of SGLang.
+
+They are evictions, slots freed as duplicates, and retractions.
+"""
 
 from __future__ import annotations
 
@@ -10,26 +13,26 @@ from kvsim.engine.state import Engine
 
 @part
 def asked(engine: Engine, num_tokens: int, num_window_tokens: int) -> None:
-    """Write down that an eviction is asked for `num_tokens` slots, and `num_window_tokens` of windows."""
+    """Record the request to evict `num_tokens` slots and `num_window_tokens` window slots."""
     if engine.radix.settings.reports:
         _write(engine, ASKED, True, num_tokens, num_window_tokens, 0)
 
 
 @part
 def leaf(engine: Engine, node: Node) -> None:
-    """Write down the pages of a node that is evicted."""
+    """Record the pages of a node that is evicted."""
     _write_node(engine, LEAF, node)
 
 
 @part
 def window(engine: Engine, node: Node) -> None:
-    """Write down the pages of a node whose windows are evicted."""
+    """Record the pages of a node whose windows are evicted."""
     _write_node(engine, WINDOW, node)
 
 
 @part
 def duplicate_of_node(engine: Engine, node: Node) -> None:
-    """Write down the pages that a node gives up for those of a request, which have their windows."""
+    """Record the pages that a node frees because it takes those of a request, which have windows."""
     _write_node(engine, DUPLICATE, node)
 
 
@@ -45,7 +48,7 @@ def _write_node(engine: Engine, kind: int, node: Node) -> None:
 
 @part
 def duplicate(engine: Engine, begin: int, end: int) -> None:
-    """Write down that the pages in `rows[begin:end]` are freed, because the tree has their tokens."""
+    """Record that the pages in `rows[begin:end]` are freed because the tree has their tokens."""
     if not engine.radix.settings.reports:
         return
     for index in range(begin, end):
@@ -54,7 +57,7 @@ def duplicate(engine: Engine, begin: int, end: int) -> None:
 
 @part
 def retracted(engine: Engine, sequence: Sequence, num_others: int) -> None:
-    """Write down that a request gives its memory back while `num_others` others of its batch go on."""
+    """Record that a request is retracted while `num_others` others of its batch continue."""
     if engine.radix.settings.reports:
         outputs = sequence.num_tokens - sequence.prompt_tokens
         _write(engine, RETRACTED, True, sequence.number, outputs, num_others)

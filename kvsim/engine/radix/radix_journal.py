@@ -1,7 +1,7 @@
-"""Rows of a recording about the slots of SGLang's requests, written during the run if recording is on.
+"""Changes of ownership of SGLang's slots, written as rows of a recording during the run if recording is on.
 
-A row lists runs of consecutive pages. A request may have as many runs as pages, so there is not always room for all:
-what does not fit is noted, and the run ends there.
+Each row describes one run of consecutive pages. A request may have as many runs as pages, so a step may change more
+than there are rows for: `is_crowded` then tells so, and the run ends with an error.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ def share(engine: Engine, sequence: Sequence, begin: int, end: int) -> None:
 
 @part
 def replace(engine: Engine, sequence: Sequence, begin: int, end: int) -> None:
-    """Record that a request frees its own copies of pages that the tree has; those of the tree follow by `share`."""
+    """Record that a request frees its duplicates of the tree's pages; `share` then records the tree's in their place."""
     _write_row(engine, _RELEASE, sequence, begin, end)
 
 
 @part
 def release(engine: Engine, sequence: Sequence, num_pages: int, num_kept: int) -> None:
-    """Record that a request gives its whole row back, of which the first `num_kept` pages stay in the tree."""
+    """Record that a request frees its whole row; the first `num_kept` pages stay in the tree."""
     if engine.settings.records_memory and num_pages > 0:
         _write(engine, _RELEASE, sequence.number - 1, 0, _WHOLE_TABLE, num_pages, num_kept)
 
@@ -60,7 +60,7 @@ def evict(engine: Engine, node: Node) -> None:
 
 @part
 def _write_row(engine: Engine, kind: int, sequence: Sequence, begin: int, end: int) -> None:
-    """Write the runs of pages in the row of a request from page `begin` to `end`."""
+    """Write one row for each run of consecutive pages in [begin, end) of a request's row."""
     if not engine.settings.records_memory:
         return
     rows, row = engine.radix.rows, sequence.place * engine.radix.settings.row_pages
@@ -82,5 +82,5 @@ def _write(engine: Engine, kind: int, request: int, position: int, address: int,
 
 @part
 def is_crowded(engine: Engine) -> bool:
-    """Tell whether more changed hands in a step than can be written down."""
+    """Tell whether the rows of memory had no room for all changes of a step."""
     return engine.radix.state.is_crowded

@@ -1,13 +1,13 @@
-"""SGLang's radix tree: runs of pages with known tokens, found by the tokens before them.
+"""SGLang's radix tree, which caches prefixes: match, insert, split and evict.
 
-A node holds a run of pages. The keys of pages are those of prefixes (`prefix_keys`): equal exactly where all tokens up
-to the end of the page are. So the child of a node is found by the key of its first page alone, and how far a run agrees
-with a request is found by looking at few of its keys. A match that ends inside a node splits it there. Requests lock
-the path from the root to where their own prefix ends; what no request locks can be evicted, leaf by leaf, and a leaf
-goes whole.
+A node holds a run of consecutive pages of a prefix. Two pages have the same key exactly if all tokens up to their ends
+are the same (see `prefix_keys`). So the key of its first page is enough to find a child, and a binary search over the
+keys of a node finds how many of its pages match a request. A match that ends inside a node splits the node there.
+A request locks the path from the root to the end of its prefix. Nodes that no request locks can be evicted: one whole
+leaf after the other.
 
-Accesses are counted. A match stamps the path from its end up, each node a little older than the one below it; an insert
-stamps it from the root down.
+Each access to the tree has a number, from which nodes get their stamps for the eviction policy. A match stamps its path
+from the end up, each node a little older than its child; an insert stamps its path from the root down.
 """
 
 from __future__ import annotations
@@ -29,25 +29,26 @@ from kvsim.engine.records import NEVER, Sequence
 from kvsim.engine.state import Engine
 
 _TICK = 1 << 20
-"""Stamps of one access, of which a match gives one to each node of a path."""
+"""Number of stamps per access; a match uses one for each node of its path."""
 _ROW_BITS = 32
 
 
 @part
 def key_of(engine: Engine, number: int, page: int) -> int:
-    """Return the key of a page of a request; behind the keys that are known no other request has it."""
+    """Return the key of a page of a request; a page after its known keys gets a key that no other request has."""
     sequence = engine.sequences[number]
     if page < sequence.num_keys:
         return engine.prompt_keys[sequence.first_key + page]
-    return -1 - ((number - 1) << _ROW_BITS | page)
+    return -1 - ((number - 1) << _ROW_BITS | page)  # known keys are not negative
 
 
 @part
 def match_prefix(engine: Engine, sequence: Sequence, num_tokens: int) -> int:
-    """Return the node on the device at which the longest prefix of the first `num_tokens` tokens ends; stamp its path.
+    """Return the node at which the longest cached prefix of the first `num_tokens` tokens ends; stamp its path.
 
-    With a host tier, the path goes on to `RadixState.host_node`, and all of it is stamped. With windows, it ends where
-    the last window of tokens, or the whole path, has its window slots.
+    Only nodes on the device are returned. With a host tier, the path continues on the host to `RadixState.host_node`,
+    and all of it is stamped. With windows, the path ends at the last node from which the tokens of a whole window, or
+    of the whole path, have their window slots.
     """
     radix, num_pages = engine.radix.state, num_tokens // engine.settings.unit_tokens
     radix.matched_pages, radix.host_node = 0, ROOT
@@ -83,7 +84,10 @@ def match_prefix(engine: Engine, sequence: Sequence, num_tokens: int) -> int:
 
 @part
 def _num_live_tokens(engine: Engine, node: int, num_before: int) -> int:
-    """Count the tokens up to the end of a node that have their windows without a gap, `num_before` up to its begin."""
+    """Return the number of tokens before the end of a node that have window slots without a gap.
+
+    `num_before` is that number for the beginning of the node.
+    """
     if engine.radix.settings.window_tokens == 0:
         return num_before
     record = engine.radix.nodes[node]
@@ -92,13 +96,13 @@ def _num_live_tokens(engine: Engine, node: int, num_before: int) -> int:
 
 @part
 def insert(engine: Engine, sequence: Sequence, num_pages: int, protected: int, inserted: int, priority: int) -> int:
-    """Put the first `num_pages` pages of the row of a request into the tree; return the node at which they end.
+    """Insert the first `num_pages` pages of a request's row into the tree; return the node at which they end.
 
-    Where the tree has their tokens, it keeps its own pages: those of the request, from page `protected` on, are freed,
-    and its row lists the tree's. Nodes that end behind page `inserted` count a hit.
+    Where the tree has the same tokens already, it keeps its own pages. The request's duplicates from page `protected`
+    on are freed, and its row lists the tree's pages instead. Nodes that end after page `inserted` count a hit.
     """
     nodes = engine.radix.nodes
-    _tick(engine)  # the root
+    _tick(engine)  # the access of the root, which has no stamp
     node, depth = ROOT, 0
     while depth < num_pages:
         child = find_child(engine, sequence, depth)
@@ -115,7 +119,7 @@ def insert(engine: Engine, sequence: Sequence, num_pages: int, protected: int, i
             tree_nodes.get_device_pages(engine, child, engine.radix.rows[row])
             tree_copies.note_double(engine, child)
         elif protected < depth + num_common:
-            _take_over(engine, sequence, child, max(depth, protected))
+            _replace_duplicates(engine, sequence, child, max(depth, protected))
         node, depth = child, depth + num_common
         if depth > inserted:
             tree_copies.count_hit(engine, node)
@@ -128,18 +132,19 @@ def insert(engine: Engine, sequence: Sequence, num_pages: int, protected: int, i
 
 @part
 def insert_prompt(engine: Engine, sequence: Sequence, num_pages: int, priority: int) -> None:
-    """Give the path of a request, which the tree has, a boundary where its prompt ends.
+    """Split the path of a request, which the tree has, where the prompt ends.
 
-    So its answer can be evicted without its prompt.
+    The answer can then be evicted without the prompt.
     """
     insert(engine, sequence, num_pages, num_pages, num_pages, min(priority + 1, NO_PRIORITY))
 
 
 @part
 def split(engine: Engine, node: int, num_pages: int) -> int:
-    """Split a node behind its first `num_pages` pages; return the new node, which holds these.
+    """Split a node after its first `num_pages` pages; return the new node, which holds these pages.
 
-    The new node has what is known of the old one, and its place among the children of its parent.
+    The new node becomes the parent of the old one. It copies the old one's locks, hits and priority, and takes its
+    place among the children of the parent.
     """
     nodes, buckets = engine.radix.nodes, engine.buckets
     upper = _new_node(engine)
@@ -169,9 +174,9 @@ def split(engine: Engine, node: int, num_pages: int) -> int:
 
 @part
 def evict(engine: Engine, num_tokens: int, num_window_tokens: int) -> None:
-    """Evict leaves until `num_tokens` slots more are free, then windows until `num_window_tokens` of those are.
+    """Evict leaves until `num_tokens` more slots are free, then windows until `num_window_tokens` more are free.
 
-    It ends where nothing is left that can be evicted. Windows that go with leaves count.
+    Windows of the evicted leaves count. The eviction ends early when nothing evictable is left.
     """
     radix = engine.radix.state
     radix_events.asked(engine, num_tokens, num_window_tokens)
@@ -182,7 +187,7 @@ def evict(engine: Engine, num_tokens: int, num_window_tokens: int) -> None:
     node = tree_windows.next_unlocked(engine, ROOT)
     while radix.num_free_windows < begin + most and node != ROOT:
         younger = tree_windows.next_unlocked(engine, node)
-        if engine.radix.nodes[node].place >= 0:
+        if engine.radix.nodes[node].place >= 0:  # a leaf that can be evicted
             _evict_leaf(engine, node)
         else:
             _evict_windows(engine, node)
@@ -191,7 +196,7 @@ def evict(engine: Engine, num_tokens: int, num_window_tokens: int) -> None:
 
 @part
 def _evict_leaf(engine: Engine, node: int) -> None:
-    """Evict a leaf, with its windows."""
+    """Evict a leaf and its windows, or move it to the host."""
     record = engine.radix.nodes[node]
     if tree_copies.is_on(engine) and tree_copies.demote(engine, node):
         return
@@ -215,13 +220,13 @@ def _evict_windows(engine: Engine, node: int) -> None:
 
 @part
 def end_of(engine: Engine, node: int) -> int:
-    """Return the pages of the path from the root to the end of a node."""
+    """Return the number of pages on the path from the root to the end of a node."""
     return engine.radix.nodes[node].begin + engine.radix.nodes[node].num_pages
 
 
 @part
 def find_child(engine: Engine, sequence: Sequence, depth: int) -> int:
-    """Return the child that matches the request's page at `depth`; the root for none."""
+    """Return the child that begins with the request's page at `depth`; `ROOT` for none."""
     key = key_of(engine, sequence.number, depth)
     node = engine.buckets[bucket_of(engine, key)].first
     while node != ROOT and engine.radix.nodes[node].key != key:
@@ -231,7 +236,7 @@ def find_child(engine: Engine, sequence: Sequence, depth: int) -> int:
 
 @part
 def _num_common_pages(engine: Engine, sequence: Sequence, node: int, most: int) -> int:
-    """Count the leading pages of a node, of which the first agrees, that agree with a request; `most` at most."""
+    """Return how many leading pages of a node match a request, at least 1 and at most `most`, by binary search."""
     record = engine.radix.nodes[node]
     low, high = 1, min(record.num_pages, most)
     page = record.begin + high - 1
@@ -248,40 +253,41 @@ def _num_common_pages(engine: Engine, sequence: Sequence, node: int, most: int) 
 
 
 @part
-def _take_over(engine: Engine, sequence: Sequence, node: int, begin: int) -> None:
-    """Let the row of a request list the pages of a node from page `begin` of the path on; free its own.
+def _replace_duplicates(engine: Engine, sequence: Sequence, node: int, begin: int) -> None:
+    """Replace the request's own pages by those of a node, from page `begin` of the path on.
 
-    Where the node lacks its windows, those of the request revive it, as far back as the request has them.
+    If the node has lost its windows, it gets those of the request, as far back as the request still has them.
     """
     record, gone = engine.radix.nodes[node], _num_gone_pages(engine, sequence)
     end, live = record.begin + record.num_pages, max(record.begin, gone)
     if engine.radix.settings.window_tokens == 0 or record.has_window or live >= end:
-        _adopt(engine, sequence, node, begin, gone)
+        _replace_from_node(engine, sequence, node, begin, gone)
         return
     upper = split(engine, node, live - record.begin) if live > record.begin else ROOT
-    _revive(engine, sequence, node)
+    _restore_windows(engine, sequence, node)
     if upper != ROOT:
-        _adopt(engine, sequence, upper, begin, gone)
+        _replace_from_node(engine, sequence, upper, begin, gone)
 
 
 @part
 def _num_gone_pages(engine: Engine, sequence: Sequence) -> int:
-    """Return the page of a request up to which its windows are given back."""
+    """Return the number of leading pages of a request whose windows are freed."""
     return engine.radix.holdings[sequence.number].gone_tokens // engine.settings.unit_tokens
 
 
 @part
-def _adopt(engine: Engine, sequence: Sequence, node: int, begin: int, gone: int) -> None:
-    """Let a row list a node's pages from page `begin` of the path on; free its own, whose windows are `gone` so far."""
+def _replace_from_node(engine: Engine, sequence: Sequence, node: int, begin: int, gone: int) -> None:
+    """Replace a request's pages by those of a node, from `begin` on; before page `gone` it has no windows to free."""
     record = engine.radix.nodes[node]
     end = record.begin + record.num_pages
     middle = min(max(gone, begin), end)
-    _adopt_pages(engine, sequence, node, begin, middle, False)
-    _adopt_pages(engine, sequence, node, middle, end, engine.radix.settings.window_tokens > 0)
+    _replace_run(engine, sequence, node, begin, middle, False)
+    _replace_run(engine, sequence, node, middle, end, engine.radix.settings.window_tokens > 0)
 
 
 @part
-def _adopt_pages(engine: Engine, sequence: Sequence, node: int, begin: int, end: int, has_windows: bool) -> None:
+def _replace_run(engine: Engine, sequence: Sequence, node: int, begin: int, end: int, has_windows: bool) -> None:
+    """Replace a request's pages in [begin, end) by those of a node; free its own, with their windows if it has any."""
     record, pages, rows = engine.radix.nodes[node], engine.radix.pages, engine.radix.rows
     row = sequence.place * engine.radix.settings.row_pages
     if begin == end:
@@ -291,13 +297,14 @@ def _adopt_pages(engine: Engine, sequence: Sequence, node: int, begin: int, end:
         page = pages[page]
     radix_events.duplicate(engine, row + begin, row + end)
     radix_journal.replace(engine, sequence, begin, end)
+    # Link the request's own pages, some of which are not linked yet, so that they are freed as one run.
     first = last = rows[row + begin]
     for index in range(row + begin, row + end):
-        own, rows[index] = rows[index], page
+        duplicate, rows[index] = rows[index], page
         page = pages[page]
-        if own != first:
-            pages[last] = own
-            last = own
+        if duplicate != first:
+            pages[last] = duplicate
+            last = duplicate
     if has_windows:
         token_slots.free_windows(engine, first, end - begin)
     token_slots.free(engine, first, end - begin)
@@ -305,10 +312,11 @@ def _adopt_pages(engine: Engine, sequence: Sequence, node: int, begin: int, end:
 
 
 @part
-def _revive(engine: Engine, sequence: Sequence, node: int) -> None:
-    """Let a node without windows have those of a request, whose row lists the same tokens.
+def _restore_windows(engine: Engine, sequence: Sequence, node: int) -> None:
+    """Give a node without windows those of a request that has the same tokens.
 
-    If no request locks the node, it takes the pages of the request, too, and frees its own.
+    If no request locks the node, it takes the request's pages with their windows and frees its own. Otherwise it keeps
+    its pages, and the request's pages are freed.
     """
     record, windows, rows = engine.radix.nodes[node], engine.radix.windows, engine.radix.rows
     begin = sequence.place * engine.radix.settings.row_pages + record.begin
@@ -334,9 +342,10 @@ def _revive(engine: Engine, sequence: Sequence, node: int) -> None:
 
 @part
 def _add_leaf(engine: Engine, sequence: Sequence, parent: int, num_pages: int, inserted: int, priority: int) -> int:
-    """Add a leaf below `parent`, with the pages of a row behind those of the path, up to page `num_pages`.
+    """Add a leaf below `parent` with the pages of a row after the path, up to page `num_pages`; return the last node.
 
-    With windows it may become several: one without, one with them, and the last one, which is one window long.
+    With windows it may be split into up to three nodes: one without windows, one with them, and a last one that is one
+    window long.
     """
     nodes, rows = engine.radix.nodes, engine.radix.rows
     begin, row = end_of(engine, parent), sequence.place * engine.radix.settings.row_pages
@@ -363,7 +372,7 @@ def _add_leaf(engine: Engine, sequence: Sequence, parent: int, num_pages: int, i
 
 @part
 def _give_windows(engine: Engine, node: int, begin: int, end: int) -> None:
-    """Let a new leaf have its windows from page `begin` of the path on."""
+    """Give a new leaf its windows from page `begin` of the path on, and split it where that is needed."""
     if begin >= end:
         return
     if begin > engine.radix.nodes[node].begin:
@@ -376,7 +385,7 @@ def _give_windows(engine: Engine, node: int, begin: int, end: int) -> None:
 
 @part
 def link_row(engine: Engine, begin: int, end: int) -> None:
-    """Let each page in `rows[begin:end]` lead to the next."""
+    """Link each page in `rows[begin:end]` to the next."""
     pages, rows = engine.radix.pages, engine.radix.rows
     for index in range(begin + 1, end):
         pages[rows[index - 1]] = rows[index]
@@ -384,7 +393,7 @@ def link_row(engine: Engine, begin: int, end: int) -> None:
 
 @part
 def _new_node(engine: Engine) -> int:
-    """Take a record for a node; it is stamped."""
+    """Allocate a record for a node, with a new stamp; return its index."""
     nodes, radix = engine.radix.nodes, engine.radix.state
     node = radix.first_spare
     if node != ROOT:
@@ -403,6 +412,6 @@ def _new_node(engine: Engine) -> int:
 
 @part
 def _tick(engine: Engine) -> int:
-    """Count an access; return its stamp."""
+    """Count an access to the tree; return its stamp."""
     engine.radix.state.clock += _TICK
     return engine.radix.state.clock

@@ -1,8 +1,8 @@
-"""The slots of SGLang's pool, in pages: which is handed out next.
+"""The free list of SGLang's pool, which determines the page that is allocated next.
 
-Pages of one slot are first in, first out. Larger pages are last freed, first taken: a call that frees puts its pages in
-front, in their order. While the output of a step is processed, pages are collected and freed in one call. The
-free pages of a pool are in a ring, in order, so those that a step takes are read one after the other.
+Pages of one slot are allocated first in, first out. Larger pages are allocated last in, first out: a call that frees
+puts its pages at the front, in their order. While the output of a step is processed, freed pages are collected, and at
+the end they are freed in one call. The free pages of a pool are in a ring buffer, in order of allocation.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from kvsim.engine.state import Engine
 
 @part
 def num_free_tokens(engine: Engine) -> int:
-    """Return the free slots."""
+    """Return the number of free slots."""
     return engine.state.num_free * engine.settings.unit_tokens
 
 
 @part
 def ceil_pages(engine: Engine, num_tokens: int) -> int:
-    """Return the pages that hold `num_tokens`."""
+    """Return the number of pages that hold `num_tokens`."""
     unit = engine.settings.unit_tokens
-    return num_tokens if unit == 1 else -(-num_tokens // unit)  # a division takes longer than all else in a step
+    return num_tokens if unit == 1 else -(-num_tokens // unit)  # the division would be the slowest part of a step
 
 
 @part
@@ -33,13 +33,13 @@ def ceil_tokens(engine: Engine, num_tokens: int) -> int:
 
 @part
 def num_free_window_tokens(engine: Engine) -> int:
-    """Return the free slots of windows."""
+    """Return the number of free slots of windows."""
     return engine.radix.state.num_free_windows * engine.settings.unit_tokens
 
 
 @part
 def alloc(engine: Engine) -> int:
-    """Take the page at the front of the free list, which is not empty, with one for windows where there are such."""
+    """Allocate the page at the front of the free list, which is not empty, and a window page if there are windows."""
     assert engine.state.num_free > 0
     page = _take_first(engine, SLOTS)
     engine.state.num_free -= 1
@@ -52,21 +52,22 @@ def alloc(engine: Engine) -> int:
 
 @part
 def _take_first(engine: Engine, pool: int) -> int:
+    """Remove the first page of a free list and return it."""
     free_list = engine.radix.free[pool]
     page = engine.radix.free_pages[free_list.head]
-    free_list.head = _behind(free_list, free_list.head)
+    free_list.head = _after(free_list, free_list.head)
     return page
 
 
 @part
-def _behind(free_list: FreeList, place: int) -> int:
-    """Return the place behind another one in the ring of a free list."""
+def _after(free_list: FreeList, place: int) -> int:
+    """Return the place after `place` in the ring of a free list."""
     return free_list.begin if place + 1 == free_list.end else place + 1
 
 
 @part
 def free(engine: Engine, first: int, num_pages: int) -> None:
-    """Free `num_pages` pages, each of which leads to the next, from `first` on, or collect them to be freed."""
+    """Free `num_pages` linked pages from `first` on, or collect them to be freed."""
     _free(engine, SLOTS, first, num_pages)
 
 
@@ -77,13 +78,13 @@ def free_row(engine: Engine, begin: int, end: int) -> None:
     free_list, rows = engine.radix.free[SLOTS], engine.radix.rows
     for index in range(begin, end):
         engine.radix.free_pages[place] = rows[index]
-        place = _behind(free_list, place)
+        place = _after(free_list, place)
     _end_free(engine, SLOTS, place, end - begin)
 
 
 @part
 def free_windows(engine: Engine, page: int, num_pages: int) -> None:
-    """Free the windows of `num_pages` pages, each of which leads to the next, from `page` on."""
+    """Free the windows of `num_pages` linked pages from `page` on, or collect them to be freed."""
     windows, pages = engine.radix.windows, engine.radix.pages
     place = _begin_free(engine, WINDOWS, num_pages)
     free_list = engine.radix.free[WINDOWS]
@@ -91,7 +92,7 @@ def free_windows(engine: Engine, page: int, num_pages: int) -> None:
         assert windows[page] != NO_PAGE
         engine.radix.free_pages[place] = windows[page]
         windows[page] = NO_PAGE
-        place = _behind(free_list, place)
+        place = _after(free_list, place)
         page = pages[page]
     _end_free(engine, WINDOWS, place, num_pages)
 
@@ -117,26 +118,27 @@ def end_free_group(engine: Engine) -> None:
         free_list.back = free_list.tail
         for _ in range(num_pages):
             engine.radix.free_pages[place] = engine.radix.free_pages[source]
-            source, place = _behind(free_list, source), _behind(free_list, place)
+            source, place = _after(free_list, source), _after(free_list, place)
         _end_free(engine, pool, place, num_pages)
 
 
 @part
 def _free(engine: Engine, pool: int, page: int, num_pages: int) -> None:
+    """Free `num_pages` linked pages of a pool from `page` on, or collect them to be freed."""
     place = _begin_free(engine, pool, num_pages)
     free_list = engine.radix.free[pool]
     for _ in range(num_pages):
         engine.radix.free_pages[place] = page
-        place = _behind(free_list, place)
+        place = _after(free_list, place)
         page = engine.radix.pages[page]
     _end_free(engine, pool, place, num_pages)
 
 
 @part
 def _begin_free(engine: Engine, pool: int, num_pages: int) -> int:
-    """Return the place in the ring from which on `num_pages` pages are written: at its back, or in front of all.
+    """Return the place in the ring at which to write `num_pages` freed pages: after its back, or before its head.
 
-    What is collected comes behind the back; the ring has room for all pages twice, so it overwrites nothing.
+    Collected pages are written after the back. The ring has room for twice all pages, so nothing is overwritten.
     """
     free_list = engine.radix.free[pool]
     if engine.radix.state.is_collecting or engine.settings.unit_tokens == 1:
@@ -149,15 +151,15 @@ def _begin_free(engine: Engine, pool: int, num_pages: int) -> int:
 
 @part
 def _end_free(engine: Engine, pool: int, place: int, num_pages: int) -> None:
-    """Count `num_pages` pages, which end in front of `place` in the ring, as free or as collected."""
+    """Count `num_pages` pages, written to the ring up to `place`, as free or as collected."""
     free_list = engine.radix.free[pool]
-    is_behind = engine.radix.state.is_collecting or engine.settings.unit_tokens == 1
-    if is_behind:
+    at_back = engine.radix.state.is_collecting or engine.settings.unit_tokens == 1
+    if at_back:
         free_list.back = place
     if engine.radix.state.is_collecting:
         free_list.num_collected += num_pages
         return
-    if is_behind:
+    if at_back:
         free_list.tail = place
     if pool == SLOTS:
         engine.state.num_free += num_pages
@@ -166,7 +168,7 @@ def _end_free(engine: Engine, pool: int, place: int, num_pages: int) -> None:
 
 
 def free_pages_in_order(engine: Engine, pool: int) -> list[int]:
-    """Return the free pages of a pool, the one that is handed out next first."""
+    """Return the free pages of a pool in the order in which they are allocated."""
     free_list, place = engine.radix.free[pool], int(engine.radix.free[pool].head)
     num_free = engine.state.num_free if pool == SLOTS else engine.radix.state.num_free_windows
     pages = []

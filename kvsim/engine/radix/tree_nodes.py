@@ -1,4 +1,4 @@
-"""Nodes of SGLang's radix tree: locks of their paths, and their removal."""
+"""Changes to a node of SGLang's radix tree that keep its counts right: locks, pages on the device, removal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvsim.engine.state import Engine
 
 @part
 def inc_lock_ref(engine: Engine, node: int) -> int:
-    """Lock the path from a node to the root once more; return the edge of its windows."""
+    """Add a lock to the path from a node to the root; return the edge by which its windows are unlocked."""
     nodes, radix = engine.radix.nodes, engine.radix.state
     edge = tree_windows.lock(engine, node)
     while node != ROOT:
@@ -32,7 +32,7 @@ def inc_lock_ref(engine: Engine, node: int) -> int:
 
 @part
 def dec_lock_ref(engine: Engine, node: int, edge: int) -> None:
-    """Give up one lock of the path from a node to the root, with the windows up to `edge`."""
+    """Remove one lock from the path from a node to the root, and from its windows up to `edge`."""
     nodes, radix = engine.radix.nodes, engine.radix.state
     tree_windows.unlock(engine, node, edge)
     while node != ROOT:
@@ -52,7 +52,7 @@ def dec_lock_ref(engine: Engine, node: int, edge: int) -> None:
 
 @part
 def lose_device_pages(engine: Engine, node: int) -> None:
-    """Note that a leaf has no pages on the device any more."""
+    """Record that a leaf has no pages on the device any more."""
     record = engine.radix.nodes[node]
     evictable_leaves.remove(engine, node)
     engine.state.num_cached -= record.num_pages
@@ -64,7 +64,7 @@ def lose_device_pages(engine: Engine, node: int) -> None:
 
 @part
 def get_device_pages(engine: Engine, node: int, first_page: int) -> None:
-    """Let a node that is on the host alone have pages on the device too, from `first_page` on."""
+    """Record that a node which was only on the host has pages on the device, from `first_page` on."""
     record = engine.radix.nodes[node]
     record.first_page, record.is_on_device = first_page, True
     if record.locks > 0:
@@ -79,7 +79,7 @@ def get_device_pages(engine: Engine, node: int, first_page: int) -> None:
 
 @part
 def remove(engine: Engine, node: int) -> None:
-    """Remove a node without pages on the device from the tree."""
+    """Remove a node, which has no pages on the device, from the tree."""
     nodes, radix = engine.radix.nodes, engine.radix.state
     record = nodes[node]
     bucket.remove(nodes, engine.buckets[bucket_of(engine, record.key)], node)

@@ -1,8 +1,9 @@
-"""Windows in SGLang's radix tree: which nodes have them, which are locked, which go first.
+"""Window slots in SGLang's radix tree, for models with sliding-window layers: locks and order of eviction.
 
-A node has the window slots of all of its pages or of none. Requests lock windows from the end of their own path up,
-until one window of tokens is covered. Windows that no request locks can be evicted, those that were used longest ago
-first, while their node stays in the tree.
+A node has window slots (its windows, for short) for all of its pages or for none. A request locks the windows of the
+last nodes of its path: as many as cover one window of tokens. The topmost of these nodes is the edge, at which
+unlocking ends. Windows that no request locks can be evicted, the least recently used first; their node stays in the
+tree.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ def is_on(engine: Engine) -> bool:
 
 @part
 def give(engine: Engine, node: int) -> None:
-    """Let a node have the windows of its pages, as the one used last."""
+    """Record that a node has its windows, as the most recently used ones."""
     record = engine.radix.nodes[node]
     record.has_window = True
     if record.window_locks == 0:
@@ -30,7 +31,7 @@ def give(engine: Engine, node: int) -> None:
 
 @part
 def take(engine: Engine, node: int) -> None:
-    """Take the windows from a node, which no request locks."""
+    """Record that a node, whose windows no request locks, has lost them."""
     record = engine.radix.nodes[node]
     assert record.has_window
     assert record.window_locks == 0
@@ -41,7 +42,7 @@ def take(engine: Engine, node: int) -> None:
 
 @part
 def share_with(engine: Engine, node: int, upper: int) -> None:
-    """Let the upper part of a node that is split have what the node has."""
+    """Copy the windows and their locks from a node that is split to its `upper` part, which also becomes the edge."""
     old, new = engine.radix.nodes[node], engine.radix.nodes[upper]
     new.has_window, new.window_locks = old.has_window, old.window_locks
     new.edge, old.edge = old.edge, 0
@@ -51,7 +52,7 @@ def share_with(engine: Engine, node: int, upper: int) -> None:
 
 @part
 def touch(engine: Engine, node: int) -> None:
-    """Count the windows of a path as used last: those of its last window and page, the end first."""
+    """Mark the windows at the end of a path as the most recently used, over one window of tokens and a page."""
     nodes, previous, covered = engine.radix.nodes, ROOT, 0
     reach = engine.radix.settings.window_tokens + engine.settings.unit_tokens
     while node != ROOT and covered < reach:
@@ -85,7 +86,7 @@ def lock(engine: Engine, node: int) -> int:
 
 @part
 def unlock(engine: Engine, node: int, edge: int) -> None:
-    """Give up a lock of the last window of a path."""
+    """Remove a lock from the last window of a path, up to the node with `edge`."""
     nodes, is_edge = engine.radix.nodes, engine.radix.settings.window_tokens == 0
     while node != ROOT and not is_edge:
         record = nodes[node]
@@ -99,7 +100,7 @@ def unlock(engine: Engine, node: int, edge: int) -> None:
 
 @part
 def next_unlocked(engine: Engine, node: int) -> int:
-    """Return the next younger node with unlocked windows; from the root, the oldest; the root if there is none."""
+    """Return the next younger node with unlocked windows, or `ROOT`; for `ROOT`, return the oldest of all nodes."""
     nodes = engine.radix.nodes
     node = nodes[node].younger
     while node != ROOT and nodes[node].window_locks > 0:
@@ -109,7 +110,7 @@ def next_unlocked(engine: Engine, node: int) -> int:
 
 @part
 def _link(engine: Engine, node: int, younger: int) -> None:
-    """Put a node right behind a `younger` one; behind the root, which ends the list, it is the youngest."""
+    """Insert a node into the list just after a `younger` one; after `ROOT`, the node is the youngest."""
     nodes = engine.radix.nodes
     older = nodes[younger].older
     nodes[node].younger, nodes[node].older = younger, older
