@@ -1,5 +1,6 @@
-"""The discrete-event simulation: a workload, a policy and a machine in, a recording out. The only room that imports
-SimPy.
+"""The discrete-event simulation: it runs a workload under a policy on a machine and returns a recording.
+
+No other package imports SimPy.
 """
 
 from kvsim.simulation.fleet import (

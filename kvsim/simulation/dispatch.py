@@ -1,4 +1,4 @@
-"""Dispatch of requests to several servers: what a router is shown, and what the servers hold twice."""
+"""Dispatch of requests to several servers: the view of a server that routers get, and counts of duplicate prefixes."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from kvsim.simulation.setup import Setup
 
 CachedKeys = npt.NDArray[np.int64]
-"""Keys of the cached prefix blocks of one server at one time, each once."""
+"""Keys of the cached prefix blocks of one server at one time, without repetition."""
 
 
 class ServerView:
-    """A `RoutedServer`: the server as it is now, and its prefix cache as it was some time ago."""
+    """A `RoutedServer`: the present state of a server, and the state of its prefix cache some time ago."""
 
     def __init__(self, number: int, server: ServerProcess, hit_tokens: int | None, row: int, num_units: int) -> None:
-        """Describe `server`; `hit_tokens` is what the prompt in `row` found there earlier, None to look now."""
+        """Describe `server`; `hit_tokens` are earlier hits of the prompt in `row`, or None to look it up now."""
         self.number = number
         self.num_units = num_units
         self._server, self._hit_tokens, self._row = server, hit_tokens, row
@@ -51,7 +51,7 @@ class ServerView:
 
     @property
     def kv_usage(self) -> float:
-        """Share of the pool that requests hold, 0 to 1; what is only cached counts as free."""
+        """Share of the pool that requests hold, 0 to 1; blocks that are only cached count as free."""
         return self.num_used_units / self.num_units
 
     @property
@@ -66,7 +66,7 @@ class ServerView:
 
     @property
     def hit_tokens(self) -> int:
-        """Leading tokens of the prompt that are in the server's prefix cache, or were when its events left it."""
+        """Leading tokens of the prompt that are in the server's prefix cache, or were `lag_s` seconds ago."""
         if self._hit_tokens is None:
             self._hit_tokens = self._server.hit_tokens(self._row)
         return self._hit_tokens
@@ -78,7 +78,7 @@ class ServerView:
 
 
 class Dispatcher:
-    """Sends each request to the server that a router chooses, with what prefix caches held `lag_s` seconds before."""
+    """Sends each request to the server that a router chooses, which sees prefix caches as of `lag_s` seconds ago."""
 
     def __init__(
         self,
@@ -97,10 +97,10 @@ class Dispatcher:
 
     @classmethod
     def of(cls, setup: Setup, route: RouteName | str | Router = "shortest", lag_s: float = 0.0) -> Dispatcher:
-        """Return what sends each request of `setup` to a server.
+        """Return the dispatcher of the requests of `setup`.
 
         Raises:
-            UsageError: the route or the lag means nothing for this run.
+            UsageError: the route or the lag does not apply to this run.
         """
         if isinstance(setup.base, Radix) and route in SEES_PREFIXES:
             raise UsageError(
@@ -126,19 +126,19 @@ class Dispatcher:
 
         return cls(router_of(route), describe_request, len(workload), setup.num_units, lag_s=lag_s)
 
-    def look(self, row: int, servers: Sequence[ServerProcess]) -> None:
-        """Note what the prompt in `row` would find on each server now, for when it is sent."""
+    def look_up(self, row: int, servers: Sequence[ServerProcess]) -> None:
+        """Look up the prompt in `row` in each server's prefix cache now; `choose` uses these hits `lag_s` later."""
         self._hits[row] = [server.hit_tokens(row) for server in servers]
 
     def choose(self, row: int, at_s: float, servers: Sequence[ServerProcess]) -> ServerProcess:
         """Return the server that gets the request in `row`.
 
         Raises:
-            UsageError: a router of one's own failed, or returned no number of a server.
+            UsageError: a custom router failed, or did not return the number of a server.
         """
         hits = self._hits.pop(row, [None] * len(servers))
         seen = [ServerView(number, server, hits[number], row, self._num_units) for number, server in enumerate(servers)]
-        self.duplicates.look(servers)
+        self.duplicates.sample(servers)
         try:
             number = self._router(self._requests(row, at_s), seen)
         except Exception as error:
@@ -157,33 +157,37 @@ class DuplicatePrefixes:
     """Cached prefix blocks that more than one server holds, sampled as requests arrive."""
 
     def __init__(self, num_requests: int, samples: Sequence[Sequence[CachedKeys]] = ()) -> None:
-        """Prepare for `num_requests` arrivals, or take the `samples` of each server, which were at the same times."""
+        """Prepare for `num_requests` arrivals, or count `samples` that were taken of each server at the same times."""
         self._num_requests, self._num_seen = num_requests, 0
         self._samples = [num_extra(held) for held in zip(*samples, strict=True)]
 
-    def look(self, servers: Sequence[ServerProcess]) -> None:
-        """Take a sample if it is time for one."""
+    def sample(self, servers: Sequence[ServerProcess]) -> None:
+        """Count one arrival; take a sample if this is one of the `sampled_arrivals`."""
         if self._num_seen in sampled_arrivals(self._num_requests, len(servers)):
             self._samples.append(num_extra([server.cached_keys() for server in servers]))
         self._num_seen += 1
 
     @property
     def mean_blocks(self) -> float:
-        """Mean number of blocks whose prefix another server holds, too, each prefix counted once less."""
+        """Mean number of cached blocks beyond the first with the same prefix, on all servers together."""
         return sum(self._samples) / len(self._samples) if self._samples else 0.0
 
     @property
     def most_blocks(self) -> int:
-        """Largest number of such blocks in a sample."""
+        """Largest number of such duplicate blocks in a sample."""
         return max(self._samples, default=0)
 
 
 def sampled_arrivals(num_requests: int, num_servers: int) -> range:
-    """Return the arrivals, counted from 0, at which samples are taken: at most 256, fewer of more than 16 servers."""
+    """Return the arrivals, counted from 0, at which duplicate prefixes are counted.
+
+    There are at most 256 samples. A sample reads the caches of all servers, so beyond 16 servers there are fewer: 4096
+    divided by the number of servers, but at least 16.
+    """
     most = min(max(4096 // num_servers, 16), 256)
     return range(0, num_requests, -(-num_requests // most))
 
 
 def num_extra(held: Sequence[CachedKeys]) -> int:
-    """Count the keys that servers hold, without one of each."""
+    """Return the number of duplicate keys: all keys that servers hold, minus the distinct ones."""
     return sum(map(len, held)) - len(distinct(np.concatenate(held)))

@@ -1,4 +1,4 @@
-"""Several equal servers behind one router: on one clock, or each by itself if none affects another."""
+"""Fleets: several servers behind one router, simulated on one clock, or one by one if none affects another."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Result = TypeVar("Result")
 
 
 class Spread(Protocol):
-    """Makes calls that do not depend on each other, one after the other or on several cores."""
+    """Makes independent calls, one after the other or on several cores."""
 
     def __call__(self, call: Callable[[Any, int], Result], common: Any, numbers: range, /) -> Iterable[Result]:
         """Yield the results of `call(common, number)` in the order of `numbers`."""
@@ -45,16 +45,16 @@ class Fleet(NamedTuple):
 
     servers: list[Measured]
     mean_duplicate_blocks: float = 0.0
-    """Cached prefix blocks that another server holds, too, on average over the arrivals; each prefix once less."""
+    """Mean number, over the sampled arrivals, of cached blocks beyond the first with the same prefix."""
     most_duplicate_blocks: int = 0
     num_prefill: int = 0
-    """Servers at the beginning of the list that compute prompts for the others; 0 where each does both."""
+    """Number of servers, first in the list, that compute prompts for the others; 0 if each server decodes too."""
     clients: Sequence[Requests] = ()
-    """Requests of the servers that answer, as the clients see them; empty where each server does both."""
+    """Requests of the decode servers as the clients see them; empty if each server computes prompts and decodes."""
     fetched_blocks: int = 0
     """Blocks that servers have fetched from each other."""
     idle_steps: tuple[int, ...] = ()
-    """Steps without a batch of each data-parallel rank that waited for others; empty where none waits."""
+    """Number of steps without a batch of each data-parallel rank; empty if ranks do not wait for each other."""
     store: StoreTotals | None = None
     """Counts of the store of prefixes that all servers share; None without one."""
 
@@ -76,7 +76,7 @@ class Fleet(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replicas:
-    """Equal servers behind one router; of a machine with data-parallel ranks, the ranks."""
+    """Equal servers behind one router, or the data-parallel ranks of a machine that has them."""
 
     number: int
     route: RouteName | str | Router = "shortest"
@@ -91,7 +91,7 @@ class Replicas:
         """Return the data-parallel ranks of `machine`, among which vLLM's front end chooses.
 
         Raises:
-            UsageError: the policy is none of vLLM's.
+            UsageError: the policy is not vLLM's.
         """
         base = base_of(policy)
         if not isinstance(base, Paged):
@@ -105,7 +105,7 @@ class Replicas:
 
 
 Servers = Replicas | Disaggregation
-"""The servers of a fleet: equal ones, or some that compute prompts and some that decode."""
+"""The servers of a fleet: equal ones, or prefill and decode servers."""
 
 
 def measure_fleet(
@@ -124,10 +124,10 @@ def measure_fleet(
         policy: how each server schedules them.
         machine: the machine of each server.
         servers: how many of which kind, and how requests are routed.
-        spread: makes the runs of servers that do not depend on each other.
+        spread: makes the runs of servers that are simulated one by one, for example on several cores.
         options: see `Options`.
 
-    Raises what `simulate` does.
+    It raises the exceptions of `simulate`.
     """
     return _serve(_setup(workload, policy, machine, servers, options), servers, spread)
 
@@ -216,7 +216,7 @@ def _finish_kinds(run: PrefillDecodeRun) -> Fleet:
 def _are_apart(setup: Setup, servers: Replicas) -> bool:
     """Tell whether no server affects another: each request's server and arrival are known beforehand.
 
-    A custom policy may keep a state of its own, which all servers share.
+    With a custom policy the answer is no, because its object may keep a state that all servers share.
     """
     is_known = (
         servers.route == "round-robin"
@@ -229,12 +229,12 @@ def _are_apart(setup: Setup, servers: Replicas) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Apart:
-    """Servers that get one request after the other in turn, so that each can be run by itself."""
+    """Servers with round-robin routing, each of which can be simulated by itself."""
 
     setup: Setup
     num_servers: int
     sample_s: tuple[float, ...]
-    """Times of the samples of prefixes that several servers hold, in seconds."""
+    """Times in seconds at which duplicate prefixes are counted."""
     path: Path | None = None
     builders: Sequence[RecordingBuilder] = ()
 
@@ -266,15 +266,15 @@ def _record_one(apart: Apart, number: int) -> tuple[Measured, list[CachedKeys]]:
 def _finish_apart(
     apart: Apart, serve: Callable[[Apart, int], tuple[Measured, list[CachedKeys]]], spread: Spread
 ) -> Fleet:
-    """Run each server by itself, and count the prefixes that several held at the same times."""
+    """Run each server by itself, and count the prefixes that several held at the same time."""
     options, num_requests = apart.setup.options.copy(), len(apart.setup.workload)
     progress, num_ended = options.pop("progress", None), 0
     measured, samples = [], []
     alone = replace(apart, setup=replace(apart.setup, options=options))
-    for one, taken in spread(serve, alone, range(apart.num_servers)):
-        measured.append(one)
-        samples.append(taken)
-        num_ended += len(one.requests)
+    for of_server, keys in spread(serve, alone, range(apart.num_servers)):
+        measured.append(of_server)
+        samples.append(keys)
+        num_ended += len(of_server.requests)
         if progress:
             progress(num_ended, num_requests)
     duplicates = DuplicatePrefixes(num_requests, samples)

@@ -1,4 +1,4 @@
-"""The machine of a run: a GPU, a model as it is served, memory for its cache, and step times."""
+"""The machine of a run, and the pool of memory that a policy gets on it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from kvsim.steptime import StepTimeModel
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Machine:
-    """Machine of a run: a GPU, a model as it is served, memory for its cache, and step times."""
+    """Machine of a run: a GPU, a model as it is served, memory for its KV cache, and step times."""
 
     gpu: Gpu
     model: Model
@@ -86,10 +86,10 @@ class Machine:
         return layout
 
     def draft_layers(self, policy: Paged) -> tuple[Layer, ...]:
-        """Return the caches of the layers that draft.
+        """Return the layers of the draft model, which have a KV cache too; none if `policy` has no such model.
 
         Raises:
-            UsageError: the draft model is not known, or drafts of such a model are not followed.
+            UsageError: the draft model is not known, or kvsim does not simulate drafts for this model.
         """
         config = policy.scheduler.drafting
         if config is None:
@@ -101,7 +101,7 @@ class Machine:
         return () if drafter is None else drafter.layers
 
     def pool(self, policy: AnyPolicy) -> Pool:
-        """Return the pool of `policy` in that memory.
+        """Return the pool that `policy` has in the memory of the machine.
 
         Raises:
             BudgetError: not even one unit fits, or more than `MAX_UNITS`.
@@ -146,10 +146,10 @@ class Machine:
 
 
 def _window_pool(policy: Radix, num_units: int, layers: SlotLayers) -> WindowPool | None:
-    """Return SGLang's second pool beside `num_units` of the first; None where every layer keeps every token.
+    """Return SGLang's pool for layers with windows, beside `num_units` of the first pool; None without such layers.
 
     Raises:
-        BudgetError: it has no unit.
+        BudgetError: the pool has no room for one unit.
     """
     if not layers.window_tokens:
         return None
@@ -174,7 +174,7 @@ def _check_hashes(model: Model, layout: KVCacheLayout) -> None:
 
 
 def _check_tokens(model: Model, policy: AnyPolicy) -> None:
-    """Refuse recurrent states under a policy that hands out memory by tokens: they have no place there."""
+    """Refuse models with recurrent states under a policy that allocates memory by tokens."""
     if model.recurrent_layers:
         raise UsageError(
             f"{model.name} has {len(model.recurrent_layers)} recurrent layers, whose states are no tokens, and the "
@@ -183,12 +183,12 @@ def _check_tokens(model: Model, policy: AnyPolicy) -> None:
 
 
 def release_of(policy: Policy) -> str:
-    """Return the release whose rules a policy follows; for other schedulers, the default."""
+    """Return the vLLM release whose rules a policy follows; the default for schedulers other than vLLM's."""
     return DEFAULT if isinstance(policy, Static | Radix) else policy.scheduler.vllm
 
 
 def check_stages(machine: Machine, policy: Policy) -> None:
-    """Refuse step times of a whole model for an engine that has its stages at work on several steps."""
+    """Refuse step times that are not given for each pipeline stage, and pipelines that kvsim cannot simulate."""
     size, num_known = machine.model.pipeline_parallel_size, len(coefficients_of(machine.step_time)) or 1
     if num_known not in (1, size) or (num_known == 1 < size and not isinstance(policy, Static)):
         raise UsageError(
@@ -205,10 +205,10 @@ def check_stages(machine: Machine, policy: Policy) -> None:
 
 
 def _block_of_one(model: Model, block_size: int) -> int:
-    """Return the tokens of a block on each of the GPUs that divide contexts, of `block_size` on all.
+    """Return the number of tokens of a block on each GPU of a group that divides contexts.
 
     Raises:
-        UsageError: they are no whole number.
+        UsageError: `block_size`, the tokens on all of these GPUs together, is no multiple of their number.
     """
     size = model.decode_context_parallel_size
     if block_size % size:

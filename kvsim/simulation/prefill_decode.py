@@ -1,9 +1,9 @@
-"""Prompts are computed on some servers and decoded on others, on one clock.
+"""Disaggregated prefill: a fleet in which some servers compute prompts and others decode, on one clock.
 
-A request goes to a prefill server first, which computes its prompt and one token. When that has ended, it goes to a
-decode server, which takes blocks, fetches the prompt's KV over its link and answers. Both hold the prompt until the
-decode server has read it. Each side is vLLM's scheduler with its connector (`kvsim.engine.connector`); the times of
-transfers are those of the link.
+A request goes to a prefill server first, which computes its prompt and one token. Then it goes to a decode server,
+which allocates blocks, fetches the prompt's KV over its link and generates the answer. The prefill server keeps its
+blocks until the decode server has read them. Both kinds of server run vLLM's scheduler with its KV connector
+(`kvsim.engine.connector`); transfers take the time of the link.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ _DEFAULT_LINK = KvLink()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disaggregation:
-    """Servers of each kind, and what lies between them."""
+    """The numbers of prefill and decode servers, and the link between them."""
 
     num_prefill: int
     num_decode: int
     route: RouteName | str | Router = "shortest"
-    """Chooses the prefill server of each request; the decode server with the fewest requests is taken."""
+    """Chooses the prefill server of each request; the decode server is the one with the fewest requests."""
     link: KvLink = _DEFAULT_LINK
     """The link of each decode server."""
     failed_share: float = 0.0
-    """Share of the loads of which a block fails, 0 to 1."""
+    """Share of the loads in which a block fails, 0 to 1."""
     recomputes: bool = False
     """Tokens that fail to load are computed on the decode server; otherwise their request ends with an error."""
     seed: int = 0
@@ -83,10 +83,10 @@ class Disaggregation:
 
 
 def check_policy(policy: AnyPolicy) -> None:
-    """Check that KV of a policy may be computed on one server and read by another.
+    """Check that kvsim simulates `policy` on prefill and decode servers.
 
     Raises:
-        UsageError: it may not.
+        UsageError: it does not.
     """
     if not isinstance(policy, Paged):
         raise UsageError("prompts are computed and decoded apart with the paged policy; leave --policy out.")
@@ -110,7 +110,7 @@ class PrefillDecodeRun(SimulationRun):
         dispatchers: tuple[Dispatcher, Dispatcher],
         builders: Sequence[RecordingBuilder] = (),
     ) -> None:
-        """Get ready; `setup` is of a decode server, and `builders` are for prefill servers, then decode servers.
+        """Build the servers; `setup` is that of decode servers, and prefill servers are first in `builders`.
 
         Raises:
             UsageError: a setting does not go with a KV connector.
@@ -143,7 +143,7 @@ class PrefillDecodeRun(SimulationRun):
         source.start(self._environment, self._pair.decodes)
 
     def finish(self) -> list[Measured]:
-        """Run to the end and return what it adds up to, for each prefill server, then for each decode server.
+        """Run to the end; return the measurements of each prefill server, then of each decode server.
 
         Raises:
             IntegrityError: steps are checked, and KV was lost between the servers.
@@ -162,7 +162,7 @@ class PrefillDecodeRun(SimulationRun):
         return measured
 
     def meta(self, number: int = 0) -> Meta:
-        """Return the provenance of a server's results, with its part in the fleet."""
+        """Return the provenance of the results of server `number`, with its kind."""
         meta = super().meta(number)
         part = "prefill" if number < self.apart.num_prefill else "decode"
         failures = "recompute" if self.apart.recomputes else "fail"
@@ -170,12 +170,12 @@ class PrefillDecodeRun(SimulationRun):
         return replace(meta, engine=engine)
 
     def clients(self, measured: Sequence[Measured]) -> list[Requests]:
-        """Return the requests of the decode servers as their clients see them: sent when they came to the fleet."""
-        found = []
-        for one, server in zip(measured[self.apart.num_prefill :], self._pair.decodes, strict=True):
+        """Return the requests of each decode server with the times at which clients sent them to the fleet."""
+        requests = []
+        for of_server, server in zip(measured[self.apart.num_prefill :], self._pair.decodes, strict=True):
             rows = rows_of(server.driver.engine)
-            found.append(replace(one.requests, arrival_s=self._pair.sent_s[rows]))
-        return found
+            requests.append(replace(of_server.requests, arrival_s=self._pair.sent_s[rows]))
+        return requests
 
     @property
     def fetched_blocks(self) -> int:
@@ -208,11 +208,12 @@ class Pair:
         """The prefill server of each request whose KV is not read yet."""
         self._num_left = 0
 
-    def choose(self, row: int, at_s: float, servers: Sequence[ServerProcess]) -> _Way:  # noqa: ARG002
-        """Return the way of the request in `row` through the fleet."""
-        return _Way(self._serve)
+    def choose(self, row: int, at_s: float, servers: Sequence[ServerProcess]) -> _Path:  # noqa: ARG002
+        """Return an object that sends the request in `row` through the fleet."""
+        return _Path(self._serve)
 
     def _serve(self, row: int, at_s: float) -> simpy.Event:
+        """Send a request through the fleet; the event says when it has ended."""
         return self._environment.process(self._run(row, at_s))
 
     def _run(self, row: int, at_s: float) -> Generator[simpy.Event, float, float]:
@@ -230,10 +231,10 @@ class Pair:
         return ended_s
 
     def add(self, server: ServerProcess, number: int) -> None:
-        """Note nothing: a request comes to a server by its way through the fleet."""
+        """Ignore the request: the pair has sent it itself."""
 
     def tell(self, server: ServerProcess) -> None:
-        """Let prefill servers know of the loads that a decode server has begun, when they have ended."""
+        """Take the loads that a decode server has begun; when each ends, tell the prefill server to free its blocks."""
         loads, freed = server.driver.news()
         for number, done_s in loads:
             self._environment.process(self._read(number, done_s))
@@ -241,6 +242,7 @@ class Pair:
             self._environment.process(self._read(number, server.driver.host_s))
 
     def _read(self, number: int, done_s: float) -> Generator[simpy.Event, None, None]:
+        """Wait until `done_s`; tell the prefill server of a request that its KV has been read."""
         yield self._environment.timeout(max(done_s - self._environment.now, 0.0))
         if (home := self._homes.pop(number - 1, None)) is not None:
             home.driver.tell_read(number, done_s)
@@ -252,10 +254,10 @@ class Pair:
         return sum(int(each.driver.engine.connector.state.num_fetched_blocks) for each in self.decodes)
 
     def check(self) -> None:
-        """Check that everything that was left on a prefill server was read, and that no server holds anything.
+        """Check that the KV of every prompt was read, and that no server holds blocks any more.
 
         Raises:
-            IntegrityError: something was not.
+            IntegrityError: a prompt was not read, or a server still holds blocks.
         """
         if self._homes:
             raise IntegrityError(f"{len(self._homes)} of {self._num_left} prompts were never read.")
@@ -270,15 +272,15 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True)
-class _Way:
-    """The way of one request, which a source takes for a server."""
+class _Path:
+    """Stands in for a server: a source calls `send`, and the request goes through the whole fleet."""
 
     send: Callable[[int, float], simpy.Event]
 
 
 def _with_one_output(setup: Setup) -> Setup:
-    """Return the setup of a prefill server: of each request its prompt and one token."""
+    """Return the setup of a prefill server, where each request ends after one output token."""
     ones = np.ones(len(setup.workload), np.int64)
-    one = ones.astype(np.int32)
-    workload = replace(setup.workload, output_tokens=one, max_tokens=one)
+    narrow = ones.astype(np.int32)
+    workload = replace(setup.workload, output_tokens=narrow, max_tokens=narrow)
     return replace(setup, workload=workload, demand=replace(setup.demand, output=ones, limit=ones.copy()))

@@ -1,6 +1,6 @@
-"""Sources of requests: a known workload, a stream in front of several servers, users in a closed loop, conversations.
+"""Sources, which send the requests of a workload to the servers: at known times, or when others are answered.
 
-Sources are SimPy processes. What they send is a row of the workload; a `Dispatcher` says which server it goes to.
+Sources are SimPy processes. They send one row of the workload after the other; a `Dispatcher` chooses the server.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Source(Protocol):
 
     @property
     def awaits_answers(self) -> bool:
-        """Whether what is sent depends on answers."""
+        """Whether requests are sent in reaction to answers."""
 
     def start(self, environment: simpy.Environment, servers: Sequence[ServerProcess]) -> None:
         """Begin to send to `servers`."""
@@ -36,7 +36,7 @@ class Source(Protocol):
 
 
 class KnownInAdvance:
-    """All requests go to one server, and all arrival times are known: the server need not be asked again.
+    """Sends all requests to one server at the beginning, since all arrival times are known.
 
     At the times `sample_s`, in seconds, the keys of its cached blocks are appended to `samples`.
     """
@@ -48,7 +48,7 @@ class KnownInAdvance:
         self._next_s = min(sample_s, default=math.inf)
 
     def start(self, environment: simpy.Environment, servers: Sequence[ServerProcess]) -> None:
-        """Send everything."""
+        """Send all requests with their arrival times."""
         [server] = servers
         server.driver.send_all()
         if self._sample_s:
@@ -83,7 +83,7 @@ class Users:
 
 
 class OneServersUsers:
-    """Users who all begin at once and ask one server, which knows what each sends next and need not be asked again."""
+    """Users of one server who all begin at once, so that its engine can send their next requests to itself."""
 
     awaits_answers = False
 
@@ -91,7 +91,7 @@ class OneServersUsers:
         self._users = users
 
     def start(self, environment: simpy.Environment, servers: Sequence[ServerProcess]) -> None:  # noqa: ARG002
-        """Send the first requests; the others follow from the answers."""
+        """Send the first requests; the engine sends the others when these are answered."""
         [server] = servers
         server.driver.send_first(self._users.number, self._users.think_s)
 
@@ -101,7 +101,7 @@ class OneServersUsers:
 
 
 class OpenLoop:
-    """Requests arrive when the workload says, whatever the servers do."""
+    """Sends requests at the arrival times of the workload, regardless of answers."""
 
     awaits_answers = False
 
@@ -115,24 +115,24 @@ class OpenLoop:
         environment.process(self._run(environment, servers))
 
     def horizon_s(self) -> float:
-        """Time at which the next request is routed, or is looked up, which needs the state of the servers."""
+        """Time at which the next request is routed or looked up, for which the servers must have got that far."""
         return self._next_s
 
     def _run(
         self, environment: simpy.Environment, servers: Sequence[ServerProcess]
     ) -> Generator[simpy.Event, None, None]:
-        for row, at_s, is_look in self._moments():
+        for row, at_s, is_look_up in self._moments():
             self._next_s = at_s
             if at_s > environment.now:
                 yield environment.timeout(at_s - environment.now)
-            if is_look:
-                self._dispatcher.look(row, servers)
+            if is_look_up:
+                self._dispatcher.look_up(row, servers)
             else:
                 self._dispatcher.choose(row, at_s, servers).send(row, at_s)
         self._next_s = math.inf
 
     def _moments(self) -> Iterator[tuple[int, float, bool]]:
-        """Yield rows with the times at which they are looked up, if caches are seen late, and sent, in order."""
+        """Yield row, time, and True to look it up (only with a lag) or False to send it, in order of time."""
         lag_s, num_looked = self._dispatcher.lag_s, 0
         for row, arrival_s in enumerate(self._arrival_s):
             while lag_s and num_looked < len(self._arrival_s) and self._arrival_s[num_looked] - lag_s <= arrival_s:

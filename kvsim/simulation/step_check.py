@@ -1,4 +1,7 @@
-"""`--check`: the account of an engine, checked at every step in time that does not grow with the pool."""
+"""The checks of `--check`: that an engine's memory is consistent after every step.
+
+A pool of blocks is checked in time that does not grow with its size.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +21,9 @@ if TYPE_CHECKING:
 class Checks:
     """Checks one engine after each of its steps.
 
-    A pool of blocks is checked by what has changed: blocks that were written to, entries of tables that differ, and all
-    sums. The whole account is checked at the first step, at the second, the fourth and so on, in the end, and where
-    something is wrong. Other memories are checked as a whole, which takes no longer than there are sequences.
+    Of a pool of blocks, a check reads the changes: blocks that were written to, entries of tables that differ, and all
+    sums. The whole pool is read at steps 1, 2, 4, 8 and so on, at the end, and if a check fails. Other kinds of memory
+    are always read as a whole, in time proportional to the number of sequences.
     """
 
     def __init__(self, driver: Driver) -> None:
@@ -37,7 +40,8 @@ class Checks:
         """
         engine = self.driver.engine
         self._num_steps += 1
-        if self._num_steps & (self._num_steps - 1) == 0 or engine.memory not in (PAGED, TIERED):
+        is_power_of_2 = self._num_steps & (self._num_steps - 1) == 0
+        if is_power_of_2 or engine.memory not in (PAGED, TIERED):
             check(self.driver)
         if engine.memory not in (PAGED, TIERED):
             return
@@ -48,7 +52,7 @@ class Checks:
                 self._account = BlockAccount(self.driver)
             self._account.follow(self.driver)
         except IntegrityError:
-            check(self.driver)  # says it in figures of the whole pool
+            check(self.driver)  # raises a clearer error if the whole pool shows it, too
             raise
 
     def finish(self) -> None:
@@ -61,13 +65,13 @@ class Checks:
 
 
 class BlockAccount:
-    """The account of a pool of blocks beside that of the engine."""
+    """A second account of a pool of blocks, kept from the changes and compared with the engine's own figures."""
 
     def __init__(self, driver: Driver) -> None:
         """Read the whole pool.
 
         Raises:
-            IntegrityError: with what is wrong in it.
+            IntegrityError: with the figures of the pool that do not agree.
         """
         self._blocks = driver.engine.blocks
         self._written = watch(self._blocks)
@@ -76,18 +80,19 @@ class BlockAccount:
         self._follow(driver, set(range(len(self._blocks))))
 
     def is_of(self, driver: Driver) -> bool:
-        """Tell whether the engine still has the pool that was read: a run that continues compiled has another."""
+        """Tell whether this is the account of the engine's pool; a run that continues compiled gets another pool."""
         return driver.engine.blocks is self._blocks
 
     def follow(self, driver: Driver) -> None:
         """Read the changes since the last call.
 
         Raises:
-            IntegrityError: with what is wrong now.
+            IntegrityError: with the figures that do not agree now.
         """
         self._follow(driver, self._written())
 
     def _follow(self, driver: Driver, written: set[int]) -> None:
+        """Update the account by the tables that differ and the blocks that were `written`, and compare it."""
         engine, state = driver.engine, driver.engine.state
         for block in self._tables.follow(driver) | written:
             refs, num_holders = engine.blocks[block].refs, self._tables.num_holders(block)

@@ -1,1 +1,1 @@
-"""Policies in Python at work, and the bound of all evictions."""
+"""Custom policies in Python at work in an engine, and optimal eviction."""

@@ -1,7 +1,7 @@
-"""The free blocks that keep a prefix, as an eviction rule of a custom policy sees them.
+"""The free cached blocks among which the eviction rule of a custom policy chooses.
 
-The prefixes form a tree: a block's parent is the block before it in the prompt. `CachedBlocks` follows the prefix cache
-event by event, and keeps the free blocks in the order of the free queue or, for a rule that ranks them, in a heap.
+The prefixes form a tree: the parent of a block is the block before it in the prompt. `CachedBlocks` mirrors the prefix
+cache event by event. It keeps the free blocks in the order of the free queue or, for a rule that ranks them, in a heap.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ class CachedBlocks:
     """The prefix cache of one engine, block by block."""
 
     def __init__(self, rank: Callable[[Cached], Any] | None = None) -> None:
-        """Follow a prefix cache that is empty; `rank` orders its free blocks, the first to evict first."""
+        """Track a prefix cache that is empty now; the free block with the smallest `rank` is evicted first."""
         self._by_unit: dict[int, Cached] = {}
         self.free_blocks: OrderedDict[int, Cached] = OrderedDict()
-        """The blocks that no table holds, by block id, the least recently freed first."""
+        """Cached blocks that no table holds, by block id, the least recently freed first."""
         self._alike: defaultdict[int, dict[int, Cached]] = defaultdict(dict)
-        """The cached blocks of each prefix, by key and block id."""
+        """Cached blocks with the same prefix, by key and block id."""
         self._continued: defaultdict[int, set[int]] = defaultdict(set)
         """Keys of the cached prefixes that are one block longer, by key."""
         self._below: dict[int, int] | None = None
@@ -77,13 +77,13 @@ class CachedBlocks:
         return self._columns
 
     def _take(self, unit: int) -> None:
-        """Take a block out of the free ones, if it is free."""
+        """Remove a block from the free ones, if it is free."""
         cached = self.free_blocks.pop(unit, None)
         if cached is not None and self._columns is not None:
             self._columns.remove(cached)
 
     def add(self, engine: Engine, sequence: Request, request: ServedRequest, group: int, index: int) -> None:
-        """Add the block of entry `index` of a table."""
+        """Add the block in entry `index` of a table, which was put into the prefix cache."""
         table, tokens = table_of(engine, sequence, group), engine.groups[group].block_size
         unit = engine.entries[table.begin + index]
         cached = Cached(self, unit, engine.blocks[unit].key, request)
@@ -101,7 +101,7 @@ class CachedBlocks:
                 self._add_above(cached, tokens + self._below[cached.key])
 
     def hit(self, unit: int, request: ServedRequest) -> None:
-        """Note that a request was admitted with block `unit`."""
+        """Count a hit of block `unit` by a request that was admitted."""
         cached = self._by_unit[unit]
         cached.num_hits += 1
         cached.request = request
@@ -109,7 +109,7 @@ class CachedBlocks:
         self._take(unit)
 
     def free(self, unit: int, now_s: float) -> None:
-        """Note that no table holds block `unit` from `now_s` on; ignore a block that keeps no prefix."""
+        """Add block `unit`, which no table holds from `now_s` on, to the free ones; ignore it if it is not cached."""
         if (cached := self._by_unit.get(unit)) is not None:
             self.free_blocks[unit] = cached
             cached.last_used_s = now_s
@@ -146,15 +146,16 @@ class CachedBlocks:
             self._rank_again(cached)
 
     def tokens_below(self, key: int) -> int:
-        """Count the tokens in cached blocks that continue the prefix `key`, each prefix once."""
+        """Return the number of tokens in cached blocks that continue the prefix `key`, each prefix counted once."""
         if self._below is None:
             self._below = {}
+            # Longest prefixes first, so that all continuations of a prefix are counted before it.
             for each in [cached.key for cached in sorted(self._by_unit.values(), key=lambda block: -block.end_tokens)]:
                 self._below[each] = self._count_below(each)
         return self._below.get(key, 0)
 
     def _count_below(self, key: int) -> int:
-        """Add up the prefixes that are one block longer than `key`, with all that continues them."""
+        """Return the tokens that continue `key`: of each prefix one block longer, and those that continue it."""
         assert self._below is not None
         longer = self._continued.get(key, ())
         return sum(next(iter(self._alike[each].values())).tokens + self._below[each] for each in longer)
@@ -171,7 +172,7 @@ class CachedBlocks:
             cached = next(iter(above.values()))
 
     def _rank_again(self, evicted: Cached) -> None:
-        """Rank the blocks again that an evicted one continued, up to one whose rank stays."""
+        """Rank the free ancestors of an evicted block again, from its parent up, until a rank does not change."""
         assert self._rank is not None
         while evicted.parent_key in self._alike:
             has_changed = False
@@ -188,7 +189,7 @@ class CachedBlocks:
         heappush(self._ranked, (*cached.rank, cached))
 
 
-_WHOLE = ("unit", "key", "end_tokens", "num_hits", "tokens_below")
+_INTEGERS = ("unit", "key", "end_tokens", "num_hits", "tokens_below")
 _TIMES = ("cached_s", "last_used_s")
 _FEWEST_ROWS = 64
 
@@ -196,21 +197,21 @@ _FEWEST_ROWS = 64
 class FreeColumns:
     """The free blocks as columns of arrays, in the order in which they were freed.
 
-    A block that is taken leaves an empty row. Rows are moved together when the arrays are full, so that a change costs
-    the same in any pool.
+    A block that is removed leaves an empty row. Empty rows are dropped only when the arrays are full, so that the mean
+    cost of a change does not grow with the pool.
     """
 
     def __init__(self, blocks: Iterable[Cached]) -> None:
         self._blocks: list[Cached | None] = list(blocks)
         self._counts_below = False
         self._rows: npt.NDArray[np.intp] | None = None
-        self._find_rows(max(2 * len(self._blocks), _FEWEST_ROWS))
+        self._rebuild(max(2 * len(self._blocks), _FEWEST_ROWS))
 
     def append(self, cached: Cached) -> None:
-        """Add a block behind the others."""
+        """Append a block."""
         if len(self._blocks) == len(self._is_there):
             self._blocks = [block for block in self._blocks if block is not None]
-            self._find_rows(max(2 * len(self._blocks), _FEWEST_ROWS))
+            self._rebuild(max(2 * len(self._blocks), _FEWEST_ROWS))
         self._blocks.append(cached)
         self._write(len(self._blocks) - 1, cached)
         self._rows = None
@@ -222,9 +223,9 @@ class FreeColumns:
         self._rows = None
 
     def add_below(self, cached: Cached, tokens: int) -> None:
-        """Add tokens to what continues the prefix of a block, if that is counted and the block is free."""
+        """Add `tokens` to the `tokens_below` of a block, if a rule has asked for that column and the block is free."""
         if self._counts_below and cached.place < len(self._blocks) and self._blocks[cached.place] is cached:
-            self._whole[_WHOLE.index("tokens_below"), cached.place] += tokens
+            self._integers[_INTEGERS.index("tokens_below"), cached.place] += tokens
 
     def rows(self) -> npt.NDArray[np.intp]:
         """Return the rows that are not empty."""
@@ -233,7 +234,7 @@ class FreeColumns:
         return self._rows
 
     def block(self, index: int) -> Cached:
-        """Return the block at `index` of the rows that are not empty."""
+        """Return the block at `index`, counted without empty rows."""
         found = self._blocks[int(self.rows()[index])]
         assert found is not None
         return found
@@ -243,18 +244,18 @@ class FreeColumns:
         if name in _TIMES:
             times: npt.NDArray[Any] = self._times[_TIMES.index(name), self.rows()]
             return times
-        if name not in _WHOLE:
-            raise UsageError(f"candidates have no column {name!r}; there are {', '.join(_WHOLE + _TIMES)}.")
+        if name not in _INTEGERS:
+            raise UsageError(f"candidates have no column {name!r}; there are {', '.join(_INTEGERS + _TIMES)}.")
         if name == "tokens_below" and not self._counts_below:
             self._counts_below = True
             for place in self.rows().tolist():
                 self._write(place, self._blocks[place])
-        found: npt.NDArray[Any] = self._whole[_WHOLE.index(name), self.rows()]
+        found: npt.NDArray[Any] = self._integers[_INTEGERS.index(name), self.rows()]
         return found
 
-    def _find_rows(self, num_rows: int) -> None:
-        """Lay out the blocks afresh, in arrays of `num_rows`."""
-        self._whole = np.zeros((len(_WHOLE), num_rows), np.int64)
+    def _rebuild(self, num_rows: int) -> None:
+        """Write all blocks to new arrays of `num_rows`."""
+        self._integers = np.zeros((len(_INTEGERS), num_rows), np.int64)
         self._times = np.zeros((len(_TIMES), num_rows))
         self._is_there = np.zeros(num_rows, np.bool_)
         for place, cached in enumerate(self._blocks):
@@ -265,7 +266,7 @@ class FreeColumns:
         assert cached is not None
         cached.place = place
         below = cached.tokens_below if self._counts_below else 0
-        self._whole[:, place] = cached.unit, cached.key, cached.end_tokens, cached.num_hits, below
+        self._integers[:, place] = cached.unit, cached.key, cached.end_tokens, cached.num_hits, below
         self._times[:, place] = cached.cached_s, cached.last_used_s
         self._is_there[place] = True
 

@@ -1,7 +1,7 @@
-"""Units that a custom allocator allocates. They are accounted for like blocks.
+"""The memory manager of a custom policy with an allocator of its own, which chooses the units of each request.
 
-The allocator chooses the units. Here they are checked: each is free and in the pool, there are enough, and a unit that
-is shared holds the tokens that it is shared for.
+The choices of the allocator are checked: each unit is in the pool and free, the units suffice, and a shared unit holds
+the tokens of the prefix. Units are counted like vLLM's blocks.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _NO_REQUEST = _WHOLE_TABLE = -1
 
 @dataclass(slots=True)
 class CustomUnits:
-    """The units of a custom allocator, as kvsim follows them."""
+    """kvsim's own record of the units of a custom allocator."""
 
     allocator: Any
     """A `kvsim.policies.custom.AnyAllocator`."""
     tables: dict[int, list[int]]
     """The units of each request that has a table, by the number of its record."""
     refs: list[int]
-    """Tables that list each unit."""
+    """Number of tables that list each unit."""
     keys: list[int]
     """Key of the prefix that each unit holds, or `NO_KEY`."""
     found: list[int] = field(default_factory=list)
@@ -54,7 +54,7 @@ class CustomUnits:
 
 
 class MemoryRules(Protocol):
-    """The part of `custom_rules.CustomRules` that memory needs."""
+    """The part of `custom_rules.CustomRules` that this module calls."""
 
     @property
     def units(self) -> CustomUnits:
@@ -71,20 +71,20 @@ class MemoryRules(Protocol):
 
 
 def find_prefix(engine: Engine, sequence: Sequence) -> int:
-    """Let the allocator find the leading tokens of a waiting sequence; return their number."""
+    """Return the number of leading tokens of a waiting sequence that the allocator finds, and remember their units."""
     units = _rules(engine).units
     units.found = _found_units(engine, sequence)
     return len(units.found) * engine.settings.unit_tokens
 
 
 def hits(engine: Engine, sequence: Sequence) -> tuple[int, int]:
-    """Return the tokens of a waiting sequence that the allocator finds, and the units with them that tables list."""
+    """Return the number of tokens that the allocator finds for a waiting sequence, and of their units in use."""
     found, refs = _found_units(engine, sequence), _rules(engine).units.refs
     return len(found) * engine.settings.unit_tokens, sum(refs[unit] > 0 for unit in found)
 
 
 def _found_units(engine: Engine, sequence: Sequence) -> list[int]:
-    """Return the units that the allocator finds for a waiting sequence; nothing changes."""
+    """Return the units that the allocator finds for a waiting sequence, after a check; nothing changes."""
     rules = _rules(engine)
     if not (rules.units.shares and engine.settings.prefix_caching):
         return []
@@ -105,7 +105,7 @@ def keys(engine: Engine) -> npt.NDArray[np.int64]:
 
 
 def admit(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -> bool:
-    """Allocate room for the first tokens of a waiting sequence, behind the units that were found for it."""
+    """Allocate units for the first tokens of a waiting sequence, after the units that were found for it."""
     found = _rules(engine).units.found
     if not _ask(engine, sequence, computed + num_tokens, found):
         return False
@@ -117,7 +117,7 @@ def admit(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) ->
 
 
 def grow(engine: Engine, sequence: Sequence, num_tokens: int) -> bool:
-    """Allocate room for `num_tokens` more tokens of a running sequence."""
+    """Allocate units for `num_tokens` more tokens of a running sequence, if its last unit lacks room."""
     total = sequence.computed + num_tokens
     if total > sequence.room_tokens and not _ask(engine, sequence, total, []):
         return False
@@ -126,7 +126,7 @@ def grow(engine: Engine, sequence: Sequence, num_tokens: int) -> bool:
 
 
 def cache(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
-    """Tell the allocator of the units that the first `num_tokens` tokens of a sequence, whose values are known, fill.
+    """Tell the allocator which units are full with the first `num_tokens` tokens of a sequence, all of known value.
 
     This happens when a step is scheduled, before its KV exists: a later request of the same step can share them.
     """
@@ -142,7 +142,7 @@ def cache(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
 
 
 def free(engine: Engine, sequence: Sequence) -> None:
-    """Free the whole table, if there is one."""
+    """Free all units of a sequence; the allocator may keep some of those for their prefix."""
     if sequence.num_units == 0:
         return
     totals.lose_tokens(engine, sequence)
@@ -167,7 +167,7 @@ def free(engine: Engine, sequence: Sequence) -> None:
 
 
 def unusable_units(engine: Engine, head: Sequence) -> int:
-    """Count the free units that the allocator cannot use for the head of the queue."""
+    """Return the number of free units that the allocator cannot use for the head of the queue."""
     rules = _rules(engine)
     unusable: int = rules.ask(rules.units.allocator.unusable_units, rules.served(engine, head))
     if not 0 <= unusable <= engine.state.num_free:
@@ -176,8 +176,9 @@ def unusable_units(engine: Engine, head: Sequence) -> int:
 
 
 def _ask(engine: Engine, sequence: Sequence, num_tokens: int, found: list[int]) -> bool:
-    """Append `found` and units of the allocator to the table of a sequence, so that it has room for `num_tokens`
-    tokens; return False if there is no room.
+    """Append the `found` units and new ones of the allocator to a table, until it has room for `num_tokens` tokens.
+
+    Return False if the allocator has no room.
     """
     rules = _rules(engine)
     units, unit_tokens = rules.units, engine.settings.unit_tokens
@@ -202,7 +203,7 @@ def _ask(engine: Engine, sequence: Sequence, num_tokens: int, found: list[int]) 
 
 
 def _hold_found(engine: Engine, sequence: Sequence, found: list[int]) -> None:
-    """Begin a table with units that keep a prefix, each of which is free or in another table."""
+    """Count units with a prefix, which begin a table, as held once more: each was free or is in another table."""
     state, refs = engine.state, _rules(engine).units.refs
     for unit in found:
         if refs[unit] == 0:
@@ -216,7 +217,7 @@ def _hold_found(engine: Engine, sequence: Sequence, found: list[int]) -> None:
 
 
 def _hold_free(engine: Engine, table: list[int], added: list[int]) -> None:
-    """Append units to a table, each of which is in the pool and free; those that keep a prefix lose it."""
+    """Append units to a table after checking that they are in the pool and free; they lose any prefix they held."""
     rules, units = _rules(engine), _rules(engine).units
     evicted = []
     for unit in added:
@@ -246,7 +247,7 @@ def _runs(units: list[int], position: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _write_release(engine: Engine, sequence: Sequence, table: list[int], keeps: list[bool]) -> None:
-    """Record that a table is freed: its units up to the last that keeps its prefix, without those that do not."""
+    """Record that a table is freed: its leading units up to the last kept one as cached, then evictions among these."""
     num_kept = len(table) - next((index for index, kept in enumerate(reversed(keeps)) if kept), len(table))
     _write(engine, MemoryKind.RELEASE, sequence.number - 1, 0, _WHOLE_TABLE - 1, len(table), num_kept)
     _write_evicted(engine, [unit for unit, kept in zip(table[:num_kept], keeps, strict=False) if not kept])

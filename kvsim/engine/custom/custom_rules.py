@@ -1,8 +1,8 @@
-"""A custom policy at work in an engine, which is never compiled.
+"""The link between an engine and a custom policy, which decides in Python; such an engine is never compiled.
 
-`CustomRules` is the engine's `rules`: the scheduler calls it for a step and for a victim, `block_pool` for a block to
-evict, and `custom_memory` for units. Each answer of the policy is checked: a wrong one ends the run in a sentence that
-names the policy.
+`CustomRules` is the engine's `rules`. The scheduler calls it to fill a step and to choose a victim, `block_pool` to
+choose the block to evict, and `custom_memory` to allocate units. Each answer of the policy is checked; a wrong one ends
+the run with an error message that names the policy.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ QUEUED = (WAITING, PREEMPTED)
 """States of a request that is in the queue."""
 
 _MOST_EMPTY = 3
-"""Steps in a row that may be empty: the last tokens of all running requests may be in flight, in two steps at most."""
+"""Number of consecutive steps that may be empty, since the last tokens of all running requests may be in flight."""
 
 
 _MOST_TIMES = 10
-"""Times that all tokens may be computed before a request has to get its next one."""
+"""Number of times that all known tokens may be computed before a request must get an output token."""
 
 
 Answer = TypeVar("Answer")
@@ -122,12 +122,12 @@ class Served:
 
 
 class CustomRules:
-    """A custom policy at work in one engine; the step that the policy makes, as it sees it."""
+    """The rules of a custom policy for one engine; also the step object that the policy's hooks get."""
 
     def __init__(self, policy: CustomPolicy, num_units: int, eviction: OptimalEviction | None = None) -> None:
-        """Ask `policy` for its allocator for a pool of `num_units`; `eviction` evicts in its place."""
+        """Create the allocator of `policy`, if any, for `num_units` units; `eviction` replaces the policy's own."""
         self.policy = policy
-        self.own_units = None if policy.allocator is None else self._own_units(num_units)
+        self.own_units = None if policy.allocator is None else self._create_units(num_units)
         """The units of a custom allocator."""
         self._eviction = eviction
         self._ranks = ranks_blocks(policy)
@@ -141,14 +141,14 @@ class CustomRules:
         self._has_declined = False
         """Whether the policy has named no request to admit in this step."""
         self._tokens_in_vain = self._most_in_vain = 0
-        """Tokens computed since a request got an output token, and the number from which on that is looked at."""
+        """Tokens computed since any request last got an output token, and the number at which to check that again."""
         self._alone: int | None = None
         """The number of the request that `compute` serves; None outside of it."""
         self._next: Iterator[ServedRequest] | None = None
         """The request that `admit` admits; None outside of it."""
 
-    def _own_units(self, num_units: int) -> CustomUnits:
-        """Make the allocator."""
+    def _create_units(self, num_units: int) -> CustomUnits:
+        """Create the allocator of the policy."""
         make = self.policy.allocator
         assert make is not None
         made = make(num_units, self.policy.unit_tokens)
@@ -159,19 +159,19 @@ class CustomRules:
 
     @property
     def units(self) -> CustomUnits:
-        """The units of the custom allocator, which the policy has."""
+        """The units of the policy's allocator; only for a policy that has one."""
         assert self.own_units is not None
         return self.own_units
 
     def served(self, engine: Engine, sequence: Sequence) -> Served:
-        """Return the request as the policy sees it: one object for the whole run."""
+        """Return the object by which the policy sees a request, the same one for the whole run."""
         number = sequence.number
         if number not in self._served:
             self._served[number] = Served(engine, sequence)
         return self._served[number]
 
     def fill_step(self, engine: Engine) -> int:
-        """Let the policy make the step; return the rest of its tokens."""
+        """Let the policy fill the step; return the number of tokens that it leaves unused."""
         self._engine, state = engine, engine.state
         self._has_declined = False
         self.ask(self.policy.schedule, self)
@@ -186,7 +186,7 @@ class CustomRules:
         return self.tokens_left
 
     def _check_progress(self, engine: Engine) -> None:
-        """Refuse a policy under which requests are computed again and again and none gets its next token."""
+        """Refuse a policy that lets requests be computed and preempted repeatedly without any new output token."""
         state = engine.state
         before = (state.next_launched - 1) % engine.settings.most_in_flight
         if state.num_running + state.num_waiting == 0 or engine.launched[before].num_emitting:
@@ -207,7 +207,7 @@ class CustomRules:
         return f"rows {', '.join(rows[:5])}" + (f" and {len(rows) - 5} more" if len(rows) > 5 else "")
 
     def choose_victim(self, engine: Engine, needs: Sequence) -> int:
-        """Return the index, among the running requests, of the one to preempt for `needs`."""
+        """Return the index, among the running requests, of the request to preempt for `needs`."""
         if self._alone is not None:
             raise _NoRoomError
         if not overrides(self.policy, "victim"):
@@ -215,9 +215,9 @@ class CustomRules:
         return self._place(self.policy.victim(self, self.served(engine, needs)), "victim")
 
     def choose_next(self, engine: Engine) -> Sequence:
-        """Return the request that is admitted next. Those that were passed over are looked at again first."""
-        is_own = self._next is not None or overrides(self.policy, "admit")
-        if engine.state.num_looked_at < engine.state.num_skipped or not is_own:
+        """Return the request to admit next; requests that this step has skipped are tried again first."""
+        chooses = self._next is not None or overrides(self.policy, "admit")
+        if engine.state.num_looked_at < engine.state.num_skipped or not chooses:
             return waiting_queue.next_in_pass(engine)
         chosen = self.policy.admit(self) if self._next is None else next(self._next, None)
         if chosen is None:
@@ -246,19 +246,19 @@ class CustomRules:
         return chosen.unit
 
     def note_cached(self, engine: Engine, sequence: Sequence, group: int, index: int) -> None:
-        """Note that entry `index` of a table was put into the prefix cache."""
+        """Tell the eviction rule that entry `index` of a table was put into the prefix cache."""
         if self._eviction is not None:
             self._eviction.note_cached(engine, sequence, group, index)
         if self._cached is not None:
             self._cached.add(engine, sequence, self.served(engine, sequence), group, index)
 
     def note_hit(self, engine: Engine, sequence: Sequence, block: int) -> None:
-        """Note that a request was admitted with a block of the prefix cache."""
+        """Tell the eviction rule that a request was admitted with a block of the prefix cache."""
         if self._cached is not None:
             self._cached.hit(block, self.served(engine, sequence))
 
     def note_freed(self, engine: Engine, block: int) -> None:
-        """Note that no table holds a block any more, which may keep a prefix."""
+        """Tell the eviction rule that no table holds a block any more, which may be cached."""
         if self._eviction is not None:
             self._eviction.note_freed(engine, block)
         if self._cached is not None:
@@ -268,7 +268,7 @@ class CustomRules:
         """Call a hook of the policy, or of its allocator.
 
         Raises:
-            PolicyError: it failed; the sentence names the error.
+            PolicyError: the hook failed; the message names its error.
         """
         try:
             return hook(*arguments)

@@ -1,9 +1,9 @@
 """Belady's rule over the known requests: evict the cached block whose next use lies farthest ahead.
 
-A block is used next by the first request, in a given order, that has not been admitted and whose prompt contains the
-block's prefix. Requests that were preempted come before all others. A copy of a prefix that another block keeps, and a
-prefix that no request asks for, are never used. Of equally late blocks the end of a prefix goes first, so what is kept
-of a prefix is always its beginning.
+The next use of a block is the first request, in a given order of admission, that is not admitted yet and whose prompt
+contains the block's prefix. Preempted requests come before all others. Two kinds of blocks have no next use: duplicates
+of a prefix that another block keeps, and prefixes that no request asks for. Of blocks with the same next use, the one
+farthest from the beginning of the prompt is evicted first, so that the beginning of a prefix is kept.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from kvsim.engine.records import Sequence
 from kvsim.engine.state import NO_KEY, PREEMPTED, WAITING, Engine, table_of
 
 NEVER = 1 << 62
-"""The place of a request that does not come."""
+"""Stands for no next use: a place in the order after all requests."""
 
 
 class OptimalEviction:
-    """The rule at work in one engine: it follows the prefix cache event by event."""
+    """Belady's rule at work in one engine; it mirrors the prefix cache event by event."""
 
     def __init__(self, order: list[int]) -> None:
-        """Take the rows of the workload in the `order` in which their requests are expected to be admitted."""
+        """Take the expected order of admission, as rows of the workload."""
         self._order = order
         self._uses: dict[int, list[int]] | None = None
         self._blocks_of: defaultdict[int, set[int]] = defaultdict(set)
-        """The cached blocks that keep a prefix, in use or free, by key."""
+        """Cached blocks with the same prefix, in use or free, by key."""
         self._end_tokens: dict[int, int] = {}
         """Tokens from the beginning of the prompt to the end of a cached block."""
         self._free: list[tuple[int, int, int, int]] = []
-        """A heap of free cached blocks: next use, below zero; end, below zero; block; key. Some are out of date."""
+        """A heap of free cached blocks: (-next use, -end, block, key). Some entries are out of date."""
         self._without_prefix: list[int] = []
-        """Blocks that held no prefix when they were freed; some are in use again."""
+        """Blocks that held no prefix when they were freed. Some may be in use again."""
         self._preempted_keys: set[int] = set()
         self._looked_at = (-1, -1)
-        """The step and its preemptions for which the keys of preempted requests are known."""
+        """The step, and its number of preemptions, at which `_preempted_keys` was computed."""
 
     def choose_evicted(self, engine: Engine) -> int:
-        """Return the free block that is needed last."""
+        """Return the free block whose next use is the latest."""
         while self._without_prefix:
             block = self._without_prefix.pop()
             if engine.blocks[block].refs == 0 and engine.blocks[block].key == NO_KEY:
@@ -67,7 +67,7 @@ class OptimalEviction:
         return block
 
     def note_cached(self, engine: Engine, sequence: Sequence, group: int, index: int) -> None:
-        """Note that entry `index` of a table was put into the prefix cache."""
+        """Add the block in entry `index` of a table, which was put into the prefix cache."""
         block = engine.entries[table_of(engine, sequence, group).begin + index]
         key = engine.blocks[block].key
         self._end_tokens[block] = (index + 1) * engine.groups[group].block_size
@@ -79,14 +79,14 @@ class OptimalEviction:
         """Ignore a hit, after which the block is in use and cannot be evicted."""
 
     def note_freed(self, engine: Engine, block: int) -> None:
-        """Note that no table holds a block any more."""
+        """Add a block that no table holds any more to the free ones."""
         if engine.blocks[block].key == NO_KEY:
             self._without_prefix.append(block)
         else:
             self._push(engine, block)
 
     def _forget(self, engine: Engine, block: int, key: int) -> None:
-        """Note that `block` keeps `key` no longer; what another block keeps may be of use now."""
+        """Remove an evicted block; a last duplicate of its prefix gets a next use again."""
         blocks = self._blocks_of[key]
         blocks.remove(block)
         if not blocks:
@@ -104,12 +104,12 @@ class OptimalEviction:
         heappush(self._free, (-use, -end, block, key))
 
     def _worth(self, engine: Engine, block: int, key: int) -> tuple[int, int]:
-        """Return the place of the next use of a block, and the tokens up to its end."""
+        """Return the place in the order of a block's next use, and the number of tokens up to the block's end."""
         use = NEVER if len(self._blocks_of[key]) > 1 else self._next_use(engine, key)
         return use, self._end_tokens[block]
 
     def _next_use(self, engine: Engine, key: int) -> int:
-        """Return the place of the first request that is not admitted and asks for `key`."""
+        """Return the place in the order of the first request that is not admitted and asks for `key`, or `NEVER`."""
         if self._uses is None:
             self._uses = self._all_uses(engine)
         places = self._uses.get(key // engine.settings.num_groups)
@@ -118,7 +118,7 @@ class OptimalEviction:
         return places[-1] if places else NEVER
 
     def _all_uses(self, engine: Engine) -> dict[int, list[int]]:
-        """Return the places of all requests that can hit a prompt key, the last first, by key."""
+        """Return, for each prompt key, the places in the order of all requests that can hit it, the last first."""
         group, uses = engine.groups[0], defaultdict(list)
         hash_tokens = group.block_size // group.hashes_per_block
         for place in reversed(range(len(self._order))):

@@ -1,4 +1,4 @@
-"""The time that a step would take, asked before anything is allocated for it."""
+"""The duration of a step that a custom policy considers, estimated before anything is allocated for the step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kvsim.steptime import StepShape
 
 
 def cost_s(engine: Engine, tokens: Mapping[int, int]) -> float:
-    """Return the seconds of a step that computes what is in the batch, and `tokens` more of sequences by number."""
+    """Return the seconds of a step with the present batch and `tokens` more of each sequence, by its number."""
     state, planned = engine.state, _batch(engine)
     for number, num_tokens in tokens.items():
         planned[number] = planned.get(number, 0) + num_tokens
@@ -42,12 +42,12 @@ def cost_s(engine: Engine, tokens: Mapping[int, int]) -> float:
 
 
 def _batch(engine: Engine) -> dict[int, int]:
-    """Return the tokens of each sequence in the step so far."""
+    """Return the number of tokens of each sequence in the step so far."""
     return {engine.batch[index]: engine.batch_tokens[index] for index in range(engine.state.num_listed)}
 
 
 def _computed(engine: Engine, sequence: Sequence, num_tokens: int) -> tuple[int, int]:
-    """Return the tokens of a sequence that need not be computed again, and the units that `num_tokens` more take."""
+    """Return the number of computed tokens of a sequence, and of the units that `num_tokens` more would take."""
     unit_tokens = engine.settings.unit_tokens
     if sequence.status == RUNNING:
         return sequence.computed, max(-(-(sequence.computed + num_tokens) // unit_tokens) - sequence.num_units, 0)
@@ -56,7 +56,7 @@ def _computed(engine: Engine, sequence: Sequence, num_tokens: int) -> tuple[int,
 
 
 def hits(engine: Engine, sequence: Sequence) -> tuple[int, int]:
-    """Return the tokens of a waiting sequence that the pool holds, and the units with them that tables list."""
+    """Return the number of a waiting sequence's tokens that are cached, and of their units that are in use."""
     if engine.memory is CUSTOM:
         return custom_memory.hits(engine, sequence)
     if not engine.settings.prefix_caching:
@@ -68,7 +68,7 @@ def hits(engine: Engine, sequence: Sequence) -> tuple[int, int]:
 
 
 def _shared_tokens(engine: Engine, context_tokens: int, more_units: int) -> int:
-    """Return the tokens that several sequences would read in the same place, once `more_units` are held."""
+    """Return the number of tokens read from units that sequences share, once `more_units` are held."""
     settings, state = engine.settings, engine.state
     if engine.memory in (PAGED, CUSTOM) and settings.num_groups == 1:
         held_tokens = (settings.num_units - state.num_free + more_units) * settings.unit_tokens

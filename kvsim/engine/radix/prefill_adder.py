@@ -1,8 +1,8 @@
-"""Admit requests to the next prefill, as SGLang's `PrefillAdder` does.
+"""Admission of requests to the next prefill, as in SGLang's `PrefillAdder`.
 
-Admission is by estimate. A candidate has to fit with its whole prompt and its whole answer. Of the answers of running
-requests, a share is expected (`ratio`). A prefix that is locked cannot be evicted, so a hit costs as much room as it
-saves. The first candidate that is refused ends the pass.
+Admission estimates the slots that requests will need. A candidate must fit with its whole prompt and the longest answer
+that it may have; running requests are expected to use a share (`ratio`) of their remaining answers. A hit saves no
+room, since locking the prefix takes as many evictable slots away. The first candidate that does not fit ends the pass.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from kvsim.engine.records import NEVER, Sequence
 from kvsim.engine.state import RUNNING, Engine
 
 CONTINUE, NO_TOKEN, OTHER = range(3)
-"""Verdicts: another candidate may be looked at; no memory is left; another budget is spent."""
+"""Verdicts: go on to the next candidate; stop, since no memory is left; stop, since another budget is spent."""
 _RESERVED = 1
-"""Slots that are kept for each request where no prefix is cached and no request stops early."""
+"""Slots reserved for each request without a prefix cache, if no request can stop early."""
 
 
 @part
 def begin(engine: Engine) -> None:
-    """Begin a pass: its remaining budgets, and the expected needs of running requests."""
+    """Set the budgets of a new pass, and the slots that running requests are expected to need."""
     settings, state, radix = engine.radix.settings, engine.state, engine.radix.state
     num_mixed = state.num_running if settings.mixes else 0
     radix.input_left = settings.max_prefill_tokens - num_mixed
@@ -36,7 +36,7 @@ def begin(engine: Engine) -> None:
 
 @part
 def running_request_offset(engine: Engine, sequence: Sequence) -> float:
-    """Return the slots that a running request is expected to need yet."""
+    """Return the number of further slots that a running request is expected to need."""
     holding = engine.radix.holdings[sequence.number]
     left = min(holding.limit - num_outputs(sequence), engine.radix.settings.most_new_tokens)
     return left * (1.0 if holding.ignores_eos else engine.radix.state.ratio)
@@ -44,31 +44,31 @@ def running_request_offset(engine: Engine, sequence: Sequence) -> float:
 
 @part
 def num_outputs(sequence: Sequence) -> int:
-    """Return the outputs of a request that are known."""
+    """Return the number of output tokens of a request so far."""
     return sequence.num_tokens - sequence.prompt_tokens
 
 
 @part
 def rem_total_tokens(engine: Engine) -> float:
-    """Return the slots left for all future needs of admitted requests."""
+    """Return the number of slots left after all expected future needs."""
     return _num_reachable(engine) - engine.radix.state.total_offset
 
 
 @part
 def _cur_rem_tokens(engine: Engine) -> float:
-    """Return the slots left for the current needs of admitted requests."""
+    """Return the number of slots left after the needs of this pass alone."""
     return _num_reachable(engine) - engine.radix.state.current_offset
 
 
 @part
 def _num_reachable(engine: Engine) -> int:
-    """Return the slots that are free or can be evicted."""
+    """Return the number of slots that are free or can be evicted."""
     return (engine.state.num_free + engine.state.num_cached) * engine.settings.unit_tokens
 
 
 @part
 def _rem_window_tokens(engine: Engine) -> int:
-    """Return the slots of windows left for all needs of admitted requests."""
+    """Return the number of window slots left after the needs of admitted requests."""
     radix = engine.radix.state
     reachable = (radix.num_free_windows + radix.num_cached_windows) * engine.settings.unit_tokens
     return reachable - radix.window_offset
@@ -76,7 +76,10 @@ def _rem_window_tokens(engine: Engine) -> int:
 
 @part
 def _window_tokens(engine: Engine, num_tokens: int, most_new: int, most_at_once: int) -> int:
-    """Return the slots of windows that a request needs at most, `most_at_once` tokens of whose prompt are allocated."""
+    """Return the largest number of window slots that a request needs.
+
+    Its prompt has `num_tokens` to compute, at most `most_at_once` of these in one piece, and `most_new` outputs follow.
+    """
     window = engine.radix.settings.window_tokens
     beyond = max(min(num_tokens, most_at_once) - window, 0)
     return beyond + min(num_tokens + most_new, window) + engine.settings.unit_tokens
@@ -84,7 +87,7 @@ def _window_tokens(engine: Engine, num_tokens: int, most_new: int, most_at_once:
 
 @part
 def _most_at_once(engine: Engine) -> int:
-    """Return the tokens of prompts that this pass still allocates at most."""
+    """Return the number of prompt tokens that this pass may still allocate; `NEVER` for no limit."""
     return engine.radix.state.chunk_left if engine.radix.settings.chunk_tokens > 0 else NEVER
 
 
@@ -102,9 +105,9 @@ def budget_state(engine: Engine) -> int:
 
 @part
 def add_chunked_req(engine: Engine, sequence: Sequence, most: int) -> bool:
-    """Continue the request in the middle of its prompt by `most` tokens at most; tell whether it stays chunked.
+    """Continue the chunked request by at most `most` tokens of its prompt; tell whether it stays chunked.
 
-    With windows, it waits where memory is short.
+    With windows, it waits if memory is short.
     """
     radix, holding = engine.radix.state, engine.radix.holdings[sequence.number]
     holding.laid_out_tokens = sequence.num_tokens
@@ -114,7 +117,7 @@ def add_chunked_req(engine: Engine, sequence: Sequence, most: int) -> bool:
         if available <= 0:
             return True
     elif available <= 0:
-        available = radix.chunk_left  # it must go on, or it would never give back what it holds
+        available = radix.chunk_left  # the request must go on, or its memory would never be freed
     available = min(available, most)
     num_left = sequence.num_tokens - holding.prefix_tokens
     is_cut = num_left > available
@@ -125,7 +128,7 @@ def add_chunked_req(engine: Engine, sequence: Sequence, most: int) -> bool:
 
 @part
 def add_one_req(engine: Engine, sequence: Sequence, has_chunked: bool) -> int:
-    """Admit a waiting request, if it fits; return the verdict on it or on the budget after it."""
+    """Admit a waiting request if it fits; return whether the pass goes on, as a verdict."""
     settings, holding = engine.radix.settings, engine.radix.holdings[sequence.number]
     if 0 < settings.prefill_max_requests <= engine.state.num_listed:
         return OTHER
@@ -150,7 +153,7 @@ def add_one_req(engine: Engine, sequence: Sequence, has_chunked: bool) -> int:
 
 @part
 def _load_back(engine: Engine, sequence: Sequence) -> bool:
-    """Begin to load what the host has of a prefix, behind which the request then begins; return False if it cannot."""
+    """Begin to load the part of a prefix that is only on the host, and count it as a hit; return False if it cannot."""
     holding = engine.radix.holdings[sequence.number]
     top, node, num_tokens = holding.node, holding.host_node, holding.host_tokens
     holding.host_tokens = 0
@@ -168,14 +171,14 @@ def _load_back(engine: Engine, sequence: Sequence) -> bool:
 
 @part
 def _select_prefill_admission(engine: Engine, sequence: Sequence, has_chunked: bool) -> int:
-    """Return the tokens that a waiting request computes first; 0 if a budget is too small, -1 if memory is."""
+    """Return the number of tokens that a waiting request computes first; 0 without budget, -1 without memory."""
     settings, radix, unit = engine.radix.settings, engine.radix.state, engine.settings.unit_tokens
     holding = engine.radix.holdings[sequence.number]
     num_tokens = sequence.num_tokens - holding.prefix_tokens
     most_new = min(max(holding.limit - num_outputs(sequence), 0), settings.most_new_tokens)
     if not num_tokens + most_new + unit < rem_total_tokens(engine):
         return -1
-    num_tokens -= holding.host_tokens  # which take slots, and are loaded
+    num_tokens -= holding.host_tokens  # these take slots, but are loaded instead of computed
     whole, begin = token_slots.ceil_tokens(engine, num_tokens), holding.prefix_tokens + holding.host_tokens
     chunk_left = _fit_windows(engine, whole, most_new) if tree_windows.is_on(engine) else _most_at_once(engine)
     if chunk_left <= 0:
@@ -191,9 +194,9 @@ def _select_prefill_admission(engine: Engine, sequence: Sequence, has_chunked: b
 
 @part
 def _fit_windows(engine: Engine, num_tokens: int, most_new: int) -> int:
-    """Return how many tokens of a prompt may be computed at once, as its windows have to fit; 0 for none.
+    """Return the largest number of prompt tokens to compute at once so that their windows fit; 0 for none.
 
-    A piece is made smaller only for a request whose windows would never fit otherwise.
+    It is below the chunk size only for a request whose windows would not fit into the whole pool otherwise.
     """
     most, unit = _most_at_once(engine), engine.settings.unit_tokens
     needed = _window_tokens(engine, num_tokens, most_new, most)
@@ -207,7 +210,7 @@ def _fit_windows(engine: Engine, num_tokens: int, most_new: int) -> int:
 
 @part
 def _begin_request(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
-    """Admit a waiting request, which computes `num_tokens` first."""
+    """Admit a waiting request, whose first piece has `num_tokens`."""
     holding = engine.radix.holdings[sequence.number]
     is_cut = num_tokens < sequence.num_tokens - holding.prefix_tokens
     if is_cut:
@@ -218,7 +221,7 @@ def _begin_request(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
 
 @part
 def _admit(engine: Engine, sequence: Sequence, num_tokens: int, is_cut: bool) -> None:
-    """Put a request into the batch and charge the budgets; its answer is reserved with the end of its prompt."""
+    """Put a request into the batch and charge the budgets; the answer is charged with the last piece of the prompt."""
     settings, state, radix = engine.radix.settings, engine.state, engine.radix.state
     holding = engine.radix.holdings[sequence.number]
     holding.extend_end = holding.prefix_tokens + num_tokens
@@ -236,9 +239,10 @@ def _admit(engine: Engine, sequence: Sequence, num_tokens: int, is_cut: bool) ->
 
 @part
 def _add_one_req_ignore_eos(engine: Engine, sequence: Sequence) -> int:
-    """Admit a waiting request of known length where no prefix is cached, if the batch never runs out of memory.
+    """Admit a waiting request that ignores stop tokens, without a prefix cache, if memory lasts to the end of all.
 
-    Requests end one after the other, the one with the fewest tokens left first, and give back what they hold.
+    Lengths are known, so the estimate walks through the ends of requests in order: before each end, all that are left
+    must have room for their tokens up to then; after it, the slots of the request that ended are free.
     """
     settings, radix, unit = engine.radix.settings, engine.radix.state, engine.settings.unit_tokens
     holding = engine.radix.holdings[sequence.number]
@@ -251,7 +255,7 @@ def _add_one_req_ignore_eos(engine: Engine, sequence: Sequence) -> int:
         needed = _window_tokens(engine, sequence.num_tokens, most_new, _most_at_once(engine))
         if needed > _rem_window_tokens(engine):
             return NO_TOKEN
-    _note_needs(engine, sequence)
+    _insert_needs(engine, sequence)
     free_now, freed = _cur_rem_tokens(engine) - whole, 0
     for index in range(0 if has_windows else radix.num_needs):
         need, num_left = engine.radix.needs[index], radix.num_needs - index
@@ -268,49 +272,50 @@ def _add_one_req_ignore_eos(engine: Engine, sequence: Sequence) -> int:
 
 
 @part
-def _note_needs(engine: Engine, sequence: Sequence) -> None:
-    """Note the future needs of a candidate, and at first in a pass those of running and admitted requests."""
+def _insert_needs(engine: Engine, sequence: Sequence) -> None:
+    """Insert the future needs of a candidate; first in a pass, also those of running and admitted requests."""
     radix, state = engine.radix.state, engine.state
     if radix.num_needs >= 0:
-        _note_need_of_later(engine, sequence)
+        _insert_later_need(engine, sequence)
         return
     radix.num_needs = 0
-    _note_need(engine, sequence)
+    _insert_in_order(engine, sequence)
     for index in range(state.num_running):
-        _note_need(engine, engine.sequences[engine.running[index]])
+        _insert_in_order(engine, engine.sequences[engine.running[index]])
     for index in range(state.num_listed):
-        _note_need(engine, engine.sequences[engine.batch[index]])
+        _insert_in_order(engine, engine.sequences[engine.batch[index]])
 
 
 @part
 def _tokens_left(engine: Engine, sequence: Sequence) -> float:
+    """Return the number of output tokens that a request is expected to have still."""
     holding = engine.radix.holdings[sequence.number]
     return holding.limit * (1.0 if holding.ignores_eos else engine.radix.state.ratio) - num_outputs(sequence)
 
 
 @part
-def _note_need(engine: Engine, sequence: Sequence) -> None:
-    """Note the future needs of a request, after those with equal needs."""
+def _insert_in_order(engine: Engine, sequence: Sequence) -> None:
+    """Insert the future needs of a request, in ascending order, after equal ones."""
     left, index = _tokens_left(engine, sequence), engine.radix.state.num_needs
     if left > 0:
         while index > 0 and engine.radix.needs[index - 1].left > left:
             index -= 1
-        _insert_need(engine, index, left, sequence.num_tokens)
+        _insert_at(engine, index, left, sequence.num_tokens)
 
 
 @part
-def _note_need_of_later(engine: Engine, sequence: Sequence) -> None:
-    """Note the future needs of a later candidate, before those with equal needs, and before the last in any case."""
+def _insert_later_need(engine: Engine, sequence: Sequence) -> None:
+    """Insert the future needs of a later candidate before equal ones and, as in SGLang, never after the last."""
     left, index = _tokens_left(engine, sequence), 0
     last = engine.radix.state.num_needs - 1
     if left > 0:
         while index < last and engine.radix.needs[index].left < left:
             index += 1
-        _insert_need(engine, index, left, sequence.num_tokens)
+        _insert_at(engine, index, left, sequence.num_tokens)
 
 
 @part
-def _insert_need(engine: Engine, place: int, left: float, held: int) -> None:
+def _insert_at(engine: Engine, place: int, left: float, held: int) -> None:
     needs, radix = engine.radix.needs, engine.radix.state
     for index in range(radix.num_needs, place, -1):
         needs[index].left, needs[index].held = needs[index - 1].left, needs[index - 1].held
@@ -320,9 +325,10 @@ def _insert_need(engine: Engine, place: int, left: float, held: int) -> None:
 
 @part
 def preempt_to_schedule(engine: Engine, sequence: Sequence) -> int:
-    """Choose the least important running requests whose place a candidate takes; return their number.
+    """Choose the running requests to preempt for a candidate, the least important first; return their number.
 
-    They stand in `order`. There are none if they are not unimportant enough, or give back too little.
+    They are listed in `order`. None is chosen if the candidate is not more important by the threshold, or if they would
+    free too little.
     """
     settings, num_victims = engine.radix.settings, 0
     holding = engine.radix.holdings[sequence.number]
@@ -341,15 +347,15 @@ def preempt_to_schedule(engine: Engine, sequence: Sequence) -> int:
 
 
 @part
-def _lead(engine: Engine, one: int, other: int) -> int:
-    """Return by how much request `one` is more important than `other`."""
-    lead = engine.radix.holdings[one].priority - engine.radix.holdings[other].priority
+def _lead(engine: Engine, number: int, other: int) -> int:
+    """Return by how much request `number` is more important than request `other`."""
+    lead = engine.radix.holdings[number].priority - engine.radix.holdings[other].priority
     return -lead if engine.radix.settings.low_values_first else lead
 
 
 @part
 def _least_important(engine: Engine, num_chosen: int) -> int:
-    """Return the least important running request, of several the last to enter, that is not chosen yet; 0 for none."""
+    """Return the least important running request that is not chosen yet, of equal ones the last queued; 0 for none."""
     found = 0
     for index in range(engine.state.num_running):
         number = engine.running[index]

@@ -1,4 +1,4 @@
-"""SGLang's cache and scheduler as the records that the engine works on."""
+"""Building of the records of SGLang's cache and scheduler when a run begins."""
 
 from __future__ import annotations
 
@@ -38,14 +38,15 @@ _WRITE_POLICIES = {
     "write_back": records.WRITE_BACK,
 }
 _AGNOSTIC = ("fcfs", "lof")
-"""Orders of the queue that do not look at the cache."""
+"""Orders of the queue that do not depend on the cache."""
 _MOST_ENTRIES = 1 << 28
+"""Largest number of entries that all rows may have together."""
 _EVENTS_BESIDE_PAGES = 1 << 12
-"""Rows of events in one step, beside those for each page."""
+"""Room for events of one step, besides those of each page."""
 MOST_ROWS_OF_PAGE = 4
-"""Rows of a recording in one step about one page, but for hits: evicted, freed, handed out, shared in its place."""
+"""Largest number of rows of a recording about one page in one step: evicted, freed, allocated, replaced by sharing."""
 ROWS_OF_HITS = 1 << 20
-"""Room for rows about hits in one step: runs of pages in the prefixes of all requests that are admitted."""
+"""Room for rows about the hits of one step: one for each run of pages in the prefixes of admitted requests."""
 
 
 def radix(
@@ -60,10 +61,10 @@ def radix(
     reports: bool,
     compiled: bool,
 ) -> Any:
-    """Return the cache, with all pages free in ascending order, and the scheduler before its first pass.
+    """Return the records of the cache, with all pages free in ascending order, and of the scheduler.
 
-    `windows` are the pages of the second pool and the tokens of a window, both 0 without one; `hicache` are the write
-    policy and the pages of the host tier, if there is one.
+    `windows` is the number of pages in the pool for windows, and the tokens of a window; both are 0 without windows.
+    `hicache` is the write policy and the number of pages of the host tier, if there is one.
 
     Raises:
         BudgetError: the rows of all requests that may run at once are too large.
@@ -101,7 +102,7 @@ def radix(
 
 
 def _no_nodes(num_pages: int, *, compiled: bool) -> Any:
-    """Return the root of a tree, and room for a node of each page, on the device or on the host."""
+    """Return the nodes of an empty tree: its root, and room for one node per page of the device and the host."""
     nodes = make_growing(records.Node, num_pages + 2, compiled=compiled)
     nodes[records.ROOT].place = -1
     return nodes
@@ -112,7 +113,7 @@ def _zeros(size: int, *, compiled: bool) -> Any:
 
 
 def _pages_of_row(policy: Radix, demand: Demand, num_rows: int) -> int:
-    """Return the pages of the longest sequence, which each of `num_rows` rows has room for."""
+    """Return the number of pages of the longest sequence, for which each of `num_rows` rows has room."""
     longest = int((demand.prompt + np.maximum(demand.output, 1)).max(initial=1)) + 1
     row_pages = -(-longest // policy.unit_tokens) + 1
     if num_rows * row_pages > _MOST_ENTRIES:

@@ -32,7 +32,7 @@ def share(engine: Engine, sequence: Sequence, begin: int, end: int) -> None:
 
 @part
 def replace(engine: Engine, sequence: Sequence, begin: int, end: int) -> None:
-    """Record that a request frees its duplicates of the tree's pages; `share` then records the tree's in their place."""
+    """Record that a request frees its duplicates of the tree's pages; `share` then records those of the tree."""
     _write_row(engine, _RELEASE, sequence, begin, end)
 
 

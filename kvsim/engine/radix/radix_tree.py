@@ -117,7 +117,7 @@ def insert(engine: Engine, sequence: Sequence, num_pages: int, protected: int, i
             row = sequence.place * engine.radix.settings.row_pages + depth
             link_row(engine, row, row + num_common)
             tree_nodes.get_device_pages(engine, child, engine.radix.rows[row])
-            tree_copies.note_double(engine, child)
+            tree_copies.update_double(engine, child)
         elif protected < depth + num_common:
             _replace_duplicates(engine, sequence, child, max(depth, protected))
         node, depth = child, depth + num_common
@@ -168,7 +168,7 @@ def split(engine: Engine, node: int, num_pages: int) -> int:
     bucket.push_back(nodes, buckets[bucket_of(engine, old.key)], node)
     old.accessed = _tick(engine)
     evictable_leaves.update(engine, node)
-    tree_copies.note_double(engine, upper)
+    tree_copies.update_double(engine, upper)
     return upper
 
 

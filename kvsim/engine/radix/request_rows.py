@@ -1,4 +1,7 @@
-"""Rows of SGLang's requests, with the slot of each token: growth, insertion into the tree, release."""
+"""Rows of SGLang's requests, which list the pages of their tokens like vLLM's block tables.
+
+The functions match a prefix, allocate, insert computed tokens into the tree, and free a row.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,12 @@ from kvsim.engine.state import Engine
 
 NO_ROW = -1
 _EXTENDS_BEFORE_SLIDING = 2
+"""Earlier pieces of a prompt from which on window slots are freed, with overlap."""
 
 
 @part
 def evict_from_tree_cache(engine: Engine, num_tokens: int) -> None:
-    """Evict from the tree until `num_tokens` slots are free, of windows too."""
+    """Evict from the tree until `num_tokens` slots, and as many window slots, are free."""
     shortfall = max(num_tokens - token_slots.num_free_tokens(engine), 0)
     of_windows = 0
     if tree_windows.is_on(engine):
@@ -27,7 +31,7 @@ def evict_from_tree_cache(engine: Engine, num_tokens: int) -> None:
 
 @part
 def match_kv_cache(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
-    """Let a waiting request begin behind the longest prefix of its first `num_tokens` tokens that the tree has."""
+    """Match the first `num_tokens` tokens of a waiting request with the tree, and record the hits."""
     holding = engine.radix.holdings[sequence.number]
     holding.node = ROOT
     if engine.radix.settings.has_tree:
@@ -47,14 +51,14 @@ def match_kv_cache(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
 
 @part
 def init_next_round_input(engine: Engine, sequence: Sequence) -> None:
-    """Look at a candidate: its last token is computed in any case."""
+    """Match a candidate with the tree, but for its last token, which is always computed."""
     engine.radix.holdings[sequence.number].laid_out_tokens = sequence.num_tokens
     match_kv_cache(engine, sequence, sequence.num_tokens - 1)
 
 
 @part
 def alloc_req_slots(engine: Engine, num_seqs: int) -> None:
-    """Give rows to those of the first `num_seqs` requests of the batch that have none: the last free ones, in order."""
+    """Give a free row to each of the first `num_seqs` requests of the batch that has none."""
     radix, needed = engine.radix, 0
     for index in range(num_seqs):
         needed += int(engine.sequences[engine.batch[index]].place == NO_ROW)
@@ -72,7 +76,7 @@ def alloc_req_slots(engine: Engine, num_seqs: int) -> None:
 
 @part
 def _write_prefix(engine: Engine, sequence: Sequence) -> None:
-    """Let a new row list the pages of the prefix that was found in the tree."""
+    """Write the pages of the prefix that was found in the tree to a new row."""
     nodes, pages, rows = engine.radix.nodes, engine.radix.pages, engine.radix.rows
     row, node = sequence.place * engine.radix.settings.row_pages, engine.radix.holdings[sequence.number].node
     while node != ROOT:
@@ -107,13 +111,13 @@ def alloc_for_extend(engine: Engine, num_seqs: int) -> bool:
 
 @part
 def num_tokens_required_next_decode(engine: Engine, sequence: Sequence) -> int:
-    """Return the slots that one more token of a request needs."""
+    """Return the number of new slots that one more token of a request needs."""
     return _num_new_pages(engine, sequence.computed, 1) * engine.settings.unit_tokens
 
 
 @part
 def make_room_for_decode(engine: Engine, first: int, num_seqs: int) -> None:
-    """Evict for a token of each of `num_seqs` requests of the batch, from index `first` on, which are extended next."""
+    """Make room for one token of each of `num_seqs` requests of the batch, from index `first` on."""
     if tree_windows.is_on(engine):
         _slide_in_decode(engine, first, num_seqs)
     evict_from_tree_cache(engine, num_seqs * engine.settings.unit_tokens)
@@ -121,9 +125,9 @@ def make_room_for_decode(engine: Engine, first: int, num_seqs: int) -> None:
 
 @part
 def _slide_in_prefill(engine: Engine, num_seqs: int) -> None:
-    """Give back what no window of the first `num_seqs` requests of the batch reaches, where no prefix is cached.
+    """Free the window slots that the first `num_seqs` requests of the batch read no more, without a prefix cache.
 
-    If steps overlap, the piece before may still be computed, which needs the window before it.
+    With overlap, the piece before may still be computed, and it reads the window before that piece.
     """
     chunk_tokens = engine.radix.settings.chunk_tokens
     token_slots.begin_free_group(engine)
@@ -138,7 +142,7 @@ def _slide_in_prefill(engine: Engine, num_seqs: int) -> None:
 
 @part
 def _slide_in_decode(engine: Engine, first: int, num_seqs: int) -> None:
-    """Give back what no window of `num_seqs` requests of the batch reaches, from index `first` on, now and then."""
+    """Free the window slots that `num_seqs` requests of the batch, from `first` on, read no more, at intervals."""
     settings = engine.radix.settings
     token_slots.begin_free_group(engine)
     for index in range(first, first + num_seqs):
@@ -153,7 +157,7 @@ def _slide_in_decode(engine: Engine, first: int, num_seqs: int) -> None:
 
 @part
 def slide(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
-    """Give back the windows of a request that lie before the window of token `num_tokens`, but for the tree's."""
+    """Free the window slots of a request before the window of token `num_tokens`, except those in the tree."""
     unit, holding = engine.settings.unit_tokens, engine.radix.holdings[sequence.number]
     window = engine.radix.settings.window_tokens
     if num_tokens - window < holding.gone_tokens + 1:
@@ -172,7 +176,7 @@ def slide(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
 
 @part
 def extend(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
-    """Let the row of a request list free pages for `num_tokens` tokens behind those that it has."""
+    """Allocate pages for `num_tokens` more tokens of a request and append them to its row."""
     begin = token_slots.ceil_pages(engine, sequence.computed)
     row, num_pages = (
         sequence.place * engine.radix.settings.row_pages,
@@ -187,6 +191,7 @@ def extend(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
 
 @part
 def _num_new_pages(engine: Engine, computed: int, num_tokens: int) -> int:
+    """Return the number of new pages that `num_tokens` tokens need after `computed` ones."""
     if engine.settings.unit_tokens == 1:
         return num_tokens
     return token_slots.ceil_pages(engine, computed + num_tokens) - token_slots.ceil_pages(engine, computed)
@@ -194,10 +199,10 @@ def _num_new_pages(engine: Engine, computed: int, num_tokens: int) -> int:
 
 @part
 def checkpoint(engine: Engine, sequence: Sequence, up_to: int, is_over: bool) -> None:
-    """Put the first `up_to` tokens of a request into the tree, in whole pages, and lock the path to their end.
+    """Insert the first `up_to` tokens of a request into the tree, in whole pages, and lock their path.
 
-    The path gets a boundary where the prompt ends. With windows, it goes no further than to where the request left a
-    path of the tree whose windows were gone.
+    The path is split where the prompt ends. If the request matched a path whose windows were evicted, only the tokens
+    up to the end of that match (`branch_tokens`) are inserted.
     """
     unit, holding = engine.settings.unit_tokens, engine.radix.holdings[sequence.number]
     if not engine.radix.settings.has_tree or up_to == 0:
@@ -224,7 +229,7 @@ def checkpoint(engine: Engine, sequence: Sequence, up_to: int, is_over: bool) ->
 
 @part
 def checkpoint_prefill(engine: Engine, sequence: Sequence) -> None:
-    """Put the computed part of a prompt into the tree; the request's next prefill begins there."""
+    """Insert the computed part of a prompt into the tree; the request's next prefill begins after it."""
     holding = engine.radix.holdings[sequence.number]
     checkpoint(engine, sequence, holding.extend_end, False)
     holding.prefix_tokens = holding.extend_end
@@ -232,7 +237,7 @@ def checkpoint_prefill(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def release_kv_cache(engine: Engine, sequence: Sequence, keeps: bool) -> None:
-    """Take the row of a request back; where it `keeps`, the tree first gets all that was computed."""
+    """Free the row of a request; with `keeps`, its computed tokens are inserted into the tree first."""
     radix, holding, owned = engine.radix, engine.radix.holdings[sequence.number], sequence.computed
     assert owned <= sequence.num_tokens
     if keeps:
@@ -267,19 +272,19 @@ def _free_row(engine: Engine, begin: int, end: int, has_windows: bool) -> None:
 
 @part
 def free_units(engine: Engine) -> int:
-    """Count the pages that no request holds: the free ones, and those that can be evicted from the tree."""
+    """Return the number of pages that are free or can be evicted from the tree."""
     return engine.state.num_free + engine.state.num_cached
 
 
 @part
 def free_windows(engine: Engine) -> int:
-    """Count the pages of windows that no request holds, those that can be evicted included."""
+    """Return the number of window pages that are free or can be evicted from the tree."""
     return engine.radix.state.num_free_windows + engine.radix.state.num_cached_windows
 
 
 @part
 def cached_windows(engine: Engine) -> int:
-    """Count the pages of windows that can be evicted from the tree."""
+    """Return the number of window pages that can be evicted from the tree."""
     return engine.radix.state.num_cached_windows
 
 

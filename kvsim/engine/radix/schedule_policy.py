@@ -1,4 +1,4 @@
-"""SGLang's orders of the queue and of retraction."""
+"""SGLang's schedule policies, which sort the waiting queue, and the order in which running requests are retracted."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from kvsim.engine.records import NEVER, Sequence
 from kvsim.engine.state import Engine
 
 _MOST_MATCHED = 128
-"""Waiting requests that are matched in one pass, at most."""
+"""Largest number of waiting requests that are matched in one pass."""
 _SHARED_TOKENS = 32
-"""Shared tokens from which on one request waits for another; requests with more hits are not compared."""
+"""Shared tokens from which on one request waits for another; a request with more hits is not compared."""
 _AT_ONCE = 1e300
 """The response ratio of a request that has nothing to compute."""
 _REFRESH_INTERVAL = 32
-"""Passes from one in which waiting prefixes are kept young to the next."""
+"""Number of passes from one refresh of waiting prefixes to the next."""
 
 
 @part
 def calc_priority(engine: Engine) -> None:
-    """Put the queue in order; match waiting requests first where the order depends on the tree."""
+    """Sort the queue; match waiting requests with the tree first if the order depends on that."""
     settings, state = engine.radix.settings, engine.state
     order = settings.order
     if order in (LPM, HRRN) and state.num_waiting > _MOST_MATCHED:
@@ -40,9 +40,10 @@ def calc_priority(engine: Engine) -> None:
 
 @part
 def _compute_prefix_matches(engine: Engine) -> None:
-    """Match all waiting requests; put those back that share a prefix, which the tree lacks, with one before them.
+    """Match all waiting requests; put a request back if one before it has the same beginning and the tree lacks it.
 
-    They are compared in pages: tokens are not known one by one.
+    The request that is put back can then hit what the other one computes. Beginnings are compared in whole pages,
+    since single tokens are not known.
     """
     order, num_compared = engine.radix.order, 0
     first_pages = _SHARED_TOKENS // engine.settings.unit_tokens
@@ -66,7 +67,7 @@ def _compute_prefix_matches(engine: Engine) -> None:
 
 @part
 def _sort(engine: Engine) -> None:
-    """Sort the queue; requests that are alike keep their order."""
+    """Sort the queue by insertion, which keeps the order of equal requests."""
     order, size, number = engine.radix.order, 0, engine.sequences[HEAD].next
     while number != HEAD:
         place = size
@@ -81,16 +82,16 @@ def _sort(engine: Engine) -> None:
 
 @part
 def _queue_in_order(engine: Engine, size: int) -> None:
-    """Let the queue be the first `size` requests in `order`."""
+    """Set the queue to the first `size` requests in `order`."""
     engine.sequences[HEAD].next = engine.sequences[HEAD].previous = HEAD
     for index in range(size):
         linked_list.push_back(engine.sequences, engine.radix.order[index])
 
 
 @part
-def _goes_before(engine: Engine, one: int, other: int) -> bool:
-    """Tell whether request `one` goes before `other` in the queue."""
-    order, first, second = engine.radix.settings.order, engine.radix.holdings[one], engine.radix.holdings[other]
+def _goes_before(engine: Engine, number: int, other: int) -> bool:
+    """Tell whether request `number` goes before request `other` in the queue."""
+    order, first, second = engine.radix.settings.order, engine.radix.holdings[number], engine.radix.holdings[other]
     if order in (FCFS, LOF):
         if engine.radix.settings.by_priority and first.priority != second.priority:
             return (first.priority < second.priority) == engine.radix.settings.low_values_first
@@ -100,15 +101,15 @@ def _goes_before(engine: Engine, one: int, other: int) -> bool:
     if order == LPM:
         return not first.is_put_back and first.matched_tokens > second.matched_tokens
     if order == HRRN:
-        ratio, least = _response_ratio(engine, one), _response_ratio(engine, other)
+        ratio, least = _response_ratio(engine, number), _response_ratio(engine, other)
         return ratio > least or (ratio == least and first.rank < second.rank)
-    work, most = _prefill_work(engine, one), _prefill_work(engine, other)
+    work, most = _prefill_work(engine, number), _prefill_work(engine, other)
     return work < most or (work == most and first.entered < second.entered)
 
 
 @part
 def _response_ratio(engine: Engine, number: int) -> float:
-    """Return the tokens prefilled while a request waits, for each that it computes itself."""
+    """Return the tokens prefilled since a request was queued, divided by those that the request has to compute."""
     holding = engine.radix.holdings[number]
     uncached = engine.sequences[number].prompt_tokens - holding.matched_tokens
     if holding.is_put_back:
@@ -120,13 +121,13 @@ def _response_ratio(engine: Engine, number: int) -> float:
 
 @part
 def _prefill_work(engine: Engine, number: int) -> int:
-    """Return the tokens that a waiting request has to compute."""
+    """Return the number of tokens that a waiting request has to compute, at least 1."""
     return max(1, engine.sequences[number].num_tokens - engine.radix.holdings[number].matched_tokens)
 
 
 @part
 def _sort_by_dfs_weight(engine: Engine) -> None:
-    """Queue waiting requests as a walk of the tree meets their nodes, the heaviest subtree first."""
+    """Sort the queue by a depth-first walk of the tree: the subtree with the most waiting requests first."""
     nodes, order, size = engine.radix.nodes, engine.radix.order, 0
     number = engine.sequences[HEAD].next
     while number != HEAD:
@@ -152,7 +153,7 @@ def _sort_by_dfs_weight(engine: Engine) -> None:
 
 @part
 def _weigh(engine: Engine, number: int) -> None:
-    """Add a waiting request to the node at which its prefix ends, and its weight to the path."""
+    """Add a waiting request to the node at which its prefix ends, and 1 to the weight of each node on the path."""
     nodes, node = engine.radix.nodes, engine.radix.holdings[number].node
     engine.radix.holdings[number].next_waiting = HEAD
     if nodes[node].first_waiting == HEAD:
@@ -170,7 +171,7 @@ def _weigh(engine: Engine, number: int) -> None:
 
 @part
 def _take_heaviest_child(engine: Engine, parent: int) -> int:
-    """Take the heaviest child that a walk has not met, of equal ones the first attached; the root for none."""
+    """Remove the heaviest child from those still to walk, of equal ones the first attached; return it, or `ROOT`."""
     nodes, found, before_found, before = engine.radix.nodes, ROOT, ROOT, ROOT
     child = nodes[parent].first_child
     while child != ROOT:
@@ -189,7 +190,7 @@ def _take_heaviest_child(engine: Engine, parent: int) -> int:
 
 @part
 def chunk_limit(engine: Engine, sequence: Sequence) -> int:
-    """Return the tokens that the request amid its prompt may compute beside shorter ones that wait."""
+    """Return the number of tokens that the chunked request may compute, so that shorter waiting ones fit beside it."""
     unit, budget = engine.settings.unit_tokens, engine.radix.state.chunk_left
     if engine.radix.settings.order != SHORTEST_PREFILL_FIRST or budget < 2 * unit:
         return NEVER
@@ -207,7 +208,7 @@ def chunk_limit(engine: Engine, sequence: Sequence) -> int:
 
 @part
 def _touch_waiting_prefixes(engine: Engine) -> None:
-    """Keep the prefixes of waiting requests young, now and then: the head's youngest."""
+    """Match the waiting requests at intervals, the head last, so that their prefixes are evicted later."""
     settings, state, radix = engine.radix.settings, engine.state, engine.radix.state
     if state.num_waiting == 0 or settings.eviction != LRU or not settings.has_tree:
         return
@@ -225,7 +226,7 @@ def _touch_waiting_prefixes(engine: Engine) -> None:
 
 @part
 def order_for_retraction(engine: Engine) -> None:
-    """Put running requests in the order in which they are kept: more outputs first, then the shorter prompt."""
+    """Sort running requests so that the last is retracted first: more outputs first, then the shorter prompt."""
     running = engine.running
     for index in range(1, engine.state.num_running):
         number, place = running[index], index
@@ -236,11 +237,11 @@ def order_for_retraction(engine: Engine) -> None:
 
 
 @part
-def _is_kept_before(engine: Engine, one: int, other: int) -> bool:
-    """Tell whether a running request is retracted after another."""
-    first, second = engine.sequences[one], engine.sequences[other]
+def _is_kept_before(engine: Engine, number: int, other: int) -> bool:
+    """Tell whether running request `number` is retracted after request `other`."""
+    first, second = engine.sequences[number], engine.sequences[other]
     if engine.radix.settings.retracts_by_priority:
-        lead = engine.radix.holdings[one].priority - engine.radix.holdings[other].priority
+        lead = engine.radix.holdings[number].priority - engine.radix.holdings[other].priority
         if lead != 0:
             return (lead < 0) == engine.radix.settings.low_values_first
     if num_outputs(first) != num_outputs(second):

@@ -1,9 +1,11 @@
-"""Scheduling as in SGLang: in each pass a prefill, if one can be had, or a token of each running request.
+"""SGLang's scheduler: each pass runs a prefill if it can form one, and otherwise one decode of all running requests.
 
-`get_next_batch_to_run` lets the prefill of the pass before join those that run, tries another one
-(`get_new_batch_prefill`), and else lets those that run decode (`update_running_batch`), retracting the ones with the
-fewest outputs where memory is short. `process_batch_result` takes the outputs. An engine that overlaps launches a batch
-before it processes the results of the one before: it foresees ends by length, not by a stop token.
+Functions have the names that they have in SGLang. `get_next_batch_to_run` first merges the last prefill into the
+running batch. Then it tries a prefill (`get_new_batch_prefill`), and without one it decodes (`update_running_batch`);
+if memory is short, it retracts the requests with the fewest outputs. `process_batch_result` processes the outputs.
+
+With overlap, a batch is launched before the results of the batch before are processed. So the scheduler knows that a
+request ends by its length, but not that it ends by a stop token.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from kvsim.engine.state import ABORTED, FINISHED, PREEMPTED, RUNNING, WAITING, E
 
 @part
 def has_work(engine: Engine) -> bool:
-    """Tell whether another pass is due; the last one before a rest keeps house."""
+    """Tell whether another pass is due; after the last batch, one more pass resets the estimate of answers."""
     state, radix = engine.state, engine.radix.state
     has_requests = state.num_running > 0 or state.num_waiting > 0 or radix.chunked != NOT_CHUNKED
     return has_requests or radix.last_mode != NO_BATCH or not radix.is_rested
@@ -37,7 +39,7 @@ def has_work(engine: Engine) -> bool:
 
 @part
 def add(engine: Engine, sequence: Sequence) -> None:
-    """Queue a request, also one that was retracted: at the end."""
+    """Append a request to the queue, be it new or retracted."""
     radix, holding = engine.radix.state, engine.radix.holdings[sequence.number]
     radix.num_entered += 1
     holding.entered, holding.entered_at = radix.num_entered, radix.num_prefilled
@@ -46,7 +48,11 @@ def add(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def schedule(engine: Engine) -> None:
-    """Make a pass: choose a batch, allocate its slots and put it in flight."""
+    """Run one pass: choose a batch, allocate its slots and put it in flight.
+
+    With `is_exclusive`, a prefill that follows another one is chosen now and launched in a later call, once the output
+    of the other is processed.
+    """
     state, radix = engine.state, engine.radix.state
     mode = radix.chosen_mode
     radix.chosen_mode = NO_BATCH
@@ -70,7 +76,7 @@ def schedule(engine: Engine) -> None:
 
 @part
 def awaits_output(engine: Engine) -> bool:
-    """Tell whether results are due: each pass ends with those of the pass before, or of its own without overlap."""
+    """Tell whether a result is due before the next pass: that of the last pass, or with overlap of the one before."""
     state = engine.state
     is_full = state.num_in_flight >= engine.settings.most_in_flight
     return is_full or (state.num_in_flight > 0 and state.num_in_batch == 0)
@@ -78,7 +84,7 @@ def awaits_output(engine: Engine) -> bool:
 
 @part
 def abort(engine: Engine, sequence: Sequence) -> None:
-    """Drop a waiting request; let one that runs end with its next output, and one amid its prompt in the next pass."""
+    """Abort a request: at once if it waits, in the next pass if it is chunked, else with its next output."""
     if sequence.status in (WAITING, PREEMPTED):
         waiting_queue.remove(engine, sequence)
         end(engine, sequence, ABORTED, engine.state.host_s)
@@ -89,15 +95,18 @@ def abort(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def num_running(engine: Engine) -> int:
-    """Count the requests that have a row: `State.num_running` leaves out those in a prefill, and foreseen ends."""
+    """Return the number of requests that have a row.
+
+    `State.num_running` does not count those in a prefill and those that a result in flight ends by length.
+    """
     return len(engine.radix.free_rows) - engine.radix.state.num_free_rows
 
 
 @part
 def is_stalled(engine: Engine) -> bool:
-    """Tell whether the head of the queue would wait for ever: nothing runs, and it was not admitted.
+    """Tell whether the run cannot continue: the head of the queue is not admitted although nothing runs.
 
-    A batch that was admitted without enough slots ends SGLang, too.
+    The same holds after a batch was admitted without enough slots, which ends SGLang.
     """
     state = engine.state
     if engine.radix.state.has_failed:
@@ -111,7 +120,7 @@ def is_stalled(engine: Engine) -> bool:
 
 @part
 def _rest(engine: Engine) -> None:
-    """Reset the estimate of answers in a pass without a batch, if none is in flight."""
+    """Reset the estimate of answers in a pass without a batch, if no batch is in flight and no request is left."""
     state, radix = engine.state, engine.radix.state
     has_requests = state.num_running > 0 or state.num_waiting > 0 or radix.chunked != NOT_CHUNKED
     if state.num_in_flight == 0 and not has_requests:
@@ -123,8 +132,8 @@ def _rest(engine: Engine) -> None:
 def _run_batch(engine: Engine, mode: int) -> None:
     """Launch the batch: its tokens count as computed from now on.
 
-    It is described in the same walk, which most of the time of a simulation goes into; one that only decodes gets its
-    slots there, too.
+    A simulation spends most of its time in this loop, so the figures of the batch are summed in it too, and a decode
+    gets its slots in it.
     """
     state, radix = engine.state, engine.radix.state
     radix.num_launched += 1
@@ -161,7 +170,7 @@ def _run_batch(engine: Engine, mode: int) -> None:
 
 @part
 def get_next_batch_to_run(engine: Engine) -> int:
-    """Choose the batch of a pass and allocate its slots; return its kind."""
+    """Choose the batch of a pass and allocate its slots; return its mode."""
     state, radix = engine.state, engine.radix.state
     _process_pending_chunked_abort(engine)
     if tree_copies.is_on(engine):
@@ -184,7 +193,7 @@ def get_next_batch_to_run(engine: Engine) -> int:
 
 @part
 def _process_pending_chunked_abort(engine: Engine) -> None:
-    """Drop a request that was aborted amid its prompt; its tokens in the tree stay there."""
+    """Abort the chunked request if that was asked for; its tokens in the tree stay there."""
     radix = engine.radix.state
     sequence = engine.sequences[radix.chunked]
     if radix.chunked != NOT_CHUNKED and engine.radix.holdings[radix.chunked].is_aborted:
@@ -220,7 +229,7 @@ def _merge_last_batch(engine: Engine) -> None:
 
 @part
 def _filter_running(engine: Engine) -> None:
-    """Drop the running requests that have ended."""
+    """Remove requests that have ended from the running batch."""
     state, radix, kept = engine.state, engine.radix.state, 0
     if state.num_ended == radix.num_ended_before:
         return
@@ -234,9 +243,10 @@ def _filter_running(engine: Engine) -> None:
 
 @part
 def _filter_finishing(engine: Engine) -> bool:
-    """Drop the running requests that a result under way ends by length; tell whether there were any.
+    """Remove requests that a result in flight ends by length from the running batch; tell whether there were any.
 
-    They are looked through where that can be: each result brings one output at most.
+    Each result brings a request one output at most. So after a scan, no request can end for as many results as the
+    fewest outputs that any has left, less one (`most_results`), and scans are skipped until then.
     """
     state, radix, kept = engine.state, engine.radix.state, 0
     if radix.most_results > 0:
@@ -257,7 +267,7 @@ def _filter_finishing(engine: Engine) -> bool:
 
 @part
 def _shrink_running(engine: Engine, num_running: int) -> bool:
-    """Keep the first `num_running` running requests; tell whether any leaves, so that others may be asked."""
+    """Keep the first `num_running` running requests; tell whether any was removed, so that others may be admitted."""
     has_left = num_running < engine.state.num_running
     engine.state.num_running = num_running
     if has_left:
@@ -267,7 +277,7 @@ def _shrink_running(engine: Engine, num_running: int) -> bool:
 
 @part
 def _defers_prefill(engine: Engine) -> bool:
-    """Tell whether this pass is one of those after a prefill that try no other."""
+    """Tell whether this pass tries no prefill, because it is within the interval of decodes after the last one."""
     radix = engine.radix.state
     if radix.interval_left == 0:
         return False
@@ -280,7 +290,7 @@ def _defers_prefill(engine: Engine) -> bool:
 
 @part
 def get_new_batch_prefill(engine: Engine) -> int:
-    """Form a prefill with decodes, and allocate its slots; return the kind of batch."""
+    """Form a prefill, which may include decodes, and allocate its slots; return its mode, or `NO_BATCH`."""
     settings, state, radix = engine.radix.settings, engine.state, engine.radix.state
     if settings.preempts or tree_windows.is_on(engine) or state.num_running == 0:
         radix.is_full = False
@@ -303,7 +313,7 @@ def get_new_batch_prefill(engine: Engine) -> int:
         _leave_queue(engine, engine.sequences[engine.batch[index]])
     _queue_preempted(engine, 0)
     if has_chunked and radix.admitted_chunked != NOT_CHUNKED:
-        radix.has_failed = True  # one amid its prompt waits for windows, and another is cut
+        radix.has_failed = True  # two requests would be chunked: one waits for windows, and another one was cut
         return NO_BATCH
     radix.chunked = radix.chunked if has_chunked else radix.admitted_chunked
     if radix.chunked != NOT_CHUNKED:
@@ -313,14 +323,14 @@ def get_new_batch_prefill(engine: Engine) -> int:
 
 @part
 def _num_allocatable_reqs(engine: Engine) -> int:
-    """Return the requests that may be in a prefill."""
+    """Return the largest number of requests that a prefill may have now."""
     state, radix = engine.state, engine.radix.state
     return min(engine.radix.settings.num_rows - state.num_running, radix.num_free_rows + radix.num_held_rows)
 
 
 @part
 def _admit_waiting(engine: Engine, has_chunked: bool) -> None:
-    """Admit waiting requests until one is refused."""
+    """Admit waiting requests in order until one does not fit."""
     settings, state, radix = engine.radix.settings, engine.state, engine.radix.state
     number = engine.sequences[0].next
     while number != 0 and prefill_adder.budget_state(engine) != OTHER:
@@ -340,7 +350,7 @@ def _admit_waiting(engine: Engine, has_chunked: bool) -> None:
 
 @part
 def _preempt_to_schedule(engine: Engine, sequence: Sequence) -> bool:
-    """Preempt less important running requests for a waiting one; tell whether there were any."""
+    """Preempt less important running requests for a waiting one; tell whether any was preempted."""
     state, radix = engine.state, engine.radix.state
     num_victims = prefill_adder.preempt_to_schedule(engine, sequence)
     if num_victims == 0:
@@ -361,14 +371,14 @@ def _preempt_to_schedule(engine: Engine, sequence: Sequence) -> bool:
 
 @part
 def _queue_preempted(engine: Engine, first: int) -> None:
-    """Queue the requests that gave way in this pass, from number `first` on."""
+    """Append the requests preempted in this pass to the queue, from index `first` of these on."""
     for index in range(first, engine.state.num_preempted):
         add(engine, engine.sequences[engine.lists[index].preempted])
 
 
 @part
 def _leave_queue(engine: Engine, sequence: Sequence) -> None:
-    """Let an admitted request run."""
+    """Move an admitted request from the queue to the running state."""
     state = engine.state
     waiting_queue.remove(engine, sequence)
     if sequence.status == WAITING:
@@ -381,7 +391,7 @@ def _leave_queue(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def _prepare_for_extend(engine: Engine) -> int:
-    """Allocate rows and slots of the chosen prefill with its decodes; return the kind of batch."""
+    """Allocate rows and slots of the chosen prefill, add decodes if they are mixed in, and return the mode."""
     state, radix = engine.state, engine.radix.state
     num_prefills = state.num_listed
     request_rows.alloc_req_slots(engine, num_prefills)
@@ -412,7 +422,7 @@ def _prepare_for_extend(engine: Engine) -> int:
 
 @part
 def update_running_batch(engine: Engine) -> int:
-    """Let running requests decode one token each, retracting some where memory is short; return the kind of batch."""
+    """Let running requests decode one token each, after retracting some if memory is short; return the mode."""
     settings, state, radix = engine.radix.settings, engine.state, engine.radix.state
     is_foreseen = _filter_finishing(engine)
     if state.num_running == 0:
@@ -420,7 +430,7 @@ def update_running_batch(engine: Engine) -> int:
         return NO_BATCH
     has_room = check_decode_mem(engine, state.num_running)
     if not has_room and is_foreseen:
-        return NO_BATCH  # what ends gives back its memory first
+        return NO_BATCH  # the requests that end will free their memory first
     if has_room:
         radix.ratio = max(radix.ratio - settings.ratio_decay, settings.least_ratio)
     else:
@@ -445,7 +455,7 @@ def _list_running(engine: Engine) -> None:
 
 @part
 def check_decode_mem(engine: Engine, num_running: int) -> bool:
-    """Tell whether the first `num_running` running requests can decode one token each; evict for that."""
+    """Evict from the tree so that the first `num_running` running requests can decode a token; tell if they can."""
     needed = num_running if engine.settings.unit_tokens == 1 else 0
     for index in range(0 if engine.settings.unit_tokens == 1 else num_running):
         needed += request_rows.num_tokens_required_next_decode(engine, engine.sequences[engine.running[index]])
@@ -457,9 +467,9 @@ def check_decode_mem(engine: Engine, num_running: int) -> bool:
 
 @part
 def _retract_decode(engine: Engine) -> None:
-    """Retract running requests, those with the fewest outputs first, until the rest can decode.
+    """Retract running requests, those with the fewest outputs first, until the others can decode.
 
-    At least one request gives way. The last one goes on, or is aborted if it does not fit alone.
+    At least one is retracted if several run. The last one is never retracted; if it does not fit alone, it is aborted.
     """
     settings, state, radix = engine.radix.settings, engine.state, engine.radix.state
     schedule_policy.order_for_retraction(engine)
@@ -485,9 +495,9 @@ def _retract_decode(engine: Engine) -> None:
 
 @part
 def release_req(engine: Engine, sequence: Sequence, num_others: int) -> None:
-    """Free all that a running request holds; nothing of it is put into the tree, some of which is evicted.
+    """Preempt a running request: free its row without inserting it into the tree, and evict for the others.
 
-    It keeps its outputs as tokens to compute again.
+    The request keeps its outputs as tokens that are computed again.
     """
     state, holding = engine.state, engine.radix.holdings[sequence.number]
     radix_events.retracted(engine, sequence, num_others)
@@ -504,7 +514,7 @@ def release_req(engine: Engine, sequence: Sequence, num_others: int) -> None:
 
 @part
 def process_batch_result(engine: Engine) -> None:
-    """Process the outputs of the oldest step in flight; free its slots together at the end."""
+    """Process the outputs of the oldest step in flight; the slots that this frees are freed in one call at the end."""
     state = engine.state
     place = in_flight.oldest(engine)
     launch, first = engine.radix.launches[place], place * engine.settings.max_num_seqs
@@ -522,7 +532,7 @@ def process_batch_result(engine: Engine) -> None:
 
 @part
 def _append_output(engine: Engine, sequence: Sequence, is_prefill: bool) -> None:
-    """Append an output of a request; what is computed goes into the tree at the end, and when a prompt is done."""
+    """Append an output to a request; insert its tokens into the tree if it ends or has just completed its prompt."""
     state = engine.state
     if sequence.num_tokens == sequence.prompt_tokens:
         engine.times[sequence.number].first_token_s = state.host_s

@@ -1,8 +1,8 @@
-"""HiCache: nodes of SGLang's radix tree with a copy in host memory, which a match goes on through.
+"""SGLang's HiCache: copies of the radix tree's nodes in host memory, which a match also finds.
 
-A node is on the device, on the host, or on both. `write_through` copies a node when an insert counts its first hit,
-`write_through_selective` the second, `write_back` when it is evicted. A copy under way locks its path until the
-scheduler hears of its end, at the beginning of a later pass.
+A node is on the device, on the host, or on both (then it is double). The write policy decides when a node is copied to
+the host: `write_through` at its first hit by an insert, `write_through_selective` at its second, and `write_back` when
+it is evicted. A copy locks its path from its begin until a later pass of the scheduler finds it finished.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kvsim.engine.records import NEVER
 from kvsim.engine.state import Engine
 
 LEAST_LOADED_TOKENS = 10
-"""Tokens below which nothing is loaded from the host."""
+"""Smallest number of tokens that is loaded from the host."""
 
 
 @part
@@ -25,7 +25,7 @@ def is_on(engine: Engine) -> bool:
 
 @part
 def count_hit(engine: Engine, node: int) -> None:
-    """Count a hit of a node on the device; copy it to the host if the policy says so, with its ancestors first."""
+    """Count a hit of a node on the device; copy it, after its ancestors, if the write policy says so."""
     record, policy = engine.radix.nodes[node], engine.radix.settings.write_policy
     if policy == WRITE_BACK:
         return
@@ -46,7 +46,7 @@ def count_hit(engine: Engine, node: int) -> None:
 
 @part
 def _copy(engine: Engine, node: int) -> bool:
-    """Take room on the host for a node; return False if there is too little."""
+    """Allocate pages on the host for a node, after evicting there; return False if the room is not enough."""
     record, radix = engine.radix.nodes[node], engine.radix.state
     missing = record.num_pages - radix.num_free_host
     if missing > 0 and _evict_host(engine, missing) < missing:
@@ -58,7 +58,7 @@ def _copy(engine: Engine, node: int) -> bool:
 
 @part
 def finish_copies(engine: Engine) -> None:
-    """Finish all copies under way: unlock their paths."""
+    """Finish all copies and loads under way, and unlock their paths."""
     radix = engine.radix.state
     for index in range(radix.num_written):
         tree_nodes.dec_lock_ref(engine, engine.radix.written[index], 0)
@@ -70,14 +70,14 @@ def finish_copies(engine: Engine) -> None:
             record = engine.radix.nodes[node]
             if record.loaded_for == anchor:
                 record.loaded_for = ROOT
-                note_double(engine, node)
+                update_double(engine, node)
             node = record.parent
     radix.num_written = radix.num_loading = 0
 
 
 @part
-def note_double(engine: Engine, node: int) -> None:
-    """Note that a node is on the device and on the host from now on, if it is and no load is under way."""
+def update_double(engine: Engine, node: int) -> None:
+    """Update whether a node is double: on the device and on the host, without a load under way."""
     record = engine.radix.nodes[node]
     if not (record.is_on_device and record.is_on_host and record.loaded_for == ROOT):
         record.doubled = 0
@@ -88,7 +88,7 @@ def note_double(engine: Engine, node: int) -> None:
 
 @part
 def demote(engine: Engine, node: int) -> bool:
-    """Evict the device's pages of a leaf that is on the host or can be copied there; tell whether it stays so."""
+    """Evict the device pages of a leaf that has, or now gets, a copy on the host; return False if it has none."""
     record = engine.radix.nodes[node]
     if not record.is_on_host:
         if engine.radix.settings.write_policy != WRITE_BACK:
@@ -96,7 +96,7 @@ def demote(engine: Engine, node: int) -> bool:
         if not _copy(engine, node):
             _drop_below(engine, node)
             return False
-        note_double(engine, node)
+        update_double(engine, node)
     radix_events.leaf(engine, record)
     tree_nodes.lose_device_pages(engine, node)
     token_slots.free(engine, record.first_page, record.num_pages)
@@ -105,7 +105,7 @@ def demote(engine: Engine, node: int) -> bool:
 
 @part
 def _drop_below(engine: Engine, top: int) -> None:
-    """Remove all nodes below a leaf of the device, which are on the host alone."""
+    """Remove all nodes below `top`, a leaf on the device; they are only on the host."""
     while engine.radix.nodes[top].num_host_children > 0:
         for node in range(1, engine.radix.state.num_nodes + 1):
             record = engine.radix.nodes[node]
@@ -129,9 +129,9 @@ def _remove_from_host(engine: Engine, node: int) -> None:
 
 @part
 def _evict_host(engine: Engine, num_pages: int) -> int:
-    """Free pages of the host until `num_pages` are; return how many were.
+    """Free up to `num_pages` more pages on the host; return the number of pages freed.
 
-    With `write_back`, copies of what is also on the device go first, those that can be evicted there last.
+    With `write_back`, copies of double nodes are freed first: those of inner nodes, then those of evictable leaves.
     """
     before = engine.radix.state.num_free_host
     if engine.radix.settings.write_policy == WRITE_BACK:
@@ -147,7 +147,7 @@ def _evict_host(engine: Engine, num_pages: int) -> int:
 
 @part
 def _next_host_leaf(engine: Engine) -> int:
-    """Return the node that is evicted from the host next; the root for none."""
+    """Return the node that is evicted from the host next, or `ROOT`."""
     found = ROOT
     for node in range(1, engine.radix.state.num_nodes + 1):
         record = engine.radix.nodes[node]
@@ -160,7 +160,7 @@ def _next_host_leaf(engine: Engine) -> int:
 
 @part
 def _reclaim_doubles(engine: Engine, enough: int, spares_leaves: bool) -> None:
-    """Free host copies of nodes on the device, in the order in which they became double, until `enough` are free."""
+    """Free host copies of double nodes, in the order in which they became double, until `enough` pages are free."""
     last = 0
     while engine.radix.state.num_free_host < enough:
         node = _next_double(engine, last)
@@ -178,7 +178,7 @@ def _reclaim_doubles(engine: Engine, enough: int, spares_leaves: bool) -> None:
 
 @part
 def _next_double(engine: Engine, last: int) -> int:
-    """Return the node that became double next after number `last`; the root for none."""
+    """Return the node with the smallest `doubled` number above `last`, or `ROOT`."""
     found, least = ROOT, NEVER
     for node in range(1, engine.radix.state.num_nodes + 1):
         record = engine.radix.nodes[node]
@@ -189,9 +189,9 @@ def _next_double(engine: Engine, last: int) -> int:
 
 @part
 def begin_load(engine: Engine, node: int, top: int) -> bool:
-    """Load the path from below `top`, on the device, to a `node` that is locked; return False if nothing is loaded.
+    """Begin to load the nodes on the path from below `top` to `node`; return False if nothing is loaded.
 
-    There has to be room for all of it already.
+    `top` is the last node on the device, and `node` is locked. The free pages must suffice for all of the path.
     """
     nodes, radix, num_pages = engine.radix.nodes, engine.radix.state, num_host_pages(engine, node)
     if num_pages * engine.settings.unit_tokens < LEAST_LOADED_TOKENS or engine.state.num_free < num_pages:
@@ -218,7 +218,7 @@ def begin_load(engine: Engine, node: int, top: int) -> bool:
 
 @part
 def num_host_pages(engine: Engine, node: int) -> int:
-    """Return the pages of the path to a node that are on the host alone."""
+    """Return the number of pages on the path to a node that are only on the host."""
     num_pages = 0
     while node != ROOT and not engine.radix.nodes[node].is_on_device:
         num_pages += engine.radix.nodes[node].num_pages
