@@ -1,4 +1,4 @@
-"""Demand of a workload on an engine under a policy: clipped lengths, prefix keys, and refused requests."""
+"""The demand of a workload, as an engine gets it: lengths cut to the limits, keys of prefixes, refused requests."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def demand_of(
 
 
 def _keys(workload: Workload, unit: int, ahead: int) -> Ragged[np.int64]:
-    """Return the keys of prompts, and of answers that later turns repeat, each with `ahead` tokens behind it.
+    """Return the keys of prompts, and of answers that later turns repeat; a key covers `ahead` tokens after its block.
 
-    Prompts are equal only for one and the same adapter.
+    Prompts with different adapters have different keys.
     """
     keys = with_answers(workload.turns, prompt_keys(workload, unit, ahead), unit, ahead)
     if not workload.adapter.any():
@@ -59,7 +59,7 @@ def _adapters(workload: Workload, policy: Policy) -> npt.NDArray[np.int64]:
     """Return the adapter of each request.
 
     Raises:
-        UsageError: there are some, and the server takes none.
+        UsageError: requests name adapters, and the server does not serve any.
     """
     if workload.adapter.any() and isinstance(policy, Paged) and not policy.scheduler.enable_lora:
         raise UsageError("the requests name adapters, which vLLM refuses without --enable-lora; give it, with "
@@ -68,7 +68,7 @@ def _adapters(workload: Workload, policy: Policy) -> npt.NDArray[np.int64]:
 
 
 def _tokens_ahead(policy: Policy) -> int:
-    """Return the tokens behind a block that its key covers, for drafts."""
+    """Return the number of tokens after a block that its key covers, for drafts."""
     if not isinstance(policy, Paged) or policy.scheduler.drafting is None:
         return 0
     return policy.scheduler.drafting.tokens_ahead(policy.scheduler.vllm) if policy.cache.enable_prefix_caching else 0
@@ -83,11 +83,11 @@ def refused(
     *,
     refuse_misfits: bool,
 ) -> npt.NDArray[np.bool_]:
-    """Return the requests that could never be served, if such requests may be refused.
+    """Return the requests that could never be served, if `refuse_misfits` allows to refuse these.
 
     Raises:
-        WorkloadError: one is longer than the longest sequence that is allowed, and may not be refused.
-        BudgetError: one needs more than the whole pool, and may not be refused.
+        WorkloadError: a request is longer than the longest allowed sequence, and may not be refused.
+        BudgetError: a request needs more than the whole pool, and may not be refused.
     """
     too_long = demand.prompt >= policy.max_model_len
     misfits = np.asarray(too_long | demand.misfits(policy, num_units, layout))
@@ -108,9 +108,9 @@ def refused(
 
 
 def hash_tokens(workload: Workload, policy: Policy, layout: KVCacheLayout | None) -> int:
-    """Return the tokens per prompt hash of a recording.
+    """Return the number of tokens per prompt hash of a recording.
 
-    Where memory is handed out slot by slot, no prefix is ever looked up: it is only passed on, as it was given.
+    Policies that allocate slot by slot never look prefixes up, so they keep the hashes of the workload.
     """
     if isinstance(policy, Radix):
         return policy.unit_tokens
@@ -124,7 +124,7 @@ def hash_tokens(workload: Workload, policy: Policy, layout: KVCacheLayout | None
 def recorded_hashes(
     workload: Workload, policy: Policy, layout: KVCacheLayout | None, demand: Demand, rows: range
 ) -> Ragged[np.int64]:
-    """Return the prompt hashes of a recording: all keys of prompts with known contents, each of its block alone.
+    """Return the prompt hashes of a recording: the keys of all prompts, without tokens after the block.
 
     `rows` are the rows of the prompts in the workload of all servers.
     """
@@ -135,7 +135,7 @@ def recorded_hashes(
 
 
 def provenance_of_hashes(workload: Workload, policy: Policy) -> dict[str, int]:
-    """Return a recording's metadata of its prompt hashes; empty if its engine or its pool has them."""
+    """Return the metadata entry for the tokens per prompt hash; empty if other metadata give it already."""
     tokens = workload.hash_unit_tokens
-    is_told = isinstance(policy, Paged | Radix) or tokens == policy.unit_tokens
-    return {} if is_told or not knows_prefixes(workload) else {HASH_TOKENS: tokens}
+    is_known = isinstance(policy, Paged | Radix) or tokens == policy.unit_tokens
+    return {} if is_known or not knows_prefixes(workload) else {HASH_TOKENS: tokens}

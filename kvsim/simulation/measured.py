@@ -1,4 +1,4 @@
-"""Results that are kept of a run without a recording: its summary, the times of its requests, and a sparse timeline."""
+"""Results of a run that is not recorded: a summary, the times of the requests, and a sparse timeline."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvsim.recording import Meta, Recording
 from kvsim.recording.tables import Requests
 
 TIMELINE_POINTS = 2048
-"""Most points of a reduced timeline; with one more, every other is dropped."""
+"""Largest number of points of a timeline; with one more, every second point is dropped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -21,14 +21,14 @@ class Timeline:
 
     start_s: npt.NDArray[np.float64]
     scheduled: npt.NDArray[np.int64]
-    """Sequences that computed something."""
+    """Number of sequences that computed something in the step."""
     waiting: npt.NDArray[np.int64]
     held_slots: npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Measured:
-    """A run of which only sums were kept."""
+    """Results of a run whose steps are not kept."""
 
     meta: Meta
     requests: Requests
@@ -37,7 +37,7 @@ class Measured:
 
     @classmethod
     def of(cls, recording: Recording) -> Measured:
-        """Return the result of a recording."""
+        """Return the same results from a recording."""
         steps, pool = recording.steps, recording.meta.pool
         some = slice(None, None, -(-len(steps) // TIMELINE_POINTS) or 1)
         timeline = Timeline(
@@ -50,7 +50,7 @@ class Measured:
 
     @property
     def num_steps(self) -> int:
-        """Steps that computed something, or preempted a request."""
+        """Number of steps that computed something or preempted a request."""
         return self.summary.num_steps
 
     @property

@@ -1,4 +1,4 @@
-"""Modes of the engine: interpreted, or compiled if that is possible and the run is long enough."""
+"""Choice of the engine's mode: interpreted, or compiled if that is possible and the run is long enough to gain."""
 
 from __future__ import annotations
 
@@ -16,31 +16,32 @@ from kvsim.steptime import StepTimeModel
 
 EngineName: TypeAlias = Literal["auto", "compiled", "interpreted"]
 WORTH_COMPILING = 5_000
-"""Requests from which on a run is worth the time of compiling, which is once for a machine."""
+"""Number of requests from which on compiling pays; it is done once per machine."""
 WORTH_LOADING = 2_000
-"""Output tokens from which on a run that is interpreted takes longer than loading machine code that is at hand."""
+"""Number of output tokens from which on loading machine code, if it exists already, pays."""
 _MANY_TOKENS = 500_000
-"""Output tokens from which on few requests are worth it too: they are a step each in the smallest batch."""
+"""Number of output tokens from which on compiling pays even for few requests, whose small batches take many steps."""
 _LONG = 50_000
+"""Number of requests from which on a notice tells that the run would be faster compiled."""
 
 
 def engine_for(engine: EngineName, policy: AnyPolicy) -> EngineName:
     """Return `engine`, or `interpreted` if the policy decides in Python.
 
     Raises:
-        UsageError: it should be compiled all the same.
+        UsageError: the policy decides in Python, and `engine` is `compiled`.
     """
     if not runs_in_python(policy):
         return engine
     if engine == "compiled":
-        is_own = isinstance(policy, CustomPolicy)
-        what = f"the policy {policy.name!r}" if is_own else "eviction that knows all requests"
+        is_custom = isinstance(policy, CustomPolicy)
+        what = f"the policy {policy.name!r}" if is_custom else "eviction that knows all requests"
         raise UsageError(f"{what} is in Python, which is not compiled; take engine='interpreted', or leave it auto.")
     return "interpreted"
 
 
 def engine_for_several(memory: MemoryManager) -> EngineName:
-    """Return the engine to request if several runs with a kind of memory are together worth compiling."""
+    """Return the engine to request for several runs with one kind of memory, which share the cost of compiling."""
     return "compiled" if not has_machine_code(memory) and has_numba() else "auto"
 
 
@@ -51,12 +52,12 @@ def begins_compiled(
     engine: EngineName,
     memory: MemoryManager | None,
 ) -> bool:
-    """Tell whether a run of that many requests and tokens that asks for `engine` is compiled from its beginning.
+    """Tell whether a run that asks for `engine` is compiled from its beginning, by its requests and output tokens.
 
-    `memory` is the kind of memory that its engine has, whose machine code may be at hand; None not to look for it.
+    If machine code for the `memory` of the engine exists already, shorter runs are compiled too; None ignores it.
 
     Raises:
-        UsageError: it should be, and cannot.
+        UsageError: `engine` is `compiled`, and the run cannot be.
     """
     pays = engine == "compiled" or (engine == "auto" and num_output_tokens >= WORTH_LOADING)
     if pays and coefficients_of(step_time) and memory is not None and has_machine_code(memory):
@@ -66,10 +67,10 @@ def begins_compiled(
 
 
 def may_compile(num_requests: int, step_time: StepTimeModel, engine: EngineName) -> bool:
-    """Tell whether a run that asks for `engine` is compiled once it turns out to be long. Loads numba, if it is.
+    """Tell whether a run that asks for `engine` may be compiled once it turns out to be long; this loads numba.
 
     Raises:
-        UsageError: it should be, and cannot.
+        UsageError: `engine` is `compiled`, and the run cannot be.
     """
     if engine == "interpreted":
         return False

@@ -1,4 +1,8 @@
-"""A server as a SimPy process: its engine runs up to the next moment that concerns another part of the simulation."""
+"""A server as a SimPy process.
+
+Its engine runs many steps at once: up to the next time at which another part of the simulation may affect it, or at
+which others need to know what it has done.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +37,7 @@ from kvsim.simulation.step_check import Checks
 from kvsim.steptime.kernels import Batch, KernelsSeen
 
 Slice = Callable[[Engine], None]
-"""Takes what a slice of the run brought, before the next begins."""
+"""Called with the engine after each slice of the run, to read its results before the next slice begins."""
 
 
 class Horizon(Protocol):
@@ -44,13 +48,13 @@ class Horizon(Protocol):
 
 
 class Exchanging(Protocol):
-    """Servers that fetch KV from each other."""
+    """The exchange through which servers fetch KV from each other or from a store."""
 
     def add(self, server: ServerProcess, number: int) -> None:
-        """Note that a request was sent to a server."""
+        """Record that request `number` was sent to a server."""
 
     def tell(self, server: ServerProcess) -> None:
-        """Take the news of a server: transfers that it has begun."""
+        """Take the transfers that a server has begun in its last slice."""
 
 
 class Meeting(Protocol):
@@ -95,28 +99,29 @@ class ServerProcess:
 
     @property
     def num_requests(self) -> int:
-        """Requests that are here and have not ended: those that wait and those that run."""
+        """Number of requests that were sent here and have not ended, waiting or running."""
         state = self.driver.engine.state
         return int(state.num_submitted - state.num_ended)
 
     @property
     def num_waiting(self) -> int:
-        """Requests in the queue."""
+        """Number of requests in the queue."""
         return self.num_requests - int(self.driver.engine.state.num_running)
 
     def num_prefill_tokens(self) -> int:
-        """Count the prompt tokens of the requests that are here and are not computed yet."""
+        """Return the number of prompt tokens, of all requests here, that are not computed yet."""
         sequences = (self.driver.sequence(number) for number in self._answers)
         return sum(max(int(sequence.prompt_tokens) - int(sequence.computed), 0) for sequence in sequences)
 
     def hit_tokens(self, row: int) -> int:
-        """Return the leading tokens of the prompt in `row` of the workload that the prefix cache holds now."""
+        """Return the number of leading tokens of the prompt in `row` that the prefix cache holds now."""
         return self.driver.hit_tokens(row + 1)
 
     def held_tokens(self, row: int) -> int:
-        """Return the leading tokens of the prompt in `row` in blocks that requests hold, where there is one group.
+        """Return the number of leading tokens of the prompt in `row` whose blocks requests hold; 0 with several groups.
 
-        Who holds a block holds all before it.
+        A request that holds a block holds all blocks before it, so the first block that is not held is found by a
+        binary search.
         """
         engine = self.driver.engine
         if not engine.settings.prefix_caching or engine.settings.num_groups > 1:
@@ -131,7 +136,7 @@ class ServerProcess:
         return low * int(engine.groups[0].block_size)
 
     def cached_keys(self) -> npt.NDArray[np.int64]:
-        """Return the keys of the cached blocks whose prefix other requests may have, too; each once, in order."""
+        """Return the keys of the cached blocks that other requests can hit, without repetition, in ascending order."""
         engine = self.driver.engine
         if not engine.settings.prefix_caching:
             return np.empty(0, np.int64)
@@ -139,12 +144,12 @@ class ServerProcess:
         return distinct(keys[keys >= 0])
 
     def send(self, row: int, at_s: float) -> simpy.Event:
-        """Send the request in `row` of the workload; the event says when it has ended, in seconds."""
+        """Send the request in `row` of the workload; return an event whose value is the time of its end, in seconds."""
         self.driver.send(row + 1, at_s)
         if self._exchange is not None:
             self._exchange.add(self, row + 1)
         answer = self._environment.event()
-        if self.driver.sequence(row + 1).is_refused:  # its client knows at once, whatever the server computes
+        if self.driver.sequence(row + 1).is_refused:  # its client learns that at once, even while the server computes
             answer.succeed(at_s)
         else:
             self._answers[row + 1] = answer
@@ -152,27 +157,28 @@ class ServerProcess:
         return answer
 
     def wake(self) -> None:
-        """Let a server that has nothing to do look again."""
+        """Let a server that sleeps look for work again."""
         if not self._sent.triggered:
             self._sent.succeed()
 
     def close(self) -> None:
-        """Note that no more requests are sent and none is left.
+        """End the service: no request is left, and none will be sent.
 
         Raises:
-            IntegrityError: steps are checked, and the account is not right in the end.
+            IntegrityError: steps are checked, and the final state of the engine is not consistent.
         """
         if self.driver.engine.settings.checking:
             self._checks.finish()
 
     def _run(self) -> Generator[simpy.Event, None, None]:
+        """Run the engine slice by slice, and handle the outcome of each slice."""
         driver, environment = self.driver, self._environment
         while True:
             if self._horizon() <= environment.now:
                 yield environment.timeout(0)  # what happens elsewhere at this very moment comes first, and only once
             until_s = max(self._horizon(), math.nextafter(environment.now, math.inf))
             outcome = driver.advance(until_s)
-            self._tell_news()
+            self._pass_on_transfers()
             if outcome in (CHECK, LAUNCHED):
                 if outcome == CHECK:
                     self._checks.step()
@@ -180,7 +186,7 @@ class ServerProcess:
                     yield from self._lockstep.meet(self)
                 continue
             if outcome == BATCHED:
-                self._say_first_uses()
+                self._set_first_uses()
                 continue
             for listener in self._listeners:
                 listener(driver.engine)
@@ -194,12 +200,13 @@ class ServerProcess:
             yield from self._wait(outcome, until_s)
 
     def _wait(self, outcome: int, until_s: float) -> Generator[simpy.Event, None, None]:
-        """Wait until the engine, which has run up to `until_s`, goes on."""
+        """Wait until the engine, which has run up to `until_s`, can go on."""
         driver, environment = self.driver, self._environment
         if outcome == IDLE:
             yield from self.await_request() if self._lockstep is None else self._lockstep.rest(self)
         elif outcome == REACHED and driver.host_s < until_s:
-            # It has nothing to do yet. The next event elsewhere is no time to wait for: it may be such a wait, too.
+            # The engine has nothing to do yet. It does not wait for the next event elsewhere, since that may be another
+            # server that waits in the same way.
             self._sent = environment.event()
             yield self._wakes()
         else:
@@ -207,28 +214,28 @@ class ServerProcess:
             yield environment.timeout(max(driver.host_s - environment.now, 0.0))
             if outcome == ANSWERED:
                 self._answer()
-                yield environment.timeout(0)  # clients come first: what they send now is there when it goes on
+                yield environment.timeout(0)  # clients run first: the engine then sees the requests that they send now
 
     def await_request(self) -> Generator[simpy.Event, None, None]:
-        """Wait until something is sent, or until it is time to go on."""
+        """Wait until a request is sent, or until the time at which the engine itself goes on."""
         if not self._sent.triggered:
             yield self._wakes()
         self._sent = self._environment.event()
 
     def _wakes(self) -> simpy.Event:
-        """Return the event with which an engine goes on that has nothing to do: something is sent, or it is time."""
+        """Return the event at which an idle engine goes on: a request is sent, or the engine's own time has come."""
         wake_s = self.driver.wake_s()
         if wake_s == math.inf:
             return self._sent
         return self._sent | self._environment.timeout(max(wake_s - self._environment.now, 0.0))
 
-    def _tell_news(self) -> None:
-        """Tell the other servers of a pair what the last slice has begun."""
+    def _pass_on_transfers(self) -> None:
+        """Pass the transfers that the last slice has begun to the exchange, if there is one."""
         if self._exchange is not None:
             self._exchange.tell(self)
 
     def _answer(self) -> None:
-        """Tell the clients of the requests that have ended since the last time."""
+        """Finish the events of the requests that have ended since the last call."""
         engine = self.driver.engine
         for index in range(self._num_answered, engine.state.num_ended):
             node = int(engine.lines[index].ended)
@@ -236,8 +243,8 @@ class ServerProcess:
                 answer.succeed(self.driver.host_s)
         self._num_answered = engine.state.num_ended
 
-    def _say_first_uses(self) -> None:
-        """Tell the engine which kernels the batch that was formed is the first of its process to need."""
+    def _set_first_uses(self) -> None:
+        """Tell the engine at which steps the new batch needs a kernel that its process has not used before."""
         engine, kernels = self.driver.engine, self._kernels
         batch = engine.rectangle
         num_steps = int(batch.num_steps)
@@ -258,13 +265,13 @@ class ServerProcess:
 
 
 def distinct(keys: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return each key once, in order: for integers, several times as fast as `np.unique`."""
+    """Return the keys without repetition, in ascending order; for integers, several times as fast as `np.unique`."""
     ordered = np.sort(keys)
     return ordered[np.diff(ordered, prepend=-1) > 0]
 
 
 def stalled(engine: Engine, number: int, row: int) -> StalledError:
-    """Return the error for a sequence at the head of the queue, of the request in `row`, that waits for ever."""
+    """Return the error for the request in `row`, sequence `number` at the head of the queue, that waits for ever."""
     settings, num_tokens = engine.settings, engine.sequences[number].num_tokens
     most = settings.max_num_batched_tokens
     if engine.memory is RADIX:
@@ -284,7 +291,7 @@ def stalled(engine: Engine, number: int, row: int) -> StalledError:
 
 
 def crowded(engine: Engine) -> BudgetError:
-    """Return the error for a step in which more happens than a recording has room for."""
+    """Return the error for a step with more changes than a recording has room for."""
     if engine.memory is RADIX:
         return BudgetError(
             "requests that are admitted in one step share more runs of slots than a recording has room for; run "

@@ -1,4 +1,4 @@
-"""Setup of a run: requests, a policy and a machine, put together."""
+"""Setup of a run: the requests, the policy and the machine, and the figures that follow from these before it begins."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Options(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Setup:
-    """Everything known of a run before it begins, on one server or on several that share its requests."""
+    """Everything that is known about a run before it begins, on one server or on several that share its requests."""
 
     workload: Workload
     policy: AnyPolicy
@@ -83,7 +83,7 @@ class Setup:
     def of(
         cls, workload: Workload, policy: AnyPolicy, machine: Machine, options: Options, *, records: bool = False
     ) -> Setup:
-        """Put a run together; `records` if it is recorded, and prompts have keys for that.
+        """Return the setup of a run; with `records`, prompts get the keys that a recording lists.
 
         Raises:
             UnknownNameError: there is no such option.
@@ -115,24 +115,24 @@ class Setup:
 
     @property
     def name(self) -> str:
-        """Name of its results."""
+        """Name of the results of the run."""
         return f"{self.policy.name}-{self.workload.name}"
 
     @property
     def num_units(self) -> int:
-        """Units of the pool."""
+        """Number of units in the pool."""
         assert self.pool.num_units is not None
         return self.pool.num_units
 
     @property
     def is_closed_loop(self) -> bool:
-        """Whether requests are sent when others are answered: by users, clients with a limit, or in sessions."""
+        """Whether requests are sent in reaction to answers: by users, by clients with a limit, or in sessions."""
         options = self.options
         has_users = options.get("users") is not None or options.get("max_concurrency") is not None
         return has_users or self.workload.turns is not None
 
     def every(self, stride: int, first_row: int) -> Setup:
-        """Return the setup with every `stride`-th request from `first_row` on. Prompts keep their keys."""
+        """Return the setup of a server that gets every `stride`-th request from `first_row` on; keys stay the same."""
         return replace(
             self,
             workload=self.workload.every(stride, first_row),
@@ -151,7 +151,7 @@ class Setup:
         return times_label(self.machine, self.base, self.workload)
 
     def meta(self, step_time: StepTimeModel, num_failures: int) -> Meta:
-        """Return the provenance of a server's run that is over, which would have ended vLLM `num_failures` times."""
+        """Return the provenance of a finished run of a server, in which vLLM would have failed `num_failures` times."""
         machine = self.machine
         model = {key: value for key, value in asdict(machine.model).items() if value not in (None, (), "")}
         if machine.model.decode_context_parallel_size == 1:
@@ -181,7 +181,7 @@ def check_ranks(setup: Setup, num_servers: int) -> None:
     """Check that the servers of a run are the data-parallel ranks of its machine, if it has any.
 
     Raises:
-        UsageError: they are not, or ranks that share experts have the step times of a server alone, or stages.
+        UsageError: they are not; or ranks that share experts have pipeline stages, or step times without the waits.
     """
     model, times = setup.machine.model, setup.machine.step_time
     if model.data_parallel_size not in (1, num_servers):
@@ -198,7 +198,7 @@ def check_ranks(setup: Setup, num_servers: int) -> None:
 
 
 def times_label(machine: Machine, base: Policy, workload: Workload) -> str:
-    """Return the label of the step times of `machine` for what `base` does with the requests."""
+    """Return the label of the step times of `machine` as `base` uses them, with the features that they do not cover."""
     ways = {}
     if isinstance(base, Radix):
         return served_otherwise(machine.step_time.label, {"SGLang": "the pace of SGLang's host"}, engine="SGLang")

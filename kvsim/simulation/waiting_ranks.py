@@ -1,7 +1,8 @@
 """Data-parallel ranks whose steps wait for each other, because they share the experts of a model.
 
 Every rank takes part in every step: with a batch of its own, or with an idle step of one token while another rank has
-work. Now and then the ranks agree whether any has requests left; if none has, they sleep until one is sent.
+work. At intervals, the ranks check together whether any of these has requests left. If not, all sleep until a request
+is sent.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ class WaitingRanks:
     """The ranks of one server. `meet` is called by each rank once per step."""
 
     def __init__(self, environment: simpy.Environment, times: RankTimes, agreed_every: int) -> None:
-        """Prepare for ranks with these step times, which agree `agreed_every` steps whether any has requests left."""
+        """Prepare for ranks with these step times; every `agreed_every` steps they check whether requests are left."""
         self.ranks: Sequence[ServerProcess] = ()
         self.num_steps = 0
-        """Steps that all ranks have taken together."""
+        """Number of steps that all ranks have run together."""
         self.num_idle_steps: list[int] = [0] * times.num_ranks
-        """Steps of each rank without a batch."""
+        """Number of steps without a batch of each rank."""
         self._environment, self._times, self._agreed_every = environment, times, agreed_every
         self._awake = False
         self._num_since_waking = 0
@@ -63,6 +64,7 @@ class WaitingRanks:
             each.wake()
 
     def _take_part(self, rank: ServerProcess, step: RankStep) -> Generator[simpy.Event, None, None]:
+        """Wait until all ranks take part in the step; the last one to come finishes it."""
         number = self.ranks.index(rank)
         if number in self._met:
             raise IntegrityError(f"rank {number} took part in step {self.num_steps} twice.")
