@@ -1,4 +1,7 @@
-"""Group calls into batches: to send a call takes milliseconds, on a cluster ten, as long as a short simulation."""
+"""Group calls to worker processes into batches, because sending a call takes as long as a short simulation.
+
+Sending takes milliseconds to a process of this machine, and about ten milliseconds to a cluster.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,16 @@ from typing import Any, TypeVar
 Result = TypeVar("Result")
 
 _BATCH_S = 0.5
-"""Target seconds of a batch: long enough to hide the cost of sending, and short enough to lose little."""
+"""Target duration of a batch in seconds: long compared with the time to send it, and short enough to lose
+little work if its worker dies.
+"""
 
 
 class Batches:
     """Queue of unsent tasks, divided into batches.
 
-    The first batches have one task. Once the time of a task is known, a batch takes about `_BATCH_S`; batches shrink
-    towards the end, so that all workers end together.
+    A task is a pair of arguments for the call. The first batches have one task. Once the mean time of a task is known,
+    a batch takes about `_BATCH_S`. Batches shrink towards the end, so that all workers end at about the same time.
     """
 
     def __init__(self, tasks: Mapping[str, tuple[Any, Any]], num_workers: int) -> None:
@@ -26,27 +31,27 @@ class Batches:
         self._num_workers = num_workers
         self._num_made, self._took_s = 0, 0.0
         self.under_way = set[str]()
-        """Keys of tasks that were sent and have not returned."""
+        """Keys of the tasks that were sent and whose results have not arrived."""
 
     def shared(self) -> Iterator[tuple[int, Any]]:
-        """Yield each first argument used by several tasks, with its `id`."""
+        """Yield each first argument that several tasks share, with its `id`, so that a cluster receives it once."""
         by_id = [(id(common), common) for _, (common, _) in self._left]
         times = Counter(number for number, _ in by_id)
         yield from ((number, common) for number, common in dict(by_id).items() if times[number] > 1)
 
     def take(self, most: int) -> Iterator[tuple[Any, dict[str, Any]]]:
-        """Yield up to `most` batches: the common argument of the calls, and their own arguments by key."""
+        """Yield up to `most` batches: the first argument, which its tasks share, and the second arguments by key."""
         for _ in range(most):
             if not self._left:
                 return
             _, (common, _) = self._left[0]
-            own: dict[str, Any] = {}
+            second: dict[str, Any] = {}
             size = self._size()
-            while self._left and len(own) < size and self._left[0][1][0] is common:
+            while self._left and len(second) < size and self._left[0][1][0] is common:
                 key, (_, argument) = self._left.popleft()
-                own[key] = argument
-            self.under_way.update(own)
-            yield common, own
+                second[key] = argument
+            self.under_way.update(second)
+            yield common, second
 
     def came_back(self, made: Sequence[tuple[str, Any]], took_s: float) -> None:
         """Record the results of a batch, by key, and its time in seconds."""
@@ -55,14 +60,17 @@ class Batches:
         self._took_s += took_s
 
     def _size(self) -> int:
-        fair = -(-len(self._left) // (2 * self._num_workers))
-        return max(1, min(fair, int(_BATCH_S * self._num_made / self._took_s))) if self._took_s else 1
+        """Return the number of tasks in the next batch."""
+        if not self._took_s:
+            return 1
+        fair = -(-len(self._left) // (2 * self._num_workers))  # two batches for each worker remain, or more
+        return max(1, min(fair, int(_BATCH_S * self._num_made / self._took_s)))
 
 
 def make_batch(
-    call: Callable[[Any, Any], Result], common: Any, own: Mapping[str, Any]
+    call: Callable[[Any, Any], Result], common: Any, second: Mapping[str, Any]
 ) -> tuple[list[tuple[str, Result]], float]:
-    """Make the calls of a batch; return their results with keys, and the time in seconds."""
+    """Make the calls of a batch, in a worker process; return the results with their keys, and the seconds they took."""
     begin_s = time.perf_counter()
-    made = [(key, call(common, argument)) for key, argument in own.items()]
+    made = [(key, call(common, argument)) for key, argument in second.items()]
     return made, time.perf_counter() - begin_s

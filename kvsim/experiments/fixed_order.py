@@ -1,8 +1,8 @@
-"""Prefix hits of requests that are served one at a time, in their order: vLLM's eviction, and the bound of all.
+"""Prefix hits of requests that are served one at a time: with vLLM's eviction, and the most with any rule.
 
-Nothing here depends on time, so no rule of eviction changes which request is next or how many blocks it takes. Under
-these two conditions Belady's rule finds as many blocks as any rule can: the pool beside a request is a cache whose
-size at every request is given, and each prefix is kept from its beginning.
+The upper bound shows how much a better eviction rule could gain. It holds because requests have a fixed order and do
+not overlap: eviction then changes neither the next request nor the number of blocks that it takes, and Belady's rule
+is optimal.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ class _Blocks(NamedTuple):
     """Blocks of one request, from its first token on."""
 
     keys: list[int]
-    """Keys of its full blocks whose prefix another request may have."""
+    """Keys of the leading full blocks that other requests may have in common with this one."""
     num_lookups: int
-    """Leading blocks that are looked up: not the one that the prompt ends with."""
+    """Number of leading blocks that are looked up. The block of the last prompt token is not, as it is computed.
+    """
     num_full: int
     num_blocks: int
 
@@ -35,24 +36,24 @@ class _Blocks(NamedTuple):
 def hits_in_order(
     workload: Workload, num_blocks: int, *, block_size: int = 16, eviction: str = "optimal"
 ) -> npt.NDArray[np.int64]:
-    """Return the prompt tokens that each request finds in the prefix cache if they are served one at a time.
+    """Return how many prompt tokens each request finds in the prefix cache if requests are served one at a time.
 
-    With "optimal", no rule of eviction finds more in all under these conditions. `kvsim.simulate` with `max_num_seqs`
-    1 finds the same for both.
+    With "optimal", no eviction rule finds more tokens in total. `kvsim.simulate` with `max_num_seqs` 1 finds the same
+    numbers with either rule.
 
     Args:
-        workload: requests, served in their order, whatever their times.
-        num_blocks: blocks of the pool.
-        block_size: tokens of a block.
+        workload: Requests, which are served in their order; arrival times are ignored.
+        num_blocks: Number of blocks in the pool.
+        block_size: Number of tokens in a block.
         eviction: "optimal", or "lru" for vLLM's rule.
 
     Returns:
-        Tokens as int64[n], in the order of the requests.
+        Numbers of tokens as int64[n], in the order of the requests.
 
     Raises:
-        BudgetError: a request needs more blocks than there are.
+        BudgetError: a request needs more blocks than the pool has.
         UsageError: there is no such rule.
-        WorkloadError: blocks would straddle the units that the workload has hashes of.
+        WorkloadError: the workload has hashes for units that do not divide into blocks.
     """
     rules = {PrefixEviction.OPTIMAL.value: _optimal, PrefixEviction.LRU.value: _least_recent}
     if eviction not in rules:
@@ -75,13 +76,13 @@ def _blocks_of(workload: Workload, block_size: int) -> Iterator[_Blocks]:
 
 
 def _optimal(requests: list[_Blocks], num_blocks: int) -> Iterator[int]:
-    """Yield the blocks that each request finds if the block that is needed last is evicted."""
+    """Yield how many blocks each request finds by Belady's rule: the block whose next use is latest is evicted."""
     uses: defaultdict[int, list[int]] = defaultdict(list)
     for number, request in reversed(list(enumerate(requests))):
         for key in request.keys[: request.num_lookups]:
             uses[key].append(number)
-    kept: dict[int, int] = {}  # the next use of each cached block beside the request; others are of no use
-    latest: list[tuple[int, int, int]] = []
+    kept: dict[int, int] = {}  # by key of each cached block that will be used again, the number of the next request
+    latest: list[tuple[int, int, int]] = []  # heap of these blocks, the latest use first; some entries are outdated
     for request in requests:
         for key in request.keys[: request.num_lookups]:
             uses[key].pop()
@@ -93,7 +94,7 @@ def _optimal(requests: list[_Blocks], num_blocks: int) -> Iterator[int]:
             kept.pop(key, None)
         while len(kept) > num_blocks - request.num_blocks:
             use, _, key = heappop(latest)
-            if kept.get(key) == -use:
+            if kept.get(key) == -use:  # otherwise the entry is outdated
                 del kept[key]
         for index, key in enumerate(request.keys):
             if uses[key]:
@@ -102,12 +103,12 @@ def _optimal(requests: list[_Blocks], num_blocks: int) -> Iterator[int]:
 
 
 def _least_recent(requests: list[_Blocks], num_blocks: int) -> Iterator[int]:
-    """Yield the blocks that each request finds if the least recently freed one is evicted, as in vLLM.
+    """Yield how many blocks each request finds by vLLM's rule: the least recently freed block is evicted.
 
-    A block without a prefix is taken first. Blocks are freed from the last to the first.
+    Blocks without a cached prefix are taken first. A request frees its blocks from the last to the first.
     """
-    free: OrderedDict[int, int] = OrderedDict()  # the key of each free block that keeps a prefix, by its serial number
-    blocks_of: defaultdict[int, list[int]] = defaultdict(list)  # those of equal prefixes, the first cached one first
+    free: OrderedDict[int, int] = OrderedDict()  # keys of the cached free blocks, by serial number of the block
+    blocks_of: defaultdict[int, list[int]] = defaultdict(list)  # cached blocks of each key, the oldest first
     num_empty, serial = num_blocks, 0
     for request in requests:
         table: list[int] = []
@@ -121,6 +122,7 @@ def _least_recent(requests: list[_Blocks], num_blocks: int) -> Iterator[int]:
             else:
                 block, key = free.popitem(last=False)
                 blocks_of[key].remove(block)
+        # Full blocks that no other request has get unique, negative keys.
         keys = [*request.keys, *range(-serial - 1, -serial - 1 - request.num_full, -1)][: request.num_full]
         table += range(serial, serial + request.num_full - num_hits)
         serial += request.num_full

@@ -10,11 +10,11 @@ from multiprocessing import resource_tracker
 
 @contextmanager
 def interrupted_later() -> Iterator[None]:
-    """Hold Ctrl-C back for the block; threads and processes started in it ignore Ctrl-C."""
+    """Hold Ctrl-C back until the end of the `with` block; threads and processes started inside ignore it for good."""
     if not hasattr(signal, "pthread_sigmask"):  # on Windows
         yield
         return
-    # The start of the tracker, by the first process of multiprocessing, would unblock interrupts.
+    # The first process of multiprocessing starts the tracker, which would unblock interrupts. So it is started before.
     resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

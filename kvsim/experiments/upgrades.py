@@ -1,6 +1,6 @@
-"""Explain what another release of vLLM does to a load: the decisions that differ, and the rules behind them.
+"""Explain the effect of another release of vLLM on a load: the decisions that differ, and the rules that cause them.
 
-Every rule of the newer release is switched on over the older one: alone, and together with those before it.
+Every rule that the newer release changed is added to the older release: alone, and together with all earlier changes.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ Figures = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstDifference:
-    """First decision in which two runs differ."""
+    """The first decision in which the runs with two releases differ."""
 
     step: int
     """Step that was scheduled, or whose output was processed."""
     at_s: float
     decisions: Difference
-    """Both sides; the older release is called the recorded one."""
+    """Decisions of both runs. The record is that of a comparison with a recording; the older release is that side."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,15 +50,15 @@ class Effect:
 
     change: Change
     names_first: bool
-    """Whether the first decision differs because of it."""
+    """Whether this change causes the first decision that differs."""
     first_step: int | None
-    """First step that differs if the older release has this change alone; None if no decision differs."""
+    """First step that differs if the older release gets this change alone; None if no decision differs."""
     alone: Figures
     """Figures of the older release with this change alone; empty if it cannot run."""
     together: Figures
-    """Figures of the older release with this change and those before; empty if it cannot run."""
+    """Figures of the older release with this change and all earlier ones; empty if it cannot run."""
     changes_together: bool
-    """Whether it makes a difference after those before it."""
+    """Whether a decision or a figure changes when this change is added to all earlier ones."""
     problem: str
     """Reason why vLLM does not serve the load with this change; empty if it does."""
 
@@ -81,7 +81,7 @@ class Upgrade:
     differs_from: Mapping[str, int]
     """First step that differs, by kind of decision; from the first difference on, steps are paired by number alone."""
     num_other: Mapping[str, int]
-    """Requests with another number of preemptions, tokens hit, and time to the first token."""
+    """Number of requests that differ in their preemptions, prefix hits, or time to the first token, by these names."""
     effects: tuple[Effect, ...]
 
     def as_dict(self) -> dict[str, Any]:
@@ -119,12 +119,12 @@ def explain_upgrade(
     setup: Setup,
     **options: Unpack[Options],
 ) -> Upgrade:
-    """Serve `workload` with two releases, and with every rule of the newer one over the older; compare the decisions.
+    """Simulate `workload` with two releases, and with every changed rule added to the older one; compare the decisions.
 
-    `progress` among the options is called with the number of rules that were tried, and of all.
+    The option `progress` is called with the number of rules tried so far, and the number of all rules.
 
     Raises:
-        UsageError: a release is not known, or `new` is the older one; and what `simulate` raises.
+        UsageError: a release is not known, or `new` is older than `old`.
     """
     changes, progress = net_changes(old, new), options.pop("progress", None)
 
@@ -151,7 +151,11 @@ def _effects(
     old: str, changes: Sequence[Change], before: _Played, moment: int | None, play: Callable[[str], _Played],
     progress: Callable[[int, int], None] | None,
 ) -> Iterator[Effect]:  # fmt: skip
-    """Yield what each change does alone and with those before it; the first decision differs at `moment`."""
+    """Yield the effect of each change, alone and with all earlier ones.
+
+    `moment` is that of the first decision that differs between the releases. It is due to the change that makes this
+    decision differ alone or, if there is none, in addition to the earlier ones.
+    """
     last, together, is_named = before, dict[str, Any](), False
     for number, change in enumerate(changes):
         if progress is not None:
@@ -178,7 +182,7 @@ def _effects(
 
 
 def _tried(play: Callable[[str], _Played], release: str) -> tuple[_Played | None, str]:
-    """Return a run, or the reason why there is none."""
+    """Return the run with a release, or None and the reason why it cannot run."""
     try:
         return play(release), ""
     except KvsimError as error:
@@ -205,7 +209,7 @@ class _Played:
         return self._account.first_difference(other._account)
 
     def step_at(self, moment: int, other: _Played) -> int:
-        """Return the step of a moment, in whichever run goes on so far."""
+        """Return the number of the step at a moment, from the run that lasts until then."""
         timeline = self._timeline if moment < len(self._timeline) else other._timeline
         steps = np.flatnonzero(timeline.kind[: moment + 1] == SCHEDULE)
         return int(timeline.row[steps[-1]]) if len(steps) else 0
@@ -262,7 +266,7 @@ class _Played:
 
 
 def _sizes(policy: Paged, machine: Machine) -> dict[str, float]:
-    """Return the size of the pool, and what vLLM logs of it when it starts."""
+    """Return the size of the pool, and the figures about it that vLLM logs at startup."""
     limits, release = machine.limited(policy).scheduler, policy.scheduler.vllm
     pool, layout = machine.pool(policy), machine.layout(policy)
     assert isinstance(limits, type(policy.scheduler))
@@ -296,7 +300,7 @@ def _figures(recording: Recording) -> dict[str, float]:
 
 
 def _num_other(before: Recording, after: Recording) -> dict[str, int]:
-    """Count the requests that were served otherwise."""
+    """Count the requests that differ between two runs, by figure."""
     old, new = before.requests, after.requests
     if len(old) != len(new):
         return {}

@@ -65,16 +65,16 @@ class KVCacheGroup:
     is the common window of its layers. None for others.
     """
     spec: int = 0
-    """Number shared by groups with equal layers; their prefixes are looked up together."""
+    """Number of the kind of layers: groups of the same kind have the same number, and are looked up together."""
     mamba_mode: MambaMode | None = None
-    """States kept by a recurrent group; None unless the kind is `mamba`."""
+    """Recurrent states that the group keeps; None unless the kind is `mamba`."""
     num_speculative_blocks: int = 0
     """Additional blocks of a recurrent group, one per drafted token."""
 
     def blocks_for(self, num_tokens: int, max_num_batched_tokens: int) -> int:
-        """Return the most blocks held at once by a sequence of `num_tokens` tokens: the cap at admission.
+        """Return the maximum number of blocks that a sequence of `num_tokens` tokens holds at once, for admission.
 
-        A window must also hold the `max_num_batched_tokens` tokens of one step.
+        A window also holds up to `max_num_batched_tokens` tokens that are computed in one step.
         """
         if self.kind is CacheKind.SLIDING_WINDOW and self.window is not None:
             return _blocks(min(self.window - 1 + max_num_batched_tokens, num_tokens), self.block_size) + 1
@@ -87,7 +87,7 @@ class KVCacheGroup:
         return _blocks(num_tokens, self.block_size) + self.num_speculative_blocks
 
     def held_blocks(self, num_tokens: int) -> int:
-        """Return the most blocks held by a sequence of `num_tokens` tokens during decoding, one token per step."""
+        """Return the maximum number of blocks that a sequence of `num_tokens` tokens holds while it decodes."""
         whole = _blocks(num_tokens, self.block_size)
         if self.kind is CacheKind.SLIDING_WINDOW and self.window is not None:
             return min(whole, _blocks(self.window - 1, self.block_size) + 1)
@@ -98,7 +98,7 @@ class KVCacheGroup:
         return whole
 
     def as_meta(self) -> dict[str, Any]:
-        """Return the group as an entry of `meta.kv_cache_groups` in a recording, without None and 0."""
+        """Return the group as an entry of `meta.kv_cache_groups` in a recording, without fields that are None or 0."""
         entry = {
             "kind": self.kind.value,
             "block_size": self.block_size,
@@ -159,15 +159,15 @@ class KVCacheLayout:
 
     @property
     def unit_slots(self) -> int:
-        """Slots of one block: its tokens if one group holds all layers.
+        """Number of slots in a block. A slot is the place of a token if one group holds all layers; otherwise a byte.
 
-        Blocks of several groups hold different numbers of tokens, so a slot is a byte there.
+        The blocks of several groups may hold different numbers of tokens, but they have the same number of bytes.
         """
         return self.groups[0].block_size if self.is_uniform else self.bytes_per_block
 
     @property
     def has_windows(self) -> bool:
-        """Whether a group can hold tokens or states that it no longer needs."""
+        """Whether a group, because of a window or a recurrent state, can hold tokens that it no longer needs."""
         return any(group.kind is CacheKind.MAMBA or group.window is not None for group in self.groups)
 
     def keeps_some(self, group: KVCacheGroup) -> bool:
@@ -196,11 +196,11 @@ class KVCacheLayout:
         return min(group.num_layers * (group.content_bytes or group.page_bytes), self.bytes_per_block)
 
     def blocks_for(self, num_tokens: int, max_num_batched_tokens: int) -> int:
-        """Return the most blocks held at once by a sequence of `num_tokens` tokens, over all groups."""
+        """Return the maximum number of blocks that a sequence of `num_tokens` tokens holds at once, in all groups."""
         return sum(group.blocks_for(num_tokens, max_num_batched_tokens) for group in self.groups)
 
     def held_blocks(self, num_tokens: int) -> int:
-        """Return the most blocks held by a sequence of `num_tokens` tokens during decoding, over all groups."""
+        """Return the maximum number of blocks that a decoding sequence of `num_tokens` tokens holds, in all groups."""
         return sum(group.held_blocks(num_tokens) for group in self.groups)
 
 

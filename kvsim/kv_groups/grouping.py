@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _MUCH_LONGER = 1.5
-"""Ratio of layers to those of the smallest kind from which a kind is split into groups of that size."""
+"""Ratio of the largest to the smallest number of layers of a kind.
+
+Below this ratio, each kind is one group. From this ratio on, groups have the size of the smallest kind.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,8 +179,10 @@ def _hash_block_size(
 
 
 def hashed_by_mode(layout: KVCacheLayout) -> KVCacheLayout:
-    """Return groups that cache prefixes with prompts hashed as the mode of the recurrent layers decides, whatever the
-    size of their blocks: in parts of all blocks if states are kept at boundaries alone.
+    """Return `layout` with the hash block size that the mode of the recurrent layers determines.
+
+    If states are kept only at boundaries, it is the largest common part of all blocks; otherwise, the block size of the
+    scheduler. The sizes of the blocks of recurrent layers do not matter, unlike in `_hash_block_size`.
     """
     modes = {group.mamba_mode for group in layout.groups if group.mamba_mode is not None}
     if not modes or len(layout.groups) == 1:
