@@ -78,6 +78,9 @@ class Point:
             also = turns.also_after
             for waits in (turns.after, turns.pause_s, turns.history_tokens, also.offsets, also.values):
                 digest.update(waits.tobytes())
+        if (images := workload.images) is not None:
+            for values in (images.offsets, images.content, images.place, images.tokens, images.width, images.height):
+                digest.update(values.tobytes())
         return digest.hexdigest()[:16]
 
 

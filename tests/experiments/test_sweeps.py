@@ -31,7 +31,7 @@ from kvsim.plots.sweep_figures import draw_sweep
 from kvsim.policies import Paged
 from kvsim.policies.settings import ContinuousSettings, PagedSettings
 from kvsim.simulation import Machine, simulate
-from kvsim.workload import Ragged, Workload
+from kvsim.workload import Images, Ragged, Workload
 from tests.waiting import until
 
 MakeMachine = Callable[[int], Machine]
@@ -339,6 +339,16 @@ def test_a_table_that_was_edited_is_refused_whatever_was_changed(points: list[Po
         with pytest.raises(UsageError, match=r"is not as kvsim wrote it|is no table of a sweep"):
             sweeping.rows_of(edited)
     assert len(sweeping.rows_of(table)) == 2
+
+
+def test_other_images_are_another_point(points: list[Point]) -> None:
+    """An image that an earlier prompt has is not encoded again, so equal lengths do not make equal runs."""
+    workload = points[0].workload
+    number = len(workload)
+    rows = {"offsets": np.arange(number + 1), "place": [0] * number, "tokens": [1] * number}
+    equal, different = (Images(content=content, **rows) for content in ([1] * number, range(1, number + 1)))
+    others = [workload, replace(workload, images=equal), replace(workload, images=different)]
+    assert len({replace(points[0], workload=other).key for other in others}) == 3
 
 
 def test_prompts_that_share_other_prefixes_are_another_point(points: list[Point]) -> None:
