@@ -59,7 +59,7 @@ def diagnose_sglang(recording: Recording, *, tries: bool, as_json: bool) -> None
 
 
 def advice(tried: list[Tried]) -> list[str]:
-    """Return sentences about simulations with other settings: the better direction, the worse one, and more memory."""
+    """Return a message for each simulated alternative: the better direction, the worse direction, and more memory."""
     now, memory = tried[0], tried[-1]
     lower, higher = (
         max((each for each in tried if (each.factor < 1) == is_lower and each.factor != 1), key=_output)

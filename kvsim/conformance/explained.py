@@ -135,9 +135,9 @@ class _VariantSearch:
         return []
 
     def _score(self, variants: tuple[Variant, ...], workloads: list[AnsweredWorkload]) -> tuple[int, int] | None:
-        """Return how many workloads become equal, and how many become equal or differ later.
+        """Count the workloads that become equal, and those that become equal or differ at a later step than before.
 
-        Return None if a workload differs earlier, or if no workload improves.
+        Return None if a workload differs at an earlier step, or if no workload improves.
         """
         num_equal = num_later = 0
         for answered in workloads:

@@ -521,7 +521,7 @@ def _requests(
 def _exchanging(
     requests: tuple[OracleRequest, ...], documents: Sequence[Mapping[str, Any]], connector: Connector
 ) -> tuple[OracleRequest, ...]:
-    """Return the requests with the KV exchange that the workload states for each request."""
+    """Add to each request the KV transfers that the workload states for it."""
     ranks = {name: rank for rank, name in enumerate(sorted(request.name for request in requests))}
     return tuple(
         replace(

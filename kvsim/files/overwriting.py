@@ -166,7 +166,7 @@ def _recording(target: Path, names: set[str]) -> tuple[str, frozenset[str] | Non
 
 
 def _report(target: Path) -> tuple[str, frozenset[str] | None, bool]:
-    """Describe a report as `_file` does: a page with its text and figures, and their descriptions."""
+    """Describe an existing report in the form that `_file` returns: page, text, figures and their captions."""
     if maker_of(target / _REPORT) != "report":
         return "a folder with a report that kvsim did not write in this form", None, False
     foreign = _foreign(

@@ -212,7 +212,7 @@ def _gpus(server: Server) -> Iterator[ServerChange]:
 
 
 def _splits(server: Server, apart: Disaggregation) -> Iterator[ServerChange]:
-    """Yield other splits into prefill and decode servers, of as many servers and of up to two more."""
+    """Yield other splits into prefill and decode servers, with the same number of servers or up to two more."""
     for number in range(server.replicas, server.replicas + 3):
         kind = Kind.SETTING if number == server.replicas else Kind.GPUS
         for prefill in range(1, number):

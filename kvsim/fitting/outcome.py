@@ -130,7 +130,7 @@ def evaluate(server: Server, load: Load, *, engine: EngineName = "auto", pace: f
 def _runs(
     load: Load, machine: Machine, policy: AnyPolicy, servers: Servers | None, options: Options
 ) -> tuple[list[Measured], list[Summary]]:
-    """Simulate `load`; return the measurements of the servers with answers, and the summaries of those with queues.
+    """Simulate `load`; return measurements of the servers that answer, and summaries of those whose queues count.
 
     With prefill and decode servers, decode servers answer, and the queues that count are those of prefill servers. On a
     decode server, requests wait for their KV to be transferred as well.

@@ -85,9 +85,12 @@ def sheet_card(gpu: Gpu) -> Card:
 
 
 def _products(pattern: Products, item_bytes: int, gpu: Gpu, more: float) -> Products:
-    """Scale each product by the ratio of its limits, whichever of reading weights and arithmetic takes longer, but
-    never below the limit. The start of a kernel, which is all that the smallest product takes, is not scaled. Checked
-    on an H100: products scaled from an H200 are 4 to 9 % off the measured ones; with scaled starts, 4 to 15 %."""
+    """Scale the time of each matrix product by the ratio of the two GPUs' limits, but never below the limit.
+
+    The limit is the longer of reading weights and arithmetic. The start of a kernel is not scaled; it is the time of
+    the smallest product. Checked on an H100: products scaled from an H200 are 4 to 9 % off the measured ones; with
+    scaled starts, 4 to 15 %.
+    """
     sizes, weights = np.array(pattern.sizes, float), np.array(pattern.shapes, float).prod(axis=1)[:, None]
 
     def limit_s(on: Gpu, more: float = 1.0) -> Any:

@@ -109,7 +109,7 @@ class _Holders:
 
 
 def _shared(replay: Replay, holders: _Holders) -> Numbers:
-    """Return the slots written in tables beyond one per block."""
+    """Return the number of slots that sharing saves: written slots of all tables, less those of each block once."""
     sizes = np.array([group.state_slots or group.block_size * group.token_slots for group in replay.groups])
     after = np.maximum(holders.refs - 1, 0) * sizes[holders.group]
     before = np.concatenate((np.zeros(1, np.int64), after[:-1]))

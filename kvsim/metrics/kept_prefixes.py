@@ -65,9 +65,7 @@ def check_kept_prefixes(replay: Replay, file: Path) -> None:
 
 
 def _check_kept_by_tree(replay: Replay, file: Path) -> None:
-    """Check that a request that ends leaves the tree all full pages that it has computed, and one that gives way no
-    more.
-    """
+    """Check that a finished request leaves all its full computed pages in the tree, a preempted one at most those."""
     recording, memory, steps = replay.recording, replay.recording.memory, replay.recording.steps
     assert memory.cached is not None
     rows = memory.ends

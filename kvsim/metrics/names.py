@@ -66,7 +66,10 @@ _SCATTERING: Final = (Paged.name, Radix.name)
 
 
 def tells_owners(recording: Recording) -> bool:
-    """Tell whether hues mean owners: not where more requests than there are hues hold scattered memory at a time."""
+    """Tell whether each hue stands for one request.
+
+    It does not if more requests than there are hues hold scattered memory at once.
+    """
     running = recording.steps.running
     most = int(running.max()) if len(running) else 0
     return most <= NUM_HUES or recording.meta.policy_name not in _SCATTERING

@@ -1,8 +1,9 @@
-"""Check which blocks of windows and states stay cached where vLLM keeps them for hits at the end of prompts alone.
+"""Check which blocks of windows and states stay cached if vLLM keeps them only for hits at the end of a prompt.
 
-Since vLLM 0.30 a request keeps those before the last boundary of its prompt, and those before its junction: the end of
-a longer prefix that layers of full attention had when it was admitted. No table says the junction. It follows from the
-blocks that were cached at that moment; of a request that was admitted again, it may be any.
+Since vLLM 0.30 a request keeps the blocks before two positions: the last block boundary of its prompt, and its
+junction. The junction is the end of the prefix that full-attention layers had cached at its admission, if that is
+longer than the hit. No table has the junction, so it is derived from the blocks that were cached then. For a request
+that was admitted several times, the junction of any admission is accepted.
 """
 
 from __future__ import annotations

@@ -170,9 +170,9 @@ class _FrameSlots:
 
     @staticmethod
     def _of_sequences(replay: Replay, first: IntArray, end: IntArray) -> npt.NDArray[np.int64]:
-        """Return the slots of some sequences of runs, as an array with a row for each field of this class.
+        """Return the slots of groups of runs, as an array with a row for each field of this class.
 
-        The runs [first, end) of a sequence belong to one table, and were allocated and released together.
+        The runs [first, end) of a group belong to one table, and were allocated and released together.
         """
         tables, unit_tokens = replay.ledger.tables, replay.unit_tokens
         runs = tables.at(first)

@@ -60,7 +60,7 @@ def draw_fit(answer: Answer, *, purpose: Purpose = "web", size: Size | None = No
 
 
 def _on_these_gpus(answer: Answer) -> list[Place]:
-    """Return the places of the current server and of its changes of settings and types."""
+    """Return the points of the current server, and of its changes that need no other GPUs."""
     outcomes = [answer.outcome, *(each.outcome for each in answer.tried if each.change.kind is not Kind.GPUS)]
     return [place for outcome in outcomes if not outcome.error and (place := _place(outcome)) is not None]
 

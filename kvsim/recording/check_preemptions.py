@@ -81,7 +81,7 @@ def _check_without_copies(recording: Recording, stays: Stays, ends: Ends, folder
 
 
 def _check_with_copies(recording: Recording, stays: Stays, ends: Ends, folder: Path) -> None:
-    """Check that memory in copies is freed later than its request was preempted, which is before it resumes or ends."""
+    """Check when memory that is being copied is freed: after its request is preempted, before it resumes or ends."""
     requests, steps = recording.requests, recording.steps
     begun = np.bincount(stays.birth_request, minlength=len(requests))
     least = np.maximum(begun - 1, 0)

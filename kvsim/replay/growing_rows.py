@@ -1,4 +1,7 @@
-"""Runs that grow in every step, as rows of a static batch with a dynamic cache do; a recording has one row for each."""
+"""Replay runs that grow by a unit in every step, as in static batches with a dynamic cache.
+
+A recording has one table row for each such run.
+"""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ class UnitRowReader:
 
 
 class Listed:
-    """Conversion for several KV-cache groups, which free units early: all operations are listed, unit by unit."""
+    """Conversion for several KV-cache groups: it lists all operations unit by unit, since groups free units early."""
 
     def __init__(self, memory: Memory, tables: Holdings, operations: Operations) -> None:
         self._memory, self._tables, self._operations = memory, tables, operations

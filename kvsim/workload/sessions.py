@@ -116,7 +116,7 @@ def _sizes(num_sessions: int, turns: Lengths, rng: np.random.Generator) -> Int64
 
 
 def _turns_of(first: Int64Array, pauses: Pauses, rng: np.random.Generator) -> Turns:
-    """Return turns that each wait for the row before, except in the row of the `first` turn of each session."""
+    """Return the turns of all sessions: each waits for the row before, but the `first` turn of a session for none."""
     rows = np.arange(len(first))
     pause_s = pauses.sample(len(first), rng)
     pause_s[rows == first] = 0.0

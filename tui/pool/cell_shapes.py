@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 
 
 def spread(tiling: Tiling, first: PaintArray, second: PaintArray, eighths: PaintArray, *, hairlines: bool) -> KeyArray:
-    """Return the keys of rows of cells, shape (rows, characters): `eighths` of each cell's first paint at the left,
-    then its second. With `hairlines`, cells are kept apart.
+    """Return the keys of rows of cells with two paints, shape (rows, characters).
+
+    The first paint fills the left `eighths` of a cell, the second fills the rest. `hairlines` separate the cells.
     """
     front, back, filled, offset, width = _by_character(tiling, first, second, eighths)
     shape = RIGHT + np.where(front == back, EIGHTHS, filled)

@@ -74,7 +74,7 @@ class TimelineChart(Scrubber):
         self._drawn_size = Size(0, 0)
 
     def render_line(self, y: int) -> Strip:
-        """Render a line of a chart behind the cursor, with its label and current value."""
+        """Render a line of a chart with its label, its current value, and the cursor over it."""
         if self._drawn_size != self.size:
             self._drawn_size, self._followed = self.size, self._session.followed
             self._lines = self._draw_charts(self.axis_width, self.size.height)
@@ -122,7 +122,7 @@ class TimelineChart(Scrubber):
         return Style(color=self._mark_color()) if name == "tick" else self.get_component_rich_style(f"timeline--{name}")
 
     def _mark_color(self) -> str:
-        """Return the colour of units that preemptions and other shortages free, as in the pool; else the text's."""
+        """Return the pool's colour for shortages if a marked event is one (a preemption), else the text's colour."""
         shortage = bool(np.isin(self._marked_events().kind, NOTABLE).any())
         palette = self.symbols.palette
         return palette.changes[1] if shortage else palette.cursor

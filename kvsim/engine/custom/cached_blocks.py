@@ -155,7 +155,7 @@ class CachedBlocks:
         return self._below.get(key, 0)
 
     def _count_below(self, key: int) -> int:
-        """Return the tokens that continue `key`: of each prefix one block longer, and those that continue it."""
+        """Count the cached tokens below `key`: those of each prefix that is one block longer, and those below it."""
         assert self._below is not None
         longer = self._continued.get(key, ())
         return sum(next(iter(self._alike[each].values())).tokens + self._below[each] for each in longer)

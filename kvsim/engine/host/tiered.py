@@ -145,7 +145,7 @@ def has_room_for_rows(engine: Engine) -> bool:
 
 @part
 def is_crowded(engine: Engine) -> bool:
-    """Tell whether the rows of memory had no room for a load."""
+    """Tell whether the rows of the recording had no room for the blocks of a load, so that the slice must end."""
     return engine.host.state.is_crowded
 
 

@@ -258,7 +258,7 @@ def _expired_states(engine: Engine, sequence: Sequence, group: int) -> int:
 
 @part
 def _expired_of(engine: Engine, block: int, amount: int) -> int:
-    """Return the number of expired tokens, or states, in a block, of which one holder no longer reads `amount`.
+    """Note that one holder of a block no longer reads `amount` of its tokens or states; return what no holder reads.
 
     Each holder of a shared block calls this once in a count. The last call returns the smallest amount; earlier calls
     return 0, so that the block is counted once.

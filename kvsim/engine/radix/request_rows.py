@@ -142,7 +142,7 @@ def _slide_in_prefill(engine: Engine, num_seqs: int) -> None:
 
 @part
 def _slide_in_decode(engine: Engine, first: int, num_seqs: int) -> None:
-    """Free the window slots that `num_seqs` requests of the batch, from `first` on, read no more, at intervals."""
+    """Free the slots outside the windows of `num_seqs` requests of the batch, from `first` on, every few tokens."""
     settings = engine.radix.settings
     token_slots.begin_free_group(engine)
     for index in range(first, first + num_seqs):
