@@ -123,8 +123,8 @@ async def test_who_wins_and_how_much_of_it_is_memory(three_runs: list[Recording]
     comparison = ComparedRuns(three_runs)
     comparison.learn([1000.0, 1500.0, 2000.0])
     questions = (
-        Question("Who wins?", "", r"Paged \d\S* s: \d+\.\d times as fast as \w+"),
-        Question("How much of it is memory?", "", r"all of it is memory|×\d+\.\d of it is memory"),
+        Question("Who wins?", "", r"Paged \d\S* s(: \d+\.\d times as fast as \w+|, contiguous \d\S* s)"),
+        Question("How much of it is memory?", "", r"all of it is memory|×\d+\.\d of it is memory|\(memory ×\d+\.\d\)"),
     )
     async with KvsimApp(comparison).run_test(size=size) as pilot:
         await pilot.pause()
