@@ -8,47 +8,29 @@ from rich.segment import Segment
 from textual.strip import Strip
 
 from ..facts.draft_slots import draft_slots
-from ..look.wording import shortened
-from ..pool.brush import Brush
 from ..pool.draft_cells import LEGEND, DraftSlots, slot_keys
-from .panel import Panel
+from .drawn_panel import DrawnPanel
 
 if TYPE_CHECKING:
-    from textual.geometry import Size
-
     from ..look.states import Symbols
     from ..playback.session import Session
 
 
-class DraftStrip(Panel):
+class DraftStrip(DrawnPanel):
     """Slots of the followed request, or of the first that runs: known, under way, taken back, and lookahead."""
 
     def __init__(self, session: Session, symbols: Symbols) -> None:
         super().__init__(session, symbols, id="drafts")
-        self._brush = Brush(symbols)
-
-    def notify_style_update(self) -> None:
-        """Draw in the colours of another theme."""
-        super().notify_style_update()
-        self._brush = Brush(self.symbols)
-        self._lines = []
 
     def show_frame(self) -> None:
         """Follow the session to its current frame; the title counts the slots."""
         slots = draft_slots(self.session)
         if self.size.width:
-            room = self.size.width - 2
-            title = "drafts: no request holds memory"
+            titles: tuple[str, ...] = ("drafts: no request holds memory",)
             if slots is not None:
                 titles = titles_of(slots, self.session.request_name(slots.request))
-                title = next((title for title in titles if len(title) <= room), titles[-1])
-            self.border_title = shortened(title, room, self.symbols.cut)
+            self.show_title(titles)
         super().show_frame()
-
-    def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
-        """Return the height that the style sheet sets."""
-        del container, viewport, width
-        return 1
 
     def write(self) -> list[Strip]:
         """Write the strip, then its legend."""

@@ -7,47 +7,29 @@ from typing import TYPE_CHECKING
 from rich.segment import Segment
 from textual.strip import Strip
 
-from ..look.wording import plural, shortened
-from ..pool.brush import Brush
+from ..look.wording import plural
 from ..pool.encoder_cells import LEGEND, strip_keys
-from .panel import Panel
+from .drawn_panel import DrawnPanel
 
 if TYPE_CHECKING:
-    from textual.geometry import Size
-
     from kvsim.replay.encoder_cache import EncoderContents
 
     from ..look.states import Symbols
     from ..playback.session import Session
 
 
-class EncoderStrip(Panel):
+class EncoderStrip(DrawnPanel):
     """Images in the encoder cache, each as wide as its share, with a legend below if there is room."""
 
     def __init__(self, session: Session, symbols: Symbols) -> None:
         super().__init__(session, symbols, id="encoder")
-        self._brush = Brush(symbols)
-
-    def notify_style_update(self) -> None:
-        """Draw in the colours of another theme."""
-        super().notify_style_update()
-        self._brush = Brush(self.symbols)
-        self._lines = []
 
     def show_frame(self) -> None:
         """Follow the session to its current frame; the title says how full the cache is."""
         contents = self.session.encoder
         if contents is not None and self.size.width:
-            room = self.size.width - 2
-            titles = titles_of(contents, self.session.replay.frame)
-            title = next((title for title in titles if len(title) <= room), titles[-1])
-            self.border_title = shortened(title, room, self.symbols.cut)
+            self.show_title(titles_of(contents, self.session.replay.frame))
         super().show_frame()
-
-    def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
-        """Return the height that the style sheet sets."""
-        del container, viewport, width
-        return 1
 
     def write(self) -> list[Strip]:
         """Write the strip, then its legend."""

@@ -7,30 +7,19 @@ from typing import TYPE_CHECKING
 from rich.segment import Segment
 from textual.strip import Strip
 
-from ..look.wording import shortened
-from ..pool.brush import Brush
 from ..pool.host_blocks import LEGEND, map_keys, slots_per_cell, titles_of
-from .panel import Panel
+from .drawn_panel import DrawnPanel
 
 if TYPE_CHECKING:
-    from textual.geometry import Size
-
     from ..look.states import Symbols
     from ..playback.session import Session
 
 
-class HostMap(Panel):
+class HostMap(DrawnPanel):
     """Slots of host memory in order, with a legend below if there is room."""
 
     def __init__(self, session: Session, symbols: Symbols, *, id: str = "host") -> None:  # noqa: A002 - Textual's name
         super().__init__(session, symbols, id=id)
-        self._brush = Brush(symbols)
-
-    def notify_style_update(self) -> None:
-        """Draw in the colours of another theme."""
-        super().notify_style_update()
-        self._brush = Brush(self.symbols)
-        self._lines = []
 
     def show_frame(self) -> None:
         """Follow the session to its current frame; the title says how full host memory is."""
@@ -38,15 +27,8 @@ class HostMap(Panel):
         if host is None:
             self.border_title = "no host memory"
         elif self.size.width:
-            titles, room = titles_of(host, self.session.replay.frame), self.size.width - 2
-            title = next((title for title in titles if len(title) <= room), titles[-1])
-            self.border_title = shortened(title, room, self.symbols.cut)
+            self.show_title(titles_of(host, self.session.replay.frame))
         super().show_frame()
-
-    def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
-        """Return the height that the style sheet sets."""
-        del container, viewport, width
-        return 1
 
     def write(self) -> list[Strip]:
         """Write the map, then its legend."""
