@@ -20,7 +20,7 @@ NUM_SERVERS, NUM_BLOCKS, BLOCK_SIZE = 4, 4096, 16
 TRACE_BLOCK, PREFIX_BLOCKS, NUM_PREFIXES, NUM_REQUESTS = 512, 4, 60, 1000
 LIMITS = {"max_num_seqs": 1024, "max_num_batched_tokens": 16384}
 LOADS = ((8.0, 1.0), (40.0, 1.0), (40.0, 4.0))
-"""Requests a second, and how many times as fast Dynamo's replay is told to compute."""
+"""Requests a second, and how many times as fast Dynamo's replay computes."""
 ROUTES = (("round-robin", "round_robin", {}), ("dynamo", "kv_router", {}),
           ("prefix", "kv_router", {"router_track_active_blocks": False}))  # fmt: skip
 
