@@ -7,14 +7,15 @@ removed.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import errno
 import os
+import secrets
 import shutil
 import signal
 import stat
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from glob import escape
@@ -28,6 +29,10 @@ _REPLACED = "replaced"
 _OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST)
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 """Arguments of Linux's renameat2: paths relative to the working directory, exchange of the two names."""
+_in_use: set[Path] = set()
+"""Scratch folders that this process has created, or is about to create, and has not removed yet."""
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_use.clear)
 
 
 @contextmanager
@@ -36,7 +41,9 @@ def scratch_beside(target: Path) -> Iterator[Path]:
     for folder in target.parent.glob(f".{escape(target.name)}-*{_SUFFIX}"):
         _take_away_if_dead(folder, target)
     while True:
-        scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", suffix=_SUFFIX, dir=target.parent))
+        scratch = target.parent / f".{target.name}-{secrets.token_hex(8)}{_SUFFIX}"
+        _in_use.add(scratch)
+        scratch.mkdir(mode=0o700)
         # Another process may find the folder before it is locked, and remove it.
         with suppress(BlockingIOError, FileNotFoundError):
             lock = _lock(scratch)
@@ -45,8 +52,20 @@ def scratch_beside(target: Path) -> Iterator[Path]:
         yield scratch
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+        _in_use.discard(scratch)
         if lock is not None:
             os.close(lock)
+
+
+@atexit.register
+def _remove_folders_in_use() -> None:
+    """Remove the folders of interrupted blocks.
+
+    A signal handler may raise its exception between the creation of a folder and the beginning of the block that would
+    remove it.
+    """
+    for scratch in _in_use:
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 @contextmanager
