@@ -36,6 +36,15 @@ def shortened(value: object, most: int = 60) -> str:
     return text if len(text) <= most else f"{text[:most]}…"
 
 
+def reason_of(error: BaseException, otherwise: str = "") -> str:
+    """Return the first line of an error's message without its full stop, for a part of another message.
+
+    For an error without a message, this is `otherwise`, or the name of its class.
+    """
+    message = (getattr(error, "strerror", None) or str(error)).strip()
+    return message.splitlines()[0].rstrip(".") if message else otherwise or type(error).__name__
+
+
 class KvsimError(Exception):
     """Root of all errors that kvsim raises on purpose."""
 

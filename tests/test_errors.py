@@ -7,7 +7,7 @@ import re
 import pytest
 
 from kvsim import errors
-from kvsim.errors import KvsimError, MissingExtraError, UnknownNameError, UsageError
+from kvsim.errors import KvsimError, MissingExtraError, UnknownNameError, UsageError, reason_of
 
 CLASSES = {
     name: value for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, KvsimError)
@@ -67,3 +67,20 @@ def test_a_missing_extra_says_what_to_type() -> None:
     assert str(MissingExtraError("recording vLLM", "vllm")) == (
         "recording vLLM needs an optional part that is not installed: pip install 'kvsim[vllm]'."
     )
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ValueError("no number.\nIn line 3."), "no number"),
+        (ValueError("\n of another kind"), "of another kind"),
+        (OSError(28, "No space left on device", "/a/b"), "No space left on device"),
+        (OSError(), "OSError"),
+        (MemoryError(), "MemoryError"),
+        (ValueError(" "), "ValueError"),
+    ],
+)
+def test_a_reason_is_one_line_even_of_an_error_without_a_message(error: Exception, reason: str) -> None:
+    assert reason_of(error) == reason
+    if reason == type(error).__name__:
+        assert reason_of(error, "a field is missing") == "a field is missing"

@@ -22,7 +22,7 @@ import click
 
 from kvsim.cli.options import SectionedCommand
 from kvsim.cli.show import echo
-from kvsim.errors import UsageError, shortened
+from kvsim.errors import UsageError, reason_of, shortened
 
 _MODULES = {
     "vllm.entrypoints.openai.api_server": "vllm",
@@ -227,7 +227,7 @@ def _lines_in_yaml(text: str, where: str) -> Iterator[ServerLine]:
     try:
         documents = list(yaml.safe_load_all(text))
     except yaml.YAMLError as error:
-        raise UsageError(f"--from {where} is no YAML: {str(error).splitlines()[0]}.") from None
+        raise UsageError(f"--from {where} is no YAML: {reason_of(error)}.") from None
     seen: set[int] = set()
     for document in documents:
         if isinstance(document, dict) and ("model" in document or "model_tag" in document):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvsim.errors import reason_of
 from kvsim.files.contents import open_file
 from kvsim.files.parquet_footer import oversized
 
@@ -31,7 +32,7 @@ def read_table(file: Path) -> pa.Table:
         table.validate(full=True)
         _ = table.column_names  # decodes the names, which may fail
     except (pa.ArrowException, OSError, MemoryError) as error:
-        raise ValueError(_reason(error)) from error
+        raise ValueError(reason_of(error)) from error
     return table
 
 
@@ -61,7 +62,7 @@ def read_parquet(file: Path, columns: Collection[str] | None = None) -> pa.Table
             if pa.types.is_dictionary(table.schema.field(place).type):
                 table = table.set_column(place, name, _unfolded(name, table.column(place)))
     except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
-        raise ValueError(_reason(error)) from error
+        raise ValueError(reason_of(error)) from error
     return table
 
 
@@ -100,7 +101,3 @@ def _unfolded(name: str, column: pa.ChunkedArray) -> Any:
     if num_bytes > _TEXT_BYTES:
         raise ValueError(f"the texts of column {name!r} have {num_bytes:,} bytes")
     return column.cast(kind)
-
-
-def _reason(error: BaseException) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0].rstrip(".")

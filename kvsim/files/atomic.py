@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvsim.errors import UsageError
+from kvsim.errors import UsageError, reason_of
 from kvsim.files.marks import HTML_COMMENT, Comment, mark_file
 from kvsim.files.scratch import keep_access, replace_folder, scratch_beside
 
@@ -35,8 +35,7 @@ def whole_file(path: str | os.PathLike[str], *, made_by: str = "", comment: Comm
             keep_access(file, target)
             file.replace(target)
     except OSError as error:
-        reason = (error.strerror or str(error)).splitlines()[0].rstrip(".")
-        raise unwritable(path, reason) from error
+        raise unwritable(path, reason_of(error)) from error
 
 
 def unwritable(file: str | os.PathLike[str], reason: str) -> UsageError:
@@ -63,5 +62,4 @@ def whole_folder(path: str | os.PathLike[str], *, replacing: bool = False) -> It
     except (FileExistsError, NotADirectoryError) as error:
         raise UsageError(f"cannot write {path}: a part of its path is a file, not a folder.") from error
     except OSError as error:
-        reason = (error.strerror or str(error)).splitlines()[0].rstrip(".")
-        raise UsageError(f"cannot write {path}: {reason}; choose a folder that may be written.") from error
+        raise UsageError(f"cannot write {path}: {reason_of(error)}; choose a folder that may be written.") from error

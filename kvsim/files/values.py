@@ -6,7 +6,7 @@ import tomllib
 from math import inf
 from typing import TYPE_CHECKING, Any, TypeGuard
 
-from kvsim.errors import UsageError
+from kvsim.errors import UsageError, reason_of
 from kvsim.files.contents import TOML_BYTES, content_of
 
 if TYPE_CHECKING:
@@ -18,9 +18,9 @@ def read_toml(file: Path, what: str) -> dict[str, Any]:
     try:
         return tomllib.loads(content_of(file, TOML_BYTES).decode())
     except OSError as error:
-        raise UsageError(f"{what} {file} cannot be read: {error.strerror}.") from error
+        raise UsageError(f"{what} {file} cannot be read: {reason_of(error)}.") from error
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{what} {file} is not TOML: {str(error).splitlines()[0].rstrip('.')}.") from error
+        raise UsageError(f"{what} {file} is not TOML: {reason_of(error)}.") from error
 
 
 def is_integer(value: object, low: float = -inf, high: float = inf) -> TypeGuard[int]:

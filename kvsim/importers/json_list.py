@@ -6,7 +6,7 @@ import json
 import re
 from typing import TYPE_CHECKING
 
-from kvsim.errors import WorkloadError
+from kvsim.errors import WorkloadError, reason_of
 from kvsim.files.json_text import check_extent, each_once
 from kvsim.importers.source import SourceRow
 
@@ -90,7 +90,7 @@ class _Reading:
                     raise self.error(f"this is no JSON: {error.msg}") from error
                 self._check_extent()
             except ValueError as error:
-                raise self.error(f"this is no JSON that can be read: {str(error).splitlines()[0]}") from error
+                raise self.error(f"this is no JSON that can be read: {reason_of(error)}") from error
             except RecursionError as error:
                 raise self.error("this is nested too deeply to be a request") from error
         row = SourceRow(path=self._path, line=self._line, fields=self._object(value))

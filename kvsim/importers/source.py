@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kvsim.errors import WorkloadError, shortened
+from kvsim.errors import WorkloadError, reason_of, shortened
 from kvsim.files.contents import TABLE_BYTES, UNPACKED_TABLE_BYTES, content_of, unpacked
 from kvsim.files.json_text import parse
 from kvsim.importers.column_names import rivals
@@ -65,7 +65,7 @@ class TextSource:
         except (EOFError, zlib.error) as error:
             raise WorkloadError(f"{file} is a damaged or truncated gzip file: {error}.") from error
         except OSError as error:
-            raise WorkloadError(f"{file} cannot be read: {error.strerror}.") from error
+            raise WorkloadError(f"{file} cannot be read: {reason_of(error)}.") from error
         what = next((what for magic, what in _UNREADABLE.items() if content.startswith(magic)), None)
         if what is not None:
             raise WorkloadError(f"{file} is {what}; give it as text in UTF-8, plain or packed with gzip.")
@@ -151,8 +151,9 @@ class TextSource:
             try:
                 document = parse(line)
             except ValueError as error:
-                reason = str(error).splitlines()[0].rstrip(".")
-                raise WorkloadError(f"{self.path}, line {number}: this is no JSON object: {reason}.") from error
+                raise WorkloadError(
+                    f"{self.path}, line {number}: this is no JSON object: {reason_of(error)}."
+                ) from error
             if not isinstance(document, dict):
                 raise WorkloadError(
                     f"{self.path}, line {number}: there should be a JSON object, not {line.strip()[:40]!r}."
@@ -170,7 +171,7 @@ class TextSource:
         except json.JSONDecodeError as error:
             raise WorkloadError(f"{self.path}, line {error.lineno}: this is no JSON: {error.msg}.") from error
         except ValueError as error:
-            raise WorkloadError(f"{self.path} is no JSON that can be read: {str(error).splitlines()[0]}.") from error
+            raise WorkloadError(f"{self.path} is no JSON that can be read: {reason_of(error)}.") from error
 
 
 def _decoded(file: Path, content: bytes) -> Iterator[str]:

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from kvsim.errors import UsageError
+from kvsim.errors import UsageError, reason_of
 from kvsim.files.contents import TEXT_BYTES, content_of
 from kvsim.files.json_text import parse
 from kvsim.models import attention, recurrent
@@ -116,7 +116,7 @@ def read_config(path: Path, longest: int | None = None) -> Model:
         document = parse(content)
     except OSError as error:
         raise UsageError(
-            f"{file} cannot be read: {error.strerror}; --model takes a folder with config.json."
+            f"{file} cannot be read: {reason_of(error)}; --model takes a folder with config.json."
         ) from error
     except ValueError as error:
         if content.startswith(b"GGUF"):

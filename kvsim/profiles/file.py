@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kvsim.errors import UsageError, shortened
+from kvsim.errors import UsageError, reason_of, shortened
 from kvsim.files.atomic import whole_file
 from kvsim.files.marks import HASH_COMMENT
 from kvsim.files.values import read_toml
@@ -51,7 +51,7 @@ def load(path: str | os.PathLike[str]) -> Profile:
     except KeyError as error:
         raise UsageError(f"the profile {file} is incomplete or wrong: {error.args[0]} is missing.") from error
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        reason = str(error).splitlines()[0].rstrip(".") if str(error) else "a field is missing"
+        reason = reason_of(error, "a field is missing")
         raise UsageError(f"the profile {file} is incomplete or wrong: {reason}.") from error
 
 

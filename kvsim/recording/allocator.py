@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvsim.errors import RecordingError
+from kvsim.errors import RecordingError, reason_of
 from kvsim.files.atomic import whole_file
 from kvsim.recording import provenance
 from kvsim.recording.provenance import IDENTITY_KEY
@@ -65,8 +65,7 @@ def read_allocator(folder: str | os.PathLike[str]) -> AllocatorHistory | None:
         columns: dict[str, Any] = {name: data[name].cast(pa.int64()).to_numpy() for name in names if name != "action"}
         action = np.asarray(data["action"].cast(pa.string()).to_pylist(), np.str_)
     except (pa.ArrowException, OSError, KeyError, UnicodeDecodeError) as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
-        raise RecordingError(f"{file} is damaged or lacks a column: {reason}.") from error
+        raise RecordingError(f"{file} is damaged or lacks a column: {reason_of(error)}.") from error
     return AllocatorHistory(action=action, **columns)
 
 

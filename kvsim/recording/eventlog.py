@@ -30,7 +30,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from kvsim.errors import RecordingError, shortened
+from kvsim.errors import RecordingError, reason_of, shortened
 from kvsim.files.eventline import line
 from kvsim.files.identity import LOG
 from kvsim.files.json_text import parse
@@ -53,7 +53,7 @@ def apply(builder: RecordingBuilder, event: list[Any]) -> None:
     try:
         _report(builder, event)
     except (TypeError, ValueError, LookupError, AttributeError, OverflowError) as error:
-        reason = str(error).splitlines()[0].rstrip(".") if str(error) else "it is of another kind"
+        reason = reason_of(error, "it is of another kind")
         raise RecordingError(f"{shortened(event)} does not follow from the events before it: {reason}.") from error
 
 

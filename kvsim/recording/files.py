@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from kvsim.errors import RecordingError
+from kvsim.errors import RecordingError, reason_of
 from kvsim.files.contents import open_file
 from kvsim.recording import eventlog, provenance
 from kvsim.recording.model import Meta, Recording
@@ -148,5 +148,5 @@ def _read_log(folder: Path) -> Recording:
         with open_file(file) as log:
             document, builder = eventlog.replay(log, str(file))
     except OSError as error:
-        raise RecordingError(f"{file} cannot be read: {error.strerror}.") from error
+        raise RecordingError(f"{file} cannot be read: {reason_of(error)}.") from error
     return builder.finish(provenance.meta_from_document(document, file), name=folder.resolve().name)

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from kvsim.errors import IntegrityError, RecordingError
+from kvsim.errors import IntegrityError, RecordingError, reason_of
 from kvsim.files.arrow_columns import to_numpy
 from kvsim.files.parquet_footer import oversized
 from kvsim.recording import provenance
@@ -243,12 +243,7 @@ def _as_recording_error(file: Path) -> Iterator[None]:
     except FileNotFoundError:
         raise RecordingError(f"{file} is missing; the recording is incomplete.") from None
     except (pa.ArrowException, OSError, UnicodeDecodeError, MemoryError) as error:
-        raise RecordingError(f"{file} is damaged or truncated: {_reason(error)}.") from error
-
-
-def _reason(error: Exception) -> str:
-    """Return the first line of an error's message; the name of its class if it has none, as a MemoryError."""
-    return (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
+        raise RecordingError(f"{file} is damaged or truncated: {reason_of(error)}.") from error
 
 
 def _read_column(parquet: pq.ParquetFile, file: Path, name: str, spec: Column) -> Any:
@@ -281,7 +276,7 @@ def _parts(parquet: pq.ParquetFile, file: Path, name: str, spec: Column) -> Iter
         try:
             yield _converted(data, spec, file, name, expected)
         except (pa.ArrowException, TypeError, AttributeError, IndexError) as error:
-            raise RecordingError(f"{file}: column {name} should be {spec.dtype}: {_reason(error)}.") from error
+            raise RecordingError(f"{file}: column {name} should be {spec.dtype}: {reason_of(error)}.") from error
     if num_rows != expected:
         raise RecordingError(f"{file} is damaged or truncated: {name} has {num_rows:,} of {expected:,} rows.")
 

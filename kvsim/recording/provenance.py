@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from kvsim.errors import RecordingError, RecordingVersionError, shortened
+from kvsim.errors import RecordingError, RecordingVersionError, reason_of, shortened
 from kvsim.files.contents import META_BYTES, content_of
 from kvsim.files.identity import META
 from kvsim.files.json_text import parse
@@ -68,7 +68,7 @@ def read_document(file: Path) -> Any:
             f"{file} is missing; a recording is a folder with meta.json and steps.parquet in it."
         ) from None
     except (OSError, ValueError) as error:
-        raise RecordingError(f"{file} cannot be read as JSON: {str(error).splitlines()[0].rstrip('.')}.") from error
+        raise RecordingError(f"{file} cannot be read as JSON: {reason_of(error)}.") from error
 
 
 def meta_from_document(document: Any, file: Path) -> Meta:

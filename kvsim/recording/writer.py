@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from kvsim.errors import IntegrityError, RecordingError
+from kvsim.errors import IntegrityError, RecordingError, reason_of
 from kvsim.files.identity import identity_of
 from kvsim.files.scratch import replace_folder, scratch_beside
 from kvsim.recording import provenance
@@ -142,5 +142,4 @@ class RecordingWriter:
         except (FileExistsError, NotADirectoryError) as error:
             raise RecordingError(f"cannot write {self._target}: a part of its path is a file, not a folder.") from error
         except OSError as error:
-            reason = (error.strerror or str(error)).splitlines()[0].rstrip(".")
-            raise RecordingError(f"cannot write {self._target}: {reason}.") from error
+            raise RecordingError(f"cannot write {self._target}: {reason_of(error)}.") from error
