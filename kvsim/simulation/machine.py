@@ -149,13 +149,13 @@ def _window_pool(policy: Radix, num_units: int, layers: SlotLayers) -> WindowPoo
     """Return SGLang's pool for layers with windows, beside `num_units` of the first pool; None without such layers.
 
     Raises:
-        BudgetError: the pool has no room for one unit.
+        BudgetError: one of the two pools has no room for one unit.
     """
     if not layers.window_tokens:
         return None
     unit = policy.unit_tokens
     num_windows = policy.num_window_slots(num_units * unit, layers.window_tokens) // unit
-    if num_windows < 1:
+    if num_units < 1 or num_windows < 1:
         raise BudgetError("the slots of layers with windows leave none to the other layers, or have none; give it more "
                           "memory, or lower --max-running-requests.")  # fmt: skip
     return WindowPool(

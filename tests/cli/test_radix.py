@@ -130,6 +130,13 @@ def test_they_are_taken_in_a_sweep_and_in_python(tmp_path: Path) -> None:
     [
         (("run", "--policy", "radix", "--mem-fraction-static", "0.9", "--kv-gib", "3"), "say the same thing"),
         (("run", "--policy", "radix", "--mem-fraction-static", "1.5"), "below 1"),
+        (
+            (
+                *("run", "--policy", "radix", "--disable-radix-cache", "--model", "gpt-oss-20b", "--gpu", "H200"),
+                *("--num-blocks", "8"),
+            ),
+            "the slots of layers with windows leave none",
+        ),
         (("run", *MACHINE, "--policy", "radix", "--mem-fraction-static", "0.1"), "leaves no slot"),
         (("fit", *MACHINE, "--mem-fraction-static", "0.9"), "is not searched by kvsim fit"),
         (("fit", *MACHINE, "--schedule-policy", "lpm"), "it is for radix"),

@@ -65,7 +65,10 @@ def drawn_settings(seed: int, folder: Path) -> list[str]:
         arguments += _static(draw) + _machine(draw, draw.one_of(*DENSE), longest)
     elif policy == "radix":  # its tree is not looked up by routers
         arguments = ["shortest" if each in ("prefix", "dynamo") else each for each in arguments]
-        arguments += _radix(draw) + _machine(draw, draw.one_of(*DENSE, *WINDOWED), longest)
+        radix, machine = _radix(draw), _machine(draw, draw.one_of(*DENSE, *WINDOWED), longest)
+        if "--disable-radix-cache" in radix and WINDOWED[0] in machine:  # every request's window has slots of its own
+            machine = [*_without("--num-blocks", machine), *([] if "--kv-gib" in machine else ["--kv-gib", "16"])]
+        arguments += radix + machine
     elif policy == "contiguous":
         arguments += _contiguous(draw) + _scheduling(draw, longest) + _machine(draw, draw.one_of(*DENSE), longest)
     else:
