@@ -113,6 +113,10 @@ class RadixState:
     """First unused record of a node; `parent` leads to the next."""
     num_leaves: int = 0
     """Nodes that can be evicted now."""
+    entries_end: int = 0
+    """End of the entries in use of `RadixTables.node_pages`, those of evicted nodes included."""
+    entries_limit: int = 0
+    """End of the half of `RadixTables.node_pages` that is in use."""
     clock: int = 0
     """Counter of accesses to the tree."""
     locked_pages: int = 0
@@ -212,7 +216,8 @@ class Node(Bucketed):
     begin: Small = 0
     """Pages of the path before the node."""
     num_pages: Small = 0
-    first_page: Small = 0
+    first_entry: Small = 0
+    """Index of its first page in `RadixTables.node_pages`."""
     num_children: Small = 0
     locks: Small = 0
     hits: Small = 0
@@ -347,8 +352,9 @@ class RadixTables(NamedTuple):
     """Free lists of the pool of slots and of that of windows."""
     free_pages: Numbers
     """The rings of both pools. Pages of the pool of windows are numbered behind the others."""
-    pages: Numbers
-    """Successor of each page in a node of the tree, or among the pages being freed."""
+    node_pages: Numbers
+    """Pages of the tree's nodes, those of a node end to end, in two halves: when one is full, the pages of all nodes
+    are copied to the other."""
     windows: Numbers
     """The page in the pool of windows that goes with a page, or none."""
     nodes: Records[Node]

@@ -138,9 +138,6 @@ def _pages_of_nodes(engine: Engine) -> dict[int, list[int]]:
     radix, found = engine.radix, {}
     for node in range(1, radix.state.num_nodes + 1):
         if radix.nodes[node].is_on_device and not radix.nodes[node].is_spare:
-            page, pages = radix.nodes[node].first_page, []
-            for _ in range(radix.nodes[node].num_pages):
-                pages.append(page)
-                page = radix.pages[page]
-            found[node] = pages
+            first = radix.nodes[node].first_entry
+            found[node] = [int(radix.node_pages[first + index]) for index in range(radix.nodes[node].num_pages)]
     return found

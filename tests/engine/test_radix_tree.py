@@ -238,9 +238,11 @@ def compare(engine: Any, model: Model) -> None:
     assert state.num_leaves == sum(not node.children and not node.locks for node in plain)
     assert engine.state.num_free + sum(sizes) == PAGES
     every = [engine.radix.nodes[index] for index in range(1, state.num_nodes + 1)]
-    ours = {node.first_page: node for node in every if node.num_pages and _is_found(engine, node)}
+    pages = engine.radix.node_pages
+    ours = {pages[node.first_entry]: node for node in every if node.num_pages and _is_found(engine, node)}
     for node in plain:
         mine = ours[node.pages[0]]
+        assert pages[mine.first_entry : mine.first_entry + mine.num_pages] == node.pages
         assert (mine.num_pages, mine.hits, mine.locks) == (len(node.pages), node.hits, node.locks)
         assert (mine.priority, mine.num_children) == (node.priority, len(node.children))
     by_age = sorted(plain, key=lambda node: node.accessed)
@@ -258,10 +260,9 @@ def test_pages_freed_together_are_freed_in_one_call(unit: int) -> None:
     engine = engine_of(unit, "lru")
     taken = [token_slots.alloc(engine) for _ in range(6)]
     assert taken == [1, 2, 3, 4, 5, 6]
-    engine.radix.pages[5] = 2
     token_slots.begin_free_group(engine)
-    token_slots.free(engine, 5, 2)
-    token_slots.free(engine, 1, 1)
+    token_slots.free(engine, [5, 2], 0, 2)
+    token_slots.free(engine, [1], 0, 1)
     assert engine.state.num_free == PAGES - 6
     token_slots.end_free_group(engine)
     rest = list(range(7, PAGES + 1))
@@ -274,6 +275,6 @@ def test_freed_pages_are_taken_again_when_none_was_left() -> None:
         for _ in range(PAGES):
             token_slots.alloc(engine)
         assert free_list(engine) == []
-        token_slots.free(engine, 7, 1)
-        token_slots.free(engine, 3, 1)
+        token_slots.free(engine, [7], 0, 1)
+        token_slots.free(engine, [3], 0, 1)
         assert free_list(engine) == ([7, 3] if unit == 1 else [3, 7])

@@ -40,10 +40,8 @@ def duplicate_of_node(engine: Engine, node: Node) -> None:
 def _write_node(engine: Engine, kind: int, node: Node) -> None:
     if not engine.radix.settings.reports:
         return
-    page = node.first_page
     for index in range(node.num_pages):
-        _write(engine, kind, index == 0, page, 1, 0)
-        page = engine.radix.pages[page]
+        _write(engine, kind, index == 0, engine.radix.node_pages[node.first_entry + index], 1, 0)
 
 
 @part

@@ -82,9 +82,9 @@ def radix(
     zeros = partial(_zeros, compiled=compiled)
     return records.RadixTables(
         settings=_settings(policy, sizes, compiled=compiled),
-        state=_first_state(policy, num_rows, num_windows, num_host_pages, compiled=compiled),
+        state=_first_state(policy, num_rows, num_pages, num_windows, num_host_pages, compiled=compiled),
         **_free_lists((num_pages, num_windows), compiled=compiled),
-        pages=zeros(num_pages + 1),
+        node_pages=zeros(2 * _half(num_pages)),
         windows=zeros(num_pages + 1 if num_windows else 1),
         nodes=_no_nodes(num_pages + num_host_pages, compiled=compiled),
         leaves=zeros(num_pages + 1),
@@ -124,8 +124,16 @@ def _pages_of_row(policy: Radix, demand: Demand, num_rows: int) -> int:
     return row_pages
 
 
-def _first_state(policy: Radix, num_rows: int, num_windows: int, num_host_pages: int, *, compiled: bool) -> Any:
+def _half(num_pages: int) -> int:
+    """Return the size of a half of `node_pages`. A third stays free, so that copies to the other half are rare."""
+    return num_pages + num_pages // 2 + 1
+
+
+def _first_state(
+    policy: Radix, num_rows: int, num_pages: int, num_windows: int, num_host_pages: int, *, compiled: bool
+) -> Any:
     state = make_one(records.RadixState, compiled=compiled)
+    state.entries_limit = _half(num_pages)
     state.num_free_host = num_host_pages
     state.num_free_windows, state.num_free_rows = num_windows, num_rows
     state.ratio, state.is_rested = policy.scheduler.first_ratio, True

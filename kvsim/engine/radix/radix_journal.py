@@ -7,6 +7,7 @@ than there are rows for: `is_crowded` then tells so, and the run ends with an er
 from __future__ import annotations
 
 from kvsim.engine import journal
+from kvsim.engine.arrays import Numbers
 from kvsim.engine.machine_code.compiled import part
 from kvsim.engine.ownership import MemoryKind
 from kvsim.engine.radix_records import Node
@@ -48,14 +49,11 @@ def evict(engine: Engine, node: Node) -> None:
     """Record that the pages of a node leave the tree."""
     if not engine.settings.records_memory:
         return
-    page, left = node.first_page, node.num_pages
-    while left > 0:
-        first, length = page, 0
-        while left > 0 and page == first + length:
-            page = engine.radix.pages[page]
-            length += 1
-            left -= 1
-        _write(engine, _EVICT, _NO_REQUEST, 0, first, length, 0)
+    pages, begin, end = engine.radix.node_pages, node.first_entry, node.first_entry + node.num_pages
+    while begin < end:
+        length = _run_length(pages, begin, end)
+        _write(engine, _EVICT, _NO_REQUEST, 0, pages[begin], length, 0)
+        begin += length
 
 
 @part
@@ -65,11 +63,18 @@ def _write_row(engine: Engine, kind: int, sequence: Sequence, begin: int, end: i
         return
     rows, row = engine.radix.rows, sequence.place * engine.radix.settings.row_pages
     while begin < end:
-        length = 1
-        while begin + length < end and rows[row + begin + length] == rows[row + begin] + length:
-            length += 1
+        length = _run_length(rows, row + begin, row + end)
         _write(engine, kind, sequence.number - 1, begin, rows[row + begin], length, 0)
         begin += length
+
+
+@part
+def _run_length(pages: Numbers, begin: int, end: int) -> int:
+    """Return the number of consecutive pages at the beginning of `pages[begin:end]`."""
+    length = 1
+    while begin + length < end and pages[begin + length] == pages[begin] + length:
+        length += 1
+    return length
 
 
 @part

@@ -114,9 +114,8 @@ def insert(engine: Engine, sequence: Sequence, num_pages: int, protected: int, i
             child = split(engine, child, num_common)
         nodes[child].priority = max(nodes[child].priority, priority)
         if not nodes[child].is_on_device:
-            row = sequence.place * engine.radix.settings.row_pages + depth
-            link_row(engine, row, row + num_common)
-            tree_nodes.get_device_pages(engine, child, engine.radix.rows[row])
+            tree_nodes.get_device_pages(engine, child)
+            _copy_from_row(engine, sequence, child)
             tree_copies.update_double(engine, child)
         elif protected < depth + num_common:
             _replace_duplicates(engine, sequence, child, max(depth, protected))
@@ -156,10 +155,8 @@ def split(engine: Engine, node: int, num_pages: int) -> int:
     new.num_host_children = int(not old.is_on_device)
     new.loaded_for = old.loaded_for
     new.locks, new.hits, new.priority, new.created = old.locks, old.hits, old.priority, old.created
-    new.first_page = page = old.first_page
-    for _ in range(num_pages if old.is_on_device else 0):
-        page = engine.radix.pages[page]
-    old.first_page = page
+    new.first_entry = old.first_entry
+    old.first_entry += num_pages
     tree_windows.share_with(engine, node, upper)
     bucket.remove(nodes, buckets[bucket_of(engine, old.key)], node)
     old.parent, old.begin, old.num_pages = upper, old.begin + num_pages, old.num_pages - num_pages
@@ -205,7 +202,7 @@ def _evict_leaf(engine: Engine, node: int) -> None:
     if record.has_window:
         _evict_windows(engine, node)
     tree_nodes.lose_device_pages(engine, node)
-    token_slots.free(engine, record.first_page, record.num_pages)
+    token_slots.free(engine, engine.radix.node_pages, record.first_entry, record.first_entry + record.num_pages)
     tree_nodes.remove(engine, node)
 
 
@@ -214,7 +211,8 @@ def _evict_windows(engine: Engine, node: int) -> None:
     """Evict the windows of a node."""
     record = engine.radix.nodes[node]
     radix_events.window(engine, record)
-    token_slots.free_windows(engine, record.first_page, record.num_pages)
+    first = record.first_entry
+    token_slots.free_windows(engine, engine.radix.node_pages, first, first + record.num_pages)
     tree_windows.take(engine, node)
 
 
@@ -288,26 +286,15 @@ def _replace_from_node(engine: Engine, sequence: Sequence, node: int, begin: int
 @part
 def _replace_run(engine: Engine, sequence: Sequence, node: int, begin: int, end: int, has_windows: bool) -> None:
     """Replace a request's pages in [begin, end) by those of a node; free its own, with their windows if it has any."""
-    record, pages, rows = engine.radix.nodes[node], engine.radix.pages, engine.radix.rows
-    row = sequence.place * engine.radix.settings.row_pages
+    rows, row = engine.radix.rows, sequence.place * engine.radix.settings.row_pages
     if begin == end:
         return
-    page = record.first_page
-    for _ in range(begin - record.begin):
-        page = pages[page]
     radix_events.duplicate(engine, row + begin, row + end)
     radix_journal.replace(engine, sequence, begin, end)
-    # Link the request's own pages, some of which are not linked yet, so that they are freed as one run.
-    first = last = rows[row + begin]
-    for index in range(row + begin, row + end):
-        duplicate, rows[index] = rows[index], page
-        page = pages[page]
-        if duplicate != first:
-            pages[last] = duplicate
-            last = duplicate
     if has_windows:
-        token_slots.free_windows(engine, first, end - begin)
-    token_slots.free(engine, first, end - begin)
+        token_slots.free_windows(engine, rows, row + begin, row + end)
+    token_slots.free(engine, rows, row + begin, row + end)
+    copy_to_row(engine, node, begin - engine.radix.nodes[node].begin, row + begin, end - begin)
     radix_journal.share(engine, sequence, begin, end)
 
 
@@ -319,24 +306,19 @@ def _restore_windows(engine: Engine, sequence: Sequence, node: int) -> None:
     its pages, and the request's pages are freed.
     """
     record, windows, rows = engine.radix.nodes[node], engine.radix.windows, engine.radix.rows
-    begin = sequence.place * engine.radix.settings.row_pages + record.begin
-    end, page = begin + record.num_pages, record.first_page
+    begin, first = sequence.place * engine.radix.settings.row_pages + record.begin, record.first_entry
     if record.locks == 0:
         radix_events.duplicate_of_node(engine, record)
         radix_journal.evict(engine, record)
-        first = page
-        record.first_page = rows[begin]
+        token_slots.free(engine, engine.radix.node_pages, first, first + record.num_pages)
+        _copy_from_row(engine, sequence, node)
     else:
         radix_journal.replace(engine, sequence, record.begin, record.begin + record.num_pages)
-        first = rows[begin]
-        link_row(engine, begin, end)
-        for index in range(begin, end):
-            windows[page], windows[rows[index]], rows[index] = windows[rows[index]], NO_PAGE, page
-            page = engine.radix.pages[page]
+        token_slots.free(engine, rows, begin, begin + record.num_pages)
+        for index in range(record.num_pages):
+            page, own = engine.radix.node_pages[first + index], rows[begin + index]
+            windows[page], windows[own], rows[begin + index] = windows[own], NO_PAGE, page
         radix_journal.share(engine, sequence, record.begin, record.begin + record.num_pages)
-    token_slots.free(engine, first, record.num_pages)
-    if record.locks == 0:
-        link_row(engine, begin, end)
     tree_windows.give(engine, node)
 
 
@@ -347,14 +329,14 @@ def _add_leaf(engine: Engine, sequence: Sequence, parent: int, num_pages: int, i
     With windows it may be split into up to three nodes: one without windows, one with them, and a last one that is one
     window long.
     """
-    nodes, rows = engine.radix.nodes, engine.radix.rows
-    begin, row = end_of(engine, parent), sequence.place * engine.radix.settings.row_pages
+    nodes, begin = engine.radix.nodes, end_of(engine, parent)
+    first_entry = tree_nodes.new_entries(engine, num_pages - begin)
     node = _new_node(engine)
     record = nodes[node]
     record.parent, record.owner, record.begin, record.num_pages = parent, sequence.number, begin, num_pages - begin
     record.key = key_of(engine, sequence.number, begin)
-    record.first_page = rows[row + begin]
-    link_row(engine, row + begin, row + num_pages)
+    record.first_entry = first_entry
+    _copy_from_row(engine, sequence, node)
     record.locks = record.num_children = record.hits = 0
     record.priority, record.created, record.attached = priority, record.accessed, record.accessed
     nodes[parent].num_children += 1
@@ -384,11 +366,20 @@ def _give_windows(engine: Engine, node: int, begin: int, end: int) -> None:
 
 
 @part
-def link_row(engine: Engine, begin: int, end: int) -> None:
-    """Link each page in `rows[begin:end]` to the next."""
-    pages, rows = engine.radix.pages, engine.radix.rows
-    for index in range(begin + 1, end):
-        pages[rows[index - 1]] = rows[index]
+def copy_to_row(engine: Engine, node: int, first: int, begin: int, num_pages: int) -> None:
+    """Copy `num_pages` pages of a node, from its page `first` on, to `rows` from index `begin` on."""
+    rows, pages, entry = engine.radix.rows, engine.radix.node_pages, engine.radix.nodes[node].first_entry + first
+    for index in range(num_pages):
+        rows[begin + index] = pages[entry + index]
+
+
+@part
+def _copy_from_row(engine: Engine, sequence: Sequence, node: int) -> None:
+    """Copy a request's pages of the tokens of a node to the node's entries."""
+    record, rows, pages = engine.radix.nodes[node], engine.radix.rows, engine.radix.node_pages
+    begin, first = sequence.place * engine.radix.settings.row_pages + record.begin, record.first_entry
+    for index in range(record.num_pages):
+        pages[first + index] = rows[begin + index]
 
 
 @part

@@ -77,14 +77,11 @@ def alloc_req_slots(engine: Engine, num_seqs: int) -> None:
 @part
 def _write_prefix(engine: Engine, sequence: Sequence) -> None:
     """Write the pages of the prefix that was found in the tree to a new row."""
-    nodes, pages, rows = engine.radix.nodes, engine.radix.pages, engine.radix.rows
     row, node = sequence.place * engine.radix.settings.row_pages, engine.radix.holdings[sequence.number].node
     while node != ROOT:
-        page, begin = nodes[node].first_page, row + nodes[node].begin
-        for index in range(begin, begin + nodes[node].num_pages):
-            rows[index] = page
-            page = pages[page]
-        node = nodes[node].parent
+        record = engine.radix.nodes[node]
+        radix_tree.copy_to_row(engine, node, 0, row + record.begin, record.num_pages)
+        node = record.parent
     radix_journal.share(engine, sequence, 0, radix_tree.end_of(engine, engine.radix.holdings[sequence.number].node))
 
 
@@ -169,8 +166,7 @@ def slide(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
     holding.gone_tokens = gone
     if end > begin:
         row = sequence.place * engine.radix.settings.row_pages
-        radix_tree.link_row(engine, row + begin, row + end)
-        token_slots.free_windows(engine, engine.radix.rows[row + begin], end - begin)
+        token_slots.free_windows(engine, engine.radix.rows, row + begin, row + end)
         holding.gone_tokens = end * unit
 
 
@@ -265,9 +261,8 @@ def _free_row(engine: Engine, begin: int, end: int, has_windows: bool) -> None:
     rows = engine.radix.rows
     if end > begin:
         if has_windows:
-            radix_tree.link_row(engine, begin, end)
-            token_slots.free_windows(engine, rows[begin], end - begin)
-        token_slots.free_row(engine, begin, end)
+            token_slots.free_windows(engine, rows, begin, end)
+        token_slots.free(engine, rows, begin, end)
 
 
 @part

@@ -7,6 +7,7 @@ the end they are freed in one call. The free pages of a pool are in a ring buffe
 
 from __future__ import annotations
 
+from kvsim.engine.arrays import Numbers
 from kvsim.engine.machine_code.compiled import part
 from kvsim.engine.radix_records import NO_PAGE, SLOTS, WINDOWS, FreeList
 from kvsim.engine.state import Engine
@@ -66,35 +67,29 @@ def _after(free_list: FreeList, place: int) -> int:
 
 
 @part
-def free(engine: Engine, first: int, num_pages: int) -> None:
-    """Free `num_pages` linked pages from `first` on, or collect them to be freed."""
-    _free(engine, SLOTS, first, num_pages)
-
-
-@part
-def free_row(engine: Engine, begin: int, end: int) -> None:
-    """Free the pages in `rows[begin:end]`, or collect them to be freed."""
+def free(engine: Engine, pages: Numbers, begin: int, end: int) -> None:
+    """Free the pages in `pages[begin:end]`, or collect them to be freed."""
     place = _begin_free(engine, SLOTS, end - begin)
-    free_list, rows = engine.radix.free[SLOTS], engine.radix.rows
+    free_list = engine.radix.free[SLOTS]
     for index in range(begin, end):
-        engine.radix.free_pages[place] = rows[index]
+        engine.radix.free_pages[place] = pages[index]
         place = _after(free_list, place)
     _end_free(engine, SLOTS, place, end - begin)
 
 
 @part
-def free_windows(engine: Engine, page: int, num_pages: int) -> None:
-    """Free the windows of `num_pages` linked pages from `page` on, or collect them to be freed."""
-    windows, pages = engine.radix.windows, engine.radix.pages
-    place = _begin_free(engine, WINDOWS, num_pages)
+def free_windows(engine: Engine, pages: Numbers, begin: int, end: int) -> None:
+    """Free the windows of the pages in `pages[begin:end]`, or collect them to be freed."""
+    windows = engine.radix.windows
+    place = _begin_free(engine, WINDOWS, end - begin)
     free_list = engine.radix.free[WINDOWS]
-    for _ in range(num_pages):
+    for index in range(begin, end):
+        page = pages[index]
         assert windows[page] != NO_PAGE
         engine.radix.free_pages[place] = windows[page]
         windows[page] = NO_PAGE
         place = _after(free_list, place)
-        page = pages[page]
-    _end_free(engine, WINDOWS, place, num_pages)
+    _end_free(engine, WINDOWS, place, end - begin)
 
 
 @part
@@ -120,18 +115,6 @@ def end_free_group(engine: Engine) -> None:
             engine.radix.free_pages[place] = engine.radix.free_pages[source]
             source, place = _after(free_list, source), _after(free_list, place)
         _end_free(engine, pool, place, num_pages)
-
-
-@part
-def _free(engine: Engine, pool: int, page: int, num_pages: int) -> None:
-    """Free `num_pages` linked pages of a pool from `page` on, or collect them to be freed."""
-    place = _begin_free(engine, pool, num_pages)
-    free_list = engine.radix.free[pool]
-    for _ in range(num_pages):
-        engine.radix.free_pages[place] = page
-        place = _after(free_list, place)
-        page = engine.radix.pages[page]
-    _end_free(engine, pool, place, num_pages)
 
 
 @part

@@ -99,7 +99,7 @@ def demote(engine: Engine, node: int) -> bool:
         update_double(engine, node)
     radix_events.leaf(engine, record)
     tree_nodes.lose_device_pages(engine, node)
-    token_slots.free(engine, record.first_page, record.num_pages)
+    token_slots.free(engine, engine.radix.node_pages, record.first_entry, record.first_entry + record.num_pages)
     return True
 
 
@@ -201,12 +201,10 @@ def begin_load(engine: Engine, node: int, top: int) -> bool:
         below = node
         while nodes[below].begin > end:
             below = nodes[below].parent
-        first = page = token_slots.alloc(engine)
-        for _ in range(nodes[below].num_pages - 1):
-            behind = token_slots.alloc(engine)
-            engine.radix.pages[page] = behind
-            page = behind
-        tree_nodes.get_device_pages(engine, below, first)
+        tree_nodes.get_device_pages(engine, below)
+        first = nodes[below].first_entry
+        for entry in range(first, first + nodes[below].num_pages):
+            engine.radix.node_pages[entry] = token_slots.alloc(engine)
         nodes[below].loaded_for = node
         end += nodes[below].num_pages
     tree_nodes.inc_lock_ref(engine, node)

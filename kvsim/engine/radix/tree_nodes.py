@@ -63,10 +63,11 @@ def lose_device_pages(engine: Engine, node: int) -> None:
 
 
 @part
-def get_device_pages(engine: Engine, node: int, first_page: int) -> None:
-    """Record that a node which was only on the host has pages on the device, from `first_page` on."""
+def get_device_pages(engine: Engine, node: int) -> None:
+    """Record that a node which was only on the host has pages on the device; the caller writes them to its entries."""
     record = engine.radix.nodes[node]
-    record.first_page, record.is_on_device = first_page, True
+    record.first_entry = new_entries(engine, record.num_pages)
+    record.is_on_device = True
     if record.locks > 0:
         engine.radix.state.locked_pages += record.num_pages
     else:
@@ -75,6 +76,29 @@ def get_device_pages(engine: Engine, node: int, first_page: int) -> None:
     engine.radix.nodes[record.parent].num_host_children -= 1
     evictable_leaves.update(engine, node)
     evictable_leaves.update(engine, record.parent)
+
+
+@part
+def new_entries(engine: Engine, num_pages: int) -> int:
+    """Return the index of `num_pages` unused entries of `node_pages`, after copying those in use if the half is full.
+
+    The pages of all nodes on the device fit into a half beside the new ones, since no page is in two places.
+    """
+    radix, nodes, pages = engine.radix.state, engine.radix.nodes, engine.radix.node_pages
+    if radix.entries_end + num_pages > radix.entries_limit:
+        half = len(pages) // 2
+        radix.entries_end = half if radix.entries_limit == half else 0
+        radix.entries_limit = radix.entries_end + half
+        for node in range(1, radix.num_nodes + 1):
+            record = nodes[node]
+            if record.is_on_device and not record.is_spare:
+                begin, record.first_entry = record.first_entry, radix.entries_end
+                for index in range(record.num_pages):
+                    pages[record.first_entry + index] = pages[begin + index]
+                radix.entries_end += record.num_pages
+    radix.entries_end += num_pages
+    assert radix.entries_end <= radix.entries_limit
+    return radix.entries_end - num_pages
 
 
 @part
