@@ -1,4 +1,7 @@
-"""The schedule by request: the first and the last step of each, and the step that reaches a number of tokens."""
+"""Look up the schedule by request: first and last step, and the step that reaches a number of computed tokens.
+
+The table itself is sorted by step. The checks of a recording use these look-ups.
+"""
 
 from __future__ import annotations
 
@@ -12,52 +15,53 @@ from kvsim.recording.model import Recording
 from kvsim.recording.order import stable_order
 from kvsim.recording.tables import IntArray, Schedule
 
+_NEVER = np.iinfo(np.int64).max
+"""Key above all others."""
+
 
 def first_rows(schedule: Schedule) -> tuple[IntArray, IntArray]:
-    """Return the requests that are scheduled, and the first row of each."""
+    """Return the scheduled requests, ascending, and the first schedule row of each."""
     return np.unique(schedule.request, return_index=True)
 
 
 def last_steps(recording: Recording, never: int = 0) -> npt.NDArray[np.int64]:
-    """Return the last step in which each request computes, `never` for those that do not."""
+    """Return the last step that computes each request; `never` for requests that are not scheduled."""
     schedule, last = recording.schedule, np.full(len(recording.requests), never, np.int64)
     np.maximum.at(last, schedule.request, schedule.step + schedule.repeats - 1)
     return last
 
 
 def computed_after(schedule: Schedule) -> npt.NDArray[np.int64]:
-    """Return the computed tokens of the request of each row behind all of its steps."""
+    """Return, for each row, the number of tokens that its request has computed after all steps of the row."""
     return schedule.computed_before + schedule.tokens * schedule.repeats.astype(np.int64)
 
 
 def answered_rows(recording: Recording) -> Schedule:
-    """Return the schedule without steps whose output SGLang ignores: their request gave its memory back before."""
+    """Return the schedule without steps whose output SGLang ignores: their request was retracted before it came."""
     schedule, steps, memory = recording.schedule, recording.steps, recording.memory
     if recording.meta.policy_name != Radix.name or not recording.requests.preemptions.any():
         return schedule
     ends, span = memory.ends, int(max(steps.output_seq.max(), memory.seq.max(initial=0))) + 1
-    gone = np.append(np.sort(memory.request[ends].astype(np.int64) * span + memory.seq[ends]), np.iinfo(np.int64).max)
+    released = np.append(np.sort(memory.request[ends].astype(np.int64) * span + memory.seq[ends]), _NEVER)
     last, key = schedule.step + schedule.repeats - 1, schedule.request.astype(np.int64) * span
-    following = gone[np.searchsorted(gone, key + steps.schedule_seq[last])]
+    following = released[np.searchsorted(released, key + steps.schedule_seq[last])]
     repeat = schedule.repeats - (following < key + steps.output_seq[last])
     kept = np.flatnonzero(repeat > 0)
     columns = {name: getattr(schedule, name)[kept] for name in ("step", "request", "computed_before", "tokens")}
     return Schedule(**columns, repeat=repeat[kept])
 
 
-_NEVER = np.iinfo(np.int64).max
-
-
 class TokenSteps(NamedTuple):
-    """Requests that reach a number of computed tokens, the first step that reaches it, and whether it ends there."""
+    """Requests that reach a number of computed tokens, each with the first step that reaches it."""
 
     request: IntArray
     step: IntArray
     is_end: npt.NDArray[np.bool_]
+    """True if the step ends with exactly that number of tokens."""
 
     @classmethod
     def of(cls, schedule: Schedule, tokens: IntArray) -> TokenSteps:
-        """Find the steps that compute `tokens` of each request; none where these are 0."""
+        """Find the step that reaches the number of `tokens` of each request; leave out requests for which it is 0."""
         wanted, before = tokens[schedule.request], schedule.computed_before
         rows = np.flatnonzero((before < wanted) & (computed_after(schedule) >= wanted))
         request, first = np.unique(schedule.request[rows], return_index=True)
@@ -67,12 +71,14 @@ class TokenSteps(NamedTuple):
 
 
 class RowsByRequest(NamedTuple):
-    """The rows of the schedule by request and step: their numbers, and for each a number that ascends."""
+    """Rows of the schedule, sorted by request and then by step."""
 
     row: npt.NDArray[np.int32]
+    """Numbers of the rows in the schedule."""
     key: npt.NDArray[np.int64]
+    """Ascending key of each row, computed from its request and step."""
     span: int
-    """The difference between the numbers of one request and of the next."""
+    """Difference between the keys of two successive requests at the same step."""
 
     @classmethod
     def of(cls, recording: Recording) -> RowsByRequest:
@@ -86,11 +92,11 @@ class RowsByRequest(NamedTuple):
         return request.astype(np.int64) * self.span + step
 
     def newest(self, request: IntArray, step: IntArray) -> npt.NDArray[np.int32]:
-        """Return the newest row of each of `request` before `step`; there is one."""
+        """Return the newest row of each request before `step`. Every request must have one."""
         return self.row[np.searchsorted(self.key, self.key_of(request, step)) - 1]
 
     def computed_before(self, schedule: Schedule, request: IntArray, step: IntArray) -> npt.NDArray[np.int64]:
-        """Return the tokens that each of `request` has computed before `step`, of steps in flight too."""
+        """Return the number of tokens that each request has computed before `step`, including steps in flight."""
         row = self.newest(request, step)
         num_steps = np.minimum(schedule.repeats[row], step - schedule.step[row])
         computed: npt.NDArray[np.int64] = (
@@ -100,7 +106,7 @@ class RowsByRequest(NamedTuple):
 
 
 def first_rows_since(recording: Recording, request: IntArray, step: IntArray) -> IntArray:
-    """Find the row of the schedule in which each stay begins to compute, -1 where it ends before."""
+    """Return the first schedule row of each stay of a request, which begins at `step`; -1 if it ends uncomputed."""
     by_request = RowsByRequest.of(recording)
     begins = by_request.key_of(request, step)
     at = np.searchsorted(by_request.key, begins)

@@ -1,6 +1,7 @@
-"""Checks of the tables of a recording against each other; an error names the first row that breaks a rule.
+"""Check the tables of a recording against each other, so that no result is computed from contradictory data.
 
-Readers call `check` when they open a recording, and `check_events` before they print or write results from it.
+Readers call `check` when they open a recording, and `check_events` before they print or write results from it. An error
+names the first row that breaks a rule.
 """
 
 from __future__ import annotations
@@ -58,7 +59,9 @@ def check(recording: Recording, folder: Path) -> None:
 
 
 def check_events(recording: Recording, folder: Path) -> None:
-    """Check that the events of a recording that `check` accepts are in order, and make its queue what its steps say.
+    """Check that events are in order, and that they result in the numbers of running and waiting requests in the steps.
+
+    Call `check` before.
 
     Raises:
         RecordingError: naming the file and row of the first disagreement.
@@ -78,13 +81,15 @@ def check_events(recording: Recording, folder: Path) -> None:
 
 
 def _check_memory(recording: Recording, file: Path) -> None:
+    """Check each row of the memory by itself and against its step: its request, `seq`, counts and units."""
     memory, pool = recording.memory, recording.meta.pool
-    held = memory.kind != MemoryKind.EVICT
-    require(~held | within(memory.request, len(recording.requests)), file, "request is not a row of requests.parquet")
+    has_request = memory.kind != MemoryKind.EVICT
+    known = within(memory.request, len(recording.requests))
+    require(~has_request | known, file, "request is not a row of requests.parquet")
     require(rises(memory.seq), file, "seq should not decrease")
-    # After the last step, memory may still be given back.
+    # A release after the last step has the number of steps as its step.
     require(within(memory.step, len(recording.steps) + 1), file, "step is not a row of steps.parquet")
-    # Before each step, and behind it.
+    # Rows of step i have a seq above edge[i]; all but releases, which may come later, have at most edge[i + 1].
     edge = np.concatenate(([-1], recording.steps.schedule_seq, [np.iinfo(np.int64).max]))
     require_of(
         lambda rows: memory.seq[rows] > edge.take(memory.step[rows]),
@@ -103,11 +108,11 @@ def _check_memory(recording: Recording, file: Path) -> None:
     require(~placed | (memory.length > 0), file, "length should be positive")
     require(~placed | (memory.position >= 0), file, "position should not be negative")
     if memory.cached is not None and not pool.groups:
-        kept = placed | ((memory.cached >= 0) & (memory.cached <= memory.length))
-        require(kept, file, "cached should lie between 0 and length")
+        in_range = (memory.cached >= 0) & (memory.cached <= memory.length)
+        require(placed | in_range, file, "cached should lie between 0 and length")
     if memory.requested is not None:
-        asked = (memory.requested > 0) & (memory.requested <= memory.length)
-        require(~placed | asked, file, "requested should be positive and not more than length")
+        in_range = (memory.requested > 0) & (memory.requested <= memory.length)
+        require(~placed | in_range, file, "requested should be positive and not more than length")
     if memory.repeat is not None and not pool.groups:
         _check_growth(recording, file)
     if pool.num_units is not None:
@@ -117,8 +122,8 @@ def _check_memory(recording: Recording, file: Path) -> None:
             address, units = memory.address[rows], memory.length[rows].astype(np.int64)
             if memory.repeat is not None:
                 units *= memory.repeat[rows]
-            found: np.ndarray = ~placed[rows] | ((address >= pool.first_unit) & (address + units <= end))
-            return found
+            inside = (address >= pool.first_unit) & (address + units <= end)
+            return np.asarray(~placed[rows] | inside)
 
         require_of(is_inside, memory, file, f"the units lie outside the pool [{pool.first_unit}, {end})")
     if not pool.groups:
@@ -145,7 +150,7 @@ def _check_growth(recording: Recording, file: Path) -> None:
 
 
 def _check_rectangles(recording: Recording, file: Path) -> None:
-    """Check that without a pool no token is computed twice or left out: requests hold what they have computed."""
+    """Check that no token is computed twice or left out; without a pool, requests hold exactly these tokens."""
     schedule = recording.schedule
     rows = stable_order(schedule.request, len(recording.requests))
     before = schedule.computed_before[rows].astype(np.int64)
@@ -159,7 +164,7 @@ def _check_rectangles(recording: Recording, file: Path) -> None:
 
 
 def _check_initial(recording: Recording, file: Path) -> None:
-    """Check that the initial states of units are of existing units, one state for each."""
+    """Check that the initial states in `meta.json` list existing units, each at most once, and suit the recording."""
     meta, pool = recording.meta, recording.meta.pool
     for name, units in (("initial_free", meta.initial_free), ("initial_cached", meta.initial_cached)):
         if units is None or pool.num_units is None:
@@ -180,6 +185,7 @@ def _check_initial(recording: Recording, file: Path) -> None:
 
 
 def _check_copies(recording: Recording, copies: Copies, file: Path) -> None:
+    """Check each copy by itself: its request, its slot, and that it is reported after it began."""
     requests, num_steps = recording.requests, len(recording.steps)
     ordered = within(copies.begun_step, num_steps) & (copies.reported_step < num_steps)
     ordered &= (copies.reported_step < 0) | (copies.reported_step >= copies.begun_step)

@@ -1,4 +1,7 @@
-"""Checks of admissions: tokens that an admitted request need not compute were in the pool or on the host."""
+"""Check admissions: tokens that an admitted request need not compute were cached in the pool or on the host.
+
+Otherwise the hit rates that kvsim reports would not follow from the memory events.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,9 @@ from kvsim.recording.tables import Copies, CopyKind, IntArray, MemoryKind
 
 
 def check_admissions(recording: Recording, stays: Stays, folder: Path) -> None:
-    """Check that a request begins behind the prefix that it shares or loads, and that the steps count what is copied.
+    """Check that an admitted request starts to compute right after its hit: the prefix that it shares or loads.
+
+    Also check the numbers of copied blocks in the steps.
 
     Raises:
         RecordingError: naming the file and row of the first disagreement.
@@ -27,6 +32,7 @@ def check_admissions(recording: Recording, stays: Stays, folder: Path) -> None:
     schedule, copies, file = recording.schedule, recording.copies, folder / "schedule.parquet"
     step = np.searchsorted(recording.steps.schedule_seq, stays.birth_seq)
     rows = first_rows_since(recording, stays.birth_request, step)
+    # Tables of groups may release units before the request computes, so only an immediate start shows the hit.
     found = (rows >= 0) & (schedule.step[rows] == step) if recording.meta.pool.groups else rows >= 0
     hits = _hits(recording, stays)
     if copies is not None:
@@ -39,10 +45,10 @@ def check_admissions(recording: Recording, stays: Stays, folder: Path) -> None:
         admitted = Admissions(stays.birth_request[found], step, before, hits)
         check_swaps(recording, stays, admitted, folder / "steps.parquet")
         return
-    if recording.meta.exchanges_kv:  # what comes from another server is in none of its tables
+    if recording.meta.exchanges_kv:  # tokens from another server are no hit in the tables of this one
         require(before >= hits, file, "computed_before should be no less than the request shares", rows)
         return
-    if copies is not None:  # of a prompt that was loaded as a whole, the last token is computed
+    if copies is not None:  # if all of a prompt was loaded, its last token is computed again
         hits -= (schedule.step[rows] > step) & (schedule.tokens[rows] == 1) & (before == hits - 1)
     groups = recording.meta.pool.groups
     if groups and all(group.kind is CacheKind.CHUNKED_LOCAL for group in groups):
@@ -54,11 +60,12 @@ def check_admissions(recording: Recording, stays: Stays, folder: Path) -> None:
 def _is_unread(
     recording: Recording, request: IntArray, before: IntArray, is_first: npt.NDArray[np.bool_]
 ) -> npt.NDArray[np.bool_]:
-    """Tell where `before` ends with the last chunks before the newest known token: no later step reads these.
+    """Tell for each request whether the tokens `before` its start end where its last attention chunk begins.
 
-    Without a group that reads all tokens, they are a hit with or without units in the pool. At first, the prompt is
-    known; after a preemption, some outputs are. A group alone begins with the whole unit before its chunk, several at a
-    boundary of all.
+    No later step reads tokens of earlier chunks. If all groups have chunked local attention, these tokens are a hit
+    even if no unit holds them. The last chunk is that of the newest known token: a token of the prompt at the first
+    admission, an output after a preemption. With one group, a request starts with the whole unit in which its chunk
+    begins; with several, at a common multiple of their chunks and blocks.
     """
     if not recording.meta.prefix_caching:
         return np.zeros(len(before), np.bool_)
@@ -73,16 +80,17 @@ def _is_unread(
 
 
 def _loaded_units(copies: Copies, request: IntArray, step: IntArray) -> npt.NDArray[np.int64]:
-    """Count the units that each of the requests began to load in its step."""
+    """Count the units that each request began to load in the given step."""
     is_load = copies.kind == CopyKind.LOAD
     num_keys = int(max(copies.begun_step.max(initial=0), step.max(initial=0))) + 1
     loaded = np.sort(copies.request[is_load].astype(np.int64) * num_keys + copies.begun_step[is_load])
     wanted = request.astype(np.int64) * num_keys + step
+    # Equal entries of a sorted array lie between its left and its right insertion point.
     return np.searchsorted(loaded, wanted, side="right") - np.searchsorted(loaded, wanted)
 
 
 def _hits(recording: Recording, stays: Stays) -> npt.NDArray[np.int64]:
-    """Return the prefix-hit tokens of each stay: the longest hit among the tables of its groups."""
+    """Return the number of prefix-hit tokens of each stay: the longest hit among the tables of its groups."""
     memory, pool = recording.memory, recording.meta.pool
     rows = np.flatnonzero(memory.kind == MemoryKind.SHARE)
     sizes = np.array([group.block_size for group in pool.groups] or [pool.unit_tokens])
@@ -90,25 +98,27 @@ def _hits(recording: Recording, stays: Stays) -> npt.NDArray[np.int64]:
     end = (memory.position[rows].astype(np.int64) + memory.length[rows]) * sizes[group]
     num_seqs = int(memory.seq[-1]) + 1 if len(memory) else 1
     moment, number = np.unique(memory.request[rows].astype(np.int64) * num_seqs + memory.seq[rows], return_inverse=True)
-    most = np.zeros(len(moment) + 1, np.int64)
-    np.maximum.at(most, number, end)
+    hit_tokens = np.zeros(len(moment) + 1, np.int64)
+    np.maximum.at(hit_tokens, number, end)
     wanted = stays.birth_request.astype(np.int64) * num_seqs + stays.birth_seq
     at = np.searchsorted(moment, wanted)
-    return np.where(np.append(moment, -1)[at] == wanted, most[at], 0)
+    return np.where(np.append(moment, -1)[at] == wanted, hit_tokens[at], 0)
 
 
 def _check_copies(recording: Recording, copies: Copies, folder: Path) -> None:
-    """Check that a load fills new blocks of its request, a store copies other blocks, and the steps count both."""
+    """Check that a load fills new blocks of its request from slots stored before, and that steps count the copies."""
     steps, file = recording.steps, folder / "copies.parquet"
     memory = recording.memory
     rows = np.flatnonzero(memory.kind == MemoryKind.APPEND)
     run, offset = units_of_runs(memory.length[rows])
-    taken = np.stack((memory.request[rows][run], memory.address[rows][run] + offset, memory.seq[rows][run]))
-    asked = np.stack((copies.request, copies.address, steps.schedule_seq[copies.begun_step]))
-    number = np.unique(np.concatenate((taken, asked), axis=1), axis=1, return_inverse=True)[1].reshape(-1)
-    is_new = np.isin(number[taken.shape[1] :], number[: taken.shape[1]])
+    # Number the triples (request, address, seq), so that those of allocations and of copies can be compared.
+    allocated = np.stack((memory.request[rows][run], memory.address[rows][run] + offset, memory.seq[rows][run]))
+    copied = np.stack((copies.request, copies.address, steps.schedule_seq[copies.begun_step]))
+    number = np.unique(np.concatenate((allocated, copied), axis=1), axis=1, return_inverse=True)[1].reshape(-1)
+    is_allocated = np.isin(number[allocated.shape[1] :], number[: allocated.shape[1]])
     is_load = copies.kind == CopyKind.LOAD
-    require(~is_load | is_new, file, "a load should fill a block that memory.parquet gives its request in that step")
+    rule = "a load should fill a block that memory.parquet gives its request in that step"
+    require(~is_load | is_allocated, file, rule)
     stored_in = np.full(int(copies.slot.max(initial=-1)) + 1, len(steps))
     np.minimum.at(stored_in, copies.slot[~is_load], copies.begun_step[~is_load])
     was_stored = stored_in[copies.slot] < copies.begun_step
@@ -117,5 +127,5 @@ def _check_copies(recording: Recording, copies: Copies, folder: Path) -> None:
         ("swapped_out_units", steps.swapped_out_units, ~is_load), ("swapped_in_units", steps.swapped_in_units, is_load)
     ):  # fmt: skip
         if units is not None:
-            copied = np.bincount(copies.begun_step[chosen], minlength=len(steps))
-            agree(units, copied, folder / "steps.parquet", column, "copies.parquet")
+            counted = np.bincount(copies.begun_step[chosen], minlength=len(steps))
+            agree(units, counted, folder / "steps.parquet", column, "copies.parquet")

@@ -1,4 +1,4 @@
-"""Checks of the batches of a static policy: their rows begin and end together, according to their lengths."""
+"""Check the batches of a static policy: their requests start and end together, according to the lengths."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ _NO_LIMIT = 1 << 40
 
 
 def check_batches(recording: Recording, file: Path) -> None:
-    """Check that each batch is as wide as its longest prompt and as long as its longest answer, and fits as it should.
+    """Check that each batch is as wide as its longest prompt and as long as its longest answer, and fits into the pool.
 
-    The lengths alone determine the end of a shorter answer, and the beginning of a shorter prompt behind the padding.
+    Nothing else needs a check: the lengths determine where a shorter answer ends, and how much padding precedes a
+    shorter prompt.
 
     Raises:
         RecordingError: naming `file` and the first request that disagrees with its batch.
@@ -46,14 +47,16 @@ def check_batches(recording: Recording, file: Path) -> None:
 
 
 class _BatchRows(NamedTuple):
-    """The requests that are scheduled, by their batch: those that begin in one step."""
+    """Scheduled requests with their batches. Requests that start in the same step form a batch."""
 
     rows: IntArray
+    """Rows of the requests."""
     number: IntArray
-    """The batch of each of `rows`."""
+    """Number of the batch of each request."""
     width: IntArray
+    """Width of the prompts in the batch of each request, in tokens."""
     length: npt.NDArray[np.int64]
-    """Steps of the batch of each."""
+    """Number of steps from the first to the last of each request."""
 
     @classmethod
     def of(cls, recording: Recording) -> _BatchRows:
@@ -64,14 +67,14 @@ class _BatchRows(NamedTuple):
         return cls(rows, np.unique(begin, return_inverse=True)[1], schedule.tokens[first], length)
 
     def longest(self, values: npt.NDArray[np.float64] | IntArray) -> npt.NDArray[np.float64]:
-        """Return, for each of `rows`, the largest of `values` in its batch; `values` has one entry for each request."""
+        """Return the largest of `values` in the batch of each of `rows`; `values` has an entry for every request."""
         most = np.full(self.number.max(initial=-1) + 1, -np.inf)
         np.fmax.at(most, self.number, values[self.rows])
         return most[self.number]
 
 
 def _check_room(recording: Recording, batches: _BatchRows, file: Path) -> None:
-    """Check that no batch is larger than the settings and the pool allow, and that it fails only where it fills it."""
+    """Check that no batch is larger than settings and pool allow, and that it aborts only when the pool is full."""
     requests, memory, policy = recording.requests, recording.memory, recording.meta.policy
     rows, num_units = batches.rows, recording.meta.pool.num_units
     size = np.bincount(batches.number)[batches.number]

@@ -1,7 +1,7 @@
-"""Checks of the block tables of a pool with one KV-cache group, row after row of `memory.parquet`.
+"""Check the block tables of a pool with one KV-cache group, row by row of `memory.parquet`.
 
-Rows are looked at some thousands at a time, and in each part by request: to put all rows of a long recording in the
-order of their requests costs more than everything else that is checked.
+The rows are processed in parts of some thousands, and only each part is sorted by request: sorting all rows of a long
+recording at once would take longer than all other checks together.
 """
 
 from __future__ import annotations
@@ -27,13 +27,12 @@ _OF_TABLES = (
 )
 _OF_GROWTH = "the request's table still grows by an earlier row"
 _CHANGE = np.zeros(len(MemoryKind), np.int8)
-"""Units that a request holds more or less, by the kind of the row."""
+"""Sign by which a row of each kind changes the number of held units; a shared unit is held already."""
 _CHANGE[MemoryKind.APPEND], _CHANGE[MemoryKind.RELEASE] = 1, -1
 
 
 def check_block_tables(recording: Recording, folder: Path) -> None:
-    """Check that each request's table grows at its end, is given back only if there is one, and holds whatever is
-    computed.
+    """Check that each request's table grows at its end, is released as a whole, and has room for all computed tokens.
 
     Raises:
         RecordingError: naming the file and row of the first disagreement.
@@ -43,52 +42,52 @@ def check_block_tables(recording: Recording, folder: Path) -> None:
     last_step = schedule.step + repeats - 1
     tables = _Tables(recording, recording.steps.schedule_seq[last_step])
     for rows in in_parts(len(memory)):
-        tables.follow(rows)
+        tables.process(rows)
     for rule in _OF_TABLES:
         tables.require(rule, file)
     _check_free_units(recording, folder / "steps.parquet")
     tables.require(_OF_GROWTH, file)
 
-    asked = memory.length if memory.requested is None else memory.requested
+    requested = memory.length if memory.requested is None else memory.requested
 
     def has_room(rows: slice) -> np.ndarray:
         row = tables.newest_row[rows]
         held = memory.position[row].astype(np.int64)
-        held += asked[row] * _repeat(memory, row)
+        held += requested[row] * _repeat(memory, row)
         held[(row == _NO_ROW) | (memory.kind[row] == MemoryKind.RELEASE)] = 0
-        if memory.repeat is not None:  # so far
-            left = np.maximum(memory.step[row] + memory.repeat[row] - 1 - last_step[rows], 0)
-            held -= np.minimum(left * memory.length[row].astype(np.int64), held)
+        if memory.repeat is not None:  # a growing row has not yet added the units of later steps
+            later_steps = np.maximum(memory.step[row] + memory.repeat[row] - 1 - last_step[rows], 0)
+            held -= np.minimum(later_steps * memory.length[row].astype(np.int64), held)
         computed = schedule.computed_before[rows] + schedule.tokens[rows].astype(np.int64) * repeats[rows]
-        found: np.ndarray = computed <= held * recording.meta.pool.unit_tokens
-        return found
+        fits: np.ndarray = computed <= held * recording.meta.pool.unit_tokens
+        return fits
 
     require_of(has_room, schedule, folder / "schedule.parquet", "more is computed than the request holds memory for")
 
 
 class _Tables:
-    """The tables as they are behind the rows that were followed so far, and the first row that breaks each rule."""
+    """State of all tables after the rows processed so far, and the first row that breaks each rule."""
 
     def __init__(self, recording: Recording, moments: IntArray) -> None:
-        """`moments` says, for each row of the schedule, at which `seq` its table is asked for."""
+        """`moments` has the `seq` at which each row of the schedule needs its table; `newest_row` is found for it."""
         self._memory, self._steps, self._schedule = recording.memory, recording.steps, recording.schedule
         num_requests = len(recording.requests)
         self._held = np.zeros(num_requests, np.int64)
-        """Units of each request's table."""
+        """Number of units in each request's table."""
         self._grows_upto = np.full(num_requests, -1, np.int64)
-        """The `seq` up to which each request's table grows by its newest row."""
+        """The `seq` until which the newest row of each request makes its table grow; -1 if that row does not repeat."""
         self._newest = np.full(num_requests, _NO_ROW, np.int32)
-        """The newest row of each request."""
+        """Newest memory row of each request."""
         self._replaces = replacing_rows(self._memory)
         self._broken_by: dict[str, int] = {}
         self.newest_row = np.full(len(moments), _NO_ROW, np.int32)
-        """The newest row of the request of each row of the schedule, at its moment; -1 where there is none."""
+        """Newest memory row of its request at the moment of each schedule row; -1 if there is none."""
         self._upto = np.searchsorted(self._memory.seq, moments, side="right") - 1
-        """The newest row of any request at that moment."""
+        """Newest memory row of any request at the moment of each schedule row."""
         self._in_order = np.argsort(self._upto, kind="stable")
 
-    def follow(self, part: slice) -> None:
-        """Advance to the end of `part`, the rows after those that were followed so far."""
+    def process(self, part: slice) -> None:
+        """Process the memory rows of `part`, which follow those processed so far."""
         memory = self._memory
         of_tables = (memory.kind[part] != MemoryKind.EVICT) & ~self._replaces[part]
         rows = np.flatnonzero(of_tables).astype(np.int32) + np.int32(part.start)
@@ -97,43 +96,46 @@ class _Tables:
         position, length = memory.position[rows], memory.length[rows].astype(np.int64)
         of_request = _ByRequest.of(request)
         before = of_request.before(np.where(released, 0, position + length * _repeat(memory, rows)), self._held)
-        self._note(_OF_TABLES[0], released | (position == before), rows)
-        self._note(_OF_TABLES[1], ~released | (before > 0), rows)
-        self._note(_OF_TABLES[2], ~released | (length == before), rows)
+        self._check(_OF_TABLES[0], released | (position == before), rows)
+        self._check(_OF_TABLES[1], ~released | (before > 0), rows)
+        self._check(_OF_TABLES[2], ~released | (length == before), rows)
         if memory.repeat is not None:
             upto = np.full(len(rows), -1, np.int64)
             grows = np.flatnonzero(memory.repeat[rows] > 1)
             last_step = memory.step[rows[grows]] + memory.repeat[rows[grows]] - 1
             upto[grows] = self._steps.schedule_seq[last_step]
-            self._note(_OF_GROWTH, memory.seq[rows] > of_request.before(upto, self._grows_upto), rows)
-        self._answer(part, rows, request)
+            self._check(_OF_GROWTH, memory.seq[rows] > of_request.before(upto, self._grows_upto), rows)
+        self._find_newest_rows(part, rows, request)
         self._newest[request[of_request.is_last]] = rows[of_request.is_last]
 
     def require(self, rule: str, file: Path) -> None:
-        """Raise where a row breaks `rule`."""
+        """Raise an error if a processed row breaks `rule`."""
         if rule in self._broken_by:
             raise RecordingError(f"{file}, row {self._broken_by[rule]}: {rule}.")
 
-    def _note(self, rule: str, holds: npt.NDArray[np.bool_], rows: IntArray) -> None:
+    def _check(self, rule: str, holds: npt.NDArray[np.bool_], rows: IntArray) -> None:
+        """Remember the first row that breaks `rule`; errors are raised at the end, in the order of the rules."""
         if rule not in self._broken_by and not holds.all():
             self._broken_by[rule] = int(rows[~holds].min())
 
-    def _answer(self, part: slice, rows: IntArray, request: IntArray) -> None:
-        """Note the newest row for each query of the schedule between the moments of `part`."""
+    def _find_newest_rows(self, part: slice, rows: IntArray, request: IntArray) -> None:
+        """Set `newest_row` for the rows of the schedule whose moments lie in `part`."""
         begin, end = np.searchsorted(self._upto, (part.start, part.stop), sorter=self._in_order).tolist()
-        asked = self._in_order[begin:end]
-        whose = self._schedule.request[asked]
+        scheduled = self._in_order[begin:end]
+        wanted = self._schedule.request[scheduled]
         key = request.astype(np.int64) * len(self._memory) + rows
-        at = np.searchsorted(key, whose.astype(np.int64) * len(self._memory) + self._upto[asked], side="right") - 1
-        newest = self._newest[whose]
+        upto = wanted.astype(np.int64) * len(self._memory) + self._upto[scheduled]
+        at = np.searchsorted(key, upto, side="right") - 1
+        # The newest row is in this part, or in an earlier one.
+        newest = self._newest[wanted]
         here = np.flatnonzero(at >= 0)
-        here = here[request[at[here]] == whose[here]]
+        here = here[request[at[here]] == wanted[here]]
         newest[here] = rows[at[here]]
-        self.newest_row[asked] = newest
+        self.newest_row[scheduled] = newest
 
 
 class _ByRequest(NamedTuple):
-    """Some rows in the order of their requests, and for each request in their own."""
+    """Rows sorted by request, and then by time: where the rows of each request begin and end."""
 
     request: IntArray
     is_first: npt.NDArray[np.bool_]
@@ -145,20 +147,27 @@ class _ByRequest(NamedTuple):
         return cls(request, is_first, np.append(is_first, True)[1:])
 
     def before(self, values: IntArray, newest: IntArray) -> IntArray:
-        """Return the value of the row before each, of the same request; update `newest`, its newest values."""
-        found = np.empty_like(newest, shape=len(values))
-        found[1:] = values[:-1]
-        found[self.is_first] = newest[self.request[self.is_first]]
+        """Return, for each row, the value of its request's row before it.
+
+        `newest` has the value of each request's last row in earlier parts; it is updated.
+        """
+        previous = np.empty_like(newest, shape=len(values))
+        previous[1:] = values[:-1]
+        previous[self.is_first] = newest[self.request[self.is_first]]
         newest[self.request[self.is_last]] = values[self.is_last]
-        return found
+        return previous
 
 
 def _repeat(memory: Memory, rows: IntArray) -> IntArray | int:
+    """Return the number of steps over which each of `rows` repeats."""
     return 1 if memory.repeat is None else memory.repeat[rows].astype(np.int64)
 
 
 def _check_free_units(recording: Recording, file: Path) -> None:
-    """Check `free_units` against the changes of ownership, if no unit is shared and no row grows."""
+    """Check `free_units` against the changes of ownership.
+
+    Skip this if units are shared, or if rows repeat over several steps: then lengths do not add up to held units.
+    """
     memory, steps, num_units = recording.memory, recording.steps, recording.meta.pool.num_units
     grows = memory.repeat is not None and (memory.repeat > 1).any()
     if num_units is None or grows or (memory.kind == MemoryKind.SHARE).any():
@@ -178,9 +187,9 @@ def _check_free_units(recording: Recording, file: Path) -> None:
 
 
 def _shown_in(memory: Memory, steps: Steps, rows: slice) -> IntArray:
-    """Return the first step that is scheduled after each of `rows`; the number of steps if there is none.
+    """Return the first step whose `free_units` include each of `rows`; the number of steps if none does.
 
-    It is the row's own, but for what is given back behind it.
+    This is the step of the row, or a later one for a release after that step was scheduled.
     """
     shown = memory.step[rows].copy()
     back = np.flatnonzero((memory.kind[rows] == MemoryKind.RELEASE) & (shown < len(steps)))

@@ -1,4 +1,4 @@
-"""Checks of the tables of several KV-cache groups; an error names the first row that breaks a rule."""
+"""Check the block tables of a pool with several KV-cache groups, whose windows release units before a table ends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kvsim.recording.tables import WHOLE_TABLE, MemoryKind
 
 
 def check_tables_of_groups(recording: Recording, folder: Path) -> None:
-    """Check that every table grows at its end, gives back what it has, and holds whatever is computed.
+    """Check that every table grows at its end, releases only units that it holds, and has room for computed tokens.
 
     Raises:
         RecordingError: naming the file and row of the first disagreement.
@@ -26,8 +26,8 @@ def check_tables_of_groups(recording: Recording, folder: Path) -> None:
     _check_rows(recording, file)
     tables, operations = tables_of_groups(memory, len(recording.requests))
     _check_growth(recording, file)
-    happened = np.bincount(operations.row, minlength=len(memory))
-    require(happened == memory.length, file, "length should be that of what the table holds and gives back")
+    num_units = np.bincount(operations.row, minlength=len(memory))
+    require(num_units == memory.length, file, "length should be that of what the table holds and gives back")
     is_part = (memory.kind == MemoryKind.RELEASE) & (memory.address != WHOLE_TABLE)
     of_part = is_part[operations.row]
     row, run = operations.row[of_part], operations.run[of_part]
@@ -41,6 +41,7 @@ def check_tables_of_groups(recording: Recording, folder: Path) -> None:
 
 
 def _check_rows(recording: Recording, file: Path) -> None:
+    """Check each row by itself: its group, its counts, and the addresses of a partial release."""
     memory, pool = recording.memory, recording.meta.pool
     owned = memory.kind != MemoryKind.EVICT
     require(~owned | within(memory.groups, len(pool.groups)), file, "group is not one of meta.json's kv_cache_groups")
@@ -63,7 +64,11 @@ def _check_rows(recording: Recording, file: Path) -> None:
 
 
 def _check_growth(recording: Recording, file: Path) -> None:
-    """Check that rows that append to a table are consecutive; positions before hits, and between states, are null."""
+    """Check that each row appends at the end of its table.
+
+    A gap is allowed before the first units of a group with windows, and between the states of a Mamba group: these
+    positions have null blocks.
+    """
     memory, groups = recording.memory, recording.meta.pool.groups
     whole = (memory.kind == MemoryKind.RELEASE) & (memory.address == WHOLE_TABLE)
     placed = (memory.kind == MemoryKind.APPEND) | (memory.kind == MemoryKind.SHARE)
@@ -71,10 +76,11 @@ def _check_growth(recording: Recording, file: Path) -> None:
     rows = rows[np.lexsort((rows, memory.groups[rows], memory.request[rows]))]
     position = memory.position[rows].astype(np.int64)
     end = np.where(whole[rows], 0, position + memory.length[rows])
+    # Position at which the table ended before each row; 0 for the first row of a table.
     before = np.concatenate((np.zeros(1, np.int64), end))[:-1]
     before[is_new(memory.request[rows]) | is_new(memory.groups[rows])] = 0
-    behind = whole[rows] | (position >= before)
-    require(behind, file, "position should not be before the end of the request's table", rows)
+    no_overlap = whole[rows] | (position >= before)
+    require(no_overlap, file, "position should not be before the end of the request's table", rows)
     has_gaps = np.array([group.kind not in _WHOLE for group in groups])[memory.groups[rows]]
     is_state = np.array([group.kind is CacheKind.MAMBA for group in groups])[memory.groups[rows]]
     may_skip = whole[rows] | is_state | (has_gaps & (before == 0))
@@ -89,14 +95,14 @@ def _check_ends(tables: Holdings, file: Path) -> None:
     """Check that a request that frees its tables frees every table."""
     held = tables.residencies
     end = np.repeat(held.death_seq, np.diff(held.first_run, append=len(tables.request)))
-    stays = tables.death_seq > end
-    if stays.any():
-        row = int(tables.birth_row[int(np.argmax(stays))])
+    is_left = tables.death_seq > end
+    if is_left.any():
+        row = int(tables.birth_row[int(np.argmax(is_left))])
         raise RecordingError(f"{file}, row {row}: the request gives back some of its tables, and never this one.")
 
 
 def _check_computed(recording: Recording, tables: Holdings, file: Path) -> None:
-    """Check that every attention group has room for the computed tokens when they are computed."""
+    """Check that the newest run of each table in every attention group reaches the tokens computed at that time."""
     schedule, steps, pool = recording.schedule, recording.steps, recording.meta.pool
     if not len(schedule):
         return
@@ -124,14 +130,14 @@ def _check_computed(recording: Recording, tables: Holdings, file: Path) -> None:
 
 
 def _check_free_units(recording: Recording, tables: Holdings, file: Path) -> None:
-    """Check `free_units` against the changes of ownership, if no unit is shared."""
+    """Check `free_units` against the changes of ownership; skip this if units are shared."""
     memory, steps, num_units = recording.memory, recording.steps, recording.meta.pool.num_units
     if num_units is None or (memory.kind == MemoryKind.SHARE).any():
         return
     moments = steps.schedule_seq
-    taken = np.searchsorted(np.sort(tables.birth_seq), moments, side="right")
-    given = np.searchsorted(np.sort(tables.death_seq), moments, side="right")
-    held = taken - given
+    allocated = np.searchsorted(np.sort(tables.birth_seq), moments, side="right")
+    released = np.searchsorted(np.sort(tables.death_seq), moments, side="right")
+    held = allocated - released
     require(held <= num_units, file, f"more units are held than the pool's {num_units}")
     free = (steps.free_units == -1) | (steps.free_units == num_units - held)
     require(free, file, "free_units should be what memory.parquet leaves of the pool")

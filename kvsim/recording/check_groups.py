@@ -1,4 +1,4 @@
-"""Checks of the KV-cache groups of a recording, the base of its account."""
+"""Check the KV-cache groups in `meta.json`, from which the slots and bytes of every unit are computed."""
 
 from __future__ import annotations
 
@@ -12,20 +12,22 @@ from kvsim.recording.model import Pool
 
 _MOST_GROUPS = 1 << 10
 _MOST_BYTES = 1 << 56
-"""Most bytes of a pool: sums over it, and over time, stay exact."""
+"""Maximum bytes of a pool and of a page, so that sums over the pool and over time do not overflow 64 bits."""
 
 
 def with_groups(pool: Pool, entries: Any) -> Pool:
-    """Return `pool` with the groups of `meta.kv_cache_groups`; one group of full attention counts as none.
+    """Return `pool` with the groups in `entries`, the value of `kv_cache_groups` in `meta.json`.
+
+    One group of full attention changes nothing: `pool` is returned as it is.
 
     Raises:
-        RecordingError: they cannot be right, or do not go with the pool.
+        RecordingError: a group is impossible, or does not fit the pool.
     """
     if isinstance(entries, list) and len(entries) > _MOST_GROUPS:
         raise RecordingError(f"kv_cache_groups lists {len(entries):,} groups; at most {_MOST_GROUPS:,} are read.")
     groups = groups_from_meta(entries)
-    found = replace(pool, groups=groups)
-    layout = found.layout
+    grouped = replace(pool, groups=groups)
+    layout = grouped.layout
     assert layout is not None
     for index, group in enumerate(groups):
         if group.num_speculative_blocks:
@@ -46,8 +48,8 @@ def with_groups(pool: Pool, entries: Any) -> Pool:
             f"pool.unit_tokens is {pool.unit_tokens:,}; the blocks of its kv_cache_groups end together every "
             f"{together:,} tokens."
         )
-    if (pool.num_units or 0) * found.unit_slots > _MOST_BYTES:
+    if (pool.num_units or 0) * grouped.unit_slots > _MOST_BYTES:
         raise RecordingError("the pool has more bytes than any machine; num_units or bytes_per_unit cannot be right.")
     if len(groups) == 1 and groups[0].kind in (CacheKind.FULL, CacheKind.MLA) and groups[0].window is None:
         return pool
-    return found
+    return grouped

@@ -1,4 +1,4 @@
-"""Checks of the images of prompts, and of the encoder cache, whose events are played."""
+"""Check the images of prompts, and replay the events of the encoder cache to check that each can happen."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kvsim.recording.tables import EncoderEvents, ImageEventKind, PromptImages, 
 
 
 def check_images(recording: Recording, folder: Path) -> None:
-    """Check that images lie in their prompts, and that the encoder cache holds what steps compute.
+    """Check that images lie inside their prompts, and are in the encoder cache when steps compute their tokens.
 
     Raises:
         RecordingError: naming the file and row of the first disagreement.
@@ -32,12 +32,12 @@ def check_images(recording: Recording, folder: Path) -> None:
     require(within(events.step, len(recording.steps) + 1), file, "step is not a row of steps.parquet")
     require(rises(events.seq), file, "seq should not decrease")
     require(rises(events.step), file, "step should not decrease")
-    _Cache(recording, images, events, file).play()
+    _Cache(recording, images, events, file).replay()
     _check_computed(recording, images, events, folder / "schedule.parquet")
 
 
 def _check_places(recording: Recording, images: PromptImages, file: Path) -> None:
-    """Check that the images of a prompt follow each other inside it, and that equal images are equally large."""
+    """Check that the images of a prompt do not overlap and end inside it, and that equal images have equal sizes."""
     prompt = recording.requests.prompt_tokens
     require(within(images.request, len(prompt)), file, "request is not a row of requests.parquet")
     require(rises(images.request), file, "request should not decrease")
@@ -52,24 +52,30 @@ def _check_places(recording: Recording, images: PromptImages, file: Path) -> Non
 
 
 class _Cache:
-    """The encoder cache, played event by event."""
+    """State of the encoder cache, to which events are applied one by one.
+
+    The method for each kind of event returns what is wrong with it, or an empty text.
+    """
 
     def __init__(self, recording: Recording, images: PromptImages, events: EncoderEvents, file: Path) -> None:
         self._recording, self._events, self._file = recording, events, file
         self._tokens = dict(zip(images.image.tolist(), images.tokens.tolist(), strict=True))
         self._wanted = set(zip(images.request.tolist(), images.image.tolist(), strict=True))
         self._users: dict[int, set[int]] = {}
+        """Requests that hold each image in the cache."""
         self._idle: dict[int, None] = {}
+        """Images in the cache without users, in the order in which they are evicted."""
         self._held = 0
+        """Tokens of all images in the cache."""
 
-    def play(self) -> None:
-        """Play all events.
+    def replay(self) -> None:
+        """Apply all events.
 
         Raises:
-            RecordingError: an event cannot happen in the state that the events before it have left.
+            RecordingError: an event is impossible in the state after the earlier events.
         """
         events = self._events
-        moves = {
+        methods = {
             ImageEventKind.COMPUTE: self._compute,
             ImageEventKind.HOLD: self._hold,
             ImageEventKind.LET_GO: self._let_go,
@@ -77,7 +83,7 @@ class _Cache:
         }
         rows = zip(events.kind.tolist(), events.request.tolist(), events.image.tolist(), strict=True)
         for row, (kind, request, image) in enumerate(rows):
-            wrong = "image is none of images.parquet" if image not in self._tokens else moves[kind](request, image)
+            wrong = "image is none of images.parquet" if image not in self._tokens else methods[kind](request, image)
             if wrong:
                 raise RecordingError(f"{self._file}, row {row}: {wrong}.")
         self._check_budget()
@@ -92,8 +98,9 @@ class _Cache:
         self._users[image] = set()
         self._held += self._tokens[image]
         most = self._recording.meta.encoder_cache_tokens
-        full = f"the images in the cache have {self._held:,} tokens, and meta.json gives it {most:,}"
-        return full if self._held > most else "request should be -1" if request != -1 else ""
+        if self._held > most:
+            return f"the images in the cache have {self._held:,} tokens, and meta.json gives it {most:,}"
+        return "request should be -1" if request != -1 else ""
 
     def _hold(self, request: int, image: int) -> str:
         if (request, image) not in self._wanted:
@@ -120,22 +127,25 @@ class _Cache:
         return "request should be -1" if request != -1 else ""
 
     def _check_budget(self) -> None:
-        """Check that no step computes more than its budget; a request preempted in the step has given its part back."""
+        """Check that no step computes more image tokens than its budget.
+
+        Steps with preemptions are skipped: the victim's part of the budget was used again.
+        """
         events, steps = self._events, self._recording.steps
         rows = np.flatnonzero(events.kind == ImageEventKind.COMPUTE)
         most = self._recording.meta.engine.get("encoder_compute_tokens", 0)
         tokens = np.array([self._tokens[image] for image in events.image[rows].tolist()], np.int64)
         through = np.concatenate(([0], np.cumsum(tokens)))
         first = np.searchsorted(events.step[rows], events.step[rows])
-        is_alone = np.concatenate((steps.preempted, [0]))[events.step[rows]] == 0
-        fits = ~is_alone | (through[1:] - through[first] <= most)
+        preempts = np.concatenate((steps.preempted, [0]))[events.step[rows]] > 0
+        fits = preempts | (through[1:] - through[first] <= most)
         require(fits, self._file, f"a step should compute at most {most:,} tokens of images", rows)
 
 
 def _check_computed(recording: Recording, images: PromptImages, events: EncoderEvents, file: Path) -> None:
-    """Check that a request holds an image in every step that computes tokens of it."""
-    held = _times_of_holding(events, len(recording.steps))
-    lets_go_of_repeated = not rules_of(str(recording.meta.policy.get("vllm", DEFAULT))).counts_repeated_images
+    """Check that a request holds an image in every step that computes tokens of that image."""
+    held = _holding_steps(events, len(recording.steps))
+    frees_repeated = not rules_of(str(recording.meta.policy.get("vllm", DEFAULT))).counts_repeated_images
     seen = set[tuple[int, int]]()
     schedule = recording.schedule
     begin = schedule.computed_before.astype(np.int64)
@@ -144,8 +154,8 @@ def _check_computed(recording: Recording, images: PromptImages, events: EncoderE
     bounds = np.searchsorted(schedule.request[order], np.stack((images.request, images.request + 1)))
     for row in range(len(images)):
         pair = int(images.request[row]), int(images.image[row])
-        if lets_go_of_repeated and pair in seen:
-            continue  # its first place has let go of it
+        if frees_repeated and pair in seen:
+            continue  # this version of vLLM frees the image after its first place in the prompt
         seen.add(pair)
         rows = order[bounds[0, row] : bounds[1, row]]
         rows = rows[(begin[rows] < images.place[row] + images.tokens[row]) & (end[rows] > images.place[row])]
@@ -160,8 +170,8 @@ def _check_computed(recording: Recording, images: PromptImages, events: EncoderE
                 )
 
 
-def _times_of_holding(events: EncoderEvents, num_steps: int) -> dict[tuple[int, int], list[tuple[int, int]]]:
-    """Return the steps, from the first on and up to the last without it, in which each request holds each image."""
+def _holding_steps(events: EncoderEvents, num_steps: int) -> dict[tuple[int, int], list[tuple[int, int]]]:
+    """Return the ranges of steps [first, end) in which a request holds an image, by request and image."""
     since: dict[tuple[int, int], int] = {}
     held: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
     columns = (events.kind, events.step, events.request, events.image)
@@ -176,7 +186,11 @@ def _times_of_holding(events: EncoderEvents, num_steps: int) -> dict[tuple[int, 
 
 
 def _steps_over(step: int, begin: int, tokens: int, repeat: int, place: int, length: int) -> tuple[int, int]:
-    """Return the first and the last of the steps of a row that compute tokens of an image."""
+    """Return the first and the last step of a schedule row that compute tokens of an image.
+
+    The row starts at `step`, where `begin` tokens are computed, and computes `tokens` more in each of `repeat` steps.
+    The image has `length` tokens from `place` on.
+    """
     first = max(int(place) - int(begin), 0) // int(tokens)
     last = min((int(place) + int(length) - int(begin) - 1) // int(tokens), int(repeat) - 1)
     return int(step) + first, int(step) + last

@@ -1,6 +1,6 @@
-"""Checks of the provenance of a recording: the fields that kvsim computes with have types and ranges.
+"""Check the types and ranges of the fields in `meta.json` with which kvsim computes, because anyone may write them.
 
-Everything else in `meta.json` is shown to people as it is, and may be anything.
+All other fields are only displayed, and are not checked.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from kvsim.policies.speculative_config import SpeculativeConfig
 from kvsim.recording.model import HASH_TOKENS
 
 _LARGEST = 1 << 53
-"""Whole numbers above are not exact in every program that reads JSON, and nothing in a recording is as large."""
+"""Maximum whole number: larger ones are not exact in every program that reads JSON, and no recording needs them."""
 _MOST_STEPS = 10_000_000
-"""Steps of earlier batches, which are gone through one by one."""
+"""Maximum number of steps in earlier batches, because these are replayed one by one."""
 _MOST_LAYERS = 1 << 14
 _OF_LAYERS = ("num_layers", "num_hidden_layers", "num_attention_heads", "num_kv_heads")
-"""Fields of a model's shape that are counted one by one."""
+"""Fields of a model's shape that are at most `_MOST_LAYERS`, because kvsim iterates over them."""
 _COUNTS = {
     "policy": (
         "block_size",
@@ -92,7 +92,7 @@ def check_meta(document: Mapping[str, Any], file: Path) -> None:
 
 
 def _check_policy(policy: Mapping[str, Any], file: Path, document: Mapping[str, Any]) -> None:
-    """Check what a recording says of its policy, but for what other parts say alike."""
+    """Check the fields that only the policy has; `check_meta` checks the names that other parts have, too."""
     _require(policy.get("name", "paged") in EVERY_POLICY, file, "policy.name", f"one of {', '.join(EVERY_POLICY)}",
              document)  # fmt: skip
     for name in ("rules", "allocator"):
@@ -104,16 +104,16 @@ def _check_policy(policy: Mapping[str, Any], file: Path, document: Mapping[str, 
                  "a whole number from 0 on", document)  # fmt: skip
 
 
-def _check_drafts(told: object, file: Path) -> None:
-    """Check the configuration of speculative decoding, which a recording states as vLLM's flag takes it."""
+def _check_drafts(config: object, file: Path) -> None:
+    """Check the configuration of speculative decoding: a text as for vLLM's flag `--speculative-config`."""
     try:
-        SpeculativeConfig.parse(told if isinstance(told, str) else "")
+        SpeculativeConfig.parse(config if isinstance(config, str) else "")
     except UsageError as error:
         raise RecordingError(f"{file}: policy.speculative_config: {error}") from error
 
 
 def _check_model(model: Mapping[str, Any], file: Path, document: Mapping[str, Any]) -> None:
-    """Check a model's shape, which is multiplied layer by layer."""
+    """Check that all whole numbers of a model's shape are in range, because sizes are products of these."""
     for name, value in model.items():
         if isinstance(value, int) and not isinstance(value, bool):
             most = _MOST_LAYERS if name in _OF_LAYERS else _LARGEST
@@ -121,6 +121,7 @@ def _check_model(model: Mapping[str, Any], file: Path, document: Mapping[str, An
 
 
 def _check_batches(batches: object, file: Path, document: Mapping[str, Any]) -> None:
+    """Check the sizes of the batches that `generate()` ran before the recording."""
     counts, name = ("rows", "prompt_width", "new_tokens"), "earlier_batches"
     listed = isinstance(batches, list) and all(
         isinstance(batch, dict)
@@ -145,6 +146,7 @@ def _is_amount(value: object) -> bool:
 
 
 def _require(holds: bool, file: Path, name: str, what: str, document: Mapping[str, Any]) -> None:
+    """Raise an error unless `holds`: the field `name`, such as `pool.num_units`, should be `what`."""
     if holds:
         return
     value: Any = document

@@ -1,4 +1,4 @@
-"""Checks of preemptions: steps and requests agree on them, and each has a lack of free units."""
+"""Check preemptions: steps, requests and memory agree on their numbers, and each happened for lack of free units."""
 
 from __future__ import annotations
 
@@ -39,15 +39,17 @@ def check_preemptions(recording: Recording, stays: Stays, ends: Ends, folder: Pa
         _check_with_copies(recording, stays, ends, folder)
     if recording.meta.policy_name == "paged" and "rules" not in recording.meta.policy:
         _check_shortage(recording, folder / "steps.parquet")
-    # Where windows are short of slots, requests are retracted, and those that run then give slots of windows back.
+    # With a pool of windows, SGLang also retracts for lack of its slots, and running requests then free some of these.
     has_other_causes = recording.meta.policy.get("enable_priority_scheduling") or recording.meta.pool.windows
     if recording.meta.policy_name == Radix.name and not has_other_causes:
         _check_retractions(recording, folder / "steps.parquet")
 
 
 def _check_numbers(recording: Recording, stays: Stays, file: Path) -> None:
-    """Check the number of preemptions of a server that exchanges KV: a load that fails frees blocks at a schedule, too,
-    and blocks that are read by others are freed later.
+    """Check the number of preemptions of a server that exchanges KV.
+
+    Memory events cannot show each preemption: a failed load also frees blocks during scheduling, and blocks that
+    another server reads are freed later.
     """
     requests = recording.requests
     begun = np.bincount(stays.birth_request, minlength=len(requests))
@@ -57,17 +59,17 @@ def _check_numbers(recording: Recording, stays: Stays, file: Path) -> None:
 
 
 def _check_without_copies(recording: Recording, stays: Stays, ends: Ends, folder: Path) -> None:
-    """Check that a request that frees all memory at a schedule was preempted by it, and a later one has ended."""
+    """Check each release of a whole table: during scheduling it is a preemption, with an output it is an end."""
     requests, steps = recording.requests, recording.steps
     step = np.minimum(stays.end_step, len(steps) - 1)
-    gave_way = (stays.end_step == step) & (steps.schedule_seq[step] == stays.end_seq)
-    preempted = np.bincount(step[gave_way], minlength=len(steps))
-    agree(steps.preempted, preempted, folder / "steps.parquet", "preempted", "memory.parquet")
-    lost = np.bincount(stays.end_request[gave_way], minlength=len(requests))
-    agree(requests.preemptions, lost, folder / "requests.parquet", "preemptions", "memory.parquet")
+    is_victim = (stays.end_step == step) & (steps.schedule_seq[step] == stays.end_seq)
+    per_step = np.bincount(step[is_victim], minlength=len(steps))
+    agree(steps.preempted, per_step, folder / "steps.parquet", "preempted", "memory.parquet")
+    per_request = np.bincount(stays.end_request[is_victim], minlength=len(requests))
+    agree(requests.preemptions, per_request, folder / "requests.parquet", "preemptions", "memory.parquet")
     # Events after the last output may be incomplete.
     output = np.minimum(np.searchsorted(steps.output_seq, stays.end_seq), len(steps) - 1)
-    with_output = ~gave_way & (steps.output_seq[output] == stays.end_seq)
+    with_output = ~is_victim & (steps.output_seq[output] == stays.end_seq)
     rows = stays.end_request[with_output]
     ended = (requests.status[rows] == RequestStatus.FINISHED) | (requests.status[rows] == RequestStatus.ABORTED)
     require(ended, folder / "requests.parquet", "a request whose memory went with an output should have ended", rows)
@@ -81,11 +83,14 @@ def _check_without_copies(recording: Recording, stays: Stays, ends: Ends, folder
 
 
 def _check_with_copies(recording: Recording, stays: Stays, ends: Ends, folder: Path) -> None:
-    """Check when memory that is being copied is freed: after its request is preempted, before it resumes or ends."""
+    """Check preemptions of an engine with host memory, where blocks that are being copied are freed some time later.
+
+    A request frees its memory after its preemption, and before it resumes or ends.
+    """
     requests, steps = recording.requests, recording.steps
     begun = np.bincount(stays.birth_request, minlength=len(requests))
     least = np.maximum(begun - 1, 0)
-    # One that gives way at last does so behind its last step, and before the output that ends it.
+    # A request may also be preempted after its last step, before the output that ends it.
     end = np.full(len(requests), len(steps))
     end[ends.request] = np.searchsorted(steps.schedule_seq, steps.output_seq[ends.step])
     num_before = np.append(0, np.cumsum(steps.preempted > 0))
@@ -94,21 +99,22 @@ def _check_with_copies(recording: Recording, stays: Stays, ends: Ends, folder: P
     require(holds, folder / "requests.parquet", "preemptions should be as often as memory.parquet begins anew")
     if (requests.status == RequestStatus.ABORTED).any():
         return
-    # Who runs was running, or begins, and has neither given way nor ended; one that gave way at last had ended before.
+    # running = running before + begun - ended - preempted. A request that was preempted after its last step counts as
+    # preempted, not as ended.
     moments = steps.schedule_seq
     finished = ends.step[requests.preemptions[ends.request] < begun[ends.request]]
     ended = np.diff(so_far(moments, steps.output_seq[finished]), prepend=0)
     running = steps.running.astype(np.int64)
-    gave_way = np.append(0, running[:-1]) - running + _begins(recording, stays) - ended
-    agree(steps.preempted, gave_way, folder / "steps.parquet", "preempted", "running, with schedule.parquet,")
-    _check_turns(recording, stays, end, folder / "steps.parquet")
+    preempted = np.append(0, running[:-1]) - running + _begins(recording, stays) - ended
+    agree(steps.preempted, preempted, folder / "steps.parquet", "preempted", "running, with schedule.parquet,")
+    _check_intervals(recording, stays, end, folder / "steps.parquet")
 
 
-def _check_turns(recording: Recording, stays: Stays, end: IntArray, file: Path) -> None:
-    """Check that each preemption is in a step between the request's last one and the one in which it resumed or ended.
+def _check_intervals(recording: Recording, stays: Stays, end: IntArray, file: Path) -> None:
+    """Check that preemptions can be assigned to steps, each after its request's last step, before it resumes or ends.
 
-    Each step is given those whose time runs out first. Where it gets no units back at once, it had too few for one of
-    those that may have given way.
+    Each step takes the candidates whose intervals end first, which finds an assignment if there is one. A step whose
+    victims free no units at once must have too few free units for the candidate that needs most.
     """
     steps, by_request = recording.steps, RowsByRequest.of(recording)
     birth = np.searchsorted(steps.schedule_seq, stays.birth_seq)
@@ -117,28 +123,29 @@ def _check_turns(recording: Recording, stays: Stays, end: IntArray, file: Path) 
     row = by_request.newest(stays.birth_request, upto)
     since = recording.schedule.step[row] + recording.schedule.repeats[row].astype(np.int64)
     begun = np.bincount(stays.birth_request, minlength=len(recording.requests))
-    gave_way = ~is_last | (recording.requests.preemptions == begun)[stays.birth_request]
+    is_victim = ~is_last | (recording.requests.preemptions == begun)[stays.birth_request]
     most = _most_to_grow(recording, stays.birth_request, upto)
-    columns = (since[gave_way].tolist(), upto[gave_way].tolist(), most[gave_way].tolist())
-    turns = sorted(zip(*columns, strict=True), reverse=True)
+    columns = (since[is_victim].tolist(), upto[is_victim].tolist(), most[is_victim].tolist())
+    intervals = sorted(zip(*columns, strict=True), reverse=True)  # the earliest is popped first
     frees_at_once = np.isin(steps.schedule_seq, recording.memory.seq[recording.memory.ends])
-    open_turns, needs = list[int](), list[tuple[int, int]]()
+    # Heaps of the open intervals: their ends, and their needs in units, negative so that the largest is first.
+    open_ends, needs = list[int](), list[tuple[int, int]]()
     for step in np.flatnonzero(steps.preempted).tolist():
-        while turns and turns[-1][0] <= step:
-            _, until, units = turns.pop()
-            heapq.heappush(open_turns, until)
+        while intervals and intervals[-1][0] <= step:
+            _, until, units = intervals.pop()
+            heapq.heappush(open_ends, until)
             heapq.heappush(needs, (-units, until))
         while needs and needs[0][1] <= step:
             heapq.heappop(needs)
         for _ in range(int(steps.preempted[step])):
-            if not open_turns or heapq.heappop(open_turns) <= step:
+            if not open_ends or heapq.heappop(open_ends) <= step:
                 raise RecordingError(f"{file}, row {step}: preempted counts a request that goes on.")
         if not frees_at_once[step] and steps.free_units[step] + needs[0][0] >= 0:
             raise RecordingError(f"{file}, row {step}: {_SHORTAGE}.")
 
 
 def _begins(recording: Recording, stays: Stays) -> npt.NDArray[np.int64]:
-    """Count the requests that begin to compute in each step, for the first time since they began to hold memory."""
+    """Count, for each step, the requests that compute in it for the first time since they were admitted."""
     schedule, by_request = recording.schedule, RowsByRequest.of(recording)
     step = np.searchsorted(recording.steps.schedule_seq, stays.birth_seq)
     at = np.searchsorted(by_request.key, by_request.key_of(stays.birth_request, step))
@@ -147,9 +154,10 @@ def _begins(recording: Recording, stays: Stays) -> npt.NDArray[np.int64]:
 
 
 def _check_shortage(recording: Recording, file: Path) -> None:
-    """Check that a paged step preempts only where fewer units are free than the next of its requests needs.
+    """Check that a step of a paged policy preempts only if too few units were free for the request that needed more.
 
-    Units that others share stay held when a victim gives them back, so it frees those of its tables at most.
+    The free units before the last victim left are at least those after scheduling, plus those allocated later in the
+    step, minus the victim's table: units that others share stay held.
     """
     memory, steps = recording.memory, recording.steps
     ends = memory.ends
@@ -159,11 +167,13 @@ def _check_shortage(recording: Recording, file: Path) -> None:
     run, offset = units_of_runs(behind - begin)
     rows, length = begin[run] + offset, memory.length[begin[run] + offset].astype(np.int64)
     takes, is_later = memory.kind[rows] == MemoryKind.APPEND, rows > ends[run]
+    # The first request that grows after the last victim is the one for which that victim was preempted.
     grows = np.flatnonzero(takes & is_later)
     grown, first = np.unique(run[grows], return_index=True)
     request = memory.request[ends]
     needed = _most_to_grow(recording, request, memory.step[ends])  # the victim itself, unless another request grows
-    if recording.meta.policy.get("order", recording.meta.engine.get("policy")) == "fcfs":  # or the turns may go on
+    # With fcfs, the victim is the last request of the step, so the request needed exactly the units by which it grew.
+    if recording.meta.policy.get("order", recording.meta.engine.get("policy")) == "fcfs":
         needed[grown] = 0
     request[grown] = memory.request[rows[grows[first]]]
     grows = grows[memory.request[rows[grows]] == request[run[grows]]]
@@ -172,15 +182,15 @@ def _check_shortage(recording: Recording, file: Path) -> None:
     gives = memory.kind[rows] == MemoryKind.RELEASE
     is_later |= gives & (memory.request[rows] == memory.request[ends[run]])
     free = steps.free_units[memory.step[ends]].astype(np.int64)
-    is_told = free >= 0
+    is_known = free >= 0
     np.add.at(free, run[is_later], (length * takes - length * gives)[is_later])
-    require(~is_told | (free < needed), file, _SHORTAGE, memory.step[ends])
+    require(~is_known | (free < needed), file, _SHORTAGE, memory.step[ends])
 
 
 def _check_retractions(recording: Recording, file: Path) -> None:
-    """Check that SGLang retracts only where there is no room for one more token of each request that runs.
+    """Check that SGLang retracts only if the free units are too few for one more token of each running request.
 
-    A victim frees the units of its table at most, and those that decode take theirs afterwards.
+    The free units before scheduling are those after it, plus all units allocated in the step, minus those released.
     """
     memory, steps = recording.memory, recording.steps
     rows = np.flatnonzero((steps.preempted > 0) & (steps.free_units >= 0))
@@ -195,7 +205,7 @@ def _check_retractions(recording: Recording, file: Path) -> None:
 
 
 def _most_to_grow(recording: Recording, request: IntArray, step: IntArray) -> npt.NDArray[np.int64]:
-    """Count the units that each of `request`, which run, may ask for in `step` at most."""
+    """Return the largest number of units that each running request may ask for in `step`."""
     schedule, requests, meta = recording.schedule, recording.requests, recording.meta
     computed = RowsByRequest.of(recording).computed_before(schedule, request, step)
     left = requests.prompt_tokens[request].astype(np.int64) + requests.output_tokens[request] - computed

@@ -1,4 +1,4 @@
-"""Checks of running and waiting requests after each step against the requests' arrivals, memory and ends."""
+"""Check the numbers of running and waiting requests of every step against arrivals, memory events and ends."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from kvsim.recording.tables import IntArray, MemoryKind, RequestStatus
 
 
 class Stays(NamedTuple):
-    """The moments at which requests begin to hold memory, and at which they give all of it back, by request."""
+    """Stays of requests in memory: where each begins (its birth) and where it ends, sorted by request and time.
+
+    A preempted request has several stays. `seq` are sequence numbers; rows are those of `memory.parquet`.
+    """
 
     birth_row: IntArray
     birth_request: IntArray
@@ -30,7 +33,7 @@ class Stays(NamedTuple):
 
     @classmethod
     def of(cls, recording: Recording) -> Stays:
-        """Find when requests hold memory. Moved memory frees its old units and continues."""
+        """Find the stays. A request whose units move releases and allocates at one moment, which ends no stay."""
         memory = recording.memory
         if recording.meta.pool.groups:
             births = tables_of_groups(memory, len(recording.requests))[0].residencies.birth_row
@@ -41,9 +44,10 @@ class Stays(NamedTuple):
         num_seqs = int(memory.seq[-1]) + 1 if len(memory) else 1
         key = memory.request[rows].astype(np.int64) * num_seqs + memory.seq[rows]
         moments, first, number = np.unique(key, return_index=True, return_inverse=True)
-        more = np.bincount(number[:num_births], minlength=len(moments))
-        more -= np.bincount(number[num_births:], minlength=len(moments))
-        begins, leaves = rows[first[more > 0]], rows[first[more < 0]]
+        # Births minus ends of each request and moment: 0 for a move.
+        change = np.bincount(number[:num_births], minlength=len(moments))
+        change -= np.bincount(number[num_births:], minlength=len(moments))
+        begins, leaves = rows[first[change > 0]], rows[first[change < 0]]
         return cls(
             begins, memory.request[begins], memory.seq[begins], leaves, memory.request[leaves], memory.seq[leaves],
             memory.step[leaves],
@@ -61,17 +65,13 @@ def check_queue(recording: Recording, stays: Stays, ends: Ends, file: Path) -> N
     if recording.meta.pool.num_units is None:  # a batch that runs as a whole
         agree(steps.running, steps.num_scheduled, file, "running", "num_scheduled")
     else:
-        held = so_far(moments, stays.birth_seq) - so_far(
-            moments,
-            np.where(
-                stays.end_step < len(steps),
-                np.maximum(stays.end_seq, moments[np.minimum(stays.end_step, len(steps) - 1)]),
-                stays.end_seq,
-            ),
-        )
+        # A request that ends during the scheduling of a step does not run in that step.
+        end_moment = moments[np.minimum(stays.end_step, len(steps) - 1)]
+        end_seq = np.where(stays.end_step < len(steps), np.maximum(stays.end_seq, end_moment), stays.end_seq)
+        held = so_far(moments, stays.birth_seq) - so_far(moments, end_seq)
         if recording.copies is None and not recording.meta.exchanges_kv:
             agree(steps.running, held, file, "running", "memory.parquet")
-        else:  # one that waits for its blocks to come holds some, and one whose blocks are still copied or read
+        else:  # a request that waits for a load, or whose blocks are still being copied, holds memory without running
             require_of(lambda rows: steps.running[rows] <= held[rows], steps, file,
                        "running should not be more requests than hold memory")  # fmt: skip
         del held
@@ -84,15 +84,18 @@ def check_queue(recording: Recording, stays: Stays, ends: Ends, file: Path) -> N
 
 
 def _left_seq(recording: Recording, ends: Ends) -> npt.NDArray[np.int64]:
-    """Return the moments by which requests have left: the output that ended them, or the next step."""
+    """Return the sequence numbers at which finished and aborted requests leave.
+
+    A finished request leaves with its last output, an aborted one at the next step.
+    """
     requests, steps = recording.requests, recording.steps
     aborted_s = requests.finished_s[requests.status == RequestStatus.ABORTED]
     following = np.searchsorted(steps.start_s, aborted_s)
-    told = following[following < len(steps)]
-    return np.concatenate((steps.output_seq[ends.step], steps.schedule_seq[told]))
+    recorded = following[following < len(steps)]
+    return np.concatenate((steps.output_seq[ends.step], steps.schedule_seq[recorded]))
 
 
 def so_far(moments: IntArray, seq: IntArray) -> npt.NDArray[np.int64]:
-    """Count `seq` up to each of `moments`, which ascend and are many more."""
-    found = np.bincount(np.searchsorted(moments, seq), minlength=len(moments) + 1)[:-1]
-    return np.cumsum(found, out=found)
+    """Return how many entries of `seq` are at most each of `moments`, which ascend; faster than sorting `seq`."""
+    count = np.bincount(np.searchsorted(moments, seq), minlength=len(moments) + 1)[:-1]
+    return np.cumsum(count, out=count)

@@ -1,6 +1,7 @@
-"""Checks of units that a request replaces in its table: its copies of what a radix tree has make way for the tree's.
+"""Check replaced units: a request of SGLang frees its own copy of a prefix, and shares the units of the radix tree.
 
-The rows that release a part of a table and those that share as many units in the same places have one `seq`.
+In `memory.parquet`, a replacement is a release of a part of the table and a share of as many units in the same
+positions, with one `seq`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from kvsim.recording.tables import IntArray, Memory, MemoryKind
 
 
 def replacing_rows(memory: Memory) -> npt.NDArray[np.bool_]:
-    """Tell which rows replace units in a table: its length stays."""
+    """Tell which rows are parts of replacements, so that they do not change the length of a table."""
     replaces = memory.parts
     if not replaces.any():
         return replaces
@@ -32,7 +33,7 @@ def replacing_rows(memory: Memory) -> npt.NDArray[np.bool_]:
 
 
 def check_replaced_units(recording: Recording, file: Path) -> None:
-    """Check that a request replaces units that it holds, each by one in the same place.
+    """Check that a request replaces only units that it holds, each by a unit in the same position.
 
     Raises:
         RecordingError: naming `file` and the first row that breaks a rule.
@@ -51,23 +52,23 @@ def check_replaced_units(recording: Recording, file: Path) -> None:
     if memory.cached is not None:
         require(~parts | (memory.cached == 0), file, "a unit that is replaced should keep no prefix")
     replaces = replacing_rows(memory)
-    gone, come = (_places(memory, np.flatnonzero(replaces & chosen)) for chosen in (parts, ~parts))
+    freed, shared = (_places(memory, np.flatnonzero(replaces & chosen)) for chosen in (parts, ~parts))
     rows = np.flatnonzero(parts)
     run, _ = units_of_runs(memory.length[rows])
     rule = "a unit that is released alone should be replaced at its position by a shared one"
-    require(np.isin(gone, come), file, rule, rows[run])
+    require(np.isin(freed, shared), file, rule, rows[run])
     rows = np.flatnonzero(replaces & ~parts)
     run, _ = units_of_runs(memory.length[rows])
-    require(np.isin(come, gone), file, "position should be where the request's table ends", rows[run])
+    require(np.isin(shared, freed), file, "position should be where the request's table ends", rows[run])
     _check_held(recording, parts, file)
 
 
 def _check_held(recording: Recording, parts: npt.NDArray[np.bool_], file: Path) -> None:
-    """Check that what is released was held there."""
+    """Check that the request held each released unit in the stated position."""
     memory = recording.memory
     tables, operations = tables_of_groups(memory, len(recording.requests))
-    happened = np.bincount(operations.row, minlength=len(memory))
-    require(~parts | (happened == memory.length), file, "the request releases a unit that it does not hold")
+    num_units = np.bincount(operations.row, minlength=len(memory))
+    require(~parts | (num_units == memory.length), file, "the request releases a unit that it does not hold")
     of_part = parts[operations.row]
     row, run = operations.row[of_part], operations.run[of_part]
     holds = np.ones(len(memory), np.bool_)
@@ -76,7 +77,7 @@ def _check_held(recording: Recording, parts: npt.NDArray[np.bool_], file: Path) 
 
 
 def _places(memory: Memory, rows: IntArray) -> npt.NDArray[np.int64]:
-    """Return a number for each moment, request and position of the units of `rows`."""
+    """Return a number for each unit of `rows` that is the same for equal requests, moments and positions."""
     run, offset = units_of_runs(memory.length[rows])
     span, width = int(memory.seq[-1]) + 1, int((memory.position + memory.length).max()) + 1
     of = rows[run]

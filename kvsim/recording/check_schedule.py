@@ -1,4 +1,4 @@
-"""Checks of the steps of a recording against the schedule and the requests."""
+"""Check steps and schedule: each by itself, against each other, and against the requests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvsim.recording.by_request import computed_after, first_rows, last_steps
-from kvsim.recording.check_times import MAX_EVENTS, Ends, begun_before, check_outputs, tokens_behind_outputs
+from kvsim.recording.check_times import MAX_EVENTS, Ends, begun_before, check_outputs, least_tokens_for_outputs
 from kvsim.recording.model import Recording
 from kvsim.recording.order import stable_order
 from kvsim.recording.rules import CLOCK_S, agree, is_time, require, require_of, rises, within
@@ -18,7 +18,7 @@ _COUNTS = ("prefill_tokens", "decode_tokens", "num_scheduled", "running", "waiti
 
 
 def check_steps(recording: Recording, file: Path) -> None:
-    """Check the steps by themselves.
+    """Check every rule that needs no other table than the steps.
 
     Raises:
         RecordingError: naming `file` and the row of the first step that cannot be right.
@@ -48,11 +48,13 @@ def check_steps(recording: Recording, file: Path) -> None:
         fits = (steps.free_units >= -1) & (steps.free_units <= pool.num_units)
         require(fits, file, f"free_units should lie between 0 and the pool's {pool.num_units}")
     if steps.unusable_units is not None:
-        part = steps.unusable_units <= np.maximum(steps.free_units, 0)
-        require(part, file, "unusable_units should not be more than free_units")
-        if "rules" not in recording.meta.policy:  # an allocator of a user's may fragment in parts
-            whole = (steps.unusable_units == 0) | ((steps.unusable_units == steps.free_units) & (steps.waiting > 0))
-            require(whole, file, "unusable_units should be none, or all free units while a request waits")
+        are_free = steps.unusable_units <= np.maximum(steps.free_units, 0)
+        require(are_free, file, "unusable_units should not be more than free_units")
+        if "rules" not in recording.meta.policy:  # with a custom allocator, some of the free units may be unusable
+            all_or_none = (steps.unusable_units == 0) | (
+                (steps.unusable_units == steps.free_units) & (steps.waiting > 0)
+            )
+            require(all_or_none, file, "unusable_units should be none, or all free units while a request waits")
             if recording.meta.policy_name != "contiguous":
                 require(steps.unusable_units == 0, file, "unusable_units are for reservations of contiguous memory")
     if steps.allocated_bytes is not None and steps.reserved_bytes is not None:
@@ -60,7 +62,7 @@ def check_steps(recording: Recording, file: Path) -> None:
 
 
 def check_schedule(recording: Recording, file: Path) -> None:
-    """Check the schedule by itself: it speaks of requests and steps that there are.
+    """Check each row of the schedule by itself: its request and steps exist, and its counts are in range.
 
     Raises:
         RecordingError: naming `file` and the first row that cannot be right.
@@ -88,7 +90,7 @@ def check_agreement(recording: Recording, ends: Ends, folder: Path) -> None:
 
 
 def _check_adapters(recording: Recording, file: Path) -> None:
-    """Check that no step computes requests of more adapters than there are slots for."""
+    """Check that no step computes requests of more adapters (LoRA) than the engine has slots for."""
     adapter, slots = recording.requests.adapter, recording.meta.policy.get("max_loras")
     if adapter is None:
         return
@@ -109,6 +111,7 @@ def _check_adapters(recording: Recording, file: Path) -> None:
 
 
 def _check_steps_against_schedule(recording: Recording, file: Path) -> None:
+    """Check that the numbers of requests and tokens in each step are sums over the schedule."""
     schedule, steps = recording.schedule, recording.steps
     repeats = schedule.repeats.astype(np.int64)
     scheduled = _per_step(schedule, len(steps), np.ones(len(schedule), np.int32), repeats)
@@ -125,19 +128,20 @@ def _check_steps_against_schedule(recording: Recording, file: Path) -> None:
 
 
 def _prefill_steps(recording: Recording) -> npt.NDArray[np.int64]:
-    """Return the steps of each row of the schedule that compute a prompt, or what a preemption lost."""
+    """Return the number of prefill steps of each schedule row: of a prompt, or of tokens that a preemption lost."""
     schedule, requests = recording.schedule, recording.requests
     repeats = schedule.repeats.astype(np.int64)
-    rest = requests.prompt_tokens[schedule.request].astype(np.int64) - schedule.computed_before
-    of_prompt = np.clip(-(-rest // schedule.tokens), 0, repeats)
-    is_again = schedule.tokens > 1
-    if schedule.known is not None:  # several tokens may also be drafts
-        is_again &= schedule.computed_before < schedule.known - 1
-    return np.where(is_again, repeats, of_prompt)
+    left_tokens = requests.prompt_tokens[schedule.request].astype(np.int64) - schedule.computed_before
+    of_prompt = np.clip(-(-left_tokens // schedule.tokens), 0, repeats)
+    # A row of several tokens per step is a prefill in all its steps, unless it verifies drafts.
+    is_prefill = schedule.tokens > 1
+    if schedule.known is not None:
+        is_prefill &= schedule.computed_before < schedule.known - 1
+    return np.where(is_prefill, repeats, of_prompt)
 
 
 def _per_step(schedule: Schedule, num_steps: int, amount: IntArray, repeats: IntArray) -> IntArray:
-    """Return the sum of `amount` over the rows of the schedule, for each step that they cover."""
+    """Return, for each step, the sum of `amount` over the schedule rows that cover it: `repeats` steps each."""
     change = np.zeros(num_steps + 1, amount.dtype)
     np.add.at(change, schedule.step, amount)
     np.add.at(change, schedule.step.astype(np.int64) + repeats, -amount)
@@ -145,7 +149,7 @@ def _per_step(schedule: Schedule, num_steps: int, amount: IntArray, repeats: Int
 
 
 def _check_rows_of_requests(recording: Recording, file: Path) -> None:
-    """Check that a request is scheduled after its arrival, once in a step, and continues at or before its tokens."""
+    """Check that a request is scheduled after its arrival, once in a step, and computes its tokens without gaps."""
     schedule, requests, steps = recording.schedule, recording.requests, recording.steps
     arrived = requests.arrival_seq[schedule.request] <= steps.schedule_seq[schedule.step]
     require(arrived, file, "the request has not arrived yet")
@@ -156,7 +160,7 @@ def _check_rows_of_requests(recording: Recording, file: Path) -> None:
     goes_on = request[1:] == request[:-1]
     once = ~goes_on | (schedule.step[rows[1:]] >= end[:-1])
     require(once, file, "the request is scheduled twice in one step", rows[1:])
-    # Others may have computed more of a prefix than a request that was preempted, and it hits what they left.
+    # A preempted request may start anywhere: it may hit a longer prefix than it had computed, which others cached.
     memory = recording.memory
     released = np.sort(memory.request[memory.ends].astype(np.int64) * MAX_EVENTS + memory.seq[memory.ends])
     row_key = request.astype(np.int64) * MAX_EVENTS
@@ -164,31 +168,32 @@ def _check_rows_of_requests(recording: Recording, file: Path) -> None:
     upto = np.searchsorted(released, row_key[1:] + steps.schedule_seq[schedule.step[rows[1:]]], side="right")
     was_preempted = goes_on & (upto > since)
     before = schedule.computed_before[rows[1:]]
-    should = after[:-1] if schedule.known is None else _behind_drafts(recording, rows, after)
-    no_gap = ~goes_on | was_preempted | (before == should)
+    expected = after[:-1] if schedule.known is None else _after_drafts(recording, rows, after)
+    no_gap = ~goes_on | was_preempted | (before == expected)
     require(no_gap, file, "computed_before should be what the request has computed in earlier rows", rows[1:])
 
 
-def _behind_drafts(recording: Recording, rows: IntArray, after: IntArray) -> npt.NDArray[np.int64]:
-    """Return the computed tokens with which each of `rows` should begin, but the first, if its request goes on.
+def _after_drafts(recording: Recording, rows: IntArray, after: IntArray) -> npt.NDArray[np.int64]:
+    """Return `computed_before` that each of `rows` but the first should have if it continues the request of the last.
 
-    A request that has computed its known tokens begins at the last known one, behind what is under way.
+    `after` has the computed tokens after each row. In prefill, a row starts there. In decode, drafts may have been
+    rejected: a row starts at the last known token, plus the tokens of a step in flight.
     """
     schedule, steps = recording.schedule, recording.steps
     assert schedule.known is not None
     known, step = schedule.known[rows].astype(np.int64), schedule.step[rows]
-    under_way = steps.output_seq[step[:-1]] > steps.schedule_seq[step[1:]]
-    behind = np.where(under_way, schedule.computed_before[rows[:-1]] + 1, after[:-1])
-    decodes = known[1:] - 1 + np.where(under_way, schedule.tokens[rows[:-1]], 0)
-    return np.where(behind < known[:-1], after[:-1], decodes)
+    in_flight = steps.output_seq[step[:-1]] > steps.schedule_seq[step[1:]]
+    least_computed = np.where(in_flight, schedule.computed_before[rows[:-1]] + 1, after[:-1])
+    in_decode = known[1:] - 1 + np.where(in_flight, schedule.tokens[rows[:-1]], 0)
+    return np.where(least_computed < known[:-1], after[:-1], in_decode)
 
 
 def _check_known(recording: Recording, known: IntArray, file: Path) -> None:
-    """Check the known tokens of each row: from the prompt on, and up to what earlier steps may have yielded."""
+    """Check that `known` of each row is at least the prompt, and grows by at most the tokens that were verified."""
     schedule, requests, steps = recording.schedule, recording.requests, recording.steps
     rows = stable_order(schedule.request, len(requests))
     request, tokens = schedule.request[rows], schedule.tokens[rows].astype(np.int64)
-    now = known[rows].astype(np.int64)
+    now = known[rows].astype(np.int64)  # `later` is that of the request's next row, or its tokens at the end
     require(now >= requests.prompt_tokens[request], file, "known should be no less than the prompt", rows)
     is_last = np.append(request[1:] != request[:-1], True)
     ended = requests.status[request] == RequestStatus.FINISHED
@@ -197,10 +202,10 @@ def _check_known(recording: Recording, known: IntArray, file: Path) -> None:
     rule = "known should not fall, and an output comes behind the last step of a request"
     require(later >= now + (is_last & ended), file, rule, rows)
     seq = np.append(steps.schedule_seq[schedule.step[rows]][1:], 0)
-    under_way = np.append(False, (steps.output_seq[schedule.step[rows]] > seq)[:-1]) & (
+    in_flight = np.append(False, (steps.output_seq[schedule.step[rows]] > seq)[:-1]) & (
         np.append(-1, request[:-1]) == request
     )
-    most = now + tokens + np.where(under_way, np.append(0, tokens[:-1]), 0)
+    most = now + tokens + np.where(in_flight, np.append(0, tokens[:-1]), 0)
     require(later <= most, file, "known should be no more than the steps before verify", rows)
 
 
@@ -210,18 +215,20 @@ def _check_outputs(recording: Recording, known: IntArray, outputs: IntArray, fil
     rows = stable_order(schedule.request, len(requests))
     request, step, given = schedule.request[rows].astype(np.int64), schedule.step[rows], outputs[rows].astype(np.int64)
     require(given >= 0, file, "outputs should not be negative", rows)
-    so_far = np.append(0, np.cumsum(given))
-    came = np.searchsorted(
+    total = np.append(0, np.cumsum(given))
+    # Rows [first, end) of the request have had their outputs when each row was scheduled.
+    end = np.searchsorted(
         request * MAX_EVENTS + steps.output_seq[step], request * MAX_EVENTS + steps.schedule_seq[step]
     )
     first = np.searchsorted(request, request)
-    expected = requests.prompt_tokens[request] + so_far[came] - so_far[first]
+    expected = requests.prompt_tokens[request] + total[end] - total[first]
     require(known[rows] == expected, file, "known should be the prompt and the outputs of earlier steps", rows)
     in_all = np.bincount(request, weights=given, minlength=len(requests)).astype(np.int64)
     agree(requests.output_tokens, in_all, file.with_name("requests.parquet"), "output_tokens", "schedule.parquet")
 
 
 def _check_requests_against_schedule(recording: Recording, ends: Ends, file: Path) -> None:
+    """Check the outputs, times and cached tokens of each request against its rows of the schedule."""
     schedule, requests, steps = recording.schedule, recording.requests, recording.steps
     final = np.zeros(len(requests), np.int64)
     np.maximum.at(final, schedule.request, computed_after(schedule))
@@ -229,7 +236,7 @@ def _check_requests_against_schedule(recording: Recording, ends: Ends, file: Pat
     finished = requests.status == RequestStatus.FINISHED
     require(~finished | is_scheduled, file, "a finished request should be in schedule.parquet")
     require((requests.status != RequestStatus.REFUSED) | ~is_scheduled, file, "a refused request was scheduled")
-    enough = (requests.output_tokens == 0) | (final >= tokens_behind_outputs(recording)) | begun_before(recording)
+    enough = (requests.output_tokens == 0) | (final >= least_tokens_for_outputs(recording)) | begun_before(recording)
     require(enough, file, "output_tokens should not be more than schedule.parquet has computed")
     if schedule.known is not None:
         _check_known(recording, schedule.known, file.with_name("schedule.parquet"))

@@ -1,4 +1,4 @@
-"""Checks of the settings in a `meta.json` against the engine's decisions."""
+"""Check the settings in `meta.json` against the engine's decisions, because new runs may be started with them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvsim.recording.tables import IntArray
 
 
 def check_settings(recording: Recording, folder: Path) -> None:
-    """Check that units are as large as the policy and the model say, and that no step goes beyond a limit.
+    """Check that units have the size that the policy and the model imply, and that no step exceeds a limit.
 
     Raises:
         RecordingError: naming the file and what does not agree.
@@ -43,35 +43,41 @@ def check_settings(recording: Recording, folder: Path) -> None:
 
 
 def check_waiting(recording: Recording, file: Path) -> None:
-    """Check that no request waits while the batch, the step and the pool have room for any: a limit would be wrong."""
+    """Check that no request waits while the limits and the free units leave room for the longest request.
+
+    If one did, a limit in `meta.json` would be higher than that of the engine. Engines in which a request may wait for
+    another reason are not checked.
+    """
     requests, steps, meta = recording.requests, recording.steps, recording.meta
     settings = {**meta.engine, **meta.policy}
     most_seqs = settings.get("max_num_active_seqs") or settings.get("max_num_seqs")
     most_tokens = settings.get("max_num_batched_tokens")
-    elsewhere = recording.copies is not None or meta.exchanges_kv or meta.pool.groups or "rules" in meta.policy
+    other_reasons = recording.copies is not None or meta.exchanges_kv or meta.pool.groups or "rules" in meta.policy
     # A request may wait for a slot of its adapter or room for its images, and drafting may take tokens of a step.
-    elsewhere = elsewhere or requests.adapter is not None or recording.has_drafts or recording.images is not None
-    # Since vLLM 0.27, a preempted request waits for its steps that are under way; it may also hold prompts back.
-    elsewhere = elsewhere or any(
+    other_reasons = (
+        other_reasons or recording.has_drafts or recording.images is not None or requests.adapter is not None
+    )
+    # Since vLLM 0.27, a preempted request waits for its steps in flight; the engine may also delay prefills.
+    other_reasons = other_reasons or any(
         settings.get(name, 1) > 1 for name in ("pipeline_parallel_size", "prefill_schedule_interval")
     )
-    if meta.policy_name != "paged" or elsewhere or meta.pool.num_units is None or not most_seqs or not most_tokens:
+    if meta.policy_name != "paged" or other_reasons or meta.pool.num_units is None or not most_seqs or not most_tokens:
         return
     longest = int((requests.prompt_tokens.astype(np.int64) + requests.max_tokens).max(initial=0))
     units = -(-longest // meta.pool.unit_tokens) + 1 + (settings.get("watermark") or 0) * meta.pool.num_units
 
-    def is_kept(rows: slice) -> np.ndarray:
+    def has_reason(rows: slice) -> np.ndarray:
         tokens = steps.prefill_tokens[rows].astype(np.int64) + steps.decode_tokens[rows]
-        kept = (steps.preempted[rows] > 0) | (steps.running[rows] >= most_seqs) | (tokens + longest >= most_tokens)
-        found: np.ndarray = kept | (steps.waiting[rows] == 0) | (steps.free_units[rows] <= units)
-        return found
+        at_limit = (steps.preempted[rows] > 0) | (steps.running[rows] >= most_seqs) | (tokens + longest >= most_tokens)
+        holds: np.ndarray = at_limit | (steps.waiting[rows] == 0) | (steps.free_units[rows] <= units)
+        return holds
 
     rule = "requests wait although the limits of meta.json and the free units leave room for any"
-    require_of(is_kept, steps, file, rule)
+    require_of(has_reason, steps, file, rule)
 
 
 def _add_up_to(columns: tuple[IntArray, ...], most: int, rows: slice) -> np.ndarray:
-    """Tell for which `rows` the columns add up to at most `most`."""
+    """Tell for each of `rows` whether the columns add up to at most `most`."""
     total = np.zeros(rows.stop - rows.start, np.int64)
     for column in columns:
         total += column[rows]
@@ -79,7 +85,7 @@ def _add_up_to(columns: tuple[IntArray, ...], most: int, rows: slice) -> np.ndar
 
 
 def _check_unit(recording: Recording, file: Path) -> None:
-    """Check that a unit is a block of the policy, or a slot, and that a token takes as many bytes as in the model."""
+    """Check that a unit has the tokens of the policy's block, and as many bytes per token as the model's KV cache."""
     meta, pool = recording.meta, recording.meta.pool
     size = {"paged": "block_size", "radix": "page_size"}.get(meta.policy_name)
     unit_tokens = 1 if size is None else meta.policy.get(size, pool.unit_tokens)

@@ -1,4 +1,7 @@
-"""Checks of what is swapped to host memory and back: the computed tokens of preempted requests, while there is room."""
+"""Check swaps: with `swap_gib`, the computed tokens of a preempted request move to the host if it has room for them.
+
+The checks replay the host memory to compare the swapped units that the steps state.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +20,20 @@ _GIB = 1 << 30
 
 
 class Admissions(NamedTuple):
-    """Requests that begin to compute: the step of each, its computed tokens, and its tokens that are hits."""
+    """Requests at the step in which they start to compute after an admission."""
 
     request: IntArray
     step: IntArray
     computed: IntArray
+    """Tokens of the request that are in the pool without being computed in the step: hits or swapped-in tokens."""
     hits: IntArray
+    """Tokens of the request that are prefix hits."""
 
 
 def check_swaps(recording: Recording, stays: Stays, admitted: Admissions, file: Path) -> None:
-    """Check that a request begins with its hits and the tokens that were swapped in, which left at its preemption.
+    """Check that an admitted request starts with its hits, or with the tokens that were swapped out if these are more.
+
+    Also check the numbers of swapped units in the steps.
 
     Raises:
         RecordingError: naming `file`, which has the steps, and the first row that disagrees.
@@ -35,35 +42,35 @@ def check_swaps(recording: Recording, stays: Stays, admitted: Admissions, file: 
     if steps.swapped_in_units is None or steps.swapped_out_units is None:
         return
     unit_tokens = recording.meta.pool.unit_tokens
-    came_units = -(-admitted.computed // unit_tokens) - admitted.hits // unit_tokens
-    came_units[admitted.computed <= admitted.hits] = 0
-    came = np.bincount(admitted.step, weights=came_units, minlength=len(steps)).astype(np.int64)
-    agree(steps.swapped_in_units, came, file, "swapped_in_units", "schedule.parquet")
+    units = -(-admitted.computed // unit_tokens) - admitted.hits // unit_tokens
+    units[admitted.computed <= admitted.hits] = 0
+    swapped_in = np.bincount(admitted.step, weights=units, minlength=len(steps)).astype(np.int64)
+    agree(steps.swapped_in_units, swapped_in, file, "swapped_in_units", "schedule.parquet")
     host = _HostRoom(recording, admitted)
     for event in _events(recording, stays, admitted):
-        host.follow(event)
-    agree(steps.swapped_out_units, host.left_units, file, "swapped_out_units", "schedule.parquet")
+        host.apply(event)
+    agree(steps.swapped_out_units, host.swapped_out, file, "swapped_out_units", "schedule.parquet")
     rule = "a request should begin with its hits, or with what was swapped out"
     require(~np.isin(admitted.step, host.wrong_steps), file, rule, admitted.step)
 
 
 class _SwapEvent(NamedTuple):
-    """An abort, a preemption or an admission of a request; in one step they happen in this order."""
+    """Abort, preemption or admission of a request. Events of one step happen in this order, which is that of `kind`."""
 
     step: int
     kind: int
     row: int
-    """Row of the kind's own table, for admissions of `Admissions`."""
+    """Number of the event among those of its kind; for an admission, its row in `Admissions`."""
     request: int
     computed: int = 0
-    """Computed tokens of a victim."""
+    """Computed tokens of the victim of a preemption."""
 
 
 _ABORT, _VICTIM, _ADMISSION = range(3)
 
 
 def _events(recording: Recording, stays: Stays, admitted: Admissions) -> list[_SwapEvent]:
-    """Return what changes the host memory, in order."""
+    """Return the events that change the host memory, in order."""
     steps, requests = recording.steps, recording.requests
     aborted = np.flatnonzero(requests.status == RequestStatus.ABORTED)
     aborted_step = np.searchsorted(steps.start_s, requests.finished_s[aborted])
@@ -85,26 +92,26 @@ def _events(recording: Recording, stays: Stays, admitted: Admissions) -> list[_S
 
 
 class _HostRoom:
-    """Host memory as events follow each other: it has all of a victim's computed tokens, or none without room."""
+    """State of the host memory. It stores all computed tokens of a victim, or none if it lacks room."""
 
     def __init__(self, recording: Recording, admitted: Admissions) -> None:
         self._unit_tokens, self._admitted = recording.meta.pool.unit_tokens, admitted
         self._num_free = int(recording.meta.policy["swap_gib"] * _GIB) // recording.meta.pool.bytes_per_unit
         self._parked: dict[int, int] = {}
-        """Tokens of each request on the host."""
-        self.left_units = np.zeros(len(recording.steps), np.int64)
-        """Units that leave in each step."""
+        """Number of tokens of each request on the host."""
+        self.swapped_out = np.zeros(len(recording.steps), np.int64)
+        """Number of units that are swapped out in each step."""
         self.wrong_steps: list[int] = []
-        """Steps in which a request begins with other tokens."""
+        """Steps in which a request starts with another number of tokens than it should."""
 
-    def follow(self, event: _SwapEvent) -> None:
-        """Let the next event happen."""
+    def apply(self, event: _SwapEvent) -> None:
+        """Apply the next event."""
         if event.kind == _VICTIM:
             num_units = -(-event.computed // self._unit_tokens)
             if num_units <= self._num_free:
                 self._parked[event.request] = event.computed
                 self._num_free -= num_units
-                self.left_units[event.step] += num_units
+                self.swapped_out[event.step] += num_units
             return
         parked = self._parked.pop(event.request, 0)
         self._num_free += -(-parked // self._unit_tokens)

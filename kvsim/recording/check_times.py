@@ -1,4 +1,7 @@
-"""Checks of the times of a recording: each is the time of an event, and events have an order."""
+"""Check the times of a recording: each is the time of its event, and times rise in the order of events (`seq`).
+
+Latencies and throughput are differences of these times.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +25,16 @@ from kvsim.recording.rules import CLOCK_S, agree, require, require_of
 from kvsim.recording.tables import FloatArray, IntArray, MemoryKind, RequestStatus, TransferKind
 
 _OWN_READING_S = 0.01
-"""Seconds after the end of a step at which a recorder has read the clock again for the answers that it brought."""
+"""Maximum seconds between the end of a step and its outputs, for a recorder that reads the clock once for each."""
 MAX_EVENTS = 1 << 32
-"""A number of steps, and of events, that no recording has."""
+"""More steps and events than any recording has, so that `request * MAX_EVENTS + seq` sorts by request, then `seq`."""
 
 
 def check_clock(recording: Recording, folder: Path) -> None:
     """Check that times rise from event to event as `seq` does.
 
-    A request may be taken in some time after it came, but the engine looks for such before each step.
+    A request gets its `seq` when the engine takes it in, which may be later than `arrival_s`, but not later than the
+    next step.
 
     Raises:
         RecordingError: naming the file and row of the first time that is out of order.
@@ -39,66 +43,70 @@ def check_clock(recording: Recording, folder: Path) -> None:
     if not len(steps):
         return
 
-    def is_behind_outputs(rows: slice) -> npt.NDArray[np.bool_]:
-        place = np.searchsorted(steps.output_seq, steps.schedule_seq[rows])
-        before = np.where(place > 0, steps.end_s[place - 1], -np.inf)
-        found: npt.NDArray[np.bool_] = (before <= steps.start_s[rows] + CLOCK_S) & (
-            steps.start_s[rows] <= steps.end_s[place] + CLOCK_S
-        )
-        return found
+    def is_between_outputs(rows: slice) -> npt.NDArray[np.bool_]:
+        next_output = np.searchsorted(steps.output_seq, steps.schedule_seq[rows])
+        before_s = np.where(next_output > 0, steps.end_s[next_output - 1], -np.inf)
+        is_after: npt.NDArray[np.bool_] = before_s <= steps.start_s[rows] + CLOCK_S
+        return is_after & (steps.start_s[rows] <= steps.end_s[next_output] + CLOCK_S)
 
     rule = "start_s should lie between the end_s of the outputs before and behind schedule_seq"
-    require_of(is_behind_outputs, steps, folder / "steps.parquet", rule)
+    require_of(is_between_outputs, steps, folder / "steps.parquet", rule)
     scheduled = np.searchsorted(steps.schedule_seq, requests.arrival_seq)
     processed = np.searchsorted(steps.output_seq, requests.arrival_seq)
     next_s = np.append(steps.start_s, np.inf)[scheduled]
-    told = np.append(steps.output_seq <= _last_seq(recording), False)[processed]
-    next_s[told] = np.minimum(next_s[told], steps.end_s[processed[told]])
+    is_certain = np.append(steps.output_seq <= _last_seq(recording), False)[processed]
+    next_s[is_certain] = np.minimum(next_s[is_certain], steps.end_s[processed[is_certain]])
     rule = "arrival_s should not be after the step that comes next by arrival_seq"
     require(requests.arrival_s <= next_s + CLOCK_S, folder / "requests.parquet", rule)
     if recording.meta.begins_in_the_middle:
         return
-    # Those that come while others are taken in are taken in behind the next step.
+    # A request that arrives while the engine takes in others is taken in only after the next step, so compare with the
+    # engine's last look at arrivals before the step that precedes `arrival_seq`.
     last = np.maximum(scheduled - 1, 0)
     earlier = np.searchsorted(steps.output_seq, steps.schedule_seq[last])
     looked_s = np.maximum(np.append(-np.inf, steps.end_s)[earlier], np.append(-np.inf, steps.start_s)[last])
     rule = "arrival_s should not be before the engine looked last by arrival_seq"
-    since = (scheduled == 0) | (requests.arrival_s >= looked_s - CLOCK_S)
-    require(since, folder / "requests.parquet", rule)
+    holds = (scheduled == 0) | (requests.arrival_s >= looked_s - CLOCK_S)
+    require(holds, folder / "requests.parquet", rule)
 
 
 class Ends(NamedTuple):
-    """The requests that finished, and the step whose output ended each."""
+    """Finished requests, and for each the step whose output ended it."""
 
     request: IntArray
     step: IntArray
 
     @classmethod
     def of(cls, recording: Recording) -> Ends:
-        """Return the ends: the last step of a request in a static batch, the one that frees its memory with drafts."""
+        """Find the step that ended each request, in the way that suits the engine.
+
+        This is the step of the last recorded output tokens if the schedule has them; with drafts, the step with whose
+        output memory is freed; in a static batch, the last step; else the step that computes the last output token.
+        """
         requests = recording.requests
         finished = (requests.status == RequestStatus.FINISHED) & ~begun_before(recording)
         if (outputs := recording.schedule.outputs) is not None:
-            last, given = np.full(len(requests), -1), outputs > 0
-            np.maximum.at(last, recording.schedule.request[given], recording.schedule.step[given])
+            last, has_output = np.full(len(requests), -1), outputs > 0
+            np.maximum.at(last, recording.schedule.request[has_output], recording.schedule.step[has_output])
             rows = np.flatnonzero(finished & (last >= 0))
             return cls(rows, last[rows])
-        if recording.has_drafts:  # a preempted request has no memory, and ends with the output that was under way
+        if recording.has_drafts:  # a preempted request has no memory, and ends with the output of its step in flight
             rows, released = np.flatnonzero(finished), _step_of_last_release(recording)
             return cls(rows, np.where(released >= 0, released, last_steps(recording))[rows])
         if recording.meta.policy_name == "static":
             rows = np.flatnonzero(finished)
             return cls(rows, last_steps(recording)[rows])
-        behind, unsure = _tokens_behind_outputs(recording)
+        tokens, unsure = _tokens_for_outputs(recording)
         step = np.full(len(requests), -1)
-        there = TokenSteps.of(answered_rows(recording), np.where(finished, behind, 0))
-        step[there.request] = there.step
+        reached = TokenSteps.of(answered_rows(recording), np.where(finished, tokens, 0))
+        step[reached.request] = reached.step
+        # If the number of tokens is not certain, the step that frees memory decides, as far as it is possible.
         rows = np.flatnonzero(finished & (unsure > 0))
         released = _step_of_last_release(recording)[rows] if len(rows) else rows
         computed = [_computed_by(recording, row, at) for row, at in zip(rows.tolist(), released.tolist(), strict=True)]
-        is_end = (behind[rows] - unsure[rows] <= computed) & (computed <= behind[rows])
-        step[rows[is_end]] = released[is_end]  # memory is freed with one of these outputs
-        if (transfers := recording.transfers) is not None:  # an output may be lost where a request gives way
+        is_end = (tokens[rows] - unsure[rows] <= computed) & (computed <= tokens[rows])
+        step[rows[is_end]] = released[is_end]
+        if (transfers := recording.transfers) is not None:  # an output may be lost if its request is preempted
             sends = transfers.kind == TransferKind.SEND
             step[transfers.request[sends]] = np.searchsorted(recording.steps.output_seq, transfers.begun_seq[sends])
         rows = np.flatnonzero(step >= 0)
@@ -108,22 +116,22 @@ class Ends(NamedTuple):
 def check_outputs(recording: Recording, ends: Ends, file: Path) -> None:
     """Check that the first and the last token of each request came with the outputs of the steps that computed them.
 
-    Where a recording begins in the middle, a request that was scheduled before may have its tokens from then.
+    If a recording begins in the middle, requests that were scheduled before are skipped.
 
     Raises:
-        RecordingError: naming `file` and the row of the first request that had its tokens at another time.
+        RecordingError: naming `file` and the row of the first request with another time.
     """
     requests, steps = recording.requests, recording.steps
     answered = (requests.output_tokens > 0) & ~begun_before(recording)
     first = TokenSteps.of(answered_rows(recording), np.where(answered, requests.prompt_tokens, 0))
-    for name, there in (("first_token_s", first), ("finished_s", ends)):
-        complete = steps.output_seq[there.step] <= _last_seq(recording)
-        rows, computed_in = there.request[complete], there.step[complete]
+    for name, reached in (("first_token_s", first), ("finished_s", ends)):
+        complete = steps.output_seq[reached.step] <= _last_seq(recording)
+        rows, computed_in = reached.request[complete], reached.step[complete]
         times, end_s = getattr(requests, name)[rows], steps.end_s[computed_in]
         within = CLOCK_S if _are_of_one_reading(recording, times - end_s) else _OWN_READING_S
         before = times >= end_s - CLOCK_S
         require(before, file, f"{name} should not be before the end of the step that computes what it needs", rows)
-        if recording.transfers is not None:  # what is under way when a load fails, or a request gives way, may be lost
+        if recording.transfers is not None:  # outputs in flight are lost if a load fails or the request is preempted
             sure = (requests.preemptions[rows] == 0) & (not recording.has_failed_loads)
             times, end_s, rows = times[sure], end_s[sure], rows[sure]
         agree(times, end_s, file, name, "steps.parquet", rows, within=within)
@@ -136,19 +144,18 @@ def check_outputs(recording: Recording, ends: Ends, file: Path) -> None:
 
 
 def _begins_with_drafts(recording: Recording, first: TokenSteps) -> npt.NDArray[np.bool_]:
-    """Return whether the last token of each prompt is computed together with drafts, behind a hit of all others."""
+    """Tell for each request whether its step computes only the last prompt token, together with drafts.
+
+    All other tokens of the prompt were a hit. Such a step ends after the prompt, not with it.
+    """
     if not recording.has_drafts:
         return np.zeros(len(first.request), np.bool_)
-    rows = RowsByRequest.of(recording)
-    row = rows.newest(first.request, first.step + 1)
-    before: npt.NDArray[np.bool_] = (
-        recording.schedule.computed_before[row] + 1 == recording.requests.prompt_tokens[first.request]
-    )
-    return before
+    row = RowsByRequest.of(recording).newest(first.request, first.step + 1)
+    return np.asarray(recording.schedule.computed_before[row] + 1 == recording.requests.prompt_tokens[first.request])
 
 
 def _last_seq(recording: Recording) -> int:
-    """Return the last moment that a log certainly holds whole: outputs behind all other events may be cut off."""
+    """Return the last `seq` at which all events are certainly recorded; later outputs of a log may be cut off."""
     requests, steps, memory = recording.requests, recording.steps, recording.memory
     if not (len(memory) and (requests.status == RequestStatus.UNFINISHED).any()):
         return int(steps.output_seq[-1])
@@ -158,36 +165,36 @@ def _last_seq(recording: Recording) -> int:
 def _check_aborted(recording: Recording, file: Path) -> None:
     """Check that an aborted request did not leave with the output of its last token."""
     requests, last_step = recording.requests, last_steps(recording, never=-1)
-    if recording.has_failed_loads:  # it may end with an error then
+    if recording.has_failed_loads:  # the request may end with an error then
         return
     if recording.has_drafts and recording.transfers is None:
         last_step = np.maximum(_step_of_last_release(recording), -1)
     aborted = np.flatnonzero((requests.status == RequestStatus.ABORTED) & (last_step >= 0))
-    apart = requests.finished_s[aborted] != recording.steps.end_s[last_step[aborted]]
-    require(apart, file, "an aborted request should not end with the output of its last step", aborted)
+    differs = requests.finished_s[aborted] != recording.steps.end_s[last_step[aborted]]
+    require(differs, file, "an aborted request should not end with the output of its last step", aborted)
 
 
 def _are_of_one_reading(recording: Recording, late_s: FloatArray) -> bool:
-    """Tell whether the recorder read its clock once for an output and all of its events, as most do."""
+    """Tell whether the recorder read the clock once for an output and all its events, as most recorders do."""
     return recording.meta.source == "simulation" or bool(np.median(np.abs(late_s)) <= CLOCK_S if len(late_s) else True)
 
 
 def begun_before(recording: Recording) -> npt.NDArray[np.bool_]:
-    """Tell for each request whether it was scheduled before a recording that begins in the middle."""
+    """Tell for each request whether it was scheduled before the recorder joined a running engine."""
     requests, steps, schedule = recording.requests, recording.steps, recording.schedule
     if not recording.meta.begins_in_the_middle or not len(steps):
         return np.zeros(len(requests), np.bool_)
-    told_s = np.full(len(requests), steps.end_s[-1])
+    recorded_s = np.full(len(requests), steps.end_s[-1])
     rows, first_row = first_rows(schedule)
-    told_s[rows] = steps.start_s[schedule.step[first_row]]
-    begun = np.asarray(requests.first_scheduled_s < told_s - CLOCK_S)
+    recorded_s[rows] = steps.start_s[schedule.step[first_row]]
+    begun = np.asarray(requests.first_scheduled_s < recorded_s - CLOCK_S)
     if (computed := recording.meta.initial_computed) is not None:
-        begun[: len(computed)] |= computed > 0  # some in the very step that was under way then
+        begun[: len(computed)] |= computed > 0  # some started in the step in flight at that time
     return begun
 
 
 def _computed_by(recording: Recording, request: int, step: int) -> int:
-    """Return the tokens of a request that are computed when `step` is; -1 if it is not in that step."""
+    """Return the number of computed tokens of a request after `step`; -1 if the step does not compute the request."""
     schedule = recording.schedule
     rows = np.flatnonzero(schedule.request == request)
     rows = rows[(schedule.step[rows] <= step) & (step < schedule.step[rows] + schedule.repeats[rows].astype(np.int64))]
@@ -198,58 +205,61 @@ def _computed_by(recording: Recording, request: int, step: int) -> int:
 
 
 def _step_of_last_release(recording: Recording) -> npt.NDArray[np.int64]:
-    """Return the step with whose output each request gave memory back for the last time; -2 where it did otherwise."""
+    """Return the step whose output made each request release memory last; -2 if something else did, or nothing."""
     output_seq, end_seq = recording.steps.output_seq, _last_release(recording)
     output = np.minimum(np.searchsorted(output_seq, end_seq), len(output_seq) - 1)
     return np.where(output_seq[output] == end_seq, output, -2)
 
 
 def _last_release(recording: Recording) -> IntArray:
-    """Return the moment at which each request gave memory back for the last time; -1 if it never did."""
-    memory, found = recording.memory, np.full(len(recording.requests), -1)
+    """Return the `seq` of the last release of each request; -1 if it never released memory."""
+    memory, last = recording.memory, np.full(len(recording.requests), -1)
     rows = np.flatnonzero(memory.kind == MemoryKind.RELEASE)
-    np.maximum.at(found, memory.request[rows], memory.seq[rows])
-    return found
+    np.maximum.at(last, memory.request[rows], memory.seq[rows])
+    return last
 
 
-def tokens_behind_outputs(recording: Recording) -> npt.NDArray[np.int64]:
-    """Return the least computed tokens of each request for its last output."""
-    behind, unsure = _tokens_behind_outputs(recording)
-    return behind - unsure
+def least_tokens_for_outputs(recording: Recording) -> npt.NDArray[np.int64]:
+    """Return how many tokens of each request must at least be computed to sample its last output."""
+    tokens, unsure = _tokens_for_outputs(recording)
+    return tokens - unsure
 
 
-def _tokens_behind_outputs(recording: Recording) -> tuple[npt.NDArray[np.int64], IntArray]:
-    """Return the computed tokens of each request for its last output, and the number of tokens that may be missing.
+def _tokens_for_outputs(recording: Recording) -> tuple[npt.NDArray[np.int64], IntArray]:
+    """Return how many tokens of each request are computed to sample its last output, and how many fewer may do.
 
-    In a pipeline vLLM may resume a request while a token of it is under way. Its model runner, which is handed the
-    tokens known by then, may answer that token again, and from then on the request has one output more. It does where
-    it gets there before that token comes. Where the token comes in between, it may have been answered again or not.
-    Where the request ends before that answer, it has no output more.
+    Normally that is all tokens but the last output. With pipeline parallelism, vLLM may resume a preempted request
+    while one of its tokens is in flight. The resumed steps may then sample this token a second time, which gives the
+    request one output without one more computed token:
+
+    - They do if they reach that position before the first sample arrives.
+    - They may or may not if the first sample arrives in between: this is the uncertain case.
+    - They do not matter if the request ends before the second sample.
     """
     schedule, requests, steps = recording.schedule, recording.requests, recording.steps
-    behind = requests.prompt_tokens.astype(np.int64) + requests.output_tokens - 1
+    tokens = requests.prompt_tokens.astype(np.int64) + requests.output_tokens - 1
     if recording.meta.engine.get("pipeline_parallel_size", 1) == 1 or not requests.preemptions.any():
-        return behind, np.zeros(len(behind), np.int64)
+        return tokens, np.zeros(len(tokens), np.int64)
     rows = np.flatnonzero(requests.preemptions[schedule.request])
     rows = rows[np.argsort(schedule.request[rows], kind="stable")]
     request, begins, repeats = schedule.request[rows], schedule.step[rows], schedule.repeats[rows].astype(np.int64)
     before = schedule.computed_before[rows].astype(np.int64)
     after = computed_after(schedule)[rows]
-    of_request = request.astype(np.int64) * MAX_EVENTS
-    answers = (of_request + after == np.maximum.accumulate(of_request + after)) & (
-        after >= requests.prompt_tokens[request]
-    )
+    # A row samples an output if no earlier row of its request got further, and it reaches the end of the prompt.
+    progress = request.astype(np.int64) * MAX_EVENTS + after
+    samples = (progress == np.maximum.accumulate(progress)) & (after >= requests.prompt_tokens[request])
     is_resumed = (request[1:] == request[:-1]) & (before[1:] < after[:-1])
-    unsure, end_seq = np.zeros(len(behind), np.int64), _last_release(recording)
-    for row in np.flatnonzero(is_resumed & answers[:-1]).tolist():
-        there = row + 1
-        while there < len(rows) and request[there] == request[row] and after[there] < after[row]:
-            there += 1
-        if there < len(rows) and request[there] == request[row]:
-            again = begins[there] + -(-(after[row] - before[there]) // schedule.tokens[rows[there]]) - 1
-            if steps.output_seq[again] > end_seq[request[row]]:
+    unsure, end_seq = np.zeros(len(tokens), np.int64), _last_release(recording)
+    for row in np.flatnonzero(is_resumed & samples[:-1]).tolist():
+        # Find the row, and the step, in which the resumed request reaches the same token again.
+        again = row + 1
+        while again < len(rows) and request[again] == request[row] and after[again] < after[row]:
+            again += 1
+        if again < len(rows) and request[again] == request[row]:
+            step = begins[again] + -(-(after[row] - before[again]) // schedule.tokens[rows[again]]) - 1
+            if steps.output_seq[step] > end_seq[request[row]]:
                 continue
-            comes = steps.output_seq[begins[row] + repeats[row] - 1]
-            behind[request[row]] -= comes > steps.schedule_seq[again]
-            unsure[request[row]] += steps.schedule_seq[begins[row + 1]] < comes <= steps.schedule_seq[again]
-    return behind, unsure
+            first_sample = steps.output_seq[begins[row] + repeats[row] - 1]
+            tokens[request[row]] -= first_sample > steps.schedule_seq[step]
+            unsure[request[row]] += steps.schedule_seq[begins[row + 1]] < first_sample <= steps.schedule_seq[step]
+    return tokens, unsure

@@ -1,4 +1,4 @@
-"""Checks of the second pool of SGLang, whose units are counted after every step."""
+"""Check the counts of SGLang's second pool, for layers with sliding windows. The steps state only its free units."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from kvsim.recording.tables import MemoryKind
 
 
 def check_windows(recording: Recording, folder: Path) -> None:
-    """Check the counted units of the pool of windows against that pool and against the changes of the first one.
+    """Check the counts of the second pool against its size and against allocations in the first pool.
 
-    Every unit that a table gets has one of windows. So no more of these are taken in a step, at least as many are held
-    after it, and never more than units of the first pool.
+    Every unit that a table allocates in the first pool comes with one in the second pool. So a step takes at most as
+    many units of the second pool as of the first, holds at least these after it, and the second pool never has more
+    held units than the first.
 
     Raises:
         RecordingError: naming the file and the first row that cannot be right.
@@ -37,7 +38,9 @@ def check_windows(recording: Recording, folder: Path) -> None:
     require(held <= pool.num_units - steps.free_units, file, "more units of windows are held than units of the others")
     memory, rows = recording.memory, np.flatnonzero(recording.memory.kind == MemoryKind.APPEND)
     rows = rows[memory.step[rows] < len(steps)]
-    taken = np.bincount(memory.step[rows], weights=memory.length[rows], minlength=len(steps)).astype(np.int64)
-    require(held >= taken, file, "fewer units of windows are held than the step has taken")
+    allocated = np.bincount(memory.step[rows], weights=memory.length[rows], minlength=len(steps)).astype(np.int64)
+    require(held >= allocated, file, "fewer units of windows are held than the step has taken")
     unused = np.concatenate(([num_units], free - cached))
-    require(unused[:-1] - unused[1:] <= taken, file, "more units of windows are taken than memory.parquet hands out")
+    require(
+        unused[:-1] - unused[1:] <= allocated, file, "more units of windows are taken than memory.parquet hands out"
+    )

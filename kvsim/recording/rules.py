@@ -1,6 +1,7 @@
 """Functions with which all `check_*` modules state the rules of a recording, each for a whole column at once.
 
-An error names the file, the first row that breaks the rule, and the rule.
+An error names the file, the first row that breaks the rule, and the rule. A rule for some of the rows is written as the
+implication `~applies | holds`: a row to which it does not apply keeps it.
 """
 
 from __future__ import annotations
