@@ -37,7 +37,7 @@ _TASKS = {
     },
     "Simulate": {
         "run": "Simulate one policy and summarise what happened.",
-        "compare": "Put the same requests through several policies.",
+        "compare": "Put the same requests through several policies, or compare values of a flag.",
         "sweep": "Run a grid of settings and write one table.",
         "pack": "Pack sequences for training into rows, beside padded batches.",
     },

@@ -1,21 +1,21 @@
-"""`kvsim compare`: the same requests in the same memory under several policies, or under two releases of vLLM."""
+"""`kvsim compare`: the same requests under several policies, several values of a flag, or two releases of vLLM."""
 
 from __future__ import annotations
 
+import shlex
+import sys
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvsim.cli.fleet_comparison import compare_fleets
-from kvsim.cli.fleet_flags import apart_options, fleet_of
+from kvsim.cli.fleet_flags import apart_options, fleet_of, replicas_options
 from kvsim.cli.ladder import climb_ladder
-from kvsim.cli.options import PolicyParam
+from kvsim.cli.options import PolicyParam, check_policy_flags
 from kvsim.cli.scenario import build_scenario
 from kvsim.cli.scenario_flags import scenario_options
-from kvsim.cli.server_lines import ServedCommand
+from kvsim.cli.several_values import ComparingCommand, SeveralValues, several_values
 from kvsim.cli.show import echo, json_option, overwrite_option, print_json, progress
 from kvsim.errors import UsageError
 from kvsim.policies import EVERY_POLICY, OF_IMAGES, AnyPolicy, Paged
@@ -35,25 +35,6 @@ _UNIFORM = "paged-uniform"
 """Name of the paged policy with a cache in which every layer keeps every token."""
 
 
-class _CompareCommand(ServedCommand):
-    """Command that refuses a second --vllm, of which click would silently take the last."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the flags.
-
-        Raises:
-            UsageError: --vllm is there more than once; the message has the form that compares two releases.
-        """
-        releases = [
-            word.partition("=")[2] if "=" in word else next_word
-            for word, next_word in pairwise([*args, "RELEASE"])
-            if word.partition("=")[0] == "--vllm"
-        ]
-        if len(releases) > 1:
-            raise UsageError(f"--vllm should be given once; compare two releases with --vllm {' '.join(releases[:2])}.")
-        return super().parse_args(ctx, args)
-
-
 times_option = click.option(
     "--times",
     "clock",
@@ -64,14 +45,13 @@ times_option = click.option(
 )
 
 
-@click.command("compare", cls=_CompareCommand)
-@click.argument("newer", metavar="[RELEASE]", required=False)
+@click.command("compare", cls=ComparingCommand)
 @scenario_options
 @click.option(
     "-o",
     "--output",
     type=click.Path(path_type=Path),
-    help="Write the recordings into this folder, one for each policy.",
+    help="Write the recordings into this folder, one for each policy or value.",
 )
 @click.option(
     "--policy",
@@ -94,11 +74,14 @@ times_option = click.option(
     "token.",
 )
 @apart_options
+@replicas_options
 @overwrite_option
 @json_option
+@click.pass_context
 def command(
+    context: click.Context,
+    /,
     *,
-    newer: str | None,
     names: tuple[str, ...],
     output: Path | None,
     ladder: bool,
@@ -107,29 +90,38 @@ def command(
     as_json: bool,
     **flags: Any,
 ) -> None:
-    """Put the same requests through several policies.
+    """Put the same requests through several policies, or compare the values of one flag.
 
-    Shows for each where the memory went, how many sequences ran at once, and who waited. The shares add up to 100%.
-    With two releases, --vllm OLD NEW: the paged policy with the rules of both, the first decision that differs, and
-    the rules that make the difference.
+    Shows for each policy where the memory went, how many sequences ran at once, and who waited. The shares add up to
+    100%.
+    A flag with several values, such as --kv-cache-dtype auto fp8, --route shortest prefix or --enable-prefix-caching
+    on off: a run for each, all figures side by side. With two releases, --vllm OLD NEW: the first decision that
+    differs, and the rules that make the difference, too.
     With --prefill and --decode: as many servers of both kinds beside equal ones. With --data-parallel-size: ranks
     beside one server over as many GPUs, and servers that have all weights.
     """
-    fleet = fleet_of(flags)
-    is_fleet = fleet.apart is not None or (flags["data_parallel_size"] or 1) > 1
-    _check_one_comparison(names, newer, output, ladder=ladder, uniform_cache=uniform_cache, is_fleet=is_fleet)
-    if newer is not None:
-        _compare_releases(newer, output, flags, is_other=ladder or uniform_cache, as_json=as_json)
+    several = several_values(context)
+    is_other = ladder or uniform_cache
+    _check_one_comparison(names, several, flags, is_other=is_other, ladder=ladder and uniform_cache)
+    if output is not None:
+        from kvsim.files.overwriting import may_replace
+
+        may_replace(output, "compare", overwrite=overwrite, is_folder=True)
+    if several is not None and several.name == "vllm" and len(several.words) == 2 and not _is_fleet(flags):
+        _compare_releases(several, output, flags, as_json=as_json)
         return
+    if several is not None or _is_fleet(flags):
+        from kvsim.cli.compare_sides import Comparison, compare_sides
+
+        name = names[0] if names else Paged.name
+        check_policy_flags(context, [name], [several.name] if several else ())
+        comparison = Comparison.of_values(several, flags) if several else Comparison.of_servers(flags)
+        command_line = shlex.join(["kvsim", *sys.argv[1:]])
+        compare_sides(comparison, name, output, command=command_line, overwrite=overwrite, as_json=as_json)
+        return
+    fleet_of(flags)
     if ladder:
         climb_ladder(output, flags, overwrite=overwrite, as_json=as_json)
-        return
-    from kvsim.files.overwriting import may_replace
-
-    if output is not None:
-        may_replace(output, "compare", overwrite=overwrite, is_folder=True)
-    if is_fleet:
-        compare_fleets(fleet, flags, as_json=as_json)
         return
     scenario = build_scenario(**flags)
     policies, notes = _policies(scenario, names, uniform_cache=uniform_cache)
@@ -207,39 +199,44 @@ def _print_comparison(
     )
 
 
+def _is_fleet(flags: Mapping[str, Any]) -> bool:
+    """Tell whether the flags ask for prefill and decode servers or for ranks, which have alternatives."""
+    return bool(flags["prefill"] or flags["decode"] or (flags["data_parallel_size"] or 1) > 1)
+
+
 def _check_one_comparison(
-    names: tuple[str, ...],
-    newer: str | None,
-    output: Path | None,
-    *,
-    ladder: bool,
-    uniform_cache: bool,
-    is_fleet: bool,
+    names: tuple[str, ...], several: SeveralValues | None, flags: Mapping[str, Any], *, is_other: bool, ladder: bool
 ) -> None:
-    """Check that the flags ask for one comparison."""
-    if is_fleet and (ladder or uniform_cache or names or newer is not None or output is not None):
-        raise UsageError(
-            "--prefill, --decode and --data-parallel-size compare servers under the paged policy and write no "
-            "recordings; leave out --ladder, --uniform-cache, --policy, a second release and -o."
-        )
-    if ladder and uniform_cache:
+    """Check that the flags ask for one comparison; `ladder` tells that both --ladder and --uniform-cache do."""
+    if ladder:
         raise UsageError("--ladder and --uniform-cache compare different things; give only one.")
-    if names and (ladder or uniform_cache or newer is not None):
-        raise UsageError("--policy says what is compared, as --ladder, --uniform-cache and two releases do; give one.")
+    compared = several.flag if several else "--prefill, --decode or --data-parallel-size" if _is_fleet(flags) else ""
+    if is_other and (names or compared):
+        raise UsageError(
+            "--policy, a flag with several values, servers, --ladder and --uniform-cache compare different things; "
+            "give one."
+        )
+    if compared and len(names) > 1:
+        raise UsageError(f"{compared} and several policies compare different things; give one --policy.")
+    if not compared and (flags["replicas"] > 1 or flags["prefix_store_gib"] is not None):
+        raise UsageError(
+            "policies are compared on one server; give a flag of the fleet several values, such as --route shortest "
+            "prefix or --replicas 2 4."
+        )
 
 
-def _compare_releases(newer: str, output: Path | None, flags: dict[str, Any], *, is_other: bool, as_json: bool) -> None:
+def _compare_releases(several: SeveralValues, output: Path | None, flags: dict[str, Any], *, as_json: bool) -> None:
     from kvsim.cli.upgrade import compare_releases
 
-    if flags["vllm"] is None:
-        raise UsageError(f"{newer} is no flag; two releases are compared with --vllm OLD {newer}.")
-    if is_other:
-        raise UsageError("--vllm with two releases, --ladder and --uniform-cache compare different things; give one.")
+    if flags["replicas"] > 1:
+        raise UsageError("two releases are compared on one server; leave out --replicas.")
+    fleet_of(flags)
     if output is not None:
         raise UsageError(
             "--vllm with two releases writes no recordings; kvsim run --vllm RELEASE -o FOLDER writes one."
         )
-    compare_releases(flags["vllm"], newer, flags, as_json=as_json)
+    old, new = several.words
+    compare_releases(old, new, flags, as_json=as_json)
 
 
 def _policies(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 _SERVERS = click.IntRange(1, 1_000)
-_OF_TRANSFERS = ("kv_link_gb_per_s", "kv_link_latency_s", "kv_transfers", "failed_loads", "load_failure_policy")
+OF_TRANSFERS = ("kv_link_gb_per_s", "kv_link_latency_s", "kv_transfers", "failed_loads", "load_failure_policy")
 
 
 class RouteParam(click.ParamType[str]):
@@ -123,6 +123,12 @@ class FleetFlags(NamedTuple):
         """Number of servers, prefill and decode servers together."""
         return self.replicas if self.apart is None else self.apart.num_prefill + self.apart.num_decode
 
+    @property
+    def link(self) -> KvLink | None:
+        """Link over which a server fetches KV; None if none does."""
+        fetched_from = self.apart or self.store
+        return None if fetched_from is None else fetched_from.link
+
 
 ONE_SERVER = FleetFlags(None)
 
@@ -163,8 +169,8 @@ def _store_of(flags: dict[str, Any]) -> PrefixStore | None:
 
 def _transfers_in(flags: dict[str, Any]) -> dict[str, Any]:
     """Set the flags of transfers in `flags` to None, and return those that were given."""
-    taken = {name: flags[name] for name in _OF_TRANSFERS if flags[name] is not None}
-    flags |= dict.fromkeys(_OF_TRANSFERS)
+    taken = {name: flags[name] for name in OF_TRANSFERS if flags[name] is not None}
+    flags |= dict.fromkeys(OF_TRANSFERS)
     return taken
 
 
@@ -210,7 +216,7 @@ def _apart_of(flags: dict[str, Any], route: str, *, others: bool) -> Disaggregat
         UsageError: a flag lacks another that it needs, or contradicts one.
     """
     prefill, decode = flags.pop("prefill"), flags.pop("decode")
-    given = {name: value for name in _OF_TRANSFERS if (value := flags.pop(name)) is not None}
+    given = {name: value for name in OF_TRANSFERS if (value := flags.pop(name)) is not None}
     if prefill is None and decode is None:
         if given:
             raise UsageError("a link for KV is between prefill and decode servers, or to a store; give --prefill and "

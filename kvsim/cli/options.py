@@ -5,7 +5,7 @@ A setting is declared once, in `kvsim.setting_fields`; all commands take its fla
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -79,6 +79,14 @@ class SectionedCommand(click.Command):
         for heading, records in sections.items():
             with formatter.section(heading):
                 formatter.write_dl(records)
+
+
+def flag_values(context: click.Context, option: click.Option, spelling: str, words: Sequence[str]) -> list[Any]:
+    """Return what several words after a flag mean; a switch, here by `spelling`, takes on and off."""
+    if not option.is_flag:
+        return [option.process_value(context, word) for word in words]
+    switches_off = spelling in option.secondary_opts or (spelling in option.opts and option.flag_value is False)
+    return [click.BOOL.convert(word, option, context) is not switches_off for word in words]
 
 
 def section(heading: str) -> Callable[..., Callable[[Command], Command]]:

@@ -70,7 +70,6 @@ def command(
     from kvsim.cli.run_answer import RunAnswer
     from kvsim.files.overwriting import may_replace, replacing_folder
     from kvsim.machines import card_named
-    from kvsim.simulation import measure, record
 
     check_policy_flags(context, [policy])
     fleet_flags = fleet_of(flags)
@@ -84,12 +83,11 @@ def command(
     with progress(policy) as options["progress"], ExitStack() as stack:
         folder = output and stack.enter_context(replacing_folder(output, "run", overwrite=overwrite))
         servers = servers_of(fleet_flags, *setup[1:])
-        fleet = _serve(setup, folder, servers, options) if servers else None
-        runs = fleet.servers if fleet else [record(*setup, folder, **options) if folder else measure(*setup, **options)]
-    answer = RunAnswer(runs, fleet)
-    if fleet is None and not no_band:
+        fleet = simulate_servers(setup, servers, options, folder)
+    answer = RunAnswer(fleet, shows_fleet=servers is not None)
+    if servers is None and not no_band:
         answer.add_band(*setup, options)
-    answer.notes += _notes(scenario, policy, runs, flags)
+    answer.notes += _notes(scenario, policy, fleet.servers, flags)
     if front_end == "http":
         answer.add_front_end(card_named(flags["times"]), workload)
     routed = f"; {routed_words(servers)}" if servers else ""
@@ -132,14 +130,16 @@ def _options(flags: Mapping[str, Any], engine: EngineName) -> Options:
     }
 
 
-def _serve(
-    setup: tuple[Workload, AnyPolicy, Machine], folder: Path | None, servers: Servers, options: Options
+def simulate_servers(
+    setup: tuple[Workload, AnyPolicy, Machine], servers: Servers | None, options: Options, folder: Path | None
 ) -> Fleet:
-    """Simulate several servers, and record each into `folder` if it is given."""
+    """Simulate one server or several, and record each into `folder` if it is given."""
     from kvsim.experiments.workers import on_all_cores
-    from kvsim.simulation import measure_fleet, record_fleet
+    from kvsim.simulation import Fleet, measure, measure_fleet, record, record_fleet
     from kvsim.simulation.fleet import in_turn
 
+    if servers is None:
+        return Fleet([measure(*setup, **options) if folder is None else record(*setup, folder, **options)])
     spread = on_all_cores if len(setup[0]) >= _WORTH_PROCESSES else in_turn
     if folder is None:
         return measure_fleet(*setup, servers, spread=spread, **options)

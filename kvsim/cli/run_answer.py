@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kvsim.cli.answer import band_notes, print_answer
@@ -13,11 +12,9 @@ from kvsim.experiments.bands import band_of, is_worth_a_band
 from kvsim.simulation.front_end import behind, http
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from kvsim.experiments.bands import Band
     from kvsim.policies import AnyPolicy
-    from kvsim.simulation import Fleet, Machine, Measured, Options
+    from kvsim.simulation import Fleet, Machine, Options
     from kvsim.steptime.card import Card
     from kvsim.workload import Workload
 
@@ -25,12 +22,10 @@ if TYPE_CHECKING:
 class RunAnswer:
     """Figures and notes of one server, or of several servers behind one router."""
 
-    def __init__(self, runs: Sequence[Measured], fleet: Fleet | None) -> None:
-        """`runs` are one for each server; `fleet` has the figures of all servers together, None for one server."""
-        self._runs, self._fleet = runs, fleet
-        self._summaries = [run.summary for run in runs]
-        if fleet is not None:
-            self._summaries = [replace(run.summary, policy=f"server {number}") for number, run in enumerate(runs)]
+    def __init__(self, fleet: Fleet, *, shows_fleet: bool) -> None:
+        """`shows_fleet` tells that the figures of all servers together come first."""
+        self._runs, self._summaries = fleet.servers, fleet.summaries()
+        self._fleet = fleet if shows_fleet else None
         self._band: Band | None = None
         self.notes: list[str] = []
         """Sentences below the figures."""

@@ -94,11 +94,16 @@ class ServedCommand(SectionedCommand):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the flags of a server before those of kvsim, so that the latter win."""
         given, line = _split(args)
+        given = self.own_arguments(ctx, given)
         if line is not None:
             translation = translate(line, {name: option for option in self.params for name in _spellings(option)})
             _report(line, translation)
             given = [*translation.arguments, *given]
         return super().parse_args(ctx, given)
+
+    def own_arguments(self, ctx: click.Context, args: list[str]) -> list[str]:  # noqa: ARG002  for subclasses
+        """Return the arguments that are not of a server's line, as click is to parse them."""
+        return args
 
 
 def _split(args: Sequence[str]) -> tuple[list[str], ServerLine | None]:
@@ -316,7 +321,7 @@ def _flags(
     index = 0
     while index < len(words):
         word, index = words[index], index + 1
-        if not _is_flag(word):
+        if not is_flag_word(word):
             yield "--model", [word]
             continue
         flag, is_joined, value = word.partition("=")
@@ -324,7 +329,7 @@ def _flags(
         option = known.get(same.get(flag, flag))
         is_switch = _SWITCH.fullmatch(flag) is not None if option is None else getattr(option, "is_flag", False)
         values = [value] if is_joined else []
-        while not is_joined and index < len(words) and not _is_flag(words[index]):
+        while not is_joined and index < len(words) and not is_flag_word(words[index]):
             if is_switch and words[index].casefold() not in ("true", "false"):
                 break
             values.append(words[index])
@@ -338,7 +343,8 @@ def _whole_flag(flag: str, spellings: Collection[str]) -> str:
     return begun[0] if len(begun) == 1 and flag not in spellings and len(flag) > len("--tp") else flag
 
 
-def _is_flag(word: str) -> bool:
+def is_flag_word(word: str) -> bool:
+    """Tell whether a word begins with a dash and is no negative number."""
     return word.startswith("-") and not re.fullmatch(r"-\d+(?:\.\d+)?", word)
 
 

@@ -92,6 +92,15 @@ def size(num_bytes: float) -> str:
     return f"{num_bytes:,.0f} B"
 
 
+def change_words(before: float, after: float, form: Callable[[float], str]) -> str:
+    """Return the change of a figure in percent, or in points of a share; empty if its text, by `form`, is the same."""
+    if before != before or after != after or form(before) == form(after):
+        return ""
+    if form(0.5).endswith("%"):
+        return f"{100 * (after - before):+.1f} points"
+    return f"{100 * (after / before - 1):+.1f} %" if before else f"+{form(after)}"
+
+
 def seconds(value: float) -> str:
     """Format a duration with a suitable unit; a dash for NaN."""
     if value != value:  # NaN: nothing to measure

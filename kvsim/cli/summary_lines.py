@@ -35,7 +35,7 @@ def print_summaries(
     """
     rows = [(label, *map(cell, summaries)) for label, cell in _rows(summaries)]
     columns = ["", *(summary.policy for summary in summaries)]
-    notes = [line for recording in recordings for line in _time_lines(recording, names_evidence=names_evidence)]
+    notes = [line for recording in recordings for line in time_lines(recording, names_evidence=names_evidence)]
     if not all(summary.duration_s for summary in summaries):
         notes.append("a run in which no time passes has no rates, and no means over time")
     without = dict.fromkeys(summary.prefix_no_hits for summary in summaries if summary.prefix_no_hits)
@@ -141,7 +141,7 @@ def time_source(recording: Recording | Measured) -> str:
     return f"times: {recording.meta.engine.get('step_time', 'unknown')}"
 
 
-def _time_lines(recording: Recording | Measured, *, names_evidence: bool) -> list[str]:
+def time_lines(recording: Recording | Measured, *, names_evidence: bool = False) -> list[str]:
     """Return lines about the source of a run's step times, in short and in full."""
     source = time_source(recording)
     if recording.meta.source != "simulation":

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvsim.cli.options import POLICY_HELP, PolicyParam, check_policy_flags, jobs_option
+from kvsim.cli.options import POLICY_HELP, PolicyParam, check_policy_flags, flag_values, jobs_option
 from kvsim.cli.scenario import Requests, build_scenario
 from kvsim.cli.scenario_flags import scenario_options
 from kvsim.cli.server_lines import ServedCommand
@@ -186,10 +186,7 @@ def _axis(context: click.Context, text: str) -> tuple[str, list[Any]]:
     if not equals or not values or not options:
         raise UsageError(f"--vary should be a flag and its values, such as num-blocks=1000,2000, not {text!r}.")
     option, name = options[0], str(options[0].name)
-    if not option.is_flag:
-        return name, [option.process_value(context, value) for value in values.split(",")]
-    switches_off = spelled in option.secondary_opts or (spelled in option.opts and option.flag_value is False)
-    return name, [click.BOOL.convert(value, option, context) is not switches_off for value in values.split(",")]
+    return name, flag_values(context, option, spelled, values.split(","))
 
 
 def _requests_once(command: click.Command, axes: Mapping[str, Any]) -> Callable[[dict[str, Any]], Requests]:

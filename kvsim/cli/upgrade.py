@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kvsim.cli.show import echo, print_json, print_table, progress, seconds, size
+from kvsim.cli.show import change_words, echo, print_json, print_table, progress, seconds, size
 from kvsim.cli.workload import workload_and_source
 
 if TYPE_CHECKING:
@@ -65,8 +65,9 @@ def compare_releases(old: str, new: str, flags: dict[str, Any], *, as_json: bool
 
 def _print(upgrade: Upgrade, load: str) -> None:
     rows = [
-        (label, *(form(figures[name]) for figures in (upgrade.before, upgrade.after)), _change(upgrade, name))
+        (label, *map(form, both), change_words(*both, form))
         for name, (label, form) in _LABELS.items()
+        for both in [(upgrade.before[name], upgrade.after[name])]
     ]
     print_table(load, ["", f"vLLM {upgrade.old}", f"vLLM {upgrade.new}", "change"], rows, figures=(1, 2, 3))
     if upgrade.first is None:
@@ -130,13 +131,3 @@ def _row(effect: Effect, figures: Mapping[str, float], shown: list[str]) -> tupl
 def _differ(before: Mapping[str, float], after: Mapping[str, float], name: str) -> bool:
     form = _LABELS[name][1]
     return form(before[name]) != form(after[name])
-
-
-def _change(upgrade: Upgrade, name: str) -> str:
-    """Return the change of a figure in percent, or in points of a share."""
-    before, after = upgrade.before[name], upgrade.after[name]
-    if not _differ(upgrade.before, upgrade.after, name):
-        return ""
-    if name == "prefix_hit_rate":
-        return f"{100 * (after - before):+.1f} points"
-    return f"{100 * (after / before - 1):+.1f} %" if before else f"{after - before:+,.0f}"

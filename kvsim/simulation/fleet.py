@@ -58,11 +58,18 @@ class Fleet(NamedTuple):
     store: StoreTotals | None = None
     """Counts of the store of prefixes that all servers share; None without one."""
 
+    def summaries(self) -> list[Summary]:
+        """Return the figures of each server; those of several are called server 0, server 1, and so on."""
+        found = [server.summary for server in self.servers]
+        if len(found) == 1:
+            return found
+        return [replace(summary, policy=f"server {number}") for number, summary in enumerate(found)]
+
     def totals(self, summaries: Sequence[Summary] | None = None) -> FleetTotals:
         """Add up the servers, by their own `summaries` if they are given."""
         return fleet_totals(
             self.servers[0].meta,
-            summaries or [server.summary for server in self.servers],
+            summaries or self.summaries(),
             [server.requests for server in self.servers],
             mean_duplicate_blocks=self.mean_duplicate_blocks,
             most_duplicate_blocks=self.most_duplicate_blocks,

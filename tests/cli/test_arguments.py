@@ -47,7 +47,7 @@ def test_a_name_with_the_end_of_a_line_in_it_stays_on_one(type_command: Callable
             ("fit", "--rate", "2", "--num-requests", "4", "--replicas", "5"),
             "the flags ask for 5 servers, and there are 4 requests",
         ),
-        (("compare", "--vllm", "0.25.1", "--vllm=0.33.0"), "compare two releases with --vllm 0.25.1 0.33.0."),
+        (("compare", "--vllm", "0.25.1", "--vllm=0.33.0"), "compare two values with --vllm 0.25.1 0.33.0."),
         (("sweep", "-o", "s.parquet", "--figure", "f.png"), "draws against the first flag that varies; give --vary"),
     ],
 )

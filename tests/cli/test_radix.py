@@ -35,7 +35,7 @@ def test_two_servers_on_one_clock(tmp_path: Path) -> None:
 def test_a_comparison_is_of_one_kind() -> None:
     result = typed("compare", *FEW, "--policy", "radix", "--ladder")
     assert result.exit_code != 0
-    assert "--policy says what is compared" in str(result.exception or result.output)
+    assert "--policy, a flag with several values, servers, --ladder" in str(result.exception or result.output)
 
 
 def test_a_sweep_over_policies_and_orders(tmp_path: Path) -> None:

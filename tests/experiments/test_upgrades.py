@@ -142,7 +142,7 @@ def test_the_comparison_is_told_in_words(kvsim: Run) -> None:
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (("0.33.0",), "two releases are compared with --vllm OLD 0.33.0"),
+        (("0.33.0",), "unexpected extra argument (0.33.0)"),
         (("--vllm", "0.33.0", "0.22.1"), "name the older release first"),
         (("--vllm", "0.22.1", "0.40.0"), "the rules of vLLM 0.40.0 are not known"),
         (("--vllm", "0.22.1", "0.33.0", "--ladder"), "compare different things"),

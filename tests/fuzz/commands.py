@@ -27,6 +27,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
                   "2", "-o", "out"),
     "run prefill": ("run", "--workload", "paged", "--prefill", "1", "--decode", "1", "-o", "out"),
     "compare": ("compare", "--workload", "paged", "--max-model-len", "64", "-o", "out"),
+    "compare values": ("compare", "--workload", "paged", "--max-num-seqs", "2", "4", "-o", "out"),
     "import": ("import", "paged", "-o", "out"),
     "export": ("export", "paged", "-o", "out", "--overwrite"),
     "export csv": ("export", "paged", "--to", "csv", "-o", "out", "--overwrite"),

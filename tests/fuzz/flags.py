@@ -115,7 +115,7 @@ def _usual(name: str, seeds: Seeds) -> list[tuple[Words, Words]]:
         "fit": [((), (*_FIT, "--json")), ((), ("--users", "2", *_FIT[2:], "--json"))],
         "diagnose": [((recording,), ("--points", "1", "--json"))],
         "doctor": [((str(seeds.server_logs[0]),), ("--gpu", "H200", "--json"))],
-        "compare": [((), _RUN), ((), (*_RUN, "--policy", "paged", "--policy", "radix"))],
+        "compare": [((), (*_RUN, *more)) for more in ((), ("--seed", "1", "2"), ("--policy", "paged", "radix"))],
         "sweep": [((), (*_RUN, "--jobs", "1", "-o", "s.parquet"))],
         "tui": [((recording,), _SHOT), ((), (*_RUN[:2], *policies[0], *_SHOT)), ((), ())],
         "explain": [(("1",), ())],

@@ -1,0 +1,231 @@
+"""Figures of runs that `kvsim compare` puts side by side: rows of a table, the change of each, and a sentence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kvsim.cli.show import change_words, seconds, size
+from kvsim.cli.summary_lines import summary_document
+from kvsim.metrics.session_turns import by_turn
+
+if TYPE_CHECKING:
+    from kvsim.metrics import Summary
+    from kvsim.metrics.fleet_totals import FleetTotals
+    from kvsim.policies import AnyPolicy
+    from kvsim.simulation import Fleet, Machine
+    from kvsim.workload import Workload
+
+_COUNT = "{:,.0f}".format
+_MEAN = "{:,.1f}".format
+
+
+def _share(value: float) -> str:
+    return f"{100 * value:.1f} %"
+
+
+_LEAST_CHANGE = 0.01
+"""Relative change from which the sentence names a figure."""
+_MOST_NAMED = 5
+"""Largest number of figures in the sentence."""
+
+
+@dataclass(frozen=True)
+class ComparedRun:
+    """Run of one or more servers, with its requests and its setup."""
+
+    workload: Workload
+    policy: AnyPolicy
+    machine: Machine
+    fleet: Fleet
+
+    @cached_property
+    def totals(self) -> FleetTotals:
+        """Sums over the servers."""
+        return self.fleet.totals(self.summaries)
+
+    @cached_property
+    def summaries(self) -> list[Summary]:
+        """Figures of each server."""
+        return self.fleet.summaries()
+
+    @cached_property
+    def figures(self) -> dict[str, float]:
+        """Figures by the keys of `_FIGURES`; NaN if one is undefined."""
+        totals, pool = self.totals, self.fleet.servers[0].meta.pool
+        turns = [turn for run in self.fleet.servers for turn in by_turn(run.requests, pool.unit_tokens)]
+        waits = [each.waiting_for for each in self.summaries]
+        store = totals.store or {}
+        return {
+            "num_units": pool.num_units or math.nan,
+            "num_sequences": self._num_sequences(),
+            "pool_bytes": totals.pool_bytes,
+            "num_finished": totals.num_finished,
+            "num_lost": totals.num_lost,
+            "output_tokens_per_s": totals.output_tokens_per_s,
+            "ttft_p50_s": totals.ttft_s.p50,
+            "ttft_p99_s": totals.ttft_s.p99,
+            "tpot_p50_s": totals.tpot_s.p50,
+            "tpot_p99_s": totals.tpot_s.p99,
+            "e2e_p50_s": totals.e2e_s.p50,
+            "e2e_p99_s": totals.e2e_s.p99,
+            "mean_batch": math.fsum(each.mean_batch for each in self.summaries if each.mean_batch == each.mean_batch),
+            "mean_waiting": totals.mean_waiting,
+            "waiting_for_memory": sum(each.memory for each in waits),
+            "waiting_for_batch": sum(each.batch for each in waits),
+            "waiting_for_tokens": sum(each.tokens for each in waits),
+            "waiting_for_adapters": sum(each.adapters for each in waits),
+            "num_preemptions": totals.num_preemptions,
+            "vain_tokens": sum(each.vain_tokens for each in self.summaries),
+            "mean_occupancy": totals.mean_occupancy,
+            "peak_occupancy": totals.peak_occupancy,
+            "prefix_hit_rate": totals.prefix_hit_rate,
+            "history_tokens": sum(turn.history_tokens for turn in turns),
+            "lost_tokens": sum(turn.lost_tokens for turn in turns),
+            "to_host_bytes": sum(each.swapped_out_bytes for each in self.summaries),
+            "from_host_bytes": sum(each.swapped_in_bytes for each in self.summaries),
+            "store_loaded_bytes": totals.block_bytes * store.get("loaded_blocks", 0),
+            "fetched_bytes": totals.fetched_bytes,
+            "idle_steps": sum(totals.idle_steps),
+            "duplicate_bytes": totals.mean_duplicate_bytes,
+            "imbalance": totals.imbalance if len(self.summaries) > 1 else math.nan,
+        }
+
+    def _num_sequences(self) -> float:
+        """Return how many sequences of the workload's mean length decode at once on all servers."""
+        pool, workload = self.fleet.servers[0].meta.pool, self.workload
+        if pool.num_units is None:
+            return math.nan
+        tokens = max(round(float((workload.prompt_tokens + workload.output_tokens).mean())), 1)
+        layout = self.machine.layout(self.policy)
+        units = -(-tokens // pool.unit_tokens) if layout is None else layout.held_blocks(tokens)
+        return len(self.fleet.servers) * (pool.num_units // units)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all figures for JSON: sums over the servers, and every figure of each."""
+        servers = zip(self.fleet.servers, self.summaries, strict=True)
+        return {
+            **self.totals.as_dict(),
+            "compared": self.figures,
+            "servers": [summary_document(run, summary) for run, summary in servers],
+        }
+
+
+class _Figure(NamedTuple):
+    label: str
+    form: Callable[[float], str]
+    words: str = ""
+    """Name of the figure in the sentence; empty if the sentence leaves it out."""
+    is_good_if_large: bool = True
+    is_optional: bool = False
+    """Whether its row is left out where it is 0 on all sides."""
+
+
+_FIGURES = {
+    "num_units": _Figure("units of a server's pool", _COUNT),
+    "num_sequences": _Figure("sequences of mean length in all pools", _COUNT, "sequences that fit"),
+    "pool_bytes": _Figure("pools of all servers", size),
+    "num_finished": _Figure("finished", _COUNT),
+    "num_lost": _Figure("not served", _COUNT, "requests not served", is_good_if_large=False, is_optional=True),
+    "output_tokens_per_s": _Figure("output tokens/s", _COUNT, "output tokens/s"),
+    "ttft_p50_s": _Figure("TTFT, p50", seconds),
+    "ttft_p99_s": _Figure("TTFT, p99", seconds, "TTFT p99", is_good_if_large=False),
+    "tpot_p50_s": _Figure("TPOT, p50", seconds),
+    "tpot_p99_s": _Figure("TPOT, p99", seconds, "TPOT p99", is_good_if_large=False),
+    "e2e_p50_s": _Figure("end to end, p50", seconds),
+    "e2e_p99_s": _Figure("end to end, p99", seconds),
+    "mean_batch": _Figure("running, sequences on average", _MEAN),
+    "mean_waiting": _Figure("waiting, requests on average", _MEAN, is_optional=True),
+    "waiting_for_memory": _Figure("  for memory", _MEAN, is_optional=True),
+    "waiting_for_batch": _Figure("  for a place in the batch", _MEAN, is_optional=True),
+    "waiting_for_tokens": _Figure("  for tokens of a step", _MEAN, is_optional=True),
+    "waiting_for_adapters": _Figure("  for a slot of their adapter", _MEAN, is_optional=True),
+    "num_preemptions": _Figure("preemptions", _COUNT, "preemptions", is_good_if_large=False),
+    "vain_tokens": _Figure("computed in vain, tokens", _COUNT),
+    "mean_occupancy": _Figure("pools held, mean", _share),
+    "peak_occupancy": _Figure("pools held, at most on a server", _share),
+    "prefix_hit_rate": _Figure("prefix hits, of the prompt tokens", _share, "prefix hits"),
+    "history_tokens": _Figure("history of turns, tokens", _COUNT, is_optional=True),
+    "lost_tokens": _Figure("  of it computed again", _COUNT, "tokens of history computed again",
+                           is_good_if_large=False, is_optional=True),
+    "to_host_bytes": _Figure("copied to host memory", size, is_optional=True),
+    "from_host_bytes": _Figure("copied from host memory", size, is_optional=True),
+    "store_loaded_bytes": _Figure("loaded from the prefix store", size, is_optional=True),
+    "fetched_bytes": _Figure("KV fetched by decode servers, on each GPU", size, is_optional=True),
+    "idle_steps": _Figure("steps of ranks without a batch", _COUNT, is_optional=True),
+    "duplicate_bytes": _Figure("cached twice, mean", size, is_optional=True),
+    "imbalance": _Figure("tokens of the busiest server, by the mean", "{:.2f}".format, is_optional=True),
+}  # fmt: skip
+
+
+def figure_rows(runs: Sequence[ComparedRun]) -> list[tuple[str, ...]]:
+    """Return a row for each figure; with two runs, its last cell is the change."""
+    rows = []
+    for name, figure in _FIGURES.items():
+        values = [run.figures[name] for run in runs]
+        if all(value != value or (figure.is_optional and not value) for value in values):
+            continue
+        cells = [_cell(figure, value) for value in values]
+        change = [change_words(values[0], values[1], figure.form)] if len(values) == 2 else []
+        rows.append((figure.label, *cells, *change))
+    return rows
+
+
+def _cell(figure: _Figure, value: float) -> str:
+    return "–" if value != value else figure.form(value)
+
+
+def sentence_on(flag: str, runs: Mapping[str, ComparedRun]) -> str:
+    """Describe in a sentence what the second of two runs changes most, or which of several is best at what."""
+    sides = list(runs.values())
+    moved = [name for name, figure in _FIGURES.items() if figure.words and _moves(name, sides)]
+    named = sorted(moved, key=lambda name: -_spread(name, sides))[:_MOST_NAMED]
+    if len(runs) == 1:
+        return f"Only {_spelled(flag, *runs)} can be simulated."
+    if not named:
+        return f"{_spelled(flag, ' and '.join(runs))}: no figure of this load moves by 1 %."
+    if len(runs) == 2:
+        (old, before), (new, after) = runs.items()
+        parts = [_instead(_FIGURES[name], before.figures[name], after.figures[name]) for name in named]
+        return f"{_spelled(flag, new)} instead of {old}: {', '.join(parts)}."
+    return f"{'; '.join(_best(name, flag, runs) for name in named)}."
+
+
+def _spelled(flag: str, words: str) -> str:
+    return f"{flag} {words}".strip()
+
+
+def _moves(name: str, runs: Sequence[ComparedRun]) -> bool:
+    """Tell whether a figure differs between runs so that the sentence names it."""
+    values = [run.figures[name] for run in runs]
+    if any(value != value for value in values):
+        return False
+    spread = max(values) - min(values)
+    return spread > _LEAST_CHANGE * (1 if _FIGURES[name].form is _share else max(values))
+
+
+def _spread(name: str, runs: Sequence[ComparedRun]) -> float:
+    """Return the ratio of the largest to the smallest value of a figure; counts are raised by one, so 0 has a ratio."""
+    values = [run.figures[name] for run in runs]
+    raised = 0 if _FIGURES[name].form is seconds else 0.01 if _FIGURES[name].form is _share else 1
+    return (max(values) + raised) / max(min(values) + raised, 1e-9)
+
+
+def _instead(figure: _Figure, before: float, after: float) -> str:
+    if figure.form in (_COUNT, _MEAN):
+        return f"{figure.form(after)} instead of {figure.form(before)} {figure.words}"
+    return f"{figure.words} {figure.form(after)} instead of {figure.form(before)}"
+
+
+def _best(name: str, flag: str, runs: Mapping[str, ComparedRun]) -> str:
+    figure = _FIGURES[name]
+    choose = max if figure.is_good_if_large else min
+    best = choose(runs, key=lambda side: runs[side].figures[name])
+    superlative = "most" if figure.form in (_COUNT, _share) else "shortest"
+    if not figure.is_good_if_large and superlative == "most":
+        superlative = "fewest"
+    value = runs[best].figures[name]
+    return f"{superlative} {figure.words}: {_spelled(flag, best)}, {figure.form(value)}"
