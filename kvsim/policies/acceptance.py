@@ -1,7 +1,7 @@
 """Acceptance rates of drafts, by position, from the text of `--acceptance`.
 
 A simulation draws accepted drafts with these rates. The rate of a position is the share of steps that accept the draft
-at this position and all drafts before it, so that rates never rise. vLLM logs the same rates by position.
+at this position and all drafts before it, so rates never rise. vLLM logs the same rates by position.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kvsim.errors import UsageError, shortened
 
 
 def checked_rates(rates: Sequence[Any], name: str) -> tuple[float, ...]:
-    """Check acceptance rates by position, and return them; `name` is the setting in a message.
+    """Check acceptance rates by position, and return them as floats; `name` is the setting's name for a message.
 
     Raises:
         UsageError: a rate is not between 0 and 1, or is above the rate of the position before.
@@ -32,8 +32,8 @@ def checked_rates(rates: Sequence[Any], name: str) -> tuple[float, ...]:
 def rates_of(acceptance: str, num_tokens: int) -> tuple[float, ...] | None:
     """Return the acceptance rates by position, for `num_tokens` drafts; None if `acceptance` names a file.
 
-    A single number is the probability that a draft is accepted if all drafts before it were. Several numbers are the
-    rates by position; drafts after the last position are never accepted.
+    A single number is the probability that a draft is accepted if all drafts before it were accepted. Several numbers
+    are the rates by position; drafts after the last position are never accepted.
 
     Raises:
         UsageError: a number is not between 0 and 1, or a rate is above the one before.

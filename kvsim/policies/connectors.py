@@ -1,6 +1,4 @@
-"""KV connectors of vLLM, the scheduler's side: where KV comes from outside of the pool, and whose blocks wait for a
-reader.
-"""
+"""KV connectors of vLLM, as its scheduler uses them: loads of KV from outside, and blocks kept for another server."""
 
 from __future__ import annotations
 
@@ -8,15 +6,20 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from kvsim.errors import UsageError
-from kvsim.policies.releases import check_connectors
+from kvsim.policies.releases import check_feature
+
+if TYPE_CHECKING:
+    from kvsim.policies.kinds import Paged
 
 MOST_TRANSFERS = 1024
+"""Largest number of simultaneous loads over a link."""
 
 
 class Role(Enum):
-    """The part of a server in the exchange of KV: vLLM's `kv_role`."""
+    """The role of a server in the exchange of KV: vLLM's `kv_role`."""
 
     BOTH = "kv_both"
     PRODUCER = "kv_producer"
@@ -24,13 +27,13 @@ class Role(Enum):
 
 
 class Remote(Enum):
-    """The other server that has a part in a request."""
+    """The role of another server in a request."""
 
     NONE = "none"
     READS = "reads"
-    """This server computes the prompt, and another one reads it: `do_remote_decode`."""
+    """This server computes the prompt, and another server reads its KV: `do_remote_decode`."""
     HAS_PROMPT = "has prompt"
-    """Another server has computed the prompt, and this one fetches it: `do_remote_prefill`."""
+    """Another server has computed the prompt, and this server fetches its KV: `do_remote_prefill`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,19 +41,19 @@ class Exchange:
     """The exchange of KV of one request."""
 
     remote: Remote = Remote.NONE
-    """The other server; of Nixl alone."""
+    """Role of the other server; only with Nixl."""
     stored_tokens: int = 0
-    """Leading tokens that the store holds; of stores alone."""
+    """Number of leading tokens that the store holds; only with a store."""
     is_async: bool = True
     """Whether a load takes place between steps; otherwise it is a part of the step that admits the request."""
     num_unknown: int = 0
-    """Times that the store answers "ask again" before it knows."""
+    """Number of times that the store answers "ask again" before it gives the number of tokens."""
     is_kept: bool = False
-    """Whether blocks stay at the end of the request until they are read."""
+    """Whether blocks are kept after the end of the request until they are read."""
     bad: Sequence[int] = ()
-    """Places, among the blocks of the first load, of those that fail to load."""
+    """Blocks of the first load that fail to load, by their index in the load."""
     rank: int = 0
-    """Place among requests that fail in one step."""
+    """Order among requests that fail in the same step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,23 +61,23 @@ class KvLink:
     """The link over which one server fetches KV from others."""
 
     gb_per_s: float = 50.0
-    """10^9 bytes a second on each GPU: by default an adapter of 400 Gb/s for each GPU, as in NVIDIA's DGX H100."""
+    """10^9 bytes per second for each GPU: by default an adapter of 400 Gb/s for each GPU, as in NVIDIA's DGX H100."""
     latency_s: float = 1e-3
-    """Seconds that a load takes however small it is: an assumption."""
+    """Shortest time of a load, in seconds: an assumption."""
     num_transfers: int = 1
-    """Loads at the same time, each over an equal share of the link."""
+    """Number of simultaneous loads, each over an equal share of the link."""
 
     def __post_init__(self) -> None:
-        for name, is_right in (
+        for name, is_valid in (
             ("gb_per_s", 0 < self.gb_per_s < math.inf),
             ("latency_s", 0 <= self.latency_s < math.inf),
             ("num_transfers", 1 <= self.num_transfers <= MOST_TRANSFERS),
         ):
-            if not is_right:
+            if not is_valid:
                 raise UsageError(f"{name} of a link cannot be {getattr(self, name)!r}.")
 
     def seconds_of(self, num_bytes: int) -> float:
-        """Return the seconds in which `num_bytes` cross one share of the link."""
+        """Return the transfer time of `num_bytes` over one load's share of the link, in seconds."""
         return num_bytes * self.num_transfers / (self.gb_per_s * 1e9)
 
 
@@ -84,35 +87,52 @@ class Connector:
 
     role: Role = Role.BOTH
     is_store: bool = False
-    """A store that holds prefixes of prompts; otherwise Nixl, which fetches from another server."""
+    """Whether the connector is a store of prefixes; otherwise it is Nixl, which fetches from another server."""
     recomputes: bool = False
-    """Tokens that fail to load are computed here (`kv_load_failure_policy` "recompute"); otherwise the request ends."""
+    """Whether tokens that fail to load are computed here (`kv_load_failure_policy` "recompute"); otherwise the request
+    fails.
+    """
     link: KvLink | None = None
-    """The link whose clock ends loads; None where the caller says when they end."""
+    """The link that determines when loads end; None if the caller determines it."""
     backoff_tokens: int = 0
-    """Tokens at the end of a prompt that are never fetched."""
+    """Number of tokens at the end of a prompt that are never fetched."""
     exchanges: Sequence[Exchange] = field(default=(), repr=False)
-    """One for each request."""
+    """The exchange of each request."""
 
     @property
     def produces(self) -> bool:
-        """Tell whether another server may read from here."""
+        """Whether another server may read KV of this server."""
         return self.role is not Role.CONSUMER
 
     @property
     def consumes(self) -> bool:
-        """Tell whether KV is written from outside into blocks of the pool."""
+        """Whether KV from outside is written to blocks of the pool."""
         return self.role is not Role.PRODUCER
 
     def check(self, release: str, num_groups: int) -> None:
-        """Check that kvsim knows this connector in a release and for a model.
+        """Check that kvsim simulates this connector in a release and for a model.
 
         Raises:
             UsageError: it does not.
         """
-        check_connectors(release)
+        check_feature(release, "KV connectors")
         if num_groups > 1:
             raise UsageError(
                 f"kvsim knows KV connectors for models with one group of full attention, and this one has {num_groups} "
                 "KV-cache groups."
             )
+
+
+def refuse_with_connector(policy: Paged, where: str) -> None:
+    """Refuse settings that kvsim does not simulate with a KV connector; `where` describes the servers in the message.
+
+    Raises:
+        UsageError: `policy` has such a setting.
+    """
+    for name, value in (
+        ("--kv-offloading-size", policy.cache.kv_offloading_size),
+        ("--swap-gib", policy.cache.swap_gib),
+        ("--speculative-config", policy.scheduler.speculative_config),
+    ):
+        if value:
+            raise UsageError(f"{name} is not modelled {where}; leave it out.")

@@ -1,9 +1,8 @@
 """Custom policies in Python: admission, preemption, eviction, allocation, or a whole step.
 
 Users subclass `CustomPolicy` to try their own rules. The engine, which then runs interpreted, calls the hooks that the
-class overrides, and follows vLLM's rules for the others. A hook sees requests, units and cached blocks through the
-read-only Protocols of this module, and none of the engine's records. Runs are recorded and shown like those of built-in
-policies.
+class overrides, and follows vLLM's rules otherwise. A hook sees requests, units and cached blocks only through the
+read-only Protocols of this module. Runs are recorded and shown like those of built-in policies.
 """
 
 from __future__ import annotations
@@ -343,7 +342,7 @@ def policy_from_file(text: str) -> CustomPolicy:
     """
     stem, _, name = text.removesuffix(".py").partition(".py:")
     path = Path(f"{stem}.py")
-    # `run_path` leaves no module of this name behind. So the classes are pickled by value for the processes of a sweep.
+    # `run_path` leaves no module of this name in `sys.modules`, so sweeps pickle the classes by value for workers.
     module = f"policy_in_{path.stem}"
     try:
         kinds = [

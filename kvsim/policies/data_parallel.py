@@ -30,17 +30,17 @@ def steps_between_syncs(release: str) -> int:
 
 @dataclass(slots=True, kw_only=True)
 class RankBalancer:
-    """One front end: its knowledge of the load of each rank, and its choice."""
+    """The state of one front end: the load of each rank as far as it knows, and the rank that it begins with."""
 
     counts: list[list[float]]
-    """Numbers for each rank: waiting requests, running requests, and usage of the pool.
+    """Waiting requests, running requests, and usage of the pool of each rank.
 
-    These are the numbers of the coordinator's last report; each request that is sent is added to the waiting ones.
+    These are the numbers of the coordinator's last report, plus the requests that were sent since.
     """
     num_clients: int = 1
     """Number of front ends that send to the same ranks."""
     start: int = 0
-    """Rank that is compared first, and so is chosen among equal ones. It moves on with every choice."""
+    """Rank that is compared first, and so is chosen among equal ranks. Every choice increases it by one."""
     counts_own: bool = True
     """Whether the score includes this front end's unanswered requests and the usage of the pool, as in newer releases.
     """
@@ -59,7 +59,7 @@ class RankBalancer:
         )
 
     def choose(self, rank: int | None = None) -> int:
-        """Choose the rank of the next request and count the request there; if `rank` is given, choose this rank."""
+        """Return the rank of the next request, and count the request there; if `rank` is given, use that rank."""
         if rank is None:
             size = len(self.counts)
             rank = min(((self.start + offset) % size for offset in range(size)), key=self._score)
@@ -70,12 +70,12 @@ class RankBalancer:
         return rank
 
     def answered(self, rank: int) -> None:
-        """Record that a request on a rank has its last output."""
+        """Record that a request on a rank has got its last output."""
         if self.counts_own:
             self.in_flight[rank] -= 1
 
     def _score(self, rank: int) -> float:
-        """Return the score of a rank: the lowest is chosen."""
+        """Return the score of a rank; the rank with the lowest score is chosen."""
         waiting, running, usage = self.counts[rank]
         if not self.counts_own:
             return _WAITING_WEIGHT * waiting + running

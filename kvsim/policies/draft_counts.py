@@ -1,8 +1,8 @@
 """Numbers of accepted and proposed drafts, request by request: drawn at random, or read from a file.
 
 A simulation has no model to verify drafts, so these numbers decide how many tokens a step gives a request. A draft
-counts only if all drafts before it were accepted. The number depends only on the request and on how many outputs it
-has: a request gets the same numbers in any batch, with any memory, preempted or not.
+counts only if all drafts before it were accepted. A number depends only on the request and on its number of outputs,
+so a request gets the same numbers in any batch, with any memory, preempted or not.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class DraftCounts:
 
         `rates[i]` is the share of steps that accept draft `i` and all drafts before it, as in `rates_of`.
         """
-        # One uniform number decides a whole step: it accepts the drafts whose rate lies above the number. Rates never
-        # rise from position to position, so that these are the first drafts, without a gap.
+        # One uniform number decides a whole step: it accepts the drafts whose rate is above the number. Rates never
+        # rise from position to position, so these are the first drafts, without a gap.
         draws = np.random.default_rng(seed).random(_NUM_DRAWS)
         accepted = np.zeros(_NUM_DRAWS, np.int64)
         for rate in rates:
@@ -73,9 +73,9 @@ class DraftCounts:
 def read_draft_counts(path: Path) -> tuple[DraftCounts, DraftCounts]:
     """Read the numbers of accepted and of proposed drafts from a file.
 
-    A line belongs to a request. Its numbers are those of steps in which the request has 0, 1, 2, ... outputs: how many
-    drafts are accepted, or `accepted/proposed`. Where requests outnumber lines, the lines repeat; where outputs
-    outnumber the numbers of a line, these repeat.
+    Each line is for one request. Its numbers are for the steps in which the request has 0, 1, 2, ... outputs: the
+    number of accepted drafts, or `accepted/proposed`. If there are fewer lines than requests, the lines repeat; if a
+    line has fewer numbers than the request has outputs, the numbers repeat.
 
     Raises:
         WorkloadError: the file cannot be read, or a number is impossible; the message names the line.
@@ -86,13 +86,13 @@ def read_draft_counts(path: Path) -> tuple[DraftCounts, DraftCounts]:
         parts = line.partition("#")[0].replace(",", " ").split()
         if not parts:
             continue
-        pairs = [part.partition("/") for part in parts]
-        has_proposed = any(slash for _, slash, _ in pairs)
-        if not all(_is_number(one) and (_is_number(two) if slash else not has_proposed) for one, slash, two in pairs):
+        pairs = [part.split("/") for part in parts]
+        has_proposed = "/" in "".join(parts)
+        if not all(len(pair) == 1 + has_proposed and all(map(_is_number, pair)) for pair in pairs):
             raise WorkloadError(f"{path}, line {number}: accepted drafts are whole numbers, or all are right/proposed.")
-        accepted.append([int(one) for one, _, _ in pairs])
-        proposed.append([int(two) for _, _, two in pairs] if has_proposed else [])
-        if has_proposed and any(one > two for one, two in zip(accepted[-1], proposed[-1], strict=True)):
+        accepted.append([int(pair[0]) for pair in pairs])
+        proposed.append([int(pair[1]) for pair in pairs] if has_proposed else [])
+        if has_proposed and any(first > second for first, second in zip(accepted[-1], proposed[-1], strict=True)):
             raise WorkloadError(f"{path}, line {number}: more drafts are right than are proposed.")
     if not accepted:
         raise WorkloadError(f"{path}: there is no line with accepted drafts.")

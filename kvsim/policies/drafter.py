@@ -33,7 +33,7 @@ def additions_of(settings: ContinuousSettings, model: Model) -> dict[str, Any]:
 
 
 def drafter_of(config: SpeculativeConfig, model: Model) -> Drafter | None:
-    """Return the draft layers of `config` for `model`; None where drafts are looked up in the request's own tokens.
+    """Return the draft layers of `config` for `model`; None if drafts are looked up in the request's own tokens.
 
     Raises:
         UsageError: the draft model is not known, or its layers are not of plain attention.

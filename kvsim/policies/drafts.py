@@ -1,6 +1,6 @@
-"""Demands of speculative decoding on the scheduler and on the cache: what an engine reads of it.
+"""Demands of speculative decoding on the scheduler and on the cache, as numbers that an engine reads.
 
-An engine knows neither vLLM's configuration nor its releases. `Drafts` combines both into plain numbers.
+An engine knows neither vLLM's configuration nor its releases; `Drafts` combines both.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Self
 
 from kvsim.policies.draft_counts import DraftCounts, draft_counts_of
 from kvsim.policies.kinds import AnyPolicy, Paged
-from kvsim.policies.releases import check_drafts, rules_of
+from kvsim.policies.releases import check_feature, rules_of
 from kvsim.policies.speculative_config import READS_STATES, SpeculativeConfig
 
 
@@ -32,7 +32,7 @@ class Drafts:
     drops_last_hit: bool = False
     """Whether a request computes the last block of every prefix hit again, for the draft layers."""
     limits_running: bool = False
-    """Whether only as many requests may run as a step has room for with `lookahead_tokens` each."""
+    """Whether the number of running requests is limited so that a step has room for `lookahead_tokens` of each."""
     by_batch: Sequence[tuple[int, int, int]] = ()
     """Entries (from, to, tokens): after a step of `from` to `to` requests, `tokens` are drafted for each.
 
@@ -59,7 +59,7 @@ class Drafts:
         Raises:
             UsageError: speculative decoding of the release is not known.
         """
-        check_drafts(release)
+        check_feature(release, "speculative decoding")
         if has_connector:
             config = replace(config, has_plain_hashes=True)
         method, num_tokens, rules = config.method, config.num_tokens, rules_of(release)
@@ -79,7 +79,7 @@ class Drafts:
         )
 
     def numbers_by_batch(self, most: int) -> list[int]:
-        """Return how many tokens are drafted after a step of 0, 1, ..., `most` requests; empty without `by_batch`."""
+        """Return the numbers of tokens drafted after steps of 0, 1, ..., `most` requests; empty without `by_batch`."""
         if not self.by_batch:
             return []
         numbers = []

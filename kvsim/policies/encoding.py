@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kvsim.errors import UsageError
-from kvsim.policies.releases import check_images
+from kvsim.policies.releases import check_feature
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ class Encoding:
         Raises:
             UsageError: it is not, or one does not.
         """
-        check_images(release)
+        check_feature(release, "the encoder cache")
         if num_groups > 1:
             raise UsageError("kvsim follows images where every layer keeps every token; this model has several groups.")
         largest = max((each.num_embeddings for row in self.inputs for each in row), default=0)

@@ -56,7 +56,7 @@ class Contiguous:
 
     @property
     def unit_tokens(self) -> int:
-        """Allocation has no granularity."""
+        """Slots per unit of the pool."""
         return 1
 
 
@@ -74,14 +74,14 @@ class Static:
 
     @property
     def unit_tokens(self) -> int:
-        """Allocation has no granularity."""
+        """Slots per unit of the pool."""
         return 1
 
 
 Policy: TypeAlias = Paged | Contiguous | Static | Radix
-"""A policy that comes with kvsim, and is compiled."""
+"""A built-in policy, whose engine can be compiled."""
 AnyPolicy: TypeAlias = Policy | CustomPolicy
-"""A policy that comes with kvsim, or a custom one in Python."""
+"""A built-in policy, or a custom policy in Python."""
 KINDS: Mapping[str, tuple[type, ...]] = {
     Paged.name: (ContinuousSettings, PagedSettings),
     Contiguous.name: (ContinuousSettings, ContiguousSettings),
@@ -90,7 +90,7 @@ KINDS: Mapping[str, tuple[type, ...]] = {
 }
 """Classes of the settings of each built-in policy, by its name."""
 EVERY_POLICY = tuple(KINDS)
-"""Names of the built-in policies; `kvsim compare` runs these unless some are named."""
+"""Names of the built-in policies, in the order in which `kvsim compare` runs them."""
 OF_IMAGES = (Paged.name, Contiguous.name, Static.name)
 """Names of the policies that can serve requests with images."""
 
@@ -113,12 +113,12 @@ def evicts_optimally(policy: AnyPolicy) -> bool:
 
 
 def runs_in_python(policy: AnyPolicy) -> bool:
-    """Tell whether `policy` decides in Python, so that its engine cannot be compiled."""
+    """Tell whether `policy` runs Python code, so that its engine cannot be compiled."""
     return isinstance(policy, CustomPolicy) or evicts_optimally(policy)
 
 
 def most_running(policy: AnyPolicy) -> int:
-    """Return the number of sequences that may run at once."""
+    """Return the largest number of sequences that run at once."""
     if isinstance(policy, Static):
         return policy.scheduler.batch_size
     return policy.scheduler.max_running_requests if isinstance(policy, Radix) else policy.scheduler.max_num_seqs
@@ -127,8 +127,7 @@ def most_running(policy: AnyPolicy) -> int:
 def limited(policy: AnyPolicy, max_model_len: int, defaults: EngineDefaults) -> Policy:
     """Return the built-in policy that `policy` is or is based on, with every limit set.
 
-    A limit that `policy` leaves out is `max_model_len`, the model's longest sequence, or one of `defaults`, vLLM's
-    limits on the GPU.
+    If `policy` leaves a limit out, the model's `max_model_len` or vLLM's `defaults` for the GPU are taken.
     """
     base: Any = base_of(policy)
     if isinstance(base, Radix):
@@ -140,8 +139,8 @@ def limited(policy: AnyPolicy, max_model_len: int, defaults: EngineDefaults) -> 
 def describe(policy: AnyPolicy, base: Policy | None = None) -> Mapping[str, Any]:
     """Return the name of the policy and all its settings in one mapping, as in the `meta.json` of a recording.
 
-    A custom policy is described as the built-in policy that it is based on, with the custom name as `rules`, and the
-    name of its allocator. `base` is that built-in policy with every limit set, if the limits are known.
+    A custom policy is described as its built-in base, with its own name as `rules`, and with the name of its allocator.
+    `base` is the built-in policy with every limit set, if the limits are known.
     """
     base = base or base_of(policy)
     flat = {key: value for part in asdict(base).values() for key, value in part.items()}

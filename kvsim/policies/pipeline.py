@@ -1,9 +1,9 @@
-"""Pipeline schedule of vLLM 0.25.1: the number of steps in flight, and the sequences that may be in them.
+"""Pipeline schedule of vLLM 0.25.1: the number of steps in flight, and the distance between two steps of a sequence.
 
-A pipeline needs as many steps in flight as it has stages. With asynchronous scheduling a sequence decodes on a token
-that the first stage gets from the last. vLLM's model runner V2 sends it while other steps go on, so with N
-stages a sequence decodes in every Nth step, and N + 1 steps may be in flight. Runner V1 waits for
-the token of every step: the stages take turns, and with more than two a sequence may be scheduled past its end.
+A pipeline needs as many steps in flight as it has stages. With asynchronous scheduling, the first stage gets the token
+that a sequence decodes next from the last stage. vLLM's model runner V2 sends this token while other steps go on, so
+with N stages a sequence decodes in every Nth step, and N + 1 steps may be in flight. Runner V1 waits for the tokens of
+every step, so the stages take turns; with more than two stages, a sequence may be scheduled past its end.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Pipeline:
     """Pipeline stages of a model, and the model runner that serves them."""
 
     pipeline_parallel_size: int = 1
-    """Stages, each with a run of the layers."""
+    """Number of stages; each has consecutive layers."""
     v2_model_runner: bool = True
     """Whether vLLM serves the model with its runner V2."""
 
@@ -52,19 +52,22 @@ class Pipeline:
         return size
 
     def max_in_flight_tokens(self, scheduler: ContinuousSettings) -> int:
-        """Return the tokens that a window holds beside its own: of one step or, by release, of all steps in flight."""
+        """Return the number of tokens that a sliding window holds beyond its own size.
+
+        These are the tokens of one step or, in newer releases, of all steps in flight.
+        """
         waits = rules_of(scheduler.vllm).windows_wait
         steps = self.most_in_flight(async_scheduling=scheduler.async_scheduling) if waits else 1
         return steps * scheduler.max_num_batched_tokens
 
     def decode_interval(self, *, async_scheduling: bool) -> int:
-        """Return the distance between two steps in which a sequence may decode, including empty ones."""
+        """Return the number of steps from one in which a sequence decodes to the next, counting empty steps."""
         return self.pipeline_parallel_size if async_scheduling and self.v2_model_runner else 1
 
     def tokens_ahead(self, *, async_scheduling: bool) -> int:
-        """Return the tokens that a sequence may compute after its last one, before the output shows that it ended.
+        """Return how many tokens a sequence may compute after its last token, before the output shows that it ended.
 
-        vLLM sees beforehand that a limit is reached only where no more than one token is under way.
+        vLLM sees in advance that a limit is reached only if at most one token is in flight.
         """
         if not async_scheduling:
             return 0
@@ -72,7 +75,7 @@ class Pipeline:
         return -(-self.most_in_flight(async_scheduling=True) // interval) - 1
 
     def feedback(self, *, async_scheduling: bool) -> int:
-        """Return the distance to the step whose tokens the first stage awaits; 0 if the scheduler has them."""
+        """Return how many steps ago the tokens were scheduled that the first stage awaits; 0 if it awaits none."""
         if self.pipeline_parallel_size == 1 or not async_scheduling:
             return 0
         return self.decode_interval(async_scheduling=True)

@@ -186,7 +186,7 @@ class Defaults:
     """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Change:
     """A rule or a default that a release changed."""
 
@@ -200,283 +200,130 @@ class Change:
     """New values of fields of `Defaults`."""
 
 
+# fmt: off
 CHANGES = (
-    Change(
-        since="0.14.0",
-        says="Steps are scheduled ahead where that is possible (async_scheduling).",
-        defaults={"async_scheduling": True},
-    ),
-    Change(
-        since="0.19.0",
-        says="A request is admitted only when its whole prompt fits (scheduler_reserve_full_isl).",
-        rules={"knows_reserve": True},
-    ),
-    Change(
-        since="0.20.0",
-        says="A server may use 0.92 of the GPU's memory instead of 0.9 (gpu_memory_utilization).",
-        defaults={"gpu_memory_utilization": 0.92},
-    ),
-    Change(
-        since="0.20.2",
-        says="The estimated memory of CUDA graphs is taken from the pool.",
-        defaults={"estimates_graphs": True},
-    ),
-    Change(
-        since="0.20.2",
-        says='"GPU KV cache size" is what sequences of max_model_len can hold, not blocks divided among the groups.',
-        rules={"logs_longest": True},
-    ),
-    Change(
-        since="0.22.0",
-        says="With several groups, blocks are cached up to a boundary that all groups share.",
-        rules={"caches_to_boundaries": True},
-    ),
-    Change(
-        since="0.22.0",
-        says="Blocks of windows that no hit can need are left out of the cache if they are smaller than the hit unit.",
-        rules={"left_out": LeftOut.SMALLER},
-    ),
-    Change(
-        since="0.23.0",
-        says="Blocks of windows that no hit can need are left out of the cache: a window of one token caches nothing.",
-        rules={"left_out": LeftOut.ALL},
-    ),
-    Change(
-        since="0.23.0",
-        says="Windows may be kept for hits at some boundaries alone (VLLM_PREFIX_CACHE_RETENTION_INTERVAL).",
-        rules={"retains_windows": True},
-    ),
-    Change(
-        since="0.23.0",
-        says="Freed blocks without a prefix are reused first if a window left them behind, or was of their table.",
-        rules={"reused_first": ReusedFirst.WINDOWS},
-    ),
-    Change(
-        since="0.23.0",
-        says="The pipeline is filled whether or not the oldest step is computed, also behind an empty step.",
-        rules={"fills_pipeline": True},
-    ),
-    Change(
-        since="0.23.0",
-        says="Model runner V2 serves dense decoders: resumed requests are reported to it as new.",
-        rules={"has_v2_runner": True},
-    ),
-    Change(
-        since="0.24.0",
-        says="Freed blocks that hold no prefix are reused first, of whatever layers.",
-        rules={"reused_first": ReusedFirst.ALL},
-    ),
-    Change(
-        since="0.24.0",
-        says="A page that does not divide the largest is padded where kernels allow it; before, vLLM does not start.",
-        rules={"pads_pages": True},
-    ),
-    Change(
-        since="0.24.0",
-        says="Admission may leave a share of the pool free (watermark, 0 by default).",
-        rules={"knows_watermark": True},
-    ),
-    Change(
-        since="0.24.0",
-        says="Recurrent states may be kept for hits at some boundaries alone (VLLM_PREFIX_CACHE_RETENTION_INTERVAL).",
-        rules={"retains_states": True},
-    ),
-    Change(
-        since="0.24.0",
-        says="A request's first step ends where some groups hold a prefix and recurrent layers do not.",
-        rules={"junction": Junction.FIRST_CHUNK},
-    ),
-    Change(
-        since="0.26.0",
-        says="Steps end where some groups hold a prefix and recurrent layers do not, and the blocks before are kept.",
-        rules={"junction": Junction.KEPT},
-    ),
-    Change(
-        since="0.26.0",
-        says="Windows and recurrent layers hold blocks until the steps in flight are processed, and need more room.",
-        rules={"windows_wait": True},
-    ),
-    Change(
-        since="0.26.0",
-        says="Where recurrent states are kept at boundaries alone, a step ends at the next boundary.",
-        rules={"aligned_split": AlignedSplit.BOUNDARIES},
-    ),
-    Change(
-        since="0.26.0",
-        says="The last boundary of a prompt has a key of its own in blocks larger than a hash block.",
-        rules={"second_key": SecondKey.END},
-    ),
-    Change(
-        since="0.27.0",
-        says="A block of states may be larger than a step: the step goes on inside it.",
-        rules={"aligned_split": AlignedSplit.WIDE_BLOCKS},
-    ),
-    Change(
-        since="0.27.0",
-        says="Without prefix caching, freed blocks are reused last.",
-        rules={"reused_first": ReusedFirst.WITH_CACHING},
-    ),
-    Change(
-        since="0.27.0",
-        says="Outputs that were under way when a request was preempted have to come before it is admitted again.",
-        rules={"late_outputs_block": True},
-    ),
-    Change(
-        since="0.27.0",
-        says="What the profiling run takes of the memory is one difference of free memory.",
-        rules={"profiles_free_memory": True},
-    ),
-    Change(
-        since="0.27.0",
-        says="A long_prefill_token_threshold above max_model_len is refused.",
-        rules={"refuses_long_threshold": True},
-    ),
-    Change(
-        since="0.27.0",
-        says="A front end counts its own unanswered requests on each data-parallel rank.",
-        rules={"balances_own": True},
-    ),
-    Change(
-        since="0.27.0",
-        says="Outputs under way of a preempted request are thrown away where another server needs its KV.",
-        rules={"delivers_kept": True},
-    ),
-    Change(
-        since="0.28.0",
-        says="Freed blocks that hold no prefix are reused first, with prefix caching and without.",
-        rules={"reused_first": ReusedFirst.ALL},
-    ),
-    Change(
-        since="0.28.0",
-        says="No running request misses its turn when one before it is preempted.",
-        rules={"keeps_turns": True},
-    ),
-    Change(
-        since="0.28.0",
-        says="A server takes 16,384 tokens a step on a GPU of 160 GiB or more.",
-        defaults={"has_huge_cards": True},
-    ),
-    Change(
-        since="0.28.0",
-        says="Recurrent states are kept at boundaries alone, also by models that can keep every block's.",
-        defaults={"keeps_every_state": False},
-    ),
-    Change(
-        since="0.28.0",
-        says="Prompts are hashed in the largest part of all blocks if recurrent states are kept at boundaries alone.",
-        rules={"hashes_aligned_states": True},
-    ),
-    Change(
-        since="0.29.0",
-        says="Hits of every kind of full attention are cut to what all groups hold.",
-        rules={"cuts_every_full_kind": True},
-    ),
-    Change(
-        since="0.30.0",
-        says="Windows and states are kept for hits at the last boundary of each prompt alone.",
-        defaults={"retention_tokens": 0},
-    ),
-    Change(
-        since="0.30.0",
-        says="Recurrent states are let go also behind places that are null already.",
-        rules={"frees_over_gaps": True},
-    ),
-    Change(
-        since="0.30.0",
-        says="Models that keep the state of every block are served by model runner V1.",
-        rules={"every_state_has_v2_runner": False},
-    ),
-    Change(
-        since="0.30.0",
-        says="A request is not preempted while a step in flight keeps its blocks from being free.",
-        rules={"spares_busy": True},
-    ),
-    Change(
-        since="0.31.0",
-        says="A waiting request that is passed over keeps its place in the queue.",
-        rules={"skipped_keep_places": True},
-    ),
-    Change(
-        since="0.31.0",
-        says="long_prefill_token_threshold does not bind a request that is alone.",
-        rules={"lone_prompt_is_limited": False},
-    ),
-    Change(
-        since="0.31.0",
-        says="Room that is reserved for prompts which load from elsewhere includes that of their drafts.",
-        rules={"reserves_drafts": True},
-    ),
-    Change(
-        since="0.32.0",
-        says="The last boundary of a prompt is before its last token.",
-        rules={"spares_last_token": True, "second_key": SecondKey.BEFORE_LAST},
-    ),
-    Change(
-        since="0.32.0",
-        says="The last state of a prompt counts as written while its request has cached just the prompt: others wait.",
-        rules={"marks_prompt_end": True},
-    ),
-    Change(
-        since="0.33.0",
-        says="The last state of a prompt can be hit at once if it was written in an earlier step.",
-        rules={"marks_prompt_end": False},
-    ),
-    Change(
-        since="0.33.0",
-        says="Models that keep the state of every block cache no prefix.",
-        rules={"caches_every_state": False},
-    ),
-    Change(
-        since="0.33.0",
-        says="A chunk ends right before an image without room; a request that gets no token so is passed over.",
-        rules={"cuts_before_images": True},
-    ),
-    Change(
-        since="0.33.0",
-        says="An image that a request repeats is in use until its last place is computed.",
-        rules={"counts_repeated_images": True},
-    ),
-    Change(
-        since="0.33.0",
-        says="A running request keeps its adapter in use also in a step that does not compute it.",
-        rules={"running_keep_adapters": True},
-    ),
-    Change(
-        since="0.33.0",
-        says="Model runner V2 serves every method of drafting.",
-        rules={"drafts_have_v2_runner": True},
-    ),
-    Change(
-        since="0.33.0",
-        says="Drafting takes tokens of a step for each request in it, not for as many as a step may hold.",
-        rules={"drafting_takes_tokens": True},
-    ),
-    Change(
-        since="0.33.0",
-        says="Where several modules draft, a chunk ends before what they read ahead, or with the prompt.",
-        rules={"spares_modules": True},
-    ),
-    Change(
-        since="0.33.0",
-        says="Keys cover the tokens that drafting layers read ahead; before, the last block of a hit was left out.",
-        rules={"keys_cover_drafts": True},
-    ),
-    Change(
-        since="0.33.0",
-        says="A request with one token to compute is admitted with drafts also where no other is computed.",
-        rules={"pads_alone": True},
-    ),
-    Change(
-        since="0.33.0",
-        says="With drafts, blocks are cached up to the tokens that no step in flight may take back.",
-        rules={"caches_processed": True},
-    ),
-    Change(
-        since="0.33.0",
-        says="By priority, the turns go on when a request is preempted for itself.",
-        rules={"preempted_self_stops": False},
-    ),
+    Change("0.14.0", "Steps are scheduled ahead where that is possible (async_scheduling).",
+           defaults={"async_scheduling": True}),
+    Change("0.19.0", "A request is admitted only when its whole prompt fits (scheduler_reserve_full_isl).",
+           rules={"knows_reserve": True}),
+    Change("0.20.0", "A server may use 0.92 of the GPU's memory instead of 0.9 (gpu_memory_utilization).",
+           defaults={"gpu_memory_utilization": 0.92}),
+    Change("0.20.2", "The estimated memory of CUDA graphs is taken from the pool.",
+           defaults={"estimates_graphs": True}),
+    Change("0.20.2",
+           '"GPU KV cache size" is what sequences of max_model_len can hold, not blocks divided among the groups.',
+           rules={"logs_longest": True}),
+    Change("0.22.0", "With several groups, blocks are cached up to a boundary that all groups share.",
+           rules={"caches_to_boundaries": True}),
+    Change("0.22.0",
+           "Blocks of windows that no hit can need are left out of the cache if they are smaller than the hit unit.",
+           rules={"left_out": LeftOut.SMALLER}),
+    Change("0.23.0",
+           "Blocks of windows that no hit can need are left out of the cache: a window of one token caches nothing.",
+           rules={"left_out": LeftOut.ALL}),
+    Change("0.23.0", "Windows may be kept for hits at some boundaries alone (VLLM_PREFIX_CACHE_RETENTION_INTERVAL).",
+           rules={"retains_windows": True}),
+    Change("0.23.0",
+           "Freed blocks without a prefix are reused first if a window left them behind, or was of their table.",
+           rules={"reused_first": ReusedFirst.WINDOWS}),
+    Change("0.23.0", "The pipeline is filled whether or not the oldest step is computed, also behind an empty step.",
+           rules={"fills_pipeline": True}),
+    Change("0.23.0", "Model runner V2 serves dense decoders: resumed requests are reported to it as new.",
+           rules={"has_v2_runner": True}),
+    Change("0.24.0", "Freed blocks that hold no prefix are reused first, of whatever layers.",
+           rules={"reused_first": ReusedFirst.ALL}),
+    Change("0.24.0",
+           "A page that does not divide the largest is padded where kernels allow it; before, vLLM does not start.",
+           rules={"pads_pages": True}),
+    Change("0.24.0", "Admission may leave a share of the pool free (watermark, 0 by default).",
+           rules={"knows_watermark": True}),
+    Change("0.24.0",
+           "Recurrent states may be kept for hits at some boundaries alone (VLLM_PREFIX_CACHE_RETENTION_INTERVAL).",
+           rules={"retains_states": True}),
+    Change("0.24.0", "A request's first step ends where some groups hold a prefix and recurrent layers do not.",
+           rules={"junction": Junction.FIRST_CHUNK}),
+    Change("0.26.0",
+           "Steps end where some groups hold a prefix and recurrent layers do not, and the blocks before are kept.",
+           rules={"junction": Junction.KEPT}),
+    Change("0.26.0",
+           "Windows and recurrent layers hold blocks until the steps in flight are processed, and need more room.",
+           rules={"windows_wait": True}),
+    Change("0.26.0", "Where recurrent states are kept at boundaries alone, a step ends at the next boundary.",
+           rules={"aligned_split": AlignedSplit.BOUNDARIES}),
+    Change("0.26.0", "The last boundary of a prompt has a key of its own in blocks larger than a hash block.",
+           rules={"second_key": SecondKey.END}),
+    Change("0.27.0", "A block of states may be larger than a step: the step goes on inside it.",
+           rules={"aligned_split": AlignedSplit.WIDE_BLOCKS}),
+    Change("0.27.0", "Without prefix caching, freed blocks are reused last.",
+           rules={"reused_first": ReusedFirst.WITH_CACHING}),
+    Change("0.27.0",
+           "Outputs that were under way when a request was preempted have to come before it is admitted again.",
+           rules={"late_outputs_block": True}),
+    Change("0.27.0", "What the profiling run takes of the memory is one difference of free memory.",
+           rules={"profiles_free_memory": True}),
+    Change("0.27.0", "A long_prefill_token_threshold above max_model_len is refused.",
+           rules={"refuses_long_threshold": True}),
+    Change("0.27.0", "A front end counts its own unanswered requests on each data-parallel rank.",
+           rules={"balances_own": True}),
+    Change("0.27.0", "Outputs under way of a preempted request are thrown away where another server needs its KV.",
+           rules={"delivers_kept": True}),
+    Change("0.28.0", "Freed blocks that hold no prefix are reused first, with prefix caching and without.",
+           rules={"reused_first": ReusedFirst.ALL}),
+    Change("0.28.0", "No running request misses its turn when one before it is preempted.",
+           rules={"keeps_turns": True}),
+    Change("0.28.0", "A server takes 16,384 tokens a step on a GPU of 160 GiB or more.",
+           defaults={"has_huge_cards": True}),
+    Change("0.28.0", "Recurrent states are kept at boundaries alone, also by models that can keep every block's.",
+           defaults={"keeps_every_state": False}),
+    Change("0.28.0",
+           "Prompts are hashed in the largest part of all blocks if recurrent states are kept at boundaries alone.",
+           rules={"hashes_aligned_states": True}),
+    Change("0.29.0", "Hits of every kind of full attention are cut to what all groups hold.",
+           rules={"cuts_every_full_kind": True}),
+    Change("0.30.0", "Windows and states are kept for hits at the last boundary of each prompt alone.",
+           defaults={"retention_tokens": 0}),
+    Change("0.30.0", "Recurrent states are let go also behind places that are null already.",
+           rules={"frees_over_gaps": True}),
+    Change("0.30.0", "Models that keep the state of every block are served by model runner V1.",
+           rules={"every_state_has_v2_runner": False}),
+    Change("0.30.0", "A request is not preempted while a step in flight keeps its blocks from being free.",
+           rules={"spares_busy": True}),
+    Change("0.31.0", "A waiting request that is passed over keeps its place in the queue.",
+           rules={"skipped_keep_places": True}),
+    Change("0.31.0", "long_prefill_token_threshold does not bind a request that is alone.",
+           rules={"lone_prompt_is_limited": False}),
+    Change("0.31.0", "Room that is reserved for prompts which load from elsewhere includes that of their drafts.",
+           rules={"reserves_drafts": True}),
+    Change("0.32.0", "The last boundary of a prompt is before its last token.",
+           rules={"spares_last_token": True, "second_key": SecondKey.BEFORE_LAST}),
+    Change("0.32.0",
+           "The last state of a prompt counts as written while its request has cached just the prompt: others wait.",
+           rules={"marks_prompt_end": True}),
+    Change("0.33.0", "The last state of a prompt can be hit at once if it was written in an earlier step.",
+           rules={"marks_prompt_end": False}),
+    Change("0.33.0", "Models that keep the state of every block cache no prefix.", rules={"caches_every_state": False}),
+    Change("0.33.0", "A chunk ends right before an image without room; a request that gets no token so is passed over.",
+           rules={"cuts_before_images": True}),
+    Change("0.33.0", "An image that a request repeats is in use until its last place is computed.",
+           rules={"counts_repeated_images": True}),
+    Change("0.33.0", "A running request keeps its adapter in use also in a step that does not compute it.",
+           rules={"running_keep_adapters": True}),
+    Change("0.33.0", "Model runner V2 serves every method of drafting.", rules={"drafts_have_v2_runner": True}),
+    Change("0.33.0", "Drafting takes tokens of a step for each request in it, not for as many as a step may hold.",
+           rules={"drafting_takes_tokens": True}),
+    Change("0.33.0", "Where several modules draft, a chunk ends before what they read ahead, or with the prompt.",
+           rules={"spares_modules": True}),
+    Change("0.33.0",
+           "Keys cover the tokens that drafting layers read ahead; before, the last block of a hit was left out.",
+           rules={"keys_cover_drafts": True}),
+    Change("0.33.0", "A request with one token to compute is admitted with drafts also where no other is computed.",
+           rules={"pads_alone": True}),
+    Change("0.33.0", "With drafts, blocks are cached up to the tokens that no step in flight may take back.",
+           rules={"caches_processed": True}),
+    Change("0.33.0", "By priority, the turns go on when a request is preempted for itself.",
+           rules={"preempted_self_stops": False}),
 )
+# fmt: on
 """Changes in order of the releases; a later change overrides an earlier one of the same field."""
 
 OLDEST, NEWEST = "0.12.0", "0.33.0"
@@ -484,12 +331,8 @@ OLDEST_WITH_GROUPS, OLDEST_WITH_STAGES = "0.18.0", "0.20.0"
 """Oldest releases whose rules for layers of several kinds, and for pipelines, are known."""
 OFFLOAD = "0.25.1"
 """Release whose native offload is known; other patches of this minor release have the same rules."""
-DRAFTS = ((0, 25), (0, 33))
-"""Major and minor numbers of the releases whose speculative decoding is known."""
-CONNECTORS = DRAFTS
-"""Major and minor numbers of the releases whose KV connectors are known."""
-IMAGES = DRAFTS
-"""Major and minor numbers of the releases whose encoder cache is known."""
+VERIFIED = ((0, 25), (0, 33))
+"""Major and minor numbers of the releases whose speculative decoding, KV connectors and encoder cache are known."""
 DEFAULT = NEWEST
 """Release that is simulated unless another is named."""
 UNSTATED = "0.25.1"
@@ -516,7 +359,7 @@ def is_known(release: str) -> bool:
 
 
 def nearest_words(release: str) -> list[str]:
-    """Return a warning that names the release simulated instead of an unknown one; an empty list if it is known."""
+    """Return a warning that names the release that replaces an unknown one; an empty list if `release` is known."""
     if is_known(release):
         return []
     nearest = OLDEST if number_of(release) < number_of(OLDEST) else NEWEST
@@ -565,37 +408,15 @@ def changes_between(old: str, new: str) -> tuple[Change, ...]:
     return tuple(change for change in CHANGES if number_of(old) < number_of(change.since) <= number_of(new))
 
 
-def check_drafts(release: str) -> None:
-    """Check that the rules of speculative decoding in a release are known.
+def check_feature(release: str, feature: str) -> None:
+    """Check that a release is in `VERIFIED`, for speculative decoding, KV connectors or the encoder cache.
 
     Raises:
-        UsageError: the rules are not known.
+        UsageError: it is not; the message names the `feature`.
     """
-    if number_of(release)[:2] not in DRAFTS:
-        known = " and ".join(f"{major}.{minor}" for major, minor in DRAFTS)
-        raise UsageError(f"kvsim knows speculative decoding of vLLM {known}, not that of {release}.")
-
-
-def check_connectors(release: str) -> None:
-    """Check that the rules of KV connectors in a release are known.
-
-    Raises:
-        UsageError: the rules are not known.
-    """
-    if number_of(release)[:2] not in CONNECTORS:
-        known = " and ".join(f"{major}.{minor}" for major, minor in CONNECTORS)
-        raise UsageError(f"kvsim knows KV connectors of vLLM {known}, not those of {release}.")
-
-
-def check_images(release: str) -> None:
-    """Check that the rules of the encoder cache in a release are known.
-
-    Raises:
-        UsageError: the rules are not known.
-    """
-    if number_of(release)[:2] not in IMAGES:
-        known = " and ".join(f"{major}.{minor}" for major, minor in IMAGES)
-        raise UsageError(f"kvsim knows the encoder cache of vLLM {known}, not that of {release}.")
+    if number_of(release)[:2] not in VERIFIED:
+        known = " and ".join(f"{major}.{minor}" for major, minor in VERIFIED)
+        raise UsageError(f"kvsim knows {feature} of vLLM {known}, not of {release}.")
 
 
 def check_offload(release: str) -> None:
@@ -638,8 +459,8 @@ def varied(release: str, values: Mapping[str, Any]) -> str:
 
     The name is accepted wherever a release is, so that the effect of a single rule can be simulated.
     """
-    texts = {name: {value: text for text, value in _values(name).items()}[value] for name, value in values.items()}
-    return "+".join([release, *(f"{name}={text}" for name, text in texts.items())])
+    texts = {name: {value: text for text, value in _values(name).items()} for name in values}
+    return "+".join([release, *(f"{name}={texts[name][value]}" for name, value in values.items())])
 
 
 def other_values(name: str, release: str) -> list[Any]:
@@ -648,7 +469,7 @@ def other_values(name: str, release: str) -> list[Any]:
 
 
 def words_of(name: str, value: Any) -> str:
-    """Return a clause with the release since which, or before which, a rule has this value."""
+    """Return a clause that names the release since which, or before which, a rule has this value."""
     changes = [change for change in CHANGES if name in change.rules]
     since = next((change for change in changes if change.rules[name] == value), None)
     if since is None:
@@ -657,7 +478,7 @@ def words_of(name: str, value: Any) -> str:
 
 
 def net_changes(old: str, new: str) -> tuple[Change, ...]:
-    """Return the changes from `old` to `new` that later ones did not undo, each reduced to its fields that differ.
+    """Return the changes from `old` to `new` that are still in effect in `new`, each with only its effective fields.
 
     Raises:
         UsageError: a release is not known, or `new` is older than `old`.
@@ -691,7 +512,7 @@ def _variations(release: str, kind: type) -> dict[str, Any]:
 
 
 def _values(name: str) -> dict[str, Any]:
-    """Return the possible values of a rule or a default, by the text of each in a name made by `varied`."""
+    """Return the possible values of a rule or a default, by their texts in a name made by `varied`."""
     start = {**_by_name(ReleaseRules()), **_by_name(Defaults())}[name]
     if isinstance(start, bool):
         return {"no": False, "yes": True}

@@ -27,14 +27,14 @@ SEES_PREFIXES = frozenset({"prefix", "llm-d", "dynamo"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutedRequest:
-    """The next request, as a router sees it: its answer is not known."""
+    """The next request, as a router sees it: without its answer."""
 
     row: int
     """Row of the workload, from 0."""
     prompt_tokens: int
     priority: int
     session: int
-    """Number of the request's session; in a workload without sessions, of its shared prefix; -1 if it has neither."""
+    """Number of the request's session or, in a workload without sessions, of its shared prefix; -1 for neither."""
     arrival_s: float
 
 
@@ -77,7 +77,7 @@ class RoutedServer(Protocol):
     def hit_tokens(self) -> int:
         """Number of leading tokens of the next request's prompt in the server's prefix cache.
 
-        A router that learns of the cache by events sees its state when these were sent.
+        With a lag (`--route-lag`), the number is that of some time ago.
         """
 
     @property
@@ -218,7 +218,7 @@ _ROUTERS: Mapping[str, Callable[[], Router]] = {
 
 
 def router_of(route: str | Router) -> Router:
-    """Return a new router of a name, the function `route` of a Python file, or `route` itself if it is a router.
+    """Return the router for `route`: a name, a Python file with a function `route`, or a router, which is returned.
 
     Raises:
         UnknownNameError: there is no router of this name.

@@ -12,7 +12,7 @@ from typing import Any, Final, Self
 
 from kvsim.errors import UsageError, shortened
 from kvsim.policies.acceptance import rates_of
-from kvsim.policies.releases import DEFAULT, NEWEST, OLDEST, check_drafts, check_has, defaults_of, rules_of
+from kvsim.policies.releases import DEFAULT, NEWEST, OLDEST, check_feature, check_has, defaults_of, rules_of
 from kvsim.policies.speculative_config import SpeculativeConfig, canonical
 from kvsim.setting_fields import check_settings, setting, settings_in
 
@@ -27,9 +27,7 @@ OF_PAGED: Final = (
 PCIE_GEN5_X16_GB_PER_S = 63.0
 """PCI Express 5.0 over 16 lanes, one direction, in 10^9 bytes per second: 32 GT/s each, encoded 128b/130b."""
 LINK_EFFICIENCY = 0.8
-"""Share of the link's speed that copies of whole blocks reach. It is assumed; packet headers and small pieces take the
-rest.
-"""
+"""Assumed share of the link's speed that copies of blocks reach; packet headers and small pieces take the rest."""
 _LINK_GB_PER_S = PCIE_GEN5_X16_GB_PER_S * LINK_EFFICIENCY
 _SPEED: Final = {"above": 0, "below": 1_000_000}
 _DURATION: Final = {"at_least": 0, "below": 1_000}
@@ -112,7 +110,7 @@ class Eviction(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContinuousSettings:
-    """Iteration-level scheduling; limits that are left out follow from the machine, as in vLLM (see `limited`)."""
+    """Continuous batching; limits that are None follow from the machine, as in vLLM (see `limited`)."""
 
     max_num_seqs: int = setting(
         None, "Sequences in one step.", "--max-num-seqs", shown="vLLM's, by the GPU", at_least=1, at_most=1 << 20
@@ -245,7 +243,7 @@ class ContinuousSettings:
         Raises:
             UsageError: the release does not support it, or kvsim does not know the release's rules.
         """
-        check_drafts(self.vllm)
+        check_feature(self.vllm, "speculative decoding")
         drafting.check_known_to(self.vllm)
         if not drafting.synthetic_rates:
             rates_of(self.acceptance, drafting.num_tokens)  # raises for a wrong rate
@@ -256,7 +254,7 @@ class ContinuousSettings:
             )
 
     def limited(self, max_model_len: int, defaults: EngineDefaults) -> Self:
-        """Return these settings with every limit set: `max_model_len` to the model's, and others to vLLM's defaults."""
+        """Return these settings with every None replaced: `max_model_len` by the model's, others by vLLM's defaults."""
         longest = self.max_model_len or max_model_len
         num_seqs, num_tokens = defaults.limits(
             self.max_num_seqs, self.max_num_batched_tokens, longest, chunked=self.enable_chunked_prefill
@@ -322,7 +320,7 @@ class ContinuousSettings:
 class PagedSettings:
     """The paged cache; the defaults are vLLM 0.25.1's.
 
-    The swap of vLLM 0.x, off by default, is modelled and not verified; see docs/conformance.md.
+    The swap of vLLM 0.x, off by default, is simulated without verification; see docs/conformance.md.
     """
 
     block_size: int = setting(
@@ -521,8 +519,8 @@ class EngineDefaults(Enum):
     ) -> tuple[int, int]:
         """Return the maximum sequences and tokens of a step; a limit that is None becomes vLLM's default.
 
-        Without chunked prefill, the default number of tokens is at least that of the longest prompt. It is at most what
-        all sequences together could have. The default number of sequences is at most the number of tokens.
+        The default number of tokens is at most that of all sequences at their full length; without chunked prefill, it
+        is at least that of the longest prompt. The default number of sequences is at most the number of tokens.
         """
         num_seqs, num_tokens = max_num_seqs, max_num_batched_tokens
         if num_tokens is None:

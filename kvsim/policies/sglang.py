@@ -1,4 +1,4 @@
-"""The server arguments of SGLang that decide over its scheduler and its radix cache, under their own names."""
+"""The radix policy: SGLang's scheduler and radix cache, with the names and defaults of SGLang's server arguments."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class SGLangSettings:
 
     @property
     def least_ratio(self) -> float:
-        """The share that it expects at least."""
+        """The smallest share of answers that admission expects."""
         return min(self.first_ratio * self.min_new_token_ratio_factor, 1.0)
 
 
@@ -138,24 +138,24 @@ class Radix:
         return self.cache.page_size
 
     def longest_tokens(self, num_slots: int) -> int:
-        """Return the tokens of the longest sequence in a pool of `num_slots`."""
+        """Return the number of tokens of the longest sequence in a pool of `num_slots`."""
         return min(self.scheduler.context_length, num_slots) - 1
 
     def num_slots(self, kv_bytes: int, layers: SlotLayers) -> int:
-        """Return the slots of the first pool in `kv_bytes`, which also hold those of layers with windows.
+        """Return the number of slots of the first pool if both pools have `kv_bytes`, rounded down to whole pages.
 
-        SGLang rounds them down to whole pages.
+        The second pool is for layers with windows.
         """
         unit, chunk = self.unit_tokens, self.scheduler.chunked_prefill_size
         if layers.window_tokens and self.cache.disable_radix_cache and chunk > 0:
-            of_windows = self._most_window_slots(layers.window_tokens) * layers.window_bytes
-            return max(kv_bytes - of_windows, 0) // layers.full_bytes // unit * unit
+            window_pool_bytes = self._most_window_slots(layers.window_tokens) * layers.window_bytes
+            return max(kv_bytes - window_pool_bytes, 0) // layers.full_bytes // unit * unit
         return layers.num_slots(kv_bytes, self.cache.swa_full_tokens_ratio) // unit * unit
 
     def num_window_slots(self, num_slots: int, window_tokens: int) -> int:
-        """Return the slots of layers that look back at `window_tokens`, beside `num_slots` of the others.
+        """Return the number of slots of the second pool, for layers with windows of `window_tokens`.
 
-        A share of those slots; without a prefix cache, what all requests can use at once.
+        It is a share of the `num_slots` of the first pool; without a prefix cache, as many as requests can use at once.
         """
         unit, chunk = self.unit_tokens, self.scheduler.chunked_prefill_size
         if window_tokens == 0:
@@ -165,27 +165,30 @@ class Radix:
         return self._most_window_slots(window_tokens)
 
     def _most_window_slots(self, window_tokens: int) -> int:
-        """Return the slots of windows that all requests use at once, at most, where no prefix is cached."""
+        """Return the largest number of window slots that all requests use at once, if no prefix is cached."""
         unit, num_chunks = self.unit_tokens, 1 if self.scheduler.disable_overlap_schedule else 2
-        of_request = window_tokens + self.cache.swa_eviction_interval + 2 * unit
-        most = self.scheduler.max_running_requests * of_request
+        request_slots = window_tokens + self.cache.swa_eviction_interval + 2 * unit
+        most = self.scheduler.max_running_requests * request_slots
         most += num_chunks * self.scheduler.chunked_prefill_size + unit
         return -(-most // unit) * unit
 
     def most_new_tokens(self, prompt_tokens: npt.NDArray[np.int64], num_slots: int) -> npt.NDArray[np.int64]:
-        """Return the limits of the answers to such prompts in a pool of `num_slots`; one with 0 has one output."""
+        """Return the largest number of answer tokens for each prompt in a pool of `num_slots`.
+
+        A request with a limit of 0 still gets one output.
+        """
         pages = -(-prompt_tokens // self.unit_tokens)
-        of_pool = num_slots - pages * self.unit_tokens - self.unit_tokens - 1
-        of_model = self.longest_tokens(num_slots) - prompt_tokens - 1
-        return of_pool.clip(max=of_model).clip(min=0)
+        pool_limit = num_slots - pages * self.unit_tokens - self.unit_tokens - 1
+        model_limit = self.longest_tokens(num_slots) - prompt_tokens - 1
+        return pool_limit.clip(max=model_limit).clip(min=0)
 
     def most_prompt_tokens(self, num_slots: int) -> int:
-        """Return the length from which on prompts are refused."""
+        """Return the number of tokens from which on a prompt is refused."""
         return self.longest_tokens(num_slots) - _KEPT_FOR_ANSWER
 
 
 _KEPT_FOR_ANSWER = 5
-"""Tokens of the longest sequence that no prompt has."""
+"""Tokens of the longest sequence that a prompt may not use."""
 
 
 def _check_choice(name: str, value: str, known: dict[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""vLLM's `--speculative-config`: read, checked as vLLM checks it, and reduced to what a simulation depends on."""
+"""vLLM's `--speculative-config`: parsed, checked as vLLM checks it, and reduced to the keys that a simulation needs."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class SpeculativeConfig:
         return int(is_model)
 
     def tokens_ahead(self, release: str) -> int:
-        """Return how many tokens after a block the block's key covers in a release of vLLM."""
+        """Return the number of tokens after a block that the block's key covers in a release of vLLM."""
         covers = rules_of(release).keys_cover_drafts and self._drops(release) and not self.has_plain_hashes
         return min(self.num_modules, self.num_tokens) if covers else 0
 
@@ -106,7 +106,7 @@ class SpeculativeConfig:
         return self._drops(release) and not self.tokens_ahead(release)
 
     def _drops(self, release: str) -> bool:
-        """Tell whether the draft layers lack the last block of a prefix hit, unless keys cover more tokens."""
+        """Tell whether the draft layers lack the last block of a prefix hit if keys cover no tokens after a block."""
         if rules_of(release).keys_cover_drafts:
             return self.method in READS_STATES and not self.drops_no_block
         return self.method in (*READS_STATES, "dflash")

@@ -1,4 +1,4 @@
-"""The account of SGLang's cache, checked: pages in one place each, locks of requests, slots in one state each."""
+"""Consistency checks of SGLang's radix cache, for `--check`: places of pages, locks of nodes, states of slots."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 
 def check_pages(driver: Driver) -> None:
-    """Check that every page is free, in the tree or of one request alone, and each lock of a request or a copy.
+    """Check that every page is free, in the tree or in one request's row, and that requests and copies hold each lock.
 
-    The pool of windows has its own account.
+    The pages of windows are a pool of their own, and are checked in the same way.
 
     Raises:
         IntegrityError: with the figures that do not agree.
@@ -33,18 +33,16 @@ def check_pages(driver: Driver) -> None:
     places: Counter[int] = Counter()
     locks: Counter[int] = Counter()
     places.update(free_pages_in_order(engine, SLOTS))
+    # A request or a copy under way locks a node and all nodes above it.
+    locked = [radix.written[index] for index in range(radix.state.num_written)]
+    locked += [radix.loading[index] for index in range(radix.state.num_loading)]
     _check_ring(engine, SLOTS, engine.state.num_free)
     for number in holders(engine):
         holding, row = radix.holdings[number], _row(engine, number)
         places.update(row[holding.protected_tokens // unit :])
-        node = holding.lock
-        while node != ROOT:
-            locks[node] += 1
-            node = radix.nodes[node].parent
-    under_way = [radix.written[index] for index in range(radix.state.num_written)]
-    under_way += [radix.loading[index] for index in range(radix.state.num_loading)]
-    for end in under_way:
-        node = end
+        locked.append(holding.lock)
+    for lowest in locked:
+        node = lowest
         while node != ROOT:
             locks[node] += 1
             node = radix.nodes[node].parent
@@ -65,7 +63,7 @@ def check_pages(driver: Driver) -> None:
 
 
 def _check_windows(engine: Engine) -> None:
-    """Check that every page of windows is free, or goes with one page of the tree or of a request alone."""
+    """Check that every page of windows is free, or belongs to one page of the tree or of a request's row."""
     radix, unit = engine.radix, engine.settings.unit_tokens
     first = engine.settings.num_units
     free = [page - first for page in free_pages_in_order(engine, WINDOWS)]
@@ -91,7 +89,7 @@ def _check_windows(engine: Engine) -> None:
 
 
 def _check_ring(engine: Engine, pool: int, num_free: int) -> None:
-    """Check that as many pages stand in the ring of a pool as are counted."""
+    """Check that the free list of a pool has `num_free` pages."""
     free_list = engine.radix.free[pool]
     num_listed = (free_list.tail - free_list.head) % (free_list.end - free_list.begin)
     if num_listed != num_free or free_list.num_collected:
@@ -99,7 +97,7 @@ def _check_ring(engine: Engine, pool: int, num_free: int) -> None:
 
 
 def held_slots(driver: Driver) -> npt.NDArray[np.int64]:
-    """Count the slots of all pages that requests hold by state; a page counts once, however many rows list it."""
+    """Count the slots of the pages that requests hold, by state; a page that several rows list counts once."""
     engine = driver.engine
     unit = engine.settings.unit_tokens
     written: dict[int, int] = {}
@@ -119,12 +117,12 @@ def held_slots(driver: Driver) -> npt.NDArray[np.int64]:
 
 
 def holders(engine: Engine) -> list[int]:
-    """Return the requests that have a row."""
+    """Return the numbers of the requests that have a row."""
     return [number for number in range(1, len(engine.sequences)) if engine.sequences[number].place != NO_ROW]
 
 
 def _row(engine: Engine, number: int) -> list[int]:
-    """Return the pages of a request's row, in order, with those of a batch that is chosen and waits to be launched."""
+    """Return the pages of a request's row, in order, including those of a batch that is chosen and not launched yet."""
     sequence, size = engine.sequences[number], engine.radix.settings.row_pages
     waits = engine.radix.state.chosen_mode != NO_BATCH
     chosen = (index for index in range(engine.state.num_listed if waits else 0) if engine.batch[index] == number)
@@ -134,7 +132,7 @@ def _row(engine: Engine, number: int) -> list[int]:
 
 
 def _pages_of_nodes(engine: Engine) -> dict[int, list[int]]:
-    """Return the pages of every node that is in the tree."""
+    """Return the pages of every node of the tree whose KV is on the GPU."""
     radix, found = engine.radix, {}
     for node in range(1, radix.state.num_nodes + 1):
         if radix.nodes[node].is_on_device and not radix.nodes[node].is_spare:

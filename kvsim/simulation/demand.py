@@ -1,4 +1,4 @@
-"""The demand of a workload, as an engine gets it: lengths cut to the limits, keys of prefixes, refused requests."""
+"""The demand of a workload, in the form that an engine takes: lengths within the limits, keys of prefixes, refusals."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def demand_of(
 ) -> Demand:
     """Return the demand of `workload` on a pool of `num_slots`.
 
-    Prompts have keys if a cache looks them up or a recording lists them.
+    Prompts get keys only if a cache looks them up or a recording lists them.
     """
     prompt = workload.prompt_tokens.astype(np.int64)
-    # An answer that would run past the longest sequence is cut there, and so is the limit on it.
+    # Answers, and the limits on them, end at the longest sequence that the policy allows.
     longest = np.maximum(policy.max_model_len - prompt, 1)
     caching = False
     if isinstance(policy, Radix):
@@ -31,7 +31,7 @@ def demand_of(
         caching = policy.cache.enable_prefix_caching or policy.cache.kv_offloading_size > 0
     keys = Ragged.empty(len(workload), np.int64)
     if (caching or recording) and knows_prefixes(workload):
-        keys = _keys(workload, hash_tokens(workload, policy, layout), _tokens_ahead(policy))
+        keys = _prefix_keys(workload, hash_tokens(workload, policy, layout), _tokens_ahead(policy))
     return Demand(
         prompt=prompt,
         output=np.maximum(np.minimum(workload.output_tokens, longest), 1),
@@ -43,16 +43,16 @@ def demand_of(
     )
 
 
-def _keys(workload: Workload, unit: int, ahead: int) -> Ragged[np.int64]:
-    """Return the keys of prompts, and of answers that later turns repeat; a key covers `ahead` tokens after its block.
+def _prefix_keys(workload: Workload, unit: int, ahead: int) -> Ragged[np.int64]:
+    """Return the keys of each prompt's blocks of `unit` tokens, and of the answers that later turns repeat.
 
-    Prompts with different adapters have different keys.
+    A key also covers `ahead` tokens after its block. Prompts with different adapters have different keys.
     """
     keys = with_answers(workload.turns, prompt_keys(workload, unit, ahead), unit, ahead)
     if not workload.adapter.any():
         return keys
-    apart = keys.values * (int(workload.adapter.max()) + 1) + np.repeat(workload.adapter, keys.lengths)
-    return Ragged(apart, keys.offsets, np.int64)
+    distinct = keys.values * (int(workload.adapter.max()) + 1) + np.repeat(workload.adapter, keys.lengths)
+    return Ragged(distinct, keys.offsets, np.int64)
 
 
 def _adapters(workload: Workload, policy: Policy) -> npt.NDArray[np.int64]:
@@ -83,7 +83,7 @@ def refused(
     *,
     refuse_misfits: bool,
 ) -> npt.NDArray[np.bool_]:
-    """Return the requests that could never be served, if `refuse_misfits` allows to refuse these.
+    """Return a mask of the requests that could never be served: bool[n]. Raise if `refuse_misfits` is False.
 
     Raises:
         WorkloadError: a request is longer than the longest allowed sequence, and may not be refused.
@@ -124,18 +124,18 @@ def hash_tokens(workload: Workload, policy: Policy, layout: KVCacheLayout | None
 def recorded_hashes(
     workload: Workload, policy: Policy, layout: KVCacheLayout | None, demand: Demand, rows: range
 ) -> Ragged[np.int64]:
-    """Return the prompt hashes of a recording: the keys of all prompts, without tokens after the block.
+    """Return the prompt hashes of a recording: keys that cover no tokens after their block.
 
     `rows` are the rows of the prompts in the workload of all servers.
     """
     unit, keys = hash_tokens(workload, policy, layout), demand.keys
     if _tokens_ahead(policy) and len(keys.values):
-        keys = _keys(workload, unit, 0)
+        keys = _prefix_keys(workload, unit, 0)
     return all_prompt_keys(keys, workload.prompt_tokens // unit, rows)
 
 
 def provenance_of_hashes(workload: Workload, policy: Policy) -> dict[str, int]:
-    """Return the metadata entry for the tokens per prompt hash; empty if other metadata give it already."""
+    """Return the metadata entry for the tokens per prompt hash; empty if the unit of the pool implies the number."""
     tokens = workload.hash_unit_tokens
     is_known = isinstance(policy, Paged | Radix) or tokens == policy.unit_tokens
     return {} if is_known or not knows_prefixes(workload) else {HASH_TOKENS: tokens}

@@ -1,4 +1,4 @@
-"""Dispatch of requests to several servers: the view of a server that routers get, and counts of duplicate prefixes."""
+"""Dispatch of requests to several servers: the states of servers that routers see, and counts of duplicate prefixes."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from kvsim.simulation.setup import Setup
 
 CachedKeys = npt.NDArray[np.int64]
-"""Keys of the cached prefix blocks of one server at one time, without repetition."""
+"""Distinct keys of the cached prefix blocks of one server at one time."""
 
 
 class ServerView:
-    """A `RoutedServer`: the present state of a server, and the state of its prefix cache some time ago."""
+    """A `RoutedServer`: the present state of a server, and the prefix hits of the prompt now or some time ago."""
 
     def __init__(self, number: int, server: ServerProcess, hit_tokens: int | None, row: int, num_units: int) -> None:
         """Describe `server`; `hit_tokens` are earlier hits of the prompt in `row`, or None to look it up now."""
@@ -31,49 +31,49 @@ class ServerView:
 
     @property
     def num_requests(self) -> int:
-        """Requests that were sent to the server and have not ended: waiting and running."""
+        """Number of requests that were sent to the server and have not ended: waiting and running."""
         return self._server.num_requests
 
     @property
     def num_running(self) -> int:
-        """Requests that hold memory and compute."""
+        """Number of running requests."""
         return self.num_requests - self.num_waiting
 
     @property
     def num_waiting(self) -> int:
-        """Requests in the server's queue."""
+        """Number of requests in the server's queue."""
         return self._server.num_waiting
 
     @property
     def num_used_units(self) -> int:
-        """Blocks, or units of another policy's memory, that requests hold."""
+        """Number of units (blocks) that requests hold; units that are only cached count as free."""
         return self.num_units - int(self._server.driver.engine.state.num_free)
 
     @property
     def kv_usage(self) -> float:
-        """Share of the pool that requests hold, 0 to 1; blocks that are only cached count as free."""
+        """Share of the pool that requests hold, 0 to 1."""
         return self.num_used_units / self.num_units
 
     @property
     def unit_tokens(self) -> int:
-        """Tokens of one unit of the pool."""
+        """Number of tokens in a unit of the pool."""
         return int(self._server.driver.engine.settings.unit_tokens)
 
     @property
     def prefill_tokens(self) -> int:
-        """Tokens of prompts that were sent to the server and are not computed yet."""
+        """Number of prompt tokens that were sent to the server and are not computed yet."""
         return self._server.num_prefill_tokens()
 
     @property
     def hit_tokens(self) -> int:
-        """Leading tokens of the prompt that are in the server's prefix cache, or were `lag_s` seconds ago."""
+        """Number of leading tokens of the prompt that are in the server's prefix cache, or were `lag_s` seconds ago."""
         if self._hit_tokens is None:
             self._hit_tokens = self._server.hit_tokens(self._row)
         return self._hit_tokens
 
     @property
     def held_tokens(self) -> int:
-        """Leading tokens of the prompt in blocks that requests hold now."""
+        """Number of leading tokens of the prompt in blocks that requests hold now."""
         return self._server.held_tokens(self._row)
 
 
@@ -154,10 +154,10 @@ class Dispatcher:
 
 
 class DuplicatePrefixes:
-    """Cached prefix blocks that more than one server holds, sampled as requests arrive."""
+    """Counts of cached prefix blocks that more than one server holds, sampled as requests arrive."""
 
     def __init__(self, num_requests: int, samples: Sequence[Sequence[CachedKeys]] = ()) -> None:
-        """Prepare for `num_requests` arrivals, or count `samples` that were taken of each server at the same times."""
+        """Prepare for `num_requests` arrivals; count the `samples` of each server, taken at the same times, if any."""
         self._num_requests, self._num_seen = num_requests, 0
         self._samples = [num_extra(held) for held in zip(*samples, strict=True)]
 
@@ -169,12 +169,12 @@ class DuplicatePrefixes:
 
     @property
     def mean_blocks(self) -> float:
-        """Mean number of cached blocks beyond the first with the same prefix, on all servers together."""
+        """Mean number of duplicates: cached blocks, on all servers, beyond the first with the same prefix."""
         return sum(self._samples) / len(self._samples) if self._samples else 0.0
 
     @property
     def most_blocks(self) -> int:
-        """Largest number of such duplicate blocks in a sample."""
+        """Largest number of duplicates in a sample."""
         return max(self._samples, default=0)
 
 

@@ -1,4 +1,4 @@
-"""Fleets: several servers behind one router, simulated on one clock, or one by one if none affects another."""
+"""Simulation of fleets: several servers with one router, on one clock, or one by one if none affects another."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Result = TypeVar("Result")
 
 
 class Spread(Protocol):
-    """Makes independent calls, one after the other or on several cores."""
+    """Function that makes independent calls, one after the other or on several cores."""
 
     def __call__(self, call: Callable[[Any, int], Result], common: Any, numbers: range, /) -> Iterable[Result]:
         """Yield the results of `call(common, number)` in the order of `numbers`."""
@@ -41,7 +41,7 @@ def in_turn(call: Callable[[Any, int], Result], common: Any, numbers: range) -> 
 
 
 class Fleet(NamedTuple):
-    """Measurements of several equal servers behind one router."""
+    """Measurements of several equal servers with one router."""
 
     servers: list[Measured]
     mean_duplicate_blocks: float = 0.0
@@ -66,7 +66,7 @@ class Fleet(NamedTuple):
         return [replace(summary, policy=f"server {number}") for number, summary in enumerate(found)]
 
     def totals(self, summaries: Sequence[Summary] | None = None) -> FleetTotals:
-        """Add up the servers, by their own `summaries` if they are given."""
+        """Return the totals of the servers, by `summaries` instead of their own if these are given."""
         return fleet_totals(
             self.servers[0].meta,
             summaries or self.summaries(),
@@ -83,7 +83,7 @@ class Fleet(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replicas:
-    """Equal servers behind one router, or the data-parallel ranks of a machine that has them."""
+    """Equal servers with one router, or the data-parallel ranks of a machine that has them."""
 
     number: int
     route: RouteName | str | Router = "shortest"
@@ -130,7 +130,7 @@ def measure_fleet(
         workload: the requests of all servers.
         policy: how each server schedules them.
         machine: the machine of each server.
-        servers: how many of which kind, and how requests are routed.
+        servers: the number of servers of each kind, and their router.
         spread: makes the runs of servers that are simulated one by one, for example on several cores.
         options: see `Options`.
 
@@ -192,7 +192,7 @@ def _serve(setup: Setup, servers: Servers, spread: Spread, builders: Sequence[Re
     """Run the servers to the end, recorded to `builders` if there are any."""
     if isinstance(servers, Disaggregation):
         dispatchers = Dispatcher.of(setup, servers.route), Dispatcher.of(setup)
-        return _finish_kinds(PrefillDecodeRun(setup, servers, dispatchers, builders))
+        return _finish_prefill_decode(PrefillDecodeRun(setup, servers, dispatchers, builders))
     dispatcher = Dispatcher.of(setup, servers.route, servers.route_lag_s)
     if _are_apart(setup, servers):
         return _finish_apart(Apart.of(setup, servers.number, builders=builders), _measure_one, spread)
@@ -207,7 +207,7 @@ def _serve(setup: Setup, servers: Servers, spread: Spread, builders: Sequence[Re
     )
 
 
-def _finish_kinds(run: PrefillDecodeRun) -> Fleet:
+def _finish_prefill_decode(run: PrefillDecodeRun) -> Fleet:
     """Run prefill and decode servers to the end."""
     measured = run.finish()
     return Fleet(
@@ -221,17 +221,17 @@ def _finish_kinds(run: PrefillDecodeRun) -> Fleet:
 
 
 def _are_apart(setup: Setup, servers: Replicas) -> bool:
-    """Tell whether no server affects another: each request's server and arrival are known beforehand.
+    """Tell whether the server and the arrival of each request are known beforehand, so that servers are independent.
 
-    With a custom policy the answer is no, because its object may keep a state that all servers share.
+    Servers of a custom policy are not independent, because its object may keep a state that they share.
     """
-    is_known = (
+    return (
         servers.route == "round-robin"
         and servers.store is None
         and not setup.is_closed_loop
         and len(setup.workload) >= servers.number
+        and not isinstance(setup.policy, CustomPolicy)
     )
-    return is_known and not isinstance(setup.policy, CustomPolicy)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

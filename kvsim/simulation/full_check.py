@@ -1,4 +1,7 @@
-"""The account of an engine, checked: every unit in one place, every slot in one state, every total as it should be."""
+"""Consistency checks that read the whole memory of an engine, for `--check`.
+
+Every unit is in one place, every slot in one state, and every running total equals a fresh count.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ from kvsim.engine.totals import shared_slots
 from kvsim.errors import IntegrityError
 from kvsim.memory.waste import NUM_STATES, Breakdown, SlotState, SlotTotals, split_extent
 from kvsim.simulation import check_radix
-from kvsim.simulation.table_account import CONNECTOR_KINDS, Content, Held, content, held, of_liveliest
+from kvsim.simulation.table_mirror import CONNECTOR_KINDS, Content, Held, content, held, of_liveliest
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -34,7 +37,7 @@ _OF_BLOCKS = (PAGED, TIERED, *CONNECTOR_KINDS)
 
 
 def check(driver: Driver) -> None:
-    """Raise unless the account of the engine is right after the step that was scheduled last.
+    """Check that the memory of the engine is consistent after the step that was scheduled last.
 
     Raises:
         IntegrityError: with the figures that do not agree.
@@ -49,7 +52,7 @@ def check(driver: Driver) -> None:
     elif memory is RADIX:
         check_radix.check_pages(driver)
     elif memory is CUSTOM:
-        _check_own_units(driver)
+        _check_custom_units(driver)
     else:
         _check_extents(driver)
     check_totals(driver, breakdown(driver))
@@ -58,7 +61,7 @@ def check(driver: Driver) -> None:
 
 
 def check_encoder(engine: Engine) -> None:
-    """Check the encoder cache: every image in one place, every slot counted, and each user one that holds a place."""
+    """Check the encoder cache: every image is in use, evictable or absent, and every slot is counted once."""
     cache, unused = engine.encoder, set(reclaimable(engine.encoder.images))
     users: dict[int, set[int]] = {number: set() for number in range(1, len(cache.images))}
     for number in range(1, len(engine.sequences)):
@@ -88,13 +91,13 @@ def breakdown(driver: Driver) -> Breakdown:
     if driver.engine.memory is RADIX:
         return breakdown_of(driver, check_radix.held_slots(driver))
     if driver.engine.memory is CUSTOM:
-        return breakdown_of(driver, _held_in_own_units(driver))
+        return breakdown_of(driver, _held_in_custom_units(driver))
     of_blocks = driver.engine.memory in _OF_BLOCKS
     return breakdown_of(driver, _held_in_blocks(driver) if of_blocks else _held_by_sequence(driver))
 
 
 def breakdown_of(driver: Driver, held_slots: npt.NDArray[np.int64]) -> Breakdown:
-    """Return the slots by state, from those that are held."""
+    """Return the slots by state: `held_slots`, and the free and cached slots by the engine's totals."""
     settings, state = driver.engine.settings, driver.engine.state
     slots = held_slots.copy()
     slots[SlotState.CACHED] = state.num_cached * settings.unit_slots
@@ -103,7 +106,7 @@ def breakdown_of(driver: Driver, held_slots: npt.NDArray[np.int64]) -> Breakdown
 
 
 def _held_by_sequence(driver: Driver) -> npt.NDArray[np.int64]:
-    """Count the slots of extents, which are not shared."""
+    """Count the slots of extents, which are never shared, by state."""
     slots = np.zeros(NUM_STATES, np.int64)
     for node in driver.running():
         sequence = driver.engine.sequences[node]
@@ -123,8 +126,8 @@ def _held_in_blocks(driver: Driver) -> npt.NDArray[np.int64]:
     return _held_in_tables(driver.engine, tables, NULL_BLOCK)
 
 
-def _held_in_own_units(driver: Driver) -> npt.NDArray[np.int64]:
-    """Count the slots of the units of an allocator in Python by state."""
+def _held_in_custom_units(driver: Driver) -> npt.NDArray[np.int64]:
+    """Count the slots of the units of a custom allocator by state."""
     rules: Any = driver.engine.rules
     tables = (
         (0, Held(units, int(sequence.computed + sequence.rejected), 0, int(sequence.full_tokens)))
@@ -135,7 +138,13 @@ def _held_in_own_units(driver: Driver) -> npt.NDArray[np.int64]:
 
 
 def _held_in_tables(engine: Engine, tables: Iterable[tuple[int, Held]], null: int | None) -> npt.NDArray[np.int64]:
-    """Count the slots of tables, each with its group, by state; a unit counts once, however many tables list it."""
+    """Count the slots of tables by state; a unit that several tables list counts once.
+
+    Args:
+        engine: the engine of the tables.
+        tables: pairs of a group and a table.
+        null: the number of the null block; None if there is none.
+    """
     unit_slots = engine.settings.unit_slots
     contents: dict[int, Content] = {}
     for group, table in tables:
@@ -153,7 +162,7 @@ def _held_in_tables(engine: Engine, tables: Iterable[tuple[int, Held]], null: in
 
 
 def _check_blocks(driver: Driver) -> None:
-    """Check that every block is free once or held by as many tables as it has references, and the queue's order."""
+    """Check that every block is once in the free queue or in as many tables as it has references; check the order."""
     engine = driver.engine
     state, refs, keys = engine.state, column(engine.blocks, "refs"), column(engine.blocks, "key")
     queue = np.array(driver.free_queue(), np.int64)
@@ -175,14 +184,12 @@ def _check_blocks(driver: Driver) -> None:
 
 
 def reuses_first(engine: Engine) -> bool:
-    """Tell whether freed blocks without a prefix are reused before all others, by the rules of the release."""
+    """Tell whether the simulated release reuses freed blocks without a prefix before all others."""
     return all(engine.groups[group].reuses_first for group in range(engine.settings.num_groups))
 
 
-def _check_own_units(driver: Driver) -> None:
-    """Check that every unit is in as many tables as are counted, that running sequences alone have tables, and that
-    the rest is free.
-    """
+def _check_custom_units(driver: Driver) -> None:
+    """Check the units of a custom allocator: references, free and cached units, and tables of running requests only."""
     engine = driver.engine
     rules: Any = engine.rules
     state, units = engine.state, rules.units
@@ -199,7 +206,7 @@ def _check_own_units(driver: Driver) -> None:
 
 
 def _check_extents(driver: Driver) -> None:
-    """Check that extents and holes cover every slot once."""
+    """Check that extents and free ranges cover every slot once."""
     engine = driver.engine
     state, num_units = engine.state, engine.settings.num_units
     pieces = [(engine.holes[index].address, engine.holes[index].length) for index in range(state.num_holes)]
@@ -219,7 +226,7 @@ def _check_extents(driver: Driver) -> None:
 
 
 def check_totals(driver: Driver, counted: Breakdown) -> None:
-    """Raise unless the totals that are kept from change to change say what a count says, and add up to the pool.
+    """Check that the engine's running totals equal the `counted` slots, and add up to the pool.
 
     Raises:
         IntegrityError: with the figures that do not agree.
@@ -247,7 +254,7 @@ def check_totals(driver: Driver, counted: Breakdown) -> None:
 
 
 def _check_rectangle(engine: Engine) -> None:
-    """Check the slots of a static batch, counted row by row."""
+    """Check the totals of a static batch against its slots, counted row by row."""
     settings, state, batch = engine.settings, engine.state, engine.rectangle
     step = batch.step - 1
     width = batch.stride if settings.preallocated else batch.prompt_width + step

@@ -63,10 +63,10 @@ def encoding_of(workload: Workload, policy: AnyPolicy, base: Policy, model: Mode
 
 
 def encoder_limits(workload: Workload, base: Policy, model: Model) -> dict[str, int]:
-    """Return the outputs that a step computes and that the cache holds, at most; empty without an encoder cache.
+    """Return the largest numbers of image tokens that a step encodes and that the cache holds, as metadata entries.
 
-    Both are the tokens of the largest step, or of the largest image if that has more. Where the model's rule is not
-    known, the largest image is that of the workload.
+    Both are the tokens of the largest step, or of the largest image if it has more. If the model's rule for images is
+    not known, the largest image is that of the workload. Without images or an encoder cache the result is empty.
     """
     if workload.images is None or not isinstance(base, Paged):
         return {}
@@ -76,7 +76,7 @@ def encoder_limits(workload: Workload, base: Policy, model: Model) -> dict[str, 
 
 
 def contents_of(workload: Workload) -> npt.NDArray[np.int64]:
-    """Return the numbers of the images in the order in which an engine numbers them: by first appearance."""
+    """Return the workload's numbers of the images in the order in which an engine numbers them: by first appearance."""
     assert workload.images is not None
     content, first = np.unique(workload.images.content, return_index=True)
     return np.asarray(content[np.argsort(first)])

@@ -24,15 +24,15 @@ from kvsim.steptime import StepTimeModel
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Machine:
-    """Machine of a run: a GPU, a model as it is served, memory for its KV cache, and step times."""
+    """The GPU of a run, the model with its parallelism, the memory of its KV cache, and the step times."""
 
     gpu: Gpu
     model: Model
     kv_bytes: int
-    """Memory for keys and values: on one GPU, or on one of every stage of a pipeline, added up."""
+    """Memory for the KV cache of one GPU; with pipeline stages, the sum over one GPU of each stage."""
     step_time: StepTimeModel
     max_model_len: int | None = None
-    """Longest sequence in tokens of policies that do not state it; None for the model's."""
+    """Longest sequence in tokens for policies without a limit of their own; None for the model's."""
 
     def __repr__(self) -> str:
         num_gpus = self.model.num_gpus * self.model.data_parallel_size
@@ -43,14 +43,14 @@ class Machine:
         )
 
     def limited(self, policy: AnyPolicy) -> Policy:
-        """Return the built-in policy that `policy` is or is based on, with the limits that it has on this machine."""
+        """Return the built-in policy that `policy` is or is based on, with every limit set for this machine."""
         is_a100, release = self.gpu.name.startswith("A100"), release_of(base_of(policy))
         defaults = EngineDefaults.of("llm", self.gpu.memory_bytes, is_a100=is_a100, release=release)
         return limited(policy, self.longest, defaults)
 
     @property
     def longest(self) -> int:
-        """Longest sequence in tokens, prompt and answer together, of a policy that does not state it."""
+        """Longest sequence in tokens, prompt and answer together, for a policy without a limit of its own."""
         return self.max_model_len or self.model.max_position_embeddings
 
     def layout(self, policy: AnyPolicy) -> KVCacheLayout | None:
@@ -65,15 +65,15 @@ class Machine:
         settings = CacheSettings(
             max_model_len=base.max_model_len,
             max_num_batched_tokens=base.scheduler.max_num_batched_tokens,
-            block_size=_block_of_one(self.model, base.cache.block_size),
+            block_size=_tokens_on_each_gpu(self.model, base.cache.block_size),
             enable_prefix_caching=base.cache.enable_prefix_caching,
             keeps_every_state=defaults_of(base.scheduler.vllm).keeps_every_state,
             hybrid_manager=base.cache.hybrid_manager and not base.cache.uniform_cache,
             uniform=base.cache.uniform_cache,
             draft_layers=self.draft_layers(base),
         )
-        of_stages = bytes_per_block(self.model, settings)
-        layout = replace(cache_layout(self.model, settings), bytes_per_block=sum(of_stages))
+        stage_bytes = bytes_per_block(self.model, settings)
+        layout = replace(cache_layout(self.model, settings), bytes_per_block=sum(stage_bytes))
         if isinstance(policy, CustomPolicy) and policy.allocator is not None and not layout.is_uniform:
             raise UsageError(
                 f"{self.model.name} has layers of several kinds, and the allocator of {policy.name!r} hands out units "
@@ -86,7 +86,7 @@ class Machine:
         return layout
 
     def draft_layers(self, policy: Paged) -> tuple[Layer, ...]:
-        """Return the layers of the draft model, which have a KV cache too; none if `policy` has no such model.
+        """Return the layers of the draft model, which have a KV cache too; empty if `policy` has no such model.
 
         Raises:
             UsageError: the draft model is not known, or kvsim does not simulate drafts for this model.
@@ -110,17 +110,12 @@ class Machine:
         layout = self.layout(policy)
         if layout is None:
             _check_tokens(self.model, policy)
-        unit_tokens, bytes_per_unit, first_unit = (
-            policy.unit_tokens,
-            policy.unit_tokens * self.model.kv_bytes_per_token,
-            0,
-        )
-        if layout is not None:
-            unit_tokens, bytes_per_unit = layout.scheduler_block_size, layout.bytes_per_block
-        num_units, windows = self.kv_bytes // bytes_per_unit, None
-        if isinstance(base_of(policy), Paged):  # block 0 exists and is never handed out
+        unit_tokens = policy.unit_tokens if layout is None else layout.scheduler_block_size
+        bytes_per_unit = unit_tokens * self.model.kv_bytes_per_token if layout is None else layout.bytes_per_block
+        num_units, first_unit, windows = self.kv_bytes // bytes_per_unit, 0, None
+        if isinstance(base_of(policy), Paged):  # block 0 is the null block: it takes memory and is never allocated
             num_units, first_unit = num_units - 1, 1
-        elif isinstance(policy, Radix):  # page 0 comes on top
+        elif isinstance(policy, Radix):  # page 0 is a dummy too, beside the memory of the pool
             first_unit, layers = 1, SlotLayers.of(self.model)
             bytes_per_unit = unit_tokens * layers.full_bytes
             num_units = policy.num_slots(self.kv_bytes, layers) // unit_tokens
@@ -146,7 +141,9 @@ class Machine:
 
 
 def _window_pool(policy: Radix, num_units: int, layers: SlotLayers) -> WindowPool | None:
-    """Return SGLang's pool for layers with windows, beside `num_units` of the first pool; None without such layers.
+    """Return SGLang's second pool, for layers with windows; None without such layers.
+
+    `num_units` are the units of the first pool.
 
     Raises:
         BudgetError: one of the two pools has no room for one unit.
@@ -164,7 +161,7 @@ def _window_pool(policy: Radix, num_units: int, layers: SlotLayers) -> WindowPoo
 
 
 def _check_hashes(model: Model, layout: KVCacheLayout) -> None:
-    """Refuse groups whose prefixes vLLM cannot hash: it stops when it starts."""
+    """Refuse groups whose prefixes vLLM cannot hash, because vLLM does not start with these."""
     hashed, sizes = layout.hash_block_size, [group.block_size for group in layout.groups]
     if any(size % hashed for size in sizes):
         raise UsageError(
@@ -174,7 +171,7 @@ def _check_hashes(model: Model, layout: KVCacheLayout) -> None:
 
 
 def _check_tokens(model: Model, policy: AnyPolicy) -> None:
-    """Refuse models with recurrent states under a policy that allocates memory by tokens."""
+    """Refuse models with recurrent states if the policy allocates memory by tokens."""
     if model.recurrent_layers:
         raise UsageError(
             f"{model.name} has {len(model.recurrent_layers)} recurrent layers, whose states are no tokens, and the "
@@ -183,12 +180,12 @@ def _check_tokens(model: Model, policy: AnyPolicy) -> None:
 
 
 def release_of(policy: Policy) -> str:
-    """Return the vLLM release whose rules a policy follows; the default for schedulers other than vLLM's."""
+    """Return the vLLM release whose rules a policy follows; the default release if its scheduler is not vLLM's."""
     return DEFAULT if isinstance(policy, Static | Radix) else policy.scheduler.vllm
 
 
 def check_stages(machine: Machine, policy: Policy) -> None:
-    """Refuse step times that are not given for each pipeline stage, and pipelines that kvsim cannot simulate."""
+    """Refuse step times that are not those of each pipeline stage, and pipelines that kvsim cannot simulate."""
     size, num_known = machine.model.pipeline_parallel_size, len(coefficients_of(machine.step_time)) or 1
     if num_known not in (1, size) or (num_known == 1 < size and not isinstance(policy, Static)):
         raise UsageError(
@@ -204,8 +201,8 @@ def check_stages(machine: Machine, policy: Policy) -> None:
         )
 
 
-def _block_of_one(model: Model, block_size: int) -> int:
-    """Return the number of tokens of a block on each GPU of a group that divides contexts.
+def _tokens_on_each_gpu(model: Model, block_size: int) -> int:
+    """Return the number of tokens of a block on each GPU, if GPUs divide contexts among themselves.
 
     Raises:
         UsageError: `block_size`, the tokens on all of these GPUs together, is no multiple of their number.

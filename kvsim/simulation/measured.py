@@ -12,7 +12,7 @@ from kvsim.recording import Meta, Recording
 from kvsim.recording.tables import Requests
 
 TIMELINE_POINTS = 2048
-"""Largest number of points of a timeline; with one more, every second point is dropped."""
+"""Largest number of points of a timeline; when there is one more, every second point is dropped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -37,7 +37,7 @@ class Measured:
 
     @classmethod
     def of(cls, recording: Recording) -> Measured:
-        """Return the same results from a recording."""
+        """Return the results of a recorded run."""
         steps, pool = recording.steps, recording.meta.pool
         some = slice(None, None, -(-len(steps) // TIMELINE_POINTS) or 1)
         timeline = Timeline(

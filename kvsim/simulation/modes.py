@@ -1,4 +1,4 @@
-"""Choice of the engine's mode: interpreted, or compiled if that is possible and the run is long enough to gain."""
+"""Choice between the interpreted and the compiled engine: compiled if that is possible and the run is long enough."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from kvsim.steptime import StepTimeModel
 
 EngineName: TypeAlias = Literal["auto", "compiled", "interpreted"]
 WORTH_COMPILING = 5_000
-"""Number of requests from which on compiling pays; it is done once per machine."""
+"""Number of requests from which on compiling saves time; the machine code is then kept on disk."""
 WORTH_LOADING = 2_000
-"""Number of output tokens from which on loading machine code, if it exists already, pays."""
+"""Number of output tokens from which on loading existing machine code saves time."""
 _MANY_TOKENS = 500_000
-"""Number of output tokens from which on compiling pays even for few requests, whose small batches take many steps."""
+"""Number of output tokens from which on compiling saves time even for few requests, whose batches are small."""
 _LONG = 50_000
-"""Number of requests from which on a notice tells that the run would be faster compiled."""
+"""Number of requests from which on a message tells the user that compiling would make the run faster."""
 
 
 def engine_for(engine: EngineName, policy: AnyPolicy) -> EngineName:
@@ -41,7 +41,7 @@ def engine_for(engine: EngineName, policy: AnyPolicy) -> EngineName:
 
 
 def engine_for_several(memory: MemoryManager) -> EngineName:
-    """Return the engine to request for several runs with one kind of memory, which share the cost of compiling."""
+    """Return the engine for several runs with the same kind of memory, which share the cost of compiling."""
     return "compiled" if not has_machine_code(memory) and has_numba() else "auto"
 
 
@@ -52,22 +52,22 @@ def begins_compiled(
     engine: EngineName,
     memory: MemoryManager | None,
 ) -> bool:
-    """Tell whether a run that asks for `engine` is compiled from its beginning, by its requests and output tokens.
+    """Tell whether a run with the setting `engine` is compiled from its beginning.
 
-    If machine code for the `memory` of the engine exists already, shorter runs are compiled too; None ignores it.
+    Shorter runs are compiled too if machine code for `memory` exists already; if `memory` is None, that is ignored.
 
     Raises:
         UsageError: `engine` is `compiled`, and the run cannot be.
     """
-    pays = engine == "compiled" or (engine == "auto" and num_output_tokens >= WORTH_LOADING)
-    if pays and coefficients_of(step_time) and memory is not None and has_machine_code(memory):
-        return True  # without loading numba
+    loads = engine == "compiled" or (engine == "auto" and num_output_tokens >= WORTH_LOADING)
+    if loads and coefficients_of(step_time) and memory is not None and has_machine_code(memory):
+        return True  # existing machine code needs no numba, which `may_compile` would load
     is_long = num_requests >= WORTH_COMPILING or num_output_tokens >= _MANY_TOKENS
     return (engine == "compiled" or is_long) and may_compile(num_requests, step_time, engine)
 
 
 def may_compile(num_requests: int, step_time: StepTimeModel, engine: EngineName) -> bool:
-    """Tell whether a run that asks for `engine` may be compiled once it turns out to be long; this loads numba.
+    """Tell whether a run with the setting `engine` may be compiled once it turns out to be long; this loads numba.
 
     Raises:
         UsageError: `engine` is `compiled`, and the run cannot be.

@@ -19,7 +19,7 @@ import simpy
 from kvsim.engine.arrays import column
 from kvsim.errors import IntegrityError, UsageError
 from kvsim.policies import AnyPolicy, Paged
-from kvsim.policies.connectors import Connector, Exchange, KvLink, Remote, Role
+from kvsim.policies.connectors import Connector, Exchange, KvLink, Remote, Role, refuse_with_connector
 from kvsim.policies.routers import RouteName, Router
 from kvsim.recording import Meta, RecordingBuilder
 from kvsim.recording.tables import Requests
@@ -71,13 +71,13 @@ class Disaggregation:
 
     def decodes(self, setup: Setup) -> Connector:
         """Return the connector of a decode server."""
-        draw = np.random.default_rng(self.seed)
-        failing = draw.random(len(setup.workload)) < self.failed_share
-        blocks = -(-setup.demand.prompt // setup.pool.unit_tokens)
-        places = (draw.random(len(failing)) * blocks).astype(np.int64)
+        generator = np.random.default_rng(self.seed)
+        failing = generator.random(len(setup.workload)) < self.failed_share
+        num_blocks = -(-setup.demand.prompt // setup.pool.unit_tokens)
+        failed_blocks = (generator.random(len(failing)) * num_blocks).astype(np.int64)
         exchanges = [
-            Exchange(remote=Remote.HAS_PROMPT, bad=(int(place),) if fails else (), rank=row)
-            for row, (fails, place) in enumerate(zip(failing.tolist(), places.tolist(), strict=True))
+            Exchange(remote=Remote.HAS_PROMPT, bad=(int(block),) if fails else (), rank=row)
+            for row, (fails, block) in enumerate(zip(failing.tolist(), failed_blocks.tolist(), strict=True))
         ]
         return Connector(role=Role.CONSUMER, recomputes=self.recomputes, link=self.link, exchanges=exchanges)
 
@@ -90,18 +90,11 @@ def check_policy(policy: AnyPolicy) -> None:
     """
     if not isinstance(policy, Paged):
         raise UsageError("prompts are computed and decoded apart with the paged policy; leave --policy out.")
-    cache = policy.cache
-    for name, value in (
-        ("--kv-offloading-size", cache.kv_offloading_size),
-        ("--swap-gib", cache.swap_gib),
-        ("--speculative-config", policy.scheduler.speculative_config),
-    ):
-        if value:
-            raise UsageError(f"{name} is not modelled on prefill and decode servers; leave it out.")
+    refuse_with_connector(policy, "on prefill and decode servers")
 
 
 class PrefillDecodeRun(SimulationRun):
-    """A workload on prefill and decode servers."""
+    """Run of a workload on prefill and decode servers."""
 
     def __init__(
         self,
@@ -110,7 +103,7 @@ class PrefillDecodeRun(SimulationRun):
         dispatchers: tuple[Dispatcher, Dispatcher],
         builders: Sequence[RecordingBuilder] = (),
     ) -> None:
-        """Build the servers; `setup` is that of decode servers, and prefill servers are first in `builders`.
+        """Build the servers; `setup` is for decode servers, and `builders` begin with those of prefill servers.
 
         Raises:
             UsageError: a setting does not go with a KV connector.
@@ -179,17 +172,17 @@ class PrefillDecodeRun(SimulationRun):
 
     @property
     def fetched_blocks(self) -> int:
-        """Blocks that decode servers have fetched."""
+        """Number of blocks that decode servers have fetched."""
         return self._pair.fetched_blocks
 
     @property
     def duplicates(self) -> DuplicatePrefixes:
-        """Prefixes that more than one prefill server held."""
+        """Counts of prefixes that more than one prefill server held."""
         return self._dispatchers[0].duplicates
 
 
 class Pair:
-    """The router in front of prefill and decode servers; to a source of requests it is a `Dispatcher`."""
+    """The router in front of prefill and decode servers; a source of requests uses it as a `Dispatcher`."""
 
     lag_s = 0.0
 
@@ -206,14 +199,14 @@ class Pair:
         """Numbers of the servers of each request; -1 until they are chosen."""
         self._homes: dict[int, ServerProcess] = {}
         """The prefill server of each request whose KV is not read yet."""
-        self._num_left = 0
+        self._num_prefilled = 0
 
     def choose(self, row: int, at_s: float, servers: Sequence[ServerProcess]) -> _Path:  # noqa: ARG002
         """Return an object that sends the request in `row` through the fleet."""
         return _Path(self._serve)
 
     def _serve(self, row: int, at_s: float) -> simpy.Event:
-        """Send a request through the fleet; the event says when it has ended."""
+        """Send a request through the fleet; return an event that occurs when the request has ended."""
         return self._environment.process(self._run(row, at_s))
 
     def _run(self, row: int, at_s: float) -> Generator[simpy.Event, float, float]:
@@ -224,17 +217,17 @@ class Pair:
             self.prefill_of[row] = self.prefills.index(prefill)
             at_s = yield prefill.send(row, at_s)
             self._homes[row] = prefill
-            self._num_left += 1
+            self._num_prefilled += 1
         decode = second.choose(row, at_s, self.decodes)
         self.decode_of[row] = self.decodes.index(decode)
         ended_s = yield decode.send(row, at_s)
         return ended_s
 
     def add(self, server: ServerProcess, number: int) -> None:
-        """Ignore the request: the pair has sent it itself."""
+        """Ignore the request, because the pair has sent it itself."""
 
     def tell(self, server: ServerProcess) -> None:
-        """Take the loads that a decode server has begun; when each ends, tell the prefill server to free its blocks."""
+        """Take the loads that a decode server has begun; at the end of each, let the prefill server free the blocks."""
         loads, freed = server.driver.news()
         for number, done_s in loads:
             self._environment.process(self._read(number, done_s))
@@ -250,17 +243,17 @@ class Pair:
 
     @property
     def fetched_blocks(self) -> int:
-        """Blocks that decode servers have fetched."""
+        """Number of blocks that decode servers have fetched."""
         return sum(int(each.driver.engine.connector.state.num_fetched_blocks) for each in self.decodes)
 
     def check(self) -> None:
-        """Check that the KV of every prompt was read, and that no server holds blocks any more.
+        """Check, after a run, that the KV of every prompt was read, and that no server holds blocks.
 
         Raises:
             IntegrityError: a prompt was not read, or a server still holds blocks.
         """
         if self._homes:
-            raise IntegrityError(f"{len(self._homes)} of {self._num_left} prompts were never read.")
+            raise IntegrityError(f"{len(self._homes)} of {self._num_prefilled} prompts were never read.")
         for kind, servers in (("prefill", self.prefills), ("decode", self.decodes)):
             for number, server in enumerate(servers):
                 engine = server.driver.engine
@@ -273,7 +266,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class _Path:
-    """Stands in for a server: a source calls `send`, and the request goes through the whole fleet."""
+    """Replacement for a server: a source calls `send`, and the request goes through the whole fleet."""
 
     send: Callable[[int, float], simpy.Event]
 

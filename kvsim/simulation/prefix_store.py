@@ -1,16 +1,21 @@
 """A store of prefixes that all servers of a fleet read and write.
 
-A model of stores such as LMCache's server and Mooncake Store. The connector of each server is vLLM's, decision by
-decision: it asks when the scheduler looks at a waiting request, takes blocks, and loads between steps. The store itself
-is assumed: the full blocks of a prompt are written when its first token is there, over the server's link, without a
-delay of its steps; of the least recently used prefix the last block is evicted first; a load that has begun completes.
+This models stores such as LMCache's server and Mooncake Store. The connector of each server makes vLLM's decisions: it
+asks the store when the scheduler looks at a waiting request, allocates blocks, and loads between steps. The store
+itself rests on assumptions:
+- The full blocks of a prompt are written when its first token is computed, over the server's link, without delaying
+  the server's steps.
+- The least recently used prefix is evicted first, beginning with its last block.
+- A load that has begun completes.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from math import isnan
 from typing import TYPE_CHECKING, NamedTuple
 
 import simpy
@@ -19,7 +24,7 @@ from kvsim.engine.paged import prefix_hits
 from kvsim.engine.state import PREEMPTED, WAITING
 from kvsim.errors import IntegrityError, UsageError
 from kvsim.policies import Paged
-from kvsim.policies.connectors import Connector, Exchange, KvLink, Role
+from kvsim.policies.connectors import Connector, Exchange, KvLink, Role, refuse_with_connector
 
 if TYPE_CHECKING:
     from kvsim.simulation.server import ServerProcess
@@ -47,18 +52,18 @@ class PrefixStore:
 
 
 class StoreTotals(NamedTuple):
-    """Blocks of a store in a run."""
+    """Numbers of blocks that a store has loaded, written, evicted and held in a run."""
 
     loaded_blocks: int
     written_blocks: int
     evicted_blocks: int
     most_blocks: int
-    """Blocks that it held at most."""
+    """Largest number of blocks held at once."""
     capacity_blocks: int
 
 
 class StoredPrefixes:
-    """The content of a store: keys of blocks, the least recently used first."""
+    """The content of a store: keys of blocks, the least recently used block first."""
 
     def __init__(self, num_blocks: int) -> None:
         """Prepare a store of at most `num_blocks` blocks."""
@@ -70,18 +75,14 @@ class StoredPrefixes:
         return len(self._used)
 
     def num_leading(self, keys: Sequence[int]) -> int:
-        """Count the leading `keys` that are stored. A stored block has all blocks before it with it."""
-        low, high = 0, len(keys)
-        while low < high:
-            middle = (low + high + 1) // 2
-            if keys[middle - 1] in self._used:
-                low = middle
-            else:
-                high = middle - 1
-        return low
+        """Return the number of leading `keys` that are stored, by binary search.
+
+        All blocks before a stored block are stored too, because the last block of a prefix is evicted first.
+        """
+        return bisect_left(range(len(keys)), True, key=lambda index: keys[index] not in self._used)
 
     def put(self, keys: Sequence[int]) -> None:
-        """Store blocks, as many leading ones as there is room for, and note that all were used: the last first."""
+        """Store the leading blocks that fit, and mark all blocks as used, from the last to the first."""
         keys = keys[: self.capacity]
         for key in reversed(keys):
             if key in self._used:
@@ -95,7 +96,7 @@ class StoredPrefixes:
         self.most = max(self.most, len(self._used))
 
     def check(self, chains: Sequence[Sequence[int]] = ()) -> None:
-        """Check the account, and that no stored block of the `chains` lacks one before it.
+        """Check the numbers of blocks, and that all blocks before a stored block of the `chains` are stored too.
 
         Raises:
             IntegrityError: a block is lost, or the store holds more than it has room for.
@@ -111,7 +112,7 @@ class StoredPrefixes:
 
 
 class SharedStore:
-    """The store of a fleet on its clock; to a server it is the other side of a pair."""
+    """The store of a fleet on the clock of the simulation; servers use it as their `Exchanging`."""
 
     def __init__(self, environment: simpy.Environment, setup: Setup, store: PrefixStore) -> None:
         """Prepare the store of the servers of `setup`.
@@ -133,16 +134,16 @@ class SharedStore:
 
     @property
     def totals(self) -> StoreTotals:
-        """Counts so far."""
+        """Counts of blocks so far."""
         content = self.content
         return StoreTotals(self._num_loaded, content.num_written, content.num_evicted, content.most, content.capacity)
 
     def horizon_s(self) -> float:
-        """Return the present: a server takes one step at a time, since each may find what another has stored."""
+        """Return the present time: servers run one step at a time, since each step may hit what another has stored."""
         return float(self._environment.now)
 
     def add(self, server: ServerProcess, number: int) -> None:
-        """Note that a request was sent to `server`, and what it finds."""
+        """Record that a request was sent to `server`, and tell the connector the number of stored tokens."""
         engine = server.driver.engine
         sequence = server.driver.sequence(number)
         blocks = int(sequence.prompt_tokens) // int(engine.settings.unit_tokens)
@@ -158,7 +159,7 @@ class SharedStore:
             self._num_loaded += int(server.driver.engine.connector.transfers[number].num_blocks)
         times = server.driver.engine.times
         done = [number for number, home in self._without_token.items()
-                if home is server and times[number].first_token_s == times[number].first_token_s]  # fmt: skip
+                if home is server and not isnan(times[number].first_token_s)]  # fmt: skip
         for number in done:
             del self._without_token[number]
             self._environment.process(self._write(self._keys.pop(number), float(times[number].first_token_s)))
@@ -174,7 +175,7 @@ class SharedStore:
             self._tell_found(server, number)
 
     def _tell_found(self, server: ServerProcess, number: int) -> None:
-        """Tell the connector how many tokens the store holds of a request that waits."""
+        """Tell the connector the number of a waiting request's tokens that the store holds."""
         engine = server.driver.engine
         if engine.sequences[number].status in (WAITING, PREEMPTED):
             stored = self.content.num_leading(self._keys[number]) * int(engine.settings.unit_tokens)
@@ -188,13 +189,7 @@ def _check(setup: Setup) -> None:
     if not policy.cache.enable_prefix_caching:
         raise UsageError("--prefix-store-gib stores prefixes by the keys of prefix caching; leave out "
                          "--no-prefix-caching.")  # fmt: skip
-    for name, value in (
-        ("--kv-offloading-size", policy.cache.kv_offloading_size),
-        ("--swap-gib", policy.cache.swap_gib),
-        ("--speculative-config", policy.scheduler.speculative_config),
-    ):
-        if value:
-            raise UsageError(f"{name} is not modelled beside a prefix store; leave it out.")
+    refuse_with_connector(policy, "beside a prefix store")
     if setup.pipeline.pipeline_parallel_size > 1 or setup.machine.model.data_parallel_size > 1:
         raise UsageError("a prefix store is modelled for servers of one stage and one rank; leave out "
                          "--pipeline-parallel-size and --data-parallel-size.")  # fmt: skip

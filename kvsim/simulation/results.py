@@ -1,4 +1,7 @@
-"""Results of an engine, slice by slice, for the rest of kvsim: sums of its steps, tables of a recording."""
+"""Collection of an engine's results while it runs: sums over its steps, and the tables of a recording.
+
+An engine writes its rows to buffers that are used again, so they are drained after every slice of the run.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ if TYPE_CHECKING:
 
 _STATUS = {FINISHED: RequestStatus.FINISHED, ABORTED: RequestStatus.ABORTED}
 NO_ROW = -1
-"""The value of `Sequence.open_row` where there is none."""
+"""Value of `Sequence.open_row` for a sequence without a row of the schedule that may be extended."""
 _SHAPE_COLUMNS = {
     "num_seqs": "num_scheduled",
     "num_tokens": "num_tokens",
@@ -49,18 +52,18 @@ _SHAPE_COLUMNS = {
     "shared_tokens": "shared_tokens",
     "num_new_seqs": "num_new_seqs",
 }
-"""The fields of a `StepShape` among those of a step."""
-_OF_SLOTS = ("written", "useful", "rounding", "padding", "shared", "expired")
-"""The fields of `SlotTotals` among those of a step; the others are there in units."""
+"""Fields of a `StepShape`, and the fields of an engine's step that have their values."""
+_SLOT_FIELDS = ("written", "useful", "rounding", "padding", "shared", "expired")
+"""Fields of `SlotTotals` that a step counts in slots too; a step counts the other fields in units."""
 _SUMMED = (
     "start_s", "num_scheduled", "running", "waiting", "num_tokens", "preempted", "num_admitted", "swapped_out",
-    "swapped_in", "free_units", "cached_units", "unusable_units", *_OF_SLOTS,
+    "swapped_in", "free_units", "cached_units", "unusable_units", *_SLOT_FIELDS,
 )  # fmt: skip
-"""The fields of a step that a summary needs."""
+"""Fields of a step that a summary needs."""
 
 
 def largest_shape(engine: Engine) -> StepShape | None:
-    """Return the largest value of every field among the steps of the slice; None without steps."""
+    """Return a shape with the largest value of each field among the steps of the slice; None without steps."""
     if not (num_steps := _num_steps(engine)):
         return None
     steps = engine.steps
@@ -73,7 +76,7 @@ def largest_shape(engine: Engine) -> StepShape | None:
 
 
 class Totals:
-    """Adds up the steps of a run, and keeps evenly spaced steps as its timeline."""
+    """Sums over the steps of a run, and evenly spaced steps as its timeline."""
 
     def __init__(self, pool: Pool, limits: Limits | None) -> None:
         assert pool.num_units is not None
@@ -102,24 +105,24 @@ class Totals:
             self._end_s = float(engine.outputs[num_outputs - 1].time_s)
 
     def _keep(self, steps: npt.NDArray[Any]) -> None:
-        """Keep a copy of steps: the next slice writes to their records again."""
+        """Keep a copy of steps until enough are there to add; the next slice overwrites their records."""
         if len(steps):
             self._kept.append(steps.copy())
             self._num_kept += len(steps)
 
     def _add_kept(self) -> None:
-        """Add all steps that were kept."""
+        """Add the kept steps to the sums."""
         together = self._kept[0]
         if len(self._kept) > 1:
-            together = np.concatenate(self._kept, dtype=together.dtype)  # with the type given, it compares no fields
+            together = np.concatenate(self._kept, dtype=together.dtype)  # faster with the type given
         self._add(together)
         self._kept, self._num_kept = [], 0
 
     def _add(self, records: npt.NDArray[Any]) -> None:
         unit_slots = self._pool.unit_slots
-        steps = {name: records[name].copy() for name in _SUMMED}  # read several times, and faster side by side
+        steps = {name: records[name].copy() for name in _SUMMED}  # contiguous columns are faster to read
         free, cached, unusable = (steps[f"{name}_units"] * unit_slots for name in ("free", "cached", "unusable"))
-        totals = SlotTotals(free=free, cached=cached, unusable=unusable, **{name: steps[name] for name in _OF_SLOTS})
+        totals = SlotTotals(free=free, cached=cached, unusable=unusable, **{name: steps[name] for name in _SLOT_FIELDS})
         figures = StepFigures(
             start_s=steps["start_s"],
             scheduled=steps["num_scheduled"],
@@ -134,11 +137,11 @@ class Totals:
             swapped_out=steps["swapped_out"],
             swapped_in=steps["swapped_in"],
         )
-        self._mark(figures)
+        self._extend_timeline(figures)
         self._sums.add(figures)
 
-    def _mark(self, figures: StepFigures) -> None:
-        """Put every so manieth step into the timeline; where it gets too long, every second point goes."""
+    def _extend_timeline(self, figures: StepFigures) -> None:
+        """Add every `_stride`-th step to the timeline; if it gets too long, drop every second point."""
         every = slice(-self._sums.num_steps % self._stride, None, self._stride)
         columns = (figures.start_s, figures.scheduled, figures.waiting, figures.held)
         points = np.stack([column[every] for column in columns], dtype=np.float64)
@@ -148,7 +151,10 @@ class Totals:
             self._stride *= 2
 
     def finish(self, engine: Engine, requests: Requests, meta: Meta, name: str) -> Measured:
-        """Return the results of the run, which is over. A slot held in vain is not useful; see `engine.totals`."""
+        """Return the results of the finished run.
+
+        Slots that were held for tokens that were never computed do not count as useful; see `engine.totals`.
+        """
         if self._num_kept:
             self._add_kept()
         settle_unsure_slots(engine, self._end_s)
@@ -163,16 +169,16 @@ class Totals:
 
 
 class FinalRows:
-    """Hands the rows of a recording to a builder as they become final."""
+    """Rows of a recording, passed to a builder as soon as they are final."""
 
     def __init__(self, builder: RecordingBuilder, contents: npt.NDArray[np.int64] | None = None) -> None:
         """Args:
         builder: Receiver of the rows.
-        contents: Images by their number in the engine, from 1 on; None if it has none.
+        contents: Number in the workload of each image, by its number in the engine (from 1 on); None without images.
         """
         self._builder, self._contents = builder, contents
-        self._waiting: dict[str, npt.NDArray[Any]] = {}  # steps whose output is to come
-        self._number_of: npt.NDArray[np.int32] | None = None  # where some of the workload went elsewhere
+        self._waiting: dict[str, npt.NDArray[Any]] = {}  # columns of the steps whose output is not processed yet
+        self._number_of: npt.NDArray[np.int32] | None = None  # None if numbers in the recording are workload rows
         self._num_numbered = 0
 
     def take(self, engine: Engine) -> None:
@@ -187,7 +193,7 @@ class FinalRows:
             self._take_encoder(engine, self._contents)
 
     def finish(self, requests: Requests, transfers: Transfers | None, images: PromptImages | None) -> None:
-        """Append the requests, the transfers and the images; the run is over."""
+        """Append the requests, the transfers and the images of the finished run."""
         self._builder.append(requests)
         for optional in (transfers, images):
             if optional is not None:
@@ -206,11 +212,11 @@ class FinalRows:
         self._num_numbered += len(rows)
 
     def _numbered(self, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return the numbers of rows of the workload in the recording; -1 stays."""
+        """Return the numbers that `rows` of the workload have in the recording; -1 stays -1."""
         return rows if self._number_of is None else np.where(rows < 0, rows, self._number_of[rows])
 
     def _take_steps(self, engine: Engine) -> None:
-        """Drain the steps whose output was processed; the last step may have to wait for its output."""
+        """Drain the steps whose output was processed; the others stay in `_waiting`."""
         num_steps, num_outputs = _num_steps(engine), _num_outputs(engine)
         names = ["seq", "start_s", "prefill_tokens", "num_tokens", "num_scheduled", "running", "waiting", "preempted",
                  "free_units", "unusable_units", "free_windows", "cached_windows", "swapped_out",
@@ -273,26 +279,28 @@ class FinalRows:
 
     def _take_copies(self, engine: Engine) -> None:
         """Drain the copies between GPU and host that were reported in the slice."""
-        host = engine.host
-        columns = {name: column(host.copy_rows, name, host.state.num_copy_rows) for name, _ in Copies.columns()}
-        columns |= {"kind": columns["kind"].astype(np.uint8), "request": self._numbered(columns["request"])}
-        self._builder.append(Copies(**columns))
+        self._builder.append(Copies(**self._columns(Copies, engine.host.copy_rows, engine.host.state.num_copy_rows)))
 
     def _take_encoder(self, engine: Engine, contents: npt.NDArray[np.int64]) -> None:
         """Drain the events of the encoder cache."""
-        cache = engine.encoder
-        columns = {name: column(cache.rows, name, cache.state.num_rows) for name, _ in EncoderEvents.columns()}
-        columns |= {"kind": columns["kind"].astype(np.uint8), "request": self._numbered(columns["request"])}
+        columns = self._columns(EncoderEvents, engine.encoder.rows, engine.encoder.state.num_rows)
         self._builder.append(EncoderEvents(**columns | {"image": contents[columns["image"] - 1].astype(np.int32)}))
 
+    def _columns(
+        self, table: type[Copies | EncoderEvents], rows: Records[Any], num_rows: int
+    ) -> dict[str, npt.NDArray[Any]]:
+        """Return the columns of `table` in the first `num_rows` of an engine's rows."""
+        columns = {name: column(rows, name, num_rows) for name, _ in table.columns()}
+        return columns | {"kind": columns["kind"].astype(np.uint8), "request": self._numbered(columns["request"])}
+
     def _take_schedule(self, engine: Engine) -> None:
-        """Drain the rows before the first that may still be extended, the last row of a running sequence."""
+        """Drain the rows before the first row that may still be extended: the last row of a running sequence."""
         num_rows, rows = engine.state.num_schedule_rows, engine.schedule_rows
         sequences: Any = engine.sequences
-        nodes = column(rows, "request", num_rows) + 1  # a row that may be extended is among these
-        status, open_rows = _chosen(sequences, "status", nodes), _chosen(sequences, "open_row", nodes)
-        may_go_on = open_rows[(status == RUNNING) & (open_rows >= 0)]
-        num_final = int(may_go_on.min(initial=num_rows))
+        nodes = column(rows, "request", num_rows) + 1  # only rows of these sequences may be extended
+        status, open_rows = _field_at(sequences, "status", nodes), _field_at(sequences, "open_row", nodes)
+        extensible = open_rows[(status == RUNNING) & (open_rows >= 0)]
+        num_final = int(extensible.min(initial=num_rows))
         names = ["step", "request", "computed_before", "tokens", "repeat"]
         if engine.settings.num_drafts:
             names.append("known")
@@ -309,28 +317,26 @@ class FinalRows:
         engine.state.num_schedule_rows = num_rows - num_final
 
 
-def _chosen(records: Records[Any], name: str, indices: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return a field of some records."""
+def _field_at(records: Records[Any], name: str, indices: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return the field `name` of the records at `indices`."""
     if isinstance(records, np.ndarray):
         return np.asarray(records[name][indices])
     return np.array([getattr(records[index], name) for index in indices.tolist()], np.int64)
 
 
 def rows_of(engine: Engine, begin: int = 0) -> npt.NDArray[np.int64]:
-    """Return the rows of the workload that were sent to this engine, in order, from the `begin`-th on."""
-    nodes = _chosen(engine.lines, "arrived", np.arange(begin, engine.state.num_submitted))
+    """Return the workload rows of the requests that this engine got, in order of sending, without the first `begin`."""
+    nodes = _field_at(engine.lines, "arrived", np.arange(begin, engine.state.num_submitted))
     return np.asarray(nodes - 1, np.int64)
 
 
 def requests_of(engine: Engine, workload: Workload, rows: npt.NDArray[np.int64], hashes: Ragged[np.int64]) -> Requests:
-    """Return the outcome of the requests in `rows` of `workload`, whose prompts have `hashes`, in a run that is
-    over.
-    """
+    """Return the outcome, in a finished run, of the requests in `rows` of `workload`; `hashes` are their prompts'."""
 
     def of(name: str) -> npt.NDArray[Any]:
         return np.asarray(column(engine.sequences, name)[1:][rows])
 
-    def when(name: str) -> npt.NDArray[Any]:
+    def time(name: str) -> npt.NDArray[Any]:
         return np.asarray(column(engine.times, name)[1:][rows])
 
     status = np.full(len(rows), RequestStatus.UNFINISHED, np.uint8)
@@ -338,28 +344,28 @@ def requests_of(engine: Engine, workload: Workload, rows: npt.NDArray[np.int64],
         status[of("status") == number] = meaning
     status[of("is_refused")] = RequestStatus.REFUSED
     turns = None if workload.turns is None else workload.turns.take(rows)
-    waiting: dict[str, npt.NDArray[Any]] = {}
+    optional: dict[str, npt.NDArray[Any]] = {}
     if turns is not None:
-        waiting = {name: getattr(turns, name) for name in ("after", "pause_s", "history_tokens")}
+        optional = {name: getattr(turns, name) for name in ("after", "pause_s", "history_tokens")}
     if workload.adapter.any():
-        waiting["adapter"] = workload.adapter[rows]
+        optional["adapter"] = workload.adapter[rows]
     return Requests(
         request=np.arange(len(rows), dtype=np.int32),
         id=np.asarray(workload.ids, np.str_)[rows],
-        arrival_s=when("arrival_s"),
-        arrival_seq=when("arrival_seq"),
+        arrival_s=time("arrival_s"),
+        arrival_seq=time("arrival_seq"),
         prompt_tokens=workload.prompt_tokens[rows],
         output_tokens=of("num_tokens") - workload.prompt_tokens[rows],
         max_tokens=workload.max_tokens[rows],
         priority=workload.priority[rows],
         prompt_hashes=hashes,
-        first_scheduled_s=when("first_scheduled_s"),
-        first_token_s=when("first_token_s"),
-        finished_s=when("finished_s"),
+        first_scheduled_s=time("first_scheduled_s"),
+        first_token_s=time("first_token_s"),
+        finished_s=time("finished_s"),
         status=status,
         preemptions=of("preemptions"),
         cached_tokens=of("cached_tokens"),
-        **waiting,
+        **optional,
     )
 
 
@@ -369,14 +375,14 @@ def transfers_of(
     servers: npt.NDArray[np.int32] | None,
     bad: Sequence[Sequence[int]] | None,
 ) -> Transfers:
-    """Return the transfers of the requests in `rows` of the workload, which has one with a server for each.
+    """Return the transfers of the KV of the requests in `rows` of the workload.
 
     Args:
-        engine: a prefill or a decode server, whose run is over.
-        rows: the requests that were sent to it, in order.
+        engine: the engine of a prefill or a decode server, whose run is over.
+        rows: the requests that were sent to the server, in order.
         servers: number of the other server for each request of the workload; None for a store.
-        bad: for each request of the workload, the places that fail to load, among the blocks that are transferred; None
-            where none fails.
+        bad: for each request of the workload, the transferred blocks that fail to load, by their index in the transfer;
+            None if no block fails.
     """
 
     def of(name: str) -> npt.NDArray[Any]:

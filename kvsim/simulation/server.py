@@ -1,12 +1,12 @@
-"""A server as a SimPy process.
+"""A server as a SimPy process, which runs its engine in slices of many steps.
 
-Its engine runs many steps at once: up to the next time at which another part of the simulation may affect it, or at
-which others need to know what it has done.
+A slice ends at the next time at which another part of the simulation may affect the server, or needs its results.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Generator
 from typing import Protocol
 
@@ -41,7 +41,7 @@ Slice = Callable[[Engine], None]
 
 
 class Horizon(Protocol):
-    """Knows how far a server may run ahead of the others."""
+    """Function that limits how far a server may run ahead of the rest of the simulation."""
 
     def __call__(self) -> float:
         """Return the time in seconds until which no event outside the server affects it."""
@@ -54,7 +54,7 @@ class Exchanging(Protocol):
         """Record that request `number` was sent to a server."""
 
     def tell(self, server: ServerProcess) -> None:
-        """Take the transfers that a server has begun in its last slice."""
+        """Process the transfers that a server has begun in its last slice."""
 
 
 class Meeting(Protocol):
@@ -68,7 +68,7 @@ class Meeting(Protocol):
 
 
 class ServerProcess:
-    """One engine, its queue and its clients."""
+    """One engine, and the events that report the ends of its requests to clients."""
 
     def __init__(
         self,
@@ -82,9 +82,17 @@ class ServerProcess:
         lockstep: Meeting | None = None,
         rows: range,
     ) -> None:
-        """Serve on the clock of `environment`; the process ends when no event is left.
+        """Start the process on the clock of `environment`.
 
-        `rows` are the rows of the engine's requests in the workload of all servers.
+        Args:
+            environment: the SimPy environment of the simulation.
+            driver: the driver of the engine.
+            kernels: the kernels that a process of `generate()` has used; None for other engines.
+            listeners: functions that read the engine's results after each slice.
+            horizon: gives the time until which no event outside the server affects it.
+            exchange: the exchange of KV with other servers or a store, if there is one.
+            lockstep: servers whose steps wait for those of this server, if there are any.
+            rows: rows of the engine's requests in the workload of all servers.
         """
         self.driver = driver
         self._environment = environment
@@ -120,23 +128,22 @@ class ServerProcess:
     def held_tokens(self, row: int) -> int:
         """Return the number of leading tokens of the prompt in `row` whose blocks requests hold; 0 with several groups.
 
-        A request that holds a block holds all blocks before it, so the first block that is not held is found by a
-        binary search.
+        A request that holds a block holds all blocks before it, so a binary search finds the first block that is free.
         """
         engine = self.driver.engine
         if not engine.settings.prefix_caching or engine.settings.num_groups > 1:
             return 0
-        sequence = self.driver.sequence(row + 1)
-        low, high = 0, self.driver.hit_tokens(row + 1) // int(engine.groups[0].block_size)
-        while low < high:
-            middle = (low + high + 1) // 2
+        sequence, block_size = self.driver.sequence(row + 1), int(engine.groups[0].block_size)
+
+        def is_free(index: int) -> bool:
             with np.errstate(over="ignore"):  # keys are hashed modulo 2**64
-                block = prefix_cache.find(engine, prefix_hits.key_of(engine, sequence, 0, middle - 1))
-            low, high = (middle, high) if engine.blocks[block].refs > 0 else (low, middle - 1)
-        return low * int(engine.groups[0].block_size)
+                block = prefix_cache.find(engine, prefix_hits.key_of(engine, sequence, 0, index))
+            return bool(engine.blocks[block].refs == 0)
+
+        return bisect_left(range(self.driver.hit_tokens(row + 1) // block_size), True, key=is_free) * block_size
 
     def cached_keys(self) -> npt.NDArray[np.int64]:
-        """Return the keys of the cached blocks that other requests can hit, without repetition, in ascending order."""
+        """Return the distinct keys of the cached blocks that other requests can hit, in ascending order."""
         engine = self.driver.engine
         if not engine.settings.prefix_caching:
             return np.empty(0, np.int64)
@@ -157,15 +164,15 @@ class ServerProcess:
         return answer
 
     def wake(self) -> None:
-        """Let a server that sleeps look for work again."""
+        """Wake the server if it waits, so that it looks for work again."""
         if not self._sent.triggered:
             self._sent.succeed()
 
     def close(self) -> None:
-        """End the service: no request is left, and none will be sent.
+        """Check the final state of the engine if steps are checked; no request is left, and none will be sent.
 
         Raises:
-            IntegrityError: steps are checked, and the final state of the engine is not consistent.
+            IntegrityError: the final state is not consistent.
         """
         if self.driver.engine.settings.checking:
             self._checks.finish()
@@ -175,7 +182,7 @@ class ServerProcess:
         driver, environment = self.driver, self._environment
         while True:
             if self._horizon() <= environment.now:
-                yield environment.timeout(0)  # what happens elsewhere at this very moment comes first, and only once
+                yield environment.timeout(0)  # events elsewhere at this same time come first
             until_s = max(self._horizon(), math.nextafter(environment.now, math.inf))
             outcome = driver.advance(until_s)
             self._pass_on_transfers()
@@ -205,12 +212,12 @@ class ServerProcess:
         if outcome == IDLE:
             yield from self.await_request() if self._lockstep is None else self._lockstep.rest(self)
         elif outcome == REACHED and driver.host_s < until_s:
-            # The engine has nothing to do yet. It does not wait for the next event elsewhere, since that may be another
-            # server that waits in the same way.
+            # The engine has nothing to do yet. It does not wait for the next event elsewhere, since that may belong to
+            # another server that waits in the same way.
             self._sent = environment.event()
             yield self._wakes()
         else:
-            # Adding differences to SimPy's clock may have rounded it to just beyond the host's.
+            # Sums of differences may have rounded SimPy's clock to slightly after the host's, hence `max`.
             yield environment.timeout(max(driver.host_s - environment.now, 0.0))
             if outcome == ANSWERED:
                 self._answer()
@@ -244,7 +251,7 @@ class ServerProcess:
         self._num_answered = engine.state.num_ended
 
     def _set_first_uses(self) -> None:
-        """Tell the engine at which steps the new batch needs a kernel that its process has not used before."""
+        """Tell the engine at which steps the new batch needs a kernel that the process has not used before."""
         engine, kernels = self.driver.engine, self._kernels
         batch = engine.rectangle
         num_steps = int(batch.num_steps)
@@ -265,13 +272,13 @@ class ServerProcess:
 
 
 def distinct(keys: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return the keys without repetition, in ascending order; for integers, several times as fast as `np.unique`."""
+    """Return the distinct keys in ascending order; for keys of 0 or more, several times as fast as `np.unique`."""
     ordered = np.sort(keys)
     return ordered[np.diff(ordered, prepend=-1) > 0]
 
 
 def stalled(engine: Engine, number: int, row: int) -> StalledError:
-    """Return the error for the request in `row`, sequence `number` at the head of the queue, that waits for ever."""
+    """Return the error for the request in `row`, sequence `number`, which can never leave the head of the queue."""
     settings, num_tokens = engine.settings, engine.sequences[number].num_tokens
     most = settings.max_num_batched_tokens
     if engine.memory is RADIX:
@@ -291,7 +298,7 @@ def stalled(engine: Engine, number: int, row: int) -> StalledError:
 
 
 def crowded(engine: Engine) -> BudgetError:
-    """Return the error for a step with more changes than a recording has room for."""
+    """Return the error for a step with more changes than the buffers of a recording can hold."""
     if engine.memory is RADIX:
         return BudgetError(
             "requests that are admitted in one step share more runs of slots than a recording has room for; run "

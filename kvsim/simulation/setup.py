@@ -1,4 +1,4 @@
-"""Setup of a run: the requests, the policy and the machine, and the figures that follow from these before it begins."""
+"""Setup of a run: requests, policy and machine, and figures that follow from these, such as the size of the pool."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from kvsim.steptime.kernels import Batch
 from kvsim.workload import Ragged, Workload
 
 ProgressCallback = Callable[[int, int], None]
-"""Called now and then with the number of requests that have ended, and of all."""
+"""Called from time to time with the number of requests that have ended, and the number of all requests."""
 
 
 class Options(TypedDict, total=False):
@@ -34,8 +34,11 @@ class Options(TypedDict, total=False):
     refuse_misfits: bool
     """Refuse requests that could never be served, and count them, instead of raising."""
     users: int | None
-    """Number of users; each waits for an answer before sending the next request, regardless of arrival times (closed
-    loop), or has one session of turns after the other. None for an open loop."""
+    """Number of users of a closed loop; None for an open loop.
+
+    Each user waits for an answer before sending the next request, regardless of arrival times. In a workload with
+    turns, each user has one session after the other.
+    """
     max_concurrency: int | None
     """Largest number of requests that clients have sent and not seen answered; others wait. None for no limit."""
     think_s: float
@@ -43,26 +46,24 @@ class Options(TypedDict, total=False):
     users_per_s: float
     """Users that begin per second in a closed loop, until all have begun; infinity, the default, for all at once."""
     stamp_at_entry: bool
-    """Record as a request's arrival the moment at which the engine had let it in, as a recorder inside the engine does,
-    instead of the moment at which it was sent."""
-    engine: EngineName
-    """`interpreted`, `compiled`, or `auto`: compiled where the run is long enough to gain by it.
-
-    Times and recordings are the same bit for bit.
+    """Whether a request's recorded arrival is when it entered the engine, as a recorder inside an engine records it;
+    otherwise it is when the request was sent.
     """
+    engine: EngineName
+    """`interpreted`, `compiled`, or `auto`: compiled if the run is long enough. Results are bit for bit the same."""
     earlier: tuple[Batch, ...]
-    """Batches that the process of `generate()` has behind it: it has their kernels."""
+    """Batches that the process of `generate()` ran before, so that it has loaded their kernels."""
     check: bool
-    """Verify the account of every unit and every slot at every step."""
+    """Whether to check every unit and every slot at every step."""
     progress: ProgressCallback | None
-    """Called now and then with the number of requests that have ended, and of all."""
+    """Callback that reports progress."""
     command: str
-    """Goes into the provenance."""
+    """Command line to record in the metadata."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Setup:
-    """Everything that is known about a run before it begins, on one server or on several that share its requests."""
+    """Everything known about a run before it begins; several servers may share its requests."""
 
     workload: Workload
     policy: AnyPolicy
@@ -75,7 +76,7 @@ class Setup:
     layout: KVCacheLayout | None
     demand: Demand
     refused: npt.NDArray[np.bool_]
-    """Requests that could never be served: bool[n]."""
+    """Mask of the requests that could never be served: bool[n]."""
     rows: range
     """Rows of the requests in the workload of all servers."""
 
@@ -83,7 +84,7 @@ class Setup:
     def of(
         cls, workload: Workload, policy: AnyPolicy, machine: Machine, options: Options, *, records: bool = False
     ) -> Setup:
-        """Return the setup of a run; with `records`, prompts get the keys that a recording lists.
+        """Return the setup of a run; if it `records`, prompts get the keys that a recording lists.
 
         Raises:
             UnknownNameError: there is no such option.
@@ -132,7 +133,7 @@ class Setup:
         return has_users or self.workload.turns is not None
 
     def every(self, stride: int, first_row: int) -> Setup:
-        """Return the setup of a server that gets every `stride`-th request from `first_row` on; keys stay the same."""
+        """Return the setup of a server that gets every `stride`-th request from `first_row` on, with the same keys."""
         return replace(
             self,
             workload=self.workload.every(stride, first_row),
@@ -147,11 +148,11 @@ class Setup:
 
     @property
     def times_label(self) -> str:
-        """Label of the step times as they are used here: drafts, adapters and SGLang are classes of their own."""
+        """Label of the step times, with the features of this run that they do not cover (see `times_label`)."""
         return times_label(self.machine, self.base, self.workload)
 
     def meta(self, step_time: StepTimeModel, num_failures: int) -> Meta:
-        """Return the provenance of a finished run of a server, in which vLLM would have failed `num_failures` times."""
+        """Return the metadata of a server's finished run, in which vLLM would have failed `num_failures` times."""
         machine = self.machine
         model = {key: value for key, value in asdict(machine.model).items() if value not in (None, (), "")}
         if machine.model.decode_context_parallel_size == 1:
@@ -163,7 +164,7 @@ class Setup:
             engine={"name": "kvsim", "step_time": self.times_label, "calibrated": step_time.calibrated}
             | encoder_limits(self.workload, self.base, machine.model)
             | (asdict(self.pipeline) if self.pipeline.pipeline_parallel_size > 1 else {})
-            | ({"vllm_failures": num_failures} if (num_failures) else {})
+            | ({"vllm_failures": num_failures} if num_failures else {})
             | ({"hash_block_size": hash_tokens(self.workload, self.base, self.layout)} if self.pool.groups else {}),
             gpu=machine.gpu.name,
             model=model
@@ -181,7 +182,7 @@ def check_ranks(setup: Setup, num_servers: int) -> None:
     """Check that the servers of a run are the data-parallel ranks of its machine, if it has any.
 
     Raises:
-        UsageError: they are not; or ranks that share experts have pipeline stages, or step times without the waits.
+        UsageError: they are not; or ranks that share experts have pipeline stages, or step times without their waits.
     """
     model, times = setup.machine.model, setup.machine.step_time
     if model.data_parallel_size not in (1, num_servers):
@@ -199,15 +200,15 @@ def check_ranks(setup: Setup, num_servers: int) -> None:
 
 def times_label(machine: Machine, base: Policy, workload: Workload) -> str:
     """Return the label of the step times of `machine` as `base` uses them, with the features that they do not cover."""
-    ways = {}
+    features = {}  # kind of measurement -> feature, in the words of the label
     if isinstance(base, Radix):
         return served_otherwise(machine.step_time.label, {"SGLang": "the pace of SGLang's host"}, engine="SGLang")
     if isinstance(base, Paged) and base.scheduler.drafting is not None:
-        ways["drafts"] = "drafting"
+        features["drafts"] = "drafting"
     if workload.adapter.any():
-        ways["adapters"] = "kernels of adapters"
+        features["adapters"] = "kernels of adapters"
     if workload.images is not None:
-        ways["images"] = "the encoder"
+        features["images"] = "the encoder"
     if machine.model.decode_context_parallel_size > 1:
-        ways["divided contexts"] = "what GPUs exchange of divided contexts"
-    return served_otherwise(machine.step_time.label, ways)
+        features["divided contexts"] = "what GPUs exchange of divided contexts"
+    return served_otherwise(machine.step_time.label, features)

@@ -1,8 +1,8 @@
 """The entry points of a simulation: `simulate`, `record` and `measure`, which all run a `SimulationRun`.
 
 The workload gives the requests and their arrival times, the engine schedules steps by the rules of the policy, and the
-step-time model gives the duration of each step. The result is a `Recording`, as a real engine would write it, or only
-its figures. SimPy keeps the clock that sources of requests and servers share; between two of its events, a server's
+step-time model gives the duration of each step. The result is a `Recording`, as a recorder in a real engine writes it,
+or only its figures. Sources of requests and servers share the clock of SimPy; between two of SimPy's events, a server's
 engine runs many steps on its own.
 """
 
@@ -63,16 +63,16 @@ from kvsim.workload import Ragged, Workload
 
 
 def simulate(workload: Workload, policy: AnyPolicy, machine: Machine, **options: Unpack[Options]) -> Recording:
-    """Run `workload` to its end and return the results.
+    """Run `workload` to its end and return the recording.
 
     Args:
-        workload: the requests; the simulation knows their `output_tokens`, the policy does not (but see `Reserve`).
+        workload: the requests; the policy does not know their `output_tokens` (but see `Reserve`).
         policy: the rules that schedule requests and allocate memory.
-        machine: the GPU, the model, the memory and the clock.
+        machine: the GPU, the model, the memory and the step times.
         options: see `Options`.
 
     Raises:
-        UsageError: `users` is below 1, `think_s` is negative or without it, or the run cannot be compiled.
+        UsageError: an option is out of range or contradicts another, or the run cannot be compiled.
         WorkloadError: a request is longer than the longest sequence that is allowed.
         BudgetError: a request needs more than the whole pool.
         StalledError: the head of the queue can never be scheduled.
@@ -85,7 +85,7 @@ def simulate(workload: Workload, policy: AnyPolicy, machine: Machine, **options:
 
 
 def record(workload: Workload, policy: AnyPolicy, machine: Machine, path: Path, **options: Unpack[Options]) -> Measured:
-    """Run `workload` and write the recording to folder `path` meanwhile: memory does not grow with the steps.
+    """Run `workload` and write the recording to folder `path` during the run, so that memory does not grow with steps.
 
     Arguments and exceptions are those of `simulate` and `write`; the result is that of `measure`.
     """
@@ -116,7 +116,7 @@ def measure(workload: Workload, policy: AnyPolicy, machine: Machine, **options: 
 
 
 class SimulationRun:
-    """A workload on one server, or on several behind one router."""
+    """Run of a workload on one server, or on several servers with one router."""
 
     def __init__(
         self,
@@ -170,13 +170,13 @@ class SimulationRun:
         ]
 
     def meta(self, number: int = 0) -> Meta:
-        """Return the provenance of the results of server `number`, once the run is over."""
+        """Return the metadata of the results of server `number`, once the run is over."""
         replica = self._replicas[number]
         meta = self.setup.meta(replica.step_time, int(replica.server.driver.engine.state.num_failures))
         return meta if self.store is None else replace(meta, engine={**meta.engine, "kv_connector": "store"})
 
     def _source(self, num_replicas: int, dispatcher: Dispatcher, sample_s: Sequence[float]) -> Source:
-        """Return the process that sends the requests to the servers.
+        """Return the source that sends the requests to the servers.
 
         Raises:
             UsageError: options of the clients exclude each other.
@@ -214,7 +214,15 @@ class SimulationRun:
         connector: Connector | None = None,
         exchange: Exchanging | None = None,
     ) -> Replica:
-        """Return a server of `setup`, by default that of the run; it reads or writes KV of others by `exchange`."""
+        """Build a server.
+
+        Args:
+            source: the source of its requests.
+            builder: the builder of its recording; None to record nothing.
+            setup: the setup of the server; None for that of the run.
+            connector: the settings of its KV connector, if it has one.
+            exchange: the exchange of KV with other servers or a store, if there is one.
+        """
         setup = setup or self.setup
         base, machine = setup.base, setup.machine
         # Each server counts for itself the steps outside the range that the profile was fitted to.
@@ -241,7 +249,7 @@ class SimulationRun:
         return Replica(server, totals, tables, step_time)
 
     def _horizon_of(self, source: Source, exchange: Exchanging | None) -> Horizon:
-        """Return the function that gives the time until which a server may run without asking SimPy."""
+        """Return the function that limits how far a server may run ahead of SimPy's clock."""
         if self.store is not None:
             return self.store.horizon_s
         if exchange is None and self.lockstep is None:
@@ -256,9 +264,9 @@ class SimulationRun:
         Args:
             setup: the requests, the policy and the machine of the server.
             step_time: the durations of its steps.
-            connector: the source of KV from outside, if there is one.
-            answers: whether the engine returns whenever requests have ended, since others wait for them.
-            records: whether what happens is recorded.
+            connector: the settings of its KV connector, if it has one.
+            answers: whether the engine returns whenever requests have ended, because others wait for the answers.
+            records: whether the run is recorded.
         """
         base, model, options = setup.base, setup.machine.model, setup.options
         custom_policy = setup.policy if isinstance(setup.policy, CustomPolicy) else None
@@ -291,12 +299,12 @@ class SimulationRun:
         )
 
     def times_of_admission(self) -> npt.NDArray[np.float64]:
-        """Return the time at which the only server first scheduled each request, in seconds; NaN for never."""
+        """Return the time in seconds at which the only server first scheduled each request; NaN if it never did."""
         [replica] = self._replicas
         return np.array(column(replica.server.driver.engine.times, "first_scheduled_s")[1:])
 
     def _watch(self, step_time: StepTimeModel, engine: Engine) -> None:
-        """Report the largest step of a slice of the run to a `WatchedProfile`, and the progress to its callback."""
+        """Report the largest step of a slice to a `WatchedProfile`, and the progress to its callback."""
         progress = self.setup.options.get("progress")
         if isinstance(step_time, WatchedProfile) and (largest := largest_shape(engine)):
             step_time.saw(largest)
@@ -321,7 +329,15 @@ class Replica(NamedTuple):
         name: str,
         transfers_of: Callable[[Engine, npt.NDArray[np.int64]], Transfers] | None = None,
     ) -> Measured:
-        """Return the results; `transfers_of` gives the transfers to record, if the server has a connector."""
+        """Return the results of the server.
+
+        Args:
+            workload: the requests of the run.
+            hashes: their prompt hashes.
+            meta: the metadata of the server.
+            name: the name of the results.
+            transfers_of: gives the transfers to record; None if the server has no connector.
+        """
         self.server.close()
         engine = self.server.driver.engine
         rows = rows_of(engine)
@@ -333,13 +349,13 @@ class Replica(NamedTuple):
 
 
 def _driver(setup: Setup, plan: EnginePlan, step_time: StepTimeModel, connector: Connector | None) -> Driver:
-    """Return the driver of a server's engine, which runs compiled from the beginning, later, or never."""
+    """Return the driver of a server's engine, which is compiled at the beginning, later, or never."""
     choice = engine_for(setup.options.get("engine", "auto"), setup.policy)
-    # Code that is compiled for one of several servers serves all, so the requests of all servers count.
+    # All servers use the machine code that is compiled for one server, so the requests of all servers count.
     num_requests = len(setup.workload) * setup.rows.step
     num_output_tokens = int(setup.demand.output.sum()) * setup.rows.step
-    # A check reads the whole engine at every step, in Python, and objects are faster to read than arrays; so
-    # machine code that is at hand is no reason to begin compiled.
+    # A check reads the engine at every step in Python, which is faster with objects than with the arrays of compiled
+    # code. So existing machine code is then ignored.
     memory = None if setup.options.get("check", False) else memory_of(setup.base, connector)
     compiled = begins_compiled(num_requests, num_output_tokens, step_time, choice, memory)
 
@@ -353,7 +369,7 @@ def _expected_order(setup: Setup, num_replicas: int) -> list[int]:
     """Return the rows of the workload in the order in which optimal eviction expects the requests to be admitted.
 
     Requests that are served in order of arrival are expected in that order. Otherwise, for example with turns that
-    wait for answers, this runs a whole second simulation with vLLM's eviction and returns its order of admission.
+    wait for answers, this runs another simulation with vLLM's eviction and returns its order of admission.
 
     Raises:
         UsageError: another setting decides what is evicted, or what is computed where.
@@ -361,12 +377,12 @@ def _expected_order(setup: Setup, num_replicas: int) -> list[int]:
     base, policy = setup.base, setup.policy
     assert isinstance(base, Paged)
     has_rule = isinstance(policy, CustomPolicy) and evicts(policy)
-    for obstacle, is_met in (
+    for obstacle, applies in (
         ("host memory has a rule of its own, so take --kv-offloading-size 0", base.cache.kv_offloading_size > 0),
         ("the server of a request is not known, so take --replicas 1", num_replicas > 1 or setup.rows.step > 1),
         (f"the policy {policy.name!r} has a rule of its own, so take eviction lru", has_rule),
     ):
-        if is_met:
+        if applies:
             raise UsageError(f"optimal eviction knows the requests of one prefix cache, and {obstacle}.")
     if setup.workload.turns is None and base.scheduler.order is Order.FCFS:
         return list(range(len(setup.workload)))
@@ -374,7 +390,8 @@ def _expected_order(setup: Setup, num_replicas: int) -> list[int]:
     with_lru = replace(base, cache=replace(base.cache, eviction=PrefixEviction.LRU))
     run = SimulationRun(Setup.of(setup.workload, with_lru, setup.machine, options))
     run.finish()
-    return [int(row) for row in np.argsort(run.times_of_admission(), kind="stable")]  # NaN, never admitted, comes last
+    # NaN, the time of a request that was never admitted, is sorted last.
+    return [int(row) for row in np.argsort(run.times_of_admission(), kind="stable")]
 
 
 def _max_concurrency(options: Options) -> int | None:

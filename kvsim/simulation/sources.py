@@ -1,6 +1,6 @@
-"""Sources, which send the requests of a workload to the servers: at known times, or when others are answered.
+"""Sources, which send the requests of a workload to the servers, at given times or in reaction to answers.
 
-Sources are SimPy processes. They send one row of the workload after the other; a `Dispatcher` chooses the server.
+Sources are SimPy processes. A `Dispatcher` chooses the server of each request.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class KnownInAdvance:
             environment.process(self._sample(environment, server))
 
     def horizon_s(self) -> float:
-        """Return the time of the next sample; without one, no event outside the server affects it."""
+        """Return the time of the next sample, in seconds; infinity if no sample is left."""
         return self._next_s
 
     def _sample(self, environment: simpy.Environment, server: ServerProcess) -> Generator[simpy.Event, None, None]:
@@ -78,7 +78,7 @@ class Users:
     """Users that begin per second."""
 
     def begin_s(self, user: int) -> float:
-        """Time at which a user, counted from 0, sends the first request, in seconds."""
+        """Return the time in seconds at which a user, counted from 0, sends the first request."""
         return user / self.per_s
 
 
@@ -96,7 +96,7 @@ class OneServersUsers:
         server.driver.send_first(self._users.number, self._users.think_s)
 
     def horizon_s(self) -> float:
-        """Return infinity: no event outside the server affects it."""
+        """Return infinity, because no event outside the server affects it."""
         return math.inf
 
 
@@ -115,7 +115,7 @@ class OpenLoop:
         environment.process(self._run(environment, servers))
 
     def horizon_s(self) -> float:
-        """Time at which the next request is routed or looked up, for which the servers must have got that far."""
+        """Return the time in seconds at which the next request is routed or looked up; servers must not run past it."""
         return self._next_s
 
     def _run(
@@ -132,7 +132,7 @@ class OpenLoop:
         self._next_s = math.inf
 
     def _moments(self) -> Iterator[tuple[int, float, bool]]:
-        """Yield row, time, and True to look it up (only with a lag) or False to send it, in order of time."""
+        """Yield (row, time, is_look_up) in order of time: look-ups, which exist only with a lag, and arrivals."""
         lag_s, num_looked = self._dispatcher.lag_s, 0
         for row, arrival_s in enumerate(self._arrival_s):
             while lag_s and num_looked < len(self._arrival_s) and self._arrival_s[num_looked] - lag_s <= arrival_s:
@@ -144,8 +144,7 @@ class OpenLoop:
 class ClosedLoop:
     """Users who each send a request, wait for its end, think, and send the next request of the workload.
 
-    With `arrival_s`, no request is sent before it arrives: this models clients with a limit of concurrent
-    requests.
+    With `arrival_s`, no request is sent before it arrives, as by clients with a limit of concurrent requests.
     """
 
     awaits_answers = True
@@ -170,7 +169,7 @@ class ClosedLoop:
             environment.process(self._user(environment, servers, self._users.begin_s(number)))
 
     def horizon_s(self) -> float:
-        """Time of the next event elsewhere: a user may begin or have thought, or another server may have answered."""
+        """Return the time of the next event elsewhere: a user may send, or another server may answer."""
         return float(self._environment.peek())
 
     def _user(
@@ -189,10 +188,10 @@ class ClosedLoop:
 
 
 class Conversations:
-    """Sessions of turns, each of which is sent when the turns that it waits for have ended and its pause is over.
+    """Sessions of turns; a turn is sent when the turns that it waits for have ended and its pause is over.
 
-    First turns arrive at their times. With `users`, each user has one session after the other instead, regardless of
-    arrival times, and thinks in between.
+    First turns are sent when they arrive. With `users`, each user instead has one session after the other, regardless
+    of arrival times, and thinks between sessions.
     """
 
     awaits_answers = True
@@ -207,11 +206,11 @@ class Conversations:
         self._first_turns = np.flatnonzero(turns.after < 0).tolist()
         self._next_session = iter(self._first_turns)
         self._num_awaited = turns.num_awaited()
-        """Turns that each turn waits for and that have not ended."""
+        """Number of unfinished turns that each turn waits for."""
         self._ready_s = [0.0] * len(turns)
-        """Time at which the last of the ended ones had ended and the pause was over."""
+        """Earliest time in seconds at which each turn may be sent, by the turns that have ended so far."""
         self._num_left = np.bincount(turns.session).tolist()
-        """Turns of each session that have not ended."""
+        """Number of unfinished turns of each session."""
         self._dispatcher = dispatcher
         self._users = users
 
@@ -225,7 +224,7 @@ class Conversations:
             self._begin(self._users.begin_s(number))
 
     def horizon_s(self) -> float:
-        """Time of the next event elsewhere: a session may begin or go on, or another server may have answered."""
+        """Return the time of the next event elsewhere: a turn may be sent, or another server may answer."""
         return float(self._environment.peek())
 
     def _arrive(self) -> Generator[simpy.Event, None, None]:
@@ -243,7 +242,7 @@ class Conversations:
             self._environment.process(self._turn(row, at_s))
 
     def _turn(self, row: int, at_s: float) -> Generator[simpy.Event, float, None]:
-        """Send a turn at `at_s`; when it has ended, go on with those that wait for no other."""
+        """Send a turn at `at_s`; when it has ended, start the turns that waited only for this one."""
         if at_s > self._environment.now:
             yield self._environment.timeout(at_s - self._environment.now)
         ended_s = yield self._dispatcher.choose(row, at_s, self._servers).send(row, at_s)

@@ -1,6 +1,6 @@
-"""The checks of `--check`: that an engine's memory is consistent after every step.
+"""The checks of `--check`, which verify that an engine's memory is consistent after every step.
 
-A pool of blocks is checked in time that does not grow with its size.
+The time to check a pool of blocks does not grow with the pool's size.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from kvsim.engine.host.tiered import TIERED
 from kvsim.engine.paged.kv_cache import PAGED
 from kvsim.errors import IntegrityError
 from kvsim.simulation.full_check import breakdown_of, check, check_encoder, check_totals, reuses_first
-from kvsim.simulation.queue_account import QueueAccount, watch
-from kvsim.simulation.table_account import TableAccount
+from kvsim.simulation.queue_mirror import QueueMirror, watch
+from kvsim.simulation.table_mirror import TableMirror
 
 if TYPE_CHECKING:
     from kvsim.engine.driver import Driver
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 class Checks:
     """Checks one engine after each of its steps.
 
-    Of a pool of blocks, a check reads the changes: blocks that were written to, entries of tables that differ, and all
-    sums. The whole pool is read at steps 1, 2, 4, 8 and so on, at the end, and if a check fails. Other kinds of memory
-    are always read as a whole, in time proportional to the number of sequences.
+    For a pool of blocks, a check reads only the changes: written blocks, changed entries of tables, and all totals. The
+    whole pool is read at steps 1, 2, 4, 8 and so on, at the end, and if a check fails. Other kinds of memory are always
+    read as a whole, in time proportional to the number of sequences.
     """
 
     def __init__(self, driver: Driver) -> None:
         """Check the engine of `driver`."""
         self.driver = driver
         self._num_steps = 0
-        self._account: BlockAccount | None = None
+        self._mirror: PoolMirror | None = None
 
     def step(self) -> None:
         """Check the step that was scheduled last.
@@ -48,11 +48,11 @@ class Checks:
         if engine.settings.encoder_tokens:
             check_encoder(engine)
         try:
-            if self._account is None or not self._account.is_of(self.driver):
-                self._account = BlockAccount(self.driver)
-            self._account.follow(self.driver)
+            if self._mirror is None or not self._mirror.is_of(self.driver):
+                self._mirror = PoolMirror(self.driver)
+            self._mirror.follow(self.driver)
         except IntegrityError:
-            check(self.driver)  # raises a clearer error if the whole pool shows it, too
+            check(self.driver)  # raises a clearer error if reading the whole pool finds the defect too
             raise
 
     def finish(self) -> None:
@@ -64,8 +64,8 @@ class Checks:
         check(self.driver)
 
 
-class BlockAccount:
-    """A second account of a pool of blocks, kept from the changes and compared with the engine's own figures."""
+class PoolMirror:
+    """Mirror of a pool of blocks, updated from the changes of each step and compared with the engine's figures."""
 
     def __init__(self, driver: Driver) -> None:
         """Read the whole pool.
@@ -75,16 +75,16 @@ class BlockAccount:
         """
         self._blocks = driver.engine.blocks
         self._written = watch(self._blocks)
-        self._queue = QueueAccount(len(self._blocks), reuses_first=reuses_first(driver.engine))
-        self._tables = TableAccount(driver.engine.settings.unit_slots)
+        self._queue = QueueMirror(len(self._blocks), reuses_first=reuses_first(driver.engine))
+        self._tables = TableMirror(driver.engine.settings.unit_slots)
         self._follow(driver, set(range(len(self._blocks))))
 
     def is_of(self, driver: Driver) -> bool:
-        """Tell whether this is the account of the engine's pool; a run that continues compiled gets another pool."""
+        """Tell whether this mirrors the engine's pool; a run that is compiled while it runs gets another pool."""
         return driver.engine.blocks is self._blocks
 
     def follow(self, driver: Driver) -> None:
-        """Read the changes since the last call.
+        """Read the changes since the last call, and compare the mirror with the engine.
 
         Raises:
             IntegrityError: with the figures that do not agree now.
@@ -92,7 +92,7 @@ class BlockAccount:
         self._follow(driver, self._written())
 
     def _follow(self, driver: Driver, written: set[int]) -> None:
-        """Update the account by the tables that differ and the blocks that were `written`, and compare it."""
+        """Update the mirror from the changed tables and the `written` blocks, and compare it with the engine."""
         engine, state = driver.engine, driver.engine.state
         for block in self._tables.follow(driver) | written:
             refs, num_holders = engine.blocks[block].refs, self._tables.num_holders(block)

@@ -1,8 +1,7 @@
 """Data-parallel ranks whose steps wait for each other, because they share the experts of a model.
 
-Every rank takes part in every step: with a batch of its own, or with an idle step of one token while another rank has
-work. At intervals, the ranks check together whether any of these has requests left. If not, all sleep until a request
-is sent.
+Every rank takes part in every step: with a batch, or with an idle step of one token while another rank has work. At
+intervals, the ranks check together whether any rank has requests left. If not, all ranks sleep until a request is sent.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class WaitingRanks:
         self.num_steps = 0
         """Number of steps that all ranks have run together."""
         self.num_idle_steps: list[int] = [0] * times.num_ranks
-        """Number of steps without a batch of each rank."""
+        """Number of idle steps of each rank."""
         self._environment, self._times, self._agreed_every = environment, times, agreed_every
         self._awake = False
         self._num_since_waking = 0
@@ -77,7 +76,7 @@ class WaitingRanks:
         released.succeed()
 
     def _finish_step(self) -> None:
-        """Set the times of a step in which all ranks take part; sleep instead if they agree that none has requests."""
+        """Set the times of a step in which all ranks take part; let them sleep instead if no rank has requests."""
         met, self._met = [self._met[number] for number in range(len(self.ranks))], {}
         if self._num_since_waking % self._agreed_every == 0 and not any(step.has_requests for step in met):
             self._awake = False

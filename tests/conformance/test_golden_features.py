@@ -147,9 +147,7 @@ def test_connectors_that_are_not_known_are_refused(kv: dict[str, Any], words: st
 
 def test_connectors_of_other_releases_and_models_are_refused() -> None:
     document = PLAIN | {"kv": {"connector": "store"}}
-    with pytest.raises(
-        RecordingError, match=r"kvsim knows KV connectors of vLLM 0\.25 and 0\.33, not those of 0\.30\.0"
-    ):
+    with pytest.raises(RecordingError, match=r"kvsim knows KV connectors of vLLM 0\.25 and 0\.33, not of 0\.30\.0"):
         parse_workload(document, "workload.json").of_release("0.30.0")
     groups = [{"type": "sliding_window", "window": 8}, {"type": "full"}]
     with pytest.raises(RecordingError, match="this one has 2 KV-cache groups"):

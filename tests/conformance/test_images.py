@@ -79,7 +79,7 @@ def test_a_chunk_ends_right_before_an_image_that_has_no_room() -> None:
 @pytest.mark.parametrize(
     ("more", "release", "words"),
     [
-        ({}, "0.30.0", "kvsim knows the encoder cache of vLLM 0.25 and 0.33, not that of 0.30.0"),
+        ({}, "0.30.0", "kvsim knows the encoder cache of vLLM 0.25 and 0.33, not of 0.30.0"),
         ({"mm": {"compute": 4, "cache": 12}}, "0.33.0", "an image of 8 embeddings never fits: a step computes 4"),
         (
             {"groups": [{"type": "full"}, {"type": "sliding_window", "window": 8}]},

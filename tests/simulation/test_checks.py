@@ -19,7 +19,7 @@ from kvsim.policies import Paged
 from kvsim.policies.settings import ContinuousSettings, PagedSettings
 from kvsim.simulation import simulate, step_check
 from kvsim.simulation.full_check import check
-from kvsim.simulation.step_check import BlockAccount, Checks
+from kvsim.simulation.step_check import Checks, PoolMirror
 from kvsim.workload import Poisson, Uniform, generate
 
 from ..conftest import MakeMachine
@@ -45,7 +45,7 @@ def steps_of(workload: Path, *, compiled: bool = False) -> Iterator[Driver]:
 def test_the_account_is_right_at_every_step(workload: Path) -> None:
     account = None
     for driver in steps_of(workload):
-        account = account or BlockAccount(driver)
+        account = account or PoolMirror(driver)
         account.follow(driver)
     assert account is not None
 
@@ -85,7 +85,7 @@ def test_whatever_number_is_wrong_is_noticed_where_a_count_notices_it(workload: 
         if number % 30 != 5:
             continue
         for records, index, field, wrong in damages(driver, random):
-            account, right = BlockAccount(driver), getattr(records[index], field)
+            account, right = PoolMirror(driver), getattr(records[index], field)
             setattr(records[index], field, type(right)(wrong))
             counted, followed = complaint(check, driver), complaint(account.follow, driver)
             setattr(records[index], field, right)
@@ -97,7 +97,7 @@ def test_whatever_number_is_wrong_is_noticed_where_a_count_notices_it(workload: 
 def test_a_queue_in_two_rings_is_noticed_although_a_count_is_right() -> None:
     driver = arrived(Paged(cache=PagedSettings(block_size=4)), 10, (8, 4))
     driver.schedule()
-    account, blocks = BlockAccount(driver), driver.engine.blocks
+    account, blocks = PoolMirror(driver), driver.engine.blocks
     first, second, third, fourth = driver.free_queue()[:4]
     blocks[first].next, blocks[fourth].previous = fourth, first
     blocks[second].previous, blocks[third].next = third, second
@@ -108,7 +108,7 @@ def test_a_queue_in_two_rings_is_noticed_although_a_count_is_right() -> None:
 def test_a_wrong_entry_of_a_table_is_noticed() -> None:
     driver = arrived(Paged(cache=PagedSettings(block_size=4)), 10, (8, 4), (8, 4))
     driver.schedule()
-    account, engine = BlockAccount(driver), driver.engine
+    account, engine = PoolMirror(driver), driver.engine
     engine.entries[1] = engine.entries[0]
     with pytest.raises(IntegrityError, match="references"):
         account.follow(driver)

@@ -1,4 +1,4 @@
-"""Account of the blocks of all tables and their contents, updated from step to step by the changes."""
+"""Mirror of all block tables and of the contents of their blocks, which `--check` updates from step to step."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ if TYPE_CHECKING:
 
 
 class Content(NamedTuple):
-    """Slots of a block by content, for one holder or for all."""
+    """Slots of a block by state, for one table that lists it or for all tables."""
 
     written: int
     expired: int
     """Written slots that no later step reads."""
     left: int
-    """Slots that are not written yet and will be."""
+    """Slots that will be written later."""
 
 
 class Held(NamedTuple):
-    """A table, and how far its sequence is."""
+    """A block table, and the progress of its sequence in tokens."""
 
     blocks: list[int]
     computed: int
-    """Tokens in slots that are not free."""
+    """Number of tokens that were computed."""
     skipped: int
-    """Leading tokens that no later step reads."""
+    """Number of leading tokens that no later step reads."""
     full: int
-    """Tokens that will be there in the end."""
+    """Number of tokens when the sequence ends."""
 
 
 CONNECTOR_KINDS = (CONNECTED, DISAGGREGATED)
-"""Blocks of servers with a KV connector."""
+"""Kinds of memory of servers with a KV connector."""
 _Entry: TypeAlias = "tuple[int, int, int]"
-"""A sequence, a group, and an index into the table that it has there."""
+"""A sequence, a group, and an index into the sequence's table of this group."""
 _NOTHING = Held([], 0, 0, 0)
 
 
@@ -54,7 +54,7 @@ def held(driver: Driver, node: int, group: int) -> Held:
     """Return the table of a sequence that holds memory.
 
     Raises:
-        IntegrityError: the sequence runs, and its table counts more or fewer blocks than stand in it.
+        IntegrityError: the sequence runs, and its table's count of blocks is wrong.
     """
     engine, sequence = driver.engine, driver.sequence(node)
     blocks = driver.table(node, group)
@@ -63,7 +63,7 @@ def held(driver: Driver, node: int, group: int) -> Held:
     if sequence.status == RUNNING and counted != there:
         raise IntegrityError(f"{there} blocks stand in a table of request {node - 1}, and {counted} are counted.")
     computed = int(sequence.computed + sequence.rejected)
-    if engine.settings.offloads and sequence.num_units == 0:  # its blocks are not free yet
+    if engine.settings.offloads and sequence.num_units == 0:  # it has ended, and copies still hold its blocks
         computed = int(engine.host.asked[node].dead_tokens)
     if engine.memory in CONNECTOR_KINDS and sequence.num_units == 0:
         computed = int(engine.connector.transfers[node].dead_tokens)
@@ -72,7 +72,7 @@ def held(driver: Driver, node: int, group: int) -> Held:
 
 
 def content(engine: Engine, group: int, table: Held, index: int) -> Content:
-    """Return the slots of one block by state, ignoring sharing."""
+    """Return the slots of one block of a table by state, ignoring other tables that list the block."""
     record = engine.groups[group]
     if record.state_slots:
         is_newest = index == len(table.blocks) - 1
@@ -85,18 +85,18 @@ def content(engine: Engine, group: int, table: Held, index: int) -> Content:
     )
 
 
-class TableAccount:
-    """All tables as they were when they were looked at last."""
+class TableMirror:
+    """All tables as of the last update, and the slots of their blocks by state."""
 
     def __init__(self, unit_slots: int) -> None:
-        """Begin without any; a block has `unit_slots`."""
+        """Begin without tables; a block has `unit_slots` slots."""
         self._unit_slots = unit_slots
         self._tables: dict[tuple[int, int], Held] = {}
         self._holders: dict[int, dict[_Entry, Content]] = {}
         self._slots = [0] * NUM_STATES
 
     def num_holders(self, block: int) -> int:
-        """Count the table entries with the block."""
+        """Return the number of table entries that list the block."""
         return len(self._holders.get(block, ()))
 
     def slots(self) -> npt.NDArray[np.int64]:
@@ -107,10 +107,10 @@ class TableAccount:
         return np.array(self._slots, np.int64)
 
     def follow(self, driver: Driver) -> set[int]:
-        """Take over what has changed; return the blocks that this concerns.
+        """Update the mirror; return the blocks of the entries that have changed.
 
         Raises:
-            IntegrityError: a sequence holds memory twice, or a table does not count what stands in it.
+            IntegrityError: a sequence holds memory twice, or a table's count of blocks is wrong.
         """
         nodes = driver.holders()
         if len(set(nodes)) != len(nodes):
@@ -174,8 +174,8 @@ def _changed_entries(engine: Engine, group: int, before: Held, now: Held) -> set
         changed.update(index for index in range(shortest) if old[index] != new[index])
     if engine.groups[group].state_slots and longest > shortest > 0:
         changed.add(shortest - 1)  # the newest state of one of the two
-    for one, other in zip(before[1:], now[1:], strict=True):
-        if one != other:
-            first, last = min(one, other) // block_size, max(one, other) // block_size
+    for earlier, later in zip(before[1:], now[1:], strict=True):  # computed, skipped, full
+        if earlier != later:
+            first, last = min(earlier, later) // block_size, max(earlier, later) // block_size
             changed.update(range(first, min(last + 1, longest)))
     return changed

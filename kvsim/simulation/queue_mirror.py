@@ -1,4 +1,7 @@
-"""Mirror of the free queue of the block pool, updated at every step from the written blocks."""
+"""Mirror of the free queue of the block pool, which `--check` compares with the engine's queue at every step.
+
+It is updated from the blocks that the step has written, so the cost of a check does not grow with the pool.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,11 @@ from kvsim.engine.state import NO_KEY
 from kvsim.errors import IntegrityError
 
 
-class QueueAccount:
+class QueueMirror:
     """Free blocks and their order, in an independent list whose links always form one ring.
 
-    A block that was not written to keeps its place. So if the links of all others agree with these, the engine's
-    queue is one ring too, of exactly the blocks without references.
+    A block that was not written to keeps its place. So if the links of the written blocks agree with the mirror, the
+    engine's queue is one ring too, of exactly the blocks without references.
     """
 
     def __init__(self, num_blocks: int, *, reuses_first: bool) -> None:
@@ -38,11 +41,13 @@ class QueueAccount:
             IntegrityError: the queue is not one ring of the blocks without references, or a prefix is before a
                 block without one.
         """
+        # First remove every written block, then insert the free ones after their predecessors, which are inserted
+        # first where they are written too; then compare the links of all blocks that were touched.
         touched = {HEAD}
         unplaced = set()
         for number in written:
             if self._is_free[number]:
-                touched |= self._take_out(number)
+                touched |= self._remove(number)
             if number != HEAD and blocks[number].refs == 0:
                 unplaced.add(number)
         while unplaced:
@@ -53,43 +58,46 @@ class QueueAccount:
             if before != HEAD and not self._is_free[before]:
                 raise IntegrityError(f"block {run[-1]} follows block {before}, which is not in the queue.")
             for number in reversed(run):
-                touched |= self._put_behind(before, number, is_keyed=bool(blocks[number].key != NO_KEY))
+                touched |= self._insert_after(before, number, is_keyed=bool(blocks[number].key != NO_KEY))
                 before = number
         for number in touched:
             if number == HEAD or self._is_free[number]:
                 self._compare(blocks, number)
 
-    def _take_out(self, number: int) -> set[int]:
-        before, behind = self._previous[number], self._next[number]
-        self._next[before], self._previous[behind] = behind, before
+    def _remove(self, number: int) -> set[int]:
+        """Remove a block; return the blocks whose links change."""
+        before, after = self._previous[number], self._next[number]
+        self._next[before], self._previous[after] = after, before
         self._is_free[number] = False
         self.num_free -= 1
         self.num_cached -= self._is_keyed[number]
-        return {before, behind}
+        return {before, after}
 
-    def _put_behind(self, before: int, number: int, *, is_keyed: bool) -> set[int]:
-        behind = self._next[before]
-        self._next[before] = self._previous[behind] = number
-        self._previous[number], self._next[number] = before, behind
+    def _insert_after(self, before: int, number: int, *, is_keyed: bool) -> set[int]:
+        """Insert a block after `before`; return the blocks whose links change."""
+        after = self._next[before]
+        self._next[before] = self._previous[after] = number
+        self._previous[number], self._next[number] = before, after
         self._is_free[number], self._is_keyed[number] = True, is_keyed
         self.num_free += 1
         self.num_cached += is_keyed
-        return {before, number, behind}
+        return {before, number, after}
 
     def _compare(self, blocks: Records[Block], number: int) -> None:
-        before, behind = self._previous[number], self._next[number]
-        if (blocks[number].previous, blocks[number].next) != (before, behind):
+        """Check the links of an engine's block, and that no cached block precedes one without a prefix."""
+        before, after = self._previous[number], self._next[number]
+        if (blocks[number].previous, blocks[number].next) != (before, after):
             raise IntegrityError(
                 f"block {number} of the free queue points to {blocks[number].previous} and {blocks[number].next}, "
-                f"and is between {before} and {behind}."
+                f"and is between {before} and {after}."
             )
-        is_keyed = HEAD not in (number, behind) and self._is_keyed[number]
-        if self._reuses_first and is_keyed and not self._is_keyed[behind]:
-            raise IntegrityError(f"block {number}, which holds a prefix, stands in front of {behind}, which does not.")
+        is_keyed = HEAD not in (number, after) and self._is_keyed[number]
+        if self._reuses_first and is_keyed and not self._is_keyed[after]:
+            raise IntegrityError(f"block {number}, which holds a prefix, stands in front of {after}, which does not.")
 
 
 class _WatchedBlock(Block):
-    """A block that notes when it is written to."""
+    """A block that adds its number to a set whenever it is written to."""
 
     __slots__ = ("_number", "_written")
     _number: int
@@ -107,9 +115,9 @@ class _WatchedBlock(Block):
 
 
 def watch(blocks: Any) -> Callable[[], set[int]]:
-    """Start noting the blocks that the engine writes; return a function that reports those written since its last call.
+    """Watch the blocks that the engine writes; return a function that returns those written since its last call.
 
-    Compiled code writes to an array, which is compared with what it was.
+    Compiled code writes to an array, which is compared with a copy from the last call.
     """
     if isinstance(blocks, np.ndarray):
         before = blocks.copy()
