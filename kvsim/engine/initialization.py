@@ -411,6 +411,7 @@ def _settings_of(policy: Policy, num_units: int) -> dict[str, Any]:
     settings: dict[str, Any] = {
         "max_model_len": policy.max_model_len,
         "num_units": num_units,
+        "prefill_interval": 1,
         "most_steps": STEPS_PER_SLICE,
         "most_memory_rows": FIRST_ROWS,
         "most_schedule_rows": FIRST_ROWS,

@@ -5,13 +5,18 @@ Records hold only numbers so that machine code can work on record arrays. Fields
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated
+from dataclasses import dataclass, fields
+from functools import cache
+from typing import Annotated, Any, get_type_hints
 
 import numpy as np
 
 Small = Annotated[int, np.int32]
 """A number of tokens, blocks or rows below 2^31: the records of a million requests must stay small."""
+_FEATURE = "feature"
+Feature = Annotated[int, np.int64, _FEATURE]
+"""A setting of a feature that most runs do without; see `constants_of`."""
+FeatureFlag = Annotated[bool, np.bool_, _FEATURE]
 NEVER = (1 << 31) - 1
 """A number of tokens that no sequence reaches."""
 
@@ -45,21 +50,21 @@ class Settings:
     long_prefill_token_threshold: int = 0
     threshold_is_adaptive: bool = False
     """The threshold is at least an equal share of a step for each sequence that runs or waits."""
-    prefill_interval: int = 1
+    prefill_interval: Feature = 1
     """Steps from one that computes prompts to the next that may compute prompts."""
-    max_adapters: int = 0
+    max_adapters: Feature = 0
     """Adapters that may be in use at once; 0 where adapters are not limited."""
     running_keep_adapters: bool = False
     """A running sequence keeps its adapter in use even in a step that does not compute the sequence."""
-    encoder_tokens: int = 0
+    encoder_tokens: Feature = 0
     """Outputs of the encoder that one step computes, at most; 0 where prompts have no images."""
     encoder_cache_tokens: int = 0
     """Outputs that the encoder cache holds."""
-    keeps_images_whole: bool = False
+    keeps_images_whole: FeatureFlag = False
     """A step computes all tokens of an image, or none."""
-    cuts_before_images: bool = False
+    cuts_before_images: FeatureFlag = False
     """A chunk ends right before an image that has no room in the encoder cache, even if drafting would read further."""
-    counts_repeated_images: bool = False
+    counts_repeated_images: FeatureFlag = False
     """An image that occurs several times in a prompt is in use until its last occurrence is computed."""
     ahead: bool = False
     """Asynchronous scheduling: a step is scheduled before the outputs of earlier steps, which it decodes from, are
@@ -72,14 +77,14 @@ class Settings:
     feedback: int = 0
     """Pipelines: the first stage begins a step only when the step this many steps earlier is computed; 0 for no wait.
     """
-    by_priority: bool = False
+    by_priority: FeatureFlag = False
     chunked_prefill: bool = False
     reserve_full_prompt: bool = False
     fills_pipeline: bool = False
     """A step is scheduled ahead even after an empty step, and even if the oldest step in flight is already computed."""
     late_outputs_block: bool = False
     """A preempted sequence awaits no output, and is admitted again only after its outputs in flight have come."""
-    drops_late: bool = False
+    drops_late: FeatureFlag = False
     """Outputs in flight of a preempted sequence are discarded, so that it need not wait for them."""
     skipped_keep_places: bool = False
     """A sequence that is passed over stays in the queue unless it holds blocks. If False, it joins the skipped
@@ -93,7 +98,7 @@ class Settings:
     """`long_prefill_token_threshold` also limits a sequence that is the only one."""
     answers_awaited: bool = False
     """The model runner yields no output that the scheduler does not await."""
-    counts_flight: bool = False
+    counts_flight: FeatureFlag = False
     """Tokens in flight are counted for each sequence, because freeing its blocks or admitting it depends on them."""
     unit_tokens: int = 0
     num_units: int = 0
@@ -122,7 +127,7 @@ class Settings:
     """
     expires_from: int = 0
     """Number of computed tokens of a sequence from which on some tokens can have expired."""
-    marks_prompt_end: bool = False
+    marks_prompt_end: FeatureFlag = False
     """The last state of a prompt counts as written whenever the cached tokens end with the prompt."""
     bounds_first_chunk: bool = False
     """The first chunk of a sequence ends after the tokens that only some groups have cached."""
@@ -138,38 +143,38 @@ class Settings:
     """The last boundary of a prompt is before its last token."""
     cuts_every_full_kind: bool = False
     """Hits of every kind of full attention are cut to the common hits. If False, only those of the first kind are."""
-    boundary_tokens: int = 0
+    boundary_tokens: Feature = 0
     """Mamba alignment: steps of a prompt end at multiples of this, where recurrent state is kept; 0 for no alignment.
     """
     first_leader: int = 0
     """The first group of the kind that is looked up first."""
-    has_windows: bool = False
+    has_windows: FeatureFlag = False
     """Some groups do not read every token."""
     most_unsure: int = 0
     """Largest number of unsure tokens of a sequence: it is known only in the end whether they are computed; see
     `totals`.
     """
-    lookahead_tokens: int = 0
+    lookahead_tokens: Feature = 0
     """Slots after its tokens that every running sequence holds for drafts."""
-    num_drafts: int = 0
+    num_drafts: Feature = 0
     """Tokens drafted for every sequence; 0 without."""
-    draft_slots: int = 0
+    draft_slots: Feature = 0
     """Tokens of a step that drafting itself takes for each sequence."""
-    ahead_tokens: int = 0
+    ahead_tokens: Feature = 0
     """Number of tokens after a block that its key also covers."""
-    prompt_ahead_tokens: int = 0
+    prompt_ahead_tokens: Feature = 0
     """Number of tokens after a chunk that drafting reads: a chunk leaves at least this much of the prompt, or nothing.
     """
-    drops_last_hit: bool = False
+    drops_last_hit: FeatureFlag = False
     """The last block of every hit is recomputed, because the drafter needs its hidden states."""
-    pads_admission: bool = False
+    pads_admission: FeatureFlag = False
     """A sequence that has one token to compute is admitted with padding drafts, which are always rejected."""
-    pads_alone: bool = False
+    pads_alone: FeatureFlag = False
     """Padding drafts are added even if the step has no running sequence, but not near the longest sequence length."""
-    caches_processed: bool = False
+    caches_processed: FeatureFlag = False
     """Blocks are cached when a step is processed, not when it is scheduled, up to the tokens that no step in flight may
     reject: with drafts those of drafted tokens, with a connector all."""
-    host_blocks: int = 0
+    host_blocks: Feature = 0
     """Blocks of host memory that preempted sequences are swapped to; 0 for none."""
     host_block_s: float = 0.0
     """Seconds that one block takes over the link."""
@@ -182,7 +187,7 @@ class Settings:
     batch_size: int = 0
     preallocated: bool = False
     timeout_s: float = 0.0
-    sort_by_length: bool = False
+    sort_by_length: FeatureFlag = False
     memory_guard: bool = False
     stamp_at_entry: bool = False
     """A request's arrival is recorded when the engine has let it in, not when it was sent."""
@@ -210,6 +215,22 @@ class Settings:
     most_memory_rows: int = 0
     """Largest number of `memory_rows` with which another step may begin."""
     most_schedule_rows: int = 0
+
+
+@cache
+def _features() -> tuple[tuple[str, Any], ...]:
+    """Return the settings of features and their default values."""
+    hints = get_type_hints(Settings, include_extras=True)
+    marked = (field for field in fields(Settings) if _FEATURE in getattr(hints[field.name], "__metadata__", ()))
+    return tuple((field.name, field.default) for field in marked)
+
+
+def constants_of(settings: Any) -> tuple[tuple[str, Any], ...]:
+    """Return the fields of `Settings` that are compiled as constants: those of all features if none is used, else none.
+
+    Machine code for a run without features is small and quickly compiled. All other runs share one machine code.
+    """
+    return _features() if all(getattr(settings, name) == default for name, default in _features()) else ()
 
 
 @dataclass(slots=True, eq=False, repr=False)

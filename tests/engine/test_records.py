@@ -27,3 +27,14 @@ def test_every_field_is_read_and_written_where_it_stands(record: type) -> None:
 def test_a_field_that_a_record_does_not_have_is_refused() -> None:
     with pytest.raises((AttributeError, ValueError)):
         _ = make(records.Block, 1, compiled=True)[0].surely_not
+
+
+def test_settings_of_features_are_constants_only_in_a_run_without_features() -> None:
+    settings = records.Settings()
+    constants = dict(records.constants_of(settings))
+    assert constants["num_drafts"] == 0
+    assert constants["prefill_interval"] == 1
+    settings.max_num_seqs = 8
+    assert dict(records.constants_of(settings)) == constants
+    settings.encoder_tokens = 100
+    assert records.constants_of(settings) == ()

@@ -13,12 +13,17 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from kvsim.engine.arrays import dtype_of
+from kvsim.engine.records import Settings, constants_of
+
 
 @dataclass(frozen=True, slots=True)
 class One:
     """A single record."""
 
     dtype: np.dtype[Any]
+    constants: tuple[tuple[str, int], ...] = ()
+    """Fields that are compiled as constants, with their values."""
 
 
 Layout: TypeAlias = "tuple[tuple[str, np.dtype[Any] | One | Any | Layout], ...]"
@@ -35,7 +40,7 @@ def _part_of(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return value.dtype
     if isinstance(value, np.void):
-        return One(value.dtype)
+        return One(value.dtype, constants_of(value) if value.dtype == dtype_of(Settings) else ())
     return layout_of(value) if hasattr(value, "_fields") else value
 
 

@@ -16,10 +16,12 @@ from typing import Any, ClassVar
 import llvmlite.binding as llvm
 import numba
 from numba import _dynfunc
-from numba.core import cgutils
+from numba.core import cgutils, ir
+from numba.core.analysis import dead_branch_prune
 from numba.core.codegen import CodeLibrary, JITCodeLibrary
 from numba.core.compiler import CompilerBase
-from numba.core.compiler_machinery import LoweringPass, PassManager, register_pass
+from numba.core.compiler_machinery import FunctionPass, LoweringPass, PassManager, register_pass
+from numba.core.ir_utils import get_definition, guard
 from numba.core.lowering import Lower
 from numba.core.typed_passes import (
     AnnotateTypes,
@@ -84,7 +86,10 @@ class EntryLibrary(PartLibrary):
         for function in module.functions:
             if not function.is_declaration and not function.name.startswith("cfunc."):
                 function.linkage = "internal"  # lets LLVM inline a function that has one caller, and drop it
-        builder = self._codegen._pass_builder(loop_vectorize=False, slp_vectorize=False)
+        # Higher levels and unrolled loops take twice as long to compile, and the code is not measurably faster.
+        options = llvm.create_pipeline_tuning_options(speed_level=1)
+        options.loop_vectorization = options.slp_vectorization = options.loop_unrolling = False
+        builder = llvm.create_pass_builder(self._codegen._tm, options)
         builder.getModulePassManager().run(module, builder)
         self._finalized = True
 
@@ -143,6 +148,42 @@ class OfferToCallers(LoweringPass):
         return True
 
 
+@register_pass(mutates_CFG=True, analysis_only=False)
+class OmitFeatures(FunctionPass):
+    """Omit the branches of a part that are never taken because a setting is constant, before types are inferred.
+
+    Parts that are called only from these branches are then not compiled at all.
+    """
+
+    _name = "omit_features"
+
+    def __init__(self) -> None:
+        FunctionPass.__init__(self)
+
+    def run_pass(self, state: Any) -> bool:
+        """Replace reads of constant settings of the engine, the first argument, by their values."""
+        constants = getattr(state.args[0], "constants", None)
+        if not constants:
+            return False
+        function = state.func_ir
+        for each in [each for block in function.blocks.values() for each in block.find_insts(ir.Assign)]:
+            path = self._path_of(function, each.value)
+            if path[:2] == (0, "settings") and path[2:] and path[2] in constants:
+                each.value = ir.Const(constants[path[2]], each.loc)
+                function._definitions[each.target.name] = [each.value]
+        dead_branch_prune(function, state.args)
+        return True
+
+    def _path_of(self, function: Any, value: Any) -> tuple[Any, ...]:
+        """Return the index of an argument and the attributes that are read from it; () for any other value."""
+        if isinstance(value, ir.Arg):
+            return (value.index,)
+        if not isinstance(value, ir.Expr) or value.op != "getattr":
+            return ()
+        path = self._path_of(function, guard(get_definition, function, value.value))
+        return (*path, value.attr) if path else ()
+
+
 class PartCompiler(CompilerBase):
     """A compiler of the numba passes that parts need. Parts have no closures, no arrays and no exceptions."""
 
@@ -155,7 +196,7 @@ class PartCompiler(CompilerBase):
         self.state.typingctx = Remembering.of(self.state.typingctx)
         passes = PassManager("part")
         for each in (
-            TranslateByteCode, FixupArgs, ReconstructSSA, NopythonTypeInference, PreLowerStripPhis,
+            TranslateByteCode, FixupArgs, OmitFeatures, ReconstructSSA, NopythonTypeInference, PreLowerStripPhis,
             AnnotateTypes, PartLowering, OfferToCallers, NoPythonBackend,
         ):  # fmt: skip
             passes.add_pass(each, each.__name__)

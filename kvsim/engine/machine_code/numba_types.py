@@ -42,13 +42,17 @@ Fields: TypeAlias = "tuple[tuple[str, RecordsType | EngineType | types.Type], ..
 
 
 class RecordType(types.Type):
-    """One record, passed by address. Its integers are stored in 32 or 64 bits and always read as 64 bits."""
+    """One record, passed by address. Its integers are stored in 32 or 64 bits and always read as 64 bits.
 
-    def __init__(self, dtype: np.dtype[Any]) -> None:
+    `constants` are fields whose values are known when code is compiled.
+    """
+
+    def __init__(self, dtype: np.dtype[Any], constants: tuple[tuple[str, int], ...] = ()) -> None:
+        self.constants = dict(constants)
         fields: Any = dtype.fields or {}
         self.offsets = {name: fields[name][1] for name in fields}
         self.stored = {name: from_dtype(fields[name][0]) for name in fields}
-        super().__init__(f"Record_{_digest(str(dtype))}")
+        super().__init__(f"Record_{_digest(str(dtype) + str(constants))}")
 
     def read(self, name: str) -> types.Type:
         """Return the type that reading a field yields."""
@@ -79,6 +83,8 @@ class EngineType(types.Type):
 
     def __init__(self, fields: Fields) -> None:
         self.fields = fields
+        self.constants: dict[str, int] = getattr(dict(fields).get("settings"), "constants", {})
+        """Settings that are compiled as constants."""
         super().__init__(f"Engine_{_digest(str(fields))}")
 
     def word_of(self, name: str) -> int:
@@ -99,7 +105,7 @@ def engine_type(layout: Layout) -> EngineType:
         if isinstance(kind, np.dtype):
             fields.append((name, RecordsType(kind)))
         elif isinstance(kind, One):
-            fields.append((name, RecordType(kind.dtype)))
+            fields.append((name, RecordType(kind.dtype, kind.constants)))
         elif isinstance(kind, tuple):
             fields.append((name, engine_type(kind)))
         else:

@@ -27,6 +27,8 @@ def first_hit(engine: Engine, group: int) -> int:
 @part
 def num_skipped_tokens(engine: Engine, group: int, computed: int) -> int:
     """Return the number of leading tokens that a group does not read once `computed` tokens are computed."""
+    if not engine.settings.has_windows:
+        return 0
     kind, window = engine.groups[group].kind, engine.groups[group].window
     if kind == SLIDING_WINDOW:
         return max(0, computed - window + 1)
@@ -90,7 +92,7 @@ def num_needed_to_grow(engine: Engine, sequence: Sequence, group: int, num_token
 def is_written_this_step(engine: Engine, group: int) -> bool:
     """Tell whether the recurrent state that was hit is written by this very step, so that it cannot be read yet."""
     record = engine.groups[group]
-    if record.kind != MAMBA or record.num_hits == 0:
+    if not engine.settings.has_windows or record.kind != MAMBA or record.num_hits == 0:
         return False
     block = engine.entries[first_hit(engine, group) + record.num_hits - 1]
     key = engine.blocks[block].key
@@ -105,7 +107,7 @@ def is_written_this_step(engine: Engine, group: int) -> bool:
 def let_go(engine: Engine, sequence: Sequence, group: int, computed: int) -> None:
     """Free the blocks that the group does not read once `computed` tokens are computed, the last block first."""
     record = engine.groups[group]
-    if record.kind == FULL:
+    if not engine.settings.has_windows or record.kind == FULL:
         return
     skipped = num_skipped_tokens(engine, group, computed)
     if skipped < record.block_size and record.kind != MAMBA:
@@ -153,7 +155,7 @@ def is_kept_for_hits(engine: Engine, sequence: Sequence, group: int, index: int)
     the junction (see `Sequence.junction`).
     """
     settings, record = engine.settings, engine.groups[group]
-    if record.keeps_all:
+    if not settings.has_windows or record.keeps_all:
         return True
     aligned, block_size, retention = settings.cache_tokens, record.block_size, settings.retention_tokens
     prompt_end = (sequence.prompt_tokens - 1) // aligned * aligned // block_size
@@ -181,9 +183,10 @@ def expired_slots(engine: Engine) -> int:
     In a recurrent group, all states but the newest have expired. A token in a shared block has expired only when no
     sequence that holds the block reads it.
     """
-    settings, state, total, num_shared = engine.settings, engine.state, 0, 0
+    settings, state = engine.settings, engine.state
     if not settings.has_windows:
         return 0
+    total = num_shared = 0
     state.num_counts += 1
     for group in range(settings.num_groups):
         num_shared += engine.groups[group].num_shared

@@ -11,7 +11,7 @@ from kvsim.engine.paged import prefix_cache
 from kvsim.engine.paged.block_pool import NULL_BLOCK
 from kvsim.engine.paged.groups import NO_GROUP, first_hit
 from kvsim.engine.records import Sequence
-from kvsim.engine.state import CHUNKED_LOCAL, FULL, MAMBA, SLIDING_WINDOW, Engine
+from kvsim.engine.state import CHUNKED_LOCAL, FULL, SLIDING_WINDOW, Engine
 
 _ROW_BITS = 32
 """Bits of the block's index in a key that no other sequence has; the sequence's row is above them."""
@@ -82,14 +82,14 @@ def key_of(engine: Engine, sequence: Sequence, group: int, index: int) -> int:
 def _find_alike(engine: Engine, sequence: Sequence, leader: int, limit: int) -> int:
     """Store the hits within `limit` tokens of a group and the groups of its kind; return their number of entries."""
     kind = engine.groups[leader].kind
-    if kind == SLIDING_WINDOW:
+    if not engine.settings.has_windows or kind == FULL:
+        num_hits = _find_full(engine, sequence, leader, limit)
+    elif kind == SLIDING_WINDOW:
         num_hits = _find_window(engine, sequence, leader, limit)
     elif kind == CHUNKED_LOCAL:
         num_hits = _find_chunk(engine, sequence, leader, limit)
-    elif kind == MAMBA:
-        num_hits = _find_state(engine, sequence, leader, limit)
     else:
-        num_hits = _find_full(engine, sequence, leader, limit)
+        num_hits = _find_state(engine, sequence, leader, limit)
     group = leader
     while group != NO_GROUP:
         engine.groups[group].num_hits = num_hits
