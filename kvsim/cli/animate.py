@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from kvsim.cli.show import overwrite_option
+from kvsim.cli.show import output_option, overwrite_option
 from kvsim.errors import UsageError
 
 _MOST_FRAMES = 6_000
@@ -15,13 +15,8 @@ _MOST_FRAMES = 6_000
 
 @click.command("animate")
 @click.argument("recordings", nargs=-1, required=True)
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path),
-    default="pool.gif",
-    show_default=True,
-    help=".gif, .mp4 or .html of the pools; .svg of how far each run has come.",
+@output_option(
+    ".gif, .mp4 or .html of the pools; .svg of how far each run has come.", default="pool.gif", show_default=True
 )
 @click.option(
     "--until",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kvsim.cli.show import echo, print_table, seconds, size
+from kvsim.cli.show import echo, number, print_table, quantiles, seconds, size
 from kvsim.cli.turn_tables import print_turns
 from kvsim.machines import class_in, plain_words, untimed_in
 from kvsim.machines.known_errors import error_words
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from kvsim.experiments.bands import Band
-    from kvsim.metrics import Distribution, Summary
+    from kvsim.metrics import Summary
     from kvsim.recording import Meta
     from kvsim.simulation import Measured
 
@@ -153,8 +153,8 @@ def _limit_words(policy: Mapping[str, Any]) -> str:
 def _figures(summary: Summary, band: Band | None) -> list[tuple[str, str]]:
     """Return a label and a text for each of the most important figures."""
     ranges = {} if band is None else band.ranges
-    rows = [("output", f"{_number(summary.output_tokens_per_s)} tokens/s{_within(ranges, 'output_tokens_per_s')}")]
-    rows += [(label, _times(getattr(summary, name)) + _within(ranges, name, mean=True)) for label, name in _TIMES]
+    rows = [("output", f"{number(summary.output_tokens_per_s)} tokens/s{_within(ranges, 'output_tokens_per_s')}")]
+    rows += [(label, quantiles(getattr(summary, name)) + _within(ranges, name, mean=True)) for label, name in _TIMES]
     minutes = summary.duration_s / 60
     often = f", {summary.num_preemptions / minutes:,.0f} a minute" if summary.num_preemptions and minutes else ""
     rows.append(("preemptions", f"{summary.num_preemptions:,}{often}{_within(ranges, 'num_preemptions')}"))
@@ -162,9 +162,9 @@ def _figures(summary: Summary, band: Band | None) -> list[tuple[str, str]]:
     rows.append(("computed in vain", f"{summary.vain_tokens:,} tokens, {share:.1f} % of all that were computed"))
     rows.append(("waiting", _waiting(summary)))
     rows.append(("prefix hits", hit_words(summary)))
-    rows.append(("batch", f"{_number(summary.mean_batch, '.1f')} sequences on average, {summary.peak_batch:,} at most"))
+    rows.append(("batch", f"{number(summary.mean_batch, '.1f')} sequences on average, {summary.peak_batch:,} at most"))
     full = f"{_percent(summary.mean_occupancy)} held on average, {_percent(summary.peak_occupancy)} at most"
-    rows.append(("pool", f"{full}; {_number(wasted_percent(summary), '.1f')} % wasted"))
+    rows.append(("pool", f"{full}; {number(wasted_percent(summary), '.1f')} % wasted"))
     if summary.images_used:
         cached = summary.images_used - summary.images_computed
         rows.append(("images", f"{summary.images_computed:,} computed, {cached:,} found in the encoder cache"))
@@ -174,10 +174,6 @@ def _figures(summary: Summary, band: Band | None) -> list[tuple[str, str]]:
     unserved = {"refused": summary.num_refused, "aborted": summary.num_aborted, "unfinished": summary.num_unfinished}
     others = "".join(f", {count:,} {name}" for name, count in unserved.items() if count)
     return [*rows, ("served", f"{summary.num_finished:,}{others}")]
-
-
-def _times(times: Distribution) -> str:
-    return f"p50 {seconds(times.p50)}, p99 {seconds(times.p99)}, mean {seconds(times.mean)}"
 
 
 def _within(ranges: Mapping[str, tuple[float, float]], name: str, *, mean: bool = False) -> str:
@@ -194,11 +190,7 @@ def _waiting(summary: Summary) -> str:
     found = {"memory": waits.memory, "a place in the batch": waits.batch, "tokens of a step": waits.tokens}
     found["a slot of their adapter"] = waits.adapters
     causes = ", ".join(f"{value:,.1f} for {name}" for name, value in found.items() if value >= 0.05)
-    return f"{_number(summary.mean_waiting, ',.1f')} requests on average{f': {causes}' if causes else ''}"
-
-
-def _number(value: float, form: str = ",.0f") -> str:
-    return "–" if value != value else format(value, form)
+    return f"{number(summary.mean_waiting, ',.1f')} requests on average{f': {causes}' if causes else ''}"
 
 
 def _percent(share: float) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kvsim.cli.options import with_options
 from kvsim.cli.show import echo
 from kvsim.display.text import message
 from kvsim.errors import UsageError
@@ -27,23 +28,20 @@ if TYPE_CHECKING:
     from kvsim.live.kv_event_ranks import KvEventRanks
 
 
-def kv_events_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the flags for the KV events that a server publishes beside its metrics."""
-    for option in (
-        click.option(
-            "--kv-events-replay",
-            metavar="ADDRESS",
-            help="The server's replay_endpoint, which sends events that --kv-events missed.",
-        ),
-        click.option(
-            "--kv-events",
-            metavar="ADDRESS",
-            help="Follow the KV events that vLLM or SGLang publishes beside its /metrics, at tcp://HOST:PORT or PORT; "
-            "PORT-PORT for the data-parallel ranks of a server, whose ports follow one another.",
-        ),
-    ):
-        command = option(command)
-    return command
+kv_events_options = with_options(
+    click.option(
+        "--kv-events",
+        metavar="ADDRESS",
+        help="Follow the KV events that vLLM or SGLang publishes beside its /metrics, at tcp://HOST:PORT or PORT; "
+        "PORT-PORT for the data-parallel ranks of a server, whose ports follow one another.",
+    ),
+    click.option(
+        "--kv-events-replay",
+        metavar="ADDRESS",
+        help="The server's replay_endpoint, which sends events that --kv-events missed.",
+    ),
+)
+"""Decorator that adds the flags for the KV events that a server publishes beside its metrics."""
 
 
 @contextmanager

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from kvsim.cli.show import json_option, overwrite_option, print_json, print_table, progress
+from kvsim.cli.show import json_option, output_option, overwrite_option, print_json, print_table, progress
 
 if TYPE_CHECKING:
     from kvsim.profiles import Residual
@@ -18,9 +19,7 @@ if TYPE_CHECKING:
 
 @click.command("calibrate")
 @click.argument("recordings", nargs=-1, required=True)
-@click.option(
-    "-o", "--output", type=click.Path(path_type=Path), required=True, metavar="PROFILE.toml", help="The profile."
-)
+@output_option("The profile.", required=True, metavar="PROFILE.toml")
 @click.option(
     "--gpu-from",
     metavar="PROFILE",
@@ -103,16 +102,7 @@ def _show(
 ) -> None:
     """Print the error of the times on each recording, and the factors by which each part became slower."""
     if as_json:
-        documents = [
-            {
-                "recording": item.recording,
-                "num_steps": item.num_steps,
-                "mean_percent": item.mean_percent,
-                "median_abs_us": item.median_abs_us,
-                "held_out_percent": item.held_out_percent,
-            }
-            for item in residuals
-        ]
+        documents = [asdict(item) for item in residuals]
         print_json({"profile": str(output), "factors": dict(factors), "residuals": documents})
         return
     rows = [

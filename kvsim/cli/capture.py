@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
+from kvsim.cli.machine_flags import FIND
 from kvsim.cli.options import SectionedCommand, bounded
-from kvsim.cli.show import overwrite_option, progress
+from kvsim.cli.scenario_flags import settings_options
+from kvsim.cli.show import command_line, output_option, overwrite_option, progress
 from kvsim.cli.workload import workload_of_flags, workload_options
+from kvsim.errors import UsageError
+from kvsim.policies.speculative_config import read_config
 
 
 @click.group("capture")
@@ -24,36 +27,28 @@ def command() -> None:
     """
 
 
+_ENGINE_SETTINGS = (
+    "num_blocks", "block_size", "gpu_memory_utilization", "max_model_len", "max_num_seqs", "max_num_batched_tokens",
+    "enable_prefix_caching", "async_scheduling", "enforce_eager", "speculative_config", "enable_lora", "max_loras",
+    "max_lora_rank",
+)  # fmt: skip
+"""Settings that vLLM is started with if their flags are given."""
+
+
 @command.command("vllm", cls=SectionedCommand)
 @click.option("--model", required=True, help="A model folder, or a listed model with random weights.")
 @workload_options
-@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="The recording's folder.")
+@output_option("The recording's folder.", required=True)
 @click.option(
     "--users", "--concurrency", type=int, callback=bounded(at_least=1), help="Closed loop with N users.", metavar="N"
 )
-@click.option("--num-blocks", type=int, help="Blocks of the pool, instead of what the GPU leaves.")
-@click.option("--block-size", type=int, help="Tokens per block.")
-@click.option("--gpu-memory-utilization", type=float, help="Share of the GPU that may be used.")
-@click.option("--max-model-len", type=int, help="Longest sequence.")
-@click.option("--max-num-seqs", type=int, help="Sequences in one step.")
-@click.option("--max-num-batched-tokens", type=int, help="Tokens in one step.")
-@click.option("--no-prefix-caching", is_flag=True, help="Never reuse a prefix.")
-@click.option("--no-async-scheduling", is_flag=True, help="Schedule a step only when the last one's output is known.")
-@click.option("--enforce-eager", is_flag=True, help="Capture no graphs.")
-@click.option(
-    "--speculative-config", "-sc", metavar="JSON", help="Speculative decoding, as vLLM takes it: a JSON object."
-)
-@click.option("--enable-lora", is_flag=True, help="Serve requests that name an adapter (LoRA); weights are random.")
-@click.option("--max-loras", type=int, help="Adapters in use at once.")
-@click.option("--max-lora-rank", type=int, help="Rank of the adapters.")
+@settings_options(*_ENGINE_SETTINGS)
 @click.option("--vllm", "release", metavar="VERSION", help="Record this release alone.  [the one that is installed]")
 @overwrite_option
 def vllm(*, model: str, output: Path, users: int | None, release: str | None, overwrite: bool, **flags: Any) -> None:
     """Start vLLM here, run a workload, and record it."""
     from kvsim.capture.drive import DrivenEngine, check_installed
-    from kvsim.errors import UsageError
     from kvsim.files.overwriting import may_replace, replacing_folder
-    from kvsim.policies.speculative_config import read_config
 
     if not flags["enable_lora"] and (flags["max_loras"] or flags["max_lora_rank"]):
         raise UsageError("--max-loras and --max-lora-rank are for adapters; give --enable-lora, too.")
@@ -63,34 +58,32 @@ def vllm(*, model: str, output: Path, users: int | None, release: str | None, ov
     workload = workload_of_flags(flags)
     if workload.adapter.any() and not flags["enable_lora"]:
         raise UsageError("requests name adapters; give --enable-lora, or leave them out.")
-    given = {
-        "num_gpu_blocks_override": flags["num_blocks"],
-        "block_size": flags["block_size"],
-        "gpu_memory_utilization": flags["gpu_memory_utilization"],
-        "max_model_len": flags["max_model_len"],
-        "max_num_seqs": flags["max_num_seqs"],
-        "max_num_batched_tokens": flags["max_num_batched_tokens"],
-        "enable_prefix_caching": False if flags["no_prefix_caching"] else None,
-        "enforce_eager": flags["enforce_eager"] or None,
-        "speculative_config": read_config(flags["speculative_config"]) if flags["speculative_config"] else None,
-        "enable_lora": flags["enable_lora"] or None,
-        "max_loras": flags["max_loras"],
-        "max_lora_rank": flags["max_lora_rank"],
-    }
-    engine_args = {key: value for key, value in given.items() if value is not None}
     with (
-        DrivenEngine(model, async_scheduling=not flags["no_async_scheduling"], **engine_args) as engine,
+        DrivenEngine(model, **_engine_arguments(flags)) as engine,
         progress("recording") as report,
         replacing_folder(output, "capture", overwrite=overwrite) as folder,
     ):
-        engine.record(workload, folder, users=users, command=_command_line(), progress=report)
+        engine.record(workload, folder, users=users, command=command_line(), progress=report)
     click.echo(output)
+
+
+def _engine_arguments(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that are given, with the names and types of vLLM's arguments."""
+    given = {name: flags[name] for name in _ENGINE_SETTINGS if flags[name] is not None}
+    if "num_blocks" in given:
+        given["num_gpu_blocks_override"] = given.pop("num_blocks")
+    if given.get("max_model_len") == FIND:
+        given["max_model_len"] = -1
+    for name, convert in (("speculative_config", read_config), ("max_lora_rank", int)):
+        if name in given:
+            given[name] = convert(given[name])
+    return given
 
 
 @command.command("hf", cls=SectionedCommand)
 @click.option("--model", required=True, help="A model folder, or a listed model with random weights.")
 @workload_options
-@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="The recording's folder.")
+@output_option("The recording's folder.", required=True)
 @click.option("--batch-size", type=int, default=1, show_default=True, help="Rows of a batch; 1 is one by one.")
 @click.option("--cache", type=click.Choice(["dynamic", "static"]), default="dynamic", show_default=True)
 @click.option("--device", help="cuda or cpu.  [cuda where there is one]")
@@ -112,7 +105,6 @@ def hf(
     """Run a workload through Hugging Face's generate() in padded batches, and record it."""
     from kvsim.capture.hf import GenerateRecorder, find_device, generate_workload, load_model
     from kvsim.capture.random_weights import model_folder
-    from kvsim.errors import UsageError
     from kvsim.files.overwriting import may_replace, replacing_folder
     from kvsim.recording import write, write_allocator
 
@@ -122,7 +114,7 @@ def hf(
     workload, found = workload_of_flags(flags), find_device(device)
     with tempfile.TemporaryDirectory(prefix="kvsim-") as scratch:
         loaded = load_model(model_folder(model, Path(scratch)), device=found)
-        recorder = GenerateRecorder(loaded, allocation_history=allocation_history, command=_command_line())
+        recorder = GenerateRecorder(loaded, allocation_history=allocation_history, command=command_line())
         with recorder, progress("recording") as report:
             generate_workload(loaded, workload, batch_size=batch_size, cache=cache, recorder=recorder, progress=report)
     with replacing_folder(output, "capture", overwrite=overwrite) as folder:
@@ -130,7 +122,3 @@ def hf(
         if recorder.allocator is not None:
             write_allocator(recorder.allocator, folder)
     click.echo(output)
-
-
-def _command_line() -> str:
-    return shlex.join(["kvsim", *sys.argv[1:]])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +14,7 @@ from kvsim.cli.options import PolicyParam, check_policy_flags
 from kvsim.cli.scenario import build_scenario
 from kvsim.cli.scenario_flags import scenario_options
 from kvsim.cli.several_values import ComparingCommand, SeveralValues, several_values
-from kvsim.cli.show import echo, json_option, overwrite_option, print_json, progress
+from kvsim.cli.show import command_line, echo, json_option, output_option, overwrite_option, print_json, progress
 from kvsim.errors import UsageError
 from kvsim.policies import EVERY_POLICY, OF_IMAGES, AnyPolicy, Paged
 from kvsim.policies.kinds import evicts_optimally
@@ -47,12 +45,7 @@ times_option = click.option(
 
 @click.command("compare", cls=ComparingCommand)
 @scenario_options
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path),
-    help="Write the recordings into this folder, one for each policy or value.",
-)
+@output_option("Write the recordings into this folder, one for each policy or value.")
 @click.option(
     "--policy",
     "names",
@@ -116,8 +109,7 @@ def command(
         name = names[0] if names else Paged.name
         check_policy_flags(context, [name], [several.name] if several else ())
         comparison = Comparison.of_values(several, flags) if several else Comparison.of_servers(flags)
-        command_line = shlex.join(["kvsim", *sys.argv[1:]])
-        compare_sides(comparison, name, output, command=command_line, overwrite=overwrite, as_json=as_json)
+        compare_sides(comparison, name, output, command=command_line(), overwrite=overwrite, as_json=as_json)
         return
     fleet_of(flags)
     if ladder:
@@ -144,10 +136,15 @@ def _print(
     summaries = [replace(summarize(recording), policy=name) for name, recording in recordings.items()]
     with progress("with memory for everything") as report:
         ample = with_memory_for_everything(scenario, policies, report)
-    if as_json:
-        _print_json(list(recordings.values()), summaries, ample)
-    else:
+    if not as_json:
         _print_comparison(scenario, list(recordings.values()), summaries, ample, notes, clock=scenario.flags["clock"])
+        return
+    from kvsim.cli.summary_lines import summary_document
+
+    print_json({
+        summary.policy: summary_document(recording, summary) | {"ample_output_tokens_per_s": tokens_per_s}
+        for recording, summary, tokens_per_s in zip(recordings.values(), summaries, ample, strict=True)
+    })  # fmt: skip
 
 
 def _write(recordings: Mapping[str, Recording], output: Path, *, overwrite: bool) -> None:
@@ -157,16 +154,6 @@ def _write(recordings: Mapping[str, Recording], output: Path, *, overwrite: bool
     with replacing_folder(output, "compare", overwrite=overwrite) as folder:
         for name, recording in recordings.items():
             write(recording, folder / name)
-
-
-def _print_json(recordings: Sequence[Recording], summaries: Sequence[Summary], ample: Sequence[float]) -> None:
-    from kvsim.cli.summary_lines import summary_document
-
-    documents = {
-        summary.policy: summary_document(recording, summary) | {"ample_output_tokens_per_s": tokens_per_s}
-        for recording, summary, tokens_per_s in zip(recordings, summaries, ample, strict=True)
-    }
-    print_json(documents)
 
 
 def _print_comparison(

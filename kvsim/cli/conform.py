@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kvsim.cli.options import bounded
-from kvsim.cli.show import echo, json_option, overwrite_option, print_json, print_table, progress
+from kvsim.cli.show import difference_rows, echo, json_option, overwrite_option, print_json, print_table, progress
 
 if TYPE_CHECKING:
     from kvsim.conformance.conformity import Conformity
@@ -101,9 +101,5 @@ def _show(result: Conformity) -> None:
     for number, finding in enumerate(result.findings, 1):
         echo(f"\n{number}. {finding.rule}\n   {words_of(finding)}")
         lines = finding.difference.lines
-        rows = [
-            (("> " if line.differs else "  ") + line.label, line.recorded, line.simulated)
-            for line in lines[:_MOST_LINES]
-        ]
         more = f"… and {len(lines) - _MOST_LINES} more; --report writes all" if len(lines) > _MOST_LINES else ""
-        print_table(place_of(finding), ["", "vLLM", "kvsim"], rows, note=more)
+        print_table(place_of(finding), ["", "vLLM", "kvsim"], difference_rows(lines[:_MOST_LINES]), note=more)

@@ -31,8 +31,7 @@ def command(*, lesson: str | None, markdown: bool, output: Path | None, overwrit
         raise UsageError("--markdown writes a file and its figures, so it goes with -o FOLDER.")
     lessons = import_module("kvsim_tui.lessons")
     if lesson is None:
-        for found in lessons.all_lessons():
-            click.echo(f"{found.number}  {found.title}\n   {found.summary}")
+        list_lessons()
         return
     reading, guided = import_module("kvsim_tui.lessons.reading"), lessons.Guided(lessons.find_lesson(lesson))
     if output is None:
@@ -49,6 +48,12 @@ def command(*, lesson: str | None, markdown: bool, output: Path | None, overwrit
     for name, figure in figures.items():
         save(figure, output / name, made_by="explain")
     click.echo(save(f"{text}\n", page, made_by="explain"))  # last, so that a written page always has its figures
+
+
+def list_lessons() -> None:
+    """Print the number, the title and the summary of each lesson."""
+    for lesson in import_module("kvsim_tui.lessons").all_lessons():
+        click.echo(f"{lesson.number}  {lesson.title}\n   {lesson.summary}")
 
 
 def _can_print(text: str) -> bool:

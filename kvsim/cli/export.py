@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from kvsim.cli.show import overwrite_option
+from kvsim.cli.show import output_option, overwrite_option
 
 _ENDINGS = {
     "perfetto": ".pftrace",
@@ -21,9 +21,7 @@ _ENDINGS = {
 @click.command("export")
 @click.argument("recording_name", metavar="RECORDING")
 @click.option("--to", "target", type=click.Choice(list(_ENDINGS)), default="perfetto", show_default=True)
-@click.option(
-    "-o", "--output", type=click.Path(path_type=Path), help="File, or folder of csv and parquet.  [by its name]"
-)
+@output_option("File, or folder of csv and parquet.  [by its name]")
 @overwrite_option
 def command(*, recording_name: str, target: str, output: Path | None, overwrite: bool) -> None:
     """Write RECORDING as a Perfetto trace, as tables, or only its requests in the format of a published trace.

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kvsim.cli.answer import setting_rows
-from kvsim.cli.show import echo, print_table, seconds, size
+from kvsim.cli.show import echo, print_table, quantiles, seconds, size
 
 if TYPE_CHECKING:
-    from kvsim.metrics import Distribution, Summary
+    from kvsim.metrics import Summary
     from kvsim.metrics.fleet_totals import FleetTotals
     from kvsim.recording import Meta
 
@@ -76,7 +76,7 @@ def _name(totals: FleetTotals, number: int) -> str:
 
 
 def _figures(totals: FleetTotals) -> list[tuple[str, str]]:
-    rows = [(label, _times(times)) for label, times in (
+    rows = [(label, quantiles(times)) for label, times in (
         ("TTFT", totals.ttft_s), ("TPOT", totals.tpot_s), ("end to end", totals.e2e_s)
     )]  # fmt: skip
     rows.append(("waiting", f"{totals.mean_waiting:,.1f} requests on average"))
@@ -103,7 +103,3 @@ def _figures(totals: FleetTotals) -> list[tuple[str, str]]:
         twice = f"{size(int(totals.mean_duplicate_bytes))} on average, {size(totals.most_duplicate_bytes)} at most"
         rows.append(("held twice", f"cached prefixes of {twice}"))
     return rows
-
-
-def _times(times: Distribution) -> str:
-    return f"p50 {seconds(times.p50)}, p99 {seconds(times.p99)}, mean {seconds(times.mean)}"

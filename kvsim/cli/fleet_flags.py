@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from kvsim.cli.options import with_options
 from kvsim.errors import UsageError
 from kvsim.policies.connectors import MOST_TRANSFERS
 from kvsim.policies.routers import ROUTE_NAMES
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from kvsim.policies.connectors import KvLink
     from kvsim.simulation import Disaggregation, Machine, PrefixStore, Servers
 
-Command = TypeVar("Command", bound=Callable[..., Any])
 _SERVERS = click.IntRange(1, 1_000)
 OF_TRANSFERS = ("kv_link_gb_per_s", "kv_link_latency_s", "kv_transfers", "failed_loads", "load_failure_policy")
 
@@ -35,78 +35,67 @@ class RouteParam(click.ParamType[str]):
         return value
 
 
-def apart_options(command: Command) -> Command:
-    """Add the flags of separate prefill and decode servers, and of the link between them."""
-    for option in reversed(
-        (
-            click.option("--prefill", type=_SERVERS, help="Servers that compute prompts, apart from --decode."),
-            click.option("--decode", type=_SERVERS, help="Servers that fetch the KV of prompts, and answer."),
-            click.option(
-                "--kv-link-gb-per-s",
-                type=click.FloatRange(0, min_open=True),
-                default=None,
-                help="Speed of a decode server's link for KV, in 10^9 bytes a second on each GPU.  [50]",
-            ),
-            click.option(
-                "--kv-link-latency",
-                "kv_link_latency_s",
-                type=click.FloatRange(0),
-                default=None,
-                help="Seconds that a transfer of KV takes however small it is.  [0.001]",
-            ),
-            click.option(
-                "--kv-transfers",
-                type=click.IntRange(1, MOST_TRANSFERS),
-                default=None,
-                help="Transfers at a time on such a link, each over an equal share.  [1]",
-            ),
-            click.option(
-                "--failed-loads",
-                type=click.FloatRange(0, 1),
-                default=None,
-                help="Share of the transfers of which a block does not arrive.  [0]",
-            ),
-            click.option(
-                "--kv-load-failure-policy",
-                "load_failure_policy",
-                type=click.Choice(["fail", "recompute"]),
-                default=None,
-                help="Policy after a failed transfer: an error for the client, or tokens that are computed.  [fail]",
-            ),
-        )
-    ):
-        command = option(command)
-    return command
+apart_options = with_options(
+    click.option("--prefill", type=_SERVERS, help="Servers that compute prompts, apart from --decode."),
+    click.option("--decode", type=_SERVERS, help="Servers that fetch the KV of prompts, and answer."),
+    click.option(
+        "--kv-link-gb-per-s",
+        type=click.FloatRange(0, min_open=True),
+        default=None,
+        help="Speed of a decode server's link for KV, in 10^9 bytes a second on each GPU.  [50]",
+    ),
+    click.option(
+        "--kv-link-latency",
+        "kv_link_latency_s",
+        type=click.FloatRange(0),
+        default=None,
+        help="Seconds that a transfer of KV takes however small it is.  [0.001]",
+    ),
+    click.option(
+        "--kv-transfers",
+        type=click.IntRange(1, MOST_TRANSFERS),
+        default=None,
+        help="Transfers at a time on such a link, each over an equal share.  [1]",
+    ),
+    click.option(
+        "--failed-loads",
+        type=click.FloatRange(0, 1),
+        default=None,
+        help="Share of the transfers of which a block does not arrive.  [0]",
+    ),
+    click.option(
+        "--kv-load-failure-policy",
+        "load_failure_policy",
+        type=click.Choice(["fail", "recompute"]),
+        default=None,
+        help="Policy after a failed transfer: an error for the client, or tokens that are computed.  [fail]",
+    ),
+)
+"""Decorator that adds the flags of separate prefill and decode servers, and of the link between them."""
 
-
-def replicas_options(command: Command) -> Command:
-    """Add the flags of equal servers and of their router."""
-    for option in reversed(
-        (
-            click.option("--replicas", type=_SERVERS, default=1, show_default=True, help="Servers behind one router."),
-            click.option(
-                "--route",
-                type=RouteParam(),
-                help="Router in front of the servers, or a Python file with a function route(request, servers).  "
-                "[shortest; of data-parallel ranks data-parallel]",
-            ),
-            click.option(
-                "--route-lag",
-                "route_lag_s",
-                type=click.FloatRange(0),
-                default=0.0,
-                show_default=True,
-                help="Age in seconds of what the router knows of the servers' prefix caches.",
-            ),
-            click.option(
-                "--prefix-store-gib",
-                type=click.FloatRange(0, min_open=True),
-                help="Store of prefixes that all servers share, in GiB; each loads over its --kv-link-gb-per-s.",
-            ),
-        )
-    ):
-        command = option(command)
-    return command
+replicas_options = with_options(
+    click.option("--replicas", type=_SERVERS, default=1, show_default=True, help="Servers behind one router."),
+    click.option(
+        "--route",
+        type=RouteParam(),
+        help="Router in front of the servers, or a Python file with a function route(request, servers).  "
+        "[shortest; of data-parallel ranks data-parallel]",
+    ),
+    click.option(
+        "--route-lag",
+        "route_lag_s",
+        type=click.FloatRange(0),
+        default=0.0,
+        show_default=True,
+        help="Age in seconds of what the router knows of the servers' prefix caches.",
+    ),
+    click.option(
+        "--prefix-store-gib",
+        type=click.FloatRange(0, min_open=True),
+        help="Store of prefixes that all servers share, in GiB; each loads over its --kv-link-gb-per-s.",
+    ),
+)
+"""Decorator that adds the flags of equal servers and of their router."""
 
 
 class FleetFlags(NamedTuple):

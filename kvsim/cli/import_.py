@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvsim.cli.options import bounded
-from kvsim.cli.show import json_option, overwrite_option, print_json, print_table
+from kvsim.cli.options import bounded, with_options
+from kvsim.cli.show import json_option, output_option, overwrite_option, print_json, print_table
 from kvsim.cli.workload import ARRIVAL_OPTIONS, REQUESTS, SEED, arrivals_of_flags, columns_of, first_requests
 from kvsim.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from kvsim.workload import Workload
 
 _FORMAT_NAMES = (
@@ -28,17 +26,11 @@ _FORMAT_NAMES = (
 _LENGTH = bounded(at_most=(1 << 31) - 1)
 
 
-def _arrival_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    for option in reversed(ARRIVAL_OPTIONS):
-        command = option(command)
-    return command
-
-
 @click.command("import")
 @click.argument("file")
 @click.option("--columns", metavar="OURS=THEIRS,...", help="Column names of a CSV file: arrival_s=ts,...")
 @click.option("--as", "form", metavar="FORMAT", help=f"One of {', '.join(_FORMAT_NAMES)}.  [found from the content]")
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the workload here, as Parquet.")
+@output_option("Write the workload here, as Parquet.")
 @click.option("--num-requests", type=int, callback=REQUESTS, help="Maximum number of requests.")
 @click.option(
     "--min-tokens",
@@ -53,7 +45,7 @@ def _arrival_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--chars-per-token", type=float, help="sharegpt: letters that make a token where tokens are not counted.  [4]"
 )
-@_arrival_options
+@with_options(*ARRIVAL_OPTIONS)
 @click.option("--seed", type=int, callback=SEED, default=0, show_default=True, help="Seed of new arrivals.")
 @overwrite_option
 @json_option

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import click
 
-from kvsim.cli.show import overwrite_option
+from kvsim.cli.show import output_option, overwrite_option
 
 
 @click.command("measure")
-@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, metavar="CARD.toml", help="The card.")
+@output_option("The card.", required=True, metavar="CARD.toml")
 @click.option(
     "--tensor-parallel-size",
     type=click.IntRange(1, 64),

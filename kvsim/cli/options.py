@@ -33,6 +33,17 @@ jobs_option = click.option(
 )
 
 
+def with_options(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    """Return a decorator that adds all `options` to a command, which lists them in this order in its help."""
+
+    def add(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
 class PolicyParam(click.Choice[str]):
     """Type of a flag: the name of a built-in policy, or a Python file with a policy."""
 

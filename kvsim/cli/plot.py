@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvsim.cli.show import overwrite_option
+from kvsim.cli.show import echo, output_option, overwrite_option, progress
 from kvsim.display.text import printable
 from kvsim.errors import RecordingError, UsageError
 
@@ -41,9 +41,7 @@ _KINDS = (
     is_flag=True,
     help="Write every figure that suits the recordings into the folder -o; no KIND.",
 )
-@click.option(
-    "-o", "--output", type=click.Path(path_type=Path), help="PNG, SVG or PDF; a folder with --all.  [KIND.png, figures]"
-)
+@output_option("PNG, SVG or PDF; a folder with --all.  [KIND.png, figures]")
 @click.option(
     "--as",
     "file_type",
@@ -197,7 +195,6 @@ def _write_all(
     recordings: list[Recording], folder: Path, file_type: str, finish: Finish, *, overwrite: bool, **style: Any
 ) -> None:
     """Write every figure that suits the recordings; print the name of each that they lack the data for."""
-    from kvsim.cli.show import echo, progress
     from kvsim.plots import may_save, plans, save
 
     written = 0

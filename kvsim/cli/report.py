@@ -6,14 +6,12 @@ from pathlib import Path
 
 import click
 
-from kvsim.cli.show import overwrite_option, progress
+from kvsim.cli.show import output_option, overwrite_option, progress
 
 
 @click.command("report")
 @click.argument("recordings", nargs=-1, required=True)
-@click.option(
-    "-o", "--output", type=click.Path(path_type=Path), default="report", show_default=True, help="Folder to write."
-)
+@output_option("Folder to write.", default="report", show_default=True)
 @overwrite_option
 def command(*, recordings: tuple[str, ...], output: Path, overwrite: bool) -> None:
     """Write a page about RECORDINGS: what happened, every figure that suits them, and the commands to repeat it.

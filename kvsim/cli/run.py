@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
-import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +15,7 @@ from kvsim.cli.options import POLICY_HELP, PolicyParam, check_policy_flags, engi
 from kvsim.cli.scenario import build_scenario
 from kvsim.cli.scenario_flags import scenario_options
 from kvsim.cli.server_lines import ServedCommand
-from kvsim.cli.show import json_option, overwrite_option, progress
+from kvsim.cli.show import command_line, json_option, output_option, overwrite_option, progress
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -44,7 +42,7 @@ if TYPE_CHECKING:
 )
 @click.option("--no-band", is_flag=True, help="Do not repeat a run with preemptions to see how far its figures move.")
 @click.option("--all", "show_all", is_flag=True, help="Every figure, and where the memory went, state by state.")
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the recording to this folder.")
+@output_option("Write the recording to this folder.")
 @overwrite_option
 @json_option
 @click.pass_context
@@ -126,7 +124,7 @@ def _options(flags: Mapping[str, Any], engine: EngineName) -> Options:
         "max_concurrency": flags["max_concurrency"],
         "think_s": flags["think_s"] or 0.0,
         "users_per_s": flags["users_per_s"] or math.inf,
-        "command": shlex.join(["kvsim", *sys.argv[1:]]),
+        "command": command_line(),
     }
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -18,6 +16,7 @@ from kvsim.cli.machine_flags import (
     memory_of,
 )
 from kvsim.cli.options import settings_from
+from kvsim.cli.show import command_line
 from kvsim.cli.workload import cut_at, is_generated, workload_and_source
 from kvsim.errors import UsageError
 from kvsim.policies.settings import PrefixEviction
@@ -136,7 +135,7 @@ class Scenario:
             check=self.flags["check"],
             progress=progress,
             engine=engine,
-            command=shlex.join(["kvsim", *sys.argv[1:]]),
+            command=command_line(),
         )
 
     def ladder(self) -> tuple[Rung, ...]:

@@ -5,10 +5,12 @@ All commands that simulate share these flags; `kvsim.cli.scenario` converts them
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import click
 
 from kvsim.cli.machine_flags import tokens_or_auto
-from kvsim.cli.options import Command, flags_of, section
+from kvsim.cli.options import Command, flags_of, section, with_options
 from kvsim.cli.workload import workload_options
 from kvsim.errors import UsageError
 from kvsim.policies.settings import MACHINE, ContiguousSettings, ContinuousSettings, PagedSettings, StaticSettings
@@ -94,15 +96,12 @@ _MORE = (
 )
 
 
-def machine_options(command: Command) -> Command:
-    """Add the flags of a machine to `command`, which receives their values as keyword arguments."""
-    for option in reversed((*(_SETTINGS[name] for name in _OF_SIZE), *_REFUSED, _DEFAULTS)):
-        command = option(command)
-    return command
+def settings_options(*names: str) -> Callable[[Command], Command]:
+    """Return a decorator that adds the flags of these settings to a command."""
+    return with_options(*(_SETTINGS[name] for name in names))
 
 
-def scenario_options(command: Command) -> Command:
-    """Add all flags of a simulation to `command`, which receives their values as keyword arguments."""
-    for option in reversed((*_SETTINGS.values(), *_REFUSED, _DEFAULTS, *_MORE)):
-        command = option(command)
-    return workload_options(command)
+machine_options = with_options(settings_options(*_OF_SIZE), *_REFUSED, _DEFAULTS)
+"""Decorator that adds the flags of a machine to a command, which receives their values as keyword arguments."""
+scenario_options = with_options(workload_options, *_SETTINGS.values(), *_REFUSED, _DEFAULTS, *_MORE)
+"""Decorator that adds all flags of a simulation to a command, which receives their values as keyword arguments."""

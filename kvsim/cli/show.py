@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import isfinite
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from kvsim.display.text import printable, printable_lines
+
+if TYPE_CHECKING:
+    from kvsim.conformance.verdict import VerdictLine
+    from kvsim.metrics import Distribution
+
+Command = TypeVar("Command", bound=Callable[..., Any])
 
 overwrite_option = click.option(
     "--overwrite",
@@ -20,6 +28,16 @@ overwrite_option = click.option(
     "before is replaced, and nothing else: a new result takes the place of the last one of that name.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for machines instead of a table.")
+
+
+def output_option(text: str, **settings: Any) -> Callable[[Command], Command]:
+    """Return a decorator that adds `-o`, the path of a command's output, with `text` as its help."""
+    return click.option("-o", "--output", type=click.Path(path_type=Path), help=text, **settings)
+
+
+def command_line() -> str:
+    """Return the command line of this process, for the metadata of what it writes."""
+    return shlex.join(["kvsim", *sys.argv[1:]])
 
 
 def echo(text: object, *, err: bool = False) -> None:
@@ -65,6 +83,11 @@ def print_table(
         console.print(Text(printable_lines(note)))
 
 
+def difference_rows(lines: Iterable[VerdictLine]) -> list[tuple[str, str, str]]:
+    """Return the rows of a table of decisions, recorded and simulated; a mark is before those that differ."""
+    return [(("> " if line.differs else "  ") + line.label, line.recorded, line.simulated) for line in lines]
+
+
 @contextmanager
 def progress(label: str) -> Iterator[Callable[[int, int], None]]:
     """Yield a function that shows progress on a terminal: it takes the number of steps done, and of all steps."""
@@ -99,6 +122,16 @@ def change_words(before: float, after: float, form: Callable[[float], str]) -> s
     if form(0.5).endswith("%"):
         return f"{100 * (after - before):+.1f} points"
     return f"{100 * (after / before - 1):+.1f} %" if before else f"+{form(after)}"
+
+
+def number(value: float, form: str = ",.0f") -> str:
+    """Format a number; a dash for NaN."""
+    return "–" if value != value else format(value, form)
+
+
+def quantiles(times: Distribution) -> str:
+    """Format the median, the 99th percentile and the mean of durations."""
+    return f"p50 {seconds(times.p50)}, p99 {seconds(times.p99)}, mean {seconds(times.mean)}"
 
 
 def seconds(value: float) -> str:

@@ -7,7 +7,7 @@ from functools import partial
 from operator import attrgetter
 from typing import Any
 
-from kvsim.cli.show import echo, print_table, seconds, size
+from kvsim.cli.show import echo, number, print_table, seconds, size
 from kvsim.cli.turn_tables import turn_documents
 from kvsim.machines import class_in, known_in, plain_words
 from kvsim.memory.waste import SlotState
@@ -56,11 +56,11 @@ def _rows(summaries: Sequence[Summary]) -> Iterator[tuple[str, Callable[[Summary
         if state is SlotState.EXPIRED and not any(summary.waste.pool_percent[state] > 0 for summary in summaries):
             continue  # no layer has a window
         yield f"{STATE_NAMES[state]}, % of the pool", partial(_share, state=state)
-    yield "sum, %", lambda summary: _figure(summary.waste.pool_percent.sum(), ".1f")
-    yield "mean batch, sequences", lambda summary: _figure(summary.mean_batch, ".2f")
-    yield "output tokens per second", lambda summary: _figure(summary.output_tokens_per_s, ",.0f")
+    yield "sum, %", lambda summary: number(summary.waste.pool_percent.sum(), ".1f")
+    yield "mean batch, sequences", lambda summary: number(summary.mean_batch, ".2f")
+    yield "output tokens per second", lambda summary: number(summary.output_tokens_per_s, ",.0f")
     yield "duration", lambda summary: seconds(summary.duration_s)
-    yield "mean waiting, requests", lambda summary: _figure(summary.mean_waiting, ".1f")
+    yield "mean waiting, requests", lambda summary: number(summary.mean_waiting, ".1f")
     yield "wait in the queue, mean", lambda summary: seconds(summary.wait_s.mean)
     for label, name in (("TTFT", "ttft_s"), ("TPOT", "tpot_s"), ("end to end", "e2e_s")):
         for statistic in ("mean", "p50", "p99"):
@@ -80,16 +80,11 @@ def _rows(summaries: Sequence[Summary]) -> Iterator[tuple[str, Callable[[Summary
 
 
 def _share(summary: Summary, state: SlotState) -> str:
-    return _figure(summary.waste.pool_percent[state], ".1f")
+    return number(summary.waste.pool_percent[state], ".1f")
 
 
 def _statistic(summary: Summary, times: Callable[[Summary], float]) -> str:
     return seconds(times(summary))
-
-
-def _figure(value: float, form: str) -> str:
-    """Format a number; a dash for NaN."""
-    return "–" if value != value else format(value, form)
 
 
 def summary_document(recording: Recording | Measured, summary: Summary) -> dict[str, Any]:

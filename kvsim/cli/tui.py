@@ -16,11 +16,12 @@ import click
 
 from kvsim.cli import attach as live
 from kvsim.cli.compare import times_option, with_memory_for_everything
+from kvsim.cli.explain import list_lessons
 from kvsim.cli.options import PolicyParam, check_policy_flags, is_given
 from kvsim.cli.scenario import build_scenario
 from kvsim.cli.scenario_flags import scenario_options
 from kvsim.cli.server_lines import ServedCommand
-from kvsim.cli.show import overwrite_option, progress
+from kvsim.cli.show import output_option, overwrite_option, progress
 from kvsim.errors import UsageError
 from kvsim.files.overwriting import may_replace
 from kvsim.policies import EVERY_POLICY, OF_IMAGES, Paged, base_of
@@ -50,7 +51,7 @@ _FEW_REQUESTS = 1_000
     help="Watch a live server: HOST:PORT or PORT, of a KVSIM_PUBLISH or of its /metrics, or their http:// address.",
 )
 @live.kv_events_options
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Folder for the recording of --attach.")
+@output_option("Folder for the recording of --attach.")
 @click.option("--serve", is_flag=True, help="Show the same program in a browser, served to this machine alone.")
 @click.option("--port", type=click.IntRange(1, 65535), help=f"With --serve: where.  [{_PORT}]")
 @times_option
@@ -286,8 +287,7 @@ def _simulate(scenario: Scenario, policy: str, report: Any) -> Recording:
 
 
 def _list_lessons() -> None:
-    for lesson in import_module("kvsim_tui.lessons").all_lessons():
-        click.echo(f"{lesson.number}  {lesson.title}\n   {lesson.summary}")
+    list_lessons()
     click.echo("\nkvsim tui --lesson 1 plays one; kvsim explain 1 prints it.")
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kvsim.cli.show import echo, json_option, print_json, print_table, progress
+from kvsim.cli.show import difference_rows, echo, json_option, print_json, print_table, progress
 
 if TYPE_CHECKING:
     from kvsim.conformance import Verdict
@@ -32,16 +32,15 @@ def command(*, subject: str, steps_file: Path | None, as_json: bool) -> None:
     and their order, block ids, preemptions, queues and free blocks are compared at every step. The exit code is 1 if
     anything differs.
     """
-    verdict = _verify_recording(subject) if steps_file is None else _verify_oracle(Path(subject), steps_file)
+    from kvsim.conformance import verify_answer
+
+    verdict = _verify_recording(subject) if steps_file is None else verify_answer(Path(subject), steps_file)
     if as_json:
         print_json(verdict.as_dict())
     else:
         echo(f"{subject}: {verdict}")
         if verdict.difference is not None:
-            rows = [
-                (("> " if line.differs else "  ") + line.label, line.recorded, line.simulated)
-                for line in verdict.difference.lines
-            ]
+            rows = difference_rows(verdict.difference.lines)
             print_table(f"at {verdict.difference.moment}", ["", "recorded", "kvsim"], rows)
     if not verdict.equal:
         sys.exit(1)
@@ -54,9 +53,3 @@ def _verify_recording(name: str) -> Verdict:
     recording = read(find(name))
     with progress("comparing") as report:
         return verify_recording(recording, report)
-
-
-def _verify_oracle(workload_file: Path, steps_file: Path) -> Verdict:
-    from kvsim.conformance import verify_answer
-
-    return verify_answer(workload_file, steps_file)

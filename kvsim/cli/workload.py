@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvsim.cli.options import bounded, section
+from kvsim.cli.options import bounded, section, with_options
 from kvsim.errors import UnknownNameError, UsageError, shortened
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ _MOST_CUT = 0.1
 """Largest share of generated requests that may be cut at the model's longest sequence without --max-model-len."""
 REQUESTS, SEED = bounded(at_most=1 << 24), bounded(at_most=(1 << 63) - 1)
 """Bounds of the number of requests, and of a seed."""
-Command = TypeVar("Command", bound=Callable[..., Any])
 
 _requests = section("Requests")
 ARRIVAL_OPTIONS = (
@@ -119,13 +118,8 @@ _OPTIONS = (
         help="Seed of everything that is generated.",
     ),
 )
-
-
-def workload_options(command: Command) -> Command:
-    """Add the flags of a workload to `command`, which receives them as keyword arguments."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
+workload_options = with_options(*_OPTIONS)
+"""Decorator that adds the flags of a workload to a command, which receives them as keyword arguments."""
 
 
 def workload_of_flags(flags: dict[str, Any]) -> Workload:

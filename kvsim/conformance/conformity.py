@@ -16,6 +16,7 @@ from kvsim.conformance.explained import Finding, explain
 from kvsim.conformance.generated import realistic, small, staged
 from kvsim.conformance.generated_groups import grouped, staged_groups
 from kvsim.conformance.golden import golden_workloads
+from kvsim.conformance.verdict import COUNTS
 from kvsim.policies.releases import NEWEST, check_known, is_known, nearest_words, number_of
 
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ _KINDS: dict[str, tuple[tuple[Callable[[Random], Document], int], ...]] = {
     "several": ((grouped, 17), (staged_groups, 3)),
 }
 """Generators of workloads with one KV-cache group and with several, and their weights."""
-_TOTALS = ("num_steps", "num_allocations", "num_preemptions", "num_hits", "num_evictions", "num_aborts")
 _MOST_EQUAL = 120
 """Number of equal workloads that are kept: a variant that explains a difference must leave them equal."""
 _LONGEST = 150
@@ -121,7 +121,7 @@ def conform(
         outcome = compare(answered, result.release)
         result.num_workloads += 1
         result.num_refused += outcome.is_refused
-        result.totals.update({name: getattr(outcome.verdict, name) for name in _TOTALS})
+        result.totals.update({name: getattr(outcome.verdict, name) for name in COUNTS})
         if answered.failure and not answered.records:
             failures.append(answered.failure)
         if not outcome.equal:

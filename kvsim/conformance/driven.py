@@ -32,9 +32,9 @@ class EngineFailedError(KvsimError):
 
 
 class DrivenVllm:
-    """A process that serves workloads with vLLM's own engine; it takes seconds to start and milliseconds to serve.
+    """A process that serves workloads with vLLM's own engine; it starts in seconds, and serves one in milliseconds.
 
-    `release` is the version of the vLLM in that process.
+    `release` is the version of vLLM in the process.
     """
 
     def __init__(
@@ -77,13 +77,13 @@ class DrivenVllm:
         except ValueError:
             self.close()
             raise VllmMissingError(
-                f"{self._python} has no vLLM that can be driven ({self._last_words()}); install vLLM there, or give "
+                f"{self._python} has no vLLM that can be driven ({self._last_line()}); install vLLM there, or give "
                 "the interpreter of an environment that has it (--python)."
             ) from None
         return first
 
-    def _last_words(self) -> str:
-        """Return the last line that the process wrote on its standard error."""
+    def _last_line(self) -> str:
+        """Return the last line that the process wrote to its standard error."""
         self._log.seek(0)
         lines = self._log.read().decode(errors="replace").strip().splitlines() or ["it ended without a word"]
         return lines[-1].strip().rstrip(".")[:_MOST_LETTERS]
@@ -117,7 +117,7 @@ class DrivenVllm:
             self._process.stdin.write(json.dumps({"workload": workload} | order) + "\n")
             self._process.stdin.flush()
         except BrokenPipeError:
-            raise EngineFailedError(f"the process of vLLM ended: {self._last_words()}.") from None
+            raise EngineFailedError(f"the process of vLLM ended: {self._last_line()}.") from None
         for number, line in enumerate(self._process.stdout, 1):
             answer = json.loads(line)
             match answer["kind"]:
@@ -127,4 +127,4 @@ class DrivenVllm:
                     raise EngineFailedError(" ".join(answer["error"].split())[:_MOST_LETTERS])
                 case _:
                     yield number, answer
-        raise EngineFailedError(f"the process of vLLM ended: {self._last_words()}.")
+        raise EngineFailedError(f"the process of vLLM ended: {self._last_line()}.")

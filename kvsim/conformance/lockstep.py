@@ -52,7 +52,7 @@ def verify_recording(
 
     Args:
         recording: a recording of vLLM, or of a simulation of the paged policy.
-        progress: called now and then with the number of steps compared so far and the number of all steps.
+        progress: called from time to time with the number of compared steps and the number of all steps.
         compiled: run the engine as machine code, with the same verdict; None to do so if it is faster.
 
     Raises:

@@ -467,16 +467,20 @@ def _check_ended(file: Path, line: int, kind: str | None) -> None:
         raise RecordingError(f"{file} ends after line {line} without an end record: the oracle did not finish.")
 
 
+def _parsed(text: str, where: str) -> Any:
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise RecordingError(f"{where}: not JSON: {getattr(error, 'msg', error)}.") from error
+
+
 def _object_with(names: tuple[str, ...], text: str, where: str) -> dict[str, Any]:
     """Return the JSON object in a line.
 
     Raises:
         RecordingError: the line is not an object, or it lacks one of the fields `names`.
     """
-    try:
-        record = parse(text)
-    except ValueError as error:
-        raise RecordingError(f"{where}: not JSON: {getattr(error, 'msg', error)}.") from error
+    record = _parsed(text, where)
     missing = [name for name in names if not isinstance(record, dict) or name not in record]
     if missing:
         raise RecordingError(f"{where}: the record lacks {', '.join(missing)}.")
@@ -485,10 +489,7 @@ def _object_with(names: tuple[str, ...], text: str, where: str) -> dict[str, Any
 
 def _record(text: str, where: str, fields: Mapping[str, tuple[str, ...]] | None, *, after_end: bool) -> dict[str, Any]:
     """Return one checked record. `fields` are the required fields by kind; None for the first record, which decides."""
-    try:
-        record = parse(text)
-    except ValueError as error:
-        raise RecordingError(f"{where}: not JSON: {getattr(error, 'msg', error)}.") from error
+    record = _parsed(text, where)
     kind = str(record.get("kind")) if isinstance(record, dict) else "none"
     known = _FIRST if fields is None else [name for name in fields if name not in _FIRST]
     if kind not in known or after_end:

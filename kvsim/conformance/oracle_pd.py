@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvsim.conformance.oracle import OracleRun, difference_of
 from kvsim.conformance.oracle_files import parse_workload
-from kvsim.conformance.verdict import Verdict
+from kvsim.conformance.verdict import COUNTS, Verdict
 from kvsim.errors import RecordingError, WorkloadError
 from kvsim.policies.releases import UNSTATED
 
@@ -72,14 +72,7 @@ class PairRun:
     def equal_so_far(self) -> Verdict:
         """Return a verdict without a difference, with the counts of both engines up to now."""
         prefill, decode = self._prefill.equal_so_far(), self._decode.equal_so_far()
-        return Verdict(
-            num_steps=prefill.num_steps + decode.num_steps,
-            num_allocations=prefill.num_allocations + decode.num_allocations,
-            num_preemptions=prefill.num_preemptions + decode.num_preemptions,
-            num_hits=prefill.num_hits + decode.num_hits,
-            num_evictions=prefill.num_evictions + decode.num_evictions,
-            num_aborts=prefill.num_aborts + decode.num_aborts,
-        )
+        return Verdict(**{name: getattr(prefill, name) + getattr(decode, name) for name in COUNTS})
 
     def records(self) -> Iterator[dict[str, Any]]:
         """Yield the records that the oracle would write, in order."""
@@ -92,24 +85,24 @@ class PairRun:
             for row, request in enumerate(self._requests)
             if request.get("abort_step") is not None
         )
-        coming: list[tuple[int, int]] = []
-        gone: set[int] = set()
+        routed: list[tuple[int, int]] = []  # call at which a request reaches the decode engine, and its row
+        aborted: set[int] = set()
         call = 0
-        while due or coming or self._prefill.has_work() or self._decode.has_work():
+        while due or routed or self._prefill.has_work() or self._decode.has_work():
             while due and self._requests[due[0]].get("arrival_step", 0) <= call:
                 self._prefill.add(due.pop(0))
             while aborts and aborts[0][0] <= call:
                 row = aborts.pop(0)[2]
-                gone.add(row)
+                aborted.add(row)
                 self._decode.abort(row)
             if self._prefill.has_work():
                 for record in self._prefill.step():
                     yield {"engine": "P", "call": call} | record
                     names = record.get("params", ())
-                    coming += [(call + 1 + self._router, self._row(name)) for name in names]
-            for at, row in [each for each in coming if each[0] <= call]:
-                coming.remove((at, row))
-                if row not in gone:
+                    routed += [(call + 1 + self._router, self._row(name)) for name in names]
+            for at, row in [each for each in routed if each[0] <= call]:
+                routed.remove((at, row))
+                if row not in aborted:
                     self._decode.add(row)
             if self._decode.has_work():
                 for record in self._decode.step():

@@ -1,4 +1,4 @@
-"""The choice of data-parallel ranks, event by event, beside that of vLLM's own front end."""
+"""Compare the choice of data-parallel ranks with that of vLLM's own front end, request by request."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
 _WITH_USAGE, _WITHOUT_USAGE = "0.33.0", "0.25.1"
-"""Releases that tell a front end of the usage of pools, and that do not; an answer states none."""
+"""Releases whose coordinator reports the usage of pools to front ends, and does not; records name no release."""
 
 
 def is_choice_of_ranks(document: Any) -> bool:
-    """Tell whether a workload asks for the choice of data-parallel ranks."""
+    """Tell whether a workload is a list of events for a front end of data-parallel ranks."""
     return isinstance(document, dict) and {"ranks", "events"} <= document.keys()
 
 
 def verify_ranks(document: Any, where: str, records: Iterable[tuple[int, Mapping[str, Any]]]) -> Verdict:
-    """Choose a rank for each request of a workload, and compare the choices.
+    """Choose a rank for each request of a workload, and compare the choices with the recorded ones.
 
     Args:
         document: the parsed workload; `where` begins every error message.
-        records: what vLLM's front end chose, each record with the number of its line.
+        records: the choices of vLLM's front end, each with its line number.
 
     Raises:
-        WorkloadError: the workload says something impossible.
+        WorkloadError: the workload has an invalid value.
     """
     verdict, simulated = Verdict(), None
     for line, recorded in records:
@@ -44,7 +44,7 @@ def verify_ranks(document: Any, where: str, records: Iterable[tuple[int, Mapping
 
 
 def _choices(document: Mapping[str, Any], where: str, release: str) -> Iterator[dict[str, Any]]:
-    """Yield each request with the rank that gets it, and the front end's counts of each rank at that time."""
+    """Yield each request with its chosen rank, and the front end's counts of each rank after the choice."""
     size = document["ranks"]
     if type(size) is not int or size < 1:
         raise WorkloadError(f"{where}: ranks should be a number from 1 on, not {size!r}.")

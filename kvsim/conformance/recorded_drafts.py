@@ -1,6 +1,6 @@
-"""Drafts of a recording: how many were proposed, and how many were right, for every number of a request's outputs.
+"""Read from a recording how many drafts each step of a request proposed and accepted, so that an engine repeats them.
 
-The scheduler decides neither: both follow from the columns `known`, `outputs` and `proposed` of the schedule.
+The scheduler decides neither number: both follow from the columns `known`, `outputs` and `proposed` of the schedule.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 def drafts_of(recording: Recording, scheduler: ContinuousSettings) -> Drafts | None:
-    """Return the speculative decoding of a recording; None without.
+    """Return the speculative decoding of a recording; None without it.
 
     Raises:
-        RecordingError: it is not known how many drafts were right.
+        RecordingError: the numbers of accepted drafts cannot be inferred.
     """
     config, meta = scheduler.drafting, recording.meta
     if config is None:
@@ -33,45 +33,48 @@ def drafts_of(recording: Recording, scheduler: ContinuousSettings) -> Drafts | N
     schedule = recording.schedule
     outputs = _inferred_outputs(recording) if schedule.outputs is None else schedule.outputs
     proposed = schedule.proposed if schedule.proposed is not None else np.empty(0, np.int32)
-    right, waiting = _by_outputs(recording, outputs, proposed)
+    accepted, proposals = _by_outputs(recording, outputs, proposed)
     return Drafts.of(
         replace(config, num_modules=int(meta.engine.get("num_draft_modules", 1))),
         scheduler.vllm,
         caches_prefixes=meta.prefix_caching,
         has_connector=recording.transfers is not None,
-        accepted=right,
-        proposed=waiting,
+        accepted=accepted,
+        proposed=proposals,
     )
 
 
 def _by_outputs(recording: Recording, outputs: IntArray, proposed: IntArray) -> tuple[DraftCounts, DraftCounts]:
-    """Return the right drafts of each request, and the proposed ones, by the outputs that it has.
+    """Return the numbers of accepted and of proposed drafts of each request, by its number of outputs.
 
-    Without `proposed`, as many are proposed as may be.
+    If `proposed` is empty, the result has no proposed drafts, so that an engine proposes as many as it may.
     """
     num_requests = len(recording.requests)
     rows = stable_order(recording.schedule.request, num_requests)
     rows = rows[outputs[rows] > 0]
-    request, given = recording.schedule.request[rows], outputs[rows].astype(np.int64)
-    lengths = np.bincount(request, weights=given, minlength=num_requests).astype(np.int64) + 1
+    request, gained = recording.schedule.request[rows], outputs[rows].astype(np.int64)
+    # A request with k outputs has entries for 0 to k outputs.
+    lengths = np.bincount(request, weights=gained, minlength=num_requests).astype(np.int64) + 1
     first = np.cumsum(lengths) - lengths
-    # One entry more than outputs for each request: those of earlier requests are skipped, too.
-    before = np.cumsum(given) - given + request
-    right, waiting = np.zeros((2, int(lengths.sum())), np.int64)
-    right[before] = given - 1
+    # Entry for the number of outputs before each row: outputs of all rows before, and one more entry of each request.
+    before = np.cumsum(gained) - gained + request
+    accepted, proposals = np.zeros((2, int(lengths.sum())), np.int64)
+    accepted[before] = gained - 1  # a step gives a request its accepted drafts and one further token
+    counts = DraftCounts(values=accepted, first=first, lengths=lengths)
     if not len(proposed):
-        nothing = DraftCounts.from_rows([()] * num_requests)
-        return DraftCounts(values=right, first=first, lengths=lengths), nothing
-    waiting[before + given] = proposed[rows]
-    proposals = DraftCounts(values=waiting, first=first, lengths=lengths)
-    return DraftCounts(values=right, first=first, lengths=lengths), proposals
+        return counts, DraftCounts.from_rows([()] * num_requests)
+    proposals[before + gained] = proposed[rows]
+    return counts, DraftCounts(values=proposals, first=first, lengths=lengths)
 
 
 def _inferred_outputs(recording: Recording) -> IntArray:
-    """Return the tokens that each row of the schedule gave its request, from the tokens that were known at others.
+    """Return the number of tokens that each row of the schedule gave its request, from the known tokens of other rows.
+
+    The rows of a request divide its tokens into gaps: before its first row, between two rows, and after its last row.
+    The outputs of a gap have given the tokens by which the known tokens increase.
 
     Raises:
-        RecordingError: two outputs of a request came between two of its steps, of which one has drafts.
+        RecordingError: a gap has several outputs, and more tokens than outputs.
     """
     schedule, steps, requests = recording.schedule, recording.steps, recording.requests
     assert schedule.known is not None
@@ -81,17 +84,16 @@ def _inferred_outputs(recording: Recording) -> IntArray:
     yields = schedule.computed_before[rows] + schedule.tokens[rows] >= known
     span = int(steps.output_seq.max(initial=0)) + 1
     key = request.astype(np.int64) * span
-    # The row of its request before which the output of each row came; that of the next request for the last ones.
+    # Gap of each output, named by the row after it; the gap after a request's last row by the next request's first row.
     gap = np.searchsorted(key + steps.schedule_seq[step], key + steps.output_seq[step])
     is_first = np.append(True, request[1:] != request[:-1])
-    in_all = requests.prompt_tokens[request].astype(np.int64) + requests.output_tokens[request]
+    final = requests.prompt_tokens[request].astype(np.int64) + requests.output_tokens[request]
     last = np.where(is_first, requests.prompt_tokens[request], np.append(0, known[:-1]))
     gained = np.append(known - last, 0)
     at_end = np.flatnonzero(np.append(is_first[1:], True))
-    of_end = np.zeros(len(rows) + 1, np.int64)
-    of_end[at_end + 1] = in_all[at_end] - known[at_end]
-    start = np.append(is_first, True)
-    gained = np.where(start, of_end, gained)
+    gained_at_end = np.zeros(len(rows) + 1, np.int64)
+    gained_at_end[at_end + 1] = final[at_end] - known[at_end]
+    gained = np.where(np.append(is_first, True), gained_at_end, gained)
     num_outputs = np.bincount(gap[yields], minlength=len(rows) + 1)
     several = (num_outputs > 1) & (gained != num_outputs)
     if several.any():

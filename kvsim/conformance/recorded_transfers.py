@@ -1,7 +1,7 @@
-"""Compare transfers between servers with those in a recording.
+"""Compare transfers of KV between servers with those in a recording.
 
-The scheduler does not decide when a transfer ends, nor which of its blocks fail: both are taken from the recording.
-When it begins, and which blocks it concerns, is compared.
+The scheduler does not decide when a transfer ends, nor which of its blocks fail: both are taken from the recording. The
+beginning of each transfer and its blocks are compared.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ _ROLES = {"prefill": Role.PRODUCER, "decode": Role.CONSUMER} | {role.value: role
 
 
 def connector_of(recording: Recording, drafts: Drafts | None, release: str) -> Connector | None:
-    """Return the connector of a recorded server, whose transfers end when the recording says so; None without.
+    """Return the connector of a recorded server, without a link, since the recording states the ends of transfers.
 
-    Where modules draft one after the other, a release may leave the last tokens of a prompt to the decode server.
+    Return None if the server exchanges no KV. If several modules draft one after the other, some releases leave the
+    last tokens of a prompt to the decode server.
     """
     transfers, engine = recording.transfers, recording.meta.engine
     if transfers is None:
@@ -53,12 +54,12 @@ def connector_of(recording: Recording, drafts: Drafts | None, release: str) -> C
 
 
 class TransfersInLockstep:
-    """Reports the ends of transfers to an engine as in the recording, and describes those that it begins."""
+    """Reports the ends of transfers to a simulated engine as in the recording, and compares those that it begins."""
 
     def __init__(self, driver: Driver, recording: Recording, timeline: MomentTimeline) -> None:
         self._driver, self._timeline = driver, timeline
         self.are_followed = recording.transfers is not None
-        """Whether the server exchanges KV."""
+        """Whether the recording has transfers."""
         self._names: list[str] = recording.requests.id.tolist()
         self._begun: dict[int, list[Any]] = defaultdict(list)
         self._ended: dict[int, list[tuple[int, bool]]] = defaultdict(list)
@@ -66,13 +67,13 @@ class TransfersInLockstep:
             self._read(recording)
 
     def _read(self, recording: Recording) -> None:
-        """Find the transfers that begin before each step is scheduled, and those that end with each output."""
+        """Group transfers by the step before which they begin, and by the output with which they end."""
         transfers, steps = recording.transfers, recording.steps
         assert transfers is not None
         step = np.searchsorted(steps.schedule_seq, transfers.begun_seq)
         columns = (step, transfers.kind, transfers.request, transfers.position, transfers.blocks, transfers.tokens)
-        there = np.flatnonzero(transfers.blocks > 0)  # nothing is loaded for a request that leaves before it has blocks
-        for at, *values in zip(*(column[there].tolist() for column in columns), strict=True):
+        rows = np.flatnonzero(transfers.blocks > 0)  # a request that leaves before it has blocks transfers nothing
+        for at, *values in zip(*(column[rows].tolist() for column in columns), strict=True):
             self._begun[at].append(self._in_words(*values))
         released = _rank_of_release(recording)[transfers.request]
         order = np.lexsort((released, transfers.ended_seq))
@@ -90,7 +91,7 @@ class TransfersInLockstep:
         return None
 
     def after(self, kind: int, step: int) -> Differing | None:
-        """Return the transfers that began since the step before `step` as recorded and as decided, if they differ."""
+        """Return the recorded and the simulated transfers that began since the previous step, if they differ."""
         if kind != SCHEDULE:
             return None
         connector = self._driver.engine.connector
@@ -112,7 +113,7 @@ class TransfersInLockstep:
 
 
 def _rank_of_release(recording: Recording) -> np.ndarray:
-    """Return for each request the row of memory in which it frees its table for the last time."""
+    """Return the row of the memory table in which each request frees its block table for the last time; -1 for none."""
     memory, rank = recording.memory, np.full(len(recording.requests), -1)
     rows = np.flatnonzero(memory.kind == MemoryKind.RELEASE)
     np.maximum.at(rank, memory.request[rows], rows)

@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass
 from itertools import zip_longest
 from typing import Any
 
+COUNTS = ("num_steps", "num_allocations", "num_preemptions", "num_hits", "num_evictions", "num_aborts")
+"""Names of the counts of equal items in a `Verdict`."""
 _BEFORE, _AFTER = 2, 3
 """Entries of a list that are shown around the first difference."""
 _KEYS_SHOWN = 3

@@ -1,8 +1,9 @@
-"""Drive vLLM's own engine, scheduler and KV-cache manager on a CPU with a fake model, and tell every decision.
+"""Drive vLLM's own engine, scheduler and KV-cache manager on a CPU with a fake model, and record every decision.
 
-A script for the interpreter of an environment with vLLM; it needs nothing of kvsim. Every line of its input is a JSON
-object: `workload`, in the format of the golden ones, and `tell`. The first line of its output names the release; after
-each input come the records of an oracle and a closing line: `{"kind": "done"}` or `{"kind": "failed", "error": ...}`.
+`kvsim conform` runs this script with the interpreter of an environment with vLLM; it imports nothing of kvsim. Each
+line of the input is a JSON object with a `workload` in the format of the golden ones. The first line of the output
+names the release. For each input follow the records of an oracle and a closing line: `{"kind": "done"}` or
+`{"kind": "failed", "error": ...}`.
 """
 
 from __future__ import annotations
@@ -32,19 +33,19 @@ _NOT_NEEDED = (
     *("fastapi", "starlette", "prometheus_fastapi_instrumentator", "model_hosting_container_standards", "mcp"),
     *("mistral_common", "gguf", "compressed_tensors", "depyf", "ray", "flashinfer", "ijson", "cbor2", "einops"),
 )
-"""Modules that vLLM imports for answers with a grammar, its front end, other ways to run, and checkpoints."""
+"""Modules that vLLM imports and the scheduler does not need: for grammars, the front end, Ray, and checkpoints."""
 
 
 class StandIns:
-    """Import finder that gives an empty module for each one that the scheduler does not need."""
+    """Import finder that provides an empty module for each module in `_NOT_NEEDED`."""
 
     def find_spec(self, name: str, *_: Any) -> importlib.machinery.ModuleSpec | None:
-        """Return an empty module of this name, or of one of its parents."""
+        """Return the specification of an empty module for a name in `_NOT_NEEDED`, or for a submodule of one."""
         is_stood_in = name.partition(".")[0] in _NOT_NEEDED
         return importlib.machinery.ModuleSpec(name, self, is_package=True) if is_stood_in else None  # type: ignore[arg-type]
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
-        """Return a module with a class for every name."""
+        """Return a module in which every name is a class."""
         module = types.ModuleType(spec.name)
         module.__getattr__ = _stand_in  # type: ignore[method-assign]
         return module
@@ -54,18 +55,18 @@ class StandIns:
 
 
 def _stand_in(attribute: str) -> type:
-    """Return a class of this name that takes any arguments and has any attribute."""
+    """Return a class of this name, whose objects take any arguments and have any attribute."""
     if attribute.startswith("__"):
         raise AttributeError(attribute)
     return type(attribute, (), {"__init__": lambda *_, **__: None, "__getattr__": lambda _, name: name})
 
 
-sys.meta_path.append(StandIns())  # only for what is not installed
+sys.meta_path.append(StandIns())  # the last finder: only for modules that are not installed
 os.environ |= {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 if __name__ == "__main__":
-    gc.disable()  # vLLM makes a million objects when it is imported
+    gc.disable()  # importing vLLM creates a million objects
     sys.path[:] = [folder for folder in sys.path if Path(folder).resolve() != Path(__file__).resolve().parent]
-    _ANSWERS, sys.stdout = sys.stdout, sys.stderr  # nothing that libraries print may end up among the answers
+    _ANSWERS, sys.stdout = sys.stdout, sys.stderr  # keeps the output of libraries out of the records
 
 import torch
 import vllm
@@ -92,27 +93,27 @@ Workload = dict[str, Any]
 Record = dict[str, Any]
 
 STOP_TOKEN = 7
-"""The token at which every request stops."""
+"""The stop token of every request."""
 MOST_CALLS = 4_000
-"""A workload that needs more is one whose requests wait for ever; the steps up to there still count."""
+"""Largest number of engine calls for a workload; then its requests are considered to wait forever."""
 _HOPELESS_CALLS = 100
-"""Calls without a change after which nothing will ever change."""
+"""Number of engine calls without a change after which nothing will ever change."""
 _PLENTY = 1 << 40
 _FIRST_SHARED, _FIRST_ANSWER, _TOKENS_OF_A_REQUEST = 900_000_000, 500_000_000, 1_000_000
-"""Tokens of shared prefixes and of answers begin here; those of two requests are this far apart."""
+"""First token ids of shared prefixes and of answers, and the distance between those of two consecutive requests."""
 _LONGEST_MODEL = 131_072
 _DTYPE = torch.bfloat16
 _STATE_PAGE = 4096
 _RETENTION = "prefix_cache_retention_interval"
 _RETENTION_VARIABLE = f"VLLM_{_RETENTION.upper()}"
-"""A variable before vLLM 0.29, and a setting from then on."""
+"""Name of an environment variable that became a setting in vLLM 0.29."""
 _RUNNER_VARIABLE = "VLLM_USE_V2_MODEL_RUNNER"
 _MEMORY_CHECKS = ("_check_enough_kv_cache_memory", "check_enough_kv_cache_memory")
 _SIZING = ("kv_cache_utils", "kv_cache_planning", "kv_cache_config_builder")
 """Modules of `vllm.v1.core` that may have the memory check."""
 _PLAIN, _COMPRESSED = "LlamaForCausalLM", "DeepseekV2ForCausalLM"
 ARCHITECTURES = _PLAIN, _COMPRESSED
-"""Kinds of models that are driven, in vLLM's names."""
+"""Architectures of the driven models, by vLLM's names."""
 _CONFIG = {
     "architectures": [_PLAIN],
     "model_type": "llama",
@@ -139,7 +140,7 @@ _LATENTS = _CONFIG | {
 
 
 class _Decoder(torch.nn.Module):
-    """A decoder without anything to compute."""
+    """A decoder that computes nothing."""
 
     supports_pp = True
 
@@ -160,7 +161,7 @@ class _Decoder(torch.nn.Module):
 
 
 def register_decoders() -> None:
-    """Register a decoder in the place of vLLM's models: it would import all that these compute with."""
+    """Register empty decoders in place of vLLM's models, which would import kernels."""
     for architecture in ARCHITECTURES:
         ModelRegistry.register_model(architecture, type(architecture, (_Decoder,), {}))
 
@@ -169,10 +170,9 @@ def register_decoders() -> None:
 
 
 def configure(workload: Workload, folder: Path, scheduler_cls: str | None = None) -> VllmConfig:
-    """Return the configuration of a server with the settings of `workload`; settings unknown to the release are left
-    out.
+    """Return the configuration of a server with the settings of `workload` that this release has.
 
-    A model is written into `folder`, without weights: nothing is computed.
+    A model without weights is written to `folder`.
     """
     block_size = workload.get("block_size", 16)
     longest = workload.get("max_model_len") or min((workload["num_blocks"] - 1) * block_size, _LONGEST_MODEL)
@@ -186,7 +186,7 @@ def configure(workload: Workload, folder: Path, scheduler_cls: str | None = None
             max_num_batched_tokens=workload.get("max_num_batched_tokens", 2048),
             max_model_len=longest,
             is_encoder_decoder=False,
-            # Beyond the longest sequence it never binds, and vLLM refuses it from 0.27 on.
+            # A threshold above the longest sequence has no effect, and vLLM refuses it from 0.27 on.
             long_prefill_token_threshold=min(workload.get("long_prefill_token_threshold", 0), longest),
             enable_chunked_prefill=workload.get("enable_chunked_prefill", True),
             policy=workload.get("policy", "fcfs"),
@@ -205,7 +205,7 @@ def configure(workload: Workload, folder: Path, scheduler_cls: str | None = None
         device_config=DeviceConfig(device="cpu"),
         parallel_config=ParallelConfig(),
     )
-    # VllmConfig would decide these by looking at a real model and at real devices.
+    # VllmConfig would derive these from a real model and from real devices.
     config.parallel_config.pipeline_parallel_size = workload.get("pipeline_parallel_size", 1)
     config.cache_config.mamba_cache_mode = workload.get("mamba_cache_mode", "none")
     config.scheduler_config.disable_hybrid_kv_cache_manager = bool(workload.get("disable_hybrid", False))
@@ -213,14 +213,14 @@ def configure(workload: Workload, folder: Path, scheduler_cls: str | None = None
 
 
 def _set_for_process(workload: Workload) -> None:
-    """Set what vLLM keeps for a whole process."""
+    """Set the settings that vLLM keeps for a whole process."""
     new_runner = workload.get("v2_model_runner", True)
-    vllm.config.vllm.HAS_TRITON = new_runner  # its runner V2 needs it; from 0.33 on that is not asked without a GPU
+    vllm.config.vllm.HAS_TRITON = new_runner  # runner V2 needs Triton; 0.33 does not check this without a GPU
     os.environ.pop(_RUNNER_VARIABLE, None)
     if not new_runner:
         os.environ[_RUNNER_VARIABLE] = "0"
     for name in _SIZING:
-        with suppress(ImportError):  # pools here are far smaller than any that vLLM starts
+        with suppress(ImportError):  # vLLM does not start with pools as small as those here
             module = importlib.import_module(f"vllm.v1.core.{name}")
             for check in _MEMORY_CHECKS:
                 if hasattr(module, check):
@@ -233,7 +233,7 @@ def _set_for_process(workload: Workload) -> None:
 
 
 def _write_model(workload: Workload, folder: Path) -> None:
-    """Write a model with as many layers, as far as they are alike; a plain decoder where they are of several kinds."""
+    """Write the configuration of a model with as many layers as the workload's: latents if all are, else plain ones."""
     entries = workload.get("groups", ())
     fields = _LATENTS if {entry["type"] for entry in entries} == {"mla"} else _CONFIG
     if entries:
@@ -243,13 +243,13 @@ def _write_model(workload: Workload, folder: Path) -> None:
 
 
 def _known(make: Callable[..., Any], **fields: Any) -> Any:
-    """Call `make` with those of the fields that this release of vLLM has."""
-    taken = inspect.signature(make).parameters
-    return make(**{name: value for name, value in fields.items() if name in taken})
+    """Call `make` with the fields that this release of vLLM has."""
+    known = inspect.signature(make).parameters
+    return make(**{name: value for name, value in fields.items() if name in known})
 
 
 def _filled(kind: Any, **fields: Any) -> Any:
-    """Make an object of vLLM with None for each required field that is not given."""
+    """Create an object of vLLM, with None for each required field that is not given."""
     if dataclasses.is_dataclass(kind):
         names = {each.name: each for each in dataclasses.fields(kind)}
         missing = (dataclasses.MISSING, dataclasses.MISSING)
@@ -262,7 +262,7 @@ def _filled(kind: Any, **fields: Any) -> Any:
 
 
 def layers_of(workload: Workload, max_model_len: int) -> dict[str, KVCacheSpec]:
-    """Return the layers of the model by name, in order: those that `groups` lists, or full attention."""
+    """Return the specifications of the model's layers by name, in order: those in `groups`, or full attention."""
     entries: list[dict[str, Any]] = workload.get("groups") or [
         {"type": "full", "num_layers": _CONFIG["num_hidden_layers"]}
     ]
@@ -288,7 +288,7 @@ def layers_of(workload: Workload, max_model_len: int) -> dict[str, KVCacheSpec]:
 
 
 def _attention(entry: dict[str, Any], block_size: int) -> KVCacheSpec | None:
-    """Return the spec of an entry of attention layers; None for recurrent ones."""
+    """Return the specification of an entry of attention layers; None for recurrent layers."""
     is_mla = entry["type"] == "mla"
     common = {
         "block_size": entry.get("block_size", block_size),
@@ -313,7 +313,7 @@ def _attention(entry: dict[str, Any], block_size: int) -> KVCacheSpec | None:
 
 
 class FakeModel(Executor):
-    """Every stage of a model that computes nothing: it answers each step with the tokens that the workload has."""
+    """Executor that computes nothing, for all stages of a model: it answers each step with tokens of the workload."""
 
     def __init__(self, vllm_config: Any, workload: Workload) -> None:
         self._workload = workload
@@ -321,41 +321,41 @@ class FakeModel(Executor):
 
     def _init_executor(self) -> None:
         self.scheduler: Any = None
-        """The scheduler that it answers."""
+        """The scheduler whose steps are answered."""
         self._number = {request["id"]: row for row, request in enumerate(self._workload["requests"], 1)}
         self._stop_at = {request["id"]: request.get("stop_at") for request in self._workload["requests"]}
         self._given: dict[str, int] = {}
-        """Tokens of each request that were known when it was admitted last, which is what a model runner gets."""
+        """Number of tokens of each request when it was last admitted: a model runner gets these tokens."""
         self._num_answers = dict.fromkeys(self._number, 0)
         self.supported_tasks = ("generate",)
 
     @property
     def max_concurrent_batches(self) -> int:
-        """Steps that may be in flight: an executor is asked before vLLM 0.23."""
+        """Largest number of steps in flight; vLLM before 0.23 asks the executor for it."""
         stages = int(self.vllm_config.parallel_config.pipeline_parallel_size)
         return 2 if stages == 1 and self.vllm_config.scheduler_config.async_scheduling else stages
 
     @classmethod
     def supports_async_scheduling(cls) -> bool:
-        """Return True: steps may be scheduled ahead."""
+        """Return True, because steps may be scheduled ahead."""
         return True
 
     def get_kv_cache_specs(self) -> list[Any]:
-        """Return the layers of each stage: of `pp` stages, or one, however deep the engine's queue is."""
+        """Return the layers of each of `pp` stages; one stage by default, whatever the depth of the engine's queue."""
         layers = layers_of(self._workload, self.vllm_config.model_config.max_model_len)
         stages, names = self._workload.get("pp", 1), list(layers)
         cuts = [len(names) * stage // stages for stage in range(stages + 1)]
         return [{name: layers[name] for name in names[cuts[at] : cuts[at + 1]]} for at in range(stages)]
 
     def determine_available_memory(self) -> list[int]:
-        """Return more bytes than any pool here has."""
+        """Return more bytes than any pool needs."""
         return [_PLENTY] * self._workload.get("pp", 1)
 
     def initialize_from_config(self, kv_cache_configs: list[Any]) -> None:
         """Initialize nothing."""
 
     def get_supported_kv_cache_layouts(self) -> list[Any]:
-        """Return every layout: workers are asked from vLLM 0.29 on."""
+        """Return every layout; vLLM asks workers for it from 0.29 on."""
         return [["LBNHC", "LBHNC", "BLNHC", "BLHNC", "BHLNC", "LHBNC"]] * self._workload.get("pp", 1)
 
     def set_kv_cache_layout(self, *_: Any, **__: Any) -> None:
@@ -372,7 +372,7 @@ class FakeModel(Executor):
         """Check nothing."""
 
     def execute_model(self, scheduler_output: Any, non_block: bool = False) -> Any:
-        """Start a step; there is an output at once only if nothing is computed."""
+        """Start a step; return an output at once only if the step computes nothing."""
         self._step = scheduler_output
         admitted = [each.req_id for each in scheduler_output.scheduled_new_reqs]
         for name in (*admitted, *scheduler_output.scheduled_cached_reqs.resumed_req_ids):
@@ -380,7 +380,7 @@ class FakeModel(Executor):
         return _answer(None if scheduler_output.total_num_scheduled_tokens else self._output([]), non_block=non_block)
 
     def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:  # noqa: ARG002
-        """Sample the tokens of the step: one for each request of which everything known is computed."""
+        """Sample the tokens of the step: one for each request whose known tokens are all computed."""
         return _answer(self._output(list(self._step.num_scheduled_tokens)), non_block=non_block)
 
     def _output(self, names: list[str]) -> Any:
@@ -392,8 +392,9 @@ class FakeModel(Executor):
         )
 
     def _sampled(self, name: str) -> list[int]:
-        """Sample as vLLM's runners do: once all is computed that a runner got, even if the scheduler awaits nothing, as
-        it does where a request is resumed while a token of it is under way.
+        """Return the token that vLLM's runners sample once they have computed all tokens that they got; else nothing.
+
+        Runners sample even if the scheduler awaits no token: when a request is resumed while a token is in flight.
         """
         request = self.scheduler.requests[name]
         if request.num_computed_tokens < self._given[name]:
@@ -407,10 +408,10 @@ class FakeModel(Executor):
 
 
 class _Later(Future):  # type: ignore[type-arg]
-    """An answer that is never there before it is waited for, as a GPU's: before vLLM 0.23 the engine looks."""
+    """A result that is never ready before the engine waits for it, like a GPU's; vLLM before 0.23 checks `done`."""
 
     def done(self) -> bool:
-        """Tell that it is not there."""
+        """Return False."""
         return False
 
 
@@ -423,7 +424,7 @@ def _answer(output: Any, *, non_block: bool) -> Any:
 
 
 def make_engine(config: VllmConfig, model: Callable[[Any], FakeModel]) -> Any:
-    """Start vLLM's engine with a fake model that answers its scheduler."""
+    """Start vLLM's engine with a fake model."""
     engine = EngineCore(config, model, log_stats=True)
     engine.model_executor.scheduler = engine.scheduler
     return engine
@@ -432,13 +433,13 @@ def make_engine(config: VllmConfig, model: Callable[[Any], FakeModel]) -> Any:
 # ---- its decisions --------------------------------------------------------------------------------------------------
 
 
-class Teller:
-    """Tells everything that one scheduler does from now on, in the records of an oracle."""
+class SchedulerDecisions:
+    """Recorder of all decisions of a scheduler, as the records of an oracle."""
 
     def __init__(self, scheduler: Any, emit: Callable[[Record], None]) -> None:
         self._scheduler, self._emit = scheduler, emit
         self._in_groups = False
-        """Whether there is a table for each group: an oracle of one group has one table."""
+        """Whether records have a list of tables, one for each KV-cache group; otherwise they have one table."""
         self._numbers: dict[int, int] = {}
         self._num_steps = 0
         self._preempted: list[str] = []
@@ -448,10 +449,10 @@ class Teller:
         scheduler._preempt_request = self._preempting
 
     def begin(self, *, in_groups: bool) -> None:
-        """Tell the settings of the engine."""
+        """Write the first record: the settings of the engine."""
         scheduler, pool = self._scheduler, self._scheduler.kv_cache_manager.block_pool
         self._in_groups = in_groups
-        told = {
+        record = {
             "kind": "meta",
             "vllm": vllm.__version__,
             "num_blocks": pool.num_gpu_blocks,
@@ -462,25 +463,25 @@ class Teller:
             "free0": pool.get_num_free_blocks(),
         }
         if in_groups:
-            told |= {
+            record |= {
                 "groups": [group.kv_cache_spec.block_size for group in scheduler.kv_cache_config.kv_cache_groups],
                 "scheduler_block_size": scheduler.block_size,
                 "hash_block_size": pool.hash_block_size,
                 "mamba_align_split": scheduler.need_mamba_block_aligned_split,
             }
         else:
-            told |= {
+            record |= {
                 "block_size": scheduler.block_size,
                 "reserve_full_isl": getattr(scheduler, "scheduler_reserve_full_isl", False),
             }
-        self._emit(told)
+        self._emit(record)
 
     def _preempting(self, request: Any, *arguments: Any, **more: Any) -> Any:
         self._preempted.append(request.request_id)
         return self._preempt(request, *arguments, **more)
 
     def _copies(self) -> Record:
-        """Return the copies between GPU and host that a step begins; there are none here."""
+        """Return the copies between GPU and host that a step begins: none, but a subclass overrides this."""
         return {}
 
     def _scheduled(self, *arguments: Any, **more: Any) -> Any:
@@ -489,7 +490,7 @@ class Teller:
         self._numbers[id(output)] = self._num_steps
         cached, requests = output.scheduled_cached_reqs, self._scheduler.requests
         given = {each.req_id: each for each in output.scheduled_new_reqs}
-        # One model runner is handed resumed requests as if they were new.
+        # Model runner V2 gets resumed requests as new ones.
         resumed = {*cached.resumed_req_ids, *(name for name in given if requests[name].num_preemptions)}
         none: tuple[list[int], ...] = tuple([] for _ in self._scheduler.kv_cache_config.kv_cache_groups)
         tables = {name: blocks or none for name, blocks in zip(cached.req_ids, cached.new_block_ids, strict=True)}
@@ -503,7 +504,7 @@ class Teller:
                 "new": [name for name in given if name not in resumed],
                 "new_computed": {name: each.num_computed_tokens for name, each in given.items()},
                 "resumed": sorted(resumed),
-                "new_block_ids": {name: self._told(blocks) for name, blocks in tables.items()},
+                "new_block_ids": {name: self._tables(blocks) for name, blocks in tables.items()},
                 "preempted": self._preempted,
                 "finished_ids_sent": sorted(output.finished_req_ids),
             }
@@ -518,7 +519,7 @@ class Teller:
         before = {name: requests[name].num_output_tokens for name in output.num_scheduled_tokens if name in requests}
         outputs = self._update(output, sampled)
         answers = [each for of_client in (outputs or {}).values() for each in of_client.outputs]
-        told = {
+        record = {
             "kind": "update",
             "i": self._numbers.pop(id(output)),
             "tokens": {each.request_id: len(each.new_token_ids) for each in answers if each.new_token_ids},
@@ -526,7 +527,7 @@ class Teller:
                 [each.request_id, str(each.finish_reason)] for each in answers if each.finish_reason is not None
             ],
         }
-        self._emit(told | ({} if self._in_groups else {"prev_outputs": before}) | self._state())
+        self._emit(record | ({} if self._in_groups else {"prev_outputs": before}) | self._state())
         return outputs
 
     def _state(self) -> Record:
@@ -540,7 +541,7 @@ class Teller:
             "usage": pool.get_usage(),
             "cached_keys": len(pool.cached_block_hash_to_block),
             "blocks": {
-                name: self._told(manager.get_block_ids(name))
+                name: self._tables(manager.get_block_ids(name))
                 for name in requests
                 if any(manager.coordinator.get_blocks(name))
             },
@@ -558,12 +559,12 @@ class Teller:
             state["ncached"] = {name: [each.num_cached_block.get(name) for each in managers] for name in requests}
         return state
 
-    def _told(self, tables: Any) -> Any:
+    def _tables(self, tables: Any) -> Any:
         return [list(table) for table in tables] if self._in_groups else list(tables[0])
 
 
 def _skipped(scheduler: Any) -> Any:
-    """Return the queue before `waiting`: of skipped requests, and from vLLM 0.31 on of those that hold blocks."""
+    """Return the queue before `waiting`: skipped requests or, from vLLM 0.31 on, waiting requests that hold blocks."""
     return scheduler.skipped_waiting if hasattr(scheduler, "skipped_waiting") else scheduler.kv_holding_waiting
 
 
@@ -579,17 +580,18 @@ def play(
     called: Callable[[int, Any], None] = lambda *_: None,
     before_call: Callable[[int], None] = lambda _: None,
 ) -> Record:
-    """Let requests arrive and be aborted at the engine calls that the workload says, until all have ended.
+    """Run the engine until all requests have ended; they arrive and are aborted at the calls that the workload states.
 
     Args:
         engine: vLLM's engine.
         workload: the requests.
-        dated: returns the time of arrival of the request in a row.
-        asked: hears of every request.
-        called: hears of every engine call, and what it answered.
-        before_call: is called before each.
+        dated: returns the arrival time of the request in a row.
+        asked: called with every request.
+        called: called after every engine call with its number and its outputs.
+        before_call: called before every engine call with its number.
 
-    Returns: the fields of a closing record.
+    Returns:
+        the fields of the end record.
     """
     scheduler = engine.scheduler
     rows = sorted(enumerate(workload["requests"]), key=lambda item: item[1].get("arrival_step", 0))
@@ -644,7 +646,7 @@ def _request(row: int, request: Record, arrival_time: float) -> Any:
 
 
 def _made_up_prompt(row: int, request: Record) -> list[int]:
-    """Make tokens that the same place of the same prefix group has, then the request's own."""
+    """Return tokens that are shared by the prefix group, then tokens of this request alone."""
     group = request.get("prefix_group")
     num_shared = 0 if group is None else request.get("prefix_len", 0)
     shared = _FIRST_SHARED + _TOKENS_OF_A_REQUEST * (group or 0)
@@ -653,15 +655,15 @@ def _made_up_prompt(row: int, request: Record) -> list[int]:
 
 
 def serve(order: Record, scratch: Path, emit: Callable[[Record], None]) -> None:
-    """Put the workload of `order` through an engine, and emit its decisions; the model is written into `scratch`."""
+    """Serve the workload of `order` with an engine, and emit its decisions; the model is written to `scratch`."""
     workload = order["workload"]
     engine = make_engine(configure(workload, scratch), partial(FakeModel, workload=workload))
-    Teller(engine.scheduler, emit).begin(in_groups="groups" in workload)
+    SchedulerDecisions(engine.scheduler, emit).begin(in_groups="groups" in workload)
     emit({"kind": "end"} | play(engine, workload))
 
 
 def answer(serve: Callable[[Record, Path, Callable[[Record], None]], None], answers: Any) -> None:
-    """Serve the orders of the standard input, one a line, and write records and closing lines to `answers`."""
+    """Serve the orders on standard input, one per line, and write records and closing lines to `answers`."""
 
     def emit(record: Record) -> None:
         answers.write(json.dumps(record) + "\n")
@@ -675,7 +677,7 @@ def answer(serve: Callable[[Record, Path, Callable[[Record], None]], None], answ
             closing = {"kind": "done"}
             try:
                 serve(json.loads(line), Path(scratch), emit)
-            except Exception as error:  # whatever stops one workload must not stop the next
+            except Exception as error:  # an error in one workload must not stop the next
                 logging.getLogger("kvsim").exception("failed")
                 closing = {"kind": "failed", "error": _words_of(error)}
             emit(closing)
@@ -691,7 +693,7 @@ def _words_of(error: Exception) -> str:
 
 
 if __name__ == "__main__":
-    with suppress(AttributeError, ImportError):  # no GPU is looked at, where there is one
+    with suppress(AttributeError, ImportError):  # run on the CPU, also if there is a GPU
         from vllm.platforms.interface import UnspecifiedPlatform
 
         vllm.platforms._current_platform = UnspecifiedPlatform()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kvsim.workload.request import Request, SharedPrefix
     from kvsim.workload.sessions import Pauses, converse
     from kvsim.workload.synthetic import SharedPrefixes, generate
-    from kvsim.workload.table import Workload, WorkloadSummary, check_fits
+    from kvsim.workload.table import Workload, WorkloadSummary
     from kvsim.workload.turns import Turns
     from kvsim.workload.varying import Varying
 
@@ -32,7 +32,7 @@ _HOME = by_name({
     "kvsim.workload.request": "Request SharedPrefix",
     "kvsim.workload.sessions": "Pauses converse",
     "kvsim.workload.synthetic": "SharedPrefixes generate",
-    "kvsim.workload.table": "Workload WorkloadSummary check_fits",
+    "kvsim.workload.table": "Workload WorkloadSummary",
     "kvsim.workload.turns": "Turns",
     "kvsim.workload.varying": "Varying",
 })  # fmt: skip
@@ -65,7 +65,6 @@ __all__ = [
     "Varying",
     "Workload",
     "WorkloadSummary",
-    "check_fits",
     "converse",
     "generate",
 ]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvsim.errors import UsageError, WorkloadError
+from kvsim.errors import UsageError
 from kvsim.workload.columns import MAX_TOKENS, Numbered, Ragged, float_column, frozen, int_column
 from kvsim.workload.images import Images
 from kvsim.workload.request import Request, SharedPrefix
@@ -385,24 +385,3 @@ def _in_order(arrival_s: FloatArray, turns: Turns | None) -> Int64Array | None:
     if turns is not None and (turns.after >= np.arange(len(turns))).any():
         return np.lexsort((turns.turn, arrival_s))  # by arrival, then by number of the turn
     return np.argsort(arrival_s, kind="stable") if np.any(np.diff(arrival_s) < 0) else None
-
-
-def check_fits(workload: Workload, max_model_len: int) -> None:
-    """Check that a server with this `max_model_len` can serve every request.
-
-    As in vLLM, only a prompt can be too long: it must leave room for at least one token. An answer that would exceed
-    `max_model_len` is cut when it is served.
-
-    Raises:
-        UsageError: `max_model_len` is below 2, so that no request fits.
-        WorkloadError: a prompt is too long; the message names the first such request.
-    """
-    if max_model_len < 2:
-        raise UsageError(f"max_model_len is {max_model_len}; a prompt and its answer need at least 2 tokens.")
-    too_long = workload.prompt_tokens >= max_model_len
-    if too_long.any():
-        row = int(too_long.argmax())
-        raise WorkloadError(
-            f"request {workload.ids[row]!r} (row {row}) has a prompt of {workload.prompt_tokens[row]} tokens; "
-            f"with a max_model_len of {max_model_len} it must be at most {max_model_len - 1}."
-        )

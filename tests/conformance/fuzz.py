@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 from kvsim.conformance import Verdict, parse_workload, verify_oracle
 from kvsim.conformance.driven import EngineFailedError
-from kvsim.conformance.shrink import shrink
 from kvsim.errors import WorkloadError
 
 from ..vllm_engine.install import MAIN, missing
 from ..vllm_engine.process import EngineProcess
 from ..vllm_engine.recordings import KINDS
+from .shrink import shrink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

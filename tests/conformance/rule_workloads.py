@@ -19,10 +19,11 @@ from kvsim.conformance.answered_workload import AnsweredWorkload, compare
 from kvsim.conformance.conformity import GROUPS, generated
 from kvsim.conformance.oracle import OracleRun
 from kvsim.conformance.oracle_files import parse_workload
-from kvsim.conformance.shrink import shrink
 from kvsim.conformance.variants import Variant, variants_of
 from kvsim.errors import KvsimError
 from kvsim.policies.releases import NEWEST
+
+from .shrink import shrink
 
 GOLDEN = Path(kvsim.conformance.__file__).with_name("golden.json")
 _MOST_RECORDS = 100

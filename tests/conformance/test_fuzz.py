@@ -9,9 +9,9 @@ import pytest
 
 from kvsim.conformance import parse_workload, read_records, verify_oracle
 from kvsim.conformance.generated import small
-from kvsim.conformance.shrink import shrink
 
 from ..vllm_engine.recordings import GENERATED, Live, in_main
+from .shrink import shrink
 
 
 @in_main

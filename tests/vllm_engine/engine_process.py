@@ -32,11 +32,11 @@ def serve(order: dict[str, Any], scratch: Path, emit: Callable[[dict[str, Any]],
     What the scheduler does is emitted, if it is to be told. Requests are dated by their place in the workload, or by
     the clock if they are recorded.
     """
-    from kvsim.conformance.vllm_driver import Teller, make_engine, play
+    from kvsim.conformance.vllm_driver import SchedulerDecisions, make_engine, play
 
     from .configuration import configure
     from .fake_model import FakeModel
-    from .telling import OffloadTeller, in_order_of_keys
+    from .telling import OffloadDecisions, in_order_of_keys
 
     workload, environment = order["workload"], order.get("environment", {})
     name = "RecordingScheduler" if workload.get("async_scheduling", True) else "RecordingSyncScheduler"
@@ -51,7 +51,7 @@ def serve(order: dict[str, Any], scratch: Path, emit: Callable[[dict[str, Any]],
     is_told = order.get("tell", True)
     if is_told:
         offloads = "offload" in workload
-        (OffloadTeller if offloads else Teller)(scheduler, emit).begin(in_groups="groups" in workload)
+        (OffloadDecisions if offloads else SchedulerDecisions)(scheduler, emit).begin(in_groups="groups" in workload)
         if offloads:
             in_order_of_keys(scheduler.connector.connector_scheduler.manager)
     hooks = _watching(engine, config, workload) if "watched_in" in workload else {}

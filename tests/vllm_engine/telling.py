@@ -12,7 +12,7 @@ from kvsim.conformance import vllm_driver
 from kvsim.conformance.vllm_driver import Record
 
 
-class OffloadTeller(vllm_driver.Teller):
+class OffloadDecisions(vllm_driver.SchedulerDecisions):
     """Tells everything that one scheduler with an offload does from now on, through `emit`."""
 
     def __init__(self, scheduler: Any, emit: Callable[[Record], None]) -> None:

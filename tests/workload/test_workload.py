@@ -29,7 +29,6 @@ from kvsim.workload import (
     SharedPrefixes,
     Uniform,
     Workload,
-    check_fits,
     generate,
 )
 
@@ -260,17 +259,6 @@ def test_ids_are_made_when_looked_at() -> None:
     assert list(ids[3:9:2]) == ["r3", "r5", "r7"]
     with pytest.raises(IndexError):
         ids[1_000_000]
-
-
-def test_prompts_must_leave_room_for_a_token() -> None:
-    workload = table(max_tokens=[1000, 1000, 1000])
-    check_fits(workload, 61)
-    with pytest.raises(WorkloadError, match=r"'r2' \(row 2\) has a prompt of 60 tokens.* at most 59"):
-        check_fits(workload, 60)
-    with pytest.raises(WorkloadError, match="'r1'"):
-        check_fits(workload, 50)
-    with pytest.raises(UsageError, match="at least 2"):
-        check_fits(workload, 1)
 
 
 # --- arrivals and lengths ---
