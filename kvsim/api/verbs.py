@@ -108,8 +108,8 @@ def simulate(
             defaults of the engine that it models.
         machine: a `Machine`, a recording of one, or "GPU/MODEL" such as "H200/Llama-3-8B"; by default the machine of
             the recording that the requests are from, or "H200/Meta-Llama-3-8B".
-        replicas: number of equal servers behind one router; the result is a `FleetRun`, with a run for each. None for
-            one server, or for the data-parallel ranks of `machine`, which also give a `FleetRun`.
+        replicas: number of equal servers behind one router; the result is a `FleetRun`, with a run for each, or for
+            each data-parallel rank of each server. None for one server; its ranks also give a `FleetRun`.
         prefill: number of servers that only compute prompts; the result is a `FleetRun` that begins with these servers.
         decode: number of servers that fetch the KV of prompts and generate the answers.
         kv_link: speed and latency of the link of a decode server, and its number of concurrent transfers.
@@ -163,9 +163,8 @@ def _equal_servers(
     store: PrefixStore | None,
 ) -> Replicas | None:
     """Return the equal servers behind a router, or the data-parallel ranks of the machine; None for one server."""
-    if number is None and on.model.data_parallel_size > 1:
-        ranks = Replicas.ranks_of(on, policy)
-        return replace(ranks, route=route or ranks.route, route_lag_s=route_lag_s)
+    if on.model.data_parallel_size > 1 and store is None and (number is None or number > 0):
+        return Replicas.ranks_of(on, policy, number or 1, route, route_lag_s)
     if number is None:
         if route is not None or route_lag_s or store is not None:
             raise UsageError("route, route_lag_s and prefix_store are of several servers; give replicas as well.")

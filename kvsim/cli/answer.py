@@ -46,7 +46,7 @@ def print_answer(
         echo(f"{server}{verdict_of(summary).sentence}")
         if summary.duration_s:
             echo(f"{server}{steady_part(run.requests).sentence}")
-    print_table("", ["", ""], setting_rows(runs[0].meta, requests, len(runs)))
+    print_table("", ["", ""], setting_rows(runs[0].meta, requests))
     columns = [dict(_figures(summary, band)) for summary in summaries]
     # The longest column has all rows: a server without host memory lacks those about it.
     rows = [(label, *(column.get(label, "–") for column in columns)) for label in max(columns, key=len)]
@@ -83,18 +83,24 @@ def _where(num_stages: int, per_stage: int) -> str:
     return " on each GPU" if per_stage > 1 else ""
 
 
-def setting_rows(meta: Meta, requests: str, num_servers: int = 1) -> list[Row]:
-    """Return the rows about the simulated setup: requests, server, memory, limits, and the source of the times."""
+def setting_rows(meta: Meta, requests: str, servers: str = "") -> list[Row]:
+    """Return the rows about the simulated setup: requests, server, memory, limits, and the source of the times.
+
+    `servers` says how many there are; empty for one.
+    """
     model, pool, policy = meta.model, meta.pool, meta.policy
     num_stages, per_stage = int(model.get("pipeline_parallel_size", 1)), int(model.get("tensor_parallel_size", 1))
     num_gpus = num_stages * per_stage
     gpus = f"{num_gpus} x {meta.gpu}" if num_gpus > 1 else meta.gpu
-    servers = f", {num_servers} servers behind one router" if num_servers > 1 else ""
+    routed = f", {servers} behind one router" if servers else ""
     cache = model.get("kv_cache_dtype", "auto")
     kept = f" (KV cache in {cache})" if cache != "auto" else ""
     rows = [
         ("requests", requests),
-        ("server", f"{model.get('name', 'a model')} on {gpus}, {meta.policy_name}{servers}"),
+        (
+            "server",
+            f"{model.get('name', 'a model')} on {gpus}, {meta.policy_name}{routed}",
+        ),
         ("KV cache", f"{pool_words(meta)}{_where(num_stages, per_stage)}{kept}"),
         *_host_rows(policy),
         ("limits", _limit_words(policy)),

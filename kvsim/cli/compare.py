@@ -14,7 +14,7 @@ from kvsim.cli.options import PolicyParam, check_policy_flags
 from kvsim.cli.scenario import build_scenario
 from kvsim.cli.scenario_flags import scenario_options
 from kvsim.cli.several_values import ComparingCommand, SeveralValues, several_values
-from kvsim.cli.show import command_line, echo, json_option, output_option, overwrite_option, print_json, progress
+from kvsim.cli.show import echo, json_option, output_option, overwrite_option, print_json, progress
 from kvsim.errors import UsageError
 from kvsim.policies import EVERY_POLICY, OF_IMAGES, AnyPolicy, Paged
 from kvsim.policies.kinds import evicts_optimally
@@ -104,17 +104,24 @@ def command(
         _compare_releases(several, output, flags, as_json=as_json)
         return
     if several is not None or _is_fleet(flags):
-        from kvsim.cli.compare_sides import Comparison, compare_sides
+        from kvsim.cli.compare_sides import Sides, compare_sides
 
         name = names[0] if names else Paged.name
         check_policy_flags(context, [name], [several.name] if several else ())
-        comparison = Comparison.of_values(several, flags) if several else Comparison.of_servers(flags)
-        compare_sides(comparison, name, output, command=command_line(), overwrite=overwrite, as_json=as_json)
+        sides = Sides.of_values(several, flags) if several else Sides.of_servers(flags)
+        compare_sides(sides, name, output, overwrite=overwrite, as_json=as_json)
         return
     fleet_of(flags)
     if ladder:
         climb_ladder(output, flags, overwrite=overwrite, as_json=as_json)
-        return
+    else:
+        _compare_policies(names, output, flags, uniform_cache=uniform_cache, overwrite=overwrite, as_json=as_json)
+
+
+def _compare_policies(
+    names: Sequence[str], output: Path | None, flags: dict[str, Any], *, uniform_cache: bool, overwrite: bool,
+    as_json: bool,
+) -> None:  # fmt: skip
     scenario = build_scenario(**flags)
     policies, notes = _policies(scenario, names, uniform_cache=uniform_cache)
     recordings = {}

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvsim.cli.answer import failure_notes
-from kvsim.cli.compared_figures import ComparedRun, figure_rows, sentence_on
+from kvsim.cli.compared_figures import SideRun, figure_rows, sentence_on
 from kvsim.cli.fleet_flags import OF_TRANSFERS, fleet_of, routed_words, servers_of
 from kvsim.cli.run import simulate_servers
 from kvsim.cli.scenario import build_scenario
-from kvsim.cli.show import echo, print_json, print_table, progress
+from kvsim.cli.show import command_line, echo, print_json, print_table, progress
 from kvsim.cli.summary_lines import time_lines
 from kvsim.errors import KvsimError
 from kvsim.metrics.run_verdict import verdict_of
@@ -32,15 +32,15 @@ class Side(NamedTuple):
     """Whether the user asked for it; if it cannot be simulated, another one is left out with a note."""
 
 
-class Comparison(NamedTuple):
+class Sides(NamedTuple):
     """Runs to compare."""
 
-    sides: Sequence[Side]
+    runs: Sequence[Side]
     head: str = ""
     """Spelling of the flag that differs; empty if the servers differ."""
 
     @classmethod
-    def of_values(cls, several: SeveralValues, flags: Mapping[str, Any]) -> Comparison:
+    def of_values(cls, several: SeveralValues, flags: Mapping[str, Any]) -> Sides:
         """Return a side for each value of a flag."""
         sides = [
             Side(word, {**flags, several.name: value})
@@ -49,7 +49,7 @@ class Comparison(NamedTuple):
         return cls(sides, several.flag)
 
     @classmethod
-    def of_servers(cls, flags: Mapping[str, Any]) -> Comparison:
+    def of_servers(cls, flags: Mapping[str, Any]) -> Sides:
         """Return the requested prefill and decode servers, or ranks, and other servers on as many GPUs."""
         return cls(list(_apart(flags) if flags["prefill"] or flags["decode"] else _ranks(flags)))
 
@@ -63,47 +63,45 @@ def _apart(flags: Mapping[str, Any]) -> Iterator[Side]:
 
 
 def _ranks(flags: Mapping[str, Any]) -> Iterator[Side]:
-    ranks, per_rank = flags["data_parallel_size"], flags["tensor_parallel_size"] or 1
-    alone = {**flags, "data_parallel_size": None, "enable_expert_parallel": False, "route": None}
-    yield Side(f"{ranks} data-parallel ranks", flags)
-    together = f"tensor parallel over {ranks * per_rank}"
+    ranks, per_rank, number = flags["data_parallel_size"], flags["tensor_parallel_size"] or 1, flags["replicas"]
+    servers = f"{number} servers, " if number > 1 else ""
+    alone = {**flags, "data_parallel_size": None, "enable_expert_parallel": False}
+    alone |= {"route": None} if number == 1 else {}
+    yield Side(f"{servers}{ranks} data-parallel ranks", flags)
+    together = f"{servers}tensor parallel over {ranks * per_rank}"
     yield Side(together, alone | {"tensor_parallel_size": ranks * per_rank}, is_asked=False)
-    yield Side(f"{ranks} servers with all weights", alone | {"replicas": ranks}, is_asked=False)
+    yield Side(f"{number * ranks} servers with all weights", alone | {"replicas": number * ranks}, is_asked=False)
 
 
-def compare_sides(
-    comparison: Comparison, policy: str, output: Path | None, *, command: str, overwrite: bool, as_json: bool
-) -> None:
+def compare_sides(sides: Sides, policy: str, output: Path | None, *, overwrite: bool, as_json: bool) -> None:
     """Simulate all sides under `policy`, print a sentence and their figures, and record each in a folder of `output`.
 
     Raises:
         UsageError: flags of a side contradict each other.
     """
-    for side in comparison.sides:
+    for side in sides.runs:
         if side.is_asked:
             fleet_of(dict(side.flags))  # raises before anything is simulated
     if output is None:
-        runs, notes = _run_all(comparison, policy, None, command)
+        runs, notes = _run_all(sides, policy, None)
     else:
         from kvsim.files.overwriting import replacing_folder
 
         with replacing_folder(output, "compare", overwrite=overwrite) as folder:
-            runs, notes = _run_all(comparison, policy, folder, command)
+            runs, notes = _run_all(sides, policy, folder)
     if as_json:
         print_json({name: run.as_dict() for name, run in runs.items()})
     else:
-        _print(comparison, runs, notes)
+        _print(sides, runs, notes)
 
 
-def _run_all(
-    comparison: Comparison, policy: str, folder: Path | None, command: str
-) -> tuple[dict[str, ComparedRun], list[str]]:
+def _run_all(sides: Sides, policy: str, folder: Path | None) -> tuple[dict[str, SideRun], list[str]]:
     """Simulate each side, and return the runs by name, and notes on them."""
-    runs: dict[str, ComparedRun] = {}
+    runs: dict[str, SideRun] = {}
     notes: dict[str, list[str]] = {}
-    for side in comparison.sides:
+    for side in sides.runs:
         try:
-            runs[side.name], of_side = _simulate(side, policy, folder and folder / _folder_name(side.name), command)
+            runs[side.name], of_side = _simulate(side, policy, folder and folder / _folder_name(side.name))
         except KvsimError as error:
             if side.is_asked:
                 raise
@@ -119,7 +117,7 @@ def _folder_name(name: str) -> str:
     return re.sub(r"[^\w.+-]+", "-", name).strip("-.") or "side"
 
 
-def _simulate(side: Side, policy: str, folder: Path | None, command: str) -> tuple[ComparedRun, list[str]]:
+def _simulate(side: Side, policy: str, folder: Path | None) -> tuple[SideRun, list[str]]:
     """Simulate one side, and return it with notes on its figures."""
     flags = dict(side.flags)
     fleet_flags = fleet_of(flags)
@@ -129,10 +127,11 @@ def _simulate(side: Side, policy: str, folder: Path | None, command: str) -> tup
     servers = servers_of(fleet_flags, settings, machine)
     with progress(side.name) as report:
         options: Options = {
-            "progress": report, "check": flags["check"], "refuse_misfits": flags["refuse_misfits"], "command": command,
+            "progress": report, "check": flags["check"], "refuse_misfits": flags["refuse_misfits"],
+            "command": command_line(),
         }  # fmt: skip
         fleet = simulate_servers((scenario.workload, settings, machine), servers, options, folder)
-    run = ComparedRun(scenario.workload, settings, machine, fleet)
+    run = SideRun(scenario.workload, settings, machine, fleet)
     notes = [] if servers is None or side.name == servers.route else [routed_words(servers)]
     if (link := fleet_flags.link) is not None:
         notes.append(f"each server fetches KV over {link.gb_per_s:g} GB/s, {link.num_transfers} at a time")
@@ -142,12 +141,12 @@ def _simulate(side: Side, policy: str, folder: Path | None, command: str) -> tup
     return run, [*notes, *(f"no prefix hits: {why}" for why in reasons)]
 
 
-def _print(comparison: Comparison, runs: Mapping[str, ComparedRun], notes: Sequence[str]) -> None:
-    echo(sentence_on(comparison.head, runs))
+def _print(sides: Sides, runs: Mapping[str, SideRun], notes: Sequence[str]) -> None:
+    echo(sentence_on(sides.head, runs))
     for name, run in runs.items():
         if len(run.summaries) == 1:
             echo(f"{name}: {verdict_of(run.summaries[0]).sentence}")
     loads = dict.fromkeys(run.workload.description for run in runs.values())
     title = next(iter(loads)) if len(loads) == 1 else ""
-    heads = [comparison.head, *runs, *(["change"] if len(runs) == 2 else [])]
+    heads = [sides.head, *runs, *(["change"] if len(runs) == 2 else [])]
     print_table(title, heads, figure_rows(list(runs.values())), figures=range(1, len(heads)), note="\n".join(notes))

@@ -34,7 +34,7 @@ _MOST_NAMED = 5
 
 
 @dataclass(frozen=True)
-class ComparedRun:
+class SideRun:
     """Run of one or more servers, with its requests and its setup."""
 
     workload: Workload
@@ -114,7 +114,7 @@ class ComparedRun:
         }
 
 
-class _Figure(NamedTuple):
+class _FigureRow(NamedTuple):
     label: str
     form: Callable[[float], str]
     words: str = ""
@@ -125,43 +125,43 @@ class _Figure(NamedTuple):
 
 
 _FIGURES = {
-    "num_units": _Figure("units of a server's pool", _COUNT),
-    "num_sequences": _Figure("sequences of mean length in all pools", _COUNT, "sequences that fit"),
-    "pool_bytes": _Figure("pools of all servers", size),
-    "num_finished": _Figure("finished", _COUNT),
-    "num_lost": _Figure("not served", _COUNT, "requests not served", is_good_if_large=False, is_optional=True),
-    "output_tokens_per_s": _Figure("output tokens/s", _COUNT, "output tokens/s"),
-    "ttft_p50_s": _Figure("TTFT, p50", seconds),
-    "ttft_p99_s": _Figure("TTFT, p99", seconds, "TTFT p99", is_good_if_large=False),
-    "tpot_p50_s": _Figure("TPOT, p50", seconds),
-    "tpot_p99_s": _Figure("TPOT, p99", seconds, "TPOT p99", is_good_if_large=False),
-    "e2e_p50_s": _Figure("end to end, p50", seconds),
-    "e2e_p99_s": _Figure("end to end, p99", seconds),
-    "mean_batch": _Figure("running, sequences on average", _MEAN),
-    "mean_waiting": _Figure("waiting, requests on average", _MEAN, is_optional=True),
-    "waiting_for_memory": _Figure("  for memory", _MEAN, is_optional=True),
-    "waiting_for_batch": _Figure("  for a place in the batch", _MEAN, is_optional=True),
-    "waiting_for_tokens": _Figure("  for tokens of a step", _MEAN, is_optional=True),
-    "waiting_for_adapters": _Figure("  for a slot of their adapter", _MEAN, is_optional=True),
-    "num_preemptions": _Figure("preemptions", _COUNT, "preemptions", is_good_if_large=False),
-    "vain_tokens": _Figure("computed in vain, tokens", _COUNT),
-    "mean_occupancy": _Figure("pools held, mean", _share),
-    "peak_occupancy": _Figure("pools held, at most on a server", _share),
-    "prefix_hit_rate": _Figure("prefix hits, of the prompt tokens", _share, "prefix hits"),
-    "history_tokens": _Figure("history of turns, tokens", _COUNT, is_optional=True),
-    "lost_tokens": _Figure("  of it computed again", _COUNT, "tokens of history computed again",
+    "num_units": _FigureRow("units of a server's pool", _COUNT),
+    "num_sequences": _FigureRow("sequences of mean length in all pools", _COUNT, "sequences that fit"),
+    "pool_bytes": _FigureRow("pools of all servers", size),
+    "num_finished": _FigureRow("finished", _COUNT),
+    "num_lost": _FigureRow("not served", _COUNT, "requests not served", is_good_if_large=False, is_optional=True),
+    "output_tokens_per_s": _FigureRow("output tokens/s", _COUNT, "output tokens/s"),
+    "ttft_p50_s": _FigureRow("TTFT, p50", seconds),
+    "ttft_p99_s": _FigureRow("TTFT, p99", seconds, "TTFT p99", is_good_if_large=False),
+    "tpot_p50_s": _FigureRow("TPOT, p50", seconds),
+    "tpot_p99_s": _FigureRow("TPOT, p99", seconds, "TPOT p99", is_good_if_large=False),
+    "e2e_p50_s": _FigureRow("end to end, p50", seconds),
+    "e2e_p99_s": _FigureRow("end to end, p99", seconds),
+    "mean_batch": _FigureRow("running, sequences on average", _MEAN),
+    "mean_waiting": _FigureRow("waiting, requests on average", _MEAN, is_optional=True),
+    "waiting_for_memory": _FigureRow("  for memory", _MEAN, is_optional=True),
+    "waiting_for_batch": _FigureRow("  for a place in the batch", _MEAN, is_optional=True),
+    "waiting_for_tokens": _FigureRow("  for tokens of a step", _MEAN, is_optional=True),
+    "waiting_for_adapters": _FigureRow("  for a slot of their adapter", _MEAN, is_optional=True),
+    "num_preemptions": _FigureRow("preemptions", _COUNT, "preemptions", is_good_if_large=False),
+    "vain_tokens": _FigureRow("computed in vain, tokens", _COUNT),
+    "mean_occupancy": _FigureRow("pools held, mean", _share),
+    "peak_occupancy": _FigureRow("pools held, at most on a server", _share),
+    "prefix_hit_rate": _FigureRow("prefix hits, of the prompt tokens", _share, "prefix hits"),
+    "history_tokens": _FigureRow("history of turns, tokens", _COUNT, is_optional=True),
+    "lost_tokens": _FigureRow("  of it computed again", _COUNT, "tokens of history computed again",
                            is_good_if_large=False, is_optional=True),
-    "to_host_bytes": _Figure("copied to host memory", size, is_optional=True),
-    "from_host_bytes": _Figure("copied from host memory", size, is_optional=True),
-    "store_loaded_bytes": _Figure("loaded from the prefix store", size, is_optional=True),
-    "fetched_bytes": _Figure("KV fetched by decode servers, on each GPU", size, is_optional=True),
-    "idle_steps": _Figure("steps of ranks without a batch", _COUNT, is_optional=True),
-    "duplicate_bytes": _Figure("cached twice, mean", size, is_optional=True),
-    "imbalance": _Figure("tokens of the busiest server, by the mean", "{:.2f}".format, is_optional=True),
+    "to_host_bytes": _FigureRow("copied to host memory", size, is_optional=True),
+    "from_host_bytes": _FigureRow("copied from host memory", size, is_optional=True),
+    "store_loaded_bytes": _FigureRow("loaded from the prefix store", size, is_optional=True),
+    "fetched_bytes": _FigureRow("KV fetched by decode servers, on each GPU", size, is_optional=True),
+    "idle_steps": _FigureRow("steps of ranks without a batch", _COUNT, is_optional=True),
+    "duplicate_bytes": _FigureRow("cached twice, mean", size, is_optional=True),
+    "imbalance": _FigureRow("tokens of the busiest server, by the mean", "{:.2f}".format, is_optional=True),
 }  # fmt: skip
 
 
-def figure_rows(runs: Sequence[ComparedRun]) -> list[tuple[str, ...]]:
+def figure_rows(runs: Sequence[SideRun]) -> list[tuple[str, ...]]:
     """Return a row for each figure; with two runs, its last cell is the change."""
     rows = []
     for name, figure in _FIGURES.items():
@@ -174,11 +174,11 @@ def figure_rows(runs: Sequence[ComparedRun]) -> list[tuple[str, ...]]:
     return rows
 
 
-def _cell(figure: _Figure, value: float) -> str:
+def _cell(figure: _FigureRow, value: float) -> str:
     return "–" if value != value else figure.form(value)
 
 
-def sentence_on(flag: str, runs: Mapping[str, ComparedRun]) -> str:
+def sentence_on(flag: str, runs: Mapping[str, SideRun]) -> str:
     """Describe in a sentence what the second of two runs changes most, or which of several is best at what."""
     sides = list(runs.values())
     moved = [name for name, figure in _FIGURES.items() if figure.words and _moves(name, sides)]
@@ -198,7 +198,7 @@ def _spelled(flag: str, words: str) -> str:
     return f"{flag} {words}".strip()
 
 
-def _moves(name: str, runs: Sequence[ComparedRun]) -> bool:
+def _moves(name: str, runs: Sequence[SideRun]) -> bool:
     """Tell whether a figure differs between runs so that the sentence names it."""
     values = [run.figures[name] for run in runs]
     if any(value != value for value in values):
@@ -207,20 +207,20 @@ def _moves(name: str, runs: Sequence[ComparedRun]) -> bool:
     return spread > _LEAST_CHANGE * (1 if _FIGURES[name].form is _share else max(values))
 
 
-def _spread(name: str, runs: Sequence[ComparedRun]) -> float:
+def _spread(name: str, runs: Sequence[SideRun]) -> float:
     """Return the ratio of the largest to the smallest value of a figure; counts are raised by one, so 0 has a ratio."""
     values = [run.figures[name] for run in runs]
     raised = 0 if _FIGURES[name].form is seconds else 0.01 if _FIGURES[name].form is _share else 1
     return (max(values) + raised) / max(min(values) + raised, 1e-9)
 
 
-def _instead(figure: _Figure, before: float, after: float) -> str:
+def _instead(figure: _FigureRow, before: float, after: float) -> str:
     if figure.form in (_COUNT, _MEAN):
         return f"{figure.form(after)} instead of {figure.form(before)} {figure.words}"
     return f"{figure.words} {figure.form(after)} instead of {figure.form(before)}"
 
 
-def _best(name: str, flag: str, runs: Mapping[str, ComparedRun]) -> str:
+def _best(name: str, flag: str, runs: Mapping[str, SideRun]) -> str:
     figure = _FIGURES[name]
     choose = max if figure.is_good_if_large else min
     best = choose(runs, key=lambda side: runs[side].figures[name])

@@ -27,7 +27,7 @@ def print_fleet(
         notes: what else a reader of the figures must know.
     """
     echo(_sentence(totals))
-    print_table("", ["", ""], setting_rows(meta, requests, totals.num_servers))
+    print_table("", ["", ""], setting_rows(meta, requests, _servers(totals)))
     print_table("", ["all servers", ""], _figures(totals))
     heads = ["server", "finished", "tokens/s", "TTFT p99", "waiting", "pool", "preempted", "prefix hits"]
     rows = [
@@ -57,18 +57,28 @@ def _sentence(totals: FleetTotals) -> str:
     found = (
         f"; {100 * totals.prefix_hit_rate:.1f} % of prompt tokens were cached" if totals.prefix_queried_tokens else ""
     )
-    kinds = f"{totals.num_servers} {'data-parallel ranks' if totals.idle_steps else 'servers'}"
-    if totals.num_prefill:
-        kinds = f"{totals.num_prefill} prefill and {totals.num_servers - totals.num_prefill} decode servers"
     return (
-        f"{kinds} finished {totals.num_finished:,} requests in {totals.duration_s:,.1f} s{lost}, "
+        f"{_servers(totals)} finished {totals.num_finished:,} requests in {totals.duration_s:,.1f} s{lost}, "
         f"{totals.output_tokens_per_s:,.0f} output tokens/s. The busiest computed {totals.imbalance:.2f} times "
         f"the mean{' of its kind' if totals.num_prefill else ''}{found}."
     )
 
 
+def _servers(totals: FleetTotals) -> str:
+    """Return how many servers there are, and of which kind."""
+    if totals.num_prefill:
+        return f"{totals.num_prefill} prefill and {totals.num_servers - totals.num_prefill} decode servers"
+    if totals.num_ranks == 1:
+        return f"{totals.num_servers} servers"
+    number = totals.num_servers // totals.num_ranks
+    return f"{f'{number} servers of ' if number > 1 else ''}{totals.num_ranks} data-parallel ranks"
+
+
 def _name(totals: FleetTotals, number: int) -> str:
-    """Return the name of a server: its number, with its kind where there are two."""
+    """Return the name of a server: its number, with its kind where there are two, or with that of the rank."""
+    if 1 < totals.num_ranks < totals.num_servers:
+        server, rank = divmod(number, totals.num_ranks)
+        return f"{server}, rank {rank}"
     if not totals.num_prefill:
         return str(number)
     is_prefill = number < totals.num_prefill

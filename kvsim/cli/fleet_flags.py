@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -79,7 +78,7 @@ replicas_options = with_options(
         "--route",
         type=RouteParam(),
         help="Router in front of the servers, or a Python file with a function route(request, servers).  "
-        "[shortest; of data-parallel ranks data-parallel]",
+        "[shortest; among the ranks of a single server data-parallel]",
     ),
     click.option(
         "--route-lag",
@@ -131,11 +130,9 @@ def fleet_of(flags: dict[str, Any]) -> FleetFlags:
     replicas, route = flags.pop("replicas", 1), flags.pop("route", None)
     route_lag_s, store = flags.pop("route_lag_s", 0.0), _store_of(flags)
     apart = _apart_of(flags, route or "shortest", others=replicas > 1 or route_lag_s > 0)
-    if (flags["data_parallel_size"] or 1) > 1 and (apart or replicas > 1):
-        raise UsageError(
-            "--data-parallel-size is one server of several ranks, and fleets of such servers are not modelled; leave "
-            "out --replicas, --prefill and --decode."
-        )
+    if (flags["data_parallel_size"] or 1) > 1 and apart:
+        raise UsageError("prefill and decode servers with data-parallel ranks are not modelled; leave out "
+                         "--data-parallel-size, or give --replicas instead of --prefill and --decode.")  # fmt: skip
     if store and (apart or (flags["data_parallel_size"] or 1) > 1):
         raise UsageError("--prefix-store-gib is shared by equal servers; leave out --prefill, --decode and "
                          "--data-parallel-size.")  # fmt: skip
@@ -181,8 +178,7 @@ def servers_of(fleet: FleetFlags, policy: AnyPolicy, machine: Machine) -> Server
     if fleet.apart is not None:
         return fleet.apart
     if machine.model.data_parallel_size > 1:
-        ranks = Replicas.ranks_of(machine, policy)
-        return replace(ranks, route=fleet.route or ranks.route, route_lag_s=fleet.route_lag_s)
+        return Replicas.ranks_of(machine, policy, fleet.replicas, fleet.route, fleet.route_lag_s)
     if fleet.replicas == 1 and fleet.store is None:
         return None
     route = fleet.route or "shortest"
@@ -191,7 +187,7 @@ def servers_of(fleet: FleetFlags, policy: AnyPolicy, machine: Machine) -> Server
 
 def routed_words(servers: Servers) -> str:
     """Describe how requests are routed."""
-    route = servers.route if isinstance(servers.route, str) else "data-parallel"
+    route = servers.route if isinstance(servers.route, str) else getattr(servers.route, "name", "data-parallel")
     lag_s = getattr(servers, "route_lag_s", 0.0)
     return f"routed by {route}{f', {lag_s:g} s late' if lag_s else ''}"
 

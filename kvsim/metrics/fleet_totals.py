@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetTotals:
-    """Sums over the servers of a fleet; rates and latencies are those of all requests."""
+    """Sums over the servers of a fleet; rates and latencies are those of all requests.
+
+    A data-parallel rank counts as a server.
+    """
 
     num_servers: int
     duration_s: float
@@ -60,6 +63,8 @@ class FleetTotals:
     """Number of servers that only compute prompts, for whose prompts hits are counted; 0 if every server decodes."""
     fetched_bytes: int = 0
     """Bytes of KV that servers fetched from each other, per GPU."""
+    num_ranks: int = 1
+    """Number of data-parallel ranks behind each front end; 1 for servers without ranks."""
     idle_steps: tuple[int, ...] = ()
     """Number of steps that each data-parallel rank took without a batch, for the others; empty without such ranks."""
     store: Mapping[str, int] | None = None
@@ -80,6 +85,7 @@ def fleet_totals(
     num_prefill: int = 0,
     clients: Sequence[Requests] = (),
     fetched_blocks: int = 0,
+    num_ranks: int = 1,
     idle_steps: tuple[int, ...] = (),
     store: Mapping[str, int] | None = None,
 ) -> FleetTotals:
@@ -113,6 +119,7 @@ def fleet_totals(
         most_duplicate_bytes=most_duplicate_blocks * meta.pool.bytes_per_unit,
         num_prefill=num_prefill,
         fetched_bytes=fetched_blocks * meta.pool.bytes_per_unit,
+        num_ranks=num_ranks,
         idle_steps=idle_steps,
         store=store,
     )

@@ -10,6 +10,7 @@ import random
 import runpy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias, get_args
 
@@ -202,6 +203,91 @@ class DataParallel:
             self._balancer.counts = [[each.num_waiting, each.num_running, each.kv_usage] for each in servers]
         self._balancer.in_flight = [server.num_requests for server in servers]
         return self._balancer.choose()
+
+
+class RanksTogether:
+    """A `RoutedServer` whose data-parallel ranks have pools of the same size."""
+
+    def __init__(self, number: int, ranks: Sequence[RoutedServer]) -> None:
+        """Describe server `number` with these ranks."""
+        self.number, self.ranks = number, ranks
+
+    @property
+    def num_requests(self) -> int:
+        """Number of requests that were sent to any rank and have not ended."""
+        return sum(rank.num_requests for rank in self.ranks)
+
+    @property
+    def num_running(self) -> int:
+        """Number of requests that run on any rank."""
+        return sum(rank.num_running for rank in self.ranks)
+
+    @property
+    def num_waiting(self) -> int:
+        """Number of requests in the queues of all ranks."""
+        return sum(rank.num_waiting for rank in self.ranks)
+
+    @property
+    def unit_tokens(self) -> int:
+        """Number of tokens in a block."""
+        return self.ranks[0].unit_tokens
+
+    @property
+    def num_used_units(self) -> int:
+        """Number of blocks that requests hold on all ranks."""
+        return sum(rank.num_used_units for rank in self.ranks)
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of all pools that requests hold, 0 to 1."""
+        return sum(rank.kv_usage for rank in self.ranks) / len(self.ranks)
+
+    @property
+    def prefill_tokens(self) -> int:
+        """Number of prompt tokens that were sent to any rank and are not computed yet."""
+        return sum(rank.prefill_tokens for rank in self.ranks)
+
+    @property
+    def hit_tokens(self) -> int:
+        """Number of leading prompt tokens in the cache of the rank that has most."""
+        return max(rank.hit_tokens for rank in self.ranks)
+
+    @property
+    def held_tokens(self) -> int:
+        """Number of leading prompt tokens that requests hold on the rank that has most."""
+        return max(rank.held_tokens for rank in self.ranks)
+
+
+class ServersOfRanks:
+    """Router in front of servers with data-parallel ranks; the front end of the chosen server chooses the rank.
+
+    It sees a server as a whole: sums over the ranks, and the longest cached prefix on any rank.
+    """
+
+    def __init__(self, route: str | Router, num_ranks: int, release: str = NEWEST) -> None:
+        """Choose the server by `route`, and one of its `num_ranks` ranks as a front end of vLLM `release` does."""
+        self.name = route if isinstance(route, str) else getattr(route, "__name__", "a function")
+        self._router, self._num_ranks = router_of(route), num_ranks
+        self._new_front_end = partial(DataParallel, release)
+        self._front_ends: dict[int, DataParallel] = {}
+
+    def __call__(self, request: RoutedRequest, servers: Sequence[RoutedServer]) -> int:
+        """Return the number of the rank, counted over the ranks of all servers.
+
+        Raises:
+            UsageError: a custom router did not return the number of a server.
+        """
+        size = self._num_ranks
+        together = [
+            RanksTogether(number, servers[number * size : (number + 1) * size])
+            for number in range(len(servers) // size)
+        ]
+        number = self._router(request, together)
+        if number not in range(len(together)):
+            raise UsageError(f"it returned {number!r} and should return the number of a server, 0 to "
+                             f"{len(together) - 1}")  # fmt: skip
+        front_end = self._front_ends.setdefault(number, self._new_front_end())
+        return number * size + front_end(request, together[number].ranks)
 
 
 _ROUTERS: Mapping[str, Callable[[], Router]] = {

@@ -22,8 +22,9 @@ from kvsim.recording.writer import RecordingWriter
 
 _ATTEMPTS, _PAUSE_S = 20, 0.005
 """Number of attempts to read a folder that is being replaced, with growing pauses: one second in total."""
-_SERVER = re.compile(r"\d+|(prefill|decode)-\d+")
+_SERVER = re.compile(r"\d+|(prefill|decode)-\d+|server-\d+-rank-\d+")
 """Names of the folders of a fleet's servers."""
+_NUMBER = re.compile(r"\d+")
 
 
 class RecordedRequests(NamedTuple):
@@ -86,7 +87,13 @@ def server_folders(path: str | os.PathLike[str]) -> list[Path]:
     except OSError:
         return []
     kinds = {"prefill": 0, "decode": 1}
-    return sorted(found, key=lambda each: (kinds.get(each.name.partition("-")[0], 2), len(each.name), each.name))
+    return sorted(
+        found,
+        key=lambda each: (
+            kinds.get(each.name.partition("-")[0], 2),
+            [int(part) for part in _NUMBER.findall(each.name)],
+        ),
+    )
 
 
 def write(recording: Recording, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:

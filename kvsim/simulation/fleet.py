@@ -12,7 +12,7 @@ from kvsim.metrics.fleet_totals import FleetTotals, fleet_totals
 from kvsim.metrics.summary import Summary
 from kvsim.policies import AnyPolicy, Paged, base_of
 from kvsim.policies.custom import CustomPolicy
-from kvsim.policies.routers import DataParallel, RouteName, Router
+from kvsim.policies.routers import DataParallel, RouteName, Router, ServersOfRanks
 from kvsim.recording import Recording, RecordingBuilder, write
 from kvsim.recording.tables import Requests
 from kvsim.simulation.dispatch import CachedKeys, Dispatcher, DuplicatePrefixes, sampled_arrivals
@@ -53,6 +53,8 @@ class Fleet(NamedTuple):
     """Requests of the decode servers as the clients see them; empty if each server computes prompts and decodes."""
     fetched_blocks: int = 0
     """Blocks that servers have fetched from each other."""
+    num_ranks: int = 1
+    """Number of data-parallel ranks of each server; the measurements are one for each rank."""
     idle_steps: tuple[int, ...] = ()
     """Number of steps without a batch of each data-parallel rank; empty if ranks do not wait for each other."""
     store: StoreTotals | None = None
@@ -76,6 +78,7 @@ class Fleet(NamedTuple):
             num_prefill=self.num_prefill,
             clients=self.clients,
             fetched_blocks=self.fetched_blocks,
+            num_ranks=self.num_ranks,
             idle_steps=self.idle_steps,
             store=None if self.store is None else self.store._asdict(),
         )
@@ -83,19 +86,30 @@ class Fleet(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replicas:
-    """Equal servers with one router, or the data-parallel ranks of a machine that has them."""
+    """Equal servers behind one router; each may have data-parallel ranks behind a front end of its own."""
 
     number: int
     route: RouteName | str | Router = "shortest"
     """Chooses the server of each request: a name, a Python file with a function `route`, or a `Router`."""
+    ranks: int = 1
+    """Data-parallel ranks of each server; `route` chooses among the ranks of all servers."""
     route_lag_s: float = 0.0
     """The router sees prefix caches as they were this many seconds before the request."""
     store: PrefixStore | None = None
     """A store of prefixes that all servers share."""
 
     @classmethod
-    def ranks_of(cls, machine: Machine, policy: AnyPolicy) -> Replicas:
-        """Return the data-parallel ranks of `machine`, among which vLLM's front end chooses.
+    def ranks_of(
+        cls,
+        machine: Machine,
+        policy: AnyPolicy,
+        number: int = 1,
+        route: RouteName | str | Router | None = None,
+        route_lag_s: float = 0.0,
+    ) -> Replicas:
+        """Return `number` servers with the data-parallel ranks of `machine`, among which vLLM's front end chooses.
+
+        `route` chooses the server; if there is one server, it chooses the rank instead of the front end.
 
         Raises:
             UsageError: the policy is not vLLM's.
@@ -104,11 +118,22 @@ class Replicas:
         if not isinstance(base, Paged):
             raise UsageError("--data-parallel-size is vLLM's; take --policy paged, or --replicas for servers of "
                              "another policy.")  # fmt: skip
-        return cls(number=machine.model.data_parallel_size, route=DataParallel(base.scheduler.vllm))
+        ranks, release = machine.model.data_parallel_size, base.scheduler.vllm
+        router = route or DataParallel(release)
+        if number > 1:
+            router = ServersOfRanks(route or "shortest", ranks, release)
+        return cls(number=number, route=router, ranks=ranks, route_lag_s=route_lag_s)
+
+    @property
+    def num_engines(self) -> int:
+        """Number of schedulers: ranks of all servers."""
+        return self.number * self.ranks
 
     def names(self) -> list[str]:
-        """Return the names of the servers, in order."""
-        return [str(number) for number in range(self.number)]
+        """Return the names of the servers, or of their ranks, in order."""
+        if self.number == 1 or self.ranks == 1:
+            return [str(number) for number in range(self.num_engines)]
+        return [f"server-{server}-rank-{rank}" for server in range(self.number) for rank in range(self.ranks)]
 
 
 Servers = Replicas | Disaggregation
@@ -196,13 +221,15 @@ def _serve(setup: Setup, servers: Servers, spread: Spread, builders: Sequence[Re
     dispatcher = Dispatcher.of(setup, servers.route, servers.route_lag_s)
     if _are_apart(setup, servers):
         return _finish_apart(Apart.of(setup, servers.number, builders=builders), _measure_one, spread)
-    run = SimulationRun(setup, builders, num_replicas=servers.number, dispatcher=dispatcher, store=servers.store)
+    run = SimulationRun(setup, builders, num_replicas=servers.number, num_ranks=servers.ranks,
+                        dispatcher=dispatcher, store=servers.store)  # fmt: skip
     measured, duplicates = run.finish(), dispatcher.duplicates
     return Fleet(
         measured,
         duplicates.mean_blocks,
         duplicates.most_blocks,
-        idle_steps=() if run.lockstep is None else tuple(run.lockstep.num_idle_steps),
+        num_ranks=servers.ranks,
+        idle_steps=tuple(number for lockstep in run.locksteps for number in lockstep.num_idle_steps),
         store=None if run.store is None else run.store.totals,
     )
 
@@ -227,6 +254,7 @@ def _are_apart(setup: Setup, servers: Replicas) -> bool:
     """
     return (
         servers.route == "round-robin"
+        and servers.ranks == 1
         and servers.store is None
         and not setup.is_closed_loop
         and len(setup.workload) >= servers.number

@@ -114,7 +114,7 @@ class PrefillDecodeRun(SimulationRun):
                              "--pipeline-parallel-size.")  # fmt: skip
         self.setup, self.apart, self._dispatchers = setup, apart, dispatchers
         self.samples = []
-        self._expected_rows = self.lockstep = self.store = None
+        self._expected_rows = self.store = None
         self._environment = simpy.Environment()
         self._prefill_setup = _with_one_output(setup)
         self._pair = Pair(self._environment, dispatchers, setup)

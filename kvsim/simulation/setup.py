@@ -178,17 +178,17 @@ class Setup:
         )
 
 
-def check_ranks(setup: Setup, num_servers: int) -> None:
-    """Check that the servers of a run are the data-parallel ranks of its machine, if it has any.
+def check_ranks(setup: Setup, num_ranks: int) -> None:
+    """Check that the servers of a run have `num_ranks` data-parallel ranks because the machine has.
 
     Raises:
         UsageError: they are not; or ranks that share experts have pipeline stages, or step times without their waits.
     """
     model, times = setup.machine.model, setup.machine.step_time
-    if model.data_parallel_size not in (1, num_servers):
+    if model.data_parallel_size != num_ranks:
         raise UsageError(
-            f"{model.name} is served by {model.data_parallel_size} data-parallel ranks, which take the place of other "
-            "servers and are simulated by kvsim run and compare; leave --data-parallel-size out here."
+            f"{model.name} is served by {model.data_parallel_size} data-parallel ranks, which kvsim run, compare and "
+            f"fit simulate, not by {num_ranks}; leave --data-parallel-size out here."
         )
     if model.has_shared_experts and model.pipeline_parallel_size > 1:
         raise UsageError("ranks that share experts are modelled where one stage holds all layers; leave out "

@@ -124,6 +124,7 @@ class SimulationRun:
         builders: Sequence[RecordingBuilder] = (),
         *,
         num_replicas: int = 1,
+        num_ranks: int = 1,
         dispatcher: Dispatcher | None = None,
         sample_s: Sequence[float] = (),
         store: PrefixStore | None = None,
@@ -134,29 +135,34 @@ class SimulationRun:
             setup: the requests, the policy and the machine.
             builders: server `n` is recorded to `builders[n]`; empty to record none.
             num_replicas: the number of equal servers.
+            num_ranks: the number of data-parallel ranks of each server.
             dispatcher: chooses the server of each request.
             sample_s: times in seconds at which the cached keys of a single server are appended to `samples`.
             store: a store of prefixes that all servers share.
         """
         self.setup = setup
         self.samples: list[CachedKeys] = []
-        self._expected_rows = _expected_order(setup, num_replicas) if evicts_optimally(setup.base) else None
+        num_engines = num_replicas * num_ranks
+        self._expected_rows = _expected_order(setup, num_engines) if evicts_optimally(setup.base) else None
         self._environment = simpy.Environment()
-        check_ranks(setup, num_replicas)
-        times = setup.machine.step_time
-        self.lockstep = None
-        if isinstance(times, RankTimes):
-            self.lockstep = WaitingRanks(self._environment, times, steps_between_syncs(release_of(setup.base)))
+        check_ranks(setup, num_ranks)
+        self.locksteps = self._locksteps(num_replicas)
         self.store = None if store is None else SharedStore(self._environment, setup, store)
-        source = self._source(num_replicas, dispatcher or Dispatcher.of(setup), sample_s)
+        source = self._source(num_engines, dispatcher or Dispatcher.of(setup), sample_s)
         connector = None if store is None else store.connector(len(setup.workload))
         self._replicas = [
-            self._replica(source, builders[number] if builders else None, connector=connector, exchange=self.store)
-            for number in range(num_replicas)
+            self._replica(
+                source,
+                builders[number] if builders else None,
+                connector=connector,
+                exchange=self.store,
+                lockstep=self.locksteps[number // num_ranks] if self.locksteps else None,
+            )
+            for number in range(num_engines)
         ]
         servers = [replica.server for replica in self._replicas]
-        if self.lockstep is not None:
-            self.lockstep.ranks = servers
+        for number, lockstep in enumerate(self.locksteps):
+            lockstep.ranks = servers[number * num_ranks : (number + 1) * num_ranks]
         source.start(self._environment, servers)
 
     def finish(self) -> list[Measured]:
@@ -175,7 +181,15 @@ class SimulationRun:
         meta = self.setup.meta(replica.step_time, int(replica.server.driver.engine.state.num_failures))
         return meta if self.store is None else replace(meta, engine={**meta.engine, "kv_connector": "store"})
 
-    def _source(self, num_replicas: int, dispatcher: Dispatcher, sample_s: Sequence[float]) -> Source:
+    def _locksteps(self, num_servers: int) -> list[WaitingRanks]:
+        """Return the ranks of each server that wait for each other; empty if none wait."""
+        times = self.setup.machine.step_time
+        if not isinstance(times, RankTimes):
+            return []
+        agreed_every = steps_between_syncs(release_of(self.setup.base))
+        return [WaitingRanks(self._environment, times, agreed_every) for _ in range(num_servers)]
+
+    def _source(self, num_engines: int, dispatcher: Dispatcher, sample_s: Sequence[float]) -> Source:
         """Return the source that sends the requests to the servers.
 
         Raises:
@@ -189,7 +203,7 @@ class SimulationRun:
         # KnownInAdvance and OneServersUsers are fast: the engine never returns to SimPy for the next request.
         setup, workload = self.setup, self.setup.workload
         users, most, turns = _users(setup.options), _max_concurrency(setup.options), workload.turns
-        is_alone = num_replicas == 1 and self.store is None
+        is_alone = num_engines == 1 and self.store is None
         if turns is not None and most is not None:
             raise UsageError("turns of sessions wait for answers, so they take no max_concurrency; give users instead.")
         if turns is not None:
@@ -213,6 +227,7 @@ class SimulationRun:
         setup: Setup | None = None,
         connector: Connector | None = None,
         exchange: Exchanging | None = None,
+        lockstep: WaitingRanks | None = None,
     ) -> Replica:
         """Build a server.
 
@@ -222,6 +237,7 @@ class SimulationRun:
             setup: the setup of the server; None for that of the run.
             connector: the settings of its KV connector, if it has one.
             exchange: the exchange of KV with other servers or a store, if there is one.
+            lockstep: the ranks that its steps wait for, if there are any.
         """
         setup = setup or self.setup
         base, machine = setup.base, setup.machine
@@ -241,18 +257,21 @@ class SimulationRun:
             _driver(setup, plan, step_time, connector),
             kernels=kernels if isinstance(base, Static) else None,
             listeners=(totals.take, watch) if tables is None else (totals.take, tables.take, watch),
-            horizon=self._horizon_of(source, exchange),
+            horizon=self._horizon_of(source, exchange, is_alone=lockstep is None),
             exchange=exchange,
-            lockstep=self.lockstep,
+            lockstep=lockstep,
             rows=setup.rows,
         )
         return Replica(server, totals, tables, step_time)
 
-    def _horizon_of(self, source: Source, exchange: Exchanging | None) -> Horizon:
-        """Return the function that limits how far a server may run ahead of SimPy's clock."""
+    def _horizon_of(self, source: Source, exchange: Exchanging | None, *, is_alone: bool) -> Horizon:
+        """Return the function that limits how far a server may run ahead of SimPy's clock.
+
+        `is_alone` tells that the server does not wait for other ranks.
+        """
         if self.store is not None:
             return self.store.horizon_s
-        if exchange is None and self.lockstep is None:
+        if exchange is None and is_alone:
             return source.horizon_s
         return lambda: float(self._environment.peek())
 
@@ -286,7 +305,7 @@ class SimulationRun:
             num_gpus=model.tensor_parallel_size,
             num_layers=model.num_kv_layers,
             answers=answers,
-            lockstep=self.lockstep is not None,
+            lockstep=isinstance(setup.machine.step_time, RankTimes),
             connector=connector,
             stamp_at_entry=options.get("stamp_at_entry", False),
             records_memory=records,

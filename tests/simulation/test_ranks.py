@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,9 +18,9 @@ from kvsim.errors import UsageError
 from kvsim.hardware import find_gpu
 from kvsim.models import find_model
 from kvsim.policies import Paged
-from kvsim.policies.routers import DataParallel
+from kvsim.policies.routers import DataParallel, RoutedRequest, RoutedServer, ServersOfRanks
 from kvsim.policies.settings import ContinuousSettings, PagedSettings
-from kvsim.recording import Recording, RequestStatus
+from kvsim.recording import Recording, RequestStatus, read, server_folders
 from kvsim.simulation import Fleet, Machine, Replicas, measure, measure_fleet, simulate_fleet
 from kvsim.sizing.budget import plan_budget
 from kvsim.steptime.ranks import IDLE_STEP, RankStep, RankTimes
@@ -151,8 +153,9 @@ def test_ranks_are_refused_where_one_server_is_simulated_or_times_are_of_one() -
         measure(requests(), POLICY, machine)
     with pytest.raises(UsageError, match="served by 2 data-parallel ranks"):
         measure_fleet(requests(), POLICY, machine, Replicas(number=4))
+    alone = replace(machine, step_time=machine.step_time.own)  # type: ignore[attr-defined]
     with pytest.raises(UsageError, match="step times are those of a server alone"):
-        measure_fleet(requests(), POLICY, replace(machine, step_time=machine.step_time.own), Replicas(number=2))  # type: ignore[attr-defined]
+        measure_fleet(requests(), POLICY, alone, Replicas(number=1, ranks=2))
     with pytest.raises(UsageError, match="take a machine card"):
         kvsim.machine("H200", "Qwen3-30B-A3B", data_parallel_size=2, times="vllm-h200-llama-3-8b")
 
@@ -184,8 +187,77 @@ def test_a_comparison_has_ranks_beside_tensor_parallelism_and_whole_servers() ->
     assert all(each["num_finished"] == 20 for each in found.values())
 
 
-@pytest.mark.parametrize("others", [["--replicas", "2"], ["--prefill", "1", "--decode", "1"]])
-def test_fleets_of_ranks_are_refused(others: list[str]) -> None:
-    result = CliRunner().invoke(cli, ["run", *MACHINE, *LOAD, "--data-parallel-size", "2", *others])
+def test_prefill_servers_of_ranks_are_refused() -> None:
+    flags = ["--data-parallel-size", "2", "--prefill", "1", "--decode", "1"]
+    result = CliRunner().invoke(cli, ["run", *MACHINE, *LOAD, *flags])
     assert result.exit_code
-    assert "fleets of such servers are not modelled" in str(result.exception) + result.output
+    assert "prefill and decode servers with data-parallel ranks are not modelled" in str(result.exception)
+
+
+@pytest.mark.parametrize("policy", [POLICY, SYNCHRONOUS, OLD], ids=["0.33.0", "synchronous", "0.25.1"])
+def test_servers_of_ranks_in_turn_are_as_many_separate_servers(policy: Paged) -> None:
+    """Ranks wait for those of their own server only, and each front end knows its own ranks only.
+
+    Decisions are equal; times are equal but for the last bits, since the common clock adds other intervals.
+    """
+    machine, load, number = ranks(), requests(), 3
+    together = measure_fleet(
+        load, policy, machine, Replicas.ranks_of(machine, policy, number, "round-robin"), check=True
+    )
+    for server in range(number):
+        own = load.every(number, server)
+        alone = measure_fleet(own, policy, machine, Replicas.ranks_of(machine, policy))
+        of_server = slice(2 * server, 2 * server + 2)
+        assert together.idle_steps[of_server] == alone.idle_steps
+        for one, other in zip(together.servers[of_server], alone.servers, strict=True):
+            assert list(one.requests.id) == list(other.requests.id)
+            assert one.num_steps == other.num_steps
+            assert np.array_equal(one.requests.cached_tokens, other.requests.cached_tokens)
+            assert one.requests.finished_s == pytest.approx(other.requests.finished_s, abs=1e-12)
+
+
+@pytest.mark.parametrize("route", ["shortest", "least-kv", "prefix", "llm-d", "dynamo", "session", "power-of-two"])
+def test_one_server_of_ranks_behind_a_router_is_that_server(route: str) -> None:
+    machine = ranks(3)
+    routed = Replicas(number=1, ranks=3, route=ServersOfRanks(route, 3))
+    behind, alone = (
+        measure_fleet(requests(), POLICY, machine, servers) for servers in (routed, Replicas.ranks_of(machine, POLICY))
+    )
+    for one, other in zip(behind.servers, alone.servers, strict=True):
+        assert np.array_equal(one.requests.finished_s, other.requests.finished_s)
+
+
+@pytest.mark.parametrize("options", [{}, {"users": 9, "think_s": 0.02}], ids=str)
+def test_every_request_is_on_one_rank_of_one_server(options: dict[str, Any]) -> None:
+    machine = ranks()
+    servers = Replicas.ranks_of(machine, POLICY, 2, "least-kv")
+    recordings, fleet = simulate_fleet(requests(), POLICY, machine, servers, check=True, **options)
+    assert sorted(np.concatenate([each.requests.id for each in recordings])) == sorted(requests().ids)
+    totals = fleet.totals()
+    assert (totals.num_servers, totals.num_ranks, totals.num_finished, totals.num_lost) == (4, 2, 40, 0)
+
+
+def test_a_router_sees_the_ranks_of_a_server_together() -> None:
+    seen: list[list[tuple[int, int, float]]] = []
+
+    def route(request: RoutedRequest, servers: Sequence[RoutedServer]) -> int:
+        seen.append([(each.number, each.num_running + each.num_waiting, each.kv_usage) for each in servers])
+        return request.row % 2
+
+    machine = ranks()
+    fleet = measure_fleet(requests(rate_per_s=1e6), POLICY, machine, Replicas.ranks_of(machine, POLICY, 2, route))
+    assert [len(run.requests) for run in fleet.servers] == [10, 10, 10, 10]
+    assert [row[0] for row in seen[11]] == [0, 1]
+    assert [row[1] for row in seen[11]] == [6, 5]
+    with pytest.raises(UsageError, match="should return the number of a server, 0 to 1"):
+        measure_fleet(requests(), POLICY, machine, Replicas.ranks_of(machine, POLICY, 2, lambda *_: 2))
+
+
+def test_a_fleet_of_ranks_has_a_line_and_a_recording_for_each_rank(tmp_path: Path) -> None:
+    flags = [*MACHINE, *LOAD, "--data-parallel-size", "2", "--replicas", "2", "-o", str(tmp_path / "fleet")]
+    printed = invoke("run", *flags).output
+    assert printed.startswith("2 servers of 2 data-parallel ranks finished 20 requests")
+    assert "1, rank 0" in printed
+    folders = server_folders(tmp_path / "fleet")
+    assert [each.name for each in folders] == [f"server-{server}-rank-{rank}" for server in "01" for rank in "01"]
+    assert sum(len(read(each).requests) for each in folders) == 20
