@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvsim.cli.show import size
 from kvsim.errors import UsageError
-from kvsim.models.images import MARKS, image_rule
+from kvsim.models.image_rules import MARKS, image_rule
 
 if TYPE_CHECKING:
     from kvsim.sizing.budget import Budget

@@ -16,7 +16,7 @@ from kvsim.steptime.card import Attention, Card, Products, load_card
 
 _FOLDER = Path(__file__).parent / "cards"
 _PATTERN = "H200"
-"""Card whose efficiencies a data sheet borrows."""
+"""GPU with a measured card, from which cards of other GPUs are scaled: they are assumed to be as efficient."""
 _ARITHMETIC_SHARE = 0.72
 """Share of its peak that an H200 reaches in large products."""
 _ARITHMETIC = {"Ampere GA100": 1.1, "Ampere GA102": 1.3, "Ampere GA104": 1.3, "Ada": 1.4}
@@ -57,8 +57,7 @@ def card_of(gpu: Gpu, num_gpus: int = 1) -> Card:
 
 @cache
 def sheet_card(gpu: Gpu) -> Card:
-    """Make a card for `gpu` from its data sheet: each curve of the pattern, scaled by the ratio of the two GPUs'
-    limits."""
+    """Make a card for `gpu` from its data sheet: scale each curve of an H200's by the ratio of the GPUs' limits."""
     pattern = next(card for card in shipped_cards() if card.gpu == _PATTERN and card.num_gpus == 1)
     source = find_gpu(_PATTERN)
     more = next((more for chip, more in _ARITHMETIC.items() if gpu.architecture.startswith(chip)), 1.0)
@@ -105,10 +104,14 @@ def _products(pattern: Products, item_bytes: int, gpu: Gpu, more: float) -> Prod
 
 
 def _attention(row: Attention, rows: Sequence[Attention], mixed: float, memory: float, arithmetic: float) -> Attention:
-    """Scale the arithmetic of a prompt and the reading of the cache, but not the start of kernels."""
-    alike = [item for item in rows if _heads(item) == _heads(row)]
-    start_s = min(item.seconds for item in alike)
-    prompts = [item for item in alike if not item.num_decodes and item.prompt_tokens == item.prompt_context]
+    """Scale the time of a row of attention: its arithmetic for a prompt, and its reading of the cache.
+
+    The start of kernels is not scaled. `memory` and `arithmetic` are ratios of times; in a row with decodes and a
+    prompt, reading also takes `mixed` times as long.
+    """
+    same_heads = [item for item in rows if _heads(item) == _heads(row)]
+    start_s = min(item.seconds for item in same_heads)
+    prompts = [item for item in same_heads if not item.num_decodes and item.prompt_tokens == item.prompt_context]
     prompt_s = 0.0
     if row.num_decodes and row.prompt_tokens:
         seconds = [item.seconds for item in prompts]
@@ -127,9 +130,10 @@ def _heads(row: Attention) -> tuple[int, int, int]:
 
 
 def exchange_sums(card: Card, gpu: Gpu, num_gpus: int) -> tuple[tuple[int, float], ...]:
-    """Return bytes, and the seconds to gather them on `num_gpus` GPUs and to scatter their sums: guesses.
+    """Return numbers of bytes, and for each the guessed seconds of an all-gather and a reduce-scatter on all GPUs.
 
-    Both together move what one sum moves. Between hosts, the adapters of a host share the bytes, there and back.
+    Both together move as many bytes as one all-reduce. Between hosts, the adapters of a host share the bytes, once for
+    each of the two.
     """
     sums = linked(card, gpu, num_gpus).all_reduce
     if num_gpus <= _HOST_GPUS:
@@ -138,7 +142,7 @@ def exchange_sums(card: Card, gpu: Gpu, num_gpus: int) -> tuple[tuple[int, float
 
 
 def linked(card: Card, gpu: Gpu, num_gpus: int) -> Card:
-    """Return `card` for a machine of `num_gpus`, with guessed sums over them if they were not measured."""
+    """Return `card` for a machine of `num_gpus`, with guessed times of all-reduces if they were not measured."""
     if num_gpus == 1 or (card.num_gpus == num_gpus and card.all_reduce):
         return card
     two = next(item for item in shipped_cards() if item.num_gpus == 2)

@@ -1,4 +1,7 @@
-"""Choose the step times of a model on a machine: the best that exist, or those that the user names."""
+"""Choose the step times of a model on a machine: the best that exist, or those that the user names.
+
+A profile of this model on this GPU is best, then a measured machine card, then a data sheet or kernel tables.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +59,7 @@ class MetaFields(Protocol):
 
 
 KERNELS = EXTRA
-"""Name of the kernel tables where a profile is asked for."""
+"""Name under which `--profile` takes kernel tables."""
 PROFILE_LAUNCH_S = 4.7e-6
 """Launch time in seconds of the hosts that Hugging Face profiles were fitted on; used to relate them to hosts with
 measured launches."""
@@ -80,8 +83,10 @@ def served_model(meta: MetaFields) -> Model:
 
 
 def is_in_process(meta: MetaFields) -> bool:
-    """Tell whether the engine shared a process with its client, as engines driven by kvsim do; vLLM's server has a
-    process for its engine. Without that field, a command that begins with `vllm serve` means a server."""
+    """Tell whether the engine shared a process with its client; vLLM's server has a separate process for its engine.
+
+    If the recording does not state it, a command that begins with `vllm serve` means a server.
+    """
     return bool(meta.engine.get("in_process", not meta.command.startswith("vllm serve")))
 
 
@@ -119,14 +124,13 @@ def step_times(
         model: the model as it is served.
         engine: one of `kvsim.profiles.ENGINES`.
         source: a profile or a machine card, by file or by name; "none" for the data sheet alone; "kernels" for
-            kernel tables (see `kvsim.machines.kernel_tables`); None
-            for the best that comes with kvsim. A profile in a file describes the user's machine; one that comes with
-            kvsim gets the median host of all machines, see `kvsim.machines.hosts`.
+            kernel tables (see `kvsim.machines.kernel_tables`); None for the best that comes with kvsim. A profile in a
+            file describes the user's machine; one that comes with kvsim gets the median host of all machines, see
+            `kvsim.machines.hosts`.
         captured: False for an engine without graphs.
-        max_num_seqs: sequences of vLLM's largest batch, see `in_batches_of`; None for no
-            limit.
-        in_process: True for an engine without a process of its own, like one that kvsim drives; by a card, its host
-            is slower then.
+        max_num_seqs: sequences of vLLM's largest batch, see `in_batches_of`; None for no limit.
+        in_process: True for an engine that shares a process with its client, like one that kvsim drives. With a card,
+            the host is then slower.
         recording: name of the recording that the times are for; None for an unknown machine. A profile that was
             fitted to the recording keeps its host.
 
@@ -150,19 +154,22 @@ def step_times(
 
 
 def in_batches_of(max_num_seqs: int, times: Roofline) -> Roofline:
-    """Limit captured graphs to a vLLM with `max_num_seqs`: it captures steps of up to twice as many tokens, and
-    launches larger ones kernel by kernel."""
+    """Return `times` for a vLLM with `max_num_seqs`: it captures graphs of steps with up to twice as many tokens.
+
+    Larger steps are launched kernel by kernel.
+    """
     return replace(times, max_captured_tokens=min(times.max_captured_tokens, 2 * max_num_seqs))
 
 
 def _chosen(
     gpu: Gpu, model: Model, engine: str, source: str | None, *, captured: bool, in_process: bool, recording: str | None
 ) -> StepTimeModel:
+    """Return the step times of one server for `source`; see `step_times`."""
     if model.pipeline_parallel_size > 1:
         if engine == "vllm":
             card = _card_of_stages(gpu, model, source)
             return _staged(card, gpu, model, captured=captured, in_process=in_process)
-        # `generate()` has one step in flight, which takes as long on several GPUs, one behind the other, as on one.
+        # `generate()` has one step in flight, so its stages work one after the other, as long as on one GPU.
         model = replace(model, pipeline_parallel_size=1)
     size = model.tensor_parallel_size
     if source not in (None, "none", KERNELS):
@@ -269,7 +276,7 @@ def from_card(
 
 
 def _check_gpu(card: Card, gpu: Gpu) -> None:
-    # A custom GPU is not listed; its card has its name.
+    """Check that `card` is of `gpu`; a GPU that is not listed has the same name in both."""
     names = {card.gpu}
     with suppress(UnknownNameError):
         names.add(find_gpu(card.gpu).name)
@@ -279,7 +286,7 @@ def _check_gpu(card: Card, gpu: Gpu) -> None:
 
 def _card_of_stages(gpu: Gpu, model: Model, source: str | None) -> Card:
     """Return the card of a machine with pipeline stages: a measured one, or one made from the data sheet."""
-    linked_gpus = max(model.tensor_parallel_size, 2)  # a stage of one GPU hands over to another
+    linked_gpus = max(model.tensor_parallel_size, 2)  # even stages of one GPU need a link, to the next stage
     if source is None:
         return card_of(gpu, linked_gpus)
     if source == "none":
@@ -317,6 +324,7 @@ def _is_measured(card: Card) -> bool:
 
 
 def _basis(card: Card, model: Model, engine: str, *, was_measured: bool) -> Basis:
+    """Return what the times of `card` are based on; `was_measured` is False if its curves are from a data sheet."""
     if card.is_of_tables:
         return Basis.TABLES
     if not card.measured:

@@ -54,8 +54,8 @@ def host_words() -> str:
 
 
 def host_link(card: Card) -> dict[str, float]:
-    """Return the speeds and host costs of copies on the machine of a measured card, as settings of a paged cache; empty
-    for other cards."""
+    """Return the speeds and host costs of copies to host memory, as settings of a paged cache; empty without a measured
+    card."""
     if not card.measured:
         return {}
     launch_s = card.launch_s * card.factors.get("host", 1.0)

@@ -1,9 +1,10 @@
 """Fill a machine card from measured kernel times of `aiconfigurator-core` (the extra `kvsim[kernels]`).
 
-NVIDIA's package (Apache-2.0) carries times of vLLM's kernels on a dozen GPUs: matrix products, attention, experts,
-sums over GPUs, and the module of sparse attention. Its Parquet tables are read as they are. Products are interpolated
-in logarithms of the time per weight, between the four measured weights around the asked one, so a measured weight has
-its measured time. Whatever is not in the tables (the host, gaps between kernels, links) is that of the base card.
+NVIDIA's package (Apache-2.0) has times of vLLM's kernels on a dozen GPUs: matrix products, attention, experts,
+all-reduces, and sparse attention as a whole module. So kvsim can predict models and GPUs that it has not measured. The
+Parquet tables are read without conversion. The time of a matrix product is interpolated between the four measured
+shapes around it, in logarithms of the time per weight. Times that are not in the tables (the host, gaps between
+kernels, links) are those of the base card.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 PACKAGE = "aiconfigurator-core"
 EXTRA = "kernels"
-"""Name of the extra that installs it."""
+"""Name of kvsim's extra that installs the package."""
 _SYSTEMS = {
     "A100-80G": "a100_sxm",
     "H100 SXM": "h100_sxm",
@@ -47,17 +48,17 @@ _SYSTEMS = {
 }
 """Folders of the tables, by the name of the GPU. The RTX PRO 6000 of the tables is the Server Edition."""
 _WORSE = ("RTX PRO 6000",)
-"""GPUs for which the data sheet was closer to a run that others recorded: -1 % end to end, and -4 % by tables."""
+"""GPUs for which the data sheet is more accurate: -1 % end to end, -4 % by tables, in a run that others recorded."""
 _SIZES = (*sorted({captured_size(m) for m in range(1, 513)}), 640, 768, 1024, 1536, 2048, 4096, 8192, 16384)
 _STREAMED_BYTES = 1 << 29
-"""Least weights, in bytes, that no cache of a GPU holds from one measurement to the next."""
+"""Bytes of weights from which on no GPU's cache holds them from one measurement to the next."""
 _CONTEXTS = (128, 16384)
 _MOST_DECODES = 512
-"""Contexts and decodes of the rows of attention that tell its costs, as `kvsim measure` takes them."""
+"""Smallest and largest context, and largest number of decodes, of the rows that are used: those of `kvsim measure`."""
 _MIXED = {"num_decodes": 128, "decode_context": 1024, "prompt_tokens": 1024, "prompt_context": 1024}
-"""A step with a prompt, which is not in the tables: its reading takes longer than alone as on the base card."""
+"""Sizes of the added row with decodes and a prompt in one launch, which the tables lack; see `_mixed`."""
 _EVEN = "balanced"
-"""Distribution of tokens over experts: every expert gets as many."""
+"""Name in the tables of the even distribution of tokens over experts."""
 _EXPERT_TYPES = {
     "": ("bfloat16",),
     "fp8": ("fp8_block", "fp8"),
@@ -66,11 +67,11 @@ _EXPERT_TYPES = {
     "awq": ("int4_wo",),
     "gptq": ("int4_wo",),
 }
-"""Types of experts in the tables by the method of the weights, the likeliest first."""
+"""Types of experts in the tables, by quantization method; the first type that has rows is used."""
 _SELECTED_TOKENS = 2048
 """Tokens that the indexers of DeepSeek-V3.2 and GLM-5 pick (`index_topk`)."""
 _LONG_PROMPT = 2048
-"""Shortest prompt of the rows of sparse attention whose launches take less than their kernels."""
+"""Shortest prompt whose rows are used for sparse attention: with shorter prompts, the GPU waited for launches."""
 
 
 _Rows = dict[str, np.ndarray]
@@ -95,8 +96,10 @@ class _GpuTables(NamedTuple):
     """Version of the package."""
 
     def rows(self, kind: str, name: str, **wanted: Any) -> _Rows:
-        """Return the columns of the newest table of vLLM's or NCCL's kernels, only rows with the `wanted` values, of
-        several kernels for the same sizes the fastest; a dictionary without entries if there is no such table."""
+        """Return the columns of the newest table called `name`; an empty dictionary if there is none.
+
+        Only rows with the `wanted` values are included, and of several kernels for the same sizes, the fastest.
+        """
         from pyarrow import parquet  # noqa: PLC0415  slow to import
 
         found = sorted(
@@ -112,7 +115,7 @@ class _GpuTables(NamedTuple):
 
 
 def _fastest(rows: _Rows) -> _Rows:
-    """Return the first of all rows with the same whole numbers."""
+    """Return the first of the rows that agree in all columns of integers; `rows` are sorted by time."""
     sizes = np.stack([column for column in rows.values() if np.issubdtype(column.dtype, np.integer)], axis=1)
     _, first = np.unique(sizes, axis=0, return_index=True)
     return {name: column[first] for name, column in rows.items()}
@@ -133,21 +136,21 @@ def _tables_of(gpu: str) -> _GpuTables | None:
 
 
 def is_installed() -> bool:
-    """Tell whether the package with the tables is there."""
+    """Tell whether the package with the tables is installed."""
     return util.find_spec(PACKAGE.replace("-", "_")) is not None
 
 
 def has_tables(gpu: Gpu) -> bool:
-    """Tell whether there are tables of `gpu` here."""
+    """Tell whether the installed package has tables of `gpu`."""
     return _tables_of(gpu.name) is not None
 
 
 def is_better_by_tables(gpu: Gpu, base: Card) -> bool:
-    """Tell whether the package would improve on `base`, the best card without it, where it is installed.
+    """Tell whether tables, if installed, predict better than `base`, the best card without tables.
 
-    A card measured with as many GPUs is better: on one H100 or H200 the median error of end-to-end times is 3.6 % by
-    cards and 5.1 % by tables in 75 recordings of dense models. Guessed sums over several GPUs are worse (CodeLlama-34B
-    on two H100s +13 %, +4 by tables), and so is a data sheet, as far as it was checked, but for the RTX PRO 6000.
+    A card that was measured with the same number of GPUs is better: on one H100 or H200, the median error of end-to-end
+    times is 3.6 % by cards and 5.1 % by tables, in 75 recordings of dense models. Cards with guessed all-reduces are
+    worse (CodeLlama-34B on two H100s: +13 %, and +4 % by tables). So are data sheets, except for the RTX PRO 6000.
     """
     return not base.measured and gpu.name in _SYSTEMS and gpu.name not in _WORSE
 
@@ -195,7 +198,7 @@ def _versions(tables: _GpuTables) -> str:
 
 
 def _streaming_rate(tables: _GpuTables) -> float:
-    """Return the bytes per second of multiplying one row with weights too large for a cache."""
+    """Return the rate in bytes per second at which weights are read that are too large for the GPU's cache."""
     rows = tables.rows("gemm", "gemm", gemm_dtype="bfloat16", m=1)
     num_bytes = 2.0 * rows["n"] * rows["k"]
     large = num_bytes >= _STREAMED_BYTES
@@ -203,10 +206,10 @@ def _streaming_rate(tables: _GpuTables) -> float:
 
 
 def _all_products(tables: _GpuTables, work: Work, model: Model, bytes_per_s: float) -> dict[str, Products]:
-    """Return the products of `work` by type of the weights, as far as there are tables.
+    """Return the times of the products of `work`, by type of the weights; types without tables are left out.
 
-    Those in fp8 are of scales by tensor: those of scales by block were measured waiting for their launches (57 us on an
-    H200 for matrices that take 5).
+    For fp8, the rows with one scale per tensor are used. In rows with scales per block, the GPU waited for launches (57
+    us on an H200 for matrices that take 5 us).
     """
     item_bytes = {"bfloat16": 2.0, "fp8": 1.0}
     if model.quantization is not None and model.quantization.method == "nvfp4":
@@ -217,10 +220,10 @@ def _all_products(tables: _GpuTables, work: Work, model: Model, bytes_per_s: flo
 
 
 def _products(tables: _GpuTables, dtype: str, wanted: Sequence[Weights], weights_per_s: float) -> Products | None:
-    """Return the products with the `wanted` weights at every size; None without a table of the type.
+    """Return the times of the products with the `wanted` weights at every size; None without a table of the type.
 
-    No product is faster than its weights are read: small ones were measured with weights in the GPU's cache, which a
-    model's are not.
+    A product takes at least the time of reading its weights from memory: small ones were measured with weights in the
+    GPU's cache, where the weights of a model are not.
     """
     rows = tables.rows("gemm", "gemm", gemm_dtype=dtype)
     if not rows:
@@ -239,7 +242,8 @@ _Grid = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def _grid(rows: _Rows, chosen: np.ndarray) -> _Grid:
-    """Return outputs, inputs, and logarithms of seconds per weight: float64[outputs, inputs]."""
+    """Return the numbers of outputs and of inputs in the table, and the logarithm of the seconds per weight for each
+    pair of these: float64[outputs, inputs]."""
     n, k, milliseconds = (rows[name][chosen].astype(float) for name in ("n", "k", "latency"))
     outputs, inputs = np.unique(n), np.unique(k)
     table = np.full((len(outputs), len(inputs)), np.nan)
@@ -248,7 +252,10 @@ def _grid(rows: _Rows, chosen: np.ndarray) -> _Grid:
 
 
 def _between(outputs: np.ndarray, inputs: np.ndarray, table: np.ndarray, weights: Weights) -> float:
-    """Interpolate between the measured weights around `weights`; the nearest if it is beyond them."""
+    """Interpolate the logarithm of the time per weight between the shapes around `weights`; do not extrapolate.
+
+    The table may lack shapes (NaN). The four shapes around `weights` are averaged, each by its nearness, without these.
+    """
     row, column = _place(outputs, weights.n), _place(inputs, weights.k)
     total = share = 0.0
     for dn in (0, 1):
@@ -261,11 +268,12 @@ def _between(outputs: np.ndarray, inputs: np.ndarray, table: np.ndarray, weights
 
 
 def _place(values: np.ndarray, wanted: float) -> float:
+    """Return the fractional index of `wanted` in `values`, on a logarithmic scale."""
     return float(np.interp(np.log(wanted), np.log(values), np.arange(len(values))))
 
 
 def _sums(tables: _GpuTables, num_gpus: int) -> tuple[tuple[int, float], ...]:
-    """Return bytes and seconds of sums over the GPUs in a captured graph; the table counts elements of two bytes."""
+    """Return the bytes and seconds of all-reduces in a captured graph; the table counts elements of two bytes."""
     rows = tables.rows("comm", "custom_allreduce", num_gpus=num_gpus, kernel_source="vLLM_custom_graph")
     if not rows:
         return ()
@@ -274,9 +282,10 @@ def _sums(tables: _GpuTables, num_gpus: int) -> tuple[tuple[int, float], ...]:
 
 
 def _exchange(tables: _GpuTables, num_gpus: int) -> tuple[tuple[int, float], ...]:
-    """Return the bytes of all GPUs, and the seconds of an all-gather and a reduce-scatter over them; empty without.
+    """Return the bytes of all GPUs, and the seconds of an all-gather and a reduce-scatter; empty without tables.
 
-    vLLM makes both around the experts by default. The table counts elements of two bytes."""
+    By default, vLLM does one before and one after the experts. The table counts elements of two bytes.
+    """
     wanted = {"num_gpus": num_gpus, "nccl_dtype": "half"}
     both = [tables.rows("comm", "nccl", op_name=name, **wanted) for name in ("all_gather", "reduce_scatter")]
     if not all(both):
@@ -287,15 +296,17 @@ def _exchange(tables: _GpuTables, num_gpus: int) -> tuple[tuple[int, float], ...
 
 
 def _read_bytes(row: Attention, element_bytes: int) -> int:
-    """Return the bytes of keys and values that the decodes of a row read."""
+    """Return the number of bytes of keys and values that the decodes of a row read."""
     return 2 * element_bytes * row.num_kv_heads * row.head_dim * row.num_decodes * row.decode_context
 
 
 def _attention(
     tables: _GpuTables, base: Card, work: Work, gpu: Gpu, bytes_per_s: float, *, is_fp8: bool
 ) -> tuple[Attention, ...]:
-    """Return rows of attention for every kind of layer, as a card has them, with a cache in fp8 if `is_fp8`; none reads
-    faster than memory. Nothing if the tables lack them."""
+    """Return the rows of attention of a card, for every kind of layer; empty if the tables lack one of these.
+
+    The cache is in fp8 if `is_fp8`. A row takes at least the time of reading its keys and values from memory.
+    """
     common = {"attn_dtype": "bfloat16", "kv_cache_dtype": "fp8" if is_fp8 else "bfloat16", "window_size": 0}
     decoding = tables.rows("attention", "generation_attention", **common)
     prompts = tables.rows("attention", "context_attention", **common, batch_size=1)
@@ -319,8 +330,10 @@ def _attention(
 
 
 def _nearest_heads(rows: _Rows, reading: AttentionKind) -> _Heads | None:
-    """Return the measured numbers of heads nearest to those of `reading`; None if its heads are of another size, or
-    each query head has its own keys, which is not in the tables."""
+    """Return the measured heads nearest to those of `reading`.
+
+    Return None if no measured heads have the same size, or if each query head has its own keys: the tables lack that.
+    """
     if reading.num_heads == reading.num_kv_heads:
         return None
     measured = {_Heads(*map(int, each)) for each in zip(*(rows[name] for name in _HEAD_COLUMNS), strict=True)}
@@ -333,15 +346,18 @@ def _nearest_heads(rows: _Rows, reading: AttentionKind) -> _Heads | None:
 
 
 def _rows_of(rows: _Rows, heads: _Heads, tokens: np.ndarray, what: tuple[str, str]) -> list[Attention]:
-    """Return the rows with these heads and with `tokens` in the range that tells the costs. The fields `what` are the
-    sequences, if they decode, and the tokens."""
-    told = (tokens >= _CONTEXTS[0]) & (tokens <= _CONTEXTS[1]) & (rows["batch_size"] <= _MOST_DECODES)
+    """Return the rows with these heads and with `tokens` in the used range.
+
+    `what` names two fields of `Attention`: for decodes, the number of sequences and their context; for a prompt, its
+    tokens and its context, which are equal.
+    """
+    is_used = (tokens >= _CONTEXTS[0]) & (tokens <= _CONTEXTS[1]) & (rows["batch_size"] <= _MOST_DECODES)
     for name, number in zip(_HEAD_COLUMNS, heads, strict=True):
-        told &= rows[name] == number
+        is_used &= rows[name] == number
+    first = rows["batch_size"] if what[0] == "num_decodes" else tokens
     return [
-        _row(heads, rows["latency"][place] / 1e3, {what[0]: int(number[place]), what[1]: int(tokens[place])})
-        for number in [rows["batch_size"] if what[0] == "num_decodes" else tokens]
-        for place in np.flatnonzero(told)
+        _row(heads, rows["latency"][place] / 1e3, {what[0]: int(first[place]), what[1]: int(tokens[place])})
+        for place in np.flatnonzero(is_used)
     ]
 
 
@@ -353,7 +369,10 @@ def _row(heads: _Heads, seconds: float, sizes: dict[str, int]) -> Attention:
 def _mixed(
     rows: list[Attention], base: Card, reading: AttentionKind, num_processors: int, *, is_fp8: bool
 ) -> Attention:
-    """Return a step with decodes and a prompt whose reading takes as much longer than alone as on the base card."""
+    """Estimate the row of a launch with decodes and a prompt, which the tables lack.
+
+    Compared with decodes alone, its reading takes longer by the same factor as on the base card.
+    """
     cost = attention_cost(replace(base, attention=tuple(rows), has_fp8_attention=is_fp8), reading, num_processors)
     longer = 1 + attention_cost(base, reading, num_processors).mixed_share + FP8_MIXED_SHARE * is_fp8
     decodes = sorted((row.decode_context, row.seconds) for row in rows if row.num_decodes == _MIXED["num_decodes"])
@@ -365,7 +384,7 @@ def _mixed(
 
 
 def _experts(tables: _GpuTables, work: Work, model: Model) -> Experts | None:
-    """Return the times of a layer's experts by tokens, if they were measured; None otherwise."""
+    """Return the times of a layer's experts by the number of tokens; None if they were not measured."""
     if not work.expert_weights:
         return None
     method = model.quantization.method if model.quantization and model.quantization.expert_bits else ""
@@ -389,10 +408,10 @@ def _experts(tables: _GpuTables, work: Work, model: Model) -> Experts | None:
 
 
 def _sparse(tables: _GpuTables, work: Work, model: Model, products: dict[str, Products]) -> SparseAttention | None:
-    """Return the times of sparse attention beside its products, of whose module there is a table; None otherwise.
+    """Fit the costs of sparse attention without its matrix products; None without a table of the whole module.
 
-    Decodes are fitted as a start, sequences, scored tokens and selected ones; prompts of thousands of tokens as scored
-    and selected pairs, because shorter ones were measured waiting for their launches.
+    The time of decodes is fitted as a constant plus costs per sequence, scored token and selected token; the time of
+    long prompts as costs per scored and selected pair of query and token.
     """
     reading = next((each for each in work.readings if each.is_sparse), None)
     if reading is None:
@@ -434,10 +453,10 @@ def _sparse(tables: _GpuTables, work: Work, model: Model, products: dict[str, Pr
 
 
 def _latent(tables: _GpuTables, work: Work, bytes_per_s: float) -> LatentAttention | None:
-    """Return the times of latent attention for as many heads, of which the whole module was measured in DeepSeek-V3's
-    shape; None without a table.
+    """Fit the costs of latent attention without its matrix products; None without a table.
 
-    Its start is not used: on an H200 it was measured 35 us longer than in engines, as if it waited for launches.
+    The whole module was measured in DeepSeek-V3's shape, for powers of two of heads. The fitted constant is not used:
+    on an H200, it is 35 us longer than in engines, as if the GPU waited for launches.
     """
     reading = next((each for each in work.readings if each.is_latent and not each.is_sparse), None)
     if reading is None:
@@ -460,30 +479,32 @@ def _latent(tables: _GpuTables, work: Work, bytes_per_s: float) -> LatentAttenti
     _, sequence_s, token_s = _fitted(features, _beside_products_s(products, beside, decoding["latency"][few], seqs))
     long = prompts["isl"] >= _LONG_PROMPT
     queries = prompts["isl"][long].astype(float)
-    features = np.stack([queries**2 / 2, queries], axis=1)  # what grows with tokens alone is counted as elements
+    features = np.stack([queries**2 / 2, queries], axis=1)  # the cost per token is part of `Work.element_bytes`
     pair_s, _ = _fitted(features, _beside_products_s(products, beside, prompts["latency"][long], queries))
     share = reading.num_heads / heads
     return LatentAttention(sequence_s=sequence_s, token_s=token_s * max(share, 1.0), pair_s=pair_s * share)
 
 
 def _deepseek_v3_products(heads: int) -> list[tuple[int, int]]:
-    """Return outputs and inputs of the products in DeepSeek-V3's attention with `heads` on a GPU: down to both latents,
-    up to queries, up to keys and values, and the output."""
+    """Return outputs and inputs of each matrix product in DeepSeek-V3's attention with `heads` on a GPU.
+
+    The products are down to both latents, up to queries, up to keys and values, and the output.
+    """
     return [(1536 + 512 + 64, 7168), (heads * (128 + 64), 1536), (heads * 2 * 128, 512), (7168, heads * 128)]
 
 
 def _beside_products_s(
     products: Products, weights: Sequence[Weights], milliseconds: np.ndarray, tokens: np.ndarray
 ) -> np.ndarray:
-    """Return the seconds of measured modules, of `tokens` tokens each, without the products with these weights."""
+    """Return the seconds of measured modules, less those of their matrix products; `tokens` has the sizes."""
     curves = [product_curve(products, *each) for each in weights]
     return np.array(milliseconds) / 1e3 - [sum(curve(int(each)) for curve in curves) for each in tokens]
 
 
 def _fitted(features: np.ndarray, seconds: np.ndarray) -> list[float]:
-    """Return the costs of the features, none negative, with small relative errors."""
+    """Fit `seconds` as a sum of the features times costs, none negative; minimize the squared relative errors."""
     from scipy.optimize import nnls  # noqa: PLC0415  slow to import
 
-    told = seconds > 0
-    costs, _ = nnls(features[told] / seconds[told, None], np.ones(int(told.sum())))
+    used = seconds > 0
+    costs, _ = nnls(features[used] / seconds[used, None], np.ones(int(used.sum())))
     return [float(cost) for cost in costs]

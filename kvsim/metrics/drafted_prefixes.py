@@ -1,9 +1,12 @@
-"""Tokens that requests with drafts had put into the prefix cache, as far as a recording says them.
+"""Compute how many tokens of requests with drafts were in the prefix cache at a release, as far as a recording shows.
 
-A step caches the known tokens that it computes. Where the engine also caches when an output comes, it caches all known
-tokens but the newest, whose KV is not computed yet. `schedule.parquet` says the known tokens at each step, and
-`requests.parquet` those at the end, so that most numbers are exact. A request that is preempted with two outputs under
-way gets one before it gives its blocks back, and one after: only the sum of their tokens is said.
+The check of kept prefixes (`kvsim.metrics.kept_prefixes`) compares these numbers with the column `cached`.
+
+A step caches the known tokens that it computes. An engine that also caches when it processes an output then caches all
+known tokens but the newest, whose KV is not computed yet. `schedule.parquet` states the known tokens at each step, and
+`requests.parquet` those at the end, so that most numbers are exact. A request that is preempted with two outputs in
+flight gets one output before it releases its blocks, and one after. Then only the sum of their tokens is recorded, and
+the functions here return a lower and an upper bound.
 """
 
 from __future__ import annotations
@@ -26,18 +29,22 @@ Flags = npt.NDArray[np.bool_]
 def cached_with_drafts(
     recording: Recording, rows: IntArray, previous_end: IntArray, release: str
 ) -> tuple[Tokens, ...]:
-    """Return the tokens of each request that had been cached when `rows` released its units, at least and at most,
-    those that had been computed, and those, at most, that another step could cache.
+    """Count the tokens of each request at the moment at which `rows` release its units.
 
     Args:
         recording: a recording with drafts.
         rows: rows of `memory.parquet`.
-        previous_end: the last step before each request released all of its memory earlier; -1 for none.
-        release: the release of vLLM that the engine followed.
+        previous_end: the last step of each request before an earlier release of all its memory; -1 for none.
+        release: the version of vLLM that the engine followed.
+
+    Returns:
+        The smallest and the largest possible number of cached tokens, the number of computed tokens, and the largest
+        number of tokens that one more step could have cached.
     """
     if not len(recording.schedule):
         return (np.zeros(len(rows), np.int64),) * 4
     meta, turns = recording.meta, _LastSteps.of(recording, rows, previous_end)
+    # With n draft modules that draft one after the other, the last n - 1 computed tokens are not cached yet.
     ahead, lag = _tokens_ahead(meta, release), int(meta.engine.get("num_draft_modules", 1)) - 1
     computed = np.minimum(np.minimum(turns.end, turns.known) - lag, turns.known - ahead)
     known = turns.known_at_release()
@@ -50,38 +57,41 @@ def cached_with_drafts(
 
 
 def _tokens_ahead(meta: Meta, release: str) -> int:
-    """Return the tokens behind a block that its key covers."""
-    told = meta.policy.get("speculative_config")
-    return meta.hash_ahead_tokens or (SpeculativeConfig.parse(told).tokens_ahead(release) if told else 0)
+    """Return the number of tokens after a block that the key of the block also covers."""
+    config = meta.policy.get("speculative_config")
+    return meta.hash_ahead_tokens or (SpeculativeConfig.parse(config).tokens_ahead(release) if config else 0)
 
 
 def _caches_outputs(meta: Meta, release: str) -> bool:
-    """Tell whether blocks are also cached when outputs come."""
+    """Tell whether the engine also caches blocks when it processes an output."""
     return rules_of(release).caches_processed or bool({**meta.engine, **meta.policy}.get("async_scheduling"))
 
 
 class _LastSteps(NamedTuple):
-    """The newest step of each request before a release of its units, and the outputs that were under way then."""
+    """The newest step of each request before a release of its units, and the outputs in flight at that time."""
 
     is_there: Flags
+    """Whether the request has such a step since it was admitted."""
     known: Tokens
-    """Known tokens when the step was scheduled."""
+    """Number of known tokens when the step was scheduled."""
     end: Tokens
-    """Computed tokens behind it."""
-    known_behind: Tokens
-    """Known tokens at the next step of the request, or in the end."""
+    """Number of computed tokens after the step."""
+    known_later: Tokens
+    """Number of known tokens at the next step of the request, or at its end."""
     is_preempted: Flags
-    """Whether a step gave the units to others; else the request ended, and later outputs are dropped."""
+    """Whether the release is a preemption; otherwise the request ended, and later outputs are dropped."""
     most_before: Tokens
-    """Tokens that outputs brought from the step to the release, at most."""
+    """Largest number of tokens in outputs between the step and the release."""
     least_before: Tokens
+    """Smallest number of these tokens."""
     most_after: Tokens
-    """Tokens that outputs brought from the release to the next step, at most."""
+    """Largest number of tokens in outputs between the release and the next step."""
     least_after: Tokens
+    """Smallest number of these tokens."""
 
     @property
     def has_output(self) -> Flags:
-        """Whether an output came from the step to the release."""
+        """Whether an output came between the step and the release."""
         return self.least_before > 0
 
     @classmethod
@@ -99,12 +109,14 @@ class _LastSteps(NamedTuple):
         next_seq = np.where(goes_on, steps.schedule_seq[schedule.step[following]], _NEVER)
         is_preempted = np.isin(seq, steps.schedule_seq)
         is_awaited = goes_on | (recording.requests.status[request] == RequestStatus.FINISHED)
+        # Sum over the two steps that may be in flight: most_before, least_before, most_after and least_after.
         counts = np.zeros((4, len(rows)), np.int64)
         for row, is_there, is_first in ((newest, at >= first, at == first), (before, at > first, at == first + 1)):
             output_seq, most = steps.output_seq[schedule.step[row]], _most_tokens(recording, row, is_first)
-            is_under_way = is_there & (most > 0) & (output_seq > steps.schedule_seq[schedule.step[newest]])
-            came, comes = is_under_way & (output_seq <= seq), is_under_way & (output_seq > seq) & is_preempted
-            counts += np.array([came * most, came, comes * most, comes & is_awaited & (output_seq < next_seq)])
+            in_flight = is_there & (most > 0) & (output_seq > steps.schedule_seq[schedule.step[newest]])
+            is_before, is_after = in_flight & (output_seq <= seq), in_flight & (output_seq > seq) & is_preempted
+            is_certain = is_after & is_awaited & (output_seq < next_seq)
+            counts += np.array([is_before * most, is_before, is_after * most, is_certain])
         return cls(
             at >= first,
             schedule.known[newest].astype(np.int64),
@@ -115,9 +127,9 @@ class _LastSteps(NamedTuple):
         )
 
     def known_at_release(self) -> tuple[Tokens, Tokens]:
-        """Return the known tokens of each request when it released its units, at least and at most."""
-        least = np.maximum(self.known + self.least_before, self.known_behind - self.most_after)
-        most = np.minimum(self.known + self.most_before, self.known_behind - self.least_after)
+        """Return the smallest and the largest possible number of known tokens when each request released its units."""
+        least = np.maximum(self.known + self.least_before, self.known_later - self.most_after)
+        most = np.minimum(self.known + self.most_before, self.known_later - self.least_after)
         return least, most
 
 
@@ -125,18 +137,18 @@ _NEVER = np.iinfo(np.int64).max
 
 
 def _end(recording: Recording, row: IntArray) -> Tokens:
-    """Return the computed tokens behind rows of the schedule."""
+    """Return the number of computed tokens after each row of the schedule; with drafts, a row is one step."""
     schedule = recording.schedule
     return schedule.computed_before[row].astype(np.int64) + schedule.tokens[row]
 
 
 def _most_tokens(recording: Recording, row: IntArray, is_first: Flags) -> Tokens:
-    """Return the tokens that the outputs of rows of the schedule may bring: a new one, and the drafts verified.
+    """Return the largest number of tokens in the output of each schedule row: a new token, and all verified drafts.
 
-    There is none where known tokens are left to compute. Drafts of a step that admits a request are all wrong.
+    It is 0 if known tokens are left to compute. Drafts in the step that admits a request (`is_first`) are all rejected.
     """
     schedule = recording.schedule
     assert schedule.known is not None
-    behind = _end(recording, row) - schedule.known[row]
-    verified = np.minimum(behind, schedule.tokens[row] - 1)
-    return np.where(behind < 0, 0, np.where(is_first, 1, 1 + verified))
+    num_drafts = _end(recording, row) - schedule.known[row]
+    verified = np.where(is_first, 0, np.minimum(num_drafts, schedule.tokens[row] - 1))
+    return np.where(num_drafts < 0, 0, 1 + verified)

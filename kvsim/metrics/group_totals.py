@@ -1,7 +1,7 @@
-"""Compute the totals of several KV-cache groups at every frame, as `engine.totals` does during a run.
+"""Compute the totals of several KV-cache groups at every frame of a recording; `engine.totals` computes them in a run.
 
-Most are running sums of allocations and releases. Expired tokens are counted per block, in the few frames between the
-moment a window passes a block's first token and the release of the block.
+Most totals are running sums of allocations and releases. Expired tokens are counted per block, in the few frames from
+the one in which a window passes the block's first token to the release of the block.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Numbers = npt.NDArray[np.int64]
 
 _NO_LIMIT = np.iinfo(np.int64).max // 2
 _PAIRS_AT_ONCE = 1 << 21
-"""Pairs of block and frame processed together, in about 200 MB."""
+"""Number of pairs of a block and a frame that are processed together, in about 200 MB."""
 
 
 def group_totals(replay: Replay, free: Numbers, cached: Numbers) -> SlotTotals:
@@ -74,7 +74,10 @@ def _end_of_tables(replay: Replay) -> Numbers:
 def _null_slots(
     replay: Replay, group: TableGroup, runs: Numbers, born: Numbers, dead: Numbers, end: Numbers
 ) -> Numbers:
-    """Return the slots of computed tokens in null entries: skipped at the start of the table, or released since."""
+    """Return, at every frame, the slots of computed tokens in null entries of tables.
+
+    An entry is null if the table skipped it at its start, or if its block was released while the table goes on.
+    """
     tables, size = replay.ledger.tables, group.block_size * group.token_slots
     first = runs[is_new(tables.table[runs])]
     skipped = tables.position[first].astype(np.int64) * size
@@ -87,18 +90,18 @@ def _null_slots(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Holders:
-    """Number of tables with the block of each operation, after it, in order of blocks."""
+    """Operations sorted by block, with the number of tables (`refs`) that have the block after each operation."""
 
     address: IntArray
     seq: IntArray
     refs: npt.NDArray[np.int32]
     group: IntArray
     order: npt.NDArray[np.int32]
-    """Operation of each row."""
+    """Number of each operation in the order of the recording."""
 
     @classmethod
     def of(cls, replay: Replay) -> _Holders:
-        """Return all operations of a recording."""
+        """Sort all operations of a recording by block."""
         ledger = replay.ledger
         part = ledger.part(0, ledger.num_ops)
         assert part.group is not None
@@ -109,7 +112,7 @@ class _Holders:
 
 
 def _shared(replay: Replay, holders: _Holders) -> Numbers:
-    """Return the number of slots that sharing saves: written slots of all tables, less those of each block once."""
+    """Return the number of slots that sharing saves at every frame: each block counts once less than its tables."""
     sizes = np.array([group.state_slots or group.block_size * group.token_slots for group in replay.groups])
     after = np.maximum(holders.refs - 1, 0) * sizes[holders.group]
     before = np.concatenate((np.zeros(1, np.int64), after[:-1]))
@@ -123,13 +126,13 @@ def _shared(replay: Replay, holders: _Holders) -> Numbers:
 def _expired(
     replay: Replay, group: TableGroup, runs: Numbers, born: Numbers, dead: Numbers, holders: _Holders
 ) -> Numbers:
-    """Return the slots in blocks of a group that no holder needs any more."""
+    """Return, at every frame, the slots in blocks of a group that no holder needs any more."""
     tables = replay.ledger.tables
     runs = runs[np.argsort(tables.address[runs], kind="stable")]
     begin = _first_expired(replay, group, runs, born, dead)
     count = np.maximum(dead[runs] - begin, 0)
     slots, total = group.state_slots or group.token_slots, np.zeros(replay.num_frames, np.int64)
-    # Blocks of one address stay together: all holders of one are looked at together.
+    # Process some runs at a time, but all runs at one address together, because they may share a block.
     ends = np.append(np.flatnonzero(is_new(tables.address[runs]))[1:], len(runs))
     pairs = np.cumsum(count)[ends - 1] if len(runs) else ends
     cuts = np.unique(np.searchsorted(pairs, np.arange(_PAIRS_AT_ONCE, int(pairs[-1]), _PAIRS_AT_ONCE)) + 1)
@@ -153,7 +156,7 @@ def _first_expired(replay: Replay, group: TableGroup, runs: Numbers, born: Numbe
         return np.where(is_older, np.minimum(born[following], dead[runs]), dead[runs])
     position = tables.position[runs].astype(np.int64) * group.block_size
     low, high = born[runs].copy(), np.minimum(dead[runs], replay.num_frames)
-    while (low < high).any():  # what is computed never falls while a table is held
+    while (low < high).any():  # a binary search: computed tokens never fall while a table is held
         middle = (low + high) // 2
         has = group.unread(replay.computed_at(tables.request[runs], middle)) > position
         is_open = low < high
@@ -163,7 +166,7 @@ def _first_expired(replay: Replay, group: TableGroup, runs: Numbers, born: Numbe
 
 
 def _amount(replay: Replay, group: TableGroup, run: Numbers, frame: Numbers) -> Numbers:
-    """Return the tokens or states of a run that its table does not need at a frame."""
+    """Return the number of tokens or states of each run that its table does not need any more at its frame."""
     if group.kind is CacheKind.MAMBA:
         return np.ones(len(run), np.int64)
     tables = replay.ledger.tables
@@ -174,8 +177,9 @@ def _amount(replay: Replay, group: TableGroup, run: Numbers, frame: Numbers) -> 
 def _of_blocks(
     replay: Replay, holders: _Holders, address: Numbers, frame: Numbers, amount: Numbers
 ) -> tuple[Numbers, Numbers]:
-    """Return frames and expired amounts per block and frame, from amounts per holder: the part expired for all
-    holders.
+    """Return frames, and for each the amount of a block that has expired for all holders.
+
+    The arguments have an entry per holder and frame. A block counts once, with the smallest amount of its holders.
     """
     if not len(holders.refs) or int(holders.refs.max()) <= 1:
         return frame, amount
@@ -183,7 +187,7 @@ def _of_blocks(
     order = np.lexsort((amount, key))
     first = np.flatnonzero(is_new(key[order]))
     num_holders = np.diff(first, append=len(order))
-    least = amount[order][first]  # the smallest of each
+    least = amount[order][first]  # sorted by amount, so the first is the smallest
     at = key[order][first]
     op_key = holders.address.astype(np.int64) * replay.num_frames + np.minimum(
         frames_of(replay, holders.seq), replay.num_frames - 1

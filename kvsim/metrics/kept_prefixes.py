@@ -1,4 +1,7 @@
-"""Compare the units that stay cached at a release with the tokens that were computed, and whose values were known."""
+"""Check the column `cached` of releases: a unit stays cached if all its tokens were computed and their values known.
+
+The prefix cache that kvsim shows follows from this column.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ def check_kept_prefixes(replay: Replay, file: Path) -> None:
     """Check `cached` of every release against the tokens that had been cached for its request.
 
     Raises:
-        RecordingError: naming the first row that keeps more or less.
+        RecordingError: naming the first row that keeps more or fewer units.
     """
     recording, memory = replay.recording, replay.recording.memory
     meta, pool = recording.meta, recording.meta.pool
@@ -44,17 +47,17 @@ def check_kept_prefixes(replay: Replay, file: Path) -> None:
     together = aligned if rules.caches_to_boundaries else int(np.gcd.reduce(np.unique(size), initial=0))
 
     def kept(tokens: IntArray) -> IntArray:
-        """Return the `cached` of tables of which these tokens were put into the prefix cache."""
+        """Return the value of `cached` that each row should have if this number of its tokens was cached."""
         num_full = tokens // together * together // size
         return np.where(is_whole, np.where(misses_part, 0, num_full), is_hit & (position < num_full))
 
     tokens = _cached_tokens(replay, rows)
     least, most = map(kept, tokens)
-    if "allocator" in meta.policy:  # one of a user's keeps what it wants
+    if "allocator" in meta.policy:  # a custom allocator may keep fewer units
         least = np.zeros_like(least)
-    if meta.source != "simulation":  # a server may be set to keep windows and states at some boundaries alone
+    if meta.source != "simulation":  # a server may be configured to keep windows and states only at some boundaries
         least = np.where(is_whole & (memory.length[rows] > 0), least, 0)
-    if is_sparse:  # and newer releases do so by default
+    if is_sparse:  # newer versions do so by default
         least[np.isin(group, [index for index, each in enumerate(pool.groups) if each.kind in SPARSE])] = 0
     rule = "cached should be the units that are full of what schedule.parquet computed"
     require((memory.cached[rows] >= least) & (memory.cached[rows] <= most), file, rule, rows)
@@ -65,12 +68,12 @@ def check_kept_prefixes(replay: Replay, file: Path) -> None:
 
 
 def _check_kept_by_tree(replay: Replay, file: Path) -> None:
-    """Check that a finished request leaves all its full computed pages in the tree, a preempted one at most those."""
+    """Check SGLang's tree: a finished request leaves all its full pages there, a retracted one at most these."""
     recording, memory, steps = replay.recording, replay.recording.memory, replay.recording.steps
     assert memory.cached is not None
     rows = memory.ends
     newest = np.searchsorted(steps.schedule_seq, memory.seq[rows], side="right") - 1
-    # What a step under way has computed is not put into the tree of a request that it makes give way.
+    # The pages of a step in flight are not put into the tree if the request is retracted.
     full = replay.progress.computed(memory.request[rows], newest) // recording.meta.pool.unit_tokens
     ends = np.isin(memory.seq[rows], steps.output_seq)
     rule = "cached should be the units that are full of what schedule.parquet computed"
@@ -79,7 +82,7 @@ def _check_kept_by_tree(replay: Replay, file: Path) -> None:
 
 
 def _release_of(recording: Recording) -> str:
-    """Return the release that the engine followed; where it says none, the one that such files are of."""
+    """Return the version of vLLM that the engine followed; `UNSTATED` if the recording has no valid version."""
     meta = recording.meta
     release = str(meta.engine.get("version") if meta.source == "vllm" else meta.policy.get("vllm"))
     try:
@@ -90,14 +93,15 @@ def _release_of(recording: Recording) -> str:
 
 
 def _keeps_all(size: IntArray, aligned: int, rules: ReleaseRules) -> npt.NDArray[np.bool_]:
-    """Tell whether full blocks of windows that no hit needs are put into the cache like all others."""
+    """Tell for each block size whether blocks of windows are cached even if no hit can need them."""
     return (rules.left_out is LeftOut.NONE) | ((rules.left_out is LeftOut.SMALLER) & (aligned <= size))
 
 
 def _blocks_behind_hits(group: KVCacheGroup, aligned: int) -> int:
-    """Count the blocks before each boundary of all groups that a lookup which ends there reads.
+    """Return how many blocks of `group` a hit needs that ends at a common boundary of all groups.
 
-    A table that has others is given back unit by unit, and is empty then.
+    This is all blocks since the last boundary, or fewer for a window. A table with blocks that no hit needs is released
+    unit by unit, so that a release of the whole table keeps nothing.
     """
     per = aligned // group.block_size
     if group.kind is not CacheKind.SLIDING_WINDOW or group.window is None:
@@ -106,10 +110,10 @@ def _blocks_behind_hits(group: KVCacheGroup, aligned: int) -> int:
 
 
 def _cached_tokens(replay: Replay, rows: IntArray) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return the tokens of each request that had been cached when `rows` released its units, at least and at most.
+    """Return the smallest and the largest possible number of cached tokens of each request when `rows` release units.
 
-    A step caches what it computes, but for tokens whose values are still to come with the outputs of earlier steps.
-    These are cached when their outputs have come. A request that computes again what it knows waits for no output.
+    A step caches the tokens that it computes, except those whose values come with the outputs of earlier steps. They
+    are cached once these outputs have come. A request that recomputes known tokens waits for no output.
     """
     recording, meta = replay.recording, replay.recording.meta
     request, seq = recording.memory.request[rows].astype(np.int64), recording.memory.seq[rows]
@@ -126,17 +130,20 @@ def _cached_tokens(replay: Replay, rows: IntArray) -> tuple[npt.NDArray[np.int64
         # A step may preempt a request that it has just scheduled. The tokens of that step were cached at allocation but
         # not computed; the schedule has no row for them.
         moments, step = recording.steps.schedule_seq, recording.memory.step[rows]
-        is_own = np.append(moments, -1)[np.minimum(step, len(moments))] == seq
+        in_step = np.append(moments, -1)[np.minimum(step, len(moments))] == seq
         budget = meta.policy.get("max_num_batched_tokens", meta.policy.get("max_model_len", _MOST_TOKENS))
-        most = np.where(is_own, np.maximum(most, np.minimum(values, total + budget)), most)
+        most = np.where(in_step, np.maximum(most, np.minimum(values, total + budget)), most)
     return least, most
 
 
 def _cached_without_drafts(
     replay: Replay, request: IntArray, seq: IntArray, previous_end: IntArray
 ) -> tuple[npt.NDArray[np.int64], ...]:
-    """Return the tokens of each request that had been cached at `seq`, at least and at most, those that had been
-    computed, and those whose values were known.
+    """Count the tokens of each request at `seq`.
+
+    Returns:
+        The smallest and the largest possible number of cached tokens, the number of computed tokens, and the number of
+        tokens with known values.
     """
     recording, progress = replay.recording, replay.progress
     moments = recording.steps.schedule_seq
@@ -152,11 +159,11 @@ def _cached_without_drafts(
 
 
 _MOST_TOKENS = 1 << 32
-"""Tokens that no request has."""
+"""More tokens than any request has."""
 
 
 def _num_in_flight(replay: Replay, request: IntArray, moment: IntArray, upto: IntArray) -> npt.NDArray[np.int64]:
-    """Count the steps up to `upto` whose answers to `request` have not come at `moment`."""
+    """Count, for each request, the steps up to `upto` whose output tokens have not come at `moment`."""
     recording, progress = replay.recording, replay.progress
     first = np.full(len(recording.requests), len(recording.steps))
     there = TokenSteps.of(recording.schedule, recording.requests.prompt_tokens)
@@ -167,7 +174,7 @@ def _num_in_flight(replay: Replay, request: IntArray, moment: IntArray, upto: In
 
 
 def _step_of_previous_end(recording: Recording, request: IntArray, seq: IntArray) -> npt.NDArray[np.int64]:
-    """Return the last step before each request released all of its memory before `seq`, -1 where it never did."""
+    """Return the last step of each request before its latest release of all memory until `seq`; -1 without one."""
     memory = recording.memory
     ends, span = memory.ends, int(memory.seq[-1]) + 1
     key = np.sort(memory.request[ends].astype(np.int64) * span + memory.seq[ends])

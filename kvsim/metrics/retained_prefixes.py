@@ -24,25 +24,25 @@ from kvsim.recording.tables import WHOLE_TABLE, IntArray, MemoryKind
 from kvsim.replay import Replay
 
 SPARSE = (CacheKind.SLIDING_WINDOW, CacheKind.MAMBA)
-"""Kinds whose blocks may be kept for hits at some boundaries alone."""
+"""Kinds of groups that may keep blocks only for hits at some boundaries."""
 _UNKNOWN = -1
 _MOST = 1 << 31
-"""More tokens, and more moments, than there can be."""
+"""More tokens, and larger sequence numbers, than any recording has."""
 _FULL = (CacheKind.FULL, CacheKind.MLA)
 _RULE = "cached should be the units before the end of the prompt, or before a longer prefix that other layers had"
 
 
 def check_retained(replay: Replay, least: IntArray, most: IntArray, file: Path) -> None:
-    """Check `cached` of the blocks that requests release one by one, of groups that keep them at the last boundary.
+    """Check `cached` of the blocks that requests release one by one, in the groups of windows and states.
 
     Args:
         replay: the recording.
-        least: tokens that the request of each row of `memory.parquet` had put into the cache, at least.
-        most: the same, at most.
+        least: smallest possible number of cached tokens of the request, for each row of `memory.parquet`.
+        most: largest possible number of these tokens.
         file: `memory.parquet`.
 
     Raises:
-        RecordingError: naming the first row that keeps another.
+        RecordingError: naming the first row with a wrong value.
     """
     recording, tables = replay.recording, replay.ledger.tables
     stays = tables.residencies
@@ -53,36 +53,36 @@ def check_retained(replay: Replay, least: IntArray, most: IntArray, file: Path) 
             continue
         runs = np.flatnonzero((tables.group == number) & (tables.death_row < len(recording.memory)))
         runs = runs[recording.memory.address[tables.death_row[runs]] != WHOLE_TABLE]
-        left = _Left.of(recording, tables, runs, junctions[stay[runs]])
-        left.check(recording, group, least, most, file)
+        released = _ReleasedBlocks.of(recording, tables, runs, junctions[stay[runs]])
+        released.check(recording, group, least, most, file)
 
 
-class _Left(NamedTuple):
+class _ReleasedBlocks(NamedTuple):
     """Blocks of one group that requests released one by one."""
 
     row: IntArray
     position: IntArray
     prompt_tokens: IntArray
     junction: IntArray
-    """Tokens before the junction of the request then; `_UNKNOWN` where it may be any."""
+    """Number of tokens before the junction of the request; `_UNKNOWN` if it may be anywhere."""
     is_hit: npt.NDArray[np.bool_]
+    """Whether the request got the block as a prefix hit."""
 
     @classmethod
-    def of(cls, recording: Recording, tables: Holdings, runs: IntArray, junction: IntArray) -> _Left:
+    def of(cls, recording: Recording, tables: Holdings, runs: IntArray, junction: IntArray) -> _ReleasedBlocks:
         prompts = recording.requests.prompt_tokens[tables.request[runs]].astype(np.int64)
         is_hit = recording.memory.kind[tables.birth_row[runs]] == MemoryKind.SHARE
         return cls(tables.death_row[runs], tables.position[runs], prompts, junction, is_hit)
 
     def check(self, recording: Recording, group: KVCacheGroup, least: IntArray, most: IntArray, file: Path) -> None:
-        """Require that each keeps a prefix if it was a hit, or full and before one of the two boundaries."""
+        """Check that exactly the hits, and the full blocks before one of the two boundaries, stay cached."""
         assert recording.memory.cached is not None
         aligned, size = recording.meta.pool.unit_tokens, group.block_size
         run = 1 if group.kind is CacheKind.MAMBA else -(-((group.window or 1) - 1) // size)
 
         def is_before(tokens: IntArray) -> npt.NDArray[np.bool_]:
             end = tokens // aligned * aligned // size
-            found: npt.NDArray[np.bool_] = (end - run <= self.position) & (self.position < end)
-            return found
+            return np.asarray((end - run <= self.position) & (self.position < end))
 
         before_end = is_before(self.prompt_tokens - 1)
         before_junction = is_before(self.junction)
@@ -95,7 +95,7 @@ class _Left(NamedTuple):
 
 
 def _junctions(recording: Recording, tables: Holdings, stay: IntArray) -> npt.NDArray[np.int64]:
-    """Return the junction of each stay: the tokens that full attention had cached, if more than those of the hit."""
+    """Return the junction of each stay in tokens; 0 if full attention had cached no more tokens than the hit."""
     stays, pool, hashes = tables.residencies, recording.meta.pool, recording.requests.prompt_hashes
     found = np.full(len(stays.request), _UNKNOWN)
     full = next((number for number, group in enumerate(pool.groups) if group.kind in _FULL), None)
@@ -104,55 +104,66 @@ def _junctions(recording: Recording, tables: Holdings, stay: IntArray) -> npt.ND
     turns = _ScheduleMoments(recording)
     step = np.searchsorted(recording.steps.schedule_seq, stays.birth_seq)
     row = turns.row_in(stays.request, step)
-    is_told = is_new(stays.request) & (row >= 0)
-    is_told[is_told] = recording.schedule.step[row[is_told]] == step[is_told]
-    kept = _Kept.of(recording, tables, stay, full, turns)
+    # Only for the first stay of a request that computes at once, the schedule shows the hit.
+    is_known = is_new(stays.request) & (row >= 0)
+    is_known[is_known] = recording.schedule.step[row[is_known]] == step[is_known]
+    kept = _CachedTimes.of(recording, tables, stay, full, turns)
     size, first = pool.groups[full].block_size, np.append(0, np.cumsum(hashes.lengths))
     per = size // recording.meta.hash_block_size
-    for nth in np.flatnonzero(is_told).tolist():
+    for nth in np.flatnonzero(is_known).tolist():
         request = int(stays.request[nth])
         keys = hashes.values[first[request] : first[request + 1]][per - 1 :: per]
         keys = keys[: (int(recording.requests.prompt_tokens[request]) - 1) // size]
-        there = kept.at(keys, int(turns.moment(step[nth], row[nth])))
-        tokens = int(np.argmin(np.append(there, False))) * size // pool.unit_tokens * pool.unit_tokens
+        is_cached = kept.at(keys, int(turns.moment(step[nth], row[nth])))
+        num_blocks = int(np.argmin(np.append(is_cached, False)))  # the index of the first key that is not cached
+        tokens = num_blocks * size // pool.unit_tokens * pool.unit_tokens
         found[nth] = tokens if tokens > recording.schedule.computed_before[row[nth]] else 0
     return found
 
 
 class _ScheduleMoments:
-    """The rows of the schedule as moments: within a step, requests have their turns in the order of its rows."""
+    """Moments within steps, as numbers: a step schedules requests one by one, in the order of its schedule rows.
+
+    The n-th row of the schedule begins at the odd moment 2n + 1; even moments lie between rows.
+    """
 
     def __init__(self, recording: Recording) -> None:
         self._schedule, self._by_request = recording.schedule, RowsByRequest.of(recording)
         self.row, self.span = self._by_request.row, 2 * len(recording.schedule) + 2
-        """Rows of the schedule by request, and a number above all moments."""
+        """Schedule rows sorted by request, and a number above all moments."""
 
     def moment(self, step: IntArray, row: IntArray) -> npt.NDArray[np.int64]:
-        """Return the moment of a row in a step: before all that begin there, if it begins earlier or is -1."""
+        """Return the moment of `row` in `step`.
+
+        A row that began in an earlier step, or is -1, comes before all rows that begin in `step`.
+        """
         begins = (row >= 0) & (self._schedule.step[row] == step)
-        found: npt.NDArray[np.int64] = np.where(begins, 2 * row + 1, 2 * np.searchsorted(self._schedule.step, step))
-        return found
+        return np.asarray(np.where(begins, 2 * row + 1, 2 * np.searchsorted(self._schedule.step, step)))
 
     def row_in(self, request: IntArray, step: IntArray) -> npt.NDArray[np.int64]:
-        """Return the row in which each of `request` computes in a step; -1 where it does not."""
+        """Return the schedule row of each of `request` that covers `step`; -1 if none does."""
         row = self._by_request.newest(request, step + 1)
         schedule = self._schedule
         is_there = (schedule.request[row] == request) & (step < schedule.step[row] + schedule.repeats[row])
         return np.where(is_there & (step >= schedule.step[row]), row, -1)
 
 
-class _Kept(NamedTuple):
-    """Moments at which blocks of a group got the key of a prefix, and lost it: by key, then by time."""
+class _CachedTimes(NamedTuple):
+    """Moments at which prefixes entered the cache of a group, and at which they were evicted."""
 
     keys: IntArray
-    """The keys of prefixes, which rise: their places are their numbers."""
-    gets: npt.NDArray[np.int64]
-    loses: npt.NDArray[np.int64]
+    """Keys of the prefixes, ascending. The number of a prefix is its index here."""
+    cached: npt.NDArray[np.int64]
+    """For each entry into the cache, number of the prefix times `span` plus the moment; ascending."""
+    evicted: npt.NDArray[np.int64]
+    """The same sums for evictions; ascending."""
     span: int
 
     @classmethod
-    def of(cls, recording: Recording, tables: Holdings, stay: IntArray, group: int, turns: _ScheduleMoments) -> _Kept:
-        """Follow the blocks of prompts from the step that fills them to their eviction."""
+    def of(
+        cls, recording: Recording, tables: Holdings, stay: IntArray, group: int, turns: _ScheduleMoments
+    ) -> _CachedTimes:
+        """Collect the moments for the blocks of prompts: the step that fills a block, and its eviction."""
         memory, hashes, size = (
             recording.memory,
             recording.requests.prompt_hashes,
@@ -169,27 +180,29 @@ class _Kept(NamedTuple):
         of_run = np.full(len(tables.request), _UNKNOWN)
         of_run[runs] = number
         owner, lost = _evictions(recording, tables, turns)
-        mine = of_run[owner] >= 0
-        loses = np.sort(of_run[owner[mine]] * turns.span + lost[mine])
-        return cls(keys, np.sort(number * turns.span + filled), loses, turns.span)
+        in_group = of_run[owner] >= 0
+        evicted = np.sort(of_run[owner[in_group]] * turns.span + lost[in_group])
+        return cls(keys, np.sort(number * turns.span + filled), evicted, turns.span)
 
     def at(self, keys: IntArray, moment: int) -> npt.NDArray[np.bool_]:
-        """Tell which of `keys` a block has before `moment`."""
+        """Tell for each of `keys` whether it is cached before `moment`: it entered more often than it was evicted."""
         if not len(self.keys):
             return np.zeros(len(keys), np.bool_)
         number = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
         begin = number * self.span
-        got, lost = (
-            np.searchsorted(each, begin + moment) - np.searchsorted(each, begin) for each in (self.gets, self.loses)
+        num_cached, num_evicted = (
+            np.searchsorted(each, begin + moment) - np.searchsorted(each, begin) for each in (self.cached, self.evicted)
         )
-        found: npt.NDArray[np.bool_] = (self.keys[number] == keys) & (got > lost)
-        return found
+        return np.asarray((self.keys[number] == keys) & (num_cached > num_evicted))
 
 
 def _filled(
     recording: Recording, tables: Holdings, stay: IntArray, runs: IntArray, size: int, turns: _ScheduleMoments
 ) -> npt.NDArray[np.int64]:
-    """Return the moment at which each of `runs` is put into the cache; `_UNKNOWN` if it never is."""
+    """Return the moment at which each of `runs` enters the cache; `_UNKNOWN` if it never does.
+
+    This is the first step of the run's stay that computes tokens up to the next common boundary of all groups.
+    """
     schedule, stays, aligned = recording.schedule, tables.residencies, recording.meta.pool.unit_tokens
     row = turns.row
     of_stay = np.searchsorted(
@@ -208,7 +221,7 @@ def _filled(
 def _evictions(
     recording: Recording, tables: Holdings, turns: _ScheduleMoments
 ) -> tuple[IntArray, npt.NDArray[np.int64]]:
-    """Return the run that had each evicted unit last, and the moment: the turn of the request that gets the unit."""
+    """Return, for each eviction, the last run in the unit, and the moment of the request that takes the unit."""
     memory, span = recording.memory, len(recording.memory) + 1
     runs = np.flatnonzero(memory.kind[tables.birth_row] == MemoryKind.APPEND)
     place = tables.address[runs].astype(np.int64) * span + tables.birth_row[runs]
@@ -218,5 +231,5 @@ def _evictions(
     run, offset = units_of_runs(memory.length[rows])
     rows, unit = rows[run], memory.address[rows][run].astype(np.int64) + offset
     at = np.searchsorted(place, unit * span + rows)
-    owner, given = runs[np.maximum(at - 1, 0)], runs[np.minimum(at, len(runs) - 1)]
-    return owner, turns.moment(memory.step[rows], turns.row_in(tables.request[given], memory.step[rows]))
+    owner, taken_by = runs[np.maximum(at - 1, 0)], runs[np.minimum(at, len(runs) - 1)]
+    return owner, turns.moment(memory.step[rows], turns.row_in(tables.request[taken_by], memory.step[rows]))

@@ -25,13 +25,13 @@ from kvsim.recording.tables import Requests
 Numbers = npt.NDArray[np.integer]
 
 STEPS_TOGETHER = 4_096
-"""Steps added at once: more leave the processor's cache, fewer cost more calls."""
+"""Number of steps added at once: more would not fit into the processor's cache, fewer would need more calls."""
 _SCHEDULED, _WAITING, _FOR_MEMORY, _FOR_BATCH, _FOR_TOKENS, _FOR_ADAPTERS, _HELD, _STATES = range(8)
 """Rows of the integrals over time; the eight states are the last rows."""
 _FREE_SHARE = 0.1
-"""Share of the pool that is free where requests wait for something else than memory."""
+"""Share of the pool that must be free so that waiting requests count as waiting for an adapter, not for memory."""
 _ROUNDING = 1e-9
-"""Share of the pool that sums of times may lose to rounding, so that a share may be this much below 0."""
+"""Share of the pool below which a mean counts as 0, because differences of long sums leave a rounding error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -127,7 +127,7 @@ class Sums:
         return mean
 
     def _waiting_for(self, mean: npt.NDArray[np.float64]) -> WaitingFor:
-        """Return the waiting requests by limit, of the means."""
+        """Return the mean numbers of waiting requests by limit, from all means."""
         if self._limits is None:
             return UNKNOWN
         memory, batch, tokens, adapters = mean[_FOR_MEMORY : _FOR_ADAPTERS + 1].tolist()
@@ -145,8 +145,8 @@ class Sums:
     ) -> Summary:
         """Return the summary of the steps and their requests; the last step ends at `end_s`.
 
-        `useless_slot_s` are slot-seconds counted as reserved that were never written, `images` those that requests
-        used and those that were computed.
+        `useless_slot_s` is the time integral of slots that were counted as reserved but never written: they are
+        internal waste. `images` has the number of images that requests used, and the number that were computed.
         """
         time_s = end_s - self._begin_s if self.num_steps else 0.0
         mean = self._means(time_s, end_s, useless_slot_s)
@@ -198,7 +198,7 @@ def _of_requests(meta: Meta, requests: Requests, end_s: float) -> dict[str, Any]
 
 
 def _vain_tokens(computed: int, requests: Requests) -> int:
-    """Count the `computed` tokens beyond those that finished requests needed."""
+    """Return how many of the `computed` tokens no finished request needed."""
     rows = requests.status == RequestStatus.FINISHED
     lengths = (
         requests.prompt_tokens[rows].astype(np.int64) + requests.output_tokens[rows] - requests.cached_tokens[rows]

@@ -28,7 +28,7 @@ class Limits:
     max_num_seqs: int
     max_num_batched_tokens: int
     max_loras: int = 0
-    """Adapters in use at once; 0 where no request names one."""
+    """Maximum number of adapters in use at once; 0 if no request names an adapter."""
 
     @classmethod
     def of(cls, policy: Mapping[str, Any], engine: Mapping[str, Any] = MappingProxyType({})) -> Limits | None:
@@ -56,7 +56,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SGLangLimits(Limits):
-    """Limits of one step of SGLang. Its admission expects whole answers, so requests wait for memory that is free."""
+    """Limits of one step of SGLang. It admits only if whole answers fit, so requests wait although memory is free."""
 
     seqs_setting: ClassVar[str] = "max_running_requests"
     tokens_setting: ClassVar[str] = "chunked_prefill_size"
@@ -88,8 +88,8 @@ class WaitingFor:
     tokens: float
     """Requests waiting for tokens of the step: `max_num_batched_tokens`."""
     adapters: float = 0.0
-    """Requests waiting for a slot of their adapter (`max_loras`): with adapters, those that no other limit makes wait
-    while a tenth of the pool is free.
+    """Requests waiting for a slot of their adapter (`max_loras`): in runs with adapters, those that no other limit
+    explains while a tenth of the pool is free.
     """
 
 

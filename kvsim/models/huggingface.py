@@ -147,19 +147,10 @@ def from_fields(fields: Mapping[str, Any], *, name: str, where: str, longest: in
     check_stated(text)
     layers = RULES[architecture](text)
     check_layers(text, layers)
-    kinds: list[Layer] = list(dict.fromkeys(layer for caches in layers for layer in caches))
+    layer_kinds, layer_caches = _kinds_of(layers)
     counts = count_parameters(text, layers)
     experts = mixture(text)
     all_sparse = experts is not None and all(has_experts(text, index) for index in range(len(layers)))
-    main = next((layer for layer in kinds if isinstance(layer, FullAttention)), None)
-    # `Model` needs no list of kinds if every layer has one cache of full attention, with keys as large as values.
-    plain = (
-        main is not None
-        and kinds == [main]
-        and all(len(caches) == 1 for caches in layers)
-        and main.kind == "full"
-        and main.head_dim == main.value_head_dim
-    )
     heads = attention.num_heads(text) if _has_heads(text) else text.count("num_heads", default=1)
     quantization = quantization_of(config, text, num_layers=len(layers), has_experts=experts is not None)
     return Model(
@@ -177,8 +168,8 @@ def from_fields(fields: Mapping[str, Any], *, name: str, where: str, longest: in
         dtype=recurrent.model_dtype(text),
         num_parameters=counts.total,
         num_active_parameters=counts.active,
-        layer_kinds=() if plain else tuple(kinds),
-        layer_caches=() if plain else tuple(tuple(kinds.index(layer) for layer in caches) for caches in layers),
+        layer_kinds=layer_kinds,
+        layer_caches=layer_caches,
         mamba_chunk_size=_chunk(text),
         num_experts=experts.num_experts if experts else 0,
         num_experts_per_token=experts.num_active if experts else 0,
@@ -192,6 +183,19 @@ def from_fields(fields: Mapping[str, Any], *, name: str, where: str, longest: in
     )
 
 
+def _kinds_of(layers: attention.Caches) -> tuple[tuple[Layer, ...], tuple[tuple[int, ...], ...]]:
+    """Return the different caches of a model, and for each layer the indices of its caches.
+
+    Both are empty if every layer has one cache of full attention, with keys as large as values: `Model` needs no list.
+    """
+    kinds: list[Layer] = list(dict.fromkeys(layer for caches in layers for layer in caches))
+    if len(kinds) == 1 and all(len(caches) == 1 for caches in layers):
+        [only] = kinds
+        if isinstance(only, FullAttention) and only.kind == "full" and only.head_dim == only.value_head_dim:
+            return (), ()
+    return tuple(kinds), tuple(tuple(kinds.index(layer) for layer in caches) for caches in layers)
+
+
 def _chunk(text: Config) -> int | None:
     """Return the number of tokens per chunk of a Mamba-2 kernel; None if none is stated."""
     names = ("mamba_chunk_size", "chunk_size")
@@ -199,6 +203,7 @@ def _chunk(text: Config) -> int | None:
 
 
 def _has_heads(text: Config) -> bool:
+    """Tell whether the model has attention heads; pure Mamba models have none."""
     return any(text.states(name) for name in ("num_attention_heads", "n_head", "n_heads"))
 
 

@@ -6,19 +6,19 @@ crash. The events are::
     ["meta", {...}]                                               first line: as in meta.json
     ["arrive", name, time_s, prompt, max, priority, [hashes]]     the next row of the requests; with an adapter,
                                                                   its number, too
-    ["seq"]                                                       the engine's state changes; what follows is part of it
+    ["seq"]                                                       the engine's state changes; later events get a new seq
     ["tokens", time_s, [[request, before, tokens], ...]]          what the step being scheduled computes; with drafts,
                                                                   a fourth number: the request's known tokens
     ["again", time_s]                                             the same sequences as in the last step, one token each
     ["step", {column: value, ...}]                                the step is scheduled
     ["output", step, time_s]                                      its output was processed; with drafts, a list of
                                                                   [request, tokens] that it gave
-    ["proposed", step, [[request, drafts], ...]]                  drafts that wait behind it for the next step
+    ["proposed", step, [[request, drafts], ...]]                  drafts that were proposed after it, for the next step
     ["emit", request, time_s, count]   ["preempt", request]   ["end", request, status, time_s]
     ["copy", number, is_load, request, [units], [slots]]          the step being scheduled copies blocks to or from host
-    ["await", [numbers]]   ["copied", number, [slots]]            it waits for copies; one is reported with the output
+    ["await", [numbers]]   ["copied", number, [slots]]            the step waits for copies; a copy is reported complete
     ["transfer", is_send, request, position, blocks, tokens, time_s]   blocks are loaded from outside, or kept
-    ["transferred", request, time_s, failed]                      it is reported; the table's entry `failed` is bad
+    ["transferred", request, time_s, failed]                      the transfer ended; table entry `failed` is bad, or -1
     ["append", request, position, [units]]   ["share", ...]   ["release", request, units, cached]   ["evict", [units]]
     ["let_go", request, [positions], [units], [kept], group]      some blocks of a table, in the order in which they go
 
@@ -57,21 +57,17 @@ def apply(builder: RecordingBuilder, event: list[Any]) -> None:
         raise RecordingError(f"{shortened(event)} does not follow from the events before it: {reason}.") from error
 
 
-def _report(builder: RecordingBuilder, event: list[Any]) -> None:  # noqa: PLR0912  one branch for each kind of event
+def _report(builder: RecordingBuilder, event: list[Any]) -> None:
     """Call the method of `builder` for an event; an event with wrong values raises any error of Python."""
     match event:
-        case ["emit", request, time_s, count]:  # nearly all of a log
+        case ["emit", request, time_s, count]:  # first, because most events are of this kind
             builder.emitted(_row(builder, request), time_s, count)
         case ["seq"]:
             builder.next_seq()
         case ["again", _]:
             builder.scheduled_again()
         case ["tokens", time_s, list(rows)]:
-            requests = [row[0] for row in rows]
-            for extreme in (min(requests), max(requests)) if requests else ():
-                _row(builder, extreme)  # the others lie between them
-            for request, computed_before, tokens, *known in rows:
-                builder.scheduled(request, computed_before, tokens, time_s, 1, *known)
+            _report_tokens(builder, time_s, rows)
         case ["step", dict(columns)]:
             builder.check_step(columns)
             builder.step(**columns)
@@ -80,6 +76,37 @@ def _report(builder: RecordingBuilder, event: list[Any]) -> None:  # noqa: PLR09
             builder.output(step, time_s, dict(given[0]) if given else None)
         case ["proposed", int(step), list(drafts)]:
             builder.proposed(step, dict(drafts))
+        case ["preempt", request]:
+            builder.preempted(_row(builder, request))
+        case ["end", request, str(status), time_s]:
+            builder.ended(_row(builder, request), RequestStatus[status.upper()], time_s)
+        case ["arrive", str(name), time_s, prompt_tokens, max_tokens, priority, list(hashes), *adapter]:
+            name.encode()  # raises for a lone surrogate, which JSON can contain
+            builder.arrived(
+                name,
+                time_s,
+                prompt_tokens,
+                max_tokens,
+                priority=priority,
+                prompt_hashes=hashes,
+                adapter=int(adapter[0]) if adapter else 0,
+            )
+        case _:
+            _report_memory(builder, event)
+
+
+def _report_tokens(builder: RecordingBuilder, time_s: float, rows: list[Any]) -> None:
+    """Report the tokens of each request in the step that is being scheduled."""
+    requests = [row[0] for row in rows]
+    for extreme in (min(requests), max(requests)) if requests else ():
+        _row(builder, extreme)  # the others lie between these two
+    for request, computed_before, tokens, *known in rows:
+        builder.scheduled(request, computed_before, tokens, time_s, 1, *known)
+
+
+def _report_memory(builder: RecordingBuilder, event: list[Any]) -> None:
+    """Call the method of `builder` for an event of blocks: their ownership, copies and transfers."""
+    match event:
         case ["append", request, position, list(units), *group]:
             builder.append_blocks(_row(builder, request), position, units, *group)
         case ["share", request, position, list(units), *group]:
@@ -100,21 +127,6 @@ def _report(builder: RecordingBuilder, event: list[Any]) -> None:  # noqa: PLR09
             builder.transferred(_row(builder, request), time_s, failed)
         case ["evict", list(units)]:
             builder.evict(units)
-        case ["preempt", request]:
-            builder.preempted(_row(builder, request))
-        case ["end", request, str(status), time_s]:
-            builder.ended(_row(builder, request), RequestStatus[status.upper()], time_s)
-        case ["arrive", str(name), time_s, prompt_tokens, max_tokens, priority, list(hashes), *adapter]:
-            name.encode()  # raises for a lone surrogate, which JSON can contain
-            builder.arrived(
-                name,
-                time_s,
-                prompt_tokens,
-                max_tokens,
-                priority=priority,
-                prompt_hashes=hashes,
-                adapter=int(adapter[0]) if adapter else 0,
-            )
         case _:
             raise RecordingError(f"{shortened(event)} is not an event.")
 

@@ -1,4 +1,7 @@
-"""Computed tokens of requests over time: the schedule, indexed by request and step."""
+"""Computed tokens of requests over time: the schedule, indexed by request and step.
+
+The state of a slot depends on how many tokens its request has computed, so every picture of the pool looks these up.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ class Progress:
         if (before := recording.meta.initial_computed) is not None:
             self.initial[: len(before)] = before
         self.final = self.initial.copy()
-        """Most tokens that each request ever had computed: the slots that it needs."""
+        """Largest number of computed tokens that each request ever had: the slots that it needs."""
         np.maximum.at(self.final, request, self._before + self._tokens * self._repeats)
         self.first_tokens = np.zeros(num_requests, np.int64)
         """Tokens computed in each request's first step."""
@@ -59,12 +62,12 @@ class Progress:
         self._step = np.insert(self._step, place, self.waiting[1])
         self._before = np.insert(self._before, place, self.waiting[2])
         self._tokens, self._repeats = np.insert(self._tokens, place, 0), np.insert(self._repeats, place, 0)
-        if self._known is not None:  # what was known in the next step
+        if self._known is not None:  # a waiting request knows the tokens of its next step
             self._known = np.insert(self._known, place, np.append(self._known, 0)[place])
         self._first_row += np.searchsorted(request, np.arange(len(self._first_row)))
 
     def computed(self, requests: IntArray, steps: IntArray | int) -> npt.NDArray[np.int64]:
-        """Return the computed tokens of each of `requests` after `steps` were scheduled; 0 before its first step.
+        """Return how many tokens each of `requests` has computed once `steps` are scheduled; 0 before its first step.
 
         Preemptions are ignored, so requests must hold memory.
         """
@@ -84,33 +87,32 @@ class Progress:
         before = np.cumsum(self._repeats) - self._repeats
         return np.where(found, before[row] - before[self._first_row[requests]] + times, 0)
 
-    def tokens_in(self, requests: IntArray, steps: IntArray) -> npt.NDArray[np.int64]:
-        """Return the tokens that each of `requests` computes in the newest of its steps up to `steps`."""
-        row, _, found = self._newest(requests, steps)
-        return np.where(found, self._tokens[row], 0)
-
     def known(self, requests: IntArray, steps: IntArray) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return the known tokens of each of `requests` in the newest of its steps up to `steps`, and those behind it.
+        """Return the number of known tokens of each of `requests` in its newest step up to `steps`, and in its next.
 
-        For runs with drafts.
+        For runs with drafts. After the last step, all tokens of the request are known.
         """
         assert self._known is not None
         row, _, found = self._newest(requests, steps)
-        behind = np.append(self._known, 0)[row + 1]
+        later = np.append(self._known, 0)[row + 1]
         is_last = row + 1 >= self._first_row[np.asarray(requests) + 1]
-        behind = np.where(is_last, self._in_all[requests], behind)
-        return np.where(found, self._known[row], 0), np.where(found, behind, 0)
+        later = np.where(is_last, self._in_all[requests], later)
+        return np.where(found, self._known[row], 0), np.where(found, later, 0)
 
     def reached(self, requests: IntArray, steps: IntArray) -> npt.NDArray[np.int64]:
-        """Return the most tokens that each of `requests` had computed until `steps`; preemptions may discard them."""
+        """Return the largest number of computed tokens that each of `requests` had until the step in `steps`.
+
+        This includes tokens that a preemption discarded.
+        """
         row, times, found = self._newest(requests, steps)
+        # Add a multiple of 2**32 for each request, so that the running maximum begins anew with every request.
         apart = np.repeat(np.arange(len(self.final)), np.diff(self._first_row)) << 32
         most = np.maximum.accumulate(apart + self._before + self._tokens * self._repeats) - apart
         earlier = np.where(row > self._first_row[requests], most[row - 1], 0)
         return np.where(found, np.maximum(earlier, self._before[row] + self._tokens[row] * times), 0)
 
     def _newest(self, requests: IntArray, steps: IntArray | int) -> tuple[IntArray, IntArray, npt.NDArray[np.bool_]]:
-        """Find the newest row of each of `requests` at `steps`, the steps of it so far, and whether there is one."""
+        """Find the newest row of each of `requests` at `steps`, the number of its steps so far, and if there is one."""
         requests = np.asarray(requests, np.int64)
         # The key of a negative step would be that of the previous request's last step.
         key = requests * self._num_steps + np.maximum(steps, 0)
@@ -120,10 +122,10 @@ class Progress:
         return row, np.minimum(steps - self._step[row] + 1, self._repeats[row]), found
 
     def most(self, request: int, step: int) -> int:
-        """Return the most computed tokens of `request` at any time until `step` was scheduled.
+        """Return the largest number of computed tokens that `request` had until `step` was scheduled.
 
-        Tokens that a preemption discarded count: their values are known, but their KV must be computed again. Drafts
-        that were rejected do not.
+        This includes tokens that a preemption discarded: their values are known, but their KV must be computed again.
+        It excludes rejected drafts.
         """
         rows = slice(*self._first_row[request : request + 2])
         times = np.minimum(step - self._step[rows] + 1, self._repeats[rows])
@@ -131,8 +133,8 @@ class Progress:
         most = int(reached.max(where=times > 0, initial=self.initial[request]))
         if self._known is None:
             return most
-        [behind] = self.known(np.array([request]), np.array([step]))[1]
-        return min(most, int(behind) - 1)
+        [known_later] = self.known(np.array([request]), np.array([step]))[1]
+        return min(most, int(known_later) - 1)
 
     def begins_at(self, request: int, step: int) -> int | None:
         """Return the computed tokens of `request` before `step`, or None if it is not scheduled in `step`."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvsim.errors import UsageError
-from kvsim.models.images import image_rule
+from kvsim.models.image_rules import image_rule
 from kvsim.policies import Paged, Radix
 from kvsim.policies.custom import CustomPolicy
 from kvsim.policies.encoding import Encoding, ImageInput

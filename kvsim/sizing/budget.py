@@ -24,7 +24,7 @@ from kvsim.kv_groups import (
     plan_cache,
 )
 from kvsim.kv_groups.specs import BACKEND_BLOCK, FLASHINFER_MLA_BLOCK
-from kvsim.models.images import RULES
+from kvsim.models.image_rules import RULES
 from kvsim.sizing.activations import captured_graphs, outside_pytorch, peak_activations
 from kvsim.sizing.adapter_slots import slot_bytes
 

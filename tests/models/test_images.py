@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from kvsim.errors import UsageError
 from kvsim.models.huggingface import from_fields
-from kvsim.models.images import RULES, ImageRule, image_rule
+from kvsim.models.image_rules import RULES, ImageRule, image_rule
 
 QWEN2_5, QWEN3 = RULES["Qwen2_5_VLForConditionalGeneration"], RULES["Qwen3VLForConditionalGeneration"]
 SIDE = st.integers(1, 20_000)

@@ -13,7 +13,7 @@ from kvsim.importers import workload_of
 from kvsim.kv_groups import CacheSettings, cache_layout
 from kvsim.machines import step_times
 from kvsim.models import find_model
-from kvsim.models.images import MARKS, image_rule
+from kvsim.models.image_rules import MARKS, image_rule
 from kvsim.policies import Paged
 from kvsim.policies.settings import ContinuousSettings, PagedSettings
 from kvsim.simulation import Machine, simulate

@@ -13,7 +13,7 @@ from rich.segment import Segment
 from rich.style import Style
 
 from kvsim.memory.waste import SlotState
-from kvsim.models.images import MARKS
+from kvsim.models.image_rules import MARKS
 
 from ..facts.schedule import Doing, schedule
 from ..look.stack import EIGHTHS

@@ -12,7 +12,7 @@ from kvsim.display.text import printable, printable_values
 from kvsim.memory.waste import SlotState
 from kvsim.metrics import waste
 from kvsim.recording.tables import RequestStatus
-from kvsim.replay.encoder_cache import EncoderContents
+from kvsim.replay.encoder_contents import EncoderContents
 from kvsim.replay.host_memory import HostMemory, host_memory
 from kvsim.replay.replay import Replay
 from kvsim.replay.unfolding import NO_OWNER

@@ -12,7 +12,7 @@ from .brush import GLYPH, half_keys, keys_of
 from .paint import EMPTY, UnitChange
 
 if TYPE_CHECKING:
-    from kvsim.replay.encoder_cache import EncoderContents
+    from kvsim.replay.encoder_contents import EncoderContents
 
     from .array_types import KeyArray
 

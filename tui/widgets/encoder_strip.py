@@ -12,7 +12,7 @@ from ..pool.encoder_cells import LEGEND, strip_keys
 from .drawn_panel import DrawnPanel
 
 if TYPE_CHECKING:
-    from kvsim.replay.encoder_cache import EncoderContents
+    from kvsim.replay.encoder_contents import EncoderContents
 
     from ..look.states import Symbols
     from ..playback.session import Session

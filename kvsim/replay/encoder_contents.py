@@ -1,4 +1,7 @@
-"""Encoder cache of a recorded run, step by step: images that requests hold, images that are kept, and free room."""
+"""Contents of the encoder cache of a recorded run after each step: images that requests hold, and idle images.
+
+The interface shows them, and the budget of the cache explains why a prompt with images waits.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +16,18 @@ from kvsim.recording.tables import EncoderEvents, ImageEventKind, IntArray
 
 
 class CachedImage(NamedTuple):
-    """An image in the encoder cache at one moment."""
+    """An image in the encoder cache after a step."""
 
     image: int
     tokens: int
     users: tuple[int, ...]
-    """Requests that hold it, in the order in which they began; empty for one that can be evicted."""
+    """Requests that hold the image, in the order in which they began to; empty if it can be evicted."""
     is_new: bool
-    """Whether the last step computes it."""
+    """Whether the last step computes the image."""
 
     @property
     def num_users(self) -> int:
-        """Number of requests that hold it."""
+        """Number of requests that hold the image."""
         return len(self.users)
 
 
@@ -33,7 +36,7 @@ class EncoderContents:
     """Encoder cache over time, with an entry after the schedule of every step, and one for the end."""
 
     capacity_tokens: int
-    """Outputs of the encoder that it holds, one for each token of an image."""
+    """Capacity in encoder outputs, one for each token of an image."""
     num_steps: int
     _events: EncoderEvents
     _tokens_of: dict[int, int]
@@ -49,21 +52,16 @@ class EncoderContents:
 
     @property
     def held_tokens(self) -> IntArray:
-        """Tokens of the images that requests hold: int64[num_steps + 1]."""
+        """Number of tokens of the images that requests hold: int64[num_steps + 1]."""
         return self._sums[0]
 
     @property
     def kept_tokens(self) -> IntArray:
-        """Tokens of the images that no request holds and that are still there: int64[num_steps + 1]."""
+        """Number of tokens of the idle images, which no request holds: int64[num_steps + 1]."""
         return self._sums[1]
 
-    @property
-    def free_tokens(self) -> IntArray:
-        """Room for more: int64[num_steps + 1]."""
-        return self.capacity_tokens - self.held_tokens - self.kept_tokens
-
     def images_at(self, frame: int) -> list[CachedImage]:
-        """Return the images right after step `frame` was scheduled: those held, then those kept, first to go first."""
+        """Return the images right after step `frame` was scheduled: held ones, then idle ones in eviction order."""
         users: dict[int, dict[int, None]] = {}
         kept: dict[int, None] = {}
         new = set()
@@ -91,17 +89,17 @@ class EncoderContents:
 
     @cached_property
     def _sums(self) -> tuple[IntArray, IntArray]:
-        """Tokens held and kept, after the schedule of every step, and in the end."""
-        held = np.zeros(self.num_steps + 1, np.int64)
-        there = np.zeros(self.num_steps + 1, np.int64)
+        """Tokens of held and of idle images, after every step was scheduled and at the end."""
+        held = np.zeros(self.num_steps + 1, np.int64)  # changes in each step; summed up at the end
+        cached = np.zeros(self.num_steps + 1, np.int64)
         num_users: dict[int, int] = {}
         for kind, step, _, image in self._rows(len(self._events)):
             tokens = self._tokens_of[image]
             if kind in (ImageEventKind.COMPUTE, ImageEventKind.EVICT):
-                there[step] += tokens if kind == ImageEventKind.COMPUTE else -tokens
+                cached[step] += tokens if kind == ImageEventKind.COMPUTE else -tokens
                 continue
             before = num_users.get(image, 0)
             num_users[image] = before + (1 if kind == ImageEventKind.HOLD else -1)
-            if not (before and num_users[image]):
+            if before == 0 or num_users[image] == 0:  # the first user, or the last one
                 held[step] += tokens * (num_users[image] - before)
-        return np.cumsum(held), np.cumsum(there) - np.cumsum(held)
+        return np.cumsum(held), np.cumsum(cached) - np.cumsum(held)
