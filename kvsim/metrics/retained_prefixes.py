@@ -154,7 +154,7 @@ class _CachedTimes(NamedTuple):
     keys: IntArray
     """Keys of the prefixes, ascending. The number of a prefix is its index here."""
     cached: npt.NDArray[np.int64]
-    """For each entry into the cache, number of the prefix times `span` plus the moment; ascending."""
+    """Number of the prefix times `span`, plus the moment, for each entry into the cache; ascending."""
     evicted: npt.NDArray[np.int64]
     """The same sums for evictions; ascending."""
     span: int

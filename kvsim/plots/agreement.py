@@ -1,4 +1,4 @@
-"""Simulated against measured latencies, request by request."""
+"""Figure of simulated against measured latencies, request by request."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _ticks(low: float, high: float) -> Locator:
 
 
 def _pairs(measured: Recording, simulated: Recording, field: str) -> tuple[FloatArray, FloatArray]:
-    """Return the latencies above 0 of the requests in both runs, in the same order."""
+    """Return the measured and the simulated latencies of requests with latencies above 0 in both runs."""
     columns = []
     for recording in (measured, simulated):
         times = latencies(recording)

@@ -1,4 +1,4 @@
-"""Runs that differ in one setting: throughput over memory and block size, prefix hits over capacity.
+"""Figures of runs that differ in one setting: throughput over memory and block size, prefix hits over capacity.
 
 Each run is a point: a recording, or a row of a sweep's table.
 """
@@ -197,7 +197,7 @@ def _best(points: Sequence[RunPoint]) -> str:
 
 
 def _most_hits(points: Sequence[RunPoint]) -> str:
-    """Describe the largest gap between a rule and the bound or, without a bound, the best point."""
+    """Describe the largest gap between a policy and the bound of optimal eviction; without a bound, the best point."""
     bounds = {point.kv_bytes: point.hit_percent for point in points if is_bound(point.series)}
     below = [point for point in points if not is_bound(point.series) and point.kv_bytes in bounds]
     if below:

@@ -52,17 +52,17 @@ def may_save(path: str | os.PathLike[str], command: str, *, overwrite: bool) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finish:
-    """Changes of a figure that draw no other one: its title, source, resolution and background."""
+    """Changes of a figure that leave its data alone: its title, source line, resolution and background."""
 
     title: str | None = None
-    """The title; empty for none, None for the finding."""
+    """Title of the figure; empty for no title, None for the sentence that states the result."""
     source: bool = True
-    """Whether there is a last line that names the source of the data."""
+    """True to keep the last line, which names the source of the data."""
     dpi: int | None = None
-    """Pixels of an inch in PNG; None for those of the purpose."""
+    """Pixels per inch in PNG; None for the default of the purpose."""
     transparent: bool = False
     svg_text: bool = False
-    """Whether text in SVG stays text, which looks alike only where its font is installed."""
+    """True to keep text in SVG as text, which looks the same only if its font is installed."""
 
 
 def save(

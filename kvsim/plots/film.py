@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from kvsim.replay import Replay
 
 MAX_REELS = 3
-"""Most recordings in a film; a fourth would be too small."""
+"""Maximum number of recordings in a film; four would be too small to see."""
 _BEYOND_SHORTEST = 0.25
 """Time that a film continues after the end of the shortest run, as a share of that run."""
 _CELLS = {1: 3200, 2: 1800, 3: 1500}
-"""Cells per pool, by the number of pools; a pool with up to half as many units again is shown completely."""
+"""Number of cells per pool, by the number of pools. A pool with up to 1.5 times as many units is shown completely."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -40,14 +40,14 @@ class Reel:
     states: npt.NDArray[np.uint8]
     """The state that most slots of each cell's unit are in, lowest address first: uint8[frames, cells]."""
     owners: npt.NDArray[np.int64]
-    """The request that holds each cell's unit, by its row, -1 where none does: int64[frames, cells]."""
+    """Row of the request that holds each cell's unit, -1 if no request does: int64[frames, cells]."""
     shares_percent: FloatArray
     """Percent of the whole pool in each state, not of the sampled cells: float64[frames, 8]."""
     batch: npt.NDArray[np.int64]
-    """Sequences scheduled in the current step: int64[frames]."""
+    """Number of sequences scheduled in the current step: int64[frames]."""
     waiting: npt.NDArray[np.int64]
     finished: npt.NDArray[np.int64]
-    """Requests that have finished: int64[frames]."""
+    """Number of requests that have finished: int64[frames]."""
     num_requests: int
     end_s: float
     """End of the run in seconds."""
@@ -61,7 +61,7 @@ class Film:
     """Evenly spaced times of the frames in seconds: float64[frames]."""
     reels: tuple[Reel, ...]
     by_owner: bool
-    """Whether tokens have a hue for each request: in all pools, so that one legend is true of each, or in none."""
+    """True if tokens have a hue for each request; it is the same for all pools, because they share a legend."""
     source: str
     """The source of the film, as a sentence."""
 

@@ -1,4 +1,4 @@
-"""External fragmentation: a histogram of the free memory by the length of free runs."""
+"""Figure of external fragmentation: a histogram of the free memory by the length of free runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Latencies of requests: distributions of TTFT, TPOT and end-to-end latency."""
+"""Figure of the latencies of requests: distributions of TTFT, TPOT and end-to-end latency."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Hold times of memory units, and the number of requests that use their content."""
+"""Figure of the hold times of memory units, and of the number of requests that use their content.
+
+It shows how long memory is occupied, and how much prefix caching saves.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ if TYPE_CHECKING:
 
 _QUANTILES = np.linspace(0, 1, 501)
 _MAX_PIECES = 32
-"""Most pieces that a growing run is divided into; more would not change a curve visibly."""
+"""Maximum number of pieces that a growing run is divided into; more would not change a curve visibly."""
 _MAX_USES = 32
 """Largest number of uses that is counted separately."""
 _MOST_ROWS = np.int64(1 << 32)

@@ -1,4 +1,4 @@
-"""Memory map: the pool by address and time, coloured by state and request."""
+"""Figure of the memory map: the pool by address and time, coloured by state and request."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def memory_map(recording: Recording, *, purpose: Purpose = "web", size: Size | N
 
 
 def shows_owners(recording: Recording) -> bool:
-    """Tell whether a picture of the pool has a hue for each request: not of rectangles, which are about padding."""
+    """Tell whether a picture of the pool has a hue for each request; static batches have none, to show padding."""
     return recording.meta.policy_name != "static" and tells_owners(recording)
 
 

@@ -1,4 +1,4 @@
-"""Occupancy of the pool, batch size and queue over time, in three panels."""
+"""Figure of the pool's occupancy, the batch size and the queue over time, in three panels."""
 
 from __future__ import annotations
 

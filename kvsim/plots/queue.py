@@ -1,4 +1,4 @@
-"""Waiting requests over time, and the mean wait by time of arrival."""
+"""Figure of the waiting requests over time, and of the mean wait by time of arrival."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sessions over time, turn by turn, and what each turn found of its history."""
+"""Figure of sessions over time, turn by turn, and of the part of its history that each turn found in the cache."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from kvsim.recording.tables import FloatArray, IntArray
 
 _MOST_ROWS = 40
-"""Sessions that are drawn; of more, every so manieth."""
+"""Maximum number of sessions that are drawn; of more sessions, evenly spaced ones are chosen."""
 _FOUND, _NEW, _LOST, _ANSWER = "#2e9c76", "#a9b4be", "#c9452d", "#1d4f91"
 
 
@@ -88,7 +88,7 @@ def _lines(axes: Axes, begin_s: FloatArray, end_s: FloatArray, height: FloatArra
 
 
 def _draw_prompts(axes: Axes, table: list[TurnFigures]) -> None:
-    """Draw the mean prompt of each turn: what was found, what was lost, and what is new."""
+    """Draw the mean prompt of each turn: its tokens that were cached, lost, and new."""
     place = np.arange(len(table))
     hits = np.array([row.hit_tokens for row in table], float)
     lost = np.array([row.lost_tokens for row in table], float)

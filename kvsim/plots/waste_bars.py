@@ -1,4 +1,4 @@
-"""The pool by state, mean over time: one stacked bar per recording."""
+"""Figure of the pool by state, mean over time: one stacked bar per recording."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 Denominator: TypeAlias = Literal["pool", "allocated"]
 _LABELLED_PERCENT = 4.0
-"""Percent below which a part of a bar is too narrow for its number."""
+"""Percent below which a part of a bar is too narrow for its number, which is then written below the bar."""
 _BAR_HEIGHT = 0.5
 _DARK = {SlotState.RESERVED, SlotState.INTERNAL, SlotState.CACHED, SlotState.EXTERNAL}
 
@@ -89,6 +89,7 @@ def waste_bars(
 
 
 def _draw_bars(axes: Axes, percent: FloatArray, states: list[SlotState]) -> None:
+    """Draw a stacked bar for each row of `percent`, with a number on or below each part that is not tiny."""
     left = np.zeros(len(percent))
     for state in states:
         width = percent[:, state]

@@ -1,4 +1,4 @@
-"""The pool by state over time: stacked areas, with preemptions above them."""
+"""Figure of the pool by state over time: stacked areas, with preemptions above them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Collect copies between GPU and host: one step decides a copy, the output of another reports it."""
+"""Collect the table of copies between GPU and host during a run.
+
+A step decides a copy, later steps may wait for it, and the output of another step reports its end.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ class _Copy:
 
 
 class CopiesUnderWay:
-    """Rows of the table, and the copies without rows yet."""
+    """Growing table of copies, and the copies that were not reported yet, which have no rows."""
 
     def __init__(self) -> None:
         self._rows = GrowingTable(Copies)
@@ -47,6 +50,7 @@ class CopiesUnderWay:
         missing = len(slots) * self._units_per_slot - len(units)
         if number in self._under_way or not 0 <= missing < self._units_per_slot or (missing and not is_load):
             raise ValueError(f"copy {number} is of {len(units)} blocks and {len(slots)} host blocks")
+        # A load that skips the first `missing` blocks of its first host block.
         places = [slots[(missing + index) // self._units_per_slot] for index in range(len(units))]
         units_of_slot: dict[int, list[int]] = {slot: [] for slot in slots}
         for slot, unit in zip(places, units, strict=True):

@@ -77,18 +77,18 @@ def read_requests(path: str | os.PathLike[str]) -> Recording | RecordedRequests:
 
 
 def server_folders(path: str | os.PathLike[str]) -> list[Path]:
-    """Return the recordings in `path` where it is no recording itself: those of a fleet's servers, by their numbers."""
+    """Return the folders of a fleet's servers in `path`, sorted by number; empty if `path` is a recording itself."""
     folder = Path(path)
     try:
         if (folder / provenance.FILE_NAME).exists() or not folder.is_dir():
             return []
         servers = [each for each in folder.iterdir() if _SERVER.fullmatch(each.name)]
-        found = [each for each in servers if (each / provenance.FILE_NAME).is_file()]
+        recordings = [each for each in servers if (each / provenance.FILE_NAME).is_file()]
     except OSError:
         return []
     kinds = {"prefill": 0, "decode": 1}
     return sorted(
-        found,
+        recordings,
         key=lambda each: (
             kinds.get(each.name.partition("-")[0], 2),
             [int(part) for part in _NUMBER.findall(each.name)],

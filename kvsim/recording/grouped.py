@@ -1,8 +1,9 @@
-"""Compute the holder of units over time in a pool with several KV-cache groups, whose tables release skipped units.
+"""Compute which request holds each unit at each time, for tables that release some units before they end.
 
-An admitted request gets a table in every group, and releases all tables together: one residency. In between, a window
-releases the units that it has passed, one by one; or a request frees its own copies of units that a radix tree has, and
-shares those in the same places.
+`kvsim.recording.holdings` does this for tables that are released as a whole. Here, an admitted request gets a table in
+every KV-cache group, and releases all tables together: one residency. In between, a window releases the units that it
+has passed, one by one. Or a request of SGLang frees its own copies of units that the radix tree has, and shares the
+units of the tree in the same positions.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def tables_of_groups(memory: Memory, num_requests: int) -> tuple[Holdings, Opera
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _TableReleases:
-    """Moments at which requests release all their tables, by request and then by time."""
+    """Moments at which requests release all their tables (ends), sorted by request and then by time."""
 
     request: npt.NDArray[np.int64]
     seq: npt.NDArray[np.int64]
@@ -96,11 +97,11 @@ class _TableReleases:
         )
 
     def following(self, request: IntArray, seq: IntArray) -> npt.NDArray[np.int64]:
-        """Return the number of the end that follows each moment of a request, or of the next request's first end."""
+        """Return the index of the first end at or after each moment; it may belong to the next request, see `is_of`."""
         return np.searchsorted(self.request * self.span + self.seq, request.astype(np.int64) * self.span + seq)
 
     def is_of(self, request: IntArray, number: IntArray) -> npt.NDArray[np.bool_]:
-        """Tell whether an end exists and belongs to that request."""
+        """Tell for each index `number` whether there is such an end, and whether it belongs to the request."""
         found = number < len(self.request)
         found[found] = self.request[number[found]] == request[found]
         return found
@@ -139,7 +140,7 @@ def _released_early(
     span = len(memory) + 1
     born = held * span + birth_row
     order = np.argsort(born)
-    at = np.searchsorted(born[order], left * span + rows) - 1  # its last allocation
+    at = np.searchsorted(born[order], left * span + rows) - 1  # the last allocation of the unit before the release
     run = order[np.maximum(at, 0)]
     matches = (at >= 0) & (held[run] == left)
     death_row[run[matches]] = rows[matches]
@@ -147,13 +148,13 @@ def _released_early(
 
 
 def _place(request: IntArray, group: IntArray, address: IntArray, memory: Memory) -> npt.NDArray[np.int64]:
-    """Return a number for every unit in every table."""
+    """Return a number that is different for each combination of request, group and address."""
     num_groups, end = int(memory.groups.max(initial=0)) + 1, int((memory.address + memory.length).max(initial=0)) + 1
     return (request.astype(np.int64) * num_groups + group) * end + address
 
 
 def _operations(memory: Memory, tables: Holdings, death_row: npt.NDArray[np.int64]) -> Operations:
-    """Return all operations in order; units of one release from the last."""
+    """Return all operations in order; the units of one release in descending order of position."""
     evicted, offset = _units(memory, memory.kind == MemoryKind.EVICT)
     dead = np.flatnonzero(death_row < len(memory))
     runs = np.arange(len(tables.request))

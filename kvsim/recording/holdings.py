@@ -1,4 +1,7 @@
-"""Compute the holder of units over time: the runs of every request's table."""
+"""Compute which request holds each unit at each time, from the rows that allocate and release units.
+
+Checks, replays and figures read these runs: adjacent units that one row gave to a request.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +29,12 @@ class Residencies:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Deaths:
-    """Rows in which runs are released: by the row that allocated them, or for each run."""
+    """Rows in which runs are released, stored in one of two ways."""
 
     by_birth_row: IntArray | None
+    """Releasing row for each row that allocates runs, if all runs of a row are released together."""
     by_run: IntArray | None = None
+    """Releasing row for each run."""
 
     def at(self, runs: IntArray | slice) -> Deaths:
         """Return the deaths of some runs."""
@@ -83,7 +88,7 @@ class Runs:
 
     @cached_property
     def address(self) -> IntArray:
-        """Address of its first unit."""
+        """Address of the first unit of the run."""
         return self._from_offset(self._memory.address)
 
     @cached_property
@@ -111,7 +116,7 @@ class Runs:
 
     @cached_property
     def death_seq(self) -> IntArray:
-        """Sequence number of the release; greater than any other if never released."""
+        """Sequence number of the release; greater than all others if the run was never released."""
         return seq_of(self._memory, self.death_row)
 
     def _from_offset(self, column: IntArray) -> IntArray:
@@ -136,7 +141,7 @@ class Holdings(Runs):
     ) -> None:  # fmt: skip
         super().__init__(memory, birth_row, offset, death)
         self.first_row = first_row
-        """First row of each request, and the total number of rows."""
+        """First run of each request, and the total number of runs."""
         self.first_of_table = first_of_table
         """First run of each table, one per residency and group, in order."""
         self.residencies = residencies
@@ -148,15 +153,15 @@ class Holdings(Runs):
         return np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
 
     def held(self, request: int, seq: int) -> IntArray:
-        """Return the rows that `request` holds after all events up to `seq`."""
+        """Return the runs that `request` holds after all events up to `seq`."""
         first, end = self.first_row[request : request + 2].tolist()
-        rows: IntArray = first + np.flatnonzero((self.birth_seq[first:end] <= seq) & (self.death_seq[first:end] > seq))
-        return rows
+        runs: IntArray = first + np.flatnonzero((self.birth_seq[first:end] <= seq) & (self.death_seq[first:end] > seq))
+        return runs
 
     def together(self) -> IntArray:
-        """Return the first of each sequence of runs that were allocated and released together.
+        """Return the first run of each sequence of adjacent runs that were allocated and released together.
 
-        A growing run is a sequence of its own.
+        A growing run forms a sequence alone.
         """
         found = list[IntArray]()
         for part in in_parts(len(self.birth_row)):
@@ -277,9 +282,7 @@ def _turns(memory: Memory, num_requests: int) -> tuple[npt.NDArray[np.int32], _R
 
 
 def seq_of(memory: Memory, rows: IntArray) -> IntArray:
-    """Return the `seq` of some rows in the narrowest type, and a number above all others for the row behind the
-    last.
-    """
+    """Return the `seq` of some rows in the narrowest type; for the number after the last row, the largest number."""
     narrow = np.int32 if not len(memory) or memory.seq[-1] < np.iinfo(np.int32).max else np.int64
     seq: IntArray = np.full(len(rows), np.iinfo(narrow).max, narrow)
     there = rows < len(memory)

@@ -165,7 +165,7 @@ class Meta:
             return pool.num_bytes
         ratio = float(self.policy.get("swa_full_tokens_ratio", 1.0))
         bytes_per_pair = pool.bytes_per_unit + ratio * pool.windows.bytes_per_unit
-        # Round up, and add one byte: rounding down in the new run must not lose a unit.
+        # Round up, and add one byte, so that a new run, which rounds down, does not lose a unit.
         return max(pool.num_bytes, 1 + ceil((pool.num_units or 0) * bytes_per_pair))
 
     @property

@@ -1,4 +1,7 @@
-"""Read and write the provenance of a recording: `meta.json`, or the first line of a log."""
+"""Read and write the provenance of a recording (`Meta`) as `meta.json`, or as the first line of a log.
+
+Such a file may come from anyone, so every field that kvsim computes with is checked.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ FILE_NAME = META
 IDENTITY_KEY = b"kvsim_identity"
 """Key of the recording's identity in the schema metadata of a Parquet file."""
 
-_HALF_A_LETTER = re.compile(r"\\u[dD][89a-fA-F]")
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _LARGEST = {"num_units": MAX_UNITS, "unit_tokens": 1 << 24, "first_unit": MAX_UNITS, "bytes_per_unit": 1 << 40,
             "window_tokens": 1 << 24}  # fmt: skip
 """Maximum numbers of a pool, so that sums of slots and bytes do not overflow."""
@@ -41,7 +44,7 @@ _META_KEYS = frozenset((
 
 
 def are_of_one(identity: str, other: str) -> bool:
-    """Tell whether two files may be parts of one recording; older files and other programs' have no identity."""
+    """Tell whether two files may be parts of one recording; files without an identity may, too."""
     return not identity or not other or identity == other
 
 
@@ -151,6 +154,7 @@ def refuse_constant(name: str) -> float:
 
 
 def _finite(text: str) -> float:
+    """Convert the text of a JSON number; refuse one that is too large, which would become infinite."""
     number = float(text)
     if not isfinite(number):
         raise ValueError(f"{text[:20]} is larger than any number")
@@ -160,12 +164,13 @@ def _finite(text: str) -> float:
 def _decoded(content: bytes) -> str:
     """Decode the text; refuse lone surrogates, which JSON can contain but no file can be written with."""
     text = content.decode("utf-8")
-    if _HALF_A_LETTER.search(text):
-        json.dumps(parse(text), ensure_ascii=False).encode()
+    if _SURROGATE.search(text):
+        json.dumps(parse(text), ensure_ascii=False).encode()  # raises an error for a surrogate without its other half
     return text
 
 
 def _mapping(document: Mapping[str, Any], key: str, file: Path) -> Mapping[str, Any]:
+    """Return the object in a field of `document`; an empty one if the field is absent."""
     value = document.get(key, {})
     if not isinstance(value, dict):
         raise RecordingError(f"{file}: {key!r} should be an object, not {shortened(value)}.")
@@ -173,6 +178,7 @@ def _mapping(document: Mapping[str, Any], key: str, file: Path) -> Mapping[str, 
 
 
 def _pool(value: Mapping[str, Any], groups: object, file: Path) -> Pool:
+    """Return the pool that the object `value` describes, with the KV-cache groups in `groups`."""
     integer = partial(_integer, value, file, "pool")
     num_units = None if value.get("num_units") is None else integer("num_units", None, 1)
     pool = Pool(
@@ -196,7 +202,7 @@ def _pool(value: Mapping[str, Any], groups: object, file: Path) -> Pool:
 
 
 def _window_pool(pool: Mapping[str, Any], groups: object, file: Path) -> WindowPool | None:
-    """Return the second pool that a pool of slots may have, which is none of KV-cache groups."""
+    """Return SGLang's second pool; None if there is none. A pool with KV-cache groups cannot have one."""
     if pool.get("windows") is None:
         return None
     value, names = _mapping(pool, "windows", file), ("num_units", "bytes_per_unit", "window_tokens")
@@ -206,7 +212,7 @@ def _window_pool(pool: Mapping[str, Any], groups: object, file: Path) -> WindowP
 
 
 def _integer(value: Mapping[str, Any], file: Path, where: str, key: str, default: int | None, minimum: int) -> int:
-    """Return an integer of the object that is called `where` in `file`."""
+    """Return the integer in field `key` of the object `value`, which errors call `where`."""
     number = value.get(key, default)
     if not is_integer(number, minimum):
         raise RecordingError(
@@ -220,6 +226,7 @@ def _integer(value: Mapping[str, Any], file: Path, where: str, key: str, default
 
 
 def _units(document: Mapping[str, Any], key: str, file: Path) -> IntArray | None:
+    """Return the list of unit ids in a field, which may be packed; None if the field is absent."""
     value = document.get(key)
     if value is None:
         return None
@@ -232,6 +239,7 @@ def _units(document: Mapping[str, Any], key: str, file: Path) -> IntArray | None
 
 
 def _counts(document: Mapping[str, Any], key: str, file: Path) -> IntArray | None:
+    """Return the list of token counts in a field; None if the field is absent."""
     value = document.get(key)
     if value is None:
         return None

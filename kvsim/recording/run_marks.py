@@ -1,4 +1,7 @@
-"""Mark a moment of a running recording, and hold the rows since then."""
+"""Mark a moment of a running recording, to get only the rows since then.
+
+A simulation that is watched while it runs shows its progress in this way, without copying all tables each time.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ class Mark:
     num_schedule_rows: int
     num_memory_rows: int
     open_rows: IntArray
-    """Rows of the schedule that may still extend."""
+    """Rows of the schedule that later steps may still extend."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -1,7 +1,7 @@
 """Tables of a recording, as frozen dataclasses of NumPy columns.
 
 Each column is declared once, here: its name is the name in the Parquet file, and `column(...)` states its type. A file
-may lack an `optional_column`. Reading, writing and checking follow these declarations.
+may lack an `optional_column`. The modules that read, write and check files take everything from these declarations.
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ class ImageEventKind(IntEnum):
     COMPUTE = 0
     """A step computes the image, which is in the cache from then on."""
     HOLD = 1
-    """A request begins to use the image: it cannot be evicted."""
+    """A request begins to use the image, which cannot be evicted as long as a request uses it."""
     LET_GO = 2
-    """The request uses it no more."""
+    """The request does not use the image any more."""
     EVICT = 3
-    """The image makes room for another."""
+    """The image is removed to make room for another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +81,11 @@ class Column:
     names: type[IntEnum] | None = None
     optional: bool = False
     counts: bool = False
-    """Whether the values never fall, and rise by small steps: differences make the file smaller and faster to read."""
+    """True if the values never fall and rise by small steps; the file then stores differences, which is smaller."""
 
     @property
     def is_text(self) -> bool:
-        """Whether the file has a text in each row: a text column, or the name of a member of an enumeration."""
+        """True for a column of texts, or of the names of an enumeration's members."""
         return self.names is not None or self.dtype == "str"
 
 
@@ -113,7 +113,7 @@ class ColumnTable:
     __slots__ = ()
     name: ClassVar[str]
     is_optional: ClassVar[bool] = False
-    """Whether only some engines have such events."""
+    """True for a table that the recordings of some engines lack."""
     derived: ClassVar[tuple[str, ...]] = ()
     """Properties that are computed from columns."""
 
@@ -204,17 +204,17 @@ class Requests(ColumnTable):
     preemptions: IntArray = column("int32")
     cached_tokens: IntArray = column("int32")
     after: IntArray | None = optional_column("int32")
-    """Request whose end this turn of a session waited for; -1 for a first turn. Absent where nothing waits."""
+    """Request whose end this turn of a session waited for; -1 for a first turn. Absent if there are no sessions."""
     pause_s: FloatArray | None = optional_column("float64")
-    """Seconds between that end and the arrival."""
+    """Seconds between the end of the request in `after` and the arrival."""
     history_tokens: IntArray | None = optional_column("int32")
-    """Leading tokens of the prompt that are that request's: its prompt, then its answer."""
+    """Number of leading prompt tokens that repeat the prompt and the answer of the request in `after`."""
     adapter: IntArray | None = optional_column("int32")
-    """Number of the adapter (LoRA) that the request names, from 1 on; 0 for none. Absent where no request names one."""
+    """Number of the adapter (LoRA) of the request, from 1 on; 0 for none. Absent if no request has an adapter."""
 
     @property
     def turns(self) -> Turns | None:
-        """Requests that waited for others; None where all came by themselves."""
+        """Turns of sessions: requests that waited for others; None if there are no sessions."""
         if self.after is None:
             return None
         return Turns(after=self.after, pause_s=self.pause_s, history_tokens=self.history_tokens)
@@ -292,15 +292,18 @@ class Schedule(ColumnTable):
     tokens: IntArray = column("int32")
     repeat: IntArray | None = optional_column("int32")
     known: IntArray | None = optional_column("int32")
-    """Tokens of the request with known values when the step was scheduled; in runs with drafts, step by step."""
+    """Number of the request's tokens with known values when the step was scheduled; in runs with drafts.
+
+    Each row then covers one step.
+    """
     outputs: IntArray | None = optional_column("int32")
-    """Tokens that the output of the step gave the request; in captured runs with drafts."""
+    """Number of tokens that the output of the step gave the request; in captured runs with drafts."""
     proposed: IntArray | None = optional_column("int32")
-    """Drafts that were proposed behind the step; in captured runs that schedule a step with known drafts alone."""
+    """Number of drafts proposed after the step; in captured runs that schedule a step once its drafts are known."""
 
     @property
     def repeats(self) -> IntArray:
-        """Steps of each row; 1 if the file lacks the column."""
+        """Number of steps of each row; 1 if the file lacks the column."""
         return np.ones(len(self.step), np.int32) if self.repeat is None else self.repeat
 
 
@@ -321,11 +324,11 @@ class Memory(ColumnTable):
     requested: IntArray | None = optional_column("int32")
     """Units requested, if the allocator rounded up; `length` if absent."""
     cached: IntArray | None = optional_column("int32")
-    """Leading units of the table with a cached prefix, for a release."""
+    """Number of leading units of the table that keep a cached prefix, for a release."""
     group: IntArray | None = optional_column("int32")
-    """KV-cache group of the table; 0 if absent. Evictions concern no table."""
+    """KV-cache group of the table; 0 if absent, and for evictions, which concern no table."""
     repeat: IntArray | None = optional_column("int32")
-    """Number of consecutive steps of an append, each of which adds `length` units behind the last."""
+    """Number of consecutive steps of an append; each adds `length` units after the units of the step before."""
 
     @property
     def groups(self) -> IntArray:
@@ -334,16 +337,17 @@ class Memory(ColumnTable):
 
     @property
     def parts(self) -> npt.NDArray[np.bool_]:
-        """Rows in which requests release a part of a table."""
+        """True for each row in which a request releases a part of a table."""
         return np.asarray((self.kind == MemoryKind.RELEASE) & (self.address != WHOLE_TABLE))
 
     @property
     def ends(self) -> IntArray:
-        """Rows in which requests release whole tables; the last row if several groups are released together."""
+        """Numbers of the rows in which requests release whole tables; of several groups released together, the last."""
         rows = np.flatnonzero((self.kind == MemoryKind.RELEASE) & (self.address == WHOLE_TABLE))
         if self.group is None or not len(rows):
             return rows
         moments = np.stack((self.request[rows].astype(np.int64), self.seq[rows]))
+        # `np.unique` returns the first index of each moment, which is the last row in reversed order.
         _, last = np.unique(moments[:, ::-1], axis=1, return_index=True)
         return np.sort(rows[::-1][last])
 
@@ -392,36 +396,36 @@ class Transfers(ColumnTable):
     server: IntArray = column("int32")
     """Number of the other server among those of its kind; -1 if it is not known."""
     begun_seq: IntArray = column("int64")
-    """Moment that begins it: the schedule that takes blocks for a load, the output that ends the request of a send."""
+    """`seq` of its begin: of the schedule that allocates blocks for a load, or the output that ends a sent request."""
     ended_seq: IntArray = column("int64")
-    """Moment of the output with which its end was reported; -1 if the recording ends before."""
+    """`seq` of the output with which its end was reported; -1 if the recording ends before."""
     begin_s: FloatArray = column("float64")
-    """Time at which a load begins to cross the link, or from which on kept blocks wait, in seconds."""
+    """Time in seconds at which a load begins to cross the link, or from which on blocks are kept for a send."""
     end_s: FloatArray = column("float64")
     """Time at which the blocks were transferred, in seconds; NaN if the recording ends before."""
     position: IntArray = column("int32")
     """First entry of the request's table that is transferred."""
     blocks: IntArray = column("int32")
     tokens: IntArray = column("int32")
-    """Tokens from outside of a load; computed tokens in the blocks of a send."""
+    """Number of tokens that a load brings, or of computed tokens in the blocks of a send."""
     failed: IntArray = column("int32")
     """First entry of the request's table that failed to load; -1 for none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class PromptImages(ColumnTable):
-    """One row per image of a prompt, by request and place."""
+    """One row per image of a prompt, sorted by request and place."""
 
     name: ClassVar[str] = "images"
     is_optional: ClassVar[bool] = True
 
     request: IntArray = column("int32")
     image: IntArray = column("int32")
-    """Number of the image, from 1 on; equal images have equal ones."""
+    """Number of the image, from 1 on; equal images have equal numbers."""
     place: IntArray = column("int32")
-    """Tokens of the prompt before it."""
+    """Number of prompt tokens before the image."""
     tokens: IntArray = column("int32")
-    """Tokens of the prompt that it takes, each with an output of the encoder."""
+    """Number of prompt tokens of the image, each with an output of the encoder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -435,7 +439,7 @@ class EncoderEvents(ColumnTable):
     step: IntArray = column("int32", counts=True)
     kind: IntArray = column("uint8", names=ImageEventKind)
     request: IntArray = column("int32")
-    """Request that uses the image; -1 for an eviction, and for a computation."""
+    """Request that holds or releases the image; -1 if the image is computed or evicted."""
     image: IntArray = column("int32")
 
 

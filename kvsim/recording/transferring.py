@@ -1,4 +1,4 @@
-"""Collect transfers between servers: one moment begins a transfer, the output of a step reports its end."""
+"""Collect the table of transfers between servers during a run, from two reports for each: its begin and its end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _NONE = -1
 
 
 class TransfersUnderWay:
-    """Rows of the table, in the order in which transfers begin."""
+    """Growing table of transfers, in the order in which they begin; a request has at most one at a time."""
 
     def __init__(self) -> None:
         self._rows = GrowingTable(Transfers)

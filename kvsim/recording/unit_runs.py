@@ -13,7 +13,7 @@ from kvsim.recording.model import MAX_UNITS
 from kvsim.recording.tables import IntArray
 
 _SHORTEST_RUN = 3
-"""Units from which a pair is shorter than a list."""
+"""Number of units from which on a pair is shorter than the list."""
 
 Packed = list[int | list[int]]
 
@@ -22,9 +22,8 @@ def pack(units: IntArray) -> Packed:
     """Return `units` in order, with runs that ascend or descend by one as pairs."""
     step = np.diff(units)
     goes_on = np.abs(step) == 1
-    turns = goes_on[1:] & goes_on[:-1] & (step[1:] != step[:-1])
     breaks = ~goes_on
-    breaks[1:] |= turns
+    breaks[1:] |= goes_on[1:] & goes_on[:-1] & (step[1:] != step[:-1])  # ascending units turn to descending ones
     packed: Packed = []
     begin = 0
     for end in [*(np.flatnonzero(breaks) + 1).tolist(), len(units)]:
@@ -39,6 +38,7 @@ def pack(units: IntArray) -> Packed:
 
 def unpack(value: object) -> IntArray:
     """Return the units that `pack` wrote, or those of a plain list."""
+    # A pair is [first, last]; a single unit is both its first and its last.
     items: list[Any] = value if isinstance(value, list) else [value]
     first = _units([item[0] if _is_pair(item) else item for item in items])
     last = _units([item[1] if _is_pair(item) else item for item in items])

@@ -24,11 +24,13 @@ if TYPE_CHECKING:
     from kvsim.recording.parquet import TableFile
 
 _MOST_ROWS_CHECKED = 1 << 22
-"""Maximum rows of a recording that is read back and checked before the rename, in a second or two. For a longer one,
-which would take memory by its steps, only the order of its rows is checked, and the rest when it is read.
+"""Maximum rows of a recording that is read back and checked before the rename, in a second or two.
+
+For a longer recording, only the order of the rows is checked here, because the checks take memory for all rows. Its
+readers check the rest.
 """
-_MOST_ROWS_PLAYED = 200_000
-"""Maximum rows of a recording that is also played, in some tenths of a second."""
+_MOST_ROWS_REPLAYED = 200_000
+"""Maximum rows of a recording that is also replayed, in some tenths of a second."""
 
 
 class RecordingWriter:
@@ -110,11 +112,11 @@ class RecordingWriter:
         try:
             recording = read_tables(self._new)
             check(recording, self._new)
-            played = play if play and self._num_rows <= _MOST_ROWS_PLAYED else check_events
-            played(recording, self._new)
+            more_checks = play if play and self._num_rows <= _MOST_ROWS_REPLAYED else check_events
+            more_checks(recording, self._new)
         except RecordingError as error:
-            said = str(error).replace(str(self._new), str(self._target)).rstrip(".")
-            raise IntegrityError(f"{said}; what was recorded does not agree, so nothing was written.") from error
+            reason = str(error).replace(str(self._new), str(self._target)).rstrip(".")
+            raise IntegrityError(f"{reason}; what was recorded does not agree, so nothing was written.") from error
 
     def _refuse_anything_else(self, source: str = "") -> None:
         """Raise an error if the target is not a recording, or one of another `source`."""
@@ -137,6 +139,7 @@ class RecordingWriter:
 
     @contextmanager
     def _as_recording_error(self) -> Iterator[None]:
+        """Raise errors of the operating system as a `RecordingError` that names the target."""
         try:
             yield
         except (FileExistsError, NotADirectoryError) as error:

@@ -1,7 +1,7 @@
-"""Operations on single units in the order of their units: reference counts and successive owners.
+"""Follow each unit of the pool through all operations on it: its reference counts, and its successive owners.
 
-Sorting all operations of a long recording would be slow, so they are processed in parts that fit into the CPU cache,
-and the state of each unit after the previous parts is kept.
+Sorting all operations of a long recording by unit would be slow. So they are processed in parts that fit into the CPU
+cache, and the state of each unit after the previous parts is kept.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ _APART = np.int64(1 << 33)
 
 
 def running_refs(part: Part, holders: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-    """Return the references to each operation's unit after it; `holders` has those of all units before, by address."""
+    """Return the reference count of each operation's unit after the operation.
+
+    `holders` has the reference counts of all units, by address, before the operations.
+    """
     order = stable_order(part.address, len(holders))
     unit, delta = part.address[order], part.change[order]
     first = np.flatnonzero(is_new(unit))
@@ -47,9 +50,9 @@ class Successions:
     keeps: npt.NDArray[np.bool_]
     """Whether the unit keeps a prefix after that row."""
     held_until: npt.NDArray[np.int64]
-    """Row in which the last earlier owner frees the unit, or in which it loses its prefix after that."""
+    """Row in which the last earlier owner freed the unit, or a later row in which the unit lost its prefix."""
     kept: npt.NDArray[np.bool_]
-    """Whether the unit keeps a prefix after that row."""
+    """Whether the unit kept a prefix after the row in `held_until`."""
 
     @property
     def is_held(self) -> npt.NDArray[np.bool_]:
@@ -65,19 +68,19 @@ class Successions:
         """
         order = stable_order(takes.address, len(latest))
         unit, row, until = takes.address.take(order), takes.row.take(order), takes.until.take(order)
-        own = until.astype(np.int64)
-        own *= 2
-        keeps = np.zeros(len(own), np.bool_)
+        after = until.astype(np.int64)  # as in `latest`: twice the row, plus one if a prefix is kept
+        after *= 2
+        keeps = np.zeros(len(after), np.bool_)
         if kept is not None:
             keeps = takes.position.take(order) < kept.take(until)
-            own += keeps
+            after += keeps
         first = np.flatnonzero(is_new(unit))
-        before = np.empty_like(own)
-        before[1:] = own[:-1]
+        before = np.empty_like(after)
+        before[1:] = after[:-1]
         before[first] = latest.take(unit[first])
-        if is_shared:  # an earlier holder may keep it longer
+        if is_shared:  # an earlier holder may hold the unit longer: take the running maximum of each unit
             apart = unit * _APART
             before = np.maximum.accumulate(apart + before) - apart
-            own = np.maximum(before, own)
-        latest[unit] = own  # the last write of a unit wins
+            after = np.maximum(before, after)
+        latest[unit] = after  # the last write of a unit wins
         return cls(row, unit, until, keeps, before >> 1, (before & 1).astype(np.bool_))

@@ -1,4 +1,7 @@
-"""Operations on a sample of a pool's units, for pictures that do not show the other units."""
+"""Select the operations on a sample of a pool's units, because a picture of a large pool shows only such a sample.
+
+Replaying only these operations is several times faster than replaying the whole pool.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ if TYPE_CHECKING:
     from kvsim.replay.unfolding import Part
 
 _WORTH_IT = 8
-"""Units of the pool per sampled unit from which on filtering the operations is faster."""
+"""Smallest number of units in the pool per sampled unit for which selecting the operations is faster."""
 
 
 class FewUnits:
@@ -47,7 +50,7 @@ class FewUnits:
         return len(self._ops)
 
     def ops_until(self, op: int) -> int:
-        """Count these operations among the first `op` of the whole pool."""
+        """Return how many of the first `op` operations of the whole pool are on these units."""
         return int(np.searchsorted(self._ops, np.int32(op)))
 
     def part(self, begin: int, end: int) -> Part:
@@ -55,7 +58,7 @@ class FewUnits:
         return self._renumbered(self._ledger.at(self._ops[begin:end]))
 
     def parts(self, begin: int = 0, end: int | None = None) -> Iterator[tuple[int, Part]]:
-        """Yield the operations [begin, end) at once, with the number of the first."""
+        """Yield the operations [begin, end) as a single part, with the number of its first operation."""
         yield begin, self.part(begin, self.num_ops if end is None else end)
 
     def at(self, ops: npt.NDArray[np.int32]) -> Part:

@@ -1,4 +1,4 @@
-"""Lengths of free runs, at one frame of a recording or at several."""
+"""Compute the lengths of free runs in the pool at one or several frames: the measure of its fragmentation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 
 def free_run_lengths(replay: Replay) -> IntArray:
-    """Return the units in each run of free units, in address order, at the current frame; cached units are free."""
+    """Return the number of units in each run of free units, in address order, at the current frame.
+
+    Cached units count as free.
+    """
     return _run_lengths(replay.refs == 0)
 
 
@@ -50,10 +53,10 @@ def _holders_at(replay: Replay, frames: Sequence[int]) -> Iterator[npt.NDArray[n
     holders = np.zeros(replay.num_units, np.int32)
     leaving: defaultdict[int, list[IntArray]] = defaultdict(list)
     """Units that requests free before each frame, by its index in `frames`."""
-    shown = 0
+    num_yielded = 0
 
-    def shown_upto(nth: int) -> Iterator[npt.NDArray[np.int32]]:
-        for place in range(shown, nth):
+    def yield_upto(nth: int) -> Iterator[npt.NDArray[np.int32]]:
+        for place in range(num_yielded, nth):
             for units in leaving.pop(place, ()):
                 np.add.at(holders, units, np.int32(-1))
             yield holders
@@ -72,10 +75,10 @@ def _holders_at(replay: Replay, frames: Sequence[int]) -> Iterator[npt.NDArray[n
         stays.sort()
         for first, behind in _edges(begins[stays]):
             begin = int(begins[stays[first]])
-            yield from shown_upto(begin)
-            shown = max(shown, begin)
+            yield from yield_upto(begin)
+            num_yielded = max(num_yielded, begin)
             np.add.at(holders, units[stays[first:behind]], np.int32(1))  # equal types are many times as fast
-    yield from shown_upto(len(frames))
+    yield from yield_upto(len(frames))
 
 
 def _edges(values: IntArray) -> Iterator[tuple[int, int]]:

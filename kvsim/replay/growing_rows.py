@@ -1,6 +1,6 @@
-"""Replay runs that grow by a unit in every step, as in static batches with a dynamic cache.
+"""Replay runs that grow in every step, as in static batches with a dynamic cache.
 
-A recording has one table row for each such run.
+A recording has a single memory row for each such run, so its length at a frame must be computed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kvsim.replay.unit_states import UnitStates
 
 
 class GrowingRuns:
-    """The growing runs of a recording, and the length of each that the pool shows."""
+    """The growing runs of a recording, and the length of each as the pool shows it now."""
 
     def __init__(self, tables: Holdings, frame_seq: npt.NDArray[np.int64]) -> None:
         """Index the runs; `frame_seq` has the last sequence number that each frame shows."""
@@ -64,7 +64,7 @@ class GrowingRuns:
         return np.where(self._row[at] == rows, self._units_at(frame)[at], length)
 
     def _units_at(self, frame: int) -> npt.NDArray[np.int64]:
-        """Return the units of each run at `frame`, 0 before its birth; deaths are ignored."""
+        """Return the number of units of each run at `frame`: 0 before its allocation; releases are ignored."""
         steps = np.clip(frame + 1 - self._birth_frame, 0, self._repeat)
         units: npt.NDArray[np.int64] = steps * self._step_units
         return units

@@ -1,4 +1,7 @@
-"""Host memory of a recorded run, step by step: blocks there, on their way there, and on their way back."""
+"""Contents of host memory after each step of a recorded run: stored blocks, and blocks that are being copied.
+
+The interface and the exports show host memory from here, beside the pool of the GPU.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +24,11 @@ class HostSlots:
     """Contents of host memory at one moment, with an entry for each slot."""
 
     owner: IntArray
-    """Request whose block was copied to the slot last; -1 if there was none."""
+    """Request whose block was copied to the slot last; -1 for an unused slot."""
     is_going: BoolArray
-    """Whether a copy from the GPU is under way."""
+    """Whether a copy from the GPU to the slot is in progress."""
     is_coming: BoolArray
-    """Whether a copy back to the GPU is under way."""
+    """Whether a copy from the slot to the GPU is in progress."""
     is_overwritten: BoolArray
     """Whether the previous block was evicted in this step."""
 
@@ -38,15 +41,15 @@ class HostMemory:
     """Capacity in blocks."""
     slot_bytes: int
     used: IntArray
-    """Slots that hold a block or are being written."""
+    """Number of slots that hold a block or are being written."""
     going: IntArray
-    """GPU blocks that are being copied to the host."""
+    """Number of GPU blocks that are being copied to the host."""
     coming: IntArray
-    """GPU blocks that are being copied back."""
+    """Number of GPU blocks that are being copied back."""
     stored: IntArray
-    """GPU blocks that were copied to the host so far, including those under way."""
+    """Number of GPU blocks whose copies to the host began so far."""
     loaded: IntArray
-    """GPU blocks that were copied back so far, including those under way."""
+    """Number of GPU blocks whose copies back began so far."""
     _stores: _CopySteps
     _loads: _CopySteps
 
@@ -70,7 +73,7 @@ class HostMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _CopySteps:
-    """Copies in one direction, in the order of the decisions."""
+    """Copies in one direction, in the order in which they were decided."""
 
     begun_step: IntArray
     reported_step: IntArray
@@ -93,9 +96,9 @@ class _CopySteps:
     def under_way(self, frame: int, num_slots: int) -> BoolArray:
         """Tell which slots are being copied right after step `frame` was scheduled."""
         begun = int(np.searchsorted(self.begun_step, frame, "right"))
-        found = np.zeros(num_slots, bool)
-        found[self.slot[:begun][self.reported_step[:begun] >= frame]] = True
-        return found
+        is_copied = np.zeros(num_slots, bool)
+        is_copied[self.slot[:begun][self.reported_step[:begun] >= frame]] = True
+        return is_copied
 
 
 def host_memory(recording: Recording) -> HostMemory | None:

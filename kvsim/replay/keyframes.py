@@ -1,4 +1,4 @@
-"""Keyframes of a pool of single units: the contents of all units after regular numbers of operations."""
+"""Keyframes of a pool: the contents of all units at regular intervals, so that seeking replays few operations."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ from kvsim.replay.unfolding import NO_OWNER
 _OPS_PER_KEYFRAME = 16_384
 """Operations between two keyframes, if memory allows: about 100 microseconds of copying."""
 _KEYFRAME_BYTES = 256 << 20
-"""Most bytes of all keyframes together."""
+"""Maximum bytes of all keyframes together."""
 
 _OPS = np.int64(1 << 31)
 """Exclusive upper bound on the operations of a recording."""
 
 Columns = tuple[npt.NDArray[Any], ...]
-"""Columns over the units, in address order: owner, position, number of holders, whether it is cached; with several
-KV-cache groups, the group of its table; and with sharing, the allocation that is freed last, as the row in which it is
-freed, times 2**31, plus the number of its operation.
+"""Columns with an entry for each unit, in address order.
+
+They are the owner, its position, the number of holders, and whether the unit is cached. With several KV-cache groups,
+the group follows. With sharing, the last column has the allocation that is freed last: the row in which it is freed,
+times 2**31, plus the number of its operation.
 """
 
 
@@ -83,7 +85,7 @@ class Keyframes:
 def apply_operations(
     ledger: Ledger | FewUnits, begin: int, end: int, columns: Columns, first_unit: int, newest: npt.NDArray[np.intp]
 ) -> None:
-    """Apply the operations [begin, end) to `columns`, in bulk: the last operation on each unit wins.
+    """Apply the operations [begin, end) to `columns`, in bulk: only the last operation on each unit counts.
 
     `newest` is scratch space with an entry for each unit.
     """
@@ -92,6 +94,7 @@ def apply_operations(
     for first, part in ledger.parts(begin, end):
         units = np.subtract(part.address, first_unit, dtype=np.intp)
         np.add.at(refs, units, part.change.astype(refs.dtype))
+        # After `newest[units] = nth`, each unit has the number of the last operation on it.
         nth = np.arange(len(units))
         newest[units] = nth
         last = (newest[units] == nth).nonzero()[0]
@@ -111,7 +114,7 @@ def apply_operations(
             np.maximum.at(longest, units[takes], part.until[takes] * _OPS + (first + takes))
             left = unit[is_release & is_held]
             if len(left):
-                # The request that frees a unit last still holds it if any request does.
+                # As long as a unit is held, the request that will free it last is one of its holders: show it as owner.
                 heirs = ledger.at((longest[left] % _OPS).astype(np.int32))
                 owner[left], position[left] = heirs.owner, heirs.position
                 if heirs.group is not None:

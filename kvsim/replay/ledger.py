@@ -44,12 +44,12 @@ class Ledger:
         """
         self._recording, self._memory = recording, recording.memory
         self.unit_by_unit = _has_single_units(recording)
-        """Whether every run has one unit."""
+        """True if every run has one unit."""
         self.tables: Holdings
         self._unfolded: Unfolded
         num_requests = len(recording.requests)
         self.lists_operations = bool(recording.meta.pool.groups) or bool(self._memory.parts.any())
-        """Whether tables release some of their units before the others, so that every operation is listed."""
+        """True if tables may release some units before others; then every operation is listed."""
         if self.lists_operations:
             self.tables, operations = tables_of_groups(self._memory, num_requests)
             self._unfolded = Listed(self._memory, self.tables, operations)
@@ -57,12 +57,12 @@ class Ledger:
             self.tables, releases, until = tables_of(self._memory, num_requests, unit_by_unit=self.unit_by_unit)
             self._unfolded = UnitRowReader(self._memory, self.tables, releases, until, unit_by_unit=self.unit_by_unit)
         self._before = np.zeros(len(self._memory) + 1, np.int32)
-        """Operations before each row, and before the end."""
+        """Number of operations before each row, and their total number."""
         np.cumsum(self._unfolded.num_ops(), out=self._before[1:])
         self.has_groups = bool(recording.meta.pool.groups)
-        """Whether several KV-cache groups share the pool."""
+        """True if several KV-cache groups share the pool."""
         self.is_shared = self.unit_by_unit and bool((self._memory.kind == MemoryKind.SHARE).any())
-        """Whether several requests hold the same unit at some time."""
+        """True if several requests hold the same unit at some time."""
         cached = recording.meta.initial_cached
         self.initial_cached = np.empty(0, np.int64) if cached is None else cached
         """Addresses of the units that are cached before the first operation."""
@@ -112,10 +112,7 @@ class Ledger:
         return np.asarray(position < self._kept.take(self._releases.searchsorted(row)))
 
     def units_before(self, rows: IntArray) -> npt.NDArray[np.int64]:
-        """Return the allocated minus the freed units before each of `rows`, which must ascend.
-
-        Shared units count once for each holder.
-        """
+        """Return how many units are held before each of the ascending `rows`; shared units count for each holder."""
         before = np.zeros(len(rows), np.int64)
         total = 0
         for part in in_parts(len(self._memory)):
@@ -178,7 +175,7 @@ class Ledger:
 
 
 def _has_single_units(recording: Recording) -> bool:
-    """Tell whether units are shared and cached one by one, and runs are only a shorthand."""
+    """Tell whether units are shared and cached one by one, so that runs of several units must be split into units."""
     meta, kind, repeat = recording.meta, recording.memory.kind, recording.memory.repeat
     if repeat is not None and (repeat > 1).any():
         return False
@@ -216,7 +213,7 @@ def _check_apart(recording: Recording) -> None:
 
 
 def _kept_units(recording: Recording, progress: Progress, rows: IntArray) -> npt.NDArray[np.integer[Any]] | None:
-    """Return the leading units of its table that stay cached, for each release in `rows`; None without a cache."""
+    """Return how many leading units of its table stay cached, for each release in `rows`; None without a cache."""
     memory = recording.memory
     if not recording.meta.prefix_caching:
         return None

@@ -26,7 +26,7 @@ from kvsim.replay.unit_slots import Numbers, Seen, slots_of_groups, slots_of_uni
 from kvsim.replay.unit_states import SingleUnits, UnitStates
 
 _POSITION_BITS = 40
-"""Bits of the position in a run's key; higher bits are the number of its table, one for each admission."""
+"""Number of low bits in a run's key that hold its position; higher bits are the number of its table."""
 _UNITS_AT_ONCE = 1 << 16
 """Units that are split into states together; their data fits into the CPU cache."""
 
@@ -153,13 +153,13 @@ class Replay:
         self._states.warm_up()
 
     def touched(self, before: int, after: int) -> Numbers:
-        """Return the units whose picture may differ between two frames, in address order."""
+        """Return the units whose state may differ between two frames, in address order."""
         low, high = sorted((before, after))
         units = self._states.units_of(self.num_ops(low), self.num_ops(high))
         residencies = self._live_residencies(self.frame)
         live = self.ledger.tables.residencies.request[residencies].astype(np.int64)
         old, new = (self.computed_at(live, frame) for frame in (low, high))
-        # If a request has finished but its batch goes on, its whole row turns into padding.
+        # If a request of a static batch finishes before the batch, its whole row becomes padding.
         old = np.where((old <= self.full[live]) & (new > self.full[live]), 0, old)
         growing = new > old
         written = self._units_written(residencies[growing], old[growing], new[growing])
@@ -183,7 +183,7 @@ class Replay:
     def waiting_requests(self) -> Numbers:
         """Return the waiting requests at the current frame: preempted ones first, then in order of arrival."""
         requests, seq = self.recording.requests, self.frame_seq[self.frame]
-        # Requests before the window have finished, and those after it have not arrived.
+        # All requests before the window have left, and none after it has arrived.
         begin, end = (np.searchsorted(edge, seq, "right") for edge in (self._all_gone_at, self._none_came_by))
         window = slice(begin, max(begin, end))
         # A request ends when its memory is freed for the last time or, if it never had any, when it is aborted.
@@ -209,11 +209,11 @@ class Replay:
         return runs.position[run] + offset, runs.address[run] + offset
 
     def computed_at(self, requests: IntArray, frames: IntArray | int) -> Numbers:
-        """Return the computed tokens of each of `requests` at its frame, at which it must hold memory."""
+        """Return how many tokens each of `requests` has computed at its entry in `frames`; it must hold memory then."""
         return self.progress.computed(requests, np.minimum(frames, self.num_frames - 2))
 
     def computed(self, requests: IntArray) -> Numbers:
-        """Return the computed tokens of each of `requests`, which must hold memory, at the current frame."""
+        """Return how many tokens each of `requests` has computed at the current frame; all must hold memory."""
         return self.computed_at(requests, self.frame)
 
     def slots(self, units: IntArray | slice = slice(None)) -> Numbers:
@@ -236,6 +236,7 @@ class Replay:
         num_units = len(range(self.num_units)[units] if isinstance(units, slice) else units)
         few, shown = None, units
         pool: UnitStates
+        # For a small part of a pool, replaying only the operations on its units is faster.
         if not isinstance(units, slice) and FewUnits.are(self.ledger, num_units, self.num_units):
             addresses = self.first_unit + np.asarray(units)
             few = FewUnits(self.ledger, addresses)
@@ -263,10 +264,10 @@ class Replay:
         return states, owners
 
     def _seen(self, pool: UnitStates, units: IntArray | slice, frame: int) -> Seen:
-        """Return the contents of `units` at `frame`, which `pool` shows."""
+        """Return the contents of `units` at `frame`; `pool` must have been moved to this frame."""
         live = self._live_at(frame)
         self._computed_by_live[live] = self.computed_at(live, frame)
-        owner = pool.owner[units].copy()
+        owner = pool.owner[units].copy()  # NO_OWNER is -1, the last entry of `_computed_by_live`
         return Seen(
             owner=owner,
             position=pool.position[units].copy(),
@@ -307,7 +308,7 @@ class Replay:
         table = self._table_of[residencies, group]
         has = (table >= 0) & (high > low)
         table_key, low, high = table[has] << _POSITION_BITS, low[has], high[has]
-        # Of several runs at one position, one behind the other, each is looked at.
+        # Several runs may have had one position, one after the other: start at the first of these.
         first = np.searchsorted(self._run_key, table_key + low)
         first = np.minimum(first, np.searchsorted(self._run_key, table_key + low, side="right") - 1)
         # A table may begin after positions that were never held.
@@ -332,9 +333,10 @@ class Replay:
         return key
 
     def _reset_progress(self) -> None:
-        """Reset computed tokens on allocation, except for extents that move, which are freed at the same moment.
+        """Reset the computed tokens of each request when it allocates memory, to the tokens of its prefix hit.
 
-        Prefix hits count as computed, including blocks from the host from the moment of the decision to load them.
+        An extent that moves is freed and allocated at one moment, and keeps its computed tokens. Blocks from the host
+        count as computed from the decision to load them.
         """
         held, memory = self.ledger.tables.residencies, self.recording.memory
         moves = (held.request[1:] == held.request[:-1]) & (held.birth_seq[1:] == held.death_seq[:-1])
@@ -347,14 +349,14 @@ class Replay:
         hits = np.append(0, np.cumsum(memory.length[shared][order].astype(np.int64))) * self.unit_tokens
         key = requests * num_seqs + birth_seq
         begin, end = (np.searchsorted(shared_key[order], key, side) for side in ("left", "right"))
-        frames, found = np.searchsorted(self.frame_seq, birth_seq), hits[end] - hits[begin]
+        frames, hit_tokens = np.searchsorted(self.frame_seq, birth_seq), hits[end] - hits[begin]
         if (copies := self.recording.copies) is not None:
             loads = copies.kind == CopyKind.LOAD
             loaded_key = np.sort(copies.request[loads].astype(np.int64) * self.num_frames + copies.begun_step[loads])
             key = requests * self.num_frames + frames
             begin, end = (np.searchsorted(loaded_key, key, side) for side in ("left", "right"))
-            found += (end - begin) * self.unit_tokens
-        self.progress.reset(requests, frames, found)
+            hit_tokens += (end - begin) * self.unit_tokens
+        self.progress.reset(requests, frames, hit_tokens)
 
     def _padding_per_request(self) -> Numbers:
         """Return the slots of padding before each request's tokens, which its first step computed in a static batch."""
@@ -379,8 +381,8 @@ class Replay:
         self._residency_birth = held.birth_seq[self._residencies]
         self._all_dead_at = np.maximum.accumulate(held.death_seq[self._residencies])
         self._table_of = np.full((len(held.request), len(self.groups)), -1, np.int64)
-        whose = np.searchsorted(held.first_run, tables.first_of_table, side="right") - 1
-        self._table_of[whose, tables.at(tables.first_of_table).group] = np.arange(len(whose))
+        residency = np.searchsorted(held.first_run, tables.first_of_table, side="right") - 1
+        self._table_of[residency, tables.at(tables.first_of_table).group] = np.arange(len(residency))
         never = np.iinfo(np.int64).max
         self._first_birth = np.full(len(requests), never, np.int64)
         np.minimum.at(self._first_birth, held.request, held.birth_seq)
@@ -390,7 +392,7 @@ class Replay:
         self._last_death[held.request] = -1
         np.maximum.at(self._last_death, held.request, held.death_seq)
         self._last_death[requests.status == RequestStatus.REFUSED] = -1
-        # A preempted request may end while it waits, with an output that was under way.
+        # A preempted request may end while it waits, with the output of a step that was in flight.
         steps = self.recording.steps
         queued = np.flatnonzero((requests.preemptions > 0) & np.isin(self._last_death, steps.schedule_seq))
         output = np.minimum(np.searchsorted(steps.end_s, requests.finished_s[queued]), len(steps) - 1)
@@ -399,7 +401,7 @@ class Replay:
         self._last_death[requests.status == RequestStatus.UNFINISHED] = never
         self._all_gone_at = np.maximum.accumulate(self._last_death)
         self._none_came_by = np.minimum.accumulate(requests.arrival_seq[::-1])[::-1]
-        last = tables.at(np.append(tables.first_of_table[1:], len(tables.birth_row))[: len(whose)] - 1)
+        last = tables.at(np.append(tables.first_of_table[1:], len(tables.birth_row))[: len(residency)] - 1)
         self._requested = np.zeros(len(requests), np.int64)
         np.maximum.at(self._requested, last.request, last.position + last.requested)
         self._requested *= self.unit_tokens

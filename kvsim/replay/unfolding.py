@@ -1,4 +1,4 @@
-"""Conversion of the rows of `memory.parquet` to operations on runs of units.
+"""Convert the rows of `memory.parquet` to operations on runs of units: the ledger applies these.
 
 A row such as "request 7 frees its table" becomes operations on the units of that table, in order.
 """
@@ -38,13 +38,13 @@ class Part:
     address: IntArray
     length: IntArray
     change: npt.NDArray[np.int8]
-    """1 if a request allocates the run, -1 if it frees it, 0 if the units lose a cached prefix."""
+    """1 if a request allocates the run, -1 if a request frees the run, 0 if the units lose a cached prefix."""
     owner: IntArray
-    """Request that allocates or frees; `NO_OWNER` for evictions."""
+    """Request that allocates or frees the run; `NO_OWNER` for evictions."""
     position: IntArray
-    """Position of the run in that request's table, in units."""
+    """Position of the run in the owner's table, in units."""
     group: IntArray | None
-    """KV-cache group of that table; None if the model has one group."""
+    """KV-cache group of the table; None if the model has one group."""
     until: IntArray
     """Row in which an allocated run is freed; the number of rows if it never is."""
 
@@ -68,7 +68,7 @@ class Unfolded(Protocol):
         """Return the number of operations of each row."""
 
     def part(self, ops: IntArray, row: IntArray, nth: IntArray) -> Part:
-        """Return the operations `ops`, each the `nth` of its `row`."""
+        """Return the operations with the numbers `ops`; each is the `nth` operation of its `row`."""
 
     def takes(self, begin: int, end: int) -> Takes:
         """Return all takes of the rows [begin, end), each of one unit."""

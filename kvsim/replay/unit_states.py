@@ -20,13 +20,13 @@ from kvsim.replay.ledger import Ledger
 from kvsim.replay.unfolding import NO_OWNER, Part
 
 _MOST_RUNS = 64
-"""Most operations on long runs that are applied one by one; with more, laying out afresh is faster."""
+"""Maximum number of operations on long runs that are applied one by one; for more, laying out afresh is faster."""
 
 
 class UnitStates(ABC):
-    """The owner of each unit, its position in the owner's table, its holders, and whether it is cached.
+    """Contents of the pool: the owner of each unit, its position in the owner's table, its holders, and cached units.
 
-    Entries are in address order. `go_to` changes the arrays in place.
+    Arrays are in address order. `go_to` changes them in place.
     """
 
     def __init__(self, ledger: Ledger | FewUnits, num_units: int, first_unit: int) -> None:
@@ -48,7 +48,10 @@ class UnitStates(ABC):
 
     @abstractmethod
     def go_to(self, op: int, seq: int) -> bool:
-        """Show the pool after the first `op` operations, those up to `seq`; tell whether it was laid out afresh."""
+        """Show the pool after the first `op` operations, which are those up to `seq`.
+
+        Return whether the contents were laid out afresh, not changed by operations.
+        """
 
     @abstractmethod
     def units_of(self, begin: int, end: int) -> IntArray:

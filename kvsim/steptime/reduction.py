@@ -114,7 +114,7 @@ to 6 ms longer than their kernels."""
 _LARGE = (1024, 2048, 4096, 8192, 16384)
 _FEW, _MANY = 16, 256
 _SMALLEST = 3
-"""Tokens of a step in the first entry of the table, which is of a captured size of 4."""
+"""Number of tokens of a step that uses the first entry of the table; it is padded to the captured size 4."""
 
 
 def reduce(card: Card, model: Model, *, num_processors: int = 132, in_process: bool = False) -> Roofline:
@@ -129,7 +129,7 @@ def reduce(card: Card, model: Model, *, num_processors: int = 132, in_process: b
 def reduce_ranks(card: Card, model: Model, *, num_processors: int = 132) -> RankTimes:
     """Return the step times of data-parallel ranks that share the experts of `model`; see `reduce`.
 
-    An all-gather and a reduce-scatter of all ranks take the place of a sum over the GPUs after the experts.
+    After the experts, an all-gather and a reduce-scatter over all ranks replace the all-reduce.
     """
     work = work_of(model)
     own = replace(work, expert_weights=0, num_reduces=max(work.num_reduces - work.expert_layers, 0))
@@ -151,8 +151,8 @@ def reduce_stages(
 ) -> tuple[Roofline, ...]:
     """Return the step times of every stage of a pipeline, each with one of the `shares` of all layers; see `reduce`.
 
-    Each stage but the first waits for two activations of every token from the stage before. They are assumed to take as
-    long as a sum of the same size over the GPUs of the card.
+    Each stage but the first receives two activations of every token from the previous stage. This is assumed to take as
+    long as an all-reduce of the same size on the card.
     """
     work, stages = work_of(model), []
     handed_over_s, handed_over_token_s = _hand_over(card, 2 * _ACTIVATION_BYTES * model.hidden_size)
@@ -167,9 +167,12 @@ def reduce_stages(
 
 
 def _hand_over(card: Card, token_bytes: int) -> tuple[float, float]:
-    """Return the seconds to hand over a step, and each of its tokens."""
-    (_, least_s), *_, (most, most_s) = card.all_reduce
-    return least_s, token_bytes * most_s / most
+    """Return the seconds to send activations to the next stage: a constant per step, and per token.
+
+    They are those of the smallest all-reduce, and of each byte in the largest.
+    """
+    (_, smallest_s), *_, (largest_bytes, largest_s) = card.all_reduce
+    return smallest_s, token_bytes * largest_s / largest_bytes
 
 
 def never_asleep(card: Card, model: Model, *, num_processors: int = 132) -> Roofline:
@@ -178,6 +181,7 @@ def never_asleep(card: Card, model: Model, *, num_processors: int = 132) -> Roof
 
 
 def _never_asleep(card: Card, model: Model, work: Work, num_processors: int) -> Roofline:
+    """Return the times of `never_asleep` for the given `work`, which may be that of a part of the model."""
     table, token_s, weights = _by_size(card, work)
     costs = _attention_costs(card, work, num_processors)
     dense = [reading for reading, _ in costs]
@@ -186,7 +190,7 @@ def _never_asleep(card: Card, model: Model, work: Work, num_processors: int) -> 
     if work.output is not None:
         few, many = map(product_curve(card.products["bfloat16"], *work.output), (_FEW, _MANY))
         logits_s = max(many - few, 0.0) / (_MANY - _FEW) + SAMPLED_BYTES * work.output.n / card.read_bytes_per_s
-    state_s = 2 * work.state_bytes / card.copy_bytes_per_s  # every state is read and written
+    state_s = 2 * work.state_bytes / card.copy_bytes_per_s  # each state is read and written
     attention_s = sum(
         reading.num_layers * (cost.step_s + SPLIT_S + FP8_QUERY_S * reading.is_fp8) for reading, cost in costs
     )
@@ -222,9 +226,11 @@ def _never_asleep(card: Card, model: Model, work: Work, num_processors: int) -> 
 
 
 def _attention_costs(card: Card, work: Work, num_processors: int) -> list[tuple[AttentionKind, AttentionCost]]:
-    """Return the costs of each kind of attention but the sparse kind that the card has. What was measured with a cache
-    in fp8 is not scaled."""
-    found = []
+    """Return the costs of each kind of attention, without sparse attention if the card has its times.
+
+    If the card has times with a cache in fp8, `is_fp8` is set to False, so that these times are not scaled again.
+    """
+    costs = []
     for reading in work.readings:
         if reading.is_sparse and card.sparse is not None:
             continue
@@ -235,12 +241,12 @@ def _attention_costs(card: Card, work: Work, num_processors: int) -> list[tuple[
             byte_s = card.latent.token_s / reading.bytes_per_token
             flop_s = card.latent.pair_s / (4 * reading.num_heads * reading.query_dim)
             cost = cost._replace(sequence_s=card.latent.sequence_s, byte_s=byte_s, flop_s=flop_s)
-        found.append((replace(reading, is_fp8=reading.is_fp8 and not is_measured), cost))
-    return found
+        costs.append((replace(reading, is_fp8=reading.is_fp8 and not is_measured), cost))
+    return costs
 
 
 def _with_sparse(times: Roofline, sparse: SparseAttention, num_layers: float) -> Roofline:
-    """Add the layers with sparse attention to `times`: what the indexer picks is read like a window."""
+    """Add the layers with sparse attention to `times`. The tokens that the indexer selects are read like a window."""
     return replace(
         times,
         step_s=times.step_s + num_layers * sparse.step_s,
@@ -261,31 +267,35 @@ def on_machine(
     in_process: bool = False,
     is_stage: bool = False,
 ) -> Roofline:
-    """Adapt `awake`, the times of an engine whose host never sleeps and launches a kernel in `launch_s`, to a machine
-    with these factors, whose host sleeps. `in_process` is set for an engine without a process of its own. `is_stage` is
-    set if its worker waits for other stages, and sleeps like the scheduler.
+    """Adapt the times of an engine whose host never sleeps to a machine whose host sleeps while it waits for the GPU.
 
-    A host with more work in a decode step than its GPU never sleeps. A host that would have more work only at its pace
-    after a sleep gets the pace at which both take equally long.
+    A host that has slept is slower. If the host has more work in a decode step than the GPU, it never sleeps. If it has
+    more work only at the slower pace, it gets the pace at which host and GPU take equally long.
+
+    Args:
+        awake: times without sleep, by a card without factors.
+        launch_s: host time to launch a kernel.
+        factors: `Card.factors` of the machine.
+        in_process: True for an engine that shares a process with its client.
+        is_stage: True if its worker waits for other pipeline stages, so that it sleeps like the scheduler.
     """
     host = factors.get("host", 1.0)
     times = at_pace(Pace(host=host, gpu=factors.get("gpu", 1.0)), awake)
     launches = PREPARE_LAUNCHES + TURNAROUND_LAUNCHES + _FEW * (SEQUENCE_LAUNCHES + TURNAROUND_SEQUENCE_LAUNCHES)
     decode_s = times.step_time(StepShape(_FEW, _FEW, 0, 0, 0)).gpu_s
     usual = WOKEN_IN_PROCESS if in_process else WOKEN
-    longer = min(decode_s / (launches * host * launch_s), usual * factors.get("woken", 1.0))
-    woken = at_pace(Pace(host=max(longer, 1.0)), times)
+    slowdown = max(min(decode_s / (launches * host * launch_s), usual * factors.get("woken", 1.0)), 1.0)
+    woken = at_pace(Pace(host=slowdown), times)
     if is_stage:
         return woken
-    # Workers always have processes of their own.
-    workers = at_pace(Pace(host=min(max(longer, 1.0), WOKEN * factors.get("woken", 1.0))), times)
+    # A worker never shares a process with the client, so its slowdown is at most that of a separate process.
+    workers = at_pace(Pace(host=min(slowdown, WOKEN * factors.get("woken", 1.0))), times)
     of_workers: dict[str, Any] = {name: getattr(workers, name) for name in WORKER_COEFFICIENTS}
     return replace(woken, **of_workers)
 
 
 def _by_size(card: Card, work: Work) -> tuple[list[float], float, dict[str, Any]]:
-    """Return the table of `Roofline` by size, the time per token in large steps, and the coefficients of reading
-    weights."""
+    """Return `Roofline.of_size_s`, the time per token in large steps, and the coefficients of reading weights."""
     products = [(count, _product_curve(card, work.weight_bits, weights)) for weights, count in work.products.items()]
 
     def layers_s(m: int) -> float:
@@ -303,8 +313,10 @@ def _by_size(card: Card, work: Work) -> tuple[list[float], float, dict[str, Any]
 
 
 def _weights(layers_s: Callable[[int], float], *, has_experts: bool) -> dict[str, Any]:
-    """Return the coefficients of reading weights: one token and two reach fewer experts than the four of the smallest
-    size in the table."""
+    """Return the coefficients of reading weights.
+
+    With experts, the time of one token and that of two show the time per token: these tokens reach few experts.
+    """
     one_s = layers_s(1)
     if not has_experts:
         return {"weights_s": one_s, "active_weights_s": one_s}
@@ -327,8 +339,11 @@ def _layers_s(card: Card, work: Work, m: int, products_s: float) -> float:
 
 
 def _product_curve(card: Card, bits: float, weights: Weights) -> Callable[[int], float]:
-    """Return the time of a product by weight type: fp8 and nvfp4 as measured; others in fewer bits are read so and
-    multiplied in bf16."""
+    """Return the function from m to the seconds of a matrix product, for weights of `bits` bits.
+
+    Products in fp8 and nvfp4 take the measured times, if the card has them. Other weights of few bits take less time to
+    read, and are multiplied in bf16.
+    """
     plain = product_curve(card.products["bfloat16"], weights.n, weights.k)
     if bits >= 16:
         return plain
@@ -336,17 +351,18 @@ def _product_curve(card: Card, bits: float, weights: Weights) -> Callable[[int],
         return product_curve(card.products["fp8"], weights.n, weights.k) if "fp8" in card.products else plain
     if "nvfp4" in card.products:
         return product_curve(card.products["nvfp4"], weights.n, weights.k)
-    one_s = plain(1)
+    one_s = plain(1)  # the time of reading the weights in 16 bits
     streamed_s = one_s * bits / 16 / FOUR_BIT_SHARE
     return lambda m: max(streamed_s, plain(m) - one_s + streamed_s)
 
 
 def _experts_s(card: Card, work: Work, m: int) -> float:
-    """Return the time of the experts that `m` tokens reach; each is read once and multiplied with its tokens."""
+    """Return the time of the experts of all layers for `m` tokens: each expert that a token reaches is read once."""
     if not work.expert_weights:
         return 0.0
     if card.experts is not None:
         return work.expert_layers * experts_s(card.experts, m, work.num_experts, work.num_experts_per_token)
+    # The share of experts that none of `m` tokens reaches, if each token is routed at random.
     share_missed = (1 - work.num_experts_per_token / work.num_experts) ** m
     reached = work.num_experts * (1 - share_missed)
     streamed_s = reached * work.expert_weights * work.expert_bits / 8 / (EXPERT_READ_SHARE * card.read_bytes_per_s)
@@ -356,6 +372,7 @@ def _experts_s(card: Card, work: Work, m: int) -> float:
 
 
 def _flops_per_s(card: Card, dtype: str) -> float:
+    """Return the highest arithmetic rate that any measured product of the largest size reaches."""
     products = card.products.get(dtype, card.products["bfloat16"])
     size = products.sizes[-1]
     return max(2 * size * n * k / row[-1] for (n, k), row in zip(products.shapes, products.seconds, strict=True))
@@ -381,8 +398,8 @@ def _pair_s(reading: AttentionKind, cost: AttentionCost) -> float:
 def _host(launch_s: float, work: Work) -> dict[str, Any]:
     """Return the host times, counted in launches of `launch_s` each.
 
-    On several GPUs, worker processes prepare and launch while the scheduler goes on: its host is free at once. A step
-    that is not one captured graph takes at least its launch and the preparation of the next.
+    On several GPUs, worker processes prepare and launch steps, and the scheduler continues meanwhile. A step that is
+    not a single captured graph then takes at least its launch and the preparation of the next step.
     """
     plain_layers = max(work.num_layers - work.num_latent_layers - work.num_recurrent_layers, 0)
     layers = {

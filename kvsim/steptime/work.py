@@ -1,7 +1,8 @@
-"""Work of one token, one sequence and one step on one GPU, from the shape of a model: products, bytes and kernels.
+"""Count the work of a model on one GPU, from its shape: matrix products, bytes and kernels.
 
-Layers are counted by kind: full attention, windows, latent attention, recurrent layers, dense feed-forward layers and
-mixtures of experts. Tensor parallelism splits heads and widths. This module knows no speeds.
+`kvsim.steptime.reduction` multiplies these counts by the speeds of a machine card. Layers are counted by kind: full
+attention, windows, latent attention, recurrent layers, dense feed-forward layers and mixtures of experts. Tensor
+parallelism splits heads and widths.
 """
 
 from __future__ import annotations
@@ -19,30 +20,33 @@ if TYPE_CHECKING:
     from kvsim.models.layers import Attention
 
 _LATENT_HEAD = 128
-"""Elements of a query's content and of a value in latent attention, in every DeepSeek model."""
+"""Number of elements of a value, and of a query without its rotary part, in latent attention of all DeepSeek models."""
 _ACTIVATION_BYTES = 2
 _SMALL_KERNELS = 5
-"""Kernels of a compiled layer besides products and attention: two norms, rotation, activation, cache write."""
+"""Number of small kernels in a compiled layer: two norms, rotation, activation, cache write."""
 _MORE_SMALL_KERNELS = {"gemma": 2, "latent": 4, "recurrent": 3}
-"""Additional small kernels if layers have norms behind them too (Gemma), and in layers with a latent or a recurrence.
-"""
-
+"""Additional small kernels of a layer: in Gemma, which also has norms after attention and feed-forward network, and in
+layers with a latent or a recurrent state."""
 
 _HIDDEN_ELEMENTS = {"gemma": 15, "others": 6}
-"""Elements of its hidden size that a layer's norms and sums read and write per token; norms behind layers too, in 32
-bits, move more. From long prompts in the profiles of engines with the shapes of Gemma 3 12B and of Llamas."""
+"""Number of elements that a layer's norms and sums read and write per token, as a multiple of the hidden size.
+
+Gemma has more norms, in 32 bits. Source: long prompts in profiles of engines with the shapes of Gemma 3 12B and of
+Llama models."""
 _LATENT_ELEMENTS = 14
-"""Multiple of all heads' query elements that is read and written to unpack a latent: heads are concatenated, copied and
-padded. From a prompt of 4,096 tokens, profiled in an engine with 32 such heads; 16 heads agree."""
+"""Number of elements that are read and written to unpack a latent, as a multiple of all heads' query elements.
+
+Heads are concatenated, copied and padded. Source: a prompt of 4,096 tokens, profiled in an engine with 32 such heads;
+an engine with 16 heads agrees."""
 
 
 class Weights(NamedTuple):
-    """A matrix of weights on one GPU."""
+    """Matrix of weights on one GPU."""
 
     n: int
-    """Outputs."""
+    """Number of outputs."""
     k: int
-    """Inputs."""
+    """Number of inputs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,19 +54,19 @@ class AttentionKind:
     """Attention layers of one kind, on one GPU."""
 
     num_layers: float
-    """Number of layers; not a whole number on a stage of a pipeline, which has its share of every kind."""
+    """Number of layers; may be a fraction, because a pipeline stage is assumed to have a share of every kind."""
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    """Elements of a key."""
+    """Number of elements of a key."""
     query_dim: float
-    """Mean of the elements of a prompt's query and of a value: fewer than a key's with an unpacked latent."""
+    """Mean number of elements of a query and a value in a prompt; less than `head_dim` if a latent is unpacked."""
     bytes_per_token: int
     """Bytes of the cache per token in one layer."""
     is_fp8: bool
     """True if the cache is in fp8."""
     window: int
-    """Window in tokens; 0 for all."""
+    """Window in tokens; 0 if all tokens are read."""
     is_latent: bool
     """True for latent attention."""
     is_sparse: bool
@@ -97,12 +101,11 @@ class Work:
     """Number of kernels, products and attention included."""
     num_latent_layers: float
     num_state_tables: int
-    """Number of tables with the places of sequences' recurrent states; each has as many layers as an attention group.
-    """
+    """Number of block tables for recurrent states, one for each KV-cache group of recurrent layers."""
     reduced_bytes: int
-    """Bytes that one token adds to each sum over the GPUs."""
+    """Bytes that one token adds to each all-reduce."""
     num_reduces: float
-    """Sums over the GPUs in a step; 0 on one GPU."""
+    """Number of all-reduces in a step; 0 on one GPU."""
     has_workers: bool
     """True if worker processes launch the kernels, as on several GPUs."""
 
@@ -158,19 +161,19 @@ def work_of(model: Model) -> Work:
 
 
 def attention_products(model: Model) -> list[Weights]:
-    """Return the products of one attention layer on each GPU, those of the first kind that the model has."""
+    """Return the matrix products of the model's first attention layer on each GPU."""
     return _attention_products(model, model.attention_layers[0])
 
 
 def untimed(model: Model, *, times_sparse: bool = False) -> tuple[str, ...]:
-    """Describe the work of a server of `model` that is missing in step times; `times_sparse` is set if those of sparse
-    attention are known.
+    """Describe the parts of serving `model` that step times do not include.
 
-    A process launches its first large steps slowly. The effect was largest in workers of several GPUs with windows: 28
-    to 47 ms each in the first second, and 16 to 18 when the same load came again.
+    `times_sparse` is True if the step times include sparse attention. About the first second of a server: a process
+    launches its first large steps slowly. The effect was largest in workers of several GPUs with windows: steps took 28
+    to 47 ms in the first second, and 16 to 18 ms when the same load was repeated.
     """
     has_workers = model.num_gpus > 1
-    found = {
+    parts = {
         "its sparse attention (each token reads all that are cached and nothing picks them)": not times_sparse
         and any(isinstance(layer, Mla) and layer.sparse for layer in model.attention_layers),
         "compiling the kernels of its experts (at first use in a fresh server: 0.8 to 1.6 s each)": (
@@ -184,7 +187,7 @@ def untimed(model: Model, *, times_sparse: bool = False) -> tuple[str, ...]:
             has_workers and model.sliding_window is not None
         ),
     }
-    return tuple(words for words, applies in found.items() if applies)
+    return tuple(words for words, applies in parts.items() if applies)
 
 
 def on_stage(work: Work, share: float, *, is_last: bool) -> Work:
@@ -209,11 +212,12 @@ def on_stage(work: Work, share: float, *, is_last: bool) -> Work:
 
 
 def streamed_bytes(model: Model, num_parameters: int) -> float:
-    """Return the bytes of `num_parameters` that each GPU reads, without parameters that are only looked up."""
+    """Return how many bytes each GPU reads for `num_parameters`, of which a separate input embedding is left out."""
     return model.weight_bytes_on_gpu / model.num_parameters * (num_parameters - model.num_lookup_parameters)
 
 
 def _attention_products(model: Model, layer: Attention) -> list[Weights]:
+    """Return the weights of the matrix products of an attention layer on each GPU."""
     size, hidden, heads = model.tensor_parallel_size, model.hidden_size, model.num_attention_heads
     if isinstance(layer, Mla):
         queries = Weights(heads // size * (_LATENT_HEAD + layer.rope_dim), hidden)
@@ -225,22 +229,24 @@ def _attention_products(model: Model, layer: Attention) -> list[Weights]:
 
 
 def _add_feed_forward(products: Counter[Weights], model: Model) -> None:
-    """Add the remaining parameters that every token uses: gate and up in one matrix, and down.
+    """Add all parameters that every token uses and that are not counted yet, as feed-forward layers of equal widths.
 
-    They are counted from parameters instead of widths, because they include shared experts, dense first layers and
-    other recurrent layers.
+    Such a layer has one matrix for gate and up, and one for down. The width follows from the number of parameters,
+    because shared experts, dense first layers and other recurrent layers are included.
     """
     size, hidden = model.tensor_parallel_size, model.hidden_size
     embeddings = model.vocab_size * hidden * (1 if model.tie_word_embeddings else 2)
     counted = size * sum(weights.n * weights.k * count for weights, count in products.items())
     left = model.num_parameters - model.num_expert_parameters - embeddings - counted
-    width = 8 * int(left / (3 * hidden * model.num_layers) / size / 8)  # norms are too few to make eight
+    # Rounding down to a multiple of 8 removes the parameters of norms.
+    width = 8 * int(left / (3 * hidden * model.num_layers) / size / 8)
     if width > 0:
         products[Weights(2 * width, hidden)] += model.num_layers
         products[Weights(hidden, width)] += model.num_layers
 
 
 def _num_state_tables(model: Model) -> int:
+    """Return the number of KV-cache groups of recurrent layers, each of which has a block table."""
     if not model.recurrent_layers:
         return 0
     layout = cache_layout(model, CacheSettings(max_model_len=model.max_position_embeddings))
@@ -248,6 +254,7 @@ def _num_state_tables(model: Model) -> int:
 
 
 def _expert_layers(model: Model) -> int:
+    """Return the number of layers with experts, from the number of parameters of all experts."""
     if not model.num_experts:
         return 0
     of_one = 3 * model.hidden_size * (model.expert_intermediate_size or model.intermediate_size)
@@ -255,9 +262,9 @@ def _expert_layers(model: Model) -> int:
 
 
 def _readings(model: Model) -> tuple[AttentionKind, ...]:
-    """Return the attention layers by kind. A decode step reads a latent as one head that all query heads share."""
+    """Return the attention layers by kind; a latent counts as one KV head that all query heads share."""
     size = model.tensor_parallel_size
-    found: Counter[Attention] = Counter(model.attention_layers)
+    num_layers: Counter[Attention] = Counter(model.attention_layers)
     return tuple(
         AttentionKind(
             num_layers=count,
@@ -271,5 +278,5 @@ def _readings(model: Model) -> tuple[AttentionKind, ...]:
             is_latent=isinstance(layer, Mla),
             is_sparse=isinstance(layer, Mla) and layer.sparse,
         )
-        for layer, count in found.items()
+        for layer, count in num_layers.items()
     )
