@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from kvsim.api.verbs import calibrate, compare, compare_releases, read, simulate, sweep, validate, verify
     from kvsim.errors import KvsimError
     from kvsim.experiments.fixed_order import hits_in_order
-    from kvsim.fitting import Server
+    from kvsim.fitting import Server, SGLangServer
     from kvsim.hardware import Gpu, find_gpu
     from kvsim.importers import read_workload, workload_of
     from kvsim.metrics import Summary, summarize
@@ -79,7 +79,7 @@ _HOME = by_name({
     "kvsim.api.verbs": "calibrate compare compare_releases read simulate sweep validate verify",
     "kvsim.errors": "KvsimError",
     "kvsim.experiments.fixed_order": "hits_in_order",
-    "kvsim.fitting": "Server",
+    "kvsim.fitting": "SGLangServer Server",
     "kvsim.hardware": "Gpu find_gpu",
     "kvsim.importers": "read_workload workload_of",
     "kvsim.metrics": "Summary summarize",
@@ -134,6 +134,7 @@ __all__ = [
     "Roofline",
     "Rows",
     "Run",
+    "SGLangServer",
     "Server",
     "SharedPrefixes",
     "SharingAllocator",

@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import fields
-from typing import Any
+from typing import Any, Literal, overload
 
 from kvsim.api.given import RecordingLike, WorkloadLike, recording_of, requests_of
-from kvsim.conformance.comparable import host_blocks_of
-from kvsim.diagnosis import Diagnosis, load_of
+from kvsim.diagnosis import Diagnosis, engine_of
 from kvsim.diagnosis import diagnose as explain
-from kvsim.errors import UsageError
-from kvsim.fitting import Answer, Goal, Load, Search, Server, answer, engine_for
+from kvsim.errors import UnknownNameError, UsageError
+from kvsim.fitting import Answer, Goal, Load, Search, SearchedServer, Server, SGLangServer, answer, engine_for
 from kvsim.hardware import find_gpu
 from kvsim.kv_groups.specs import check_block_size, check_length
 from kvsim.models import find_model
@@ -22,48 +21,56 @@ from kvsim.simulation import EngineName
 Progress = Callable[[int, int], None]
 _NAMED = re.compile(r"(?:(\d+)x)?([^/]+)/(.+)")
 _MODEL_SETTINGS = ("kv_cache_dtype",)
+_SERVERS: dict[str, Any] = {"paged": Server, "radix": SGLangServer}
 
 
-def server(named: str, **settings: Any) -> Server:
-    """Return a vLLM server by name, with the default limits of `vllm serve` on its GPU.
+@overload
+def server(named: str, *, policy: Literal["paged"] = "paged", **settings: Any) -> Server: ...
+@overload
+def server(named: str, *, policy: Literal["radix"], **settings: Any) -> SGLangServer: ...
+def server(named: str, *, policy: str = "paged", **settings: Any) -> Server | SGLangServer:
+    """Return a server by name, with the default limits of `vllm serve` or of SGLang on its GPU.
 
     Args:
         named: "GPU/MODEL", or "4xH100/Llama-3.1-70B-Instruct" for a model on four GPUs, tensor parallel.
-        settings: fields of `Server` to change, such as `max_num_seqs`, `max_model_len`, `gpu_memory_utilization`,
-            `num_blocks` (blocks of the pool), `replicas` or `times`; and `kv_cache_dtype`.
+        policy: "paged" for vLLM's server, "radix" for SGLang's.
+        settings: fields of `Server` or of `SGLangServer` to change, such as `max_num_seqs`, `gpu_memory_utilization`,
+            `num_blocks` (blocks of the pool), `mem_fraction_static`, `replicas` or `times`; and `kv_cache_dtype`.
 
     Raises:
-        UnknownNameError: no GPU or model is listed under that name.
+        UnknownNameError: no GPU, model or policy of a server is listed under that name.
         UsageError: `named` is malformed, or a setting is unknown or invalid.
     """
     match = _NAMED.fullmatch(named.strip())
     if match is None:
         raise UsageError(f'a server is a GPU and a model, such as "H200/Llama-3-8B", not {named!r}.')
-    known = {field.name for field in fields(Server)} - {"gpu", "model"}
+    if policy not in _SERVERS:
+        raise UnknownNameError("policy of a server", policy, _SERVERS)
+    kind = _SERVERS[policy]
+    known = {field.name for field in fields(kind)} - {"gpu", "model"}
     for name in settings:
         if name not in known and name not in _MODEL_SETTINGS:
             raise UsageError(
                 f"{name} is no setting of a server; there are {', '.join(sorted({*known, *_MODEL_SETTINGS}))}."
             )
-    gpu = find_gpu(match[2])
     model_settings = {name: settings.pop(name) for name in _MODEL_SETTINGS if name in settings}
     model = find_model(match[3]).served(tensor_parallel_size=int(match[1] or 1), **model_settings)
-    release = settings.get("vllm", DEFAULT)
-    check_length(model, settings.get("max_model_len"))
-    check_block_size(model, settings.get("block_size"))
-    defaults: dict[str, Any] = {
-        "enable_prefix_caching": not model.recurrent_layers,
-        "gpu_memory_utilization": defaults_of(release).gpu_memory_utilization,
-        "name": match[3],
-    }
-    found = Server(gpu=gpu, model=model, **defaults | settings)
+    defaults: dict[str, Any] = {"name": match[3]}
+    if kind is Server:
+        check_length(model, settings.get("max_model_len"))
+        check_block_size(model, settings.get("block_size"))
+        defaults |= {
+            "enable_prefix_caching": not model.recurrent_layers,
+            "gpu_memory_utilization": defaults_of(settings.get("vllm", DEFAULT)).gpu_memory_utilization,
+        }
+    found: Server | SGLangServer = kind(gpu=find_gpu(match[2]), model=model, **defaults | settings)
     found.policy()  # checks the settings
     return found
 
 
 def fit(
     workload: WorkloadLike,
-    on: Server | str,
+    on: SearchedServer | str,
     *,
     users: int | None = None,
     think_s: float = 0.0,
@@ -74,11 +81,11 @@ def fit(
     engine: EngineName = "auto",
     progress: Progress | None = None,
 ) -> Answer:
-    """Tell whether a load fits a vLLM server, what limits it, and which changes help; every change is simulated.
+    """Tell whether a load fits a server, what limits it, and which changes help; every change is simulated.
 
     Args:
         workload: the requests, as in `kvsim.simulate`.
-        on: a `Server`, or its name as in `kvsim.server`.
+        on: a `Server` of vLLM, its name as in `kvsim.server`, or an `SGLangServer`.
         users: number of users who each wait for an answer before the next request; None for an open loop.
         think_s: seconds between an answer and a user's next request.
         ttft_p99_s: the load fits if the 99th percentile of TTFT is at most this, in seconds; None for no such target.
@@ -97,8 +104,7 @@ def fit(
         raise UsageError(f"think_s is {think_s}, and only users in a closed loop think; give users as well.")
     load = Load(workload=requests, users=users, think_s=think_s)
     known = server(on) if isinstance(on, str) else on
-    offloads = known.cache.kv_offloading_size > 0
-    chosen = engine_for(load, most + 40, offloads=offloads) if engine == "auto" else engine
+    chosen = engine_for(load, most + 40, known.memory) if engine == "auto" else engine
     search = Search(num_jobs=num_jobs, engine=chosen, progress=progress)
     goal = Goal(ttft_p99_s=ttft_p99_s, tpot_p99_s=tpot_p99_s)
     return answer(known, load, goal, search, most=most)
@@ -132,8 +138,7 @@ def diagnose(
         WorkloadError: none of its requests has an answer.
     """
     subject = recording_of(recording)
-    offloads = host_blocks_of(subject.meta) > 0
-    chosen = engine_for(load_of(subject), most + 20, offloads=offloads) if engine == "auto" else engine
+    chosen = engine_of(subject, most + 20) if engine == "auto" else engine
     search = Search(num_jobs=num_jobs, engine=chosen, progress=progress)
     goal = Goal(ttft_p99_s=ttft_p99_s, tpot_p99_s=tpot_p99_s)
     return explain(subject, search, goal=goal, times=times, most=most)

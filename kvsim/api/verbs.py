@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from copy import copy
-from dataclasses import fields, replace
-from itertools import product
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
@@ -16,20 +14,17 @@ from kvsim.api.comparison import Comparison
 from kvsim.api.finished_run import Run
 from kvsim.api.fleet_run import FleetRun
 from kvsim.api.given import PolicyLike, RecordingLike, WorkloadLike, checked, policy_of, recording_of, requests_of
-from kvsim.api.named_machine import MachineLike, machine, machine_for
+from kvsim.api.named_machine import MachineLike, machine_for
 from kvsim.api.rows import Rows
+from kvsim.api.sweep_points import points_of
 from kvsim.errors import UsageError
 from kvsim.experiments import sweeps, validation
 from kvsim.experiments.upgrades import Upgrade, explain_upgrade
-from kvsim.hardware import GIB
 from kvsim.policies import EVERY_POLICY, OF_IMAGES, AnyPolicy, ContinuousSettings, Paged
 from kvsim.policies.connectors import KvLink
-from kvsim.policies.custom import CustomPolicy
 from kvsim.policies.routers import RouteName, Router
 from kvsim.profiles import Profile
-from kvsim.setting_fields import settings_in
 from kvsim.simulation import Disaggregation, Machine, Options, PrefixStore, Replicas
-from kvsim.sizing.machine_settings import MachineSettings
 
 if TYPE_CHECKING:
     from kvsim.conformance import Verdict
@@ -38,9 +33,6 @@ if TYPE_CHECKING:
     from kvsim.steptime import StepTimeModel
     from kvsim.steptime.card import Card
     from kvsim.workload import Workload
-
-_MACHINE_SETTINGS = frozenset(each.name for each in settings_in(MachineSettings))
-"""Settings of a machine that `sweep` can vary."""
 
 
 def read(recording: RecordingLike) -> Run:
@@ -279,22 +271,7 @@ def sweep(
     """
     requests, source = requests_of(workload)
     longest = _longest(machine, source)
-    points = []
-    for values in product(*vary.values()):
-        settings = dict(zip(vary, values, strict=True))
-        machine_changes = {name: settings[name] for name in settings if name in _MACHINE_SETTINGS}
-        chosen = checked(settings.get("policy", policy))
-        on = _machine_with(machine_changes, machine, source, chosen)
-        varied_policy = policy_of(chosen, on, longest)
-        for name in settings.keys() - machine_changes.keys() - {"policy"}:
-            varied_policy = _with_setting(varied_policy, name, settings[name])
-        words = {name: value if isinstance(value, str | int | float | bool) or value is None else _name_of(value)
-                 for name, value in settings.items()}  # fmt: skip
-        points.append(
-            sweeps.Point(
-                settings=words, workload=requests, policy=varied_policy, machine=on, refuse_misfits=refuse_misfits
-            )
-        )
+    points = points_of(requests, source, policy, machine, vary, longest=longest, refuse_misfits=refuse_misfits)
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch) / "sweep.parquet" if table is None else Path(table)
         outcome = sweeps.sweep(points, file, num_jobs=num_jobs, progress=progress)
@@ -383,41 +360,3 @@ def _longest(given: MachineLike | None, source: Recording | None) -> int | None:
         length = source.meta.engine.get("max_model_len", source.meta.policy.get("max_model_len"))
         return length if isinstance(length, int) else None
     return None
-
-
-def _machine_with(
-    changes: Mapping[str, Any], given: MachineLike | None, source: Recording | None, policy: PolicyLike
-) -> Machine:
-    """Return the given machine with some arguments of `kvsim.machine` changed."""
-    if not changes:
-        return machine_for(given, source, policy)
-    if set(changes) <= {"kv_gib", "num_blocks"}:
-        if len(changes) > 1:
-            raise UsageError("kv_gib and num_blocks set the same value; vary only one.")
-        on = machine_for(given, source, policy)
-        block_bytes = 16 * on.model.kv_bytes_per_token  # vLLM's default block size
-        [(name, value)] = changes.items()
-        return replace(on, kv_bytes=int(value * GIB) if name == "kv_gib" else int(value) * block_bytes)
-    if isinstance(given, Machine) or (given is None and source is not None) or not isinstance(given, str | None):
-        names = ", ".join(changes)
-        raise UsageError(f"{names} can be varied where the machine is named; give machine='GPU/MODEL'.")
-    gpu, _, model = (given or "H200/Meta-Llama-3-8B").partition("/")
-    return machine(**{"gpu": gpu, "model": model} | dict(changes))
-
-
-def _with_setting(policy: AnyPolicy, name: str, value: Any) -> AnyPolicy:
-    """Return `policy` with one setting of its scheduler or its cache changed."""
-    for part in ("scheduler", "cache"):
-        settings: Any = getattr(policy, part, None)
-        if settings is not None and name in {field.name for field in fields(settings)}:
-            changed = replace(settings, **{name: value})
-            if not isinstance(policy, CustomPolicy):
-                return replace(policy, **{part: changed})
-            changed_policy = copy(policy)
-            setattr(changed_policy, part, changed)
-            return changed_policy
-    raise UsageError(f"{name} is no setting of the policy {policy.name} and no argument of kvsim.machine.")
-
-
-def _name_of(value: Any) -> str:
-    return str(getattr(value, "name", value))

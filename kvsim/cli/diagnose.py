@@ -55,9 +55,8 @@ def command(
     moments, and the predicted effect of each change of a setting on the same requests. From a web server's /metrics, at
     HOST:PORT or its http:// address: the facts in these metrics, and the way to record the others.
     """
-    from kvsim.conformance.comparable import host_blocks_of
-    from kvsim.diagnosis import diagnose, load_of
-    from kvsim.fitting import Goal, Search, engine_for
+    from kvsim.diagnosis import diagnose, engine_of
+    from kvsim.fitting import Goal, Search
 
     goal = Goal(ttft_p99_s=ttft_p99, tpot_p99_s=tpot_p99)
     if (metrics_url := _metrics_url(source)) is not None:
@@ -76,8 +75,7 @@ def command(
 
         diagnose_sglang(recording, tries=points > 0, as_json=as_json)
         return
-    offloads = host_blocks_of(recording.meta) > 0
-    chosen = engine_for(load_of(recording), points + 20, offloads=offloads) if engine == "auto" else engine
+    chosen = engine_of(recording, points + 20) if engine == "auto" else engine
     with progress("diagnose") as report:
         search = Search(num_jobs=jobs or -1, engine=chosen, progress=report)
         found = diagnose(recording, search, goal=goal, times=profile, most=points)

@@ -7,39 +7,37 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from kvsim.cli.fleet_flags import ONE_SERVER, FleetFlags, apart_options, fleet_of
+from kvsim.cli.fleet_flags import FleetFlags, apart_options, fleet_of
 from kvsim.cli.load import check_load, load_options
-from kvsim.cli.options import check_policy_flags, engine_option, jobs_option, section, settings_from
+from kvsim.cli.options import check_policy_flags, engine_option, jobs_option, section
 from kvsim.cli.scenario_flags import scenario_options
 from kvsim.cli.server_lines import ServedCommand
 from kvsim.cli.show import echo, json_option, overwrite_option, print_json, progress
 from kvsim.cli.workload import cut_at
 from kvsim.errors import UsageError
+from kvsim.policies import Paged, Radix
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from kvsim.fitting import Answer, Goal, Load, Server
+    from kvsim.fitting import Answer, Goal, Load, SearchedServer
     from kvsim.fitting.growth import Grown
-    from kvsim.recording import Meta
     from kvsim.simulation import EngineName
     from kvsim.workload import Workload
 
 _goal = section("Targets")
-_NOT_SEARCHED = {
-    "swap_gib": "run",
-    "kv_gib": "run",
-    "mem_fraction_static": "run",
-    "oversize": "run",
-    "pipeline_parallel_size": "size",
-    "order": "run",
-}
-"""Flags of other servers, and the command that takes them."""
 
 
 @click.command("fit", cls=ServedCommand)
 @scenario_options
 @load_options
+@click.option(
+    "--policy",
+    type=click.Choice([Paged.name, Radix.name]),
+    default=Paged.name,
+    show_default=True,
+    help="The server to search: paged is vLLM's, radix SGLang's.",
+)
 @_goal("--ttft-p99", type=float, metavar="SECONDS", help="The load fits if TTFT p99 is at most this.")
 @_goal("--tpot-p99", type=float, metavar="SECONDS", help="The load fits if TPOT p99 is at most this.")
 @click.option(
@@ -83,13 +81,14 @@ def command(
     as_json: bool,
     **flags: Any,
 ) -> None:
-    """Tell whether a load fits a vLLM server, what limits it, and which changes help.
+    """Tell whether a load fits a vLLM or an SGLang server, what limits it, and which changes help.
 
     The load: --users N who each wait for an answer before the next request, or --rate R requests a second, with
     --prompt-tokens and --output-tokens; or the requests of --workload FILE, without flags those of a recording that
-    comes with kvsim. Limits that are not given are those of vllm serve. Every change in the answer was simulated with
-    the same requests, repeated until the rate is steady. With a range such as --load 1x..4x, the answer is for the
-    first multiple, and a table has the servers that each of four multiples needs.
+    comes with kvsim. Limits that are not given are those of vllm serve; with --policy radix those of
+    sglang.launch_server. Every change in the answer was simulated with the same requests, repeated until the rate
+    is steady. With a range such as --load 1x..4x, the answer is for the first multiple, and a table has the servers
+    that each of four multiples needs.
 
     kvsim fit --model Llama-3.1-70B-Instruct --gpu H100 --tensor-parallel-size 4 --users 128 --prompt-tokens 1000
     --output-tokens 300
@@ -98,7 +97,7 @@ def command(
     from kvsim.fitting import Goal
     from kvsim.fitting.growth import prices_of
 
-    check_policy_flags(context, ["paged"])
+    check_policy_flags(context, [flags["policy"]])
     fleet = fleet_of(flags)
     multiples = _take_multiples(flags, fleet, gpu_hour_price)
     if figure is not None:
@@ -150,12 +149,13 @@ def _take_multiples(flags: dict[str, Any], fleet: FleetFlags, gpu_hour_price: st
     return multiples
 
 
-def _server_and_requests(flags: dict[str, Any], fleet: FleetFlags) -> tuple[Server, Workload]:
+def _server_and_requests(flags: dict[str, Any], fleet: FleetFlags) -> tuple[SearchedServer, Workload]:
     """Return the server of the flags, and the requests, which are cut to the server's longest sequence.
 
     Raises:
         UsageError: there are fewer requests than servers, or a flag is invalid.
     """
+    from kvsim.cli.fit_server import server_of
     from kvsim.cli.load import requests_of
 
     flags["defaults"] = flags["defaults"] or "server"
@@ -168,13 +168,13 @@ def _server_and_requests(flags: dict[str, Any], fleet: FleetFlags) -> tuple[Serv
             "requests with --num-requests, or fewer servers."
         )
     if not flags["workload"]:
-        workload = cut_at(workload, server.max_model_len, stated=flags["max_model_len"] is not None)
+        workload = cut_at(workload, server.length_limit.value, stated=flags["max_model_len"] is not None)
     return server, workload
 
 
 def _search(
-    server: Server, load: Load, goal: Goal, points: int, jobs: int, engine: EngineName, multiples: Sequence[float],
-    prices: Mapping[str, float],
+    server: SearchedServer, load: Load, goal: Goal, points: int, jobs: int, engine: EngineName,
+    multiples: Sequence[float], prices: Mapping[str, float],
 ) -> _Findings:  # fmt: skip
     """Simulate the server, at most `points` changes of it, and the servers for each multiple of the load."""
     from kvsim.fitting import Search, answer, engine_for
@@ -184,7 +184,7 @@ def _search(
     if engine == "auto":
         # Estimates of the number of simulations: the search for the largest load takes about 40 beside the changes.
         num_simulations = points + 40 if points else 3
-        engine = engine_for(load, num_simulations, offloads=server.cache.kv_offloading_size > 0)
+        engine = engine_for(load, num_simulations, server.memory)
     with progress("fit") as report:
         search = Search(num_jobs=jobs or -1, engine=engine, progress=report)
         found = answer(server, load, goal, search, most=points, find_largest=points > 0)
@@ -217,61 +217,3 @@ def _print(found: _Findings) -> None:
         echo(drafts_words(found.answer, found.undrafted))
     if found.multiples:
         print_growth(found.growth, found.multiples)
-
-
-def server_of(flags: dict[str, Any], fleet: FleetFlags = ONE_SERVER, meta: Meta | None = None) -> Server:
-    """Return the server that the flags describe.
-
-    Limits that are not given are those of `vllm serve`. A GPU or model that is not given is that of `meta`, the
-    recording of the requests.
-
-    Raises:
-        UsageError: a flag is invalid, or kvsim fit does not search servers with it.
-    """
-    from kvsim.cli.machine_flags import FIND, engine_limits, machine_of
-    from kvsim.cli.scenario import paged_settings
-    from kvsim.fitting import Server
-    from kvsim.kv_groups.specs import check_block_size, check_length
-    from kvsim.policies.releases import defaults_of
-    from kvsim.policies.settings import ContinuousSettings
-    from kvsim.setting_fields import values_of
-
-    _check_searched(flags)
-    gpu, model = machine_of(flags, meta)
-    length, share = flags["max_model_len"], flags["gpu_memory_utilization"]
-    if length == FIND:
-        length = None
-    check_length(model, length)
-    check_block_size(model, flags["block_size"])
-    longest = length or model.max_position_embeddings
-    num_seqs, num_tokens = engine_limits(flags, gpu, longest)
-    limits = {"max_num_seqs": num_seqs, "max_num_batched_tokens": num_tokens, "max_model_len": longest}
-    scheduler = settings_from(ContinuousSettings, flags, **limits, acceptance_seed=flags["seed"])
-    cache = paged_settings(flags, gpu, model, flags["block_size"] or 16)
-    return Server(
-        gpu=gpu,
-        model=model,
-        gpu_memory_utilization=defaults_of(scheduler.vllm).gpu_memory_utilization if share is None else share,
-        block_size=flags["block_size"],
-        enable_prefix_caching=cache.enable_prefix_caching,
-        watermark=cache.watermark,
-        cache=cache,
-        captured=not flags["enforce_eager"],
-        num_blocks=flags["num_blocks"],
-        name=flags["model"] or "",
-        replicas=fleet.num_servers,
-        apart=fleet.apart,
-        times=flags["times"],
-        **values_of(scheduler),
-    )
-
-
-def _check_searched(flags: dict[str, Any]) -> None:
-    """Check that the flags describe a server whose changes can be searched."""
-    if flags["eviction"] == "optimal":
-        raise UsageError("--eviction optimal is a bound that no server reaches; leave it out.")
-    for name, instead in _NOT_SEARCHED.items():
-        if flags[name] and (name, flags[name]) != ("order", "fcfs"):
-            raise UsageError(
-                f"--{name.replace('_', '-')} is not searched by kvsim fit; leave it out, or use kvsim {instead}."
-            )

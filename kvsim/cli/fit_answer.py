@@ -29,7 +29,9 @@ def print_fit(answer: Answer) -> None:
         ("GPUs", _gpus(answer)),
     ]
     if not outcome.error:
-        rows.append(("KV cache", f"{size(outcome.kv_bytes)} on each GPU, {outcome.num_blocks:,} blocks"))
+        rows.append(
+            ("KV cache", f"{size(outcome.kv_bytes)} on each GPU, {answer.server.pool_words(outcome.num_blocks)}")
+        )
         rows += times_rows(outcome.label)
     print_table("", ["", ""], rows)
     if not outcome.error:

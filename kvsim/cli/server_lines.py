@@ -294,9 +294,10 @@ def translate(line: ServerLine, known: Mapping[str, click.Parameter]) -> Transla
         found.arguments += ["--vllm", line.release]
     if line.server == "sglang" and "radix" in getattr(getattr(known.get("--policy"), "type", None), "choices", ()):
         found.arguments += ["--policy", "radix"]
-    for written, values in _flags(line.words, known, table["same"]):
+    for written, given in _flags(line.words, known, table["same"]):
         flag = _whole_flag(written, {*table["same"], *table["matters"]}) if line.server == "sglang" else written
         name = table["same"].get(flag, flag)
+        values = [table.get("values", {}).get(f"{flag} {value}", value) for value in given]
         if flag in table["dropped"]:
             found.dropped[flag] = table["dropped"][flag]
         elif name == "--kv-cache-memory-bytes" and values and "--kv-gib" in known:

@@ -10,7 +10,7 @@ from kvsim.diagnosis.explanation import diagnose
 from kvsim.diagnosis.from_metrics import Glance, glance
 from kvsim.diagnosis.losses import Admission, Loss, Spell, losses_of, spells_of
 from kvsim.diagnosis.retractions import Retraction, Tried, retractions_of, try_remedies
-from kvsim.diagnosis.subject import load_of, server_of
+from kvsim.diagnosis.subject import engine_of, load_of, server_of
 
 __all__ = [
     "Admission",
@@ -21,6 +21,7 @@ __all__ = [
     "Spell",
     "Tried",
     "diagnose",
+    "engine_of",
     "glance",
     "load_of",
     "losses_of",

@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING
 from kvsim.calibration.machines import pace_of
 from kvsim.calibration.observed import observe, with_offload
 from kvsim.calibration.predict import counted_errors
+from kvsim.conformance.comparable import host_blocks_of
+from kvsim.engine.host.tiered import TIERED
+from kvsim.engine.paged.kv_cache import PAGED
 from kvsim.errors import BudgetError, UsageError
 from kvsim.experiments.validation import as_sent, policy_of, users_of
-from kvsim.fitting import Load, Server
+from kvsim.fitting import Load, Server, engine_for
 from kvsim.hardware import find_gpu
 from kvsim.machines import is_in_process, served_model
 from kvsim.policies import Paged
@@ -21,6 +24,7 @@ from kvsim.steptime import TYPICAL, Pace, Roofline
 
 if TYPE_CHECKING:
     from kvsim.recording import Recording
+    from kvsim.simulation import EngineName
 
 _LEAST_SHARE = 0.9
 """If a pool has less than this share of the blocks that fit into the GPU, its size was set by hand."""
@@ -34,6 +38,12 @@ def load_of(recording: Recording) -> Load:
         stamp_at_entry=recording.meta.source != "simulation",
         repeats=False,
     )
+
+
+def engine_of(recording: Recording, num_runs: int) -> EngineName:
+    """Return the engine for `num_runs` simulations of the recording's own requests."""
+    memory = TIERED if host_blocks_of(recording.meta) > 0 else PAGED
+    return engine_for(load_of(recording), num_runs, memory)
 
 
 def server_of(recording: Recording, times: str | None = None) -> Server:

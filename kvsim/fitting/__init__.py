@@ -1,15 +1,18 @@
 """Find by simulation whether a load fits a server, its limit, and the changes that help.
 
-`Server` and `Load` describe the question, `Goal` the targets, `changes` the possible changes; `Search` tries them. This
-package prints nothing, and knows no command-line flags except those of vLLM.
+`Server` (vLLM), `SGLangServer` and `Load` describe the question, `Goal` the targets, `changes` the possible changes;
+`Search` tries them. This package prints nothing, and knows no command-line flags except those of the engines.
 """
 
-from kvsim.fitting.changes import Kind, ServerChange, changes
+from kvsim.fitting.changes import changes
 from kvsim.fitting.goal import Goal
 from kvsim.fitting.load_answer import Answer, answer
 from kvsim.fitting.offered_load import Load, repeated, requests_for
 from kvsim.fitting.outcome import Outcome, evaluate
 from kvsim.fitting.search import Remedy, Search, engine_for, ranked
+from kvsim.fitting.searched_server import SearchedServer
+from kvsim.fitting.server_change import Kind, ServerChange
+from kvsim.fitting.sglang_server import SGLangServer
 from kvsim.fitting.vllm_server import Server
 
 __all__ = [
@@ -19,7 +22,9 @@ __all__ = [
     "Load",
     "Outcome",
     "Remedy",
+    "SGLangServer",
     "Search",
+    "SearchedServer",
     "Server",
     "ServerChange",
     "answer",

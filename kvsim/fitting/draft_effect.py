@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kvsim.fitting.load_answer import Answer, answer
+from kvsim.fitting.vllm_server import Server
 
 if TYPE_CHECKING:
     from kvsim.fitting.search import Search
@@ -16,14 +17,17 @@ _SAME = 0.02
 
 def without_drafts(found: Answer, search: Search) -> Answer | None:
     """Return the answer for the same load on the same server without drafts; None if the server has no drafts."""
-    if found.server.drafting is None:
+    server = found.server
+    if not isinstance(server, Server) or server.drafting is None:
         return None
-    plain = replace(found.server, speculative_config="")
+    plain = replace(server, speculative_config="")
     return answer(plain, found.load, found.goal, search, most=0, find_largest=False)
 
 
 def drafts_words(found: Answer, plain: Answer) -> str:
     """Return two sentences about the effect of drafts and their cost."""
+    assert isinstance(found.server, Server)
+    assert isinstance(plain.server, Server)
     drafted, usual = found.outcome, plain.outcome
     faster, latency = drafted.output_tokens_per_s / usual.output_tokens_per_s - 1, drafted.tpot_s.p50 / usual.tpot_s.p50
     gain = faster if abs(faster) > _SAME else 1 / latency - 1

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kvsim.errors import UsageError
-from kvsim.fitting.changes import Kind
 from kvsim.fitting.largest import largest_load, scaled
+from kvsim.fitting.server_change import Kind
 from kvsim.hardware import find_gpu
 
 if TYPE_CHECKING:
     from kvsim.fitting.load_answer import Answer
     from kvsim.fitting.outcome import Outcome
     from kvsim.fitting.search import Search
-    from kvsim.fitting.vllm_server import Server
+    from kvsim.fitting.searched_server import SearchedServer
 
 _MOST_SERVERS = 64
 _MORE_SERVERS = 2
@@ -33,7 +33,7 @@ class Grown:
     """Multiple of the load."""
     words: str
     """Kind of the servers, as a change of the server in the question; `as asked` for that server."""
-    server: Server
+    server: SearchedServer
     outcome: Outcome
     price_per_hour: float | None
     """Price of all GPUs per hour; None if the price of such a GPU is not given."""
@@ -65,8 +65,8 @@ def grown(answer: Answer, search: Search, multiples: Sequence[float], prices: Ma
     The kinds are the server of `answer`, and its single changes of GPUs: other GPUs, or more GPUs for each server.
     `answer` is for the first of `multiples`. `prices` are per GPU hour, by the name of the GPU.
     """
-    kinds = {"as asked": replace(answer.server, replicas=1)} | {
-        each.change.words: replace(each.change.server, replicas=1)
+    kinds = {"as asked": answer.server.changed(replicas=1)} | {
+        each.change.words: each.change.server.changed(replicas=1)
         for each in answer.tried
         if each.change.kind is Kind.GPUS and "replicas" not in each.change.fields
     }
@@ -77,7 +77,7 @@ def grown(answer: Answer, search: Search, multiples: Sequence[float], prices: Ma
     )
     found: list[Grown] = []
     tasks = [
-        (times, words, replace(kinds[words], replicas=num_servers))
+        (times, words, kinds[words].changed(replicas=num_servers))
         for times in multiples
         for (words, largest) in zip(kinds, largest_of, strict=True)
         for num_servers in _numbers(times, (largest.size or 0.0) / unit)

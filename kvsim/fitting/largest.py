@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from kvsim.fitting.goal import Goal
     from kvsim.fitting.offered_load import Load
-    from kvsim.fitting.vllm_server import Server
+    from kvsim.fitting.searched_server import SearchedServer
     from kvsim.simulation import EngineName
 
 _CLOSE = 0.04
@@ -30,7 +30,7 @@ class Largest(NamedTuple):
     """Whether `size` is a lower bound: the next larger load misses no target, but its rate has not settled."""
 
 
-def largest_load(server: Server, load: Load, goal: Goal, *, engine: EngineName = "auto") -> Largest:
+def largest_load(server: SearchedServer, load: Load, goal: Goal, *, engine: EngineName = "auto") -> Largest:
     """Find the largest load that fits; a load whose rate has not settled does not fit."""
     unsettled = set[float]()
 

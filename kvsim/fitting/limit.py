@@ -12,41 +12,42 @@ if TYPE_CHECKING:
     from kvsim.fitting.goal import Goal
     from kvsim.fitting.offered_load import Load
     from kvsim.fitting.outcome import Outcome
-    from kvsim.fitting.vllm_server import Server
+    from kvsim.fitting.searched_server import SearchedServer
 
 
-def limit_words(outcome: Outcome, server: Server, load: Load, goal: Goal) -> str:
+def limit_words(outcome: Outcome, server: SearchedServer, load: Load, goal: Goal) -> str:
     """Describe the limit that makes requests wait after the warm-up, or else the main work of the steps."""
     if outcome.error:
         return "memory: nothing can be served."
     if outcome.refused_share == 1:
-        longest = server.max_model_len
-        return f"the length of a sequence: every prompt is too long for max_model_len, which is {longest:,} tokens."
+        name, longest = server.length_limit
+        return f"the length of a sequence: every prompt is too long for {name}, which is {longest:,} tokens."
     missed = {"preemptions", "waiting"} & set(goal.misses(outcome))
     if missed and outcome.limit is Limit.MEMORY:
         said = _memory(outcome, server, load)
     elif missed and outcome.limit is Limit.BATCH:
-        said = f"the batch limit: {server.max_num_seqs:,} sequences run, and others wait (max_num_seqs)"
+        name, most = server.batch_limit
+        said = f"the batch limit: {most:,} sequences run, and others wait ({name})"
     elif outcome.limit is Limit.TOKENS and outcome.steady_queue > 1:
-        said = f"the token budget: prompts wait for steps of {server.max_num_batched_tokens:,} tokens"
+        said = f"the token budget: prompts wait for steps of {server.token_limit.value:,} tokens"
     else:
         said = _busiest(outcome, server)
     return f"{said}. {_time_words(outcome)}"
 
 
-def _memory(outcome: Outcome, server: Server, load: Load) -> str:
+def _memory(outcome: Outcome, server: SearchedServer, load: Load) -> str:
     """Describe the memory that the weights leave."""
     lengths = load.workload.prompt_tokens + load.workload.output_tokens
-    mean, budget = round(float(lengths.mean())), server.budget()
-    room = f"hold {budget.max_sequences(mean):,} requests of {mean:,} tokens, and are full"
-    weights = sum(-term.size_bytes for term in budget.terms if term.label == "weights")
-    if server.num_blocks is not None or not weights:
-        return f"memory: {outcome.num_blocks:,} blocks {room}"
-    left = f"the {outcome.num_blocks:,} blocks left {room}"
-    return f"memory: weights take {weights / GIB:.1f} of {budget.gpu.memory_bytes / GIB:.1f} GiB, and {left}"
+    mean, weights = round(float(lengths.mean())), server.weights_bytes
+    room = f"hold {server.num_requests_of(mean):,} requests of {mean:,} tokens{server.full_words}"
+    units = server.pool_words(outcome.num_blocks)
+    if not weights:
+        return f"memory: {units} {room}"
+    whole = server.gpu.memory_bytes
+    return f"memory: weights take {weights / GIB:.1f} of {whole / GIB:.1f} GiB, and the {units} left {room}"
 
 
-def _busiest(outcome: Outcome, server: Server) -> str:
+def _busiest(outcome: Outcome, server: SearchedServer) -> str:
     shares = outcome.shares
     if shares is None:
         return "the steps themselves"

@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from kvsim.fitting.offered_load import Load
     from kvsim.fitting.outcome import Outcome
     from kvsim.fitting.search import Remedy, Search
-    from kvsim.fitting.vllm_server import Server
+    from kvsim.fitting.searched_server import SearchedServer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """Outcome of a load on a server, and the remedies."""
 
-    server: Server
+    server: SearchedServer
     """Server as it starts, with a `max_model_len` that fits."""
     load: Load
     goal: Goal
@@ -54,9 +54,11 @@ class Answer:
 
     @property
     def verdict(self) -> str:
-        """Whether the load fits, in one or two sentences."""
+        """Whether the load fits, in one to three sentences."""
         doubts = ", and ".join(f"{name} lies between {low} and {high}" for name, (low, high) in self.doubts.items())
-        return f"{_verdict(self)} Not certain: with the known error, {doubts}." if doubts else _verdict(self)
+        not_certain = f"Not certain: with the known error, {doubts}." if doubts else ""
+        caveat = "" if self.outcome.error else self.server.caveat
+        return " ".join(filter(None, (_verdict(self), not_certain, caveat)))
 
     @property
     def doubts(self) -> dict[str, tuple[str, str]]:
@@ -108,7 +110,7 @@ class Answer:
 
 
 def answer(
-    server: Server, load: Load, goal: Goal, search: Search, *, most: int = 60, find_largest: bool = True
+    server: SearchedServer, load: Load, goal: Goal, search: Search, *, most: int = 60, find_largest: bool = True
 ) -> Answer:
     """Simulate `load` on `server` and on up to `most` changes of it.
 
@@ -141,11 +143,11 @@ def answer(
         searched=find_largest,
         remedies=tuple(search.with_bands(helpful(tried, outcome, goal), load)),
         tried=tuple(tried),
-        shortened_from=server.max_model_len if starting is not server else None,
+        shortened_from=server.length_limit.value if starting is not server else None,
     )
 
 
-def command_dict(server: Server) -> dict[str, Any]:
+def command_dict(server: SearchedServer) -> dict[str, Any]:
     """Return the command that starts a server, or the missing checkpoint, for JSON."""
     return {"command": server.flags() if server.starts else None, "needs": None if server.starts else server.flags()}
 
@@ -173,10 +175,9 @@ def _verdict(answer: Answer) -> str:
     """Describe whether the load fits."""
     if answer.outcome.error:
         return f"No: {answer.outcome.error}"
-    users = answer.load.users
+    users, longest = answer.load.users, answer.server.length_limit.value
     shortened = (
-        f" vLLM does not start with --max-model-len {answer.shortened_from}, so {answer.server.max_model_len:,} tokens "
-        "were taken."
+        f" vLLM does not start with --max-model-len {answer.shortened_from}, so {longest:,} tokens were taken."
         if answer.shortened_from is not None
         else ""
     )

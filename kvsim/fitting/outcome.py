@@ -14,6 +14,7 @@ from kvsim.fitting.vllm_server import paced
 from kvsim.metrics import Distribution, WaitingFor
 from kvsim.metrics.run_verdict import Limit, limit_of
 from kvsim.metrics.steady import Steadiness, SteadyPart, steady_part
+from kvsim.policies import Radix
 from kvsim.simulation import measure, measure_fleet
 from kvsim.steptime import Pace
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kvsim.fitting.offered_load import Load
-    from kvsim.fitting.vllm_server import Server
+    from kvsim.fitting.searched_server import SearchedServer
     from kvsim.metrics.summary import Summary
     from kvsim.policies import AnyPolicy
     from kvsim.simulation import EngineName, Machine, Measured, Options, Servers
@@ -48,7 +49,7 @@ class Outcome:
     error: str = ""
     """Reason why nothing was simulated, such as a server that does not start; empty if the load was simulated."""
     num_blocks: int = 0
-    """Blocks of each GPU as in vLLM, null block included."""
+    """Blocks of each GPU as vLLM counts them, null block included; of SGLang its pages."""
     kv_bytes: int = 0
     """Bytes of the pool on each GPU."""
     ttft_s: Distribution = _NONE
@@ -98,7 +99,7 @@ class Outcome:
         }  # fmt: skip
 
 
-def evaluate(server: Server, load: Load, *, engine: EngineName = "auto", pace: float = 1.0) -> Outcome:
+def evaluate(server: SearchedServer, load: Load, *, engine: EngineName = "auto", pace: float = 1.0) -> Outcome:
     """Simulate `load` on `server`; errors become an outcome with an error.
 
     Args:
@@ -124,7 +125,8 @@ def evaluate(server: Server, load: Load, *, engine: EngineName = "auto", pace: f
         pool = machine.pool(policy)
     except KvsimError as error:
         return Outcome(error=str(error))
-    return replace(outcome, num_blocks=(pool.num_units or 0) + pool.first_unit, kv_bytes=machine.kv_bytes)
+    null_blocks = 0 if isinstance(policy, Radix) else pool.first_unit
+    return replace(outcome, num_blocks=(pool.num_units or 0) + null_blocks, kv_bytes=machine.kv_bytes)
 
 
 def _runs(

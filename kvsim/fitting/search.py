@@ -9,20 +9,20 @@ from functools import partial
 from math import sqrt
 from typing import TYPE_CHECKING, Any
 
-from kvsim.engine.host.tiered import TIERED
-from kvsim.engine.paged.kv_cache import PAGED
 from kvsim.experiments.workers import workers
-from kvsim.fitting.changes import ServerChange, changes
+from kvsim.fitting.changes import changes
 from kvsim.fitting.largest import Largest, largest_load
 from kvsim.fitting.outcome import Outcome, evaluate
+from kvsim.fitting.server_change import ServerChange
 from kvsim.machines import interval_in
 from kvsim.machines.known_errors import PREEMPTIONS
 from kvsim.simulation.modes import engine_for_several
 
 if TYPE_CHECKING:
+    from kvsim.engine.memory import MemoryManager
     from kvsim.fitting.goal import Goal
     from kvsim.fitting.offered_load import Load
-    from kvsim.fitting.vllm_server import Server
+    from kvsim.fitting.searched_server import SearchedServer
     from kvsim.simulation import EngineName
 
 Progress = Callable[[int, int], None]
@@ -94,19 +94,21 @@ class Search:
                 self.progress(len(found), len(keys))
         return [found[key] for key in keys]
 
-    def outcomes(self, points: Sequence[tuple[Server, Load, float]]) -> list[Outcome]:
+    def outcomes(self, points: Sequence[tuple[SearchedServer, Load, float]]) -> list[Outcome]:
         """Return the outcome of each point in `points`: a server, a load, and a factor for the step times."""
         return self.results([self._task(*point) for point in points])
 
-    def _task(self, server: Server, load: Load, pace: float = 1.0) -> Callable[[], Outcome]:
+    def _task(self, server: SearchedServer, load: Load, pace: float = 1.0) -> Callable[[], Outcome]:
         return partial(evaluate, server, load, engine=self.engine, pace=pace)
 
-    def remedies(self, server: Server, load: Load, goal: Goal, *, longest_tokens: int, most: int = 60) -> list[Remedy]:
+    def remedies(
+        self, server: SearchedServer, load: Load, goal: Goal, *, longest_tokens: int, most: int = 60
+    ) -> list[Remedy]:
         """Simulate all changes of `server`, in the order of `changes`."""
         return self.survey(server, load, goal, longest_tokens=longest_tokens, most=most, find_largest=False)[1]
 
     def survey(
-        self, server: Server, load: Load, goal: Goal, *, longest_tokens: int, most: int, find_largest: bool
+        self, server: SearchedServer, load: Load, goal: Goal, *, longest_tokens: int, most: int, find_largest: bool
     ) -> tuple[Largest | None, list[Remedy]]:
         """Find the largest load that fits `server`, if requested, and simulate all changes of `server`, in parallel."""
         candidates = changes(server, longest_tokens=longest_tokens, most=most)
@@ -134,7 +136,7 @@ class Search:
         ]
 
     def band(
-        self, server: Server, load: Load, outcome: Outcome, least: Mapping[str, float] | None = None
+        self, server: SearchedServer, load: Load, outcome: Outcome, least: Mapping[str, float] | None = None
     ) -> dict[str, tuple[float, float]]:
         """Return the prediction interval of each figure of one outcome; empty for an error."""
         return {} if outcome.error else band_of(outcome, self.outcomes(_moved(server, load, outcome)), least)
@@ -220,7 +222,7 @@ def spread_of(label: str) -> dict[str, float]:
     return {} if known is None else {name: _SPREAD * percent / 100 for name, percent in known.median.items()}
 
 
-def _moved(server: Server, load: Load, outcome: Outcome) -> list[tuple[Server, Load, float]]:
+def _moved(server: SearchedServer, load: Load, outcome: Outcome) -> list[tuple[SearchedServer, Load, float]]:
     """Return the points with the longest and the shortest step times; none if their error was never measured."""
     if (away := spread_of(outcome.label).get("tpot")) is None:
         return []
@@ -251,10 +253,10 @@ def band_of(
     return found
 
 
-def engine_for(load: Load, num_points: int, *, offloads: bool) -> EngineName:
+def engine_for(load: Load, num_points: int, memory: MemoryManager) -> EngineName:
     """Return the engine for `num_points` runs of `load`: the compiled one if these take longer than to load it.
 
-    `offloads` tells whether the server has host memory for the cache.
+    `memory` is that of the simulated engine.
     """
     is_long = num_points * int(load.workload.output_tokens.sum()) >= _WORTH_COMPILING
-    return engine_for_several(TIERED if offloads else PAGED) if is_long else "auto"
+    return engine_for_several(memory) if is_long else "auto"

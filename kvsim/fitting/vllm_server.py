@@ -11,10 +11,13 @@ import json
 import shlex
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
+from kvsim.engine.host.tiered import TIERED
+from kvsim.engine.paged.kv_cache import PAGED
 from kvsim.errors import BudgetError
 from kvsim.fitting.checkpoint import checkpoint_of, hub_name
+from kvsim.fitting.searched_server import NamedLimit, check_replicas, fleet_words
 from kvsim.hardware import Gpu
 from kvsim.kv_groups import CacheSettings, cache_layout
 from kvsim.kv_groups.specs import smallest_block
@@ -31,6 +34,7 @@ from kvsim.sizing.budget import Budget, plan_budget
 from kvsim.steptime import TYPICAL, Pace, RankTimes, Roofline, at_pace
 
 if TYPE_CHECKING:
+    from kvsim.engine.memory import MemoryManager
     from kvsim.steptime import StepTimeModel
 
 
@@ -74,6 +78,7 @@ class Server(ContinuousSettings):
     """Factors for host and GPU times, measured in a recording of this machine."""
 
     def __post_init__(self) -> None:
+        check_replicas(self.replicas)
         ContinuousSettings.__post_init__(self)
         is_a100 = self.gpu.name.startswith("A100")
         defaults = EngineDefaults.of("server", self.gpu.memory_bytes, is_a100=is_a100, release=self.vllm)
@@ -96,6 +101,64 @@ class Server(ContinuousSettings):
     def num_gpus(self) -> int:
         """GPUs of all replicas."""
         return self.replicas * self.model.num_gpus * self.model.data_parallel_size
+
+    @property
+    def batch_limit(self) -> NamedLimit:
+        """`max_num_seqs`."""
+        return NamedLimit("max_num_seqs", self.max_num_seqs)
+
+    @property
+    def token_limit(self) -> NamedLimit:
+        """`max_num_batched_tokens`."""
+        return NamedLimit("max_num_batched_tokens", self.max_num_batched_tokens)
+
+    @property
+    def length_limit(self) -> NamedLimit:
+        """`max_model_len`."""
+        return NamedLimit("max_model_len", self.max_model_len)
+
+    @property
+    def weights_bytes(self) -> int:
+        """Bytes of the weights on each GPU; 0 if the number of blocks is stated."""
+        if self.num_blocks is not None:
+            return 0
+        return sum(-term.size_bytes for term in self.budget().terms if term.label == "weights")
+
+    @property
+    def full_words(self) -> str:
+        """Clause that says when requests wait for memory."""
+        return ", and are full"
+
+    @property
+    def caveat(self) -> str:
+        """Always empty, because errors of vLLM's step times are measured, and printed beside them."""
+        return ""
+
+    @property
+    def spare_bytes(self) -> int:
+        """Always 0, because vLLM measures the largest step before it creates its cache."""
+        return 0
+
+    @property
+    def memory(self) -> MemoryManager:
+        """Memory of the simulated engine."""
+        return TIERED if self.cache.kv_offloading_size > 0 else PAGED
+
+    def changed(self, **fields: Any) -> Self:
+        """Return this server with other values of some fields."""
+        return replace(self, **fields)
+
+    def on_gpu(self, gpu: Gpu) -> Self:
+        """Return this server on another GPU, whose pace was not recorded."""
+        return replace(self, gpu=gpu, times=None, pace=TYPICAL)
+
+    def num_requests_of(self, num_tokens: int) -> int:
+        """Return the number of requests of `num_tokens` tokens that the pool holds."""
+        return self.budget().max_sequences(num_tokens)
+
+    def pool_words(self, num_units: int) -> str:
+        """Return a number of blocks as text."""
+        return f"{num_units:,} blocks"
 
     def budget(self) -> Budget:
         """Return the memory budget, without `unaccounted_bytes`.
@@ -130,7 +193,7 @@ class Server(ContinuousSettings):
         """Describe the servers of a fleet; empty for one server."""
         if self.apart is not None:
             return f"{self.apart.num_prefill} prefill, {self.apart.num_decode} decode"
-        return f"{self.replicas} servers behind one queue" if self.replicas > 1 else ""
+        return fleet_words(self.replicas)
 
     def policy(self) -> Paged:
         """Return the simulated policy.
@@ -150,7 +213,7 @@ class Server(ContinuousSettings):
             ),
         )
 
-    def starting(self) -> Server:
+    def starting(self) -> Self:
         """Return this server, with `max_model_len` reduced to the longest that fits if vLLM would not start otherwise.
 
         Raises:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvsim.errors import UsageError
-from kvsim.fitting.changes import Kind
+from kvsim.fitting.server_change import Kind
 from kvsim.plots.style import INK, LINES, MUTED, Picture, Purpose, Size, style
 
 if TYPE_CHECKING:

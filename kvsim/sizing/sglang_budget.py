@@ -27,16 +27,19 @@ _GROUP_BYTES = int(2.43 * GIB)
 
 Source: the log in sglang#11716, in which 137.29 of 139.72 GiB of each of eight H200 are free at that time.
 """
-_CHUNKS = ((20, 2048), (60, 4096), (160, 8192))
-"""Default `chunked_prefill_size` by the memory of the GPU: (GiB, tokens) holds below that number of GiB.
+_CARDS = ((20, 2048, 8, 8), (35, 4096, 48, 160), (60, 4096, 32, 160), (160, 8192, 256, 512))
+"""SGLang's defaults by the memory of the GPU, each below a number of GiB.
 
-GPUs with more memory have `_LARGEST_CHUNK`.
+The others are `chunked_prefill_size`, and the largest batch with a captured graph on up to three GPUs and on more.
 """
-_LARGEST_CHUNK = 16384
+_LARGEST_CARD = (16384, 512, 512)
+"""The same for GPUs with more memory."""
 _LARGE_CARD_MIB, _LEAST_RESERVE_MIB = 60 * 1024, 10 * 1024
 _META_MIB, _MIB_PER_TOKEN, _MIB_PER_GRAPH, _LEAST_TOKENS, _MIB_OF_GROUP = 512, 1.5, 2, 2048, 1024 / 8
-_CAPTURED, _CAPTURED_BY_MANY, _MANY = 256, 512, 4
-"""Largest batch for which SGLang captures a graph, on a large GPU, and on `_MANY` or more such GPUs."""
+_MANY = 4
+"""Number of GPUs from which larger batches have a captured graph."""
+_RUNNING, _RUNNING_PER_CONTEXT = (2048, 4096), 512
+"""Bounds of the default `max_running_requests`, and its number for each context that the slots hold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +76,25 @@ class SlotBudget:
 
 def default_chunk(gpu: Gpu) -> int:
     """Return SGLang's `chunked_prefill_size` on a card."""
-    return next((chunk for below, chunk in _CHUNKS if gpu.memory_bytes < below * GIB), _LARGEST_CHUNK)
+    return _defaults(gpu)[0]
+
+
+def _defaults(gpu: Gpu) -> tuple[int, int, int]:
+    fitting = ((chunk, few, many) for below, chunk, few, many in _CARDS if gpu.memory_bytes < below * GIB)
+    return next(fitting, _LARGEST_CARD)
+
+
+def default_running_requests(num_slots: int, context_length: int) -> int:
+    """Return SGLang's `max_running_requests`, by the formula of its `resolve_max_num_reqs`."""
+    lowest, highest = _RUNNING
+    return max(min(int(num_slots / context_length * _RUNNING_PER_CONTEXT), highest), lowest)
+
+
+def least_reserve(gpu: Gpu, model: Model) -> int:
+    """Return the bytes that SGLang's default leaves to graphs, metadata and the exchange between GPUs."""
+    _, by_few, by_many = _defaults(gpu)
+    captured = by_many if model.num_gpus >= _MANY else by_few
+    return int(_MIB * (_META_MIB + _MIB_PER_GRAPH * captured + _MIB_OF_GROUP * model.num_gpus))
 
 
 def default_fraction(gpu: Gpu, model: Model, chunked_prefill_size: int) -> float:
@@ -81,11 +102,8 @@ def default_fraction(gpu: Gpu, model: Model, chunked_prefill_size: int) -> float
 
     The formula and its constants are SGLang's.
     """
-    num_gpus = model.num_gpus
     card_mib = gpu.memory_bytes / _MIB
-    captured = _CAPTURED_BY_MANY if num_gpus >= _MANY else _CAPTURED
-    reserve = _META_MIB + _MIB_PER_TOKEN * max(chunked_prefill_size, _LEAST_TOKENS)
-    reserve += _MIB_PER_GRAPH * captured + _MIB_OF_GROUP * num_gpus
+    reserve = _MIB_PER_TOKEN * max(chunked_prefill_size, _LEAST_TOKENS) + least_reserve(gpu, model) / _MIB
     if card_mib > _LARGE_CARD_MIB:
         reserve = max(reserve, _LEAST_RESERVE_MIB)
     return round((card_mib - reserve) / card_mib, 3)

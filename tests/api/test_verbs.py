@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import kvsim
+from kvsim.api.sweep_points import points_of
 from kvsim.errors import KvsimError, UnknownNameError, UsageError
 
 from ..conftest import PRESSURE
@@ -97,6 +98,30 @@ def test_a_grid_is_swept_and_kept(few: kvsim.Workload, tmp_path: Path) -> None:
     assert again.to_arrow().equals(rows.to_arrow())
     with pytest.raises(UsageError, match="watermarks is no setting"):
         kvsim.sweep(few, vary={"watermarks": [0.1]})
+
+
+@pytest.mark.parametrize(
+    ("vary", "machine"),
+    [
+        ({"num_blocks": [600], "block_size": [16, 32]}, None),
+        ({"num_blocks": [5000], "gpu": ["H200", "B200"]}, "H200/gpt-oss-20b"),
+        ({"num_blocks": [600]}, "2xH200/gemma-3-27b"),
+    ],
+)
+def test_blocks_of_a_sweep_are_those_of_the_policy(
+    few: kvsim.Workload, vary: dict[str, list[object]], machine: str | None
+) -> None:
+    policy = kvsim.Paged(cache=kvsim.PagedSettings(block_size=64))
+    points = points_of(few, None, policy, machine, vary, longest=None, refuse_misfits=False)
+    for point in points:
+        pool = point.machine.pool(point.policy)
+        assert (pool.num_units or 0) + pool.first_unit == point.settings["num_blocks"]
+        assert pool.unit_tokens == point.settings.get("block_size", 64)
+
+
+def test_blocks_that_vllm_has_no_kernel_for_are_a_row_with_an_error(few: kvsim.Workload) -> None:
+    rows = kvsim.sweep(few, vary={"num_blocks": [600], "block_size": [7]}, num_jobs=1)
+    assert "not 7" in str(rows[0]["error"])
 
 
 def test_a_recording_is_verified_and_validated() -> None:

@@ -138,7 +138,7 @@ def test_they_are_taken_in_a_sweep_and_in_python(tmp_path: Path) -> None:
             "the slots of layers with windows leave none",
         ),
         (("run", *MACHINE, "--policy", "radix", "--mem-fraction-static", "0.1"), "leaves no slot"),
-        (("fit", *MACHINE, "--mem-fraction-static", "0.9"), "is not searched by kvsim fit"),
+        (("fit", *MACHINE, "--mem-fraction-static", "0.9"), "give --gpu-memory-utilization, or --policy radix"),
         (("fit", *MACHINE, "--schedule-policy", "lpm"), "it is for radix"),
     ],
 )

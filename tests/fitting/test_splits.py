@@ -7,8 +7,8 @@ import json
 from click.testing import CliRunner
 
 from kvsim.cli import cli
-from kvsim.fitting import Server
-from kvsim.fitting.changes import Kind, changes
+from kvsim.fitting import Server, changes
+from kvsim.fitting.server_change import Kind
 from kvsim.hardware import find_gpu
 from kvsim.models import find_model
 from kvsim.simulation import Disaggregation

@@ -112,7 +112,8 @@ def _usual(name: str, seeds: Seeds) -> list[tuple[Words, Words]]:
     policies = [("--policy", policy) for policy in EVERY_POLICY]
     calls: dict[str, list[tuple[Words, Words]]] = {
         "run": [((), (*_RUN, *policy)) for policy in policies],
-        "fit": [((), (*_FIT, "--json")), ((), ("--users", "2", *_FIT[2:], "--json"))],
+        "fit": [((), (*_FIT, "--json")), ((), ("--users", "2", *_FIT[2:], "--json")),
+                ((), (*_FIT, "--policy", "radix", "--json"))],
         "diagnose": [((recording,), ("--points", "1", "--json"))],
         "doctor": [((str(seeds.server_logs[0]),), ("--gpu", "H200", "--json"))],
         "compare": [((), (*_RUN, *more)) for more in ((), ("--seed", "1", "2"), ("--policy", "paged", "radix"))],

@@ -33,13 +33,10 @@ def diagnosed(recording: Recording) -> Diagnosis:
     Raises:
         UsageError: it is of another engine than vLLM, or does not say its settings.
     """
-    from kvsim.conformance.comparable import host_blocks_of  # noqa: PLC0415 - they bring the simulator along
-    from kvsim.diagnosis import diagnose, load_of  # noqa: PLC0415
-    from kvsim.fitting import Search, engine_for  # noqa: PLC0415
+    from kvsim.diagnosis import diagnose, engine_of  # noqa: PLC0415 - they bring the simulator along
+    from kvsim.fitting import Search  # noqa: PLC0415
 
-    offloads = host_blocks_of(recording.meta) > 0
-    engine = engine_for(load_of(recording), NUM_CHANGES, offloads=offloads)
-    return diagnose(recording, Search(engine=engine), most=NUM_CHANGES)
+    return diagnose(recording, Search(engine=engine_of(recording, NUM_CHANGES)), most=NUM_CHANGES)
 
 
 class RemediesScreen(Modal[None]):

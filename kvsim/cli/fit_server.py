@@ -1,0 +1,126 @@
+"""The server that the flags of `kvsim fit` describe: vLLM's or SGLang's."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kvsim.cli.fleet_flags import ONE_SERVER, FleetFlags
+from kvsim.cli.options import settings_from
+from kvsim.errors import UsageError
+from kvsim.policies import Paged, Radix
+
+if TYPE_CHECKING:
+    from kvsim.fitting import SearchedServer, Server, SGLangServer
+    from kvsim.recording import Meta
+
+_BY_SHARE = "give --mem-fraction-static"
+_NOT_SEARCHED = {
+    Paged.name: {
+        "swap_gib": "leave it out, or use kvsim run",
+        "kv_gib": "leave it out, or use kvsim run",
+        "mem_fraction_static": "give --gpu-memory-utilization, or --policy radix",
+        "oversize": "leave it out, or use kvsim run",
+        "pipeline_parallel_size": "leave it out, or use kvsim size",
+        "order": "leave it out, or use kvsim run",
+    },
+    Radix.name: {
+        "kv_gib": _BY_SHARE,
+        "num_blocks": _BY_SHARE,
+        "gpu_memory_utilization": _BY_SHARE,
+        "block_size": "give --page-size",
+        "oversize": "leave it out",
+        "pipeline_parallel_size": "leave it out, or take --policy paged",
+        "decode_context_parallel_size": "leave it out, or take --policy paged",
+        "data_parallel_size": "give --replicas",
+        "enable_expert_parallel": "leave it out, or take --policy paged",
+    },
+}
+"""Flags that are not searched with each policy, and what would be right."""
+
+
+def server_of(flags: dict[str, Any], fleet: FleetFlags = ONE_SERVER, meta: Meta | None = None) -> SearchedServer:
+    """Return the server that the flags describe.
+
+    Limits that are not given are the defaults of the engine. A GPU or model that is not given is that of `meta`, the
+    recording of the requests.
+
+    Raises:
+        UsageError: a flag is invalid, or kvsim fit does not search servers with it.
+    """
+    _check_searched(flags)
+    return _sglang_server(flags, fleet, meta) if flags["policy"] == Radix.name else _vllm_server(flags, fleet, meta)
+
+
+def _vllm_server(flags: dict[str, Any], fleet: FleetFlags, meta: Meta | None) -> Server:
+    from kvsim.cli.machine_flags import FIND, engine_limits, machine_of
+    from kvsim.cli.scenario import paged_settings
+    from kvsim.fitting import Server
+    from kvsim.kv_groups.specs import check_block_size, check_length
+    from kvsim.policies.releases import defaults_of
+    from kvsim.policies.settings import ContinuousSettings
+    from kvsim.setting_fields import values_of
+
+    gpu, model = machine_of(flags, meta)
+    length, share = flags["max_model_len"], flags["gpu_memory_utilization"]
+    if length == FIND:
+        length = None
+    check_length(model, length)
+    check_block_size(model, flags["block_size"])
+    longest = length or model.max_position_embeddings
+    num_seqs, num_tokens = engine_limits(flags, gpu, longest)
+    limits = {"max_num_seqs": num_seqs, "max_num_batched_tokens": num_tokens, "max_model_len": longest}
+    scheduler = settings_from(ContinuousSettings, flags, **limits, acceptance_seed=flags["seed"])
+    cache = paged_settings(flags, gpu, model, flags["block_size"] or 16)
+    return Server(
+        gpu=gpu,
+        model=model,
+        gpu_memory_utilization=defaults_of(scheduler.vllm).gpu_memory_utilization if share is None else share,
+        block_size=flags["block_size"],
+        enable_prefix_caching=cache.enable_prefix_caching,
+        watermark=cache.watermark,
+        cache=cache,
+        captured=not flags["enforce_eager"],
+        num_blocks=flags["num_blocks"],
+        name=flags["model"] or "",
+        replicas=fleet.num_servers,
+        apart=fleet.apart,
+        times=flags["times"],
+        **values_of(scheduler),
+    )
+
+
+def _sglang_server(flags: dict[str, Any], fleet: FleetFlags, meta: Meta | None) -> SGLangServer:
+    from kvsim.cli.machine_flags import FIND, machine_of
+    from kvsim.fitting import SGLangServer
+    from kvsim.policies import RadixSettings
+
+    if fleet.apart is not None:
+        raise UsageError("prefill and decode servers of SGLang are not modelled; leave out --prefill and --decode, or "
+                         "take --policy paged.")  # fmt: skip
+    gpu, model = machine_of(flags, meta)
+    server = settings_from(
+        SGLangServer,
+        flags,
+        gpu=gpu,
+        model=model,
+        context_length=None if flags["max_model_len"] == FIND else flags["max_model_len"],
+        mem_fraction_static=flags["mem_fraction_static"],
+        page_size=flags["page_size"],
+        disable_radix_cache=flags["disable_radix_cache"] or False,
+        cache=settings_from(RadixSettings, flags),
+        captured=not flags["enforce_eager"],
+        name=flags["model"] or "",
+        replicas=fleet.num_servers,
+        times=flags["times"],
+    )
+    server.policy()  # checks the settings
+    return server
+
+
+def _check_searched(flags: dict[str, Any]) -> None:
+    """Check that the flags describe a server whose changes can be searched."""
+    if flags["eviction"] == "optimal":
+        raise UsageError("--eviction optimal is a bound that no server reaches; leave it out.")
+    for name, instead in _NOT_SEARCHED[flags["policy"]].items():
+        if flags[name] and (name, flags[name]) != ("order", "fcfs"):
+            raise UsageError(f"--{name.replace('_', '-')} is not searched by kvsim fit; {instead}.")

@@ -1,0 +1,108 @@
+"""Changes of an SGLang server to try, by SGLang's names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from kvsim.errors import BudgetError
+from kvsim.fitting.server_change import (
+    SEQS,
+    SOME_SEQS,
+    SOME_TOKENS,
+    TOKENS,
+    CandidateChanges,
+    Kind,
+    ServerChange,
+    change,
+    gpu_changes,
+    limit_changes,
+    replica_changes,
+    type_changes,
+)
+from kvsim.fitting.sglang_server import SGLangServer
+from kvsim.hardware import GIB
+
+_FRACTIONS = (0.3, 0.5, 0.7, 0.80, 0.84, 0.86, 0.88, 0.90, 0.92, 0.94)
+"""Values of `mem_fraction_static` to try; those that leave too little to the largest step are left out."""
+_CONSERVATIVENESS = (0.1, 0.3, 0.6, 1.0, 1.5, 3.0)
+_ORDERS = ("lpm", "dfs-weight", "hrrn", "shortest-prefill-first", "lof", "fcfs")
+_ORDERS_BY_PREFIX = ("lpm", "dfs-weight", "hrrn", "shortest-prefill-first")
+"""Orders that SGLang replaces by fcfs where no prefix is kept."""
+_PAGES = (1, 16, 64)
+
+
+def candidates(server: SGLangServer) -> CandidateChanges:
+    """Return the changes of `server`."""
+    running = server.batch_limit
+    settings = [
+        *_switches(server),
+        *_memory(server),
+        *_conservativeness(server),
+        *_orders(server),
+        *limit_changes(server, running, SEQS),
+        *_chunks(server, TOKENS),
+        *_pages(server),
+    ]
+    return CandidateChanges(
+        settings=settings,
+        limits=([*limit_changes(server, running, SOME_SEQS)], [*_chunks(server, SOME_TOKENS)]),
+        types=[*type_changes(server)],
+        gpus=[*gpu_changes(server), *replica_changes(server)],
+    )
+
+
+def _switches(server: SGLangServer) -> Iterator[ServerChange]:
+    """Yield switches that were set to the slower side, and mixed steps."""
+    if server.disable_radix_cache:
+        yield change(server, Kind.SETTING, "the radix cache", disable_radix_cache=False)
+    if server.disable_overlap_schedule:
+        yield change(server, Kind.SETTING, "overlapped scheduling", disable_overlap_schedule=False)
+    if not server.enable_mixed_chunk and server.chunked_prefill_size > 0:
+        yield change(server, Kind.SETTING, "decodes in the steps of prefills (mixed chunks)", enable_mixed_chunk=True)
+
+
+def _memory(server: SGLangServer) -> Iterator[ServerChange]:
+    """Yield larger shares for weights and slots, and how much each leaves to all else."""
+    now = server.fraction
+    for share in _FRACTIONS:
+        if share > now + 1e-9:
+            changed = server.changed(mem_fraction_static=share)
+            try:
+                left = changed.budget().free_later_bytes
+            except BudgetError:
+                continue
+            words = f"mem_fraction_static {now:g} to {share:g}, which leaves {left / GIB:.1f} GiB to all else"
+            yield ServerChange(words=words, fields=("mem_fraction_static",), kind=Kind.SETTING, server=changed)
+
+
+def _chunks(server: SGLangServer, sizes: Sequence[int]) -> Iterator[ServerChange]:
+    """Yield other chunks, if prompts are cut; SGLang's default share for weights and slots depends on the chunk."""
+    if server.chunked_prefill_size < 0:
+        return
+    for changed in limit_changes(server, server.token_limit, sizes):
+        of = changed.server
+        assert isinstance(of, SGLangServer)
+        with_share = "" if of.fraction == server.fraction else f", mem_fraction_static {of.fraction:g} by default"
+        yield replace(changed, words=changed.words + with_share)
+
+
+def _conservativeness(server: SGLangServer) -> Iterator[ServerChange]:
+    now = server.schedule_conservativeness
+    for value in _CONSERVATIVENESS:
+        if value != now:
+            words = f"schedule_conservativeness {now:g} to {value:g}"
+            yield change(server, Kind.SETTING, words, schedule_conservativeness=value)
+
+
+def _orders(server: SGLangServer) -> Iterator[ServerChange]:
+    now = server.schedule_policy
+    for order in _ORDERS:
+        if order != now and not (server.disable_radix_cache and order in _ORDERS_BY_PREFIX):
+            yield change(server, Kind.SETTING, f"schedule_policy {now} to {order}", schedule_policy=order)
+
+
+def _pages(server: SGLangServer) -> Iterator[ServerChange]:
+    for size in _PAGES:
+        if size != server.page_size:
+            yield change(server, Kind.SETTING, f"page_size {server.page_size} to {size}", page_size=size)

@@ -1,0 +1,338 @@
+"""Describe an SGLang server by GPU, model, arguments and replicas, and as the command that starts it.
+
+The slots follow from `kvsim.sizing.sglang_budget`, the simulated policy is `radix`. The steps take the time of vLLM's
+host and kernels, because SGLang's own pace was not measured.
+"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Self
+
+from kvsim.engine.radix.request_rows import RADIX
+from kvsim.errors import BudgetError, UsageError
+from kvsim.fitting.checkpoint import checkpoint_of, hub_name
+from kvsim.fitting.searched_server import NamedLimit, check_replicas, fleet_words
+from kvsim.hardware import Gpu
+from kvsim.kv_groups.sglang_pools import SlotLayers
+from kvsim.machines import step_times
+from kvsim.models import Model
+from kvsim.models.layers import Indexer, Mla
+from kvsim.policies import Radix, RadixSettings, SGLangSettings
+from kvsim.setting_fields import setting, settings_in, values_of
+from kvsim.simulation import Machine, Replicas
+from kvsim.sizing.activations import peak_activations
+from kvsim.sizing.sglang_budget import (
+    SlotBudget,
+    default_chunk,
+    default_fraction,
+    default_running_requests,
+    least_reserve,
+    plan_slots,
+)
+
+if TYPE_CHECKING:
+    from kvsim.engine.memory import MemoryManager
+
+_CACHE_TYPES = {"auto": "", "fp8": "fp8_e4m3", "fp8_e4m3": "fp8_e4m3", "fp8_e5m2": "fp8_e5m2", "bfloat16": "bf16"}
+"""Types of the cache that SGLang and kvsim both know, and SGLang's names for them."""
+_BY_ENVIRONMENT = (
+    "init_new_token_ratio", "min_new_token_ratio_factor", "new_token_ratio_decay_steps", "retract_decode_steps",
+    "clip_max_new_tokens_estimation", "disable_consecutive_prefill_overlap", "swa_eviction_interval",
+)  # fmt: skip
+"""Settings that SGLang reads from variables of the environment, such as SGLANG_RETRACT_DECODE_STEPS."""
+_BLACKWELL = "Blackwell GB100"
+"""Architecture of B200, B300 and their kin, without those of workstations."""
+_PAGES_ON_BLACKWELL = (64, 16, 32, 128)
+"""Page sizes of the attention kernels that SGLang takes on B200 and its kin; the first where none is stated."""
+_PAGE_OF_SPARSE = 64
+"""The page size of the kernels for sparse attention (DeepSeek-V3.2)."""
+_OF_PRIORITIES = ("fcfs", "lof")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SGLangServer(SGLangSettings):
+    """An SGLang server, and the number of its replicas behind one queue; what is left out is SGLang's default.
+
+    The arguments have SGLang's names and meaning. `mem_fraction_static` follows from the GPU, the chunk and the number
+    of GPUs unless it is stated.
+    """
+
+    max_running_requests: int = setting(None, "Requests that run at once; None: by the pool.", at_least=1)
+    context_length: int = setting(None, "Longest sequence in tokens; None: the model's.", at_least=8)
+    chunked_prefill_size: int = setting(None, "Tokens of prompts in one step; None: by the GPU.", at_least=-1)
+    gpu: Gpu
+    model: Model
+    """Served model, with its types and its tensor-parallel size."""
+    mem_fraction_static: float | None = None
+    page_size: int = field(default=None)  # type: ignore[assignment]
+    """Slots that are allocated together; None for the page of SGLang's attention kernel on this GPU."""
+    disable_radix_cache: bool = False
+    cache: RadixSettings = field(default_factory=RadixSettings)
+    """Other settings of the cache; the page size and `disable_radix_cache` are those of the server."""
+    captured: bool = True
+    """Whether steps are launched as captured graphs."""
+    name: str = ""
+    """Name for `--model-path`; empty for the model's own."""
+    replicas: int = 1
+    times: str | None = None
+    """Profile or machine card, by file or name; None for the best shipped one."""
+
+    def __post_init__(self) -> None:
+        check_replicas(self.replicas)
+        defaults: dict[str, Any] = {
+            "context_length": self.model.max_position_embeddings,
+            "chunked_prefill_size": default_chunk(self.gpu),
+            "page_size": (_page_sizes(self.gpu, self.model) or (1,))[0],
+        }
+        for name, value in defaults.items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, value)
+        cache = replace(self.cache, page_size=self.page_size, disable_radix_cache=self.disable_radix_cache)
+        object.__setattr__(self, "cache", cache)
+        if self.max_running_requests is None:
+            object.__setattr__(self, "max_running_requests", self._default_running_requests)
+        SGLangSettings.__post_init__(self)
+
+    def __repr__(self) -> str:
+        several = f"{self.replicas} of " if self.replicas > 1 else ""
+        each = self.num_gpus // self.replicas
+        gpus = f"{each}x{self.gpu.name}" if each > 1 else self.gpu.name
+        limits = f"max_running_requests {self.max_running_requests:,}, context_length {self.context_length:,}"
+        return f"<SGLangServer: {several}{gpus}/{self.name or self.model.name}, {limits}>"
+
+    @property
+    def apart(self) -> None:
+        """Always None, because prefill and decode servers of SGLang are not modelled."""
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of all replicas."""
+        return self.replicas * self.model.num_gpus
+
+    @property
+    def fraction(self) -> float:
+        """Value of `mem_fraction_static`: stated, or SGLang's default."""
+        stated = self.mem_fraction_static
+        return default_fraction(self.gpu, self.model, self.token_limit.value) if stated is None else stated
+
+    @property
+    def batch_limit(self) -> NamedLimit:
+        """`max_running_requests`."""
+        return NamedLimit("max_running_requests", self.max_running_requests)
+
+    @property
+    def token_limit(self) -> NamedLimit:
+        """`chunked_prefill_size`, or `max_prefill_tokens` if prompts are not cut."""
+        if self.chunked_prefill_size > 0:
+            return NamedLimit("chunked_prefill_size", self.chunked_prefill_size)
+        return NamedLimit("max_prefill_tokens", self.max_prefill_tokens)
+
+    @property
+    def length_limit(self) -> NamedLimit:
+        """`context_length`."""
+        return NamedLimit("context_length", self.context_length)
+
+    @property
+    def weights_bytes(self) -> int:
+        """Bytes of the weights on each GPU."""
+        return sum(-term.size_bytes for term in self.budget().terms if term.label == "weights")
+
+    @property
+    def full_words(self) -> str:
+        """Clause that says when requests wait for memory."""
+        return (
+            "; a request waits until there is room for its prompt, its whole limit, and the share of the running "
+            "answers that admission expects (schedule_conservativeness)"
+        )
+
+    @property
+    def caveat(self) -> str:
+        """Sentence about the times, which are not SGLang's."""
+        return "SGLang's pace was not measured: steps take the time of vLLM's host and kernels."
+
+    @property
+    def memory(self) -> MemoryManager:
+        """Memory of the simulated engine."""
+        return RADIX
+
+    @property
+    def spare_bytes(self) -> int:
+        """Bytes beside weights, slots and the largest step, as far as known; SGLang does not measure a step."""
+        try:
+            left = self.budget().free_later_bytes
+        except BudgetError:
+            return 0  # the outcome has the reason
+        activations, _ = peak_activations(self.model, self.token_limit.value, self.max_running_requests)
+        return left - activations - least_reserve(self.gpu, self.model)
+
+    @property
+    def fleet_words(self) -> str:
+        """Description of the servers of a fleet; empty for one server."""
+        return fleet_words(self.replicas)
+
+    @property
+    def starts(self) -> bool:
+        """Whether `flags` is a command: a checkpoint with such weights is known."""
+        return checkpoint_of(self.model, self.name) is not None
+
+    def changed(self, **fields: Any) -> Self:
+        """Return this server with other values of some fields."""
+        return replace(self, **fields)
+
+    def on_gpu(self, gpu: Gpu) -> Self:
+        """Return this server on another GPU, with the pages of its kernels."""
+        sizes = _page_sizes(gpu, self.model)
+        page_size = self.page_size if not sizes or self.page_size in sizes else sizes[0]
+        return replace(self, gpu=gpu, times=None, page_size=page_size)
+
+    def starting(self) -> Self:
+        """Return this server: SGLang serves what fits into its pool, however long `context_length` is."""
+        return self
+
+    def budget(self) -> SlotBudget:
+        """Return the memory budget.
+
+        Raises:
+            BudgetError: the weights leave no memory for a page.
+            UsageError: `mem_fraction_static` is not between 0 and 1, or the model has pipeline stages.
+        """
+        return _budget(self.gpu, self.model, self.fraction, self.page_size)
+
+    def machine(self) -> Machine:
+        """Return the machine of one replica.
+
+        Raises:
+            BudgetError: the weights leave no memory for a page.
+            UsageError: a setting is invalid.
+        """
+        times = step_times(self.gpu, self.model, "vllm", source=self.times, captured=self.captured)
+        return Machine(gpu=self.gpu, model=self.model, kv_bytes=self.budget().kv_bytes, step_time=times)
+
+    def policy(self) -> Radix:
+        """Return the simulated policy.
+
+        Raises:
+            UsageError: SGLang refuses these arguments.
+        """
+        self._check_arguments()
+        return Radix(scheduler=SGLangSettings(**values_of(self)), cache=self.cache)
+
+    def servers(self) -> Replicas | None:
+        """Return the servers of a fleet; None for one server."""
+        return Replicas(number=self.replicas) if self.replicas > 1 else None
+
+    def num_requests_of(self, num_tokens: int) -> int:
+        """Return the number of requests of `num_tokens` tokens that the slots hold."""
+        slots = self.policy().num_slots(self.budget().kv_bytes, SlotLayers.of(self.model))
+        return slots // (-(-num_tokens // self.page_size) * self.page_size)
+
+    def pool_words(self, num_units: int) -> str:
+        """Return a number of pages as text."""
+        slots = f"{num_units * self.page_size:,} slots"
+        return slots if self.page_size == 1 else f"{slots} in pages of {self.page_size}"
+
+    def flags(self) -> str:
+        """Return the command that starts one replica, or the missing checkpoint if none is known."""
+        model, found = self.model, checkpoint_of(self.model, self.name)
+        if found is None and model.quantization is not None:
+            name = f"{hub_name(self.name or model.name)} with {model.quantization.method} weights"
+            return f"a checkpoint of {name} is needed, served with {shlex.join(self._arguments())}"
+        name, stored = found or (hub_name(self.name or model.name), [])
+        command = ["python", "-m", "sglang.launch_server", "--model-path", name, *self._arguments(), *stored]
+        return " ".join([*self._environment(), shlex.join(command)])
+
+    def _arguments(self) -> list[str]:
+        """Return the arguments of the limits, and of everything that differs from SGLang's defaults."""
+        size = self.model.tensor_parallel_size
+        found = [] if size == 1 else ["--tp-size", f"{size}"]
+        found += ["--mem-fraction-static", f"{self.fraction:g}"]
+        for name, value in (self.batch_limit, ("chunked_prefill_size", self.chunked_prefill_size), self.length_limit):
+            found += [_flag(name), f"{value}"]
+        if cache_type := _CACHE_TYPES.get(self.model.kv_cache_dtype):
+            found += ["--kv-cache-dtype", cache_type]
+        if self.page_size != 1:
+            found += ["--page-size", f"{self.page_size}"]
+        found += ["--disable-radix-cache"] * self.disable_radix_cache + ["--disable-cuda-graph"] * (not self.captured)
+        for name, value in self._stated().items():
+            if name not in _BY_ENVIRONMENT:
+                found += [_flag(name)] if value is True else [_flag(name), f"{value}"]
+        return found
+
+    def _environment(self) -> list[str]:
+        """Return the variables of the environment for settings without an argument."""
+        stated = self._stated()
+        return [f"SGLANG_{name.upper()}={stated[name]}" for name in _BY_ENVIRONMENT if name in stated]
+
+    def _stated(self) -> dict[str, Any]:
+        """Return the settings of the scheduler and the cache, other than limits, that differ from SGLang's defaults."""
+        limits = {"max_running_requests", "chunked_prefill_size", "context_length", "page_size", "disable_radix_cache"}
+        return {
+            each.name: getattr(settings, each.name)
+            for kind, settings in ((SGLangSettings, self), (RadixSettings, self.cache))
+            for each in settings_in(kind)
+            if each.name not in limits and getattr(settings, each.name) != each.default
+        }
+
+    @property
+    def _default_running_requests(self) -> int:
+        try:
+            return default_running_requests(self.budget().num_slots, self.context_length)
+        except BudgetError:
+            return default_running_requests(0, self.context_length)
+
+    def _check_arguments(self) -> None:
+        """Check that SGLang takes these arguments, and that kvsim follows them.
+
+        Raises:
+            UsageError: it does not.
+        """
+        model, chunk, page = self.model, self.chunked_prefill_size, self.page_size
+        pages, longest = _page_sizes(self.gpu, model), model.max_position_embeddings
+        by_priority = self.enable_priority_scheduling
+        wrong = {
+            f"{model.name} keeps recurrent states, which kvsim does not follow in SGLang; take --policy paged.": bool(
+                model.recurrent_layers
+            ),
+            "--data-parallel-size is vLLM's; give --replicas for more servers of SGLang.": model.data_parallel_size > 1,
+            f"SGLang has no cache of the type {model.kv_cache_dtype}; take {', '.join(_CACHE_TYPES)}.": (
+                model.kv_cache_dtype not in _CACHE_TYPES
+            ),
+            f"SGLang does not serve {model.name} with --context-length {self.context_length}: its configuration allows "
+            f"{longest:,} tokens; take that or less.": self.context_length > longest,
+            f"SGLang's attention kernels for {model.name} on {self.gpu.name} have pages of "
+            f"{', '.join(map(str, sorted(pages)))} slots, not {page}; change --page-size.": (
+                bool(pages) and page not in pages
+            ),
+            f"SGLang does not start with --chunked-prefill-size {chunk}, which is no multiple of --page-size {page}; "
+            "change one of the two.": chunk > 0 and chunk % page > 0,
+            f"SGLang serves by priority with --schedule-policy fcfs or lof, not {self.schedule_policy}.": (
+                by_priority and self.schedule_policy not in _OF_PRIORITIES
+            ),
+            f"mem_fraction_static is {self.fraction:g}; it must be above 0 and below 1.": not 0 < self.fraction < 1,
+            "SGLang retracts by priority only if it serves by priority; set enable_priority_scheduling.": (
+                self.retraction_policy == "priority" and not by_priority
+            ),
+        }
+        for sentence, is_so in wrong.items():
+            if is_so:
+                raise UsageError(sentence)
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _page_sizes(gpu: Gpu, model: Model) -> tuple[int, ...]:
+    """Return the page sizes of the attention kernels that SGLang 0.5.23 takes, the default first; empty for any."""
+    if any(isinstance(layer, Indexer) for layer in model.layer_kinds):
+        return (_PAGE_OF_SPARSE,)
+    has_latent = any(isinstance(layer, Mla) for layer in model.attention_layers)
+    return _PAGES_ON_BLACKWELL if gpu.architecture.startswith(_BLACKWELL) and not has_latent else ()
+
+
+@lru_cache(maxsize=1024)
+def _budget(gpu: Gpu, model: Model, fraction: float, page_size: int) -> SlotBudget:
+    return plan_slots(gpu, model, mem_fraction_static=fraction, page_size=page_size)

@@ -1,0 +1,135 @@
+"""Changes of a vLLM server to try: its settings, and its splits into prefill and decode servers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from kvsim.errors import KvsimError
+from kvsim.fitting.server_change import (
+    SEQS,
+    SIZES,
+    SOME_SEQS,
+    SOME_TOKENS,
+    TOKENS,
+    CandidateChanges,
+    Kind,
+    ServerChange,
+    change,
+    gpu_changes,
+    limit_changes,
+    model_change,
+    replica_changes,
+    type_changes,
+)
+
+if TYPE_CHECKING:
+    from kvsim.fitting.vllm_server import Server
+    from kvsim.simulation import Disaggregation
+
+_UTILIZATIONS = (0.90, 0.92, 0.94, 0.95, 0.96)
+"""Values of `gpu_memory_utilization` to try; above the last, vLLM's memory estimate may fail."""
+_WATERMARKS = (0.01, 0.05)
+"""Shares of the pool to leave free: the first is enough for running requests to grow, the second also for bursts."""
+_BLOCKS = (1.25, 1.5, 2.0)
+"""Factors for a stated number of blocks."""
+
+
+def candidates(server: Server, longest_tokens: int) -> CandidateChanges:
+    """Return the changes of `server`; `longest_tokens` is the longest request, which `max_model_len` must allow."""
+    seqs, tokens = server.batch_limit, server.token_limit
+    settings = [
+        *_caching(server),
+        *_ahead(server),
+        *_drafts(server),
+        *_memory(server),
+        *limit_changes(server, seqs, SEQS),
+        *limit_changes(server, tokens, TOKENS),
+        *_watermark(server),
+        *_host(server),
+        *_length(server, longest_tokens),
+    ]
+    limits = [*limit_changes(server, seqs, SOME_SEQS)], [*limit_changes(server, tokens, SOME_TOKENS)]
+    return CandidateChanges(settings, limits, [*type_changes(server)], [*gpu_changes(server), *_fleets(server)])
+
+
+def _memory(server: Server) -> Iterator[ServerChange]:
+    if server.num_blocks is not None:
+        for factor in _BLOCKS:
+            blocks = round(server.num_blocks * factor)
+            words = f"a pool of {blocks:,} blocks instead of {server.num_blocks:,}"
+            yield change(server, Kind.SETTING, words, num_blocks=blocks)
+        left = f"all blocks that gpu_memory_utilization {server.gpu_memory_utilization:g} leaves"
+        words = f"no num_gpu_blocks_override: {left}"
+        yield change(server, Kind.SETTING, words, num_blocks=None)
+        return
+    for share in _UTILIZATIONS:
+        if share > server.gpu_memory_utilization + 1e-9:
+            words = f"gpu_memory_utilization {server.gpu_memory_utilization:g} to {share:g}"
+            yield change(server, Kind.SETTING, words, gpu_memory_utilization=share)
+
+
+def _caching(server: Server) -> Iterator[ServerChange]:
+    if not server.enable_prefix_caching and not server.model.recurrent_layers:
+        yield change(server, Kind.SETTING, "prefix caching", enable_prefix_caching=True)
+
+
+def _ahead(server: Server) -> Iterator[ServerChange]:
+    if not server.async_scheduling and (server.drafting is None or server.drafting.is_async(server.vllm)):
+        yield change(server, Kind.SETTING, "asynchronous scheduling", async_scheduling=True)
+
+
+def _drafts(server: Server) -> Iterator[ServerChange]:
+    if server.drafting is not None:
+        yield change(server, Kind.SETTING, "no drafts", speculative_config="")
+
+
+def _watermark(server: Server) -> Iterator[ServerChange]:
+    for share in _WATERMARKS:
+        if share > server.watermark:
+            words = f"a watermark of {share:g} instead of {server.watermark:g}"
+            yield change(server, Kind.SETTING, words, watermark=share)
+
+
+def _host(server: Server) -> Iterator[ServerChange]:
+    if server.cache.kv_offloading_size:
+        without = replace(server.cache, kv_offloading_size=0.0)
+        yield change(server, Kind.SETTING, "no host memory for the cache", cache=without)
+
+
+def _length(server: Server, longest_tokens: int) -> Iterator[ServerChange]:
+    """Yield a shorter `max_model_len` if vLLM would not start with the present one; otherwise it has no effect."""
+    try:
+        server.budget()
+    except KvsimError:
+        length = -(-longest_tokens // 256) * 256
+        if length < server.max_model_len:
+            words = f"max_model_len {server.max_model_len:,} to {length:,}"
+            yield change(server, Kind.SETTING, words, max_model_len=length)
+
+
+def _fleets(server: Server) -> Iterator[ServerChange]:
+    """Yield other numbers of servers or ranks, and other splits."""
+    if server.apart is not None:
+        yield from _splits(server, server.apart)
+    elif (ranks := server.model.data_parallel_size) > 1:
+        for number in (size for size in SIZES if size > ranks):
+            words = f"{number} data-parallel ranks instead of {ranks}"
+            yield model_change(server, Kind.GPUS, words, data_parallel_size=number)
+    else:
+        yield from replica_changes(server)
+
+
+def _splits(server: Server, apart: Disaggregation) -> Iterator[ServerChange]:
+    """Yield other splits into prefill and decode servers, with the same number of servers or up to two more."""
+    for number in range(server.replicas, server.replicas + 3):
+        kind = Kind.SETTING if number == server.replicas else Kind.GPUS
+        for prefill in range(1, number):
+            split = replace(apart, num_prefill=prefill, num_decode=number - prefill)
+            if split != apart:
+                words = f"{prefill} prefill and {number - prefill} decode servers"
+                changed = change(server, kind, words, apart=split, replicas=number)
+                yield replace(changed, fields=("apart",) if kind is Kind.SETTING else ("apart", "replicas"))
+        words = f"{number} servers that compute prompts and decode"
+        yield change(server, kind, words, apart=None, replicas=number)
