@@ -12,7 +12,7 @@ import kvsim_tui as tui
 from kvsim.errors import BudgetError
 from kvsim_tui.app import KvsimApp
 from kvsim_tui.dialogs.find_dialog import FindScreen
-from kvsim_tui.facts.telling import story_of_comparison
+from kvsim_tui.facts.telling import gap_words, story_of_comparison
 from kvsim_tui.look.digits import tall
 from kvsim_tui.look.states import COLOR
 from kvsim_tui.playback.compared_runs import ComparedRuns
@@ -263,9 +263,17 @@ def test_the_share_of_memory_is_what_ample_memory_would_take_away(three_runs: li
     assert order == [0, 1, 2]
     comparison.learn(rates)
     assert comparison.ample_tokens_per_s[0] == 100.0
-    near, far, _ = story_of_comparison(comparison).parts
-    assert far.endswith(f"{slow.recording.meta.policy_name} batches (×{gap / 2:,.1f} of it is memory)")
-    assert near.endswith(f"{comparison.lanes[-2].label} (all of it is memory)")
+    story, near = story_of_comparison(comparison), comparison.lanes[-2].label
+    assert f"{near} (all of it is memory), " in story.parts[0]
+    assert story.parts[0].endswith(f"{slow.recording.meta.policy_name} batches (×{gap / 2:,.1f} of it is memory)")
+    for shorter in story.shorter:
+        assert re.search(rf"{near} ×[\d.]+ \(all memory\), .* batches ×{gap:,.1f} \(memory ×{gap / 2:,.1f}\)$", shorter)
+    comparison.learn([100.0 if run.name == slow.recording.name else 100.0 * gap for run in three_runs])
+    both = story_of_comparison(comparison)
+    assert both.parts[0].endswith("batches (not for lack of memory)")
+    assert both.shorter[0].endswith(f"batches ×{gap:,.1f} (not memory)")
+    assert both.shorter[1].endswith(f"batches ×{gap:,.1f}")
+    assert gap_words(comparison, 0).endswith(f"as long as {comparison.lanes[-1].label} (not for lack of memory)")
 
 
 async def test_what_ample_memory_would_bring_is_said_once_it_is_known(three_runs: list[Recording]) -> None:
@@ -275,8 +283,8 @@ async def test_what_ample_memory_would_bring_is_said_once_it_is_known(three_runs
         await pilot.pause()
         screen = "\n".join(strip.text for strip in app.screen._compositor.render_strips())
         assert len(re.findall("ample( memory)? 1,234", screen)) == 3
-        assert "ample tokens/s with memory for all requests at once" in screen
-        assert re.search("is memory|memory ×", screen)
+        assert "tokens/s of the whole run; ample: memory for all" in screen
+        assert re.search("is memory|all memory|memory ×", screen)
 
 
 async def test_lanes_without_room_for_a_picture_have_names(three_runs: list[Recording]) -> None:

@@ -19,6 +19,7 @@ from kvsim_tui.facts.group_tables import table_rows
 from kvsim_tui.facts.preemption import preemption_at
 from kvsim_tui.facts.requests import request_facts
 from kvsim_tui.facts.schedule import Doing, schedule
+from kvsim_tui.facts.tree_runs import tree_at
 from kvsim_tui.lessons import Guided, Lesson, LessonError, all_lessons, drawings, find_lesson, read_lesson
 from kvsim_tui.lessons.caption_figures import Figures
 from kvsim_tui.lessons.drawings import Drawing
@@ -510,8 +511,8 @@ async def test_a_lesson_says_what_colour_means_at_first(guided: Callable[[str], 
     lesson = guided("10")
     app = KvsimApp(lesson)
     async with app.run_test(size=SIZE) as pilot:
-        pool = app.query_one("#pool-1", PoolView)
-        kinds = layer_kinds(lesson.comparison.lanes[1].session.replay)  # type: ignore[union-attr]
+        pool = app.query_one("#pool-0", PoolView)
+        kinds = layer_kinds(lesson.comparison.lanes[0].session.replay)  # type: ignore[union-attr]
         assert [kind.words for kind in kinds] == ["full attention", "sliding window of 128"]
         assert {kind.paint for kind in kinds} <= set(pool._canvas._paints.whole.tolist())
         for words in ("full attention", "sliding window of 128", "expired"):
@@ -730,7 +731,7 @@ def test_lesson_12_compares_the_hits_of_both_caches_at_every_size(guided: Callab
     assert tree[0] < tree[-1]
     assert blocks[-1] < tree[-1], "with memory for all, a block rounds away what a slot does not"
     drawn = lesson.drawing(lesson.captions[-1], 80, GLYPHS)
-    assert len(drawn[0][1]) == 2 * len(found)
+    assert len([line for line in drawn[0][1] if line]) == 2 * len(found)
 
 
 def _percents(shares: Sequence[float]) -> list[str]:
@@ -755,6 +756,77 @@ def test_lesson_12_gives_the_hits_of_both_caches_for_the_same_question(guided: C
     assert max(sizes[600]) < min(sizes[800])
     assert sizes[800][1] < sizes[800][0]
     assert sizes[1000][1] > sizes[1000][0]
+
+
+def test_lesson_12_draws_the_tree_and_what_goes_first(guided: Callable[[str], Guided]) -> None:
+    lesson = guided("12")
+    caption, tree = lesson.captions[3], lesson.sessions[1]
+    lesson.show(caption.frame)
+    assert not tree.breakdown[SlotState.FREE], "the memory is full"
+    before = tree_at(tree)
+    ((_, drawn),) = lesson.drawing(caption, 118, GLYPHS)
+    lines = ["".join(segment.text for segment in line) for line in drawn]
+    assert len(lines) == len(before.runs)
+    first = before.leaves[0]
+    assert "goes first" in lines[before.runs.index(first)]
+    for place, run in enumerate(before.leaves[1:], 2):
+        assert f"can go, as number {place}" in lines[before.runs.index(run)]
+    assert sum("locked by C2" in line for line in lines) == sum(bool(run.holders) for run in before.runs)
+    assert f"can go, here {len(before.leaves)}" in caption.text
+    assert f"all its {first.num_units} slots in the next step" in caption.text
+    assert f"keeps {before.num_units - before.num_locked} slots that no request uses" in caption.text
+    tree.player.go_to_frame(tree.player.frame + 1)
+    tree.show()
+    after = tree_at(tree)
+    assert len(after.runs) == len(before.runs) - 1
+    assert tree.breakdown[SlotState.FREE] == first.num_units - 1, "one slot was needed"
+    assert {run.last_request for run in before.runs} - {run.last_request for run in after.runs} == set()
+
+
+def test_lesson_9_says_what_of_the_gain_over_static_batches_is_memory(guided: Callable[[str], Guided]) -> None:
+    lesson = guided("9")
+    _, static, contiguous, paged, *_ = lesson.climb()
+    gain, on_time = contiguous.gain * paged.gain, contiguous.time_gain * paged.time_gain
+    assert gain == pytest.approx(paged.tokens_per_s / static.tokens_per_s)
+    assert on_time > gain, "none of it is memory"
+    text = " ".join(lesson.captions[2].text.split())
+    assert f"pages are {gain:.2f} times as fast, and none of that is memory" in text
+    assert f"for all requests they would be {on_time:.2f} times as fast" in text
+
+
+def test_lesson_8_has_placed_the_same_sequences_in_the_same_colours(guided: Callable[[str], Guided]) -> None:
+    lesson = guided("8")
+    padded, packed = lesson.sessions
+    names = [[session.request_name(row) for row in range(8)] for session in (padded, packed)]
+    for caption in lesson.captions:
+        lesson.show(caption.frame)
+        placed = [
+            {session.request_name(row) for row in session.replay.live_requests().tolist()} & set("ABCDEFGH")
+            for session in (padded, packed)
+        ]
+        assert placed[0] == placed[1]
+    order = [[name for name in each if len(name) == 1] for each in names]
+    assert order[0][0] == order[1][0] == "C"
+
+
+def test_a_caption_without_a_drawing_shows_what_each_request_holds(guided: Callable[[str], Guided]) -> None:
+    lesson = guided("6")
+    lesson.show(lesson.captions[2].frame)
+    session = lesson.sessions[0]
+    lines = ["".join(segment.text for segment in line) for line in drawings.holders(session, 80, GLYPHS, 8)]
+    held = {
+        session.request_name(request): len(session.replay.block_table(request)[1])
+        for request in session.replay.live_requests().tolist()
+    }
+    assert sorted(held) == ["A", "B"]
+    for line in lines[:2]:
+        assert line.endswith(f" {held[line[0]]} blocks")
+    assert lines[2].split() == ["C", "waits"]
+    lesson = guided("7")
+    lesson.show(lesson.captions[3].frame)
+    lines = ["".join(segment.text for segment in line) for line in drawings.holders(lesson.sessions[0], 80, GLYPHS, 6)]
+    assert lines[-1].startswith("31 more")
+    assert len(lines) == 6
 
 
 def test_lesson_4_says_how_many_times_as_long_and_why_a_block_is_missing(guided: Callable[[str], Guided]) -> None:

@@ -47,8 +47,8 @@ PRESSURE = (
     Question("How much is free?", "", r"nothing (is )?shared · 0\.0% free"),
     Question("How much do the others hold?", "", r"62 more +10,149", (SMALL,)),
     Question("What does one cell stand for?", "v", r"1 cell = 1 block"),
-    Question("What does the colour mean?", "", r"colour: owner"),
-    Question("And which colour is what?", "", r"tokens, of any request .*reserved .*never written .*free"),
+    Question("What does the colour mean?", "", r"colour: state"),
+    Question("And which colour is what?", "", r"tokens, of any request .*reserved"),
     Question("How full is the pool?", "", r"in use +100\.0%"),
     Question("Where is the memory?", "", r"tokens +97\.9% written and needed"),
     Question("How many run?", "", r"running +81"),
@@ -123,8 +123,12 @@ async def test_who_wins_and_how_much_of_it_is_memory(three_runs: list[Recording]
     comparison = ComparedRuns(three_runs)
     comparison.learn([1000.0, 1500.0, 2000.0])
     questions = (
-        Question("Who wins?", "", r"Paged \d\S* s(: \d+\.\d times as fast as \w+|, contiguous \d\S* s)"),
-        Question("How much of it is memory?", "", r"all of it is memory|×\d+\.\d of it is memory|\(memory ×\d+\.\d\)"),
+        Question("Who wins?", "", r"Paged \d\S* s(: \d+\.\d times as fast as \w+|, contiguous ×\d)"),
+        Question(
+            "How much of it is memory?",
+            "",
+            r"all of it is memory|×\d\S* of it is memory|\((all memory|memory ×\d\S*)\)",
+        ),
     )
     async with KvsimApp(comparison).run_test(size=size) as pilot:
         await pilot.pause()

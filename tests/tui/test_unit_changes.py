@@ -14,12 +14,13 @@ from kvsim.simulation import Machine, simulate
 from kvsim.workload import generate
 from kvsim_tui.app import KvsimApp
 from kvsim_tui.facts.last_step import last_step
-from kvsim_tui.facts.telling import begin_story, story_of, story_of_comparison
+from kvsim_tui.facts.telling import begin_story, gap_words, story_of, story_of_comparison
 from kvsim_tui.lessons import Guided, find_lesson
+from kvsim_tui.look.wording import duration
 from kvsim_tui.playback.compared_runs import ComparedRuns
 from kvsim_tui.playback.run_events import EventKind
 from kvsim_tui.playback.session import Session
-from kvsim_tui.pool.legend_entries import factor, sharing
+from kvsim_tui.pool.legend_entries import sharing
 from kvsim_tui.pool.paint import UnitChange
 from kvsim_tui.pool.unit_changes import changes_between
 from kvsim_tui.screens.compare_runs import Compare
@@ -75,10 +76,8 @@ def test_sharing_is_counted() -> None:
     guided = Guided(find_lesson("5"))
     guided.show(guided.captions[2].frame)
     refs = guided.sessions[0].replay.refs
-    assert (
-        sharing(guided.sessions[0])
-        == f"{(refs > 0).sum()} blocks in place of {refs.sum()}: {factor(guided.sessions[0])}"
-    )
+    held = (refs > 0).sum()
+    assert sharing(guided.sessions[0]) == f"{held} blocks in place of {refs.sum()}: {refs.sum() / held:.1f}×"
     assert sharing(guided.sessions[0]).startswith("20 blocks in place of 50")
 
 
@@ -141,10 +140,13 @@ def test_the_story_of_a_comparison_is_its_factor(three_runs: list[Recording]) ->
     comparison = ComparedRuns(three_runs)
     slow, near, fast = comparison.lanes
     story = story_of_comparison(comparison)
-    for part, rival in zip(story.parts, (near, slow), strict=False):
+    for number, rival in enumerate((slow, near)):
         factor = rival.session.player.duration_s / fast.session.player.duration_s
-        assert part.endswith(f"{factor:,.1f} times as fast as {rival.label}")
+        assert f"{factor:,.1f} times as fast as {rival.label}" in story.parts[0]
+        assert gap_words(comparison, number).endswith(f"{factor:,.1f} times as long as {fast.label}")
+        assert all(f"{rival.label} ×{factor:,.1f}" in shorter for shorter in story.shorter)
     assert story.parts[0].startswith(f"{fast.label} ")
+    assert gap_words(comparison, 2) == duration(fast.session.player.duration_s)
 
 
 async def test_c_keeps_the_moment_and_the_followed_request(three_runs: list[Recording]) -> None:

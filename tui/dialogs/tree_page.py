@@ -11,8 +11,8 @@ from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.widgets import Static
 
-from ..facts.tree_runs import tree_at
-from ..look.wording import plural, seconds
+from ..facts.tree_runs import ago, tree_at
+from ..look.wording import plural
 from .modal import Modal
 
 if TYPE_CHECKING:
@@ -98,22 +98,15 @@ def _wiped(session: Session, tree: RadixTree) -> str:
     wiped = tree.wiped
     assert wiped is not None
     return (
-        f"The last retraction, of {session.request_name(wiped.request)} {_ago(session, wiped.frame)}, gave up "
+        f"The last retraction, of {session.request_name(wiped.request)} {ago(session, wiped.frame)}, gave up "
         f"{wiped.num_own:,} of its own and evicted {wiped.num_evicted:,} of the tree in the same step."
     )
 
 
-def _ago(session: Session, frame: int) -> str:
-    age_s = float(session.times_s[session.player.frame]) - float(session.times_s[frame])
-    return f"{seconds(max(age_s, 0.0), session.player.duration_s / 1000)} ago"
-
-
 def _goes_first(session: Session, tree: RadixTree) -> TreeRun | None:
     """Return the leaf that is evicted next, where the one that was used longest ago goes first."""
-    leaves = [run for run in tree.runs if run.is_evictable]
-    if session.recording.meta.policy.get("radix_eviction_policy", "lru") != "lru" or not leaves:
-        return None
-    return min(leaves, key=lambda run: run.used_frame)
+    is_lru = session.recording.meta.policy.get("radix_eviction_policy", "lru") == "lru"
+    return tree.leaves[0] if is_lru and tree.leaves else None
 
 
 def _cells(session: Session, run: TreeRun, *, is_first: bool) -> tuple[Text, Text, Text, Text]:
@@ -129,7 +122,7 @@ def _cells(session: Session, run: TreeRun, *, is_first: bool) -> tuple[Text, Tex
         held = "none: goes first" if is_first else "none: can go"
     else:
         held = "none: after those below"
-    used = "now" if run.num_holders else _ago(session, run.used_frame)
+    used = "now" if run.num_holders else ago(session, run.used_frame)
     length = plural(run.num_units, session.unit_name)
     cells = (f"{lead}{length}", f"{run.begin * size + 1:,} to {end * size:,}", held, used)
     return tuple(Text(cell, style) for cell in cells)  # type: ignore[return-value]

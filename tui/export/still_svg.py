@@ -59,7 +59,7 @@ def svg_of_stills(
     body = "\n".join(parts)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {pixels} {top}" width="{pixels}" height="{top}">\n'
-        "<style>.m text{font-family:'DejaVu Sans Mono',Menlo,Consolas,monospace;font-size:16px}.b{font-weight:bold}"
+        "<style>.m text{font-family:'DejaVu Sans Mono',Menlo,Consolas,monospace;font-size:16.6px}.b{font-weight:bold}"
         "rect{shape-rendering:crispEdges}</style>\n"
         f'<rect width="100%" height="100%" rx="8" fill="{VOID_COLOR}"/>\n<g class="m">\n{body}\n</g>\n</svg>\n'
     )

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 CELL: Final = (10, 20)
 """Pixels of one character."""
-_FONT_PX: Final = 16
+_FONT_PX: Final = 16.6
+"""The fonts are 0.602 as wide as high, so that a letter fills its cell, and long words end where they should."""
 _BASELINE: Final = 15
 _MARGIN: Final = 12
 _FONTS: Final = "'DejaVu Sans Mono', Menlo, Consolas, 'Liberation Mono', monospace"

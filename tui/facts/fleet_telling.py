@@ -39,7 +39,7 @@ def fleet_story(fleet: FleetServers) -> Story:
         f"busiest server computed {fleet.imbalance(now):.2f} times the mean",
         plural(sum(one.preempted for one in now), "preemption"),
     )
-    return Story(frame=fleet.player.frame, parts=parts, short=whole)
+    return Story(frame=fleet.player.frame, parts=parts, shorter=(whole,))
 
 
 def way(fleet: FleetServers, stops: list[Stop], arrow: str, *, short: bool) -> str:

@@ -76,6 +76,8 @@ def comparison_headline(comparison: ComparedRuns, *, short: bool) -> list[str]:
     origins = [_origin(lane.session, "") for lane in comparison.lanes]
     notes = ["uncalibrated"] if any("uncalibrated" in origin for origin in origins) else []
     clock, memory = (", one clock", f"{size} each") if short else (" on one clock", f"{size} for KV in each")
+    if comparison.slowest_first:
+        clock = ", slowest first" if short else f"{clock}, slowest first"
     gpus = _gpus(gpu, num_gpus, short=short)
     return [f"the same {requests}{clock}", *notes, f"{model} on {gpus}", memory, *_untimed(meta)]
 

@@ -162,12 +162,19 @@ def request_lines(session: Session, request: int, facts: RequestFacts) -> list[t
     for label, times_s in (
         ("arrived", requests.arrival_s),
         ("first token", requests.first_token_s),
-        ("finished" if requests.finished_s[request] <= session.player.clock_s else "will finish", requests.finished_s),
+        (_end_label(session, request, facts), requests.finished_s),
     ):
         lines.append((label, seconds(float(times_s[request]), resolution_s)))
     if begun:
         lines.append(("first wait", seconds(waited_s, resolution_s)))
     return lines
+
+
+def _end_label(session: Session, request: int, facts: RequestFacts) -> str:
+    """Name the end of a request: a complete one in a batch is let go with the batch."""
+    if session.recording.requests.finished_s[request] <= session.player.clock_s:
+        return "finished"
+    return "is let go" if facts.holds and facts.computed > facts.full else "will finish"
 
 
 def _adapter(session: Session, request: int) -> list[tuple[str, str]]:

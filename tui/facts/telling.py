@@ -11,7 +11,7 @@ from kvsim.memory.waste import SlotState
 from kvsim.metrics.names import STATE_NAMES
 from kvsim.metrics.waiting import Limits
 
-from ..look.wording import percent, plural, seconds
+from ..look.wording import duration, percent, plural, seconds
 from ..playback.run_events import EventKind
 from ..playback.session import Story
 from .judgement import judgement_of
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 _NOTICED = 1.05
 """Least factor between two durations that is said."""
+_NEAR: Final = 1.1
+"""Factor from which one decimal is enough."""
 _NONE_LEFT: Final = 1.05
 """Ratio of speeds below which the remaining gap counts as none."""
 _FULL: Final = 0.01
@@ -80,20 +82,54 @@ def story_of_comparison(comparison: ComparedRuns) -> Story:
     fast_s = fast.session.player.duration_s
     if fast.session.rows is not None or fast_s <= 0 or not rivals:
         return Story(frame=0, parts=())
-    factors = [f"{_factor_words(comparison, place)} {lane.label}" for place, lane in enumerate(rivals, 2)]
-    memory = [_because_of_memory(comparison, place) for place, _ in enumerate(rivals, 2)]
-    first, *others = [f"{factor}{share}" for factor, share in zip(factors, memory, strict=True)]
+    begin = f"{fast.label} {seconds(fast_s, fast_s / 100)}"
+    places = range(2, len(comparison.lanes) + 1)
+    factors = [
+        f"{_factor_words(comparison, place)} {comparison.lanes[-place].label}{_because_of_memory(comparison, place)}"
+        for place in places
+    ]
     batches = [(_mean_of(lane.session, lane.session.recording.steps.running), lane.label) for lane in (fast, *rivals)]
     running = ", ".join(f"{batch:,.0f} ({label})" for batch, label in batches)
-    begin = f"{fast.label} {seconds(fast_s, fast_s / 100)}: {first}"
-    parts = (begin, *others, f"running on average: {running}")
-    return Story(frame=0, parts=parts, short=_durations(comparison))
+    shorter = tuple(
+        ", ".join([begin, *(_factor(comparison, place, says_none=says_none) for place in places)])
+        for says_none in (True, False)
+    )
+    parts = (f"{begin}: {', '.join(factors)}", f"running on average: {running}")
+    return Story(frame=0, parts=parts, shorter=shorter)
+
+
+def gap_words(comparison: ComparedRuns, number: int) -> str:
+    """Return the duration of a run, how many times that of the fastest it is, and what part of that is memory."""
+    duration_s, place = comparison.lanes[number].session.player.duration_s, len(comparison.lanes) - number
+    fast = comparison.lanes[-1]
+    words = duration(duration_s)
+    if place == 1 or not comparison.slowest_first or fast.session.player.duration_s <= 0:
+        return words
+    times = f"{_times(_gap(comparison, place))} times as long as {fast.label}"
+    return f"{words}, {times}{_because_of_memory(comparison, place)}"
 
 
 def _factor_words(comparison: ComparedRuns, place: int) -> str:
     """Return how much longer the run at `place` from the end takes than the fastest."""
     gap = _gap(comparison, place)
     return f"{gap:,.1f} times as fast as" if gap >= _NOTICED else "hardly faster than"
+
+
+def _factor(comparison: ComparedRuns, place: int, *, says_none: bool) -> str:
+    """Return how much longer the run at `place` from the end takes, and what part of that is memory, as short as can
+    be; that none is, if `says_none`.
+    """
+    by_memory, gap = _by_memory(comparison, place), _gap(comparison, place)
+    share = ""
+    if by_memory is not None and by_memory >= _NONE_LEFT:
+        share = " (all memory)" if by_memory == gap else f" (memory ×{_times(by_memory)})"
+    elif by_memory is not None and says_none:
+        share = " (not memory)"
+    return f"{comparison.lanes[-place].label} ×{_times(gap)}{share}"
+
+
+def _times(factor: float) -> str:
+    return f"{factor:,.2f}" if factor < _NEAR else f"{factor:,.1f}"
 
 
 def _gap(comparison: ComparedRuns, place: int) -> float:
@@ -123,17 +159,6 @@ def _by_memory(comparison: ComparedRuns, place: int) -> float | None:
     if left <= 0:
         return None
     return gap if left < _NONE_LEFT else gap / left
-
-
-def _durations(comparison: ComparedRuns) -> str:
-    """Return the duration of every run, the shortest first, with the factor that is memory."""
-    fast_s = comparison.lanes[-1].session.player.duration_s
-    words = []
-    for place, lane in enumerate(reversed(comparison.lanes), 1):
-        by_memory = _by_memory(comparison, place)
-        share = f" (memory ×{by_memory:.2g})" if by_memory is not None and by_memory >= _NONE_LEFT else ""
-        words.append(f"{lane.label} {seconds(lane.session.player.duration_s, fast_s / 100)}{share}")
-    return ", ".join(words)
 
 
 def _when_full(session: Session) -> list[str]:
@@ -185,7 +210,7 @@ def judged(session: Session, story: Story) -> Story:
     if session.rows is not None or not session.added_up:
         return story
     judgement = judgement_of(session)
-    return replace(story, parts=(judgement.long, *story.parts[1:]), short=judgement.short)
+    return replace(story, parts=(judgement.long, *story.parts[1:]), shorter=(judgement.short,))
 
 
 def begin_story(session: Session, *, playing: bool) -> Story:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from kvsim.recording.tables import WHOLE_TABLE, MemoryKind
 
+from ..look.wording import seconds
 from ..playback.run_events import EventKind
 from .tree import in_tree_units
 
@@ -35,6 +36,8 @@ class TreeRun:
     used_frame: int
     """Frame of the last use."""
     depth: int
+    last_request: int
+    """Row of the request that used it last."""
     holders: list[int] = field(default_factory=list)
     """Rows of the requests that hold it."""
     children: list[TreeRun] = field(default_factory=list)
@@ -72,6 +75,11 @@ class RadixTree:
         return sum(run.num_units for run in self.runs)
 
     @property
+    def leaves(self) -> list[TreeRun]:
+        """Runs that can be evicted now, the one that was used longest ago first."""
+        return sorted((run for run in self.runs if run.is_evictable), key=lambda run: run.used_frame)
+
+    @property
     def num_locked(self) -> int:
         """Units that requests hold."""
         return sum(run.num_units for run in self.runs if run.num_holders)
@@ -80,6 +88,12 @@ class RadixTree:
 def has_tree(session: Session) -> bool:
     """Tell whether the run keeps a radix tree."""
     return session.recording.meta.policy_name == "radix" and bool(session.recording.meta.prefix_caching)
+
+
+def ago(session: Session, frame: int) -> str:
+    """Return the time since `frame` as text."""
+    age_s = float(session.times_s[session.player.frame]) - float(session.times_s[frame])
+    return f"{seconds(max(age_s, 0.0), session.player.duration_s / 1000)} ago"
 
 
 def tree_at(session: Session) -> RadixTree:
@@ -154,9 +168,8 @@ def _runs(session: Session, units: _Units) -> list[TreeRun]:
             run_of[unit] = parent
             continue
         used = int(np.searchsorted(replay.frame_seq, units.used_seq[unit]))
-        run = TreeRun(
-            int(units.place[unit]), 1, int(num_holders[unit]), min(used, frame), parent.depth + 1 if parent else 0
-        )
+        depth = parent.depth + 1 if parent else 0
+        run = TreeRun(int(units.place[unit]), 1, int(num_holders[unit]), min(used, frame), depth, int(units.last[unit]))
         run_of[unit] = run
         (parent.children if parent else top).append(run)
     for row, path in paths.items():

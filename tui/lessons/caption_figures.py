@@ -1,7 +1,7 @@
 """The figures that a caption may name, computed from the run at the caption's moment; none is ever typed.
 
-{waste.token_percent}        of the pool: any state, and unused (all but tokens) or held; also _slots and _gb
-{pool.slots}                 gb, blocks, block_slots, free_blocks, cached_blocks
+{waste.token_percent}        of the pool: any state, and unused (all but tokens) or held; also _slots and _gib
+{pool.slots}                 gib, blocks, block_slots, free_blocks, cached_blocks
 {now.running}                waiting, waiting_names, finished, preempted, refused, served, percent, tokens_per_s,
                              step, total_steps, time, total_time, step_ms (mean)
                              in rows for training: rows, row_slots, placed, sequences, tokens, padding, used_percent
@@ -15,10 +15,12 @@
                              one pool that never forgets
 {remedy.3.wait}              total_time, twice, wait of a remedy against preemptions, in the order of the drawing
 {host.used}                  slots, going, coming: blocks in host memory, on the way there and back
+{tree.leaves}                of a radix tree: runs that can go, slots of the one that goes first, number of its runs
+                             (first, runs)
 {layers.full}                of the model: all, full and window of its layers; window_tokens that a window reaches back;
                              full_tables and window_tables of every sequence; {tables.Gemma-3-27B} counts the tables of
                              another model
-{request.A.blocks}           addresses, last_address, row, prompt, output, answer, needs, fits, written, held, held_gb,
+{request.A.blocks}           addresses, last_address, row, prompt, output, answer, needs, fits, written, held, held_gib,
                              unused_percent, shared_blocks, hit_tokens, missed_tokens, started, waited, ttft, finished,
                              lost_blocks, lost_tokens (by its last preemption), full_blocks, window_blocks, let_go
                              (of the tables of full attention, of windows; what the windows have given back)
@@ -39,7 +41,8 @@ from kvsim.kv_groups import CacheSettings, cache_layout
 from kvsim.memory.waste import SlotState
 from kvsim.models import find_model
 
-from ..look.wording import gigabytes, milliseconds, percent
+from ..facts.tree_runs import has_tree, tree_at
+from ..look.wording import gib, gigabytes, milliseconds, percent
 from .beside_figures import figure_beside
 from .request_figures import layer_figures, request_figures
 
@@ -106,8 +109,8 @@ class Figures:
                 found = str(len(cache_layout(find_model(".".join(model)), CacheSettings(max_model_len=8192)).groups))
             case ["image" | "drafts" as kind, what]:
                 found = figure_beside(kind, what, self._session.recording)
-            case ["host", what]:
-                found = self._host().get(what)
+            case ["host" | "tree" as kind, what]:
+                found = (self._host() if kind == "host" else self._tree()).get(what)
             case ["now", what]:
                 found = self._now(self._session, what)
             case ["step", what]:
@@ -161,20 +164,28 @@ class Figures:
         return {
             "percent": percent(number, capacity),
             "slots": f"{number:,}",
-            "gb": gigabytes(number * self._session.recording.meta.pool.bytes_per_slot),
+            "gib": gib(round(number * self._session.recording.meta.pool.bytes_per_slot)),
         }.get(unit)
 
     def _pool(self) -> dict[str, str]:
         replay = self._session.replay
         return {
             "slots": f"{self._session.capacity:,}",
-            "gb": gigabytes(self._session.capacity * self._session.recording.meta.pool.bytes_per_slot),
+            "gib": gib(self._session.recording.meta.pool.num_bytes),
             "blocks": f"{replay.num_units:,}",
             "block_slots": f"{replay.unit_tokens:,}",
             "free_blocks": f"{int((replay.refs == 0).sum()):,}",
             "cached_blocks": f"{int(replay.cached.sum()):,}",
             "last_slots": f"{replay.unit_tokens - 1:,}",
         }
+
+    def _tree(self) -> dict[str, str]:
+        """Return the figures of the radix tree; an empty dictionary without one."""
+        if not has_tree(self._session):
+            return {}
+        tree = tree_at(self._session)
+        first = f"{tree.leaves[0].num_units:,}" if tree.leaves else "none"
+        return {"leaves": f"{len(tree.leaves):,}", "runs": f"{len(tree.runs):,}", "first": first}
 
     def _host(self) -> dict[str, str]:
         """Return the figures of host memory; an empty dictionary without host memory."""

@@ -15,9 +15,12 @@ from rich.style import Style
 from kvsim.memory.waste import SlotState
 from kvsim.models.image_rules import MARKS
 
+from ..facts.owners import holdings
 from ..facts.schedule import Doing, schedule
+from ..facts.tree_runs import ago, tree_at
 from ..look.stack import EIGHTHS
 from ..look.wording import gigabytes, milliseconds, plural
+from ..pool.colors import paint_of
 from ..pool.paint import OWNER, hue_of, paint_colors, paint_glyphs
 from ..pool.swatches import swatch
 
@@ -57,6 +60,8 @@ class Drawing(Enum):
     """Steps until the pool runs out and the time, with drafts and without."""
     IMAGE = "image"
     """Slots of the blocks, and of the encoder cache, that one image takes."""
+    TREE = "tree"
+    """Runs of the radix tree: who locks each, and in which order leaves can go."""
     SCHEDULE = "schedule"
     """Time in which each request waits and runs."""
 
@@ -80,6 +85,7 @@ _LABEL: Final = 17
 _RUNG: Final = 26
 _DRAFTS: Final = 32
 _NAME: Final = 3
+_RUN, _PART = 15, 14
 _SIZE: Final = 14
 
 
@@ -162,7 +168,7 @@ def _clocks(time: StepTime, most_s: float, room: int, pen: Pen) -> Lines:
     share = min(time.gpu_s / max(done_s - time.prepare_s, 1e-9), 1.0)
     gpu = [begin <= at < end and round((at - begin + 1) * share) > round((at - begin) * share) for at in range(room)]
     return [
-        [pen.text("  host  "), pen.pieces(host, palette.states[SlotState.INTERNAL])],
+        [pen.text("  host  "), pen.pieces(host, palette.free_glyph)],
         [pen.text("  GPU   "), pen.pieces(gpu, palette.states[SlotState.TOKEN])],
     ]
 
@@ -183,6 +189,28 @@ def table(session: Session, request: int, width: int, symbols: Symbols) -> Lines
                 pen.text(f" {written} of {replay.unit_tokens} slots written", weak=True),
             ]
         )
+    return lines
+
+
+def holders(session: Session, width: int, symbols: Symbols, height: int) -> Lines:
+    """Draw a bar for each request that holds memory, largest first, as a share of the pool, then those that wait; the
+    last of `height` lines stands for all holders that do not fit.
+    """
+    pen, replay = Pen(symbols), session.replay
+    owners = [owner for group in holdings(session) for owner in group.owners]
+    owners.sort(key=lambda owner: -owner.num_units)
+    room, lines = max(width - _LABEL - _PART, 8), list[list[Segment]]()
+    for owner in owners[: height - (len(owners) > height)]:
+        color = paint_colors(symbols.palette)[paint_of(session, owner.request)]
+        bar = pen.bar(owner.num_units / replay.num_units, room, color)
+        words = f" {plural(owner.num_units, session.unit_name)}"
+        lines.append([pen.text(session.request_name(owner.request)[: _LABEL - 1].ljust(_LABEL)), bar, pen.text(words)])
+    if rest := owners[len(lines) :]:
+        in_all = plural(sum(owner.num_units for owner in rest), session.unit_name)
+        lines.append([pen.text(f"{len(rest):,} more".ljust(_LABEL)), pen.text(f"{in_all} together", weak=True)])
+    for request in replay.waiting_requests()[: height - len(lines)].tolist():
+        name = session.request_name(request)[: _LABEL - 1].ljust(_LABEL)
+        lines.append([pen.text(name), pen.text("waits", weak=True)])
     return lines
 
 
@@ -207,21 +235,57 @@ def ladder(climbed: Sequence[Climbed], width: int, symbols: Symbols, height: int
     return lines
 
 
-def hits(found: Sequence[tuple[int, Sequence[float]]], labels: Sequence[str], width: int, symbols: Symbols) -> Lines:
-    """Draw bars of the shares that were `found` in the cache, one for each label, below each size of the memory."""
+def hits(
+    found: Sequence[tuple[int, Sequence[float]]], labels: Sequence[str], width: int, symbols: Symbols, height: int
+) -> Lines:
+    """Draw bars of the shares that were `found` in the cache, one for each label, below each size of the memory; the
+    longest takes the whole width. Sizes are apart if `height` has room.
+    """
     pen, lines = Pen(symbols), list[list[Segment]]()
-    room = max(width - _LABEL - _SIZE - 8, 8)
+    room, most = max(width - _LABEL - _SIZE - 8, 8), max(max(shares) for _, shares in found) or 1.0
     for num_tokens, shares in found:
+        if lines and len(found) * (len(labels) + 1) <= height:
+            lines.append([])
         for nth, (label, share) in enumerate(zip(labels, shares, strict=True)):
             size = f"{num_tokens:,} tokens" if nth == 0 else ""
             lines.append(
                 [
                     pen.text(size.ljust(_SIZE), weak=True),
                     pen.text(label[: _LABEL - 1].ljust(_LABEL)),
-                    pen.bar(share, room, symbols.palette.hues[2 * nth + 1]),
+                    pen.bar(share / most, room, symbols.palette.hues[2 * nth + 1]),
                     pen.text(f" {100 * share:>4.0f} %"),
                 ]
             )
+    return lines
+
+
+def tree(session: Session, width: int, symbols: Symbols) -> Lines:
+    """Draw the runs of the radix tree, set in below the run that they continue: slots, and whether each can go."""
+    pen, found, states = Pen(symbols), tree_at(session), symbols.palette.states
+    most, room = max(run.num_units for run in found.runs), max(width - _RUN - _PART - 42, 8)
+    lines: Lines = []
+    for run in found.runs:
+        name, color = session.request_name(run.last_request), states[SlotState.CACHED]
+        part = "prompt" if run.begin < session.recording.requests.prompt_tokens[run.last_request] else "answer"
+        if run.holders:
+            color = states[SlotState.TOKEN]
+            words = f"locked by {', '.join(session.request_name(row) for row in run.holders)}"
+        elif run in found.leaves:
+            place = found.leaves.index(run)
+            color = symbols.palette.changes[3] if not place else color
+            order = f"can go, as number {place + 1}" if place else "goes first"
+            words = f"{order}: used {ago(session, run.used_frame)}"
+        else:
+            words = "stays while others are below it"
+        lead = "  " * run.depth + ("└ " if run.depth and not symbols.ascii else "")
+        lines.append(
+            [
+                pen.text(f"{lead}{plural(run.num_units, 'slot')}".ljust(_RUN)),
+                pen.bar(run.num_units / most, room, color),
+                pen.text(f" {part} of {name}".ljust(_PART), weak=True),
+                pen.text(words),
+            ]
+        )
     return lines
 
 

@@ -15,6 +15,7 @@ from kvsim.simulation import Machine, Replicas, measure, simulate, simulate_flee
 from kvsim.steptime import Roofline
 
 from ..facts.step_cost import StepCost
+from ..facts.tree_runs import has_tree
 from ..playback.compared_runs import ComparedRuns
 from ..playback.session import Session
 from ..pool.colors import default_color
@@ -61,7 +62,7 @@ class Guided:
         """All runs on one clock, where there are several."""
         if len(recordings) > 1:
             labels = [run.label for run in lesson.runs]
-            self.comparison = ComparedRuns(recordings, labels, slowest_first=not self.fleets)
+            self.comparison = ComparedRuns(recordings, labels, slowest_first=False)
             by_label = {lane.label: lane.session for lane in self.comparison.lanes}
             self.sessions = [by_label[run.label] for run in lesson.runs]
         else:
@@ -133,7 +134,7 @@ class Guided:
                 lines = drawings.ladder(self.climb(), width, symbols, height)
                 drawn = [("The ladder: one change on every rung", lines)]
             case Drawing.HITS:
-                lines = drawings.hits(self.found(), [run.label for run in self.lesson.runs], width, symbols)
+                lines = drawings.hits(self.found(), [run.label for run in self.lesson.runs], width, symbols, height)
                 drawn = [("Prompt tokens found in the cache, by the memory that there is", lines)]
             case Drawing.REMEDIES:
                 lines = drawings.remedies(self.remedies(), width, symbols)
@@ -144,6 +145,9 @@ class Guided:
             case Drawing.IMAGE:
                 lines = drawings.image(*image_tokens(), session.replay.unit_tokens, width, symbols)
                 drawn = [("One image in two caches", lines)]
+            case Drawing.TREE:
+                session = next(one for one in self.sessions if has_tree(one))
+                drawn = [("The radix tree, run by run", drawings.tree(session, width, symbols))]
             case Drawing.FLEETS:
                 drawn = [("Two servers behind each router", drawings.fleets(self.fleets, width, symbols))]
             case Drawing.SCHEDULE:

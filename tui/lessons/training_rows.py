@@ -34,14 +34,16 @@ class TrainingRows:
         """
         lengths = (workload.prompt_tokens + workload.output_tokens).tolist()
         width = max(lengths) + 1
+        # Both ways take the same order, so that the same step has placed the same sequences.
+        order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
         packing = first_fit_decreasing(lengths, width) if self.packed else padded(lengths, len(lengths))
-        order = sorted(range(len(lengths)), key=lambda index: -lengths[index] if self.packed else index)
+        rows = packing.rows if self.packed else [[index] for index in order]
         num_slots = machine.kv_bytes // machine.model.kv_bytes_per_token
         if packing.num_slots > num_slots:
             raise UsageError(f"{packing.num_slots} slots are needed for the rows, and there are {num_slots}.")
 
         begins, tails = {}, {}
-        for row, members in enumerate(packing.rows):
+        for row, members in enumerate(rows):
             address = row * width
             for index in members:
                 begins[index] = address

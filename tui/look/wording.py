@@ -51,6 +51,16 @@ def shortened(text: str, width: int, cut: str) -> str:
     return text if len(text) <= width else text[: max(width - len(cut), 0)] + cut
 
 
+def whole_words(text: str, width: int, cut: str) -> str:
+    """Return the leading words of `text` that fit into `width` characters, with `cut` behind them if some do not."""
+    return text if len(text) <= width else text[: max(width - len(cut), 0)].rpartition(" ")[0] + f" {cut}"
+
+
+def duration(time_s: float) -> str:
+    """Return a time with three digits: `989 ms`, `1.67 s`, `231 s`."""
+    return milliseconds(time_s) if not time_s >= 1 else seconds(time_s, time_s / 100)
+
+
 def gigabytes(num_bytes: float) -> str:
     """Return a number of bytes in MB or GB (powers of ten) with three digits."""
     return _three_digits(num_bytes / 1e9, "GB") if num_bytes >= 1e9 else _three_digits(num_bytes / 1e6, "MB")

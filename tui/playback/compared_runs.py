@@ -59,6 +59,7 @@ class ComparedRuns:
         """
         names = labels or [policy_name(recording.meta.rules_name) for recording in recordings]
         lanes = [ComparedRun(label=name, session=Session(run)) for name, run in zip(names, recordings, strict=True)]
+        self.slowest_first = slowest_first
         self.lanes = sorted(lanes, key=lambda lane: -lane.session.player.duration_s * slowest_first)
         self._order = [lanes.index(lane) for lane in self.lanes]
         self.ample_tokens_per_s: tuple[float, ...] = ()

@@ -45,8 +45,8 @@ class Story:
     frame: int
     parts: tuple[str, ...]
     """Parts of the headline, from the most to the least important."""
-    short: str = ""
-    """The story in fewer words, if there are any, where hardly any part fits."""
+    shorter: tuple[str, ...] = ()
+    """The story in fewer and fewer words, where hardly any part fits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +115,6 @@ class Session:
         """The unit under the mouse."""
         self._stays: tuple[int, list[Stay]] = (-1, [])
         self._breakdown = (-1, self.slots)
-        self._seen: tuple[Charts | None, npt.NDArray[np.bool_]] = (None, np.ones(len(SlotState), np.bool_))
         self.show()
 
     def add_up(self) -> None:
@@ -158,13 +157,6 @@ class Session:
     def added_up(self) -> bool:
         """Tell whether `slots` has been computed."""
         return len(self.slots) > 0
-
-    @property
-    def states_seen(self) -> npt.NDArray[np.bool_]:
-        """Tell of each state whether a slot is in it at any time; of all, as long as `slots` is not computed."""
-        if self.added_up and self._seen[0] is not self.charts:
-            self._seen = (self.charts, np.asarray(self.charts.slots.any(axis=0)))
-        return self._seen[1]
 
     def filter_events(self, which: EventFilter) -> None:
         """Restrict the list of events and the jumps to some events."""

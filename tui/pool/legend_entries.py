@@ -25,10 +25,22 @@ if TYPE_CHECKING:
 
 
 def legend_entries(
-    by: ColorBy, sessions: Sequence[Session], symbols: Symbols, style: Style, room: int, *, lit: str | None = None
+    by: ColorBy,
+    sessions: Sequence[Session],
+    symbols: Symbols,
+    style: Style,
+    room: int,
+    *,
+    lit: str | None = None,
+    bars: bool = False,
 ) -> list[list[Segment]]:
-    """Return the legend of the colours of one pool or several, with shorter words if `room` characters are few."""
+    """Return the legend of the colours that one pool or several show now, with shorter words if `room` characters are
+    few; with `bars`, also of the tokens in bars of states beside them.
+    """
     entries = [entry for entry in legend(by, sessions, lit) if _occurs(entry[0], sessions)]
+    tokens = (int(SlotState.TOKEN),)
+    if bars and all(paints != tokens for paints, _ in entries) and _occurs(tokens, sessions):
+        entries.append((tokens, "tokens, in bars"))
     if _length(entries) > room:
         entries = [(paints[:1], text) for paints, text in entries]
     if _length(entries) > room:
@@ -47,7 +59,7 @@ def owner_entries(session: Session, symbols: Symbols, style: Style) -> list[list
     """Return the legend of the pool by owner: states as in the bar below, what is shared, and the followed request."""
     caches = session.recording.meta.prefix_caching
     states = [_state(SlotState.TOKEN), *_waste([session]), _state(SlotState.RESERVED)]
-    states += [((SHARED,), f"shared {factor(session)}".strip())] if caches else []
+    states += [((SHARED,), _shared_words(session))] if caches else []
     entries = [(paints[0], text) for paints, text in states if _occurs(paints, [session])]
     if session.followed is not None and len(session.replay.block_table(session.followed)[1]):
         entries.append((OWNER + hue_of(session.followed), session.request_name(session.followed)))
@@ -60,15 +72,12 @@ def owner_entries(session: Session, symbols: Symbols, style: Style) -> list[list
 
 
 def _occurs(paints: tuple[int, ...], sessions: Sequence[Session]) -> bool:
-    """Tell whether a recording has what an entry explains at any time; of states and sharing alone it is known."""
+    """Tell whether a pool has what an entry explains now; of states and sharing alone it is known."""
     if paints == (SHARED,):
-        return any(
-            bool(session.recording.requests.cached_tokens.any() or (session.replay.refs > 1).any())
-            for session in sessions
-        )
+        return any(bool((session.replay.refs > 1).any()) for session in sessions)
     if len(paints) != 1 or paints[0] >= len(SlotState):
         return True
-    return any(bool(session.states_seen[paints[0]]) for session in sessions)
+    return any(bool(session.breakdown[paints[0]]) for session in sessions)
 
 
 def _length(entries: list[tuple[tuple[int, ...], str]]) -> int:
@@ -90,7 +99,7 @@ def legend(by: ColorBy, sessions: Sequence[Session], lit: str | None = None) -> 
     reserved, free = _state(SlotState.RESERVED), _state(SlotState.FREE)
     match by:
         case ColorBy.OWNER:
-            sharing_too = [((SHARED,), f"shared {factor(session)}".strip()), *kept] if caches else []
+            sharing_too = [((SHARED,), _shared_words(session)), *kept] if caches else []
             return [*_whose(sessions, lit), reserved, *_waste(sessions), *sharing_too, free]
         case ColorBy.STATE:
             others = "" if lit is None else f"; {lit} alone is lit, all others are grey"
@@ -170,13 +179,13 @@ def sharing(session: Session) -> str:
     held, stands_for = _held(session)
     if stands_for <= held:
         return ""
-    return f"{plural(held, session.unit_name)} in place of {stands_for:,}: {factor(session)}"
+    return f"{plural(held, session.unit_name)} in place of {stands_for:,}: {stands_for / held:.1f}×"
 
 
-def factor(session: Session) -> str:
-    """Return the ratio of the entries of all tables to the blocks in them as text; empty if no block is shared."""
+def _shared_words(session: Session) -> str:
+    """Return what sharing saves: `shared, saves 10 blocks`."""
     held, stands_for = _held(session)
-    return f"{stands_for / held:.1f}×" if stands_for > held else ""
+    return f"shared, saves {plural(stands_for - held, session.unit_name)}"
 
 
 def _held(session: Session) -> tuple[int, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from .tiling import Detail, Tiling
 
@@ -124,7 +125,12 @@ def _one_each(num_units: int, width: int, height: int, detail: Detail) -> Tiling
                 )
                 best = (score, picture)
     if best is not None:
-        return best[1]
+        picture = best[1]
+        even = _equally_high(picture.rows, picture.height)
+        # A higher row would look as if it held more.
+        if detail is Detail.FILL and picture.tall > 1 and even >= _LEAST_FILL * picture.height:
+            return replace(picture, height=even)
+        return picture
     columns, rows = min(width, num_units), -(-num_units // width)
     return Tiling(
         num_units=num_units,

@@ -18,9 +18,11 @@ if TYPE_CHECKING:
 class Zoom:
     """Keeps the level that a person has chosen; until then, the finest that shows the whole pool."""
 
-    def __init__(self, heading: str | None, *, half_blocks: bool, slots: bool = True) -> None:
-        """`heading` names the pool if it is one of several; without `slots`, no level shows single slots."""
-        self._heading = heading
+    def __init__(self, heading: str | None, *, half_blocks: bool, slots: bool = True, longest: int = 0) -> None:
+        """`heading` names the pool if it is one of several, whose `longest` name has that many characters; without
+        `slots`, no level shows single slots.
+        """
+        self._heading, self._longest = heading, longest
         self._half_blocks, self._slots = half_blocks, slots
         self._levels: list[Tiling] = []
         self._level = 0
@@ -79,8 +81,13 @@ class Zoom:
             case _:
                 cell = f"1 cell = {_about(tiling.units_per_cell, unit)}"
         if self._heading is not None:  # one of several pools, all of the same size
-            texts = (f"{self._heading}: {cell}", f"{self._heading}: {cell.removeprefix('1 ')}", self._heading)
-            return next((text for text in texts if len(text) <= width), self._heading)
+            texts = (
+                f"{self._heading}: {cell}",
+                f"{self._heading}: {cell.removeprefix('1 cell = ').partition(',')[0]} a cell",
+                f"{self._heading}, {round(tiling.units_per_cell):,} a cell",
+            )
+            room = width - max(self._longest - len(self._heading), 0)  # the same words for all
+            return next((text for text in texts if len(text) <= room), self._heading)
         return f"memory pool, {plural(tiling.num_units, unit)}: {cell} {symbols.dot} colour: {color_by.value}"
 
 

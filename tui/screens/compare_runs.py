@@ -9,7 +9,7 @@ from textual import on
 from textual.containers import Container, Vertical
 
 from ..facts.headlines import comparison_headline
-from ..facts.telling import story_of_comparison
+from ..facts.telling import gap_words, story_of_comparison
 from ..pool.colors import next_color
 from ..pool.paint import ColorBy
 from ..widgets.host_map import HostMap
@@ -67,6 +67,7 @@ class Compare(PlaybackScreen):
                         heading=lane.label,
                         color_by=self._color_by,
                         flash_s=self.app.flash_s,
+                        longest=max(len(one.label) for one in self.comparison.lanes),
                         # Equal detail for all: if one model has several tables, no pool shows single slots.
                         slots=all(len(session.replay.groups) == 1 for session in self.sessions()),
                     )
@@ -84,9 +85,8 @@ class Compare(PlaybackScreen):
         """Show the followed request of every run, and compute the throughput with ample memory."""
         for session, pool in zip(self.sessions(), self.query(PoolView), strict=True):
             pool.follow(session.followed)
-        if self.comparison.ample_tokens_per_s:
-            self._tell_ample()
-        elif (ample := self._ample) is not None:
+        self._tell_gaps()
+        if not self.comparison.ample_tokens_per_s and (ample := self._ample) is not None:
             self.call_after_refresh(lambda: self.run_worker(self._learn(ample)))
 
     def on_resize(self) -> None:
@@ -103,14 +103,19 @@ class Compare(PlaybackScreen):
     async def _learn(self, ample: Callable[[], Sequence[float]]) -> None:
         self.comparison.learn(await asyncio.to_thread(ample))
         if self.is_attached:
-            self._tell_ample()
+            self._tell_gaps()
 
-    def _tell_ample(self) -> None:
-        """Show how much of the gap is memory, and each run's throughput with ample memory."""
+    def _tell_gaps(self) -> None:
+        """Show each run's gap to the fastest; if it is known, how much of it is memory, and the throughput with ample
+        memory.
+        """
+        if self.comparison.lanes[0].session.rows is not None:
+            return
         for line in self.query(StoryLine):
             line.tell(story_of_comparison(self.comparison))
-        for figures, tokens_per_s in zip(self.query(LaneFigures), self.comparison.ample_tokens_per_s, strict=True):
-            figures.learn(tokens_per_s)
+        ample = self.comparison.ample_tokens_per_s or (0.0,) * len(self.comparison.lanes)
+        for number, (figures, tokens_per_s) in enumerate(zip(self.query(LaneFigures), ample, strict=True)):
+            figures.learn(gap_words(self.comparison, number), tokens_per_s)
         self.query_one(Race).show_transport()
 
     def headline(self) -> tuple[list[str], list[str]]:

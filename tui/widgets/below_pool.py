@@ -35,6 +35,7 @@ class BelowPool(Widget):
         super().__init__(id="below")
         self._pool, self._symbols = pool, symbols
         self._lines: list[Strip] = []
+        self._most_legend = 0
         self.open(session)
 
     def open(self, session: Session) -> None:
@@ -43,6 +44,7 @@ class BelowPool(Widget):
 
     def on_resize(self) -> None:
         """Write the lines for this width."""
+        self._most_legend = 0
         self.show_frame()
 
     def show_frame(self) -> None:
@@ -53,8 +55,11 @@ class BelowPool(Widget):
         legend = self._packed(*self._legend(num_lines=1), num_lines=1 + roomy)
         if len(legend) > 1:  # then there is room for long words
             legend = self._packed(*self._legend(num_lines=2), num_lines=2)
-        change = self._packed(*self._change(), num_lines=1 + roomy)
-        # The legend seldom changes. The changes of a step must not move the picture, so they keep their lines.
+        change = self._packed(*self._change(), num_lines=1 + roomy, others="changes")
+        # The legend seldom grows. The changes of a step must not move the picture, so they keep their lines.
+        # It keeps the lines that it has taken.
+        legend += [Strip([])] * (self._most_legend - len(legend))
+        self._most_legend = len(legend)
         self.styles.height = len(legend) + 1 + roomy
         self._lines = legend + change
         self.refresh()
@@ -65,14 +70,16 @@ class BelowPool(Widget):
         line = self._lines[y] if y < len(self._lines) else Strip([])
         return line.adjust_cell_length(self.size.width, rest)
 
-    def _packed(self, label: Segment, entries: list[list[Segment]], num_lines: int) -> list[Strip]:
-        """Pack whole entries behind `label` into at most `num_lines` lines."""
+    def _packed(
+        self, label: Segment, entries: list[list[Segment]], num_lines: int, others: str = "more"
+    ) -> list[Strip]:
+        """Pack whole entries behind `label` into at most `num_lines` lines, and the number of the `others`."""
         room, strips = self.size.width - label.cell_length, list[Strip]()
         while not strips or entries:
             last = len(strips) == num_lines - 1
             kept = len(entries) if last else num_that_fit(entries, room)
             begin = label if not strips else Segment(" " * label.cell_length, self._style("text"))
-            line = whole_entries(entries[:kept], room, self._style("weak"), self._symbols.cut)
+            line = whole_entries(entries[:kept], room, self._style("weak"), self._symbols.cut, others)
             strips.append(Strip.join([Strip([begin]), line]))
             entries = entries[kept:]
             if entries:  # only an entry behind another has a gap
@@ -96,7 +103,7 @@ class BelowPool(Widget):
         label = "last step  "
         for change, text in last_step(self._session, self.size.width - len(label) - _SAMPLE):
             entry = [Segment("  ", self._style("text"))] if entries else []
-            if change is not None:
+            if change is not None and self._pool.lights_changes:
                 swatch = paint_swatch(change, self._symbols)
                 entry.append(Segment(f"{swatch.text} ", self._style("text") + (swatch.style or Style())))
             entries.append([*entry, Segment(text, self._style("strong" if "preempted" in text else "text"))])

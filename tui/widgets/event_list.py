@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from rich.segment import Segment
@@ -25,15 +25,6 @@ if TYPE_CHECKING:
     from ..look.states import Symbols
     from ..playback.run_events import Events
     from ..playback.session import Session
-
-MARKS: Final = {
-    EventKind.FINISHED: " ",
-    EventKind.PREEMPTED: "!",
-    EventKind.REFUSED: "x",
-    EventKind.ABORTED: "x",
-    EventKind.IDLE: "-",
-    EventKind.EVICTED: "o",
-}
 
 _NAME_WIDTH = 10
 
@@ -123,7 +114,7 @@ class EventList(ScrollView, can_focus=True, inherit_bindings=False):
         kind = EventKind(int(self._events.kind[row]))
         frame = int(self._events.frame[row])
         time = seconds(float(session.times_s[frame]), session.player.duration_s / 1000).rjust(9)
-        text = shortened(f"{time} {MARKS[kind]} {self._who(row)} {WORDS[kind]}", width, self._symbols.cut).ljust(width)
+        text = shortened(f"{time}  {self._who(row)} {WORDS[kind]}", width, self._symbols.cut).ljust(width)
         if frame > session.player.frame:
             look = "future"
         elif row == self._line:

@@ -57,7 +57,9 @@ class Inspector(Panel):
             lines += [self._unit_heading(session.hovered)]
             lines += self.labelled(unit_lines(session, session.hovered))
         else:
-            lines += [Strip([self.text("click the pool to select a " + session.unit_name, "weak")])]
+            by_owner = self.screen.has_class("-by-owner")
+            words = "click a strip: its request" if by_owner else f"click the pool to select a {session.unit_name}"
+            lines += [Strip([self.text(words, "weak")])]
         lines.append(self.blank())
         if session.followed is None:
             return [*lines, Strip([self.text("enter or / follows a request", "weak")])]

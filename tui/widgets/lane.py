@@ -13,7 +13,7 @@ from textual.widget import Widget
 
 from ..facts.headlines import selection
 from ..look import digits
-from ..look.wording import plural, seconds, shortened
+from ..look.wording import duration, plural, shortened, whole_words
 from .waste_bar import state_bar
 
 if TYPE_CHECKING:
@@ -59,13 +59,13 @@ class LaneFigures(Widget):
         self._num_lanes = num_lanes
         self._lane = lane
         self._symbols = symbols
-        self._ample = 0.0
+        self._gap, self._ample = "", 0.0
         self.set_class(lane.session.rows is not None, "-rows")
         self._num_running, self._num_waiting = (lane.session.counts(name) for name in ("running", "waiting"))
 
-    def learn(self, ample_tokens_per_s: float) -> None:
-        """Show from now on the throughput with ample memory."""
-        self._ample = ample_tokens_per_s
+    def learn(self, gap: str, ample_tokens_per_s: float = 0.0) -> None:
+        """Show from now on the gap to the fastest run in words, and the throughput with ample memory if it is known."""
+        self._gap, self._ample = gap, ample_tokens_per_s
         self.refresh()
 
     def show_frame(self) -> None:
@@ -95,7 +95,7 @@ class LaneFigures(Widget):
     def _in_short(self, y: int, width: int) -> Strip:
         """Render a run without its pool: its name and what it does now, its progress, its memory."""
         lanes = self.screen.query_one("#lanes").size.height // self._num_lanes
-        kinds = {4: "name served memory blank", 3: "name served memory"}.get(min(lanes, 4), "name memory").split()
+        kinds = {4: "name served memory gap", 3: "name served memory"}.get(min(lanes, 4), "name memory").split()
         match kinds[y] if y < len(kinds) else "blank":
             case "name":
                 counts = self._counts(with_rate=True)
@@ -109,6 +109,11 @@ class LaneFigures(Widget):
             case "memory":
                 bar = state_bar(self._lane.session.breakdown, width - _WORD - _SHARE, self._symbols)
                 return Strip([Segment("memory".ljust(_WORD), self._style("label")), *bar])
+            case "gap":
+                words = shortened(self._gap, width - _WORD, self._symbols.cut)
+                return Strip(
+                    [Segment("in all".ljust(_WORD), self._style("label")), Segment(words, self._style("text"))]
+                )
         return Strip([])
 
     def _progress(self, width: int, y: int, num_bars: int, *, short: bool = False) -> Strip:
@@ -157,7 +162,7 @@ class LaneFigures(Widget):
     @property
     def _rate(self) -> str:
         session, time_s = self._lane.session, self._lane.session.player.clock_s
-        return f"so far {int(session.served[session.player.frame]) / time_s:,.0f} tokens/s" if time_s else ""
+        return f"so far {int(session.served[session.player.frame]) / time_s if time_s else 0:,.0f} tokens/s"
 
     def _counts(self, *, with_rate: bool) -> list[Segment]:
         session, dot = self._lane.session, self._symbols.dot
@@ -169,8 +174,7 @@ class LaneFigures(Widget):
         if with_rate and self._rate:
             parts.append(self._rate)
         if self._lane.over:
-            when = seconds(session.player.duration_s, session.player.duration_s / 100)
-            done = Segment(f"done after {when}", self._style("strong"))
+            done = Segment(f"done after {duration(session.player.duration_s)}", self._style("strong"))
             return [done, Segment("".join(f" {dot} {part}" for part in parts), self._style("text"))]
         idle = session.num_idle
         held = [f"{idle:,} held"] if idle else []
@@ -204,7 +208,8 @@ class LaneFigures(Widget):
         text = f" {dot} " * bool(rate and finished) + finished
         if not waiting and len(rate) + len(text) > self.size.width:
             text = f" {dot} {session.num_finished:,} done" if rate else ""
+        label = self._style("label")
         return [
             Segment(rate, self._style("text")),
-            Segment(shortened(text, self.size.width - len(rate), cut), self._style("label")),
+            Segment(whole_words(text, self.size.width - len(rate), cut).removesuffix(f" {dot} next: {cut}"), label),
         ]

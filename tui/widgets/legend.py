@@ -31,8 +31,6 @@ class Legend(Widget):
 
     def __init__(self, comparison: ComparedRuns, symbols: Symbols, color_by: ColorBy) -> None:
         super().__init__(id="legend")
-        ever = sum(lane.session.slots.max(axis=0) for lane in comparison.lanes)
-        self._states = [state for state in STACK if ever[state]]
         self._sessions = [lane.session for lane in comparison.lanes]
         self._symbols = symbols
         self.color_by = color_by
@@ -47,13 +45,14 @@ class Legend(Widget):
         style, width = self.get_component_rich_style("legend--text"), self.size.width
         if self.color_by is not ColorBy.STATE and any(pool.size.area for pool in self.screen.query(PoolPicture)):
             lit = next((name for pool in self.screen.query(PoolPicture) if (name := pool.lit_name) is not None), None)
-            entries = legend_entries(self.color_by, self._sessions, self._symbols, style, width, lit=lit)
+            entries = legend_entries(self.color_by, self._sessions, self._symbols, style, width, lit=lit, bars=True)
             return whole_entries(entries, width, style, self._symbols.cut).adjust_cell_length(width, style)
-        texts = [[self._entry(state, meaning=meaning) for state in self._states] for meaning in (True, False)]
+        states = [state for state in STACK if any(session.breakdown[state] for session in self._sessions)]
+        texts = [[self._entry(state, meaning=meaning) for state in states] for meaning in (True, False)]
         words = next((line for line in texts if sum(map(len, line)) + 2 * len(line) <= width), texts[-1])
         segments = [
             segment
-            for state, text in zip(self._states, words, strict=True)
+            for state, text in zip(states, words, strict=True)
             for segment in (swatch(state, self._symbols), Segment(text + " ", style))
         ]
         return Strip(segments).adjust_cell_length(width, style)

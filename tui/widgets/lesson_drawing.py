@@ -6,12 +6,15 @@ from typing import TYPE_CHECKING
 
 from textual.strip import Strip
 
+from ..lessons.drawings import holders
+from ..look.wording import plural
 from .panel import Panel
 
 if TYPE_CHECKING:
     from textual.geometry import Size
 
     from ..lessons import Guided
+    from ..lessons.drawings import Lines
     from ..look.states import Symbols
     from ..playback.session import Session
 
@@ -34,11 +37,17 @@ class LessonDrawing(Panel):
         return self._most
 
     def write(self) -> list[Strip]:
-        """Return the lines of the drawing; none where the caption has no drawing."""
-        caption = self._guided.caption_at(self._guided.player.frame)
-        drawn = self._guided.drawing(caption, self.size.width, self.symbols, self.size.height)
-        self.border_title = drawn[0][0] if drawn else None
-        return [Strip(line) for _, lines in drawn[:1] for line in lines]
+        """Return the lines of the drawing; of a caption without one, how much each request holds."""
+        caption, (width, height) = self._guided.caption_at(self._guided.player.frame), self.size
+        drawn = self._guided.drawing(caption, width, self.symbols, height)
+        title, lines = drawn[0] if drawn else _holders(self.session, width, self.symbols, height)
+        self.border_title = title
+        return [Strip(line) for line in lines]
+
+
+def _holders(session: Session, width: int, symbols: Symbols, height: int) -> tuple[str, Lines]:
+    title = f"What each request holds of the {plural(session.replay.num_units, session.unit_name)}"
+    return title, holders(session, width, symbols, height)
 
 
 class ScheduleChart(Panel):

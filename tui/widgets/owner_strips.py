@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, ClassVar, Final
 
 import numpy as np
@@ -69,7 +70,8 @@ class OwnerStrips(Panel):
     def write(self) -> list[Strip]:
         """Write the summary, the strips, and what is folded."""
         found = holdings(self.session)
-        self.border_title = f"tokens by owner, largest first {self.symbols.dot} v: physical order"
+        dot = self.symbols.dot
+        self.border_title = f"by owner, largest first: comes free when it ends {dot} v: physical order"
         width, height = self.size
         room = height - 1
         if room < 1:
@@ -83,6 +85,8 @@ class OwnerStrips(Panel):
         num_columns = min(max(-(-len(lines) // room), 1), most_columns)
         if len(lines) > num_columns * room:
             lines = _folded(lines, num_columns * room)
+        elif len(whole := _unbroken(lines, room)) <= num_columns * room:
+            lines = whole
         self._column_width = (width + _GAP) // num_columns
         bar = self._column_width - _GAP - _NAME - _TOKENS
         most = max((int(line.slots.sum()) for line in lines), default=1)
@@ -102,17 +106,19 @@ class OwnerStrips(Panel):
         held = shared + sum(owner.num_units - owner.num_shared for owner in owners)
         free = int(session.breakdown[SlotState.FREE] + session.breakdown[SlotState.CACHED])
         largest = max(owners, key=lambda owner: owner.num_tokens, default=None)
-        most = "" if largest is None else f"{session.request_name(largest.request)}: {largest.num_tokens:,}"
+        most = "" if largest is None else f"most {session.request_name(largest.request)}: {largest.num_tokens:,} tokens"
+        if largest is not None and largest.num_shared:
+            most += f" + {largest.num_shared * session.replay.unit_tokens:,} shared"
         requests, free_share = plural(len(owners), "request"), percent(free, session.capacity)
         parts = [
             f"{requests} hold {plural(held, unit)}",
-            f"most {most} tokens" if most else "",
+            most,
             f"{plural(shared, f'shared {unit}')} save {saved:,}" if shared else "nothing is shared",
             f"{free_share} free" + " or cached" * session.recording.meta.prefix_caching,
         ]
         short = [
             f"{requests}: {plural(held, unit)}",
-            f"most {most} tokens" if most else "",
+            most,
             f"{shared:,} shared save {saved:,}" if shared else "nothing shared",
             f"{free_share} free",
         ]
@@ -166,6 +172,8 @@ class OwnerStrips(Panel):
     def _bar(self, line: _OwnerLine, width: int, most: int) -> Iterator[Segment]:
         """Draw the slots by state; those of a group's shared blocks in the colour of sharing, the followed in its."""
         total = int(line.slots.sum())
+        if line.number > 1:
+            yield self.text(f"together, {line.num_tokens / line.number:,.0f} each"[:width], "weak")
         eighths = max(round(total / most * width * EIGHTHS), min(total, 1))
         whole, part = divmod(eighths, EIGHTHS)
         cells = whole + (part > 0)
@@ -199,6 +207,18 @@ class OwnerStrips(Panel):
             request = self._requests.get((offset.x // self._column_width, offset.y - 1))
             if request is not None:
                 self.post_message(self.Picked(request))
+
+
+def _unbroken(lines: list[_OwnerLine], room: int) -> list[_OwnerLine]:
+    """Return the lines of columns of `room` lines, with blank lines so that no group is parted if it fits a column."""
+    found: list[_OwnerLine] = []
+    begins = [at for at, line in enumerate(lines) if line.edge == " " or line.shared] + [len(lines)]
+    for begin, end in pairwise(begins):
+        left = -len(found) % room
+        if left < end - begin <= room:
+            found += [_OwnerLine("", "", np.zeros(len(SlotState), np.int64))] * left
+        found += lines[begin:end]
+    return found
 
 
 def _folded(lines: list[_OwnerLine], room: int) -> list[_OwnerLine]:

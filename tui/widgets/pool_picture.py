@@ -13,6 +13,8 @@ from textual.geometry import Region, Size
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
+from kvsim.metrics.names import tells_owners
+
 from ..pool.brush import BLANK, Brush
 from ..pool.canvas import Canvas
 from ..pool.colors import default_color
@@ -47,14 +49,15 @@ class PoolPicture(ScrollView, inherit_bindings=False):
         color_by: ColorBy | None = None,
         flash_s: float = FLASH_S,
         slots: bool = True,
+        longest: int = 0,
     ) -> None:
-        """`heading` names the pool if it is one of several; without `slots`, no level shows single slots. Changes are
-        lit for `flash_s` wall seconds.
+        """`heading` names the pool if it is one of several, whose `longest` name has that many characters; without
+        `slots`, no level shows single slots. Changes are lit for `flash_s` wall seconds.
         """
         super().__init__(id=id)
         self.border_title = heading  # visible even without room for a picture
         self._symbols = symbols
-        self._zoom = Zoom(heading, half_blocks=symbols.color, slots=slots)
+        self._zoom = Zoom(heading, half_blocks=symbols.color, slots=slots, longest=longest)
         self._flash_s = flash_s
         self._color_by = color_by
         self._brush = Brush(symbols)
@@ -109,6 +112,11 @@ class PoolPicture(ScrollView, inherit_bindings=False):
         return None if request is None else str(self._replay.recording.requests.id[request])
 
     @property
+    def lights_changes(self) -> bool:
+        """Whether the picture is shown and lights up changes."""
+        return self.display and self._flash_s > 0
+
+    @property
     def tiling(self) -> Tiling:
         """Cells of the current level of detail."""
         return self._canvas.tiling
@@ -150,6 +158,7 @@ class PoolPicture(ScrollView, inherit_bindings=False):
     def follow(self, request: int | None) -> None:
         """Put all units in shade except those of `request`; None lights all."""
         self._canvas.followed = request
+        self._show_title()
         self._repaint()
 
     def zoom(self, direction: int) -> bool:
@@ -215,9 +224,10 @@ class PoolPicture(ScrollView, inherit_bindings=False):
 
     def _show_title(self) -> None:
         if self._zoom.ready:
-            self.border_title = self._zoom.title(
-                self._replay.unit_tokens, self.color_by, self._symbols, self.size.width - 2
-            )
+            meaning = self.color_by
+            if meaning is ColorBy.OWNER and self.lit_name is None and not tells_owners(self._replay.recording):
+                meaning = ColorBy.STATE
+            self.border_title = self._zoom.title(self._replay.unit_tokens, meaning, self._symbols, self.size.width - 2)
 
     def _scroll_to_cursor(self) -> None:
         if self.cursor is not None:

@@ -10,7 +10,7 @@ from rich.style import Style
 from textual.strip import Strip
 from textual.style import Style as TextualStyle
 
-from ..look.wording import seconds, shortened
+from ..look.wording import duration, seconds, shortened
 from ..widgets.scrubber import Scrubber
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Race(Scrubber):
         if self._has_lines and any(self._is_beyond(lane.session) for lane in self._comparison.lanes):
             marks.append((self.symbols.arrow, style, "ends beyond the axis"))
         if self._has_lines and self._comparison.ample_tokens_per_s:
-            marks.append(("ample", style, "tokens/s with memory for all requests at once"))
+            marks.append(("tokens/s", style, "of the whole run; ample: memory for all"))
         return marks
 
     def place(self) -> str:
@@ -86,7 +86,7 @@ class Race(Scrubber):
         cells = self._track(width) if last else self._span(y, width)
         column = self.cursor_column
         line = self.symbols.knob if last else "│" if self.symbols.color else "|"
-        if last or not cells[column].text.isalnum():  # a digit of a duration is not written over
+        if last or cells[column].style not in (self._style("value"), self._style("label")):  # no time is written over
             cells[column] = Segment(line, Style(color=self.symbols.palette.cursor, bold=True))
         if last:
             rows = lanes[0].session.rows
@@ -112,7 +112,7 @@ class Race(Scrubber):
         gone = min(self.cursor_column, end)
         when = f" {self.symbols.arrow}" if self._is_beyond(session) else ""
         # The blank is where the clock ends.
-        when += f" {seconds(session.player.duration_s, session.player.duration_s / 100)} "
+        when += f" {duration(session.player.duration_s)} "
         cells = [Segment(self.symbols.up[8], self._style("bar"))] * (gone + 1)
         cells += [Segment(self.symbols.track, self._style("bar"))] * (end - gone)
         over = self._comparison.lanes[number].over
@@ -120,7 +120,8 @@ class Race(Scrubber):
         cells += [Segment(" ", self._style("text"))] * (width - len(cells))
         begin = max(min(end + 1, width - len(when)), 0)
         style = self._style("value" if over else "label")
-        cells[begin : begin + len(when)] = [Segment(letter, style) for letter in when]
+        # The cursor may take the blanks around the time, not the one in it.
+        cells[begin + 1 : begin + len(when) - 1] = [Segment(letter, style) for letter in when[1:-1]]
         return cells[:width]
 
     def _is_beyond(self, session: Session) -> bool:

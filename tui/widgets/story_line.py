@@ -43,7 +43,8 @@ class StoryLine(Widget):
         width, parts = self.size.width, list(self._story.parts)
         while len(parts) > 1 and len(self._text(parts)) > width - 1:
             parts.pop()
-        short, used = self._story.short, len(self._text(parts))
+        used = len(self._text(parts))
+        short = next((text for text in self._story.shorter if len(text) < width), "".join(self._story.shorter[-1:]))
         if short and len(parts) == 1 and (used > width - 1 or used < len(short) < width):
             parts = [short]
         text = self._text(parts)
