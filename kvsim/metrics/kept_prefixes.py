@@ -68,16 +68,19 @@ def check_kept_prefixes(replay: Replay, file: Path) -> None:
 
 
 def _check_kept_by_tree(replay: Replay, file: Path) -> None:
-    """Check SGLang's tree: a finished request leaves all its full pages there, a retracted one at most these."""
+    """Check SGLang's tree: a finished request leaves all its full pages there, a retracted one at most these.
+
+    With windows a finished one may leave fewer, too: only those up to the end of a hit whose windows were evicted.
+    """
     recording, memory, steps = replay.recording, replay.recording.memory, replay.recording.steps
     assert memory.cached is not None
     rows = memory.ends
     newest = np.searchsorted(steps.schedule_seq, memory.seq[rows], side="right") - 1
     # The pages of a step in flight are not put into the tree if the request is retracted.
     full = replay.progress.computed(memory.request[rows], newest) // recording.meta.pool.unit_tokens
-    ends = np.isin(memory.seq[rows], steps.output_seq)
+    leaves_all = np.isin(memory.seq[rows], steps.output_seq) & (recording.meta.pool.windows is None)
     rule = "cached should be the units that are full of what schedule.parquet computed"
-    holds = np.where(ends, memory.cached[rows] == full, memory.cached[rows] <= full)
+    holds = np.where(leaves_all, memory.cached[rows] == full, memory.cached[rows] <= full)
     require(holds, file, rule, rows)
 
 

@@ -39,10 +39,8 @@ def check_preemptions(recording: Recording, stays: Stays, ends: Ends, folder: Pa
         _check_with_copies(recording, stays, ends, folder)
     if recording.meta.policy_name == "paged" and "rules" not in recording.meta.policy:
         _check_shortage(recording, folder / "steps.parquet")
-    # With a pool of windows, SGLang also retracts for lack of its slots, and running requests then free some of these.
-    has_other_causes = recording.meta.policy.get("enable_priority_scheduling") or recording.meta.pool.windows
-    if recording.meta.policy_name == Radix.name and not has_other_causes:
-        _check_retractions(recording, folder / "steps.parquet")
+    if recording.meta.policy_name == Radix.name and not recording.meta.policy.get("enable_priority_scheduling"):
+        check_retractions(recording, folder / "steps.parquet")
 
 
 def _check_numbers(recording: Recording, stays: Stays, file: Path) -> None:
@@ -187,10 +185,11 @@ def _check_shortage(recording: Recording, file: Path) -> None:
     require(~is_known | (free < needed), file, _SHORTAGE, memory.step[ends])
 
 
-def _check_retractions(recording: Recording, file: Path) -> None:
-    """Check that SGLang retracts only if the free units are too few for one more token of each running request.
+def check_retractions(recording: Recording, file: Path) -> None:
+    """Check that SGLang retracts only if a pool has too few free units for one more token of each running request.
 
     The free units before scheduling are those after it, plus all units allocated in the step, minus those released.
+    Units of windows are those after the step before, since none is allocated before a retraction.
     """
     memory, steps = recording.memory, recording.steps
     rows = np.flatnonzero((steps.preempted > 0) & (steps.free_units >= 0))
@@ -201,7 +200,10 @@ def _check_retractions(recording: Recording, file: Path) -> None:
     change = length * (kind == MemoryKind.APPEND) - length * (kind == MemoryKind.RELEASE)
     free = steps.free_units[rows] + np.bincount(run, weights=change, minlength=len(rows))
     most = steps.running[rows].astype(np.int64) + steps.preempted[rows]
-    require(free < most, file, _SHORTAGE, rows)
+    is_short, windows = free < most, recording.meta.pool.windows
+    if windows is not None and steps.free_window_units is not None:
+        is_short |= np.append(windows.num_units, steps.free_window_units[:-1])[rows] < most
+    require(is_short, file, _SHORTAGE, rows)
 
 
 def _most_to_grow(recording: Recording, request: IntArray, step: IntArray) -> npt.NDArray[np.int64]:

@@ -16,6 +16,7 @@ from kvsim.metrics.contradictions import refuse_contradictions
 from kvsim.models import find_model
 from kvsim.policies import Radix, RadixSettings, SGLangSettings
 from kvsim.recording import Recording
+from kvsim.recording.check_preemptions import check_retractions
 from kvsim.recording.check_windows import check_windows
 from kvsim.simulation import EngineName, Machine, Measured, measure, simulate
 from kvsim.workload import Workload
@@ -33,19 +34,19 @@ def machine_of(num_tokens: int) -> Machine:
     return Machine(gpu=GPU, model=MODEL, kv_bytes=kv_bytes, step_time=vllm_prior(GPU, MODEL))
 
 
-def workload() -> Workload:
+def workload(prefix_tokens: int = 100) -> Workload:
     """Requests with three prefixes, some of which stop before their limit, more than there is memory for."""
     random = np.random.default_rng(7)
     group = random.integers(-1, 3, NUM_REQUESTS)
     own, output = random.integers(3, 120, NUM_REQUESTS), random.integers(1, 90, NUM_REQUESTS)
     return Workload(
         arrival_s=np.sort(random.uniform(0, 1.5, NUM_REQUESTS)),
-        prompt_tokens=own + np.where(group >= 0, 100, 0),
+        prompt_tokens=own + np.where(group >= 0, prefix_tokens, 0),
         output_tokens=output,
         max_tokens=output + random.integers(0, 2, NUM_REQUESTS) * 40,
         prefix_group=group,
         prefix_names=("a", "b", "c"),
-        prefix_tokens=np.where(group >= 0, 100, 0),
+        prefix_tokens=np.where(group >= 0, prefix_tokens, 0),
     )
 
 
@@ -119,12 +120,12 @@ WINDOWED = find_model("gpt-oss-20b")
 
 
 def windowed(policy: Radix, *, engine: EngineName = "interpreted") -> Recording:
-    """Record the requests with a model whose windows have a pool of their own, which is short of memory."""
+    """Record requests with a model whose windows, which are shorter than prefixes, have a pool short of memory."""
     num_tokens = 3200 if policy.cache.disable_radix_cache else 1200  # without a tree, windows of all requests fit
     kv_bytes = num_tokens * WINDOWED.kv_bytes_per_token
     machine = Machine(gpu=GPU, model=WINDOWED, kv_bytes=kv_bytes, step_time=vllm_prior(GPU, WINDOWED))
     checks = engine == "interpreted"
-    return simulate(workload(), policy, machine, engine=engine, check=checks, refuse_misfits=True)
+    return simulate(workload(180), policy, machine, engine=engine, check=checks, refuse_misfits=True)
 
 
 @pytest.mark.parametrize("cache", [{}, {"page_size": 4, "swa_full_tokens_ratio": 0.4}, {"disable_radix_cache": True}],
@@ -138,6 +139,23 @@ def test_windows_have_a_pool_that_is_counted_at_every_step(cache: dict[str, obje
     assert (steps.free_window_units < pool.windows.num_units).any()
     again = replace(machine_of(1), model=WINDOWED, kv_bytes=recording.meta.kv_bytes)
     assert again.pool(policy_of(recording)) == pool
+
+
+def test_a_retraction_lacks_slots_of_a_pool() -> None:
+    recording = windowed(Radix(scheduler=SCHEDULING, cache=RadixSettings(page_size=4, swa_full_tokens_ratio=0.4)))
+    assert recording.num_preemptions
+    with pytest.raises(RecordingError, match="a step should preempt only where the free units are too few"):
+        check_retractions(with_free_windows(recording, 40), Path("steps.parquet"))
+
+
+def with_free_windows(recording: Recording, more: int) -> Recording:
+    """The recording of a pool of windows with `more` units, all of which stay free."""
+    assert recording.steps.free_window_units is not None
+    assert recording.meta.pool.windows is not None
+    windows = replace(recording.meta.pool.windows, num_units=recording.meta.pool.windows.num_units + more)
+    meta = replace(recording.meta, pool=replace(recording.meta.pool, windows=windows))
+    steps = replace(recording.steps, free_window_units=recording.steps.free_window_units + np.int32(more))
+    return replace(recording, meta=meta, steps=steps)
 
 
 @pytest.mark.slow
