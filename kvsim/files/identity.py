@@ -14,8 +14,8 @@ from kvsim.files.contents import META_BYTES, content_of, open_file
 FORMAT = "kvsim-recording"
 META, LOG = "meta.json", "events.jsonl"
 """Files with the provenance of a recording: of a complete one, and of one that is still growing."""
-TABLES = ("requests", "steps", "schedule", "memory", "copies")
-"""Tables of a recording, in the order of the digest."""
+TABLES = ("requests", "steps", "schedule", "memory", "copies", "transfers", "images", "encoder")
+"""Names of the tables that a recording may have, in the order of the digest; those of `kvsim.recording.tables`."""
 _STATED = re.compile(rb',\n "identity": "([0-9a-f]{32})"')
 """Statement of the identity in `meta.json`. No JSON string contains a line break."""
 

@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 from kvsim.errors import RecordingError
+from kvsim.files import identity
 from kvsim.policies import Paged
 from kvsim.policies.settings import ContinuousSettings
 from kvsim.recording import AllocatorHistory, Recording, files, read, read_allocator, write, write_allocator
+from kvsim.recording.tables import TABLES, PromptImages
 from kvsim.simulation import simulate
 from kvsim.workload import Workload
 
@@ -121,3 +123,15 @@ def test_another_source_is_not_overwritten_unless_that_is_allowed(
     assert read(target).meta.source == "vllm"
     write(two[1], target, overwrite=True)
     assert read(target).meta.source == "simulation"
+
+
+def test_the_identity_is_of_every_table_that_a_recording_may_have() -> None:
+    assert tuple(table.name for table in TABLES) == identity.TABLES
+
+
+def test_a_recording_with_images_is_known_as_written(two: tuple[Recording, Recording], tmp_path: Path) -> None:
+    columns = {"request": [0], "image": [1], "place": [2], "tokens": [8]}
+    images = PromptImages(**{name: np.array(values, np.int32) for name, values in columns.items()})
+    written = write(replace(two[0], images=images), tmp_path / "with images")
+    assert (written / "images.parquet").exists()
+    assert identity.is_as_written(written)
