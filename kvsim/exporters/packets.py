@@ -1,7 +1,7 @@
-"""Vectorized encoding of Protocol Buffers for Perfetto traces: many messages with the same fields at once.
+"""Encode many Protocol Buffers messages with the same fields at once, with NumPy: Perfetto traces have millions.
 
 A value of type `Bytes` has one part, such as a field, for each of n messages. Parts may be concatenated, nested, or
-present in some messages only; `joined` returns the bytes message by message. Callers take field numbers from the
+present in only some messages; `joined` returns the bytes message by message. Callers take field numbers from the
 schema.
 """
 
@@ -20,8 +20,8 @@ _SEVEN = 7
 _MORE = 0x80
 
 Bytes: TypeAlias = list[tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]]
-"""Pieces from left to right: a matrix (width, n) with the bytes of message i in column i, and the lengths (n) of the
-columns. If all messages are equal, n is 1."""
+"""Pieces of the messages, from left to right. Each piece is a matrix (width, n) with the bytes of message i in column
+i, and the number of bytes (n) that count in each column. If all messages are equal, n is 1."""
 
 
 def number(field: int, values: IntArray | int) -> Bytes:
@@ -57,6 +57,7 @@ def joined(parts: Sequence[Bytes]) -> bytes:
 
 
 def _tag(field: int, kind: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
+    """Encode the number and the wire type of a field, which precede its value."""
     return _varints(np.array([field << 3 | kind]))
 
 

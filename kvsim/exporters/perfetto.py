@@ -1,7 +1,7 @@
-"""Perfetto traces of recordings: engine steps, phases of requests, and memory by state.
+"""Export recordings as Perfetto traces: engine steps, phases of requests, and memory by state.
 
-Open the file at https://ui.perfetto.dev. Times are nanoseconds from the recording's first event. Equal recordings make
-equal files.
+Open the file at https://ui.perfetto.dev, which shows them on a common time axis. Times are nanoseconds from the
+recording's first event. Equal recordings make equal files.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ENGINE, _REQUESTS, _POOL, _HOST, _WINDOWS = 1, 2, 3, 4, 5
 _FIRST_COUNTER, _FIRST_REQUEST = 10, 1000
 _SEQUENCE = 1
 _ROWS_AT_ONCE = 1 << 14
-"""Rows that are encoded together; their columns fit into the CPU cache."""
+"""Number of rows that are encoded together; their columns fit into the CPU cache."""
 _NOTES = ("step", "num_scheduled", "prefill_tokens", "decode_tokens", "running", "waiting", "free_units")
 _ABOUT = ("prompt_tokens", "output_tokens", "cached_tokens", "preemptions")
 
@@ -44,7 +44,7 @@ def write_perfetto(recording: Recording, path: str | os.PathLike[str]) -> Path:
       not overlap, and steps of an asynchronous scheduler do); preemptions are instants.
     - `requests`: a slice each for waiting, prompt and answer.
     - `KV pool`: a counter in bytes per state, and counters of running sequences and waiting requests.
-    - `host memory`, with offloading: the bytes there, on their way there, and on their way back.
+    - `host memory`, with offloading: the bytes stored there, being copied there, and being copied back.
 
     Raises:
         RecordingError: the recording has no steps.
@@ -188,6 +188,7 @@ class _Trace:
 
 
 def _numbers_of_fields(kind: Any) -> dict[str, int]:
+    """Return the numbers of the fields of a protobuf message class, by name."""
     return {field.name: field.number for field in kind.DESCRIPTOR.fields}
 
 
@@ -197,6 +198,7 @@ def _parts(count: int) -> list[slice]:
 
 
 def _write_steps(trace: _Trace, recording: Recording) -> None:
+    """Write a slice for each step, and an instant for the preemptions of a step."""
     steps = recording.steps
     before = np.concatenate(([0.0], np.maximum.accumulate(steps.end_s)[:-1]))
     decode, prefill, both = trace.event_names(("decode", "prefill", "prefill and decode"))
@@ -243,6 +245,7 @@ def _write_windows(trace: _Trace, recording: Recording, uuid: int) -> None:
 
 
 def _write_requests(trace: _Trace, recording: Recording) -> None:
+    """Write the slices of each request on a track of the request, or on a lane that several requests share."""
     requests = recording.requests
     order = np.argsort(requests.arrival_s, kind="stable").tolist()
     end_s = np.fmax.reduce(

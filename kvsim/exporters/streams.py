@@ -1,4 +1,4 @@
-"""Export of requests in the formats of published traces, for other simulators and load generators."""
+"""Export requests in the formats of published traces, for other simulators and load generators."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def write_mooncake(workload: Workload, path: str | os.PathLike[str]) -> Path:
 
 
 def _units_of_512(hashes: list[int], unit: int, prompt_tokens: int) -> list[Hashable]:
-    """Return a key for each full unit of 512 tokens with a known prefix."""
+    """Return, for each full unit of 512 tokens with a known prefix, a key that is equal for equal prefixes."""
     if HASH_TOKENS % unit == 0:
         each = HASH_TOKENS // unit
         return [("hash", value) for value in hashes[each - 1 :: each]]

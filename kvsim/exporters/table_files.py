@@ -1,4 +1,4 @@
-"""Export of recordings as folders of CSV or Parquet tables, for spreadsheets and data frames."""
+"""Export recordings as folders of CSV or Parquet tables, for spreadsheets and data frames."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading of tables from untrusted Parquet and CSV files; a defect raises a ValueError with one sentence."""
+"""Read tables from untrusted Parquet and CSV files; raise a ValueError with one sentence if a file is defective."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _unfolded(name: str, column: pa.ChunkedArray) -> Any:
-    """Return the texts of a dictionary column, row by row."""
+    """Return the text of every row of a dictionary column; refuse a column whose texts are too large together."""
     import pyarrow as pa  # noqa: PLC0415
     import pyarrow.compute as pc  # noqa: PLC0415
 

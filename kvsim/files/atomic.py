@@ -1,4 +1,4 @@
-"""Atomic writing: files and folders get their name only when they are complete."""
+"""Write files and folders atomically: they get their name when they are complete, so that none is ever half written."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Read untrusted files: only regular files, and with a maximum size, before and after decompression.
 
-A pipe is refused: to open one waits until another process writes to it.
+A pipe is refused, because opening it would wait until another process writes to it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ UNPACKED_TABLE_BYTES = 1 << 29
 """Maximum bytes of a compressed table after decompression: a few kilobytes may become gigabytes."""
 _UNPACKED_AT_ONCE = 1 << 24
 _FEW_UNPACKED, _UNPACKED_PER_BYTE = 1 << 26, 128
-"""Maximum bytes after decompression: a fixed number, plus a factor times the file; published traces have about 20."""
+"""Maximum bytes after decompression: a fixed number, plus a factor times the file's bytes.
+
+The factor of published traces is about 20.
+"""
 
 
 def open_file(file: Path) -> BinaryIO:

@@ -1,4 +1,4 @@
-"""Identity of a recording: a digest of all its files, which is stored in each, so that changes are detected."""
+"""Identity of a recording: a digest of all its files, stored in each of its files, so that changes are detected."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ META, LOG = "meta.json", "events.jsonl"
 TABLES = ("requests", "steps", "schedule", "memory", "copies", "transfers", "images", "encoder")
 """Names of the tables that a recording may have, in the order of the digest; those of `kvsim.recording.tables`."""
 _STATED = re.compile(rb',\n "identity": "([0-9a-f]{32})"')
-"""Statement of the identity in `meta.json`. No JSON string contains a line break."""
+"""Identity in `meta.json`. A JSON string contains no line break, so this does not match inside another value."""
 
 
 def identity_of(meta: bytes, tables: Iterable[bytes]) -> str:

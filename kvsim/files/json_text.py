@@ -1,4 +1,4 @@
-"""Parsing of untrusted JSON, with limits on memory, and without repeated keys in an object."""
+"""Parse untrusted JSON, with limits on memory, and refuse repeated keys in an object."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 MOST_NESTED = 1 << 21
-"""Maximum lists and objects of one text: each takes some hundred bytes."""
+"""Maximum number of lists and objects in a text: each takes some hundred bytes of memory."""
 MOST_VALUES = 1 << 24
-"""Maximum commas of one text, those in strings included: an upper bound on its values."""
+"""Maximum number of values in a text, counted by its commas, including those in strings."""
 
 
 def parse(

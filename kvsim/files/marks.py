@@ -62,6 +62,7 @@ def _mapped(file: Path) -> Iterator[mmap.mmap]:
 
 
 def _kind(content: mmap.mmap) -> _Kind:
+    """Recognize the format of a file by its first and last bytes; all unknown formats count as text."""
     if content[:8] == _PNG_SIGNATURE:
         return "png"
     if content[:4] == b"GIF8" and content[-1:] == b";":
@@ -88,6 +89,7 @@ def _place(content: mmap.mmap) -> int:
 
 
 def _framed(kind: _Kind, command: str, digest: str, comment: Comment) -> bytes:
+    """Return the mark in the form that the format allows: as a comment, or as a chunk that readers skip."""
     mark = f"Made by: kvsim {command} {digest}".encode()
     match kind:
         case "png":

@@ -102,6 +102,7 @@ def _file(target: Path) -> tuple[str, frozenset[str] | None, bool]:
 
 
 def _folder(target: Path, command: str) -> tuple[str, frozenset[str] | None, bool]:
+    """Describe the folder `target` in the form that `_file` returns; no commands if nothing may replace it."""
     names = {entry.name for entry in target.iterdir()}
     if not names:
         return "an empty folder", frozenset((command,)), True
@@ -115,6 +116,7 @@ def _folder(target: Path, command: str) -> tuple[str, frozenset[str] | None, boo
 
 
 def _folder_of_recordings(target: Path, names: set[str]) -> tuple[str, frozenset[str] | None, bool]:
+    """Describe a folder of several recordings; only one that a single command wrote may be replaced."""
     if not all((target / name / META).is_file() for name in names):
         return "a folder that holds something else", None, False
     folders = [_recording(target / name, {entry.name for entry in (target / name).iterdir()}) for name in names]
@@ -180,5 +182,6 @@ def _report(target: Path) -> tuple[str, frozenset[str] | None, bool]:
 
 
 def _foreign(others: Iterable[str]) -> str:
+    """Return a clause about the first file that kvsim did not write; empty if there is none."""
     first = min(others, default="")
     return f" beside {first[:60]!r}, which it has not from kvsim" if first else ""

@@ -1,8 +1,9 @@
-"""Reading of the declared sizes in the footer of a Parquet file, without pyarrow, to refuse oversized files.
+"""Read the sizes that the footer of a Parquet file declares, without pyarrow, to refuse oversized files.
 
-A library that trusts a footer allocates the declared sizes. pyarrow ends the process, with an uncaught C++ exception,
-when asked for the metadata of a column whose statistics contradict its type. So the sizes are read from the bytes: the
-footer is a Thrift structure in the compact protocol (https://parquet.apache.org/docs/file-format/metadata/).
+A library that trusts a footer allocates the declared sizes. And pyarrow ends the process, with an uncaught C++
+exception, when it reads the metadata of a column whose statistics contradict its type. So the sizes are read here from
+the bytes: the footer is a Thrift structure in the compact protocol
+(https://parquet.apache.org/docs/file-format/metadata/).
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ class DeclaredSizes(NamedTuple):
 
     num_rows: int
     num_values: list[int]
-    """Values of each column, in all row groups together."""
+    """Number of values in each column, summed over all row groups."""
     unpacked_bytes: int
     """Bytes of all pages before compression."""
     least: int
-    """Smallest of these numbers, over all row groups."""
+    """Smallest of all declared numbers; negative in a damaged file."""
 
 
 def declared(file: Path) -> DeclaredSizes | None:
@@ -74,6 +75,7 @@ def oversized(file: Path) -> str | None:
 
 
 def _sizes(document: Mapping[int, Any]) -> DeclaredSizes:
+    """Add up the sizes in the fields of a footer."""
     num_values: list[int] = []
     unpacked = least = 0
     for group in document.get(_ROW_GROUPS, ()):
@@ -89,7 +91,7 @@ def _sizes(document: Mapping[int, Any]) -> DeclaredSizes:
 
 
 class _Compact:
-    """Reader of Thrift's compact protocol: it returns the requested fields and skips all others."""
+    """Reader of Thrift's compact protocol, which returns the requested fields and skips all others."""
 
     def __init__(self, data: bytes) -> None:
         self._data, self._at = data, 0
@@ -109,7 +111,7 @@ class _Compact:
         return found
 
     def number(self) -> int:
-        """Read a signed integer."""
+        """Read a signed integer in zigzag encoding: 0, -1, 1, -2, 2 and so on are stored as 0, 1, 2, 3, 4."""
         value = self._varint()
         return value >> 1 ^ -(value & 1)
 

@@ -1,4 +1,4 @@
-"""Reading of TOML documents, and checks of their values, for which true and false are not numbers."""
+"""Read TOML documents, and check their values; true and false do not count as numbers, although Python's do."""
 
 from __future__ import annotations
 

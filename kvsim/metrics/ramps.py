@@ -1,4 +1,7 @@
-"""Compute running sums over the frames of a recording: sudden changes, and constant increases per frame."""
+"""Compute running sums over the frames of a recording from sudden changes and from constant increases per frame.
+
+With them, the account of slots takes time in proportion to the rows of a recording, not to its tokens.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +23,9 @@ def frames_of(replay: Replay, seq: IntArray) -> npt.NDArray[np.int64]:
 
 
 def running_sum(num_frames: int, *changes: tuple[IntArray, IntArray]) -> npt.NDArray[np.int64]:
-    """Return the running sum of amounts added at frames, given as (frames, amounts); those beyond the last frame are
-    ignored.
+    """Return the running sum of `changes`: pairs of frames, and of the amounts to add there.
+
+    Changes after the last frame are ignored.
     """
     total = np.zeros(num_frames + 1, np.int64)
     for frames, amounts in changes:
@@ -30,7 +34,7 @@ def running_sum(num_frames: int, *changes: tuple[IntArray, IntArray]) -> npt.NDA
 
 
 def ramp(num_frames: int, begin: IntArray, step: IntArray, amount: IntArray) -> npt.NDArray[np.int64]:
-    """Return the running sum of amounts that grow by `step` per frame from `begin` until complete."""
+    """Return the sum over amounts, each of which grows by `step` per frame from frame `begin` until it is complete."""
     whole_steps = amount // step
     complete = begin + whole_steps
     slope = running_sum(num_frames, (begin, step), (complete, -step))
@@ -48,7 +52,8 @@ class Ramps:
         """Build the ramps from the schedule of a recording."""
         schedule, self._num_frames = replay.recording.schedule, replay.num_frames
         repeats = schedule.repeats.astype(np.int64)
-        # Only a slope of one crosses every limit at a whole frame; few rows repeat a larger chunk.
+        # Split rows that compute more than one token per step into one row per step: only a slope of one reaches every
+        # limit exactly at a frame. Few rows repeat a larger chunk.
         copies = np.where(schedule.tokens > 1, repeats, 1)
         index, nth = units_of_runs(copies)
         request, tokens = schedule.request[index].astype(np.int64), schedule.tokens[index].astype(np.int64)
@@ -56,7 +61,7 @@ class Ramps:
         first = schedule.computed_before[index] + tokens * (nth + 1)
         rise = np.where(copies[index] == repeats[index], 0, repeats[index] - 1)
 
-        # A request that waits for its other blocks holds those it found.
+        # A request that waits for blocks from the host holds those that it found in the pool.
         waiting, since, found = replay.progress.waiting
         request, begin, first, rise = (
             np.append(rows, more)
@@ -75,7 +80,7 @@ class Ramps:
     def total_between(
         self, low: npt.NDArray[np.int64], high: npt.NDArray[np.int64], weight: npt.NDArray[np.int64] | None = None
     ) -> npt.NDArray[np.int64]:
-        """Return the computed tokens in slots [low, high) of each request, times its weight, summed at every frame."""
+        """Return, for every frame, the sum over requests of weight times computed tokens in slots [low, high)."""
         low, high = low[self._request], high[self._request]
         each = np.ones(len(low), np.int64) if weight is None else weight[self._request]
         begin, end, first, rise = self._begin, self._end, self._first, self._rise
@@ -93,7 +98,7 @@ class Ramps:
         if not len(held.request):
             return np.zeros(len(request), np.int64)
         birth_seq, death_seq = held.birth_seq, held.death_seq
-        # A request that releases and allocates memory at the same moment has moved, with its computed tokens.
+        # A residency that begins when the one before ends is a move, which keeps computed tokens: find the last one.
         stays = np.append((held.request[1:] != held.request[:-1]) | (birth_seq[1:] != death_seq[:-1]), True)
         last = np.flatnonzero(stays)[np.cumsum(stays) - stays]
         born, dead = frames_of(replay, birth_seq), frames_of(replay, death_seq[last])

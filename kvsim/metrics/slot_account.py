@@ -114,8 +114,9 @@ def _totals_of_one_group(replay: Replay, free: Numbers, cached: Numbers) -> Slot
     tables, held = _FrameSlots.of(replay), replay.num_units * replay.unit_slots - free
     progress = Ramps(replay)
     overrun = progress.total_between(replay.full, np.full_like(replay.full, _NO_LIMIT))
-    # In a static batch, a row that is written beyond the last token of its request has ended: its tokens are useless.
-    # The request has computed token `full + 1` then, so this counts all live tokens of the row once.
+    # In a static batch, a request has finished once its row is written beyond its last token: its tokens are useless
+    # from then on. `total_between` is 1 from the moment at which token `full + 1` is computed, so that with the number
+    # of live tokens as weight, it is the number of useless tokens.
     stale = progress.total_between(replay.full, replay.full + 1, weight=replay.full - replay.pad)
     return SlotTotals(
         free=free,
@@ -165,11 +166,11 @@ class _FrameSlots:
         end = np.append(first[1:], len(replay.ledger.tables.birth_row))
         for begin in range(0, len(first), _RUNS_AT_ONCE):
             some = slice(begin, begin + _RUNS_AT_ONCE)
-            total += cls._of_sequences(replay, first[some], end[some])
+            total += cls._of_groups(replay, first[some], end[some])
         return cls(**dict(zip((field.name for field in fields(cls)), total, strict=True)))
 
     @staticmethod
-    def _of_sequences(replay: Replay, first: IntArray, end: IntArray) -> npt.NDArray[np.int64]:
+    def _of_groups(replay: Replay, first: IntArray, end: IntArray) -> npt.NDArray[np.int64]:
         """Return the slots of groups of runs, as an array with a row for each field of this class.
 
         The runs [first, end) of a group belong to one table, and were allocated and released together.
@@ -185,9 +186,9 @@ class _FrameSlots:
             some = tables.at(rows)
             return (some.position.astype(np.int64) + some.requested) * unit_tokens
 
-        # A sequence holds the requested slots [low, high) of its table. An extent may be longer than requested; the
-        # next extent of the table then holds requested slots from the end of those before it. Single units are never
-        # rounded up, and their positions are exact even where they replace others.
+        # A group of runs holds the requested slots [low, high) of its table. An extent may be longer than requested;
+        # the requested slots of the next extent then begin where those of the extent before end. Single units are
+        # never rounded up, and their positions are exact even if they replace other units.
         high = requested_end(end - 1)
         low = runs.position.astype(np.int64) * unit_tokens
         if not replay.ledger.unit_by_unit:
@@ -198,7 +199,7 @@ class _FrameSlots:
         step_slots = length[growing] // repeat[growing]
 
         def sum_over_frames(amount: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-            """Add up the `amount` of each sequence at the frames from its allocation to its release."""
+            """Add up the `amount` of each group of runs at the frames from its allocation to its release."""
             if not len(growing):
                 return running_sum(replay.num_frames, (born, amount), (dead, -amount))
             at_once = np.where(repeat > 1, 0, amount)
@@ -248,7 +249,7 @@ def _held_and_cached(replay: Replay) -> tuple[npt.NDArray[np.int64], npt.NDArray
 def _add_changes(
     part: Successions, frame: IntArray, held: npt.NDArray[np.int64], cached: npt.NDArray[np.int64]
 ) -> None:
-    """Add the changes per frame in the number of cached units, and in `held` those that count a shared unit once.
+    """Add the changes per frame to `cached`, and to `held` the corrections by which a shared unit counts only once.
 
     `frame` has the first frame that shows each row of the memory table.
     """
@@ -263,7 +264,7 @@ def _add_changes(
     # While two requests hold a unit, it is counted twice: from the second allocation until the first release.
     add(held, part.row[joins], -1)
     add(held, np.minimum(part.until[joins], part.held_until[joins]), 1)
-    # A unit becomes cached when its last holder releases it, and stops to be when it is taken again or evicted.
+    # A unit becomes cached when its last holder releases it, until it is allocated again or evicted.
     is_last = takes & part.keeps
     is_last[joins] &= is_later
     add(cached, part.until[np.flatnonzero(is_last)], 1)

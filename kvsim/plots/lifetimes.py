@@ -47,13 +47,13 @@ class Lifetimes:
     num_units: IntArray
     """Number of units in each of those runs."""
     units_by_uses: npt.NDArray[np.int64]
-    """Units whose content was used by 0, 1, 2, ..., and by 32 or more requests: int64[33]."""
+    """Number of units whose content was used by 0, 1, 2, ..., and by 32 or more requests: int64[33]."""
 
     def quantiles_s(self) -> FloatArray:
         """Return 501 evenly spaced quantiles of the hold time over the units; NaN if there are none."""
         if not len(self.held_s):
             return np.full(len(_QUANTILES), np.nan)
-        if self.num_units.min() == self.num_units.max():  # sort is faster than argsort
+        if self.num_units.min() == self.num_units.max():  # equal weights: `sort` is faster than `argsort`
             held_s = np.sort(self.held_s)
             share = np.arange(1, len(held_s) + 1) / len(held_s)
         else:
@@ -90,9 +90,12 @@ def lifetimes_of(replay: Replay) -> Lifetimes:
 
 
 def _pieces(tables: Holdings, end_seq: int) -> tuple[IntArray, IntArray, IntArray]:
-    """Return the runs that were freed until `end_seq`: row, steps after the row's first, and units.
+    """Divide the runs that were freed until `end_seq` into pieces whose units were held for about the same time.
 
-    Runs that were allocated and freed together count as one. Runs that grew step by step are divided into pieces.
+    Runs that were allocated and freed together are one piece. A run that grew step by step has several.
+
+    Returns:
+        The run of each piece, the number of steps after the first in which the piece was allocated, and its units.
     """
     if not (tables.repeat > 1).any():
         rows = tables.together()
@@ -117,7 +120,8 @@ def _units_by_uses(replay: Replay) -> npt.NDArray[np.int64]:
         num_units[1] = (memory.length.astype(np.int64) * memory.repeat).sum(where=written)
     if not ledger.is_shared:
         return num_units
-    # A preempted request that hits its own blocks again is not a second user.
+    # Group the hits by content: the row that wrote it, and the unit. The writer itself is not a second user, even if it
+    # was preempted and hits its own blocks.
     row, address, user = (np.concatenate(parts) for parts in zip(*_uses_of_others(replay), strict=True))
     by_content = np.lexsort((user, address, row))
     row, address, user = row[by_content], address[by_content], user[by_content]
@@ -132,7 +136,7 @@ def _units_by_uses(replay: Replay) -> npt.NDArray[np.int64]:
 
 
 def _uses_of_others(replay: Replay) -> Iterator[tuple[IntArray, IntArray, IntArray]]:
-    """Yield the prefix hits on units: the row in which the content was written, the address, and the request."""
+    """Yield the prefix hits on units in batches: the row that wrote the content, the address, and the request."""
     memory, ledger = replay.recording.memory, replay.ledger
     written_in = np.full(ledger.end_of_pool, -1, np.int64)
     is_found = np.zeros(ledger.end_of_pool, np.bool_)
@@ -147,6 +151,7 @@ def _uses_of_others(replay: Replay) -> Iterator[tuple[IntArray, IntArray, IntArr
         some = some[np.argsort(takes.address[some], kind="stable")]
         address, is_here = takes.address[some].astype(np.int64), kind[some] == MemoryKind.APPEND
         row = np.where(is_here, takes.row[some], written_in[address])
+        # The running maximum of each address gives every hit the last row that wrote the unit.
         row = np.maximum.accumulate(address * _MOST_ROWS + row + 1) - address * _MOST_ROWS - 1
         # A prefix from before the recording has no known writer.
         known = ~is_here & (row >= 0)

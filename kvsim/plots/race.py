@@ -1,4 +1,4 @@
-"""Animated SVG of the progress of several runs of the same requests."""
+"""Animated SVG that shows the progress of several runs of the same requests side by side."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _WIDTH, _ROW, _MARGIN = 860, 46, 16
 _LABEL, _RESULT = 210, 200
 _TIMES = 2.5
-"""Default duration that the film covers, as a multiple of the fastest run's."""
+"""Default simulated time that the film covers, as a multiple of the duration of the fastest run."""
 _POINTS = 48
 
 

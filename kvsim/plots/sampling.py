@@ -1,4 +1,4 @@
-"""Readings of recordings that figures share: replays and waste, which are cached, and means over time bins."""
+"""Data of recordings that several figures need: cached replays and waste, and means over time bins."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from kvsim.recording.tables import FloatArray, IntArray
 
 NUM_BINS = 600
-"""Number of bins: more than a column of print resolves; on a slide each is about three pixels."""
+"""Number of bins: finer than a printed column can show; on a slide, a bin is about three pixels wide."""
 
 
 @lru_cache(maxsize=4)  # as many recordings as one figure compares
 def replay_of(recording: Recording) -> Replay:
-    """Return the replay of `recording`, at any frame: callers must seek."""
+    """Return the cached replay of `recording`. Its current frame may be any, so callers must seek."""
     return Replay(recording)
 
 
@@ -55,9 +55,9 @@ class TimeBins:
         return float(self.edges_s[1] - self.edges_s[0])
 
     def mean(self, time_s: FloatArray, values: npt.NDArray[np.int64] | IntArray) -> FloatArray:
-        """Return the mean of `values` in every bin, along the first axis; each row holds from its time to the next.
+        """Return the mean of `values` over time in every bin; each row of `values` is valid until the next time.
 
-        The mean is linear: columns that add up to a constant still do.
+        The mean is linear, so that the means of columns with a constant sum have the same sum.
         """
         columns = values.reshape(len(values), -1).astype(np.float64)
         lasting = np.diff(time_s)[:, None] * columns[:-1]
