@@ -62,7 +62,7 @@ def _mapped(file: Path) -> Iterator[mmap.mmap]:
 
 
 def _kind(content: mmap.mmap) -> _Kind:
-    """Recognize the format of a file by its first and last bytes; all unknown formats count as text."""
+    """Infer the format of a file from its first and last bytes; all unknown formats count as text."""
     if content[:8] == _PNG_SIGNATURE:
         return "png"
     if content[:4] == b"GIF8" and content[-1:] == b";":
