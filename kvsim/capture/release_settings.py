@@ -88,20 +88,6 @@ def check_features(scheduler: Any, layout: KVCacheLayout, *, offloads: bool) -> 
     )
 
 
-def check_request(request: Any) -> None:
-    """Refuse a request with images, video or audio.
-
-    Multimodal models are not refused at the start, because they also serve requests that are text alone.
-
-    Raises:
-        RecordingError: the request has such inputs.
-    """
-    _refuse(
-        getattr(request, "mm_features", None),
-        f"request {request.request_id} has images, video or audio, and the recorder does not follow vLLM's encoder.",
-    )
-
-
 def _check_parallelism(scheduler: Any, layout: KVCacheLayout, *, offloads: bool) -> None:
     parallel = scheduler.parallel_config
     is_pipeline = parallel.pipeline_parallel_size > 1

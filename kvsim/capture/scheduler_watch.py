@@ -17,11 +17,11 @@ from operator import itemgetter
 from typing import Any, TypeVar
 
 from kvsim.capture.draft_watch import DraftWatch, check_drafts, proposed, speculates
+from kvsim.capture.image_watch import ImageWatch, encoder_settings
 from kvsim.capture.kv_cache_specs import layout_of
 from kvsim.capture.offload_copies import OffloadWatch, has_offload
 from kvsim.capture.release_settings import (
     check_features,
-    check_request,
     num_waiting,
     retention_interval,
     rules_or_newest,
@@ -76,6 +76,8 @@ class SchedulerRecorder:
         is_exchange = has_transfers(scheduler)
         self._transfers = TransferWatch(scheduler, self._report_if_recording, self._now) if is_exchange else None
         self._drafts = DraftWatch() if speculates(scheduler) else None
+        has_encoder = bool(encoder_settings(scheduler))
+        self._images = ImageWatch(scheduler, self._report_if_recording, self._encoder_changed) if has_encoder else None
         # In a pipeline, empty steps are recorded too: with N stages, a sequence decodes only in every Nth step.
         self._is_pipeline = scheduler.parallel_config.pipeline_parallel_size > 1
         self._skipped: list[tuple[int, list[tuple[int, Any]]]] = []
@@ -134,6 +136,8 @@ class SchedulerRecorder:
         if self._transfers is not None:
             self._transfers.start(self._all_rows)
             meta = meta | {"engine": meta["engine"] | self._transfers.settings()}
+        if self._images is not None:
+            self._images.start(self._all_rows)
         queue = self._manager.block_pool.free_block_queue.get_all_free_blocks()
         meta = meta | {"initial_free": [block.block_id for block in queue]}
         self._lines: list[bytes] = [eventlog.line("meta", meta)]
@@ -156,7 +160,6 @@ class SchedulerRecorder:
     @_harmless
     def arrived(self, request: Any) -> None:
         """Report that `request` was added to the waiting queue."""
-        check_request(request)
         self._rows[request.request_id] = self._all_rows[request.request_id] = self._num_rows
         self._num_rows += 1
         self._awaiting_first[request.request_id] = request
@@ -168,7 +171,17 @@ class SchedulerRecorder:
         adapter = self._adapter_of(request)
         optional = [adapter] if adapter else []
         self._report("arrive", request.request_id, self._now(), *lengths, request.priority, hashes, *optional)
+        if getattr(request, "mm_features", None):
+            if self._images is None:
+                raise RecordingError(f"request {request.request_id} has images, and the engine has no encoder cache.")
+            self._images.arrived(request, self._layout, self._release)
         self._send()
+
+    @_harmless
+    def _encoder_changed(self, request: Any, input_id: int, evicted: list[str]) -> None:
+        """Report what the scheduler has changed in the encoder cache."""
+        assert self._images is not None
+        self._images.changed(request, input_id, evicted)
 
     @_harmless
     def scheduling(self) -> None:
@@ -181,6 +194,8 @@ class SchedulerRecorder:
     def scheduled(self, output: Any) -> None:
         """Report the step in `output`, which the scheduler has decided."""
         tokens: dict[str, int] = output.num_scheduled_tokens
+        if self._images is not None:
+            self._images.scheduled()
         if self._offload is not None:  # a step that computes nothing may begin or report copies
             self._offload.scheduled(output, self._all_rows)
         elif not (tokens or self._num_preempted or self._is_pipeline or self._transfers is not None):

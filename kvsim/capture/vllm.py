@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from kvsim.capture.draft_watch import draft_settings, speculates, speculative_config_of
+from kvsim.capture.image_watch import encoder_settings
 from kvsim.capture.kv_cache_specs import layout_of
 from kvsim.capture.machine_id import machine
 from kvsim.capture.publish import Publisher
@@ -236,6 +237,7 @@ def _engine(scheduler: Any, served: dict[str, Any], hash_block_size: int) -> dic
         **newer_settings(scheduler),
         "prefix_cache_retention_interval": retention_interval(scheduler),
         **(draft_settings(scheduler) if speculates(scheduler) else {}),
+        **encoder_settings(scheduler),
         "scheduler_reserve_full_isl": bool(scheduling.scheduler_reserve_full_isl),
         "load_format": str(config.load_config.load_format),
         "in_process": multiprocessing.parent_process() is None,

@@ -92,7 +92,7 @@ def release_of(recording: Recording) -> str:
         RecordingError: kvsim does not know the release, or not the recorded features in it.
     """
     meta, stages = recording.meta, recording.meta.engine.get("pipeline_parallel_size")
-    release = _stated_release(meta)
+    release = meta.stated_release or UNSTATED
     try:
         check_known(
             release,
@@ -112,12 +112,6 @@ def retention_of(recording: Recording, release: str) -> int | None:
     return None if stated is None else int(stated)
 
 
-def _stated_release(meta: Meta) -> str:
-    """Return the release that a recording states; for a simulation, the release that it simulated."""
-    stated = meta.engine.get("version") if meta.source == "vllm" else meta.policy.get("vllm")
-    return UNSTATED if stated is None else str(stated)
-
-
 def settings_of(kind: type[Settings], recording: Recording, **known: Any) -> Settings:
     """Return the settings of the recorded engine; the values in `known` take precedence.
 
@@ -125,7 +119,7 @@ def settings_of(kind: type[Settings], recording: Recording, **known: Any) -> Set
         RecordingError: a setting without a common default is missing, or a value is invalid.
     """
     recorded = _recorded_settings(recording.meta)
-    values = ({"vllm": _stated_release(recording.meta)} if kind is ContinuousSettings else {}) | known
+    values = ({"vllm": recording.meta.stated_release or UNSTATED} if kind is ContinuousSettings else {}) | known
     file = f"meta.json of recording {recording.name!r}"
     for field in fields(kind):
         name = field.name if field.name in recorded else _VLLM_NAMES.get(field.name, field.name)

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from kvsim.engine.ownership import MemoryKind
 from kvsim.recording.order import units_of_runs
+from kvsim.recording.tables import ImageEventKind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,7 +33,7 @@ WHOLE_TABLE = -1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EventColumns:
-    """Events of one engine in four tables. Each row is an event, in order; the first column is its moment."""
+    """Events of one engine in five tables. Each row is an event, in order; the first column is its moment."""
 
     steps: Rows
     """[n, 5]: moment, number of running, waiting and preempted sequences, free blocks (-1 if not compared)."""
@@ -42,6 +43,8 @@ class EventColumns:
     """[n, 6]: moment, kind, request, position, block and KV-cache group, as in a `Change`."""
     evicted: Rows
     """[n, 2]: moment, block."""
+    encoder: Rows
+    """[n, 4]: moment, kind, request (-1 for none) and image of each event of the encoder cache."""
 
     def first_difference(self, other: EventColumns) -> int | None:
         """Return the first moment at which two engines differ, or None."""
@@ -64,7 +67,16 @@ class EventColumns:
             "running": running,
             "waiting": waiting,
             "free": free,
-        }
+        } | self.images_at(moment, names)
+
+    def images_at(self, moment: int, names: Sequence[str]) -> dict[str, Any]:
+        """Describe what happened to the encoder cache at `moment`; empty if nothing did."""
+        verbs = {kind: kind.name.lower().replace("_", " ") for kind in ImageEventKind}
+        words = [
+            f"{verbs[ImageEventKind(kind)]} image {image}" + (f" by {names[request]}" if request >= 0 else "")
+            for kind, request, image in _at(self.encoder, moment)
+        ]
+        return {"images": words} if words else {}
 
     def changes_at(self, moment: int) -> list[Change]:
         """Return the changes of block tables at `moment`."""
@@ -82,7 +94,7 @@ class EventColumns:
         return EventColumns(*(rows[: between(rows[:, 0], 0, moment)[1]] for rows in self._tables()))
 
     def _tables(self) -> tuple[Rows, ...]:
-        return self.steps, self.batch, self.changes, self.evicted
+        return self.steps, self.batch, self.changes, self.evicted, self.encoder
 
 
 def between(column: IntArray, begin: int, end: int) -> tuple[int, int]:
@@ -95,7 +107,7 @@ def joined(parts: list[EventColumns]) -> EventColumns:
     """Concatenate the events of consecutive ranges of moments."""
     if len(parts) == 1:
         return parts[0]
-    empty = EventColumns(*(np.empty((0, width), np.int64) for width in (5, 4, 6, 2)))
+    empty = EventColumns(*(np.empty((0, width), np.int64) for width in (5, 4, 6, 2, 4)))
     every = zip(*(each._tables() for each in (empty, *parts)), strict=True)
     return EventColumns(*(np.concatenate(tables) for tables in every))
 

@@ -43,6 +43,7 @@ class Follower:
             pipeline=recorded.pipeline,
             connector=recorded.connector,
             drafts=recorded.drafts,
+            encoding=recorded.encoding,
             retention_tokens=recorded.retention_tokens,
             copies_are_timed=False,
             records_memory=True,
@@ -87,7 +88,8 @@ class Follower:
         if not self._recorded.has_free:
             of_steps[4] = np.full(num_steps, -1)
         changes = block_by_block(*of_memory, with_lengths=self._recorded.has_lengths)
-        return EventColumns(stacked(*of_steps), stacked(*of_batch), *without_evictions(changes))
+        encoder = self._recorded.encoder.simulated(engine, since, begin + num_moments)
+        return EventColumns(stacked(*of_steps), stacked(*of_batch), *without_evictions(changes), encoder)
 
     def _reported_at(self, moments: IntArray) -> IntArray:
         """Map the moment of each change to the moment at which a recording reports it.

@@ -203,7 +203,7 @@ class _Lockstep:
         if events.has_step(moment):
             return events.step_at(moment, self._names)
         changes = changes_in_words(events.changes_at(moment), self._names)
-        memory = {"memory": changes, "evicted": events.evicted_at(moment)}
+        memory = {"memory": changes, "evicted": events.evicted_at(moment)} | events.images_at(moment, self._names)
         return {"preempted": 0, "scheduled": []} | memory if self._timeline.kind[moment] == LOOK else memory
 
     def _moment_in_words(self, moment: int) -> str:
@@ -236,7 +236,11 @@ class _Lockstep:
 
     def _left_over(self) -> Difference | None:
         """Return the requests that have finished in the recording but not here, as a difference."""
-        finished = np.flatnonzero(self._recording.requests.status == RequestStatus.FINISHED)
+        requests, ends_s = self._recording.requests, self._recording.steps.end_s
+        num_outputs = int((self._timeline.kind == UPDATE).sum())
+        # A recording that breaks off has requests that finished with outputs that are not compared.
+        compared_s = ends_s[num_outputs] if num_outputs < len(ends_s) else np.inf
+        finished = np.flatnonzero((requests.status == RequestStatus.FINISHED) & (requests.finished_s < compared_s))
         left = {number - 1 for number in (*self._driver.running(), *self._driver.waiting())}
         names = [self._names[row] for row in finished.tolist() if row in left]
         return difference("the end", {"unfinished": []}, {"unfinished": names}) if names else None

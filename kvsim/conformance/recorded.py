@@ -26,6 +26,7 @@ from kvsim.conformance.event_columns import (
 )
 from kvsim.conformance.oracle_files import OFFLOAD_BLOCK_BYTES
 from kvsim.conformance.recorded_drafts import drafts_of
+from kvsim.conformance.recorded_images import EncoderMoments, encoding_of
 from kvsim.conformance.recorded_transfers import connector_of
 from kvsim.conformance.timeline import timeline_of
 from kvsim.engine.moments import SCHEDULE
@@ -82,11 +83,15 @@ class Recorded:
         """Speculative decoding; None without."""
         self.connector = connector_of(recording, self.drafts, release)
         """The exchange of KV with other servers; None without."""
+        self.encoding = encoding_of(recording)
+        """The images and the limits of the encoder; None without images."""
         # Steps that compute nothing are recorded if they may start copies or transfers, or if there is a pipeline.
         has_every_step = (
             recording.copies is not None or self.connector is not None or self.pipeline.pipeline_parallel_size > 1
         )
         self.timeline = timeline_of(recording, self.depth, has_every_step=has_every_step)
+        self.encoder = EncoderMoments(recording, self.timeline)
+        """The events of the encoder cache, by the moment at which they are compared."""
         self._is_schedule = self.timeline.kind == SCHEDULE
         self._schedule = _ScheduleRows(recording)
         self._taken = np.zeros(self.num_blocks, np.bool_)
@@ -117,6 +122,7 @@ class Recorded:
             batch=self._schedule.batches(step, moment),
             changes=changes,
             evicted=evicted,
+            encoder=self.encoder.recorded(begin, end),
         )
 
     def _rows_of_memory(self, begin: int, end: int) -> slice:

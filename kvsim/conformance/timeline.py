@@ -59,12 +59,11 @@ def timeline_of(recording: Recording, depth: int, *, has_every_step: bool) -> Mo
     # An output that is processed before the pipeline is full follows a call that scheduled nothing.
     looks = (kind == UPDATE) & (in_flight < depth - 1) & (not has_every_step)
     del in_flight  # it has an entry per moment: free its memory early
+    leaving, leaving_before = _leaving(recording, kind, row, looks)
     reporter, is_late = _reporting_moments(np.arange(len(kind), dtype=np.int32)[kind != ADD], seq, recording.memory.seq)
     del seq
     catches_up = np.zeros(len(kind), np.bool_)
     catches_up[reporter[is_late]] = True
-    leaving, leaving_before = _leaving(recording)
-    leaving_before = np.flatnonzero(kind == SCHEDULE)[leaving_before]
 
     inserted = catches_up.astype(np.int32)
     inserted += looks
@@ -150,8 +149,14 @@ def _reporting_moments(reporting: IntArray, seq: IntArray, changes: IntArray) ->
     return reporter, is_late
 
 
-def _leaving(recording: Recording) -> tuple[IntArray, IntArray]:
-    """Return the aborted requests in the order in which they left, and the first step that began no earlier."""
+def _leaving(
+    recording: Recording, kind: IntArray, row: IntArray, looks: npt.NDArray[np.bool_]
+) -> tuple[IntArray, IntArray]:
+    """Return the aborted requests in the order in which they left, and the moment before which each left.
+
+    That is the first moment, of those of `kind` and `row`, at which the scheduler was called no earlier: to schedule a
+    step, or, before the outputs that `looks` selects, in vain.
+    """
     requests, steps = recording.requests, recording.steps
     left = (requests.status == RequestStatus.ABORTED) & np.isfinite(requests.finished_s)
     if (transfers := recording.transfers) is not None:
@@ -159,10 +164,15 @@ def _leaving(recording: Recording) -> tuple[IntArray, IntArray]:
         output = np.searchsorted(steps.output_seq, transfers.ended_seq[failed])
         told_s, request = np.append(steps.end_s, np.nan)[output], transfers.request[failed]
         left[request[requests.finished_s[request] == told_s]] = False  # the engine ends these itself
-    rows = np.flatnonzero(left)
-    rows = rows[np.argsort(requests.finished_s[rows], kind="stable")]
-    step = np.searchsorted(np.maximum.accumulate(steps.start_s), requests.finished_s[rows])
-    there = step < len(steps)
-    rows, step = rows[there], step[there]
-    arrived = requests.arrival_seq[rows] <= steps.schedule_seq[step]
-    return rows[arrived], step[arrived]
+    leaving = np.flatnonzero(left)
+    leaving = leaving[np.argsort(requests.finished_s[leaving], kind="stable")]
+    calls = np.flatnonzero((kind == SCHEDULE) | looks)
+    # An abort never comes between a call in vain and the output after it.
+    in_vain, of_step = looks[calls], row[calls]
+    call_s = np.maximum.accumulate(np.where(in_vain, steps.end_s[of_step], steps.start_s[of_step]))
+    call_seq = np.where(in_vain, steps.output_seq[of_step], steps.schedule_seq[of_step])
+    call = np.searchsorted(call_s, requests.finished_s[leaving])
+    there = call < len(calls)
+    leaving, call = leaving[there], call[there]
+    arrived = requests.arrival_seq[leaving] <= call_seq[call]
+    return leaving[arrived], calls[call[arrived]]

@@ -87,7 +87,7 @@ def _check_kept_by_tree(replay: Replay, file: Path) -> None:
 def _release_of(recording: Recording) -> str:
     """Return the version of vLLM that the engine followed; `UNSTATED` if the recording has no valid version."""
     meta = recording.meta
-    release = str(meta.engine.get("version") if meta.source == "vllm" else meta.policy.get("vllm"))
+    release = str(meta.stated_release)
     try:
         number_of(release)
     except UsageError:

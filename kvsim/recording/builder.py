@@ -17,6 +17,7 @@ import numpy as np
 
 from kvsim.recording.copying import CopiesUnderWay
 from kvsim.recording.growing import GrowingMemory, GrowingRequests, GrowingSchedule, GrowingSteps, GrowingTable
+from kvsim.recording.imaging import ImagesSoFar
 from kvsim.recording.model import Meta, Recording
 from kvsim.recording.run_marks import Mark, Since
 from kvsim.recording.tables import (
@@ -58,13 +59,13 @@ class RecordingBuilder:
             table.name: growing
             for table, growing in (
                 (Requests, self._requests), (Steps, self._steps), (Schedule, self._schedule), (Memory, self._memory),
-                (PromptImages, GrowingTable(PromptImages)), (EncoderEvents, GrowingTable(EncoderEvents)),
             )
         }  # fmt: skip
         self.copies = CopiesUnderWay()
         """Copies between GPU and host, if any."""
         self.transfers = TransfersUnderWay()
         """Transfers between this server and others, if any."""
+        self._images = ImagesSoFar()
         self._last_token_s = 0.0
         """Time of the last output token in seconds; the output of its step is reported after the token."""
         self._last_scheduled: list[int] = []
@@ -92,7 +93,7 @@ class RecordingBuilder:
     @property
     def num_values(self) -> int:
         """Number of stored rows plus stored prompt hashes, as a measure of the memory that the builder uses."""
-        return sum(map(len, self._growing.values())) + self._requests.num_hashes
+        return sum(map(len, self._growing.values())) + self._requests.num_hashes + len(self._images)
 
     def next_seq(self) -> int:
         """Begin a change of the engine's state, and return its sequence number, which later memory events get."""
@@ -228,6 +229,14 @@ class RecordingBuilder:
         """Record the end of a request's transfer; `failed` is the first table entry that did not load, or -1."""
         self.transfers.end(request, seq=self._seq, time_s=time_s, failed=failed)
 
+    def has_images(self, request: int, images: Iterable[Sequence[Any]]) -> None:
+        """Record the images of a request that has arrived, by place; see `ImagesSoFar.add`."""
+        self._images.add(request, images)
+
+    def encoder_event(self, kind: str, request: int, image: int) -> None:
+        """Record an event of the encoder cache; `kind` is the name of an `ImageEventKind` in lower case."""
+        self._images.happened(kind, request, image, seq=self._seq, step=self._num_steps)
+
     def ended(self, request: int, status: RequestStatus, time_s: float) -> None:
         """Record that `request` left the engine."""
         self._requests.columns["status"][request] = status
@@ -324,8 +333,8 @@ class RecordingBuilder:
             memory=self._memory.so_far(),
             copies=self.copies.so_far(),
             transfers=self.transfers.so_far(),
-            images=PromptImages(**images.rows()) if len(images := self._growing[PromptImages.name]) else None,
-            encoder=EncoderEvents(**encoder.rows()) if len(encoder := self._growing[EncoderEvents.name]) else None,
+            images=self._images.images(),
+            encoder=self._images.events(),
         )
 
     def _without_open_step(self, requests: Requests, rows: IntArray) -> Requests:
@@ -333,6 +342,11 @@ class RecordingBuilder:
         np.subtract.at(requests.preemptions, np.searchsorted(rows, self._preempted_since), 1)
         begun = np.searchsorted(rows, self._begun_since)
         requests.first_scheduled_s[begun], requests.cached_tokens[begun] = np.nan, 0
+        if self._schedule.columns["outputs"]:  # until a request has ended, its outputs are reported step by step
+            so_far = self._schedule.so_far(self._num_steps)
+            outputs = np.bincount(so_far.request, so_far.outputs, minlength=len(self._requests))[rows]
+            unfinished = requests.status == RequestStatus.UNFINISHED
+            requests.output_tokens[unfinished] = outputs[unfinished]
         return requests
 
     def close(self) -> None:
@@ -342,7 +356,8 @@ class RecordingBuilder:
         self._sink.append(self._steps.so_far(self._seq + 1, self._last_token_s))
         self._sink.append(self._schedule.so_far(self._num_steps))
         self._sink.append(self._memory.so_far())
-        for optional in (self.copies.so_far(), self.transfers.so_far()):
+        images, events = self._images.images(), self._images.events()
+        for optional in (self.copies.so_far(), self.transfers.so_far(), images, events):
             if optional is not None:
                 self._sink.append(optional)
 
@@ -352,6 +367,8 @@ class RecordingBuilder:
             self.copies.extend(table)
         elif isinstance(table, Transfers):
             self.transfers.extend(table)
+        elif isinstance(table, PromptImages | EncoderEvents):
+            self._images.extend(table)
         else:
             self._growing[table.name].extend(table)
 

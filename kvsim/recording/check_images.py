@@ -9,6 +9,7 @@ import numpy as np
 
 from kvsim.errors import RecordingError
 from kvsim.policies.releases import DEFAULT, rules_of
+from kvsim.recording.check_image_moments import check_moments
 from kvsim.recording.model import Recording
 from kvsim.recording.rules import require, rises, within
 from kvsim.recording.tables import EncoderEvents, ImageEventKind, PromptImages, RequestStatus
@@ -34,6 +35,7 @@ def check_images(recording: Recording, folder: Path) -> None:
     require(rises(events.step), file, "step should not decrease")
     _Cache(recording, images, events, file).replay()
     _check_computed(recording, images, events, folder / "schedule.parquet")
+    check_moments(recording, images, events, file)
 
 
 def _check_places(recording: Recording, images: PromptImages, file: Path) -> None:
@@ -49,6 +51,22 @@ def _check_places(recording: Recording, images: PromptImages, file: Path) -> Non
     require(end <= prompt[images.request], file, "an image should end inside its prompt")
     _, first, which = np.unique(images.image, return_index=True, return_inverse=True)
     require(images.tokens == images.tokens[first[which]], file, "equal images should take equally many tokens")
+    if (runs := images.embedded) is not None:
+        are_runs = [_are_runs(runs[row], length) for row, length in enumerate(images.tokens.tolist())]
+        rule = "embedded should be runs of the image's tokens, in order and apart, each as first token and number"
+        require(np.array(are_runs), file, rule)
+        alike = [np.array_equal(runs[row], runs[other]) for row, other in enumerate(first[which].tolist())]
+        require(np.array(alike), file, "equal images should have equal embedded")
+
+
+def _are_runs(runs: np.ndarray, length: int) -> bool:
+    """Tell whether `runs` lie inside an image of `length` tokens; an empty list stands for all tokens."""
+    if len(runs) % 2:
+        return False
+    begin, number = runs[::2], runs[1::2]
+    end = begin + number
+    are_apart = begin >= np.append(0, end[:-1] + 1)[: len(begin)]
+    return bool((are_apart & (number > 0) & (end <= length)).all())
 
 
 class _Cache:
@@ -59,7 +77,7 @@ class _Cache:
 
     def __init__(self, recording: Recording, images: PromptImages, events: EncoderEvents, file: Path) -> None:
         self._recording, self._events, self._file = recording, events, file
-        self._tokens = dict(zip(images.image.tolist(), images.tokens.tolist(), strict=True))
+        self._tokens = dict(zip(images.image.tolist(), images.outputs.tolist(), strict=True))
         self._wanted = set(zip(images.request.tolist(), images.image.tolist(), strict=True))
         self._users: dict[int, set[int]] = {}
         """Requests that hold each image in the cache."""
@@ -145,7 +163,7 @@ class _Cache:
 def _check_computed(recording: Recording, images: PromptImages, events: EncoderEvents, file: Path) -> None:
     """Check that a request holds an image in every step that computes tokens of that image."""
     held = _holding_steps(events, len(recording.steps))
-    frees_repeated = not rules_of(str(recording.meta.policy.get("vllm", DEFAULT))).counts_repeated_images
+    frees_repeated = not rules_of(recording.meta.stated_release or DEFAULT).counts_repeated_images
     seen = set[tuple[int, int]]()
     schedule = recording.schedule
     begin = schedule.computed_before.astype(np.int64)
@@ -157,17 +175,25 @@ def _check_computed(recording: Recording, images: PromptImages, events: EncoderE
         if frees_repeated and pair in seen:
             continue  # this version of vLLM frees the image after its first place in the prompt
         seen.add(pair)
-        rows = order[bounds[0, row] : bounds[1, row]]
-        rows = rows[(begin[rows] < images.place[row] + images.tokens[row]) & (end[rows] > images.place[row])]
-        stays = held[pair]
-        for at in rows.tolist():
-            first, last = _steps_over(schedule.step[at], begin[at], schedule.tokens[at], schedule.repeats[at],
-                                      images.place[row], images.tokens[row])  # fmt: skip
-            if not any(since <= first and last < until for since, until in stays):
-                raise RecordingError(
-                    f"{file}, row {at}: it computes tokens of image {images.image[row]}, which encoder.parquet does "
-                    "not have its request hold."
-                )
+        for place, length in _places_of_outputs(images, row):
+            rows = order[bounds[0, row] : bounds[1, row]]
+            rows = rows[(begin[rows] < place + length) & (end[rows] > place)]
+            for at in rows.tolist():
+                first, last = _steps_over(schedule.step[at], begin[at], schedule.tokens[at], schedule.repeats[at],
+                                          place, length)  # fmt: skip
+                if not any(since <= first and last < until for since, until in held[pair]):
+                    raise RecordingError(
+                        f"{file}, row {at}: it computes tokens of image {images.image[row]}, which encoder.parquet "
+                        "does not have its request hold."
+                    )
+
+
+def _places_of_outputs(images: PromptImages, row: int) -> list[tuple[int, int]]:
+    """Return the runs of tokens of a prompt that carry outputs of an image: first token and number."""
+    place, length = int(images.place[row]), int(images.tokens[row])
+    if images.embedded is None or not len(images.embedded[row]):
+        return [(place, length)]
+    return [(place + first, number) for first, number in images.embedded[row].reshape(-1, 2).tolist()]
 
 
 def _holding_steps(events: EncoderEvents, num_steps: int) -> dict[tuple[int, int], list[tuple[int, int]]]:

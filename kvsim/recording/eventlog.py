@@ -19,6 +19,10 @@ crash. The events are::
     ["await", [numbers]]   ["copied", number, [slots]]            the step waits for copies; a copy is reported complete
     ["transfer", is_send, request, position, blocks, tokens, time_s]   blocks are loaded from outside, or kept
     ["transferred", request, time_s, failed]                      the transfer ended; table entry `failed` is bad, or -1
+    ["images", request, [[image, place, tokens], ...]]            images of a request that has just arrived; where only
+                                                                  some tokens carry an output of the encoder, a fourth
+                                                                  value: their runs, as first token and number
+    ["encoder", kind, request, image]                             an event of the encoder cache, see `ImageEventKind`
     ["append", request, position, [units]]   ["share", ...]   ["release", request, units, cached]   ["evict", [units]]
     ["let_go", request, [positions], [units], [kept], group]      some blocks of a table, in the order in which they go
 
@@ -127,6 +131,17 @@ def _report_memory(builder: RecordingBuilder, event: list[Any]) -> None:
             builder.transferred(_row(builder, request), time_s, failed)
         case ["evict", list(units)]:
             builder.evict(units)
+        case _:
+            _report_images(builder, event)
+
+
+def _report_images(builder: RecordingBuilder, event: list[Any]) -> None:
+    """Call the method of `builder` for an event of images in prompts or of the encoder cache."""
+    match event:
+        case ["images", request, list(images)]:
+            builder.has_images(_row(builder, request), images)
+        case ["encoder", str(kind), request, int(image)]:
+            builder.encoder_event(kind, request if request == -1 else _row(builder, request), image)
         case _:
             raise RecordingError(f"{shortened(event)} is not an event.")
 

@@ -147,6 +147,12 @@ class Meta:
         return str(self.policy.get("name", "paged"))
 
     @property
+    def stated_release(self) -> str | None:
+        """Release of vLLM that was recorded or simulated; None if it is not stated."""
+        stated = self.engine.get("version") if self.source == "vllm" else self.policy.get("vllm")
+        return None if stated is None else str(stated)
+
+    @property
     def rules_name(self) -> str:
         """Displayed name of the policy: that of the custom policy if there is one, else of the built-in policy."""
         return str(self.policy.get("rules", self.policy_name))

@@ -418,6 +418,7 @@ class PromptImages(ColumnTable):
 
     name: ClassVar[str] = "images"
     is_optional: ClassVar[bool] = True
+    derived: ClassVar[tuple[str, ...]] = ("outputs",)
 
     request: IntArray = column("int32")
     image: IntArray = column("int32")
@@ -425,7 +426,19 @@ class PromptImages(ColumnTable):
     place: IntArray = column("int32")
     """Number of prompt tokens before the image."""
     tokens: IntArray = column("int32")
-    """Number of prompt tokens of the image, each with an output of the encoder."""
+    """Number of prompt tokens of the image."""
+    embedded: Ragged[np.int64] | None = optional_column("list<int64>")
+    """Runs of these tokens that have an encoder output, each as first token and number; empty if all tokens have one.
+    Absent if all tokens of every image have one."""
+
+    @property
+    def outputs(self) -> IntArray:
+        """Outputs of the encoder for each image: int64[n]."""
+        outputs = self.tokens.astype(np.int64)
+        if self.embedded is not None:
+            rows = np.flatnonzero(self.embedded.lengths)
+            outputs[rows] = [self.embedded[row][1::2].sum() for row in rows.tolist()]
+        return outputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)

@@ -47,7 +47,7 @@ class EncoderContents:
         images, events, capacity = recording.images, recording.encoder, recording.meta.encoder_cache_tokens
         if images is None or events is None or not capacity:
             return None
-        tokens_of = dict(zip(images.image.tolist(), images.tokens.tolist(), strict=True))
+        tokens_of = dict(zip(images.image.tolist(), images.outputs.tolist(), strict=True))
         return cls(capacity, len(recording.steps), events, tokens_of)
 
     @property

@@ -146,7 +146,7 @@ ROOMS: dict[str, tuple[str, Callable[[Recording], dict[str, Any]]]] = {
     "a step that is none": ("row of steps.parquet", lambda r: events(r, step=r.encoder.step + 100_000)),
     "steps that fall": ("step should not decrease", lambda r: events(r, step=r.encoder.step[::-1].copy())),
     "events that fall": ("seq should not decrease", lambda r: events(r, seq=r.encoder.seq[::-1].copy())),
-    "held too late": ("does not have its request hold", lambda r: events(r, step=later(r))),
+    "held too late": ("does not have its request hold", lambda r: events(r, **later(r))),
     "a smaller cache": ("meta.json gives it", lambda r: limit(r, encoder_cache_tokens=6_000)),
     "a smaller budget": ("a step should compute at most", lambda r: limit(r, encoder_compute_tokens=500)),
     "no events": ("is missing; meta.json has an encoder cache", lambda _: {"encoder": None}),
@@ -193,9 +193,11 @@ def other(image: int) -> int:
     return image % 10 + 1
 
 
-def later(recording: Recording) -> Any:
+def later(recording: Recording) -> dict[str, Any]:
+    """Events that come three steps later, all when a step is scheduled."""
     assert recording.encoder is not None
-    return np.minimum(recording.encoder.step + 3, len(recording.steps))
+    step = np.minimum(recording.encoder.step + 3, len(recording.steps) - 1)
+    return {"step": step, "seq": recording.steps.schedule_seq[step]}
 
 
 def limit(recording: Recording, **limits: int) -> dict[str, Any]:

@@ -6,12 +6,15 @@ Imported by processes that have vLLM's files on their path (`engine_process`).
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import torch
 from vllm import ModelRegistry
-from vllm.config import KVEventsConfig, KVTransferConfig, LoRAConfig, SpeculativeConfig, VllmConfig
+from vllm.config import KVEventsConfig, KVTransferConfig, LoRAConfig, ModelConfig, SpeculativeConfig, VllmConfig
+from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 
 from kvsim.conformance import vllm_driver
 from kvsim.conformance.vllm_driver import Workload, layers_of
@@ -22,7 +25,10 @@ _HEAD = "EagleLlamaForCausalLM"
 
 def configure(workload: Workload, folder: Path, scheduler_cls: str) -> VllmConfig:
     """The configuration that a server has with the settings of `workload` and this scheduler class."""
+    _take_images(workload.get("mm"))
     config = vllm_driver.configure(workload, folder, scheduler_cls)
+    if workload.get("mm", {}).get("whole"):
+        config.scheduler_config.disable_chunked_mm_input = True
     if "spec" in workload:
         config.speculative_config = _drafting(workload["spec"], config, folder)
     if "lora" in workload:
@@ -35,6 +41,26 @@ def configure(workload: Workload, folder: Path, scheduler_cls: str) -> VllmConfi
     if "offload" in workload:
         config.kv_transfer_config = _offload(workload, config)
     return config
+
+
+def _take_images(limits: dict[str, Any] | None) -> None:
+    """Let every model of this process take images, with these limits of the encoder; none where there are no limits."""
+    from vllm.multimodal import MULTIMODAL_REGISTRY
+    from vllm.v1.core.sched import scheduler
+    from vllm.v1.engine import core
+
+    class Budget:
+        def __init__(self, *_: Any, **__: Any) -> None:
+            assert limits is not None
+            self.encoder_compute_budget, self.encoder_cache_size = limits["compute"], limits["cache"]
+            self.mm_max_toks_per_item = {"image": 1}
+
+    scheduler.MultiModalBudget = Budget
+    type(MULTIMODAL_REGISTRY).supports_multimodal_inputs = lambda *_, **__: limits is not None
+    ModelConfig.supports_multimodal_inputs = property(lambda _: limits is not None)
+    for module in (MULTIMODAL_REGISTRY, core):
+        if hasattr(module, "engine_receiver_cache_from_config"):
+            module.engine_receiver_cache_from_config = lambda *_, **__: None
 
 
 def _nixl(settings: dict[str, Any]) -> KVTransferConfig:
@@ -87,3 +113,16 @@ def _offload(workload: Workload, config: VllmConfig) -> KVTransferConfig:
     if factor > 1:
         extra["block_size"] = factor * groups[0].kv_cache_spec.block_size
     return KVTransferConfig(kv_connector="OffloadingConnector", kv_role="kv_both", kv_connector_extra_config=extra)
+
+
+def image(document: dict[str, Any]) -> MultiModalFeatureSpec:
+    """An image of a prompt as vLLM's front end describes it; nothing looks at its pixels."""
+    mask = None
+    if runs := document.get("embed"):
+        mask = torch.zeros(document["length"], dtype=torch.bool)
+        for first, number in runs:
+            mask[first : first + number] = True
+    place = PlaceholderRange(offset=document["offset"], length=document["length"], is_embed=mask)
+    name = document["hash"]
+    known = {"mm_hash": name} if "mm_hash" in {each.name for each in fields(MultiModalFeatureSpec)} else {}
+    return MultiModalFeatureSpec(data=None, modality="image", identifier=name, mm_position=place, **known)

@@ -69,13 +69,17 @@ def serve(order: dict[str, Any], scratch: Path, emit: Callable[[dict[str, Any]],
 
 
 def _named(made: Any, workload: dict[str, Any]) -> None:
-    """Give a request the adapter, the salt and the other server that the workload has for it."""
+    """Give a request the adapter, the salt, the images and the other server that the workload has for it."""
     from vllm.lora.request import LoRARequest
+
+    from .configuration import image
 
     request = next(each for each in workload["requests"] if each["id"] == made.request_id)
     if adapter := request.get("lora"):
         made.lora_request = LoRARequest(f"adapter-{adapter}", adapter, "nowhere")
     made.cache_salt = request.get("salt")
+    if images := request.get("mm"):
+        made.mm_features = [image(each) for each in images]
     if remote := request.get("remote"):
         made.sampling_params.extra_args = {"kv_transfer_params": _other_server(remote, made.request_id, request)}
 

@@ -50,9 +50,11 @@ FEATURED = tuple(
         "spec/m_prefix_lookahead_hash",
         *("lora/g_lora_03", "lora/m_keys", "lora/m_preempted_adapter", "lora/m_salt"),
         *("kv/g_loads_by_priority", "kv/g_nixl_08", "kv/m_nixl_bad_after_hit", "kv/m_nixl_decode", "kv/m_nixl_prefill"),
+        *("mm/g_mm_04", "mm/m_budget_splits", "mm/m_eviction_order", "mm/m_gaps_in_placeholders", "mm/m_preempted"),
+        *("mm/m_repeated_image", "mm/m_spec", "mm/m_whole_images"),
     )
 )
-"""Workloads with drafts, of a head or n-grams, with adapters and with transfers, of releases that kvsim follows so."""
+"""Workloads with drafts (heads, n-grams), adapters, transfers and images, of releases in which kvsim follows them."""
 RETAINING = "retaining"
 """A recording with windows of which only the last prefix is kept, as vLLM 0.30 and later do by default."""
 WATCHED = ("001", "009")

@@ -1,0 +1,102 @@
+"""Images of a recording, for an engine that is compared with it; and the events of both encoder caches as columns.
+
+An event is compared at the first moment, from its own on, at which a step is scheduled or its output is processed: what
+a call did that scheduled nothing, or an abort, is reported then.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvsim.conformance.event_columns import Rows, between, stacked
+from kvsim.engine.arrays import column
+from kvsim.engine.moments import SCHEDULE, UPDATE
+from kvsim.errors import RecordingError
+from kvsim.policies.encoding import Encoding, ImageInput
+
+if TYPE_CHECKING:
+    from kvsim.conformance.timeline import MomentTimeline
+    from kvsim.engine.state import Engine
+    from kvsim.recording import Recording
+    from kvsim.recording.tables import IntArray, PromptImages
+
+_COLUMNS = ("seq", "kind", "request", "image")
+
+
+def encoding_of(recording: Recording) -> Encoding | None:
+    """Return the images of a recording and the limits of its encoder; None without images.
+
+    Raises:
+        RecordingError: the recording lacks the limits or the events.
+    """
+    images, engine = recording.images, recording.meta.engine
+    if images is None:
+        return None
+    limits = engine.get("encoder_compute_tokens"), engine.get("encoder_cache_tokens")
+    if recording.encoder is None or not all(isinstance(limit, int) for limit in limits):
+        raise RecordingError(
+            f"recording {recording.name!r} has images; to be compared, it needs encoder.parquet, and in meta.json "
+            "engine.encoder_compute_tokens and engine.encoder_cache_tokens."
+        )
+    return Encoding(
+        compute_tokens=int(engine["encoder_compute_tokens"]),
+        cache_tokens=int(engine["encoder_cache_tokens"]),
+        is_whole=bool(engine.get("disable_chunked_mm_input", False)),
+        inputs=_inputs(images, len(recording.requests)),
+    )
+
+
+def _inputs(images: PromptImages, num_requests: int) -> list[list[ImageInput]]:
+    inputs: list[list[ImageInput]] = [[] for _ in range(num_requests)]
+    columns = (images.request, images.image, images.place, images.tokens)
+    for row, (request, image, place, tokens) in enumerate(zip(*(each.tolist() for each in columns), strict=True)):
+        runs = [] if images.embedded is None else images.embedded[row].reshape(-1, 2).tolist()
+        embedded = tuple((first, number) for first, number in runs)
+        inputs[request].append(ImageInput(content=image, offset=place, length=tokens, embedded=embedded))
+    return inputs
+
+
+class EncoderMoments:
+    """The events of the encoder cache of a recording and of an engine that follows it, by the moment of comparison.
+
+    Rows of events are as in `EventColumns.encoder`.
+    """
+
+    def __init__(self, recording: Recording, timeline: MomentTimeline) -> None:
+        self._reporting = np.flatnonzero(np.isin(timeline.kind, (SCHEDULE, UPDATE)))
+        self._end = len(timeline)
+        row, steps = timeline.row[self._reporting], recording.steps
+        is_schedule = timeline.kind[self._reporting] == SCHEDULE
+        seq = np.where(is_schedule, steps.schedule_seq[row], steps.output_seq[row])
+        images = recording.images.image if recording.images is not None else np.empty(0, np.int32)
+        _, first = np.unique(images, return_index=True)
+        self._image = np.append(0, images[np.sort(first)])
+        """Number in the recording of each image of the engine, which numbers them in the order of the table."""
+        self._recorded = np.empty((0, 4), np.int64)
+        if (events := recording.encoder) is not None:
+            at = self._of(np.searchsorted(seq, events.seq))
+            self._recorded = stacked(at, *(getattr(events, name) for name in _COLUMNS[1:]))
+        self._held_back = np.empty((0, 4), np.int64)
+        """Events of the engine that are reported at a later moment than it has come to."""
+
+    def _of(self, index: IntArray) -> IntArray:
+        return np.append(self._reporting, self._end)[index]
+
+    def recorded(self, begin: int, end: int) -> Rows:
+        """Return the recorded events that are compared in the moments `begin:end`."""
+        return self._recorded[slice(*between(self._recorded[:, 0], begin, end))]
+
+    def simulated(self, engine: Engine, since: int, end: int) -> Rows:
+        """Return the events of `engine` that are compared before moment `end`, with those of its last moments.
+
+        `since` is the engine's `seq` at moment 0 of the recording.
+        """
+        rows = [column(engine.encoder.rows, name, engine.encoder.state.num_rows) for name in _COLUMNS]
+        rows[0] = self._of(np.searchsorted(self._reporting, rows[0] - since))
+        rows[3] = self._image[rows[3]]
+        self._held_back = np.concatenate((self._held_back, stacked(*rows)))
+        num_ready = between(self._held_back[:, 0], 0, end)[1]
+        ready, self._held_back = self._held_back[:num_ready], self._held_back[num_ready:]
+        return ready

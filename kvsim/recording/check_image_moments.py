@@ -1,0 +1,103 @@
+"""Checks of the moments at which events of the encoder cache happen: in a step, with an output, or at an abort."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+
+from kvsim.recording.model import Recording
+from kvsim.recording.order import units_of_runs
+from kvsim.recording.rules import require
+from kvsim.recording.tables import EncoderEvents, ImageEventKind, IntArray, MemoryKind, PromptImages
+
+
+def check_moments(recording: Recording, images: PromptImages, events: EncoderEvents, file: Path) -> None:
+    """Check that images are computed in steps, and let go with the output behind which they are not needed.
+
+    Raises:
+        RecordingError: naming the row of the first event that cannot happen at its moment.
+    """
+    steps, kind, seq = recording.steps, events.kind, events.seq
+    following = np.searchsorted(steps.schedule_seq, seq)
+    require(events.step == following, file, "step should be the first that is scheduled at seq or later")
+    in_step = np.append(steps.schedule_seq, -1)[following] == seq
+    require((kind != ImageEventKind.COMPUTE) | in_step, file, "an image should be computed when a step is scheduled")
+    elsewhere = np.isin(seq, steps.output_seq) | np.isin(seq, recording.requests.arrival_seq)
+    rule = "only letting go of an image comes with an output, and nothing with an arrival"
+    let_go = kind == ImageEventKind.LET_GO
+    require(~elsewhere | (let_go & np.isin(seq, steps.output_seq)), file, rule)
+    holds = np.ones(len(events), np.bool_)
+    ends = _sole_ends(images)
+    released = _released(recording)
+    in_vain = {(request, image, int(seq[row])) for row, request, image in _rows_of(events, kind == ImageEventKind.HOLD)}
+    for row, request, image in _rows_of(events, let_go):
+        progress = _Progress(recording, request)
+        end = None if recording.has_drafts else ends.get((request, image))
+        at = int(seq[row])
+        is_other = (request, at) in released or (request, image, at) in in_vain
+        holds[row] = is_other or progress.may_let_go(at, int(following[row]), end)
+    rule = (
+        "an image should be let go with its table, or with the first output behind which its request needs it no more"
+    )
+    require(holds, file, rule)
+
+
+def _released(recording: Recording) -> set[tuple[int, int]]:
+    """Return each request that releases a table, with the `seq` of that."""
+    memory = recording.memory
+    rows = np.flatnonzero(memory.kind == MemoryKind.RELEASE)
+    return set(zip(memory.request[rows].tolist(), memory.seq[rows].tolist(), strict=True))
+
+
+def _rows_of(events: EncoderEvents, chosen: np.ndarray) -> list[tuple[int, int, int]]:
+    rows = np.flatnonzero(chosen)
+    return list(zip(rows.tolist(), events.request[rows].tolist(), events.image[rows].tolist(), strict=True))
+
+
+def _sole_ends(images: PromptImages) -> dict[tuple[int, int], int]:
+    """Return the tokens of a prompt up to the end of each image that it has once, by request and image."""
+    ends: dict[tuple[int, int], list[int]] = defaultdict(list)
+    columns = (images.request, images.image, images.place, images.tokens)
+    for request, image, place, tokens in zip(*(each.tolist() for each in columns), strict=True):
+        ends[request, image].append(place + tokens)
+    return {pair: found[0] for pair, found in ends.items() if len(found) == 1}
+
+
+class _Progress:
+    """The steps of one request, one by one, and how far it is at an output."""
+
+    def __init__(self, recording: Recording, request: int) -> None:
+        schedule, steps = recording.schedule, recording.steps
+        rows = np.flatnonzero(schedule.request == request)
+        run, offset = units_of_runs(schedule.repeats[rows])
+        step = schedule.step[rows][run] + offset
+        tokens = schedule.tokens[rows].astype(np.int64)[run]
+        self._after: IntArray = schedule.computed_before[rows][run] + tokens * (offset + 1)
+        self._steps = set(step.tolist())
+        self._scheduled, self._done = steps.schedule_seq[step], steps.output_seq[step]
+        settings = {**recording.meta.engine, **recording.meta.policy}
+        is_ahead = bool(settings.get("async_scheduling", True))
+        self._yields = (self._after >= recording.requests.prompt_tokens[request]) & is_ahead
+        self._is_plain = not (recording.requests.preemptions[request] or recording.meta.begins_in_the_middle)
+
+    def may_let_go(self, seq: int, step: int, end: int | None) -> bool:
+        """Tell whether the request may let go of an image at `seq`, before `step` is scheduled or with it.
+
+        It does with an output of its own, or when it is passed over. `end` is the number of tokens up to the end of
+        the image; None if the image occurs several times.
+        """
+        outputs = self._done[self._done <= seq]
+        if not len(outputs) or outputs[-1] != seq:
+            return step not in self._steps
+        if end is None or not self._is_plain:
+            return True
+        before = outputs[-2] if len(outputs) > 1 else -1
+        return self._processed(seq) >= end > (self._processed(before) if before >= 0 else 0)
+
+    def _processed(self, seq: int) -> int:
+        """Return the tokens that count as computed while the output at `seq` is processed: all but awaited ones."""
+        begun = self._scheduled < seq
+        awaited = int((begun & self._yields & (self._done >= seq)).sum())
+        return int(self._after[begun].max(initial=0)) - awaited
