@@ -100,7 +100,7 @@ class ImageWatch:
             problem = "the engine keeps encoder outputs in another place than vLLM's own encoder cache"
         places = [each.mm_position for each in features]
         if any(after.offset < place.offset + place.length for place, after in pairwise(places)):
-            problem = "some of them overlap"
+            problem = "some images overlap"
         sizes = [(each.identifier, int(each.mm_position.get_num_embeds())) for each in features]
         if any(not size or self._outputs.setdefault(image, size) != size for image, size in sizes):
             problem = "one is empty, or as large as no equal one before it"
