@@ -53,13 +53,13 @@ def open_fleet(folders: Sequence[Path], report: Callable[[int, int], None] | Non
     Raises:
         RecordingError: a recording cannot be read, or no server has steps.
     """
-    from kvsim.recording import read  # noqa: PLC0415
+    from kvsim.recording import read, read_outlines  # noqa: PLC0415
 
     from .playback.fleet_servers import FleetServer, FleetServers, shown_name  # noqa: PLC0415
 
     servers = []
-    for folder in folders:
-        servers.append(FleetServer(read(folder), shown_name(folder.name), partial(read, folder)))
+    for folder, outline in zip(folders, read_outlines(folders), strict=True):
+        servers.append(FleetServer(outline, shown_name(folder.name), partial(read, folder)))
         if report is not None:
             report(len(servers), len(folders))
     return FleetServers(servers)

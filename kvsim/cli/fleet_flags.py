@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from kvsim.cli.options import flags_of, section, settings_from, with_options
+from kvsim.cli.options import with_options
 from kvsim.errors import UsageError
-from kvsim.policies.connectors import KvLink
+from kvsim.policies.connectors import MOST_TRANSFERS
 from kvsim.policies.routers import ROUTE_NAMES
-from kvsim.setting_fields import settings_in
 
 if TYPE_CHECKING:
     from kvsim.policies import AnyPolicy
+    from kvsim.policies.connectors import KvLink
     from kvsim.simulation import Disaggregation, Machine, PrefixStore, Servers
 
 _SERVERS = click.IntRange(1, 1_000)
-_HEADING = "Several servers"
-_fleet = section(_HEADING)
-OF_TRANSFERS = (*(each.name for each in settings_in(KvLink)), "failed_loads", "load_failure_policy")
-"""Flags of transfers between servers, or with a store."""
+OF_TRANSFERS = ("kv_link_gb_per_s", "kv_link_latency_s", "kv_transfers", "failed_loads", "load_failure_policy")
 
 
 class RouteParam(click.ParamType[str]):
@@ -37,16 +35,34 @@ class RouteParam(click.ParamType[str]):
 
 
 apart_options = with_options(
-    _fleet("--prefill", type=_SERVERS, help="Servers that compute prompts, apart from --decode."),
-    _fleet("--decode", type=_SERVERS, help="Servers that fetch the KV of prompts, and answer."),
-    *flags_of(KvLink, _HEADING, {}).values(),
-    _fleet(
+    click.option("--prefill", type=_SERVERS, help="Servers that compute prompts, apart from --decode."),
+    click.option("--decode", type=_SERVERS, help="Servers that fetch the KV of prompts, and answer."),
+    click.option(
+        "--kv-link-gb-per-s",
+        type=click.FloatRange(0, min_open=True),
+        default=None,
+        help="Speed of a decode server's link for KV, in 10^9 bytes a second on each GPU.  [50]",
+    ),
+    click.option(
+        "--kv-link-latency",
+        "kv_link_latency_s",
+        type=click.FloatRange(0),
+        default=None,
+        help="Seconds that a transfer of KV takes however small it is.  [0.001]",
+    ),
+    click.option(
+        "--kv-transfers",
+        type=click.IntRange(1, MOST_TRANSFERS),
+        default=None,
+        help="Transfers at a time on such a link, each over an equal share.  [1]",
+    ),
+    click.option(
         "--failed-loads",
         type=click.FloatRange(0, 1),
         default=None,
         help="Share of the transfers of which a block does not arrive.  [0]",
     ),
-    _fleet(
+    click.option(
         "--kv-load-failure-policy",
         "load_failure_policy",
         type=click.Choice(["fail", "recompute"]),
@@ -57,14 +73,14 @@ apart_options = with_options(
 """Decorator that adds the flags of separate prefill and decode servers, and of the link between them."""
 
 replicas_options = with_options(
-    _fleet("--replicas", type=_SERVERS, default=1, show_default=True, help="Servers behind one router."),
-    _fleet(
+    click.option("--replicas", type=_SERVERS, default=1, show_default=True, help="Servers behind one router."),
+    click.option(
         "--route",
         type=RouteParam(),
         help="Router in front of the servers, or a Python file with a function route(request, servers).  "
         "[shortest; among the ranks of a single server data-parallel]",
     ),
-    _fleet(
+    click.option(
         "--route-lag",
         "route_lag_s",
         type=click.FloatRange(0),
@@ -72,7 +88,7 @@ replicas_options = with_options(
         show_default=True,
         help="Age in seconds of what the router knows of the servers' prefix caches.",
     ),
-    _fleet(
+    click.option(
         "--prefix-store-gib",
         type=click.FloatRange(0, min_open=True),
         help="Store of prefixes that all servers share, in GiB; each loads over its --kv-link-gb-per-s.",
@@ -82,7 +98,7 @@ replicas_options = with_options(
 
 
 class FleetFlags(NamedTuple):
-    """Number and kind of servers that the flags ask for."""
+    """Number and kind of servers that the flags ask for; the machine of each is not known yet."""
 
     apart: Disaggregation | None
     replicas: int = 1
@@ -106,7 +122,7 @@ ONE_SERVER = FleetFlags(None)
 
 
 def fleet_of(flags: dict[str, Any]) -> FleetFlags:
-    """Remove the flags of several servers from `flags`, and return the servers that they ask for.
+    """Remove the flags of several servers from `flags`, and return what they ask for.
 
     Raises:
         UsageError: flags contradict each other, or a flag lacks another that it needs.
@@ -134,7 +150,7 @@ def _store_of(flags: dict[str, Any]) -> PrefixStore | None:
         if flags[name] is not None:
             raise UsageError("loads from a prefix store never fail here; leave out --failed-loads and "
                              "--kv-load-failure-policy.")  # fmt: skip
-    return PrefixStore(gib=gib, link=settings_from(KvLink, _transfers_in(flags)))
+    return PrefixStore(gib=gib, link=_link_of(_transfers_in(flags)))
 
 
 def _transfers_in(flags: dict[str, Any]) -> dict[str, Any]:
@@ -142,6 +158,13 @@ def _transfers_in(flags: dict[str, Any]) -> dict[str, Any]:
     taken = {name: flags[name] for name in OF_TRANSFERS if flags[name] is not None}
     flags |= dict.fromkeys(OF_TRANSFERS)
     return taken
+
+
+def _link_of(given: Mapping[str, Any]) -> KvLink:
+    from kvsim.policies.connectors import KvLink
+
+    names = {"kv_link_gb_per_s": "gb_per_s", "kv_link_latency_s": "latency_s", "kv_transfers": "num_transfers"}
+    return KvLink(**{names[name]: value for name, value in given.items() if name in names})
 
 
 def servers_of(fleet: FleetFlags, policy: AnyPolicy, machine: Machine) -> Servers | None:
@@ -195,7 +218,7 @@ def _apart_of(flags: dict[str, Any], route: str, *, others: bool) -> Disaggregat
         num_prefill=prefill,
         num_decode=decode,
         route=route,
-        link=settings_from(KvLink, given),
+        link=_link_of(given),
         failed_share=given.get("failed_loads", 0.0),
         recomputes=given.get("load_failure_policy") == "recompute",
     )

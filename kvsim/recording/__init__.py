@@ -16,8 +16,8 @@ from kvsim.on_demand import by_name, names_of
 if TYPE_CHECKING:
     from kvsim.recording.allocator import AllocatorHistory, read_allocator, write_allocator
     from kvsim.recording.builder import RecordingBuilder
-    from kvsim.recording.files import RecordedRequests, read, read_requests, server_folders, write
-    from kvsim.recording.model import Meta, Pool, Recording
+    from kvsim.recording.files import RecordedRequests, read, read_outlines, read_requests, server_folders, write
+    from kvsim.recording.model import Meta, Outline, Pool, Recording
     from kvsim.recording.shipped import find, shipped_names
     from kvsim.recording.tables import Memory, MemoryKind, Requests, RequestStatus, Schedule, Steps
     from kvsim.recording.writer import RecordingWriter
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 _HOME = by_name({
     "kvsim.recording.allocator": "AllocatorHistory read_allocator write_allocator",
     "kvsim.recording.builder": "RecordingBuilder",
-    "kvsim.recording.files": "RecordedRequests read read_requests server_folders write",
-    "kvsim.recording.model": "Meta Pool Recording",
+    "kvsim.recording.files": "RecordedRequests read read_outlines read_requests server_folders write",
+    "kvsim.recording.model": "Meta Outline Pool Recording",
     "kvsim.recording.shipped": "find shipped_names",
     "kvsim.recording.tables": "Memory MemoryKind RequestStatus Requests Schedule Steps",
     "kvsim.recording.writer": "RecordingWriter",
@@ -38,6 +38,7 @@ __all__ = [
     "Memory",
     "MemoryKind",
     "Meta",
+    "Outline",
     "Pool",
     "RecordedRequests",
     "Recording",
@@ -50,6 +51,7 @@ __all__ = [
     "find",
     "read",
     "read_allocator",
+    "read_outlines",
     "read_requests",
     "server_folders",
     "shipped_names",

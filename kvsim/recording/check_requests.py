@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 
 from kvsim.errors import RecordingError
-from kvsim.recording.model import Recording
+from kvsim.recording.model import Outline, Recording
 from kvsim.recording.rules import in_order, is_time, require, rises
 from kvsim.recording.tables import Requests, RequestStatus
 
 _TIMES = ("arrival_s", "first_scheduled_s", "first_token_s", "finished_s")
 
 
-def check_requests(recording: Recording, file: Path) -> None:
+def check_requests(recording: Recording | Outline, file: Path) -> None:
     """Check every rule that needs no other table than the requests.
 
     Raises:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from kvsim.recording.by_request import computed_after, first_rows, last_steps
 from kvsim.recording.check_times import MAX_EVENTS, Ends, begun_before, check_outputs, least_tokens_for_outputs
-from kvsim.recording.model import Recording
+from kvsim.recording.model import Outline, Recording
 from kvsim.recording.order import stable_order
 from kvsim.recording.rules import CLOCK_S, agree, is_time, require, require_of, rises, within
 from kvsim.recording.tables import IntArray, RequestStatus, Schedule, Steps
@@ -17,7 +17,7 @@ from kvsim.recording.tables import IntArray, RequestStatus, Schedule, Steps
 _COUNTS = ("prefill_tokens", "decode_tokens", "num_scheduled", "running", "waiting", "preempted")
 
 
-def check_steps(recording: Recording, file: Path) -> None:
+def check_steps(recording: Recording | Outline, file: Path) -> None:
     """Check every rule that needs no other table than the steps.
 
     Raises:

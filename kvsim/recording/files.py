@@ -8,13 +8,14 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from kvsim.errors import RecordingError, reason_of
 from kvsim.files.contents import open_file
 from kvsim.recording import eventlog, provenance
-from kvsim.recording.model import Meta, Recording
+from kvsim.recording.model import Meta, Outline, Recording
 from kvsim.recording.requests_at_hand import requests_at_hand
 from kvsim.recording.shipped import is_shipped
 from kvsim.recording.tables import Requests
@@ -25,6 +26,7 @@ _ATTEMPTS, _PAUSE_S = 20, 0.005
 _SERVER = re.compile(r"\d+|(prefill|decode)-\d+|server-\d+-rank-\d+")
 """Names of the folders of a fleet's servers."""
 _NUMBER = re.compile(r"\d+")
+_Read = TypeVar("_Read", Recording, Outline)
 
 
 class RecordedRequests(NamedTuple):
@@ -47,12 +49,34 @@ def read(path: str | os.PathLike[str], *, check_shipped: bool = False) -> Record
         RecordingError: the recording is missing, truncated or inconsistent; the message names the file and row.
     """
     folder = Path(path)
-    recording = _read_undisturbed(folder)
+    recording = _read_undisturbed(folder, _read_once)
     if check_shipped or not is_shipped(folder):
         from kvsim.recording.check import check  # noqa: PLC0415  a fifth of the start-up time
 
         check(recording, folder)
     return recording
+
+
+def read_outlines(folders: Sequence[Path]) -> Iterator[Outline]:
+    """Read and check the requests and the steps of many recordings, but no schedule and no memory, in this order.
+
+    Raises:
+        RecordingError: a table is missing, truncated or inconsistent in itself.
+    """
+    from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415  as in `read`
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        yield from pool.map(_read_outline, folders)
+
+
+def _read_outline(folder: Path) -> Outline:
+    from kvsim.recording.check_requests import check_requests  # noqa: PLC0415  as in `read`
+    from kvsim.recording.check_schedule import check_steps  # noqa: PLC0415
+
+    outline = _read_undisturbed(folder, _read_outline_once)
+    check_requests(outline, folder / "requests.parquet")
+    check_steps(outline, folder / "steps.parquet")
+    return outline
 
 
 def read_requests(path: str | os.PathLike[str]) -> Recording | RecordedRequests:
@@ -112,12 +136,12 @@ def write(recording: Recording, path: str | os.PathLike[str], *, overwrite: bool
         return writer.commit(recording.meta)
 
 
-def _read_undisturbed(folder: Path) -> Recording:
-    """Read the recording in `folder`, again if the folder changes meanwhile."""
+def _read_undisturbed(folder: Path, read_once: Callable[[Path], _Read]) -> _Read:
+    """Read the recording in `folder` by `read_once`, again if the folder changes meanwhile."""
     for attempt in range(_ATTEMPTS):
         before = _stamp(folder)
         try:
-            recording = _read_once(folder)
+            recording = read_once(folder)
         except RecordingError:
             if _stamp(folder) == before:
                 raise
@@ -146,6 +170,14 @@ def _read_once(folder: Path) -> Recording:
     from kvsim.recording.parquet import read_tables  # noqa: PLC0415  costs more than the rest of kvsim together
 
     return read_tables(folder)
+
+
+def _read_outline_once(folder: Path) -> Outline:
+    if not folder.is_dir() or (folder / eventlog.FILE_NAME).exists():
+        return Outline.of(_read_once(folder))
+    from kvsim.recording.parquet import read_outline_tables  # noqa: PLC0415  as above
+
+    return read_outline_tables(folder)
 
 
 def _read_log(folder: Path) -> Recording:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import ceil
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -214,6 +214,24 @@ class Meta:
         return bool(self.extra.get("joined_at_step"))
 
 
+class Outline(NamedTuple):
+    """Provenance, requests and steps of a recording, for views of many recordings that need no more."""
+
+    meta: Meta
+    requests: Requests
+    steps: Steps
+
+    @classmethod
+    def of(cls, recording: Recording) -> Outline:
+        """Return the outline of a recording that was read as a whole."""
+        return cls(recording.meta, recording.requests, recording.steps)
+
+    @property
+    def duration_s(self) -> float:
+        """Seconds from the first event to the end of the last step; 0 without steps."""
+        return float(np.max(self.steps.end_s, initial=0.0))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Recording:
     """Events of a run, as columns. A simulation and a captured run produce the same type."""
@@ -243,7 +261,7 @@ class Recording:
     @property
     def duration_s(self) -> float:
         """Seconds from the first event to the end of the last step; 0 without steps."""
-        return float(np.max(self.steps.end_s, initial=0.0))
+        return Outline.of(self).duration_s
 
     @property
     def recorded_s(self) -> float:

@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedPrefix:
-    """Leading tokens of a prompt that other prompts have too."""
+    """The beginning of a prompt that other requests begin with too."""
 
     group: str
-    """Name of the group. Two requests of a group share as many leading tokens as the smaller of their two `tokens`."""
+    """Name of the group. Two requests of a group share as many leading tokens as the smaller of their `tokens`."""
     tokens: int
     """Number of leading tokens of the prompt that belong to the shared prefix, at least 1."""
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from kvsim.errors import RecordingError
 from kvsim.policies import Contiguous, Paged, Static
 from kvsim.policies.settings import ContinuousSettings, PagedSettings, StaticSettings
-from kvsim.recording import Recording, read, write
+from kvsim.recording import Recording, parquet, read, write
 from kvsim.recording.tables import Memory, Requests, Schedule, Steps
 from kvsim.replay import Replay
 from kvsim.simulation import simulate
@@ -180,7 +180,16 @@ def test_a_column_that_lost_rows(folders: list[Path], tmp_path: Path, monkeypatc
         return rows.slice(0, 0) if columns == ["address"] else rows
 
     monkeypatch.setattr(pq.ParquetFile, "read_row_group", lose)
+    monkeypatch.setattr(parquet, "_ROWS_READ", 1)
     with pytest.raises(RecordingError, match=r"memory\.parquet is damaged or truncated: address has 0 of \d+ rows\."):
+        read(tmp_path / "rec")
+
+
+def test_a_small_file_that_lost_rows(folders: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(folders[0], tmp_path / "rec")
+    whole = pq.ParquetFile.read
+    monkeypatch.setattr(pq.ParquetFile, "read", lambda *words, **more: whole(*words, **more).slice(1))
+    with pytest.raises(RecordingError, match=r"\.parquet is damaged or truncated: \w+ has \d+ of \d+ rows\."):
         read(tmp_path / "rec")
 
 
@@ -195,6 +204,7 @@ def test_a_column_that_has_more_rows_than_the_others(
         return pa.concat_tables([rows] * (1 + (columns == ["address"])))
 
     monkeypatch.setattr(pq.ParquetFile, "read_row_group", gain)
+    monkeypatch.setattr(parquet, "_ROWS_READ", 1)
     with pytest.raises(RecordingError, match=r"memory\.parquet is damaged or truncated: address has \d+ of \d+ rows\."):
         read(tmp_path / "rec")
 

@@ -30,6 +30,7 @@ from kvsim.recording import (
     find,
     parquet,
     read,
+    read_outlines,
     shipped_names,
     write,
 )
@@ -654,3 +655,20 @@ def test_row_of(recording: Recording) -> None:
     assert recording.row_of("é") == 4
     with pytest.raises(RecordingError, match="has no request 'z'"):
         recording.row_of("z")
+
+
+def test_an_outline_has_the_requests_and_steps_that_a_whole_recording_has(folder: Path) -> None:
+    whole = read(folder)
+    (folder / "schedule.parquet").unlink()
+    (folder / "memory.parquet").write_bytes(b"damaged")
+    for outline in read_outlines([folder, folder]):
+        assert_same(whole, replace(whole, **outline._asdict()))
+        assert outline.duration_s == whole.duration_s
+
+
+def test_an_outline_of_tables_that_cannot_be_right_is_refused(folder: Path) -> None:
+    change_table(folder, "steps", start_s=at(1, -1.0))
+    with pytest.raises(RecordingError, match=r"steps.parquet, row 1: start_s should not decrease"):
+        list(read_outlines([folder]))
+    with pytest.raises(RecordingError, match="does not exist"):
+        list(read_outlines([folder / "nowhere"]))

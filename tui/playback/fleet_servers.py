@@ -17,7 +17,7 @@ from .session import printable_ids
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from kvsim.recording.model import Meta, Recording
+    from kvsim.recording.model import Meta, Outline, Recording
     from kvsim.recording.tables import FloatArray, Requests, Steps
 
 _MOST_FRAMES = 20_000
@@ -57,7 +57,7 @@ class Stop(NamedTuple):
 class FleetServer:
     """Columns of one recording that a fleet's picture needs; the rest is dropped."""
 
-    def __init__(self, recording: Recording, name: str, reopen: Callable[[], Recording]) -> None:
+    def __init__(self, recording: Recording | Outline, name: str, reopen: Callable[[], Recording]) -> None:
         """`reopen` returns the recording once more, for watching this server alone."""
         self.name, self.reopen = name, reopen
         self.meta: Meta = recording.meta
