@@ -77,11 +77,11 @@ def factors_of(observed: Sequence[tuple[Callable[[Mapping[str, float]], Roofline
         return dict(zip(_USUAL, np.exp(logarithms).tolist(), strict=True))
 
     def residuals(logarithms: Any) -> Any:
-        found = factors(logarithms)
+        trial = factors(logarithms)
         missed = [
             share
             for times_with, item in observed
-            for share in _missed(times_with(found), replace(item, offload_s=found["host"] * item.offload_s))
+            for share in _missed(times_with(trial), replace(item, offload_s=trial["host"] * item.offload_s))
         ]
         unusual = np.asarray(logarithms) / list(_USUAL.values())
         return np.concatenate([np.array(missed) / _COUNTS, unusual])
@@ -102,13 +102,13 @@ def _missed(times: Roofline, item: Observed) -> list[float]:
     usual = np.abs(error) <= np.percentile(np.abs(error), _STALL_PERCENTILE)
     tokens, prompt = np.asarray(item.shape.num_tokens), np.asarray(item.shape.num_prefill_tokens) > 0
     captured = tokens <= times.max_captured_tokens
-    found = []
+    errors = []
     for kind in (captured & ~prompt, captured & prompt, ~captured):
         for waited_for in (by_host, ~by_host):
             steps = kind & waited_for & usual
             share = float(duration[steps].sum() / duration.sum())
-            found.append(float(error[steps].sum() / duration[steps].sum()) * share**0.5 if share else 0.0)
-    return found
+            errors.append(float(error[steps].sum() / duration[steps].sum()) * share**0.5 if share else 0.0)
+    return errors
 
 
 def awake_times(card: Card, recording: Recording) -> Roofline:

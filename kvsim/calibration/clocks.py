@@ -82,10 +82,10 @@ def in_words(errors: Sequence[ClockError]) -> str:
         for item in errors
     ]
     paces = [pace for item in errors for pace in item.host_paces]
-    words = f"step by step, by the recorded decisions: {', '.join(parts)}"
+    text = f"step by step, by the recorded decisions: {', '.join(parts)}"
     if paces and max(paces) > _CHANGING * min(paces):
-        words += (
+        text += (
             f". Its host changed its pace: from {min(paces):.2f} to {max(paces):.2f} times as long as these times say, "
             f"{paces[0]:.2f} at first"
         )
-    return words
+    return text

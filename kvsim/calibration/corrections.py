@@ -51,8 +51,8 @@ def with_mean_excess(times: Roofline, observed: Sequence[Observed]) -> Roofline:
     excess = {name: _trimmed_mean(np.concatenate(parts)) for name, parts in errors.items() if parts}
     excess["piecewise_s"] -= excess["step_s"]  # such a step pays both
     excess["masked_launch_s"] -= excess["eager_launch_s"]  # such a step pays both
-    found: dict[str, Any] = {name: max(getattr(times, name) + value, 0.0) for name, value in excess.items()}
-    return replace(times, **found)
+    corrected: dict[str, Any] = {name: max(getattr(times, name) + value, 0.0) for name, value in excess.items()}
+    return replace(times, **corrected)
 
 
 def _trimmed_mean(values: Any) -> float:
@@ -76,15 +76,15 @@ def with_first_uses(times: Roofline, observed: Sequence[Observed], names: Mappin
     They are so long and so rare that a robust fit takes them for stalls. `names` maps each coefficient to the field of
     `StepShape` that counts its events.
     """
-    found: dict[str, Any] = {}
+    costs: dict[str, Any] = {}
     for coefficient, field in names.items():
         num_uses = [np.asarray(getattr(item.shape, field)) for item in observed]
-        nothing: dict[str, Any] = {coefficient: 0.0}
-        free = replace(times, **nothing)
+        without: dict[str, Any] = {coefficient: 0.0}
+        free = replace(times, **without)
         missing_s = [-step_errors(free, item)[uses > 0] for item, uses in zip(observed, num_uses, strict=True)]
         if any(map(len, missing_s)):
-            found[coefficient] = max(float(np.concatenate(missing_s).sum() / sum(uses.sum() for uses in num_uses)), 0.0)
-    return replace(times, **found)
+            costs[coefficient] = max(float(np.concatenate(missing_s).sum() / sum(uses.sum() for uses in num_uses)), 0.0)
+    return replace(times, **costs)
 
 
 def with_new_sequences(times: Roofline, observed: Sequence[Observed]) -> Roofline:
@@ -171,7 +171,7 @@ def _errors_by_size(times: Roofline, observed: Sequence[Observed]) -> list[tuple
 
     A recording has two groups: steps with and without prompt tokens.
     """
-    found: list[tuple[IntArray, IntArray, FloatArray]] = []
+    errors: list[tuple[IntArray, IntArray, FloatArray]] = []
     for number, item in enumerate(observed):
         model = machine_of(times, item)
         end_s, waited_for = predict(model, item)
@@ -180,5 +180,5 @@ def _errors_by_size(times: Roofline, observed: Sequence[Observed]) -> list[tuple
         usual = (num_tokens <= model.max_captured_tokens) & (waited_for < 0) & (np.abs(error_s) < _FAR_S)
         prefill = np.asarray(item.shape.num_prefill_tokens)[usual] > 0
         tokens: Any = num_tokens[usual].astype(np.int64)
-        found.append((np.asarray(size_place(tokens)).astype(np.int64), 2 * number + prefill, error_s[usual]))
-    return found
+        errors.append((np.asarray(size_place(tokens)).astype(np.int64), 2 * number + prefill, error_s[usual]))
+    return errors

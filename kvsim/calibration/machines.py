@@ -41,8 +41,8 @@ def pace_of(observed: Sequence[Observed], errors: Callable[[Observed], Any], *, 
 
     def residuals(logarithms: Any) -> Any:
         unusual = _USUAL_WEIGHT * np.asarray(logarithms) / _USUAL[: len(logarithms)]
-        found = [errors(replace(item, pace=pace(logarithms))) for item in observed]
-        return np.concatenate([*found, unusual])
+        parts = [errors(replace(item, pace=pace(logarithms))) for item in observed]
+        return np.concatenate([*parts, unusual])
 
     reach = np.log(_REACH)
     start = np.zeros(2 if gpu else 1)

@@ -82,12 +82,12 @@ def write_mooncake(workload: Workload, path: str | os.PathLike[str]) -> Path:
 def _units_of_512(hashes: list[int], unit: int, prompt_tokens: int) -> list[Hashable]:
     """Return, for each full unit of 512 tokens with a known prefix, a key that is equal for equal prefixes."""
     if HASH_TOKENS % unit == 0:
-        each = HASH_TOKENS // unit
-        return [("hash", value) for value in hashes[each - 1 :: each]]
-    each = unit // HASH_TOKENS
+        factor = HASH_TOKENS // unit
+        return [("hash", value) for value in hashes[factor - 1 :: factor]]
+    factor = unit // HASH_TOKENS
     # The hash of a larger unit only shows whether two whole units are equal.
-    full = min(len(hashes) * each, prompt_tokens // HASH_TOKENS)
-    return [("hash", hashes[place // each], place % each) for place in range(full)]
+    full = min(len(hashes) * factor, prompt_tokens // HASH_TOKENS)
+    return [("hash", hashes[place // factor], place % factor) for place in range(full)]
 
 
 def _rows(workload: Workload) -> Iterable[tuple[float, int, int]]:

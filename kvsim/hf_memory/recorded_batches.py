@@ -86,16 +86,16 @@ def assumptions_of(recording: Recording) -> tuple[str, ...]:
     meta = recording.meta
     if meta.policy_name != "static":
         return ()
-    found = []
+    assumptions = []
     if "earlier_batches" not in meta.extra:
-        found.append(
+        assumptions.append(
             f"the process warmed up with the first batch for {_WARM_UP_TOKENS} new tokens, and found no kernels on disk"
         )
     if "min_new_tokens" not in meta.engine:
-        found.append("no least length of the answers was asked for")
+        assumptions.append("no least length of the answers was asked for")
     if "private_segment_bytes" not in meta.extra and _has_graphs(recording):
-        found.append(f"captured graphs keep {_GRAPH_BYTES / 1e6:.0f} MB")
-    return tuple(found)
+        assumptions.append(f"captured graphs keep {_GRAPH_BYTES / 1e6:.0f} MB")
+    return tuple(assumptions)
 
 
 def memory_of(recording: Recording, *, private_bytes: int | None = None) -> GenerateMemory:
@@ -112,8 +112,8 @@ def memory_of(recording: Recording, *, private_bytes: int | None = None) -> Gene
     batches, earlier = batches_of(recording), earlier_batches(recording)
     model = Model.from_shape(meta.model)
     baseline = meta.extra.get("baseline_allocated_bytes")
-    own = weights_bytes(model)
-    other = max(0, baseline - own) if isinstance(baseline, int) else WORKSPACE_BYTES
+    model_bytes = weights_bytes(model)
+    other = max(0, baseline - model_bytes) if isinstance(baseline, int) else WORKSPACE_BYTES
     warm = other >= WORKSPACE_BYTES
     if private_bytes is None:
         private_bytes = _private_bytes(recording)

@@ -99,8 +99,8 @@ def _products(pattern: Products, item_bytes: int, gpu: Gpu, more: float) -> Prod
 
     seconds, least_s = np.array(pattern.seconds), limit_s(gpu, more)
     start_s = seconds.min()
-    found = np.maximum(start_s + (seconds - start_s) * least_s / limit_s(find_gpu(_PATTERN)), least_s)
-    return replace(pattern, seconds=tuple(map(tuple, found.tolist())))
+    scaled = np.maximum(start_s + (seconds - start_s) * least_s / limit_s(find_gpu(_PATTERN)), least_s)
+    return replace(pattern, seconds=tuple(map(tuple, scaled.tolist())))
 
 
 def _attention(row: Attention, rows: Sequence[Attention], mixed: float, memory: float, arithmetic: float) -> Attention:

@@ -178,10 +178,10 @@ def _chosen(
             return from_card(load_card(source), gpu, model, engine, captured=captured, in_process=in_process)
         profile = carried(find(source), gpu, model, engine, tensor_parallel_size=size)
     elif source is None:
-        found = match(gpu, model, engine, tensor_parallel_size=size)
-        if found is None:
+        matching = match(gpu, model, engine, tensor_parallel_size=size)
+        if matching is None:
             return _from_known_card(gpu, model, engine, source, captured=captured, in_process=in_process)
-        profile = found
+        profile = matching
     elif engine == "vllm":
         return _from_known_card(gpu, model, engine, source, captured=captured, in_process=in_process)
     elif source == KERNELS:

@@ -102,14 +102,14 @@ class _GpuTables(NamedTuple):
         """
         from pyarrow import parquet  # noqa: PLC0415  slow to import
 
-        found = sorted(
+        files = sorted(
             (self.folder / kind / ("nccl" if name == "nccl" else "vllm")).glob(f"*/{name}_perf.parquet"), key=_release
         )
-        if not found:
+        if not files:
             return {}
-        schema = parquet.read_schema(found[-1]).names
+        schema = parquet.read_schema(files[-1]).names
         filters = [(column, "==", value) for column, value in wanted.items() if column in schema]
-        table = parquet.read_table(found[-1], filters=filters or None).sort_by("latency")
+        table = parquet.read_table(files[-1], filters=filters or None).sort_by("latency")
         columns = {column: table[column].to_numpy() for column in table.column_names}
         return _fastest(columns) if len(table) else {}
 
@@ -193,8 +193,8 @@ def table_card(gpu: Gpu, model: Model, base: Card) -> Card:
 
 def _versions(tables: _GpuTables) -> str:
     """Describe the engine that was measured."""
-    found = tables.rows("gemm", "gemm", m=1)
-    return f"vLLM {found['version'][0]} on {found['device'][0]}"
+    rows = tables.rows("gemm", "gemm", m=1)
+    return f"vLLM {rows['version'][0]} on {rows['device'][0]}"
 
 
 def _streaming_rate(tables: _GpuTables) -> float:
@@ -215,8 +215,8 @@ def _all_products(tables: _GpuTables, work: Work, model: Model, bytes_per_s: flo
     if model.quantization is not None and model.quantization.method == "nvfp4":
         item_bytes["nvfp4"] = work.weight_bits / 8
     wanted = [*work.products, *([work.output] if work.output else [])]
-    found = {dtype: _products(tables, dtype, wanted, bytes_per_s / size) for dtype, size in item_bytes.items()}
-    return {dtype: products for dtype, products in found.items() if products is not None}
+    by_type = {dtype: _products(tables, dtype, wanted, bytes_per_s / size) for dtype, size in item_bytes.items()}
+    return {dtype: products for dtype, products in by_type.items() if products is not None}
 
 
 def _products(tables: _GpuTables, dtype: str, wanted: Sequence[Weights], weights_per_s: float) -> Products | None:
@@ -312,7 +312,7 @@ def _attention(
     prompts = tables.rows("attention", "context_attention", **common, batch_size=1)
     if not decoding or not prompts:
         return ()
-    found: list[Attention] = []
+    measured: list[Attention] = []
     for reading in work.readings:
         heads = _nearest_heads(decoding, reading)
         if heads is None:
@@ -325,8 +325,8 @@ def _attention(
         if not rows or not alone:
             return ()
         rows += alone
-        found += [*rows, _mixed(rows, base, reading, gpu.num_processors, is_fp8=is_fp8)]
-    return tuple(found)
+        measured += [*rows, _mixed(rows, base, reading, gpu.num_processors, is_fp8=is_fp8)]
+    return tuple(measured)
 
 
 def _nearest_heads(rows: _Rows, reading: AttentionKind) -> _Heads | None:

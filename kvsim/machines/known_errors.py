@@ -1,7 +1,7 @@
-"""Look up the error of predictions for held-out recordings, by class of machine, model and times.
+"""Look up how far predictions are usually off, by class of machine, model and step times.
 
-A figure of error holds only for the class in which it was measured; without a recording, the error is unknown.
-`benchmarks/predictions.py --write` makes the table from all recordings.
+Every answer of kvsim states this error. It was measured on held-out recordings, and holds only for the class of the
+recordings; without a recording, the error is unknown. `benchmarks/predictions.py --write` makes the table.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 FILE = Path(__file__).with_name("errors.toml")
 FIGURES = ("throughput", "tpot", "e2e", "ttft")
-"""Figures with an error in every recording."""
+"""Figures whose error is known for every recording."""
 TAILS = ("ttft_p99", "tpot_p99")
 """Figures of the slowest requests, which have larger errors than the means."""
 PREEMPTIONS = "preemptions"
-"""Figure with an error only in recordings with preemptions."""
+"""Figure whose error is known only for recordings with preemptions."""
 FEWEST = 3
-"""Fewest recordings of a class for which a prediction has an interval."""
+"""Smallest number of recordings of a class for which a prediction gets an interval."""
 _NAMES = {"throughput": "throughput", "tpot": "TPOT", "e2e": "end to end", "ttft": "TTFT"}
 _UNTIMED = "not in these times: "
 BETTER_BY_TABLES = "kvsim[kernels] would add measured kernels"
@@ -116,8 +116,9 @@ class KnownError:
     """Median absolute errors of `FIGURES` and `TAILS`, and of `PREEMPTIONS` if a recording had any."""
     worst: Mapping[str, float]
     clocks: Mapping[str, float]
-    """Median absolute errors of the steps that waited for one clock, gpu or host, by the recorded decisions; a clock
-    without steps is left out."""
+    """Median absolute errors of the steps that waited for the GPU ("gpu"), and of those that waited for the host.
+
+    Each step is predicted with the recorded scheduling decisions. A key without steps is left out."""
 
     @property
     def tells_an_interval(self) -> bool:
@@ -162,24 +163,24 @@ def _span(low: float, high: float) -> str:
 def class_of(basis: Basis, gpu: Gpu, model: Model, engine: str, *, captured: bool = True) -> ErrorClass:
     """Return the class of predictions on this basis for `model` as `engine` serves it on `gpu`."""
     per_stage, stages = model.tensor_parallel_size, model.pipeline_parallel_size
-    each = "1 GPU" if per_stage == 1 else f"{per_stage} GPUs"
+    per_rank = "1 GPU" if per_stage == 1 else f"{per_stage} GPUs"
     if model.has_shared_experts:
-        each = f"{model.data_parallel_size} ranks of {each}"
+        per_rank = f"{model.data_parallel_size} ranks of {per_rank}"
     fp8 = model.kv_cache_dtype.startswith("fp8")
-    own = model.kv_cache_dtype in ("auto", "bfloat16", "float16", model.dtype)
+    is_plain = model.kv_cache_dtype in ("auto", "bfloat16", "float16", model.dtype)
     return ErrorClass(
         basis=basis,
-        # A GPU of the user's own is of the chip that its file names.
+        # A custom GPU has the chip that its file names.
         family=re.sub(r"[^\w .+-]", " ", gpu.architecture).strip() or "an unknown chip",
         layers=_layers(model),
-        gpus=f"{stages} stages of {each}" if stages > 1 else each,
-        cache="cache in fp8" if fp8 else "cache as the model" if own else f"cache in {model.kv_cache_dtype}",
+        gpus=f"{stages} stages of {per_rank}" if stages > 1 else per_rank,
+        cache="cache in fp8" if fp8 else "cache as the model" if is_plain else f"cache in {model.kv_cache_dtype}",
         engine=_ENGINES.get(engine, engine) + ("" if captured or engine != "vllm" else " without graphs"),
     )
 
 
 def _layers(model: Model) -> str:
-    """Describe the kinds of layers of a model. Some configurations name experts but have no layers with them."""
+    """Describe the kinds of layers of a model. A configuration may name experts although no layer has any."""
     attention, recurrent = model.attention_layers, model.recurrent_layers
     has_experts = model.num_expert_parameters > 0 or model.num_active_parameters < model.num_parameters
     kinds = {
@@ -191,8 +192,8 @@ def _layers(model: Model) -> str:
         "other recurrent layers": any(not isinstance(layer, Mamba2) for layer in recurrent),
         f"{model.quantization.method if model.quantization else ''} weights": model.quantization is not None,
     }
-    found = " and ".join(name for name, is_there in kinds.items() if is_there)
-    return ("experts" if has_experts else "dense") + (f" with {found}" if found else "")
+    present = " and ".join(name for name, is_there in kinds.items() if is_there)
+    return ("experts" if has_experts else "dense") + (f" with {present}" if present else "")
 
 
 @cache
@@ -213,12 +214,12 @@ def known_errors() -> Mapping[ErrorClass, KnownError]:
 @cache
 def outside_errors() -> Mapping[ErrorClass, tuple[Outside, ...]]:
     """Return the runs recorded by others, by class."""
-    found: dict[ErrorClass, tuple[Outside, ...]] = {}
+    runs: dict[ErrorClass, tuple[Outside, ...]] = {}
     for row in _document()["outside"]:
         e2e, tpot = (tuple(row[name]) for name in ("e2e", "tpot"))
         run = Outside(**{item.name: row[item.name] for item in fields(Outside)} | {"e2e": e2e, "tpot": tpot})
-        found[_class(row)] = (*found.get(_class(row), ()), run)
-    return found
+        runs[_class(row)] = (*runs.get(_class(row), ()), run)
+    return runs
 
 
 def _document() -> dict[str, Any]:
@@ -231,19 +232,19 @@ def _class(row: Mapping[str, Any]) -> ErrorClass:
 
 
 def class_in(label: str) -> ErrorClass | None:
-    """Return the class that a label of step times names, or None."""
-    *_, found = None, *_CLAUSE.finditer(label)  # names precede it, and may hold anything
-    values = [] if found is None else found[2].split(", ")
+    """Return the class that a label of step times names; None if it names none."""
+    *_, clause = None, *_CLAUSE.finditer(label)  # the last match, because a name before it may look alike
+    values = [] if clause is None else clause[2].split(", ")
     names = [item.name for item in fields(ErrorClass)][1:]
-    if found is None or len(values) != len(names):
+    if clause is None or len(values) != len(names):
         return None
-    return ErrorClass(basis=Basis(found[1]), **dict(zip(names, values, strict=True)))
+    return ErrorClass(basis=Basis(clause[1]), **dict(zip(names, values, strict=True)))
 
 
 def known_in(label: str) -> KnownError | None:
     """Return the errors of predictions with this label of times; None if they were never measured."""
-    found = class_in(label)
-    return None if found is None else known_errors().get(found)
+    kind = class_in(label)
+    return None if kind is None else known_errors().get(kind)
 
 
 def interval_in(label: str) -> KnownError | None:
@@ -260,9 +261,9 @@ def with_error(label: str, kind: ErrorClass, model: Model, *, times_sparse: bool
 
 
 def served_otherwise(label: str, ways: Mapping[str, str], engine: str = "") -> str:
-    """Return the label of times that are used for another `engine`, or for other `ways` to serve: another class.
+    """Change a label of times that are used for another `engine`, or for other `ways` to serve, to their error class.
 
-    Each way has the part that is missing in its times: `{"drafts": "drafting"}`.
+    Each way has the part that is missing in the times, such as `{"drafts": "drafting"}`.
     """
     kind = class_in(label)
     if not ways or kind is None:
@@ -286,10 +287,10 @@ def error_words(kind: ErrorClass) -> str:
     outside = [each.words() for each in outside_errors().get(kind, ())]
     unchecked = kind.basis is Basis.TABLES and not outside
     tables = ": kernel tables, never checked against a recording" if unchecked else ""
-    found = [f"error never measured{tables}", *outside]
+    clauses = [f"error never measured{tables}", *outside]
     if kind.basis is Basis.GPU and (near := known_errors().get(replace(kind, basis=Basis.MACHINE))) is not None:
-        found.append(f"on the very machine that the card is of, {near.words()}")
-    return "; ".join(found)
+        clauses.append(f"on the very machine that the card is of, {near.words()}")
+    return "; ".join(clauses)
 
 
 def plain_words(label: str) -> str:

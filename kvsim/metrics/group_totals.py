@@ -36,9 +36,9 @@ def group_totals(replay: Replay, free: Numbers, cached: Numbers) -> SlotTotals:
     born, dead = frames_of(replay, tables.birth_seq), frames_of(replay, tables.death_seq)
     end = _end_of_tables(replay)
     progress, holders = Ramps(replay), _Holders.of(replay)
-    nothing = np.zeros(len(replay.full), np.int64)
+    zero = np.zeros(len(replay.full), np.int64)
     token_slots = sum(group.token_slots for group in replay.groups)
-    written = token_slots * progress.total_between(nothing, np.full_like(nothing, _NO_LIMIT))
+    written = token_slots * progress.total_between(zero, np.full_like(zero, _NO_LIMIT))
     useful, expired = np.zeros_like(written), np.zeros_like(written)
 
     def alive(amount: Numbers, runs: Numbers) -> Numbers:
@@ -82,9 +82,9 @@ def _null_slots(
     first = runs[is_new(tables.table[runs])]
     skipped = tables.position[first].astype(np.int64) * size
     early = runs[dead[runs] < end[runs]]
-    gone = np.full(len(early), size)
+    lost = np.full(len(early), size)
     return running_sum(
-        replay.num_frames, (born[first], skipped), (end[first], -skipped), (dead[early], gone), (end[early], -gone)
+        replay.num_frames, (born[first], skipped), (end[first], -skipped), (dead[early], lost), (end[early], -lost)
     )
 
 

@@ -169,8 +169,8 @@ def _num_in_flight(replay: Replay, request: IntArray, moment: IntArray, upto: In
     """Count, for each request, the steps up to `upto` whose output tokens have not come at `moment`."""
     recording, progress = replay.recording, replay.progress
     first = np.full(len(recording.requests), len(recording.steps))
-    there = TokenSteps.of(recording.schedule, recording.requests.prompt_tokens)
-    first[there.request] = there.step
+    reached = TokenSteps.of(recording.schedule, recording.requests.prompt_tokens)
+    first[reached.request] = reached.step
     since = np.maximum(np.searchsorted(recording.steps.output_seq, moment, side="right"), first[request])
     count: npt.NDArray[np.int64] = progress.num_steps(request, upto) - progress.num_steps(request, since - 1)
     return np.maximum(count, 0, out=count)

@@ -1,4 +1,4 @@
-"""Names of policies; names and colours of slot states: one of each on the screen, in tables and in figures.
+"""Names of policies, and names and colours of slot states, which are the same on the screen, in tables and in figures.
 
 Columns of files and fields of the library keep the names of `SlotState`.
 """
@@ -66,9 +66,9 @@ _SCATTERING: Final = (Paged.name, Radix.name)
 
 
 def tells_owners(recording: Recording) -> bool:
-    """Tell whether each hue stands for one request.
+    """Tell whether a hue can identify a request.
 
-    It does not if more requests than there are hues hold scattered memory at once.
+    It cannot if more requests than there are hues hold scattered memory at once.
     """
     running = recording.steps.running
     most = int(running.max()) if len(running) else 0

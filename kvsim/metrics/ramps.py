@@ -62,10 +62,10 @@ class Ramps:
         rise = np.where(copies[index] == repeats[index], 0, repeats[index] - 1)
 
         # A request that waits for blocks from the host holds those that it found in the pool.
-        waiting, since, found = replay.progress.waiting
+        waiting, since, hit_tokens = replay.progress.waiting
         request, begin, first, rise = (
             np.append(rows, more)
-            for rows, more in ((request, waiting), (begin, since), (first, found), (rise, np.zeros_like(waiting)))
+            for rows, more in ((request, waiting), (begin, since), (first, hit_tokens), (rise, np.zeros_like(waiting)))
         )
         order = np.lexsort((begin, request))
         request, begin, first, rise = (values[order] for values in (request, begin, first, rise))
@@ -104,8 +104,8 @@ class Ramps:
         born, dead = frames_of(replay, birth_seq), frames_of(replay, death_seq[last])
         key = held.request.astype(np.int64) * (replay.num_frames + 1) + born
         residency = np.searchsorted(key, request * (replay.num_frames + 1) + begin, side="right") - 1
-        found = residency >= 0
-        found[found] = held.request[residency[found]] == request[found]
+        exists = residency >= 0
+        exists[exists] = held.request[residency[exists]] == request[exists]
         end = np.zeros(len(request), np.int64)
-        end[found] = dead[residency[found]]
+        end[exists] = dead[residency[exists]]
         return end

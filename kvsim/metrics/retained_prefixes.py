@@ -97,10 +97,10 @@ class _ReleasedBlocks(NamedTuple):
 def _junctions(recording: Recording, tables: Holdings, stay: IntArray) -> npt.NDArray[np.int64]:
     """Return the junction of each stay in tokens; 0 if full attention had cached no more tokens than the hit."""
     stays, pool, hashes = tables.residencies, recording.meta.pool, recording.requests.prompt_hashes
-    found = np.full(len(stays.request), _UNKNOWN)
+    junctions = np.full(len(stays.request), _UNKNOWN)
     full = next((number for number, group in enumerate(pool.groups) if group.kind in _FULL), None)
     if full is None or recording.has_drafts or not len(recording.schedule):
-        return found
+        return junctions
     turns = _ScheduleMoments(recording)
     step = np.searchsorted(recording.steps.schedule_seq, stays.birth_seq)
     row = turns.row_in(stays.request, step)
@@ -117,8 +117,8 @@ def _junctions(recording: Recording, tables: Holdings, stay: IntArray) -> npt.ND
         is_cached = kept.at(keys, int(turns.moment(step[nth], row[nth])))
         num_blocks = int(np.argmin(np.append(is_cached, False)))  # the index of the first key that is not cached
         tokens = num_blocks * size // pool.unit_tokens * pool.unit_tokens
-        found[nth] = tokens if tokens > recording.schedule.computed_before[row[nth]] else 0
-    return found
+        junctions[nth] = tokens if tokens > recording.schedule.computed_before[row[nth]] else 0
+    return junctions
 
 
 class _ScheduleMoments:

@@ -183,8 +183,8 @@ class _FrameSlots:
 
         def requested_end(rows: IntArray) -> npt.NDArray[np.int64]:
             """Return the offset in its table at which the requested slots of each run end."""
-            some = tables.at(rows)
-            return (some.position.astype(np.int64) + some.requested) * unit_tokens
+            runs_at = tables.at(rows)
+            return (runs_at.position.astype(np.int64) + runs_at.requested) * unit_tokens
 
         # A group of runs holds the requested slots [low, high) of its table. An extent may be longer than requested;
         # the requested slots of the next extent then begin where those of the extent before end. Single units are

@@ -102,14 +102,14 @@ def steady_part(requests: Requests) -> SteadyPart:
     first_s = float(arrival_s.min())
     quarters = [(first_s + n * arriving_s / 4, first_s + (n + 1) * arriving_s / 4) for n in range(4)]
     running = [_mean_between(first_step_s, finished_s, *each) for each in quarters]
-    there = [_mean_between(arrival_s, finished_s, *each) for each in quarters]
+    means = [_mean_between(arrival_s, finished_s, *each) for each in quarters]
     running_s = float((finished_s - first_step_s).mean())
     facts = {"arriving_s": arriving_s, "running_s": running_s}
     if len(arrival_s) < _FEWEST:
         return SteadyPart(steadiness=Steadiness.SHORT, **facts)
     if _varies(arrival_s):
         return SteadyPart(steadiness=Steadiness.VARYING, **facts)
-    is_loop = max(there[1:]) - min(there[1:]) <= _CONSTANT * max(there[1:])
+    is_loop = max(means[1:]) - min(means[1:]) <= _CONSTANT * max(means[1:])
     # The number of requests that come and go at random fluctuates by about its square root.
     chance = _SIGMAS * np.sqrt(min(8 * running_s / arriving_s, 1.0) * 2 * running[3])
     allowed = max(_ALIKE * running[3], 0.0 if is_loop else chance)

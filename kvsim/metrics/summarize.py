@@ -35,9 +35,9 @@ def summarize(recording: Recording, slots: Waste | None = None) -> Summary:
 def _figures(recording: Recording, slots: Waste) -> StepFigures:
     """Return the figures of a recording's steps that a summary needs."""
     steps, admitted_s = recording.steps, recording.requests.first_scheduled_s
-    nothing = np.zeros(len(steps), np.int32)
+    zero = np.zeros(len(steps), np.int32)
     unusable, out, back = (
-        nothing if units is None else units
+        zero if units is None else units
         for units in (steps.unusable_units, steps.swapped_out_units, steps.swapped_in_units)
     )
     return StepFigures(

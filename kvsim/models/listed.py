@@ -111,9 +111,9 @@ def find_model(name: str, longest: int | None = None) -> Model:
     matches = _matches(name)
     # The more of a name matches, the better: try the whole name before leaving out its ending, or its owner.
     for asked, method in ((name, ""), (bare, quantization), (_last(name), ""), (_last(bare), quantization)):
-        found = _matches(asked)
-        if len(found) == 1:
-            model = _sibling(asked, _model(found[0]))
+        matching = _matches(asked)
+        if len(matching) == 1:
+            model = _sibling(asked, _model(matching[0]))
             return model.served(quantization=find_quantization(method)) if method else model
     if (file := _config_of(name)) is not None:  # a folder whose name is not a listed model
         return read_config(file, longest)
@@ -130,9 +130,9 @@ def taken_for(name: str, model: Model) -> str:
     is_listed = model.name in _tables() or any(model.name.casefold() in names for names in _siblings().values())
     if name.casefold() in (model.name.casefold(), _title(model.name)) or not is_listed:
         return ""
-    asked, found = (frozenset(_words(_title(text))) - {"meta", "nvidia"} for text in (bare, model.name))
+    written, resolved = (frozenset(_words(_title(text))) - {"meta", "nvidia"} for text in (bare, model.name))
     owner = bare.casefold().rpartition("/")[0]
-    if asked == found and not quantization and owner in ("", model.name.casefold().rpartition("/")[0]):
+    if written == resolved and not quantization and owner in ("", model.name.casefold().rpartition("/")[0]):
         return ""
     weights = f" with {quantization} weights" if quantization else ""
     return (
@@ -156,13 +156,13 @@ def _matches(name: str) -> list[str]:
     listed = [full for full in _tables() if not owner or full.casefold().startswith(f"{owner}/")]
     if exact := [full for full in listed if _title(full) == title]:
         return exact
-    asked = _identity(title)
-    if len(asked) < 2:
+    words = _identity(title)
+    if len(words) < 2:
         return []
-    same = [full for full in listed if _identity(_title(full)) == asked]
-    if same or not any(_SIZE.fullmatch(word) for word in asked):
+    same = [full for full in listed if _identity(_title(full)) == words]
+    if same or not any(_SIZE.fullmatch(word) for word in words):
         return same
-    return _newest([full for full in listed if f" {' '.join(asked)} " in f" {' '.join(_identity(_title(full)))} "])
+    return _newest([full for full in listed if f" {' '.join(words)} " in f" {' '.join(_identity(_title(full)))} "])
 
 
 def _newest(names: list[str]) -> list[str]:
@@ -196,8 +196,8 @@ def _unfolded(name: str) -> str:
 
 def _nearest(name: str) -> list[str]:
     """Return the names of the listed models that share the most words with an unknown name."""
-    asked = set(_identity(_title(name.strip())))
-    shared = {full: len(asked & set(_identity(_title(full)))) for full in _tables()}
+    words = set(_identity(_title(name.strip())))
+    shared = {full: len(words & set(_identity(_title(full)))) for full in _tables()}
     most = max(shared.values())
     return [full for full, number in shared.items() if number == most]
 

@@ -145,15 +145,15 @@ def _compressed_tensors(scheme: Config) -> Quantization:
         if (bits, size) not in floats:
             raise group.wrong("num_bits", "8, or 4 in groups of 16 or 32, since they are floats")
         stored = _named(floats[bits, size]).expert_bits
-        found = Quantization(method="compressed-tensors", linear_bits=stored, expert_bits=stored)
+        quantization = Quantization(method="compressed-tensors", linear_bits=stored, expert_bits=stored)
     else:
         stated = group.fields.get("group_size")
         filled = {**group.fields, "group_size": -1 if stated is None else stated}
         filled_group = type(scheme)(filled, group.where)
-        found = _grouped(filled_group, "compressed-tensors", ("num_bits",), ("group_size",), (2, 3, 4, 8))
+        quantization = _grouped(filled_group, "compressed-tensors", ("num_bits",), ("group_size",), (2, 3, 4, 8))
     targets = schemes[0].get("targets")
     experts_alone = isinstance(targets, list) and bool(targets) and all("expert" in str(target) for target in targets)
-    return replace(found, linear_bits=0) if experts_alone else found
+    return replace(quantization, linear_bits=0) if experts_alone else quantization
 
 
 def _cache(scheme: Config) -> str:
@@ -178,22 +178,22 @@ def _cache(scheme: Config) -> str:
             )
         return "auto"
     kinds = {"FP8": "fp8", "NVFP4": "nvfp4"}
-    found = set()
+    types = set()
     if algorithm is not None:
         if not isinstance(algorithm, str) or algorithm.upper() not in kinds:
             raise place.wrong("kv_cache_quant_algo", f"one of {', '.join(kinds)}")
-        found.add(kinds[algorithm.upper()])
+        types.add(kinds[algorithm.upper()])
     if stated is not None:
         bits = (stated.get("type"), stated.get("num_bits")) if isinstance(stated, dict) else None
         if bits == ("float", 8) and stated.get("dynamic") is False:
-            found.add("fp8")
+            types.add("fp8")
         elif bits == ("float", 4):
-            found.add("nvfp4")
+            types.add("nvfp4")
         else:
             raise place.wrong("kv_cache_scheme", "floats of 8 bits with dynamic = false, or of 4 bits")
-    if len(found) > 1:
+    if len(types) > 1:
         raise place.wrong("kv_cache_quant_algo", "what kv_cache_scheme says")
-    return found.pop() if found else "auto"
+    return types.pop() if types else "auto"
 
 
 def _kept(scheme: Config, weights: Quantization, *, num_layers: int, has_experts: bool) -> Quantization:

@@ -202,8 +202,8 @@ def _most_hits(points: Sequence[RunPoint]) -> str:
     below = [point for point in points if not is_bound(point.series) and point.kv_bytes in bounds]
     if below:
         most = max(below, key=lambda point: bounds[point.kv_bytes] - point.hit_percent)
-        found = f"With {memory(most.kv_bytes)}, {most.series} finds {most.hit_percent:.3g}% of the prompt tokens"
-        return f"{found}, and the bound is {bounds[most.kv_bytes]:.3g}%"
+        gap = f"With {memory(most.kv_bytes)}, {most.series} finds {most.hit_percent:.3g}% of the prompt tokens"
+        return f"{gap}, and the bound is {bounds[most.kv_bytes]:.3g}%"
     best = max(points, key=lambda point: np.nan_to_num(point.hit_percent, nan=-1.0))
     if not best.hit_percent > 0:
         return "No prompt finds its beginning in the prefix cache"

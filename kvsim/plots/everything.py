@@ -109,21 +109,21 @@ def plans(recordings: Sequence[Recording]) -> list[Plan]:
     """Choose the figures that suit `recordings`: comparisons, figures of each, and those of a sweep or a pair."""
     everyone = tuple(range(len(recordings)))
     compared = [everyone] if len(recordings) <= len(LINES) else [(row,) for row in everyone]
-    found = [(kind, rows) for kind in OF_SEVERAL for rows in ([everyone] if kind == "waste-bars" else compared)]
-    found += [(kind, (row,)) for kind in OF_ONE for row in everyone]
-    found += [("sessions", (row,)) for row in everyone if recordings[row].requests.turns is not None]
+    chosen = [(kind, rows) for kind in OF_SEVERAL for rows in ([everyone] if kind == "waste-bars" else compared)]
+    chosen += [(kind, (row,)) for kind in OF_ONE for row in everyone]
+    chosen += [("sessions", (row,)) for row in everyone if recordings[row].requests.turns is not None]
     pools = [recording.meta.pool for recording in recordings]
     if _varies(recordings, [(pool.num_units or 0) * pool.bytes_per_unit for pool in pools]):
-        found.append(("throughput-memory", everyone))
+        chosen.append(("throughput-memory", everyone))
         if any(recording.requests.cached_tokens.any() for recording in recordings):
-            found.append(("hits-capacity", everyone))
+            chosen.append(("hits-capacity", everyone))
     if _varies(recordings, [pool.unit_tokens for pool in pools]):
-        found.append(("throughput-block-size", everyone))
+        chosen.append(("throughput-block-size", everyone))
     if is_ladder(recordings):
-        found.append(("ladder", everyone))
+        chosen.append(("ladder", everyone))
     simulated = [recording.meta.source == "simulation" for recording in recordings]
     if sorted(simulated) == [False, True]:
-        found.append(("agreement", (simulated.index(False), simulated.index(True))))
+        chosen.append(("agreement", (simulated.index(False), simulated.index(True))))
 
     names = distinct_names(recordings)
     stems = [file_stem(name) for name in names]
@@ -134,7 +134,7 @@ def plans(recordings: Sequence[Recording]) -> list[Plan]:
             file_stem=f"{kind}-{stems[rows[0]]}" if len(rows) < len(recordings) else kind,
             draw=partial(FIGURES[kind], *(recordings[row] for row in rows)),
         )
-        for kind, rows in found
+        for kind, rows in chosen
     ]
 
 

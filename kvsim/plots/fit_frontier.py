@@ -36,9 +36,9 @@ def draw_fit(answer: Answer, *, purpose: Purpose = "web", size: Size | None = No
         axis = picture.subplots()
         frontier_color, chosen_color = (line["color"] for line in LINES[:2])
         for fits, fill, label in ((True, MUTED, "fits"), (False, "none", "does not fit")):
-            some = [place for place, each in places if each is fits]
-            if some:
-                x, y = zip(*some, strict=True)
+            chosen = [place for place, each in places if each is fits]
+            if chosen:
+                x, y = zip(*chosen, strict=True)
                 axis.scatter(x, y, s=26, facecolors=fill, edgecolors=MUTED, label=label)
         edge = frontier(_on_these_gpus(answer)) or frontier([place for place, _ in places])
         axis.plot(*zip(*edge, strict=True), color=frontier_color, label="frontier of settings and types on these GPUs")
@@ -67,11 +67,11 @@ def _on_these_gpus(answer: Answer) -> list[Place]:
 
 def frontier(places: Sequence[Place]) -> list[Place]:
     """Return the Pareto-optimal `places`, from the shortest time on."""
-    found: list[Place] = []
+    best: list[Place] = []
     for time_ms, tokens_per_s in sorted(places, key=lambda place: (place[0], -place[1])):
-        if not found or tokens_per_s > found[-1][1]:
-            found.append((time_ms, tokens_per_s))
-    return found
+        if not best or tokens_per_s > best[-1][1]:
+            best.append((time_ms, tokens_per_s))
+    return best
 
 
 def _place(outcome: Outcome) -> Place | None:

@@ -41,20 +41,20 @@ class FreeMemory:
     def of(cls, replay: Replay) -> FreeMemory:
         """Sample the pool at 200 evenly spaced moments."""
         capacity = replay.num_units * replay.unit_tokens
-        slots, num_runs, short, asked = np.zeros(capacity.bit_length()), 0, 0, _asked_slots(replay)
+        slots, num_runs, short, asked_slots = np.zeros(capacity.bit_length()), 0, 0, _asked_slots(replay)
         begin_s, end_s = replay.time_of(0), replay.time_of(replay.num_frames - 1)
         moments_s = np.linspace(begin_s, end_s, _NUM_MOMENTS, endpoint=False).tolist()
         for found in free_run_lengths_at(replay, [replay.frame_at(time_s) for time_s in moments_s]):
             lengths = found * replay.unit_tokens
             num_runs += len(lengths)
-            short += int(lengths[lengths < asked].sum())
+            short += int(lengths[lengths < asked_slots].sum())
             power = np.frexp(lengths.astype(np.float64))[1] - 1
             slots += np.bincount(power, weights=lengths, minlength=len(slots))
         total = max(float(slots.sum()), 1.0)
         return cls(
             percent_by_length=100 * slots / total,
             num_runs=num_runs / _NUM_MOMENTS,
-            asked_slots=asked,
+            asked_slots=asked_slots,
             too_short_percent=100 * short / total,
         )
 

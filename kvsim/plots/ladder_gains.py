@@ -101,18 +101,18 @@ def _label_bars_above(axes: Axes, rungs: list[dict[str, Any]]) -> None:
     axes.set_ylim(len(rungs) - 0.6, -1.0)
     for place, rung in enumerate(rungs):
         result = f"{rung['tokens_per_s']:,.0f} tokens/s, {rung['mean_batch']:.0f} at a time"
-        words = f" {rung['name']}: {rung['change']}\n {result}" + (f", {_gain(rung)}" if place else "")
+        text = f" {rung['name']}: {rung['change']}\n {result}" + (f", {_gain(rung)}" if place else "")
         color = _WORSE if place and rung["gain"] < _WORSE_GAIN else INK
-        axes.text(0, place - _BAR_HEIGHT / 4, words, va="bottom", fontsize="small", color=color)
+        axes.text(0, place - _BAR_HEIGHT / 4, text, va="bottom", fontsize="small", color=color)
 
 
 def _label_bars(axes: Axes, rungs: list[dict[str, Any]]) -> None:
     """Write the throughput and the gain of each rung beside its bars, and its change above them."""
     for place, rung in enumerate(rungs):
-        words = f"{rung['tokens_per_s']:,.0f} tokens/s, {rung['mean_batch']:.0f} at a time"
+        text = f"{rung['tokens_per_s']:,.0f} tokens/s, {rung['mean_batch']:.0f} at a time"
         if place:
-            words += f"\n{_gain(rung)}"
+            text += f"\n{_gain(rung)}"
         color = _WORSE if place and rung["gain"] < _WORSE_GAIN else INK
-        axes.text(1.03, place, words, va="center", color=color, transform=axes.get_yaxis_transform())
+        axes.text(1.03, place, text, va="center", color=color, transform=axes.get_yaxis_transform())
         above = axes.text(0, place - _BAR_HEIGHT / 2, rung["change"], va="bottom", fontsize="x-small", color=MUTED)
         above.set_in_layout(False)

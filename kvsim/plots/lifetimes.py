@@ -100,8 +100,8 @@ def _pieces(tables: Holdings, end_seq: int) -> tuple[IntArray, IntArray, IntArra
     if not (tables.repeat > 1).any():
         rows = tables.together()
         num_units = np.add.reduceat(tables.length, rows, dtype=np.int64) if len(rows) else rows
-        gone = tables.at(rows).death_seq <= end_seq
-        return rows[gone], np.zeros(int(gone.sum()), np.int32), num_units[gone]
+        freed = tables.at(rows).death_seq <= end_seq
+        return rows[freed], np.zeros(int(freed.sum()), np.int32), num_units[freed]
     rows = np.flatnonzero(tables.death_seq <= end_seq)
     repeat, length = tables.repeat[rows], tables.length[rows]
     count = np.minimum(repeat, _MAX_PIECES)
@@ -143,19 +143,19 @@ def _uses_of_others(replay: Replay) -> Iterator[tuple[IntArray, IntArray, IntArr
     for takes in ledger.takes():
         kind = memory.kind.take(takes.row)
         written = np.flatnonzero(kind == MemoryKind.APPEND)
-        found = np.flatnonzero(kind == MemoryKind.SHARE)
+        hits = np.flatnonzero(kind == MemoryKind.SHARE)
         # Only units that are hit in this batch need to be sorted.
-        is_found[takes.address[found]] = True
-        some = np.flatnonzero(is_found.take(takes.address) & (kind != MemoryKind.EVICT))
-        is_found[takes.address[found]] = False
-        some = some[np.argsort(takes.address[some], kind="stable")]
-        address, is_here = takes.address[some].astype(np.int64), kind[some] == MemoryKind.APPEND
-        row = np.where(is_here, takes.row[some], written_in[address])
+        is_found[takes.address[hits]] = True
+        chosen = np.flatnonzero(is_found.take(takes.address) & (kind != MemoryKind.EVICT))
+        is_found[takes.address[hits]] = False
+        chosen = chosen[np.argsort(takes.address[chosen], kind="stable")]
+        address, is_here = takes.address[chosen].astype(np.int64), kind[chosen] == MemoryKind.APPEND
+        row = np.where(is_here, takes.row[chosen], written_in[address])
         # The running maximum of each address gives every hit the last row that wrote the unit.
         row = np.maximum.accumulate(address * _MOST_ROWS + row + 1) - address * _MOST_ROWS - 1
         # A prefix from before the recording has no known writer.
         known = ~is_here & (row >= 0)
-        yield row[known], address[known], memory.request[takes.row[some[known]]]
+        yield row[known], address[known], memory.request[takes.row[chosen[known]]]
         written_in[takes.address[written]] = takes.row[written]  # the last write of a unit wins
 
 

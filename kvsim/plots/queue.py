@@ -81,8 +81,8 @@ def _waits(recording: Recording) -> tuple[FloatArray, FloatArray]:
     index = np.clip(np.searchsorted(edges, arrival_s, side="right") - 1, 0, _NUM_WAIT_BINS - 1)
     count = np.bincount(index, minlength=_NUM_WAIT_BINS)
     total = np.bincount(index, weights=np.nan_to_num(wait_s.wait_s), minlength=_NUM_WAIT_BINS)
-    some = count > 0
-    return ((edges[:-1] + edges[1:]) / 2)[some], total[some] / count[some]
+    has_arrivals = count > 0
+    return ((edges[:-1] + edges[1:]) / 2)[has_arrivals], total[has_arrivals] / count[has_arrivals]
 
 
 def _mean(waits_s: FloatArray) -> str:

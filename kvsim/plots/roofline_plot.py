@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from kvsim.recording.tables import FloatArray, IntArray
 
 _MAX_DOTS = 2000
-"""Most dots for each kind of step; more would overlap."""
+"""Maximum number of dots for each kind of step; more would overlap."""
 _DOTS: dict[bool, dict[str, Any]] = {
     True: {"marker": "^", "color": LINES[1]["color"], "label": "step with prompt tokens", "rasterized": True},
     False: {"marker": "o", "color": LINES[0]["color"], "label": "decoding step", "rasterized": True},
@@ -43,7 +43,7 @@ class StepWork:
     duration_s: FloatArray
     """Seconds from the step's schedule, or from the previous output if that is later, to its output."""
     prefill: npt.NDArray[np.bool_]
-    """Whether the step computed prompt tokens."""
+    """True for steps that computed prompt tokens."""
 
     @classmethod
     def of(cls, recording: Recording, model: Model) -> StepWork:
@@ -123,11 +123,11 @@ def roofline(recording: Recording, *, purpose: Purpose = "web", size: Size | Non
 
 def _in_parts(repeats: IntArray) -> Iterator[slice]:
     """Split the rows of a schedule into slices of at most `ROWS_AT_ONCE` repeats, or of one row."""
-    behind = np.cumsum(repeats, dtype=np.int64)
+    ends = np.cumsum(repeats, dtype=np.int64)
     begin = 0
     while begin < len(repeats):
-        upto = (int(behind[begin - 1]) if begin else 0) + ROWS_AT_ONCE
-        end = max(int(np.searchsorted(behind, upto, side="right")), begin + 1)
+        upto = (int(ends[begin - 1]) if begin else 0) + ROWS_AT_ONCE
+        end = max(int(np.searchsorted(ends, upto, side="right")), begin + 1)
         yield slice(begin, end)
         begin = end
 

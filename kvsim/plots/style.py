@@ -58,7 +58,7 @@ _EXPLAINED = (SlotState.RESERVED, SlotState.EXPIRED, SlotState.CACHED, SlotState
 STATE_LABELS = {
     state: f"{name}: {STATE_MEANINGS[state]}" if state in _EXPLAINED else name for state, name in STATE_NAMES.items()
 }
-"""Names of the states, with a meaning where the name alone does not tell it."""
+"""Names of the states, with the meaning if the name alone does not explain it."""
 OWNER_COLORS = tuple(HUES_ON_LIGHT)
 """Colours that tell requests apart, by their row in the recording."""
 LINES: tuple[dict[str, Any], ...] = tuple(
@@ -70,10 +70,10 @@ LINES: tuple[dict[str, Any], ...] = tuple(
 _MARGIN_EM = 0.4
 """Empty edge of a figure, in multiples of the font size."""
 LEGEND_PERCENT = 0.2
-"""Percent of the pool below which the legend leaves a state out, because its area is too small to see."""
+"""Percent of the pool below which a state has no legend entry, because its area is too small to see."""
 
 _PNG_LEVEL = 3
-"""Compression level of PNG files; the usual 6 takes half as long again and saves a twelfth."""
+"""Compression level of PNG files; the default of 6 takes 1.5 times as long, and saves a twelfth of the bytes."""
 
 INK, MUTED = "#1f2328", "#5b636d"
 
@@ -103,14 +103,14 @@ class _Several(tuple[Patch, ...]):
 
 
 _LEAST_PANELS = 0.1
-"""Share of the height below which there is no room for panels."""
+"""Smallest share of the figure's height that panels need."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Medium:
     width_in: float
     stretch: float
-    """Height relative to the web: a column has large letters for its width, a slide is flat."""
+    """Height relative to a web figure of equal width: more in a column, whose letters are large, less on a slide."""
     font_pt: float
     line_pt: float
     dpi: int

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from kvsim.recording.tables import FloatArray
 
 _UNBROKEN = 30
-"""Letters of a title that are kept on one line: about the width of a column."""
+"""Maximum number of letters of a title's part that is kept on one line: about the width of a column."""
 _LONGEST_NAME = 160
-"""Most letters of a name. Names of step times list the recordings that they were fitted to."""
+"""Maximum number of letters of a name. Names of step times list the recordings that they were fitted to."""
 _ENGINES = {"vllm": "vLLM", "transformers": "Transformers"}
 
 

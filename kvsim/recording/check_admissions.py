@@ -33,16 +33,16 @@ def check_admissions(recording: Recording, stays: Stays, folder: Path) -> None:
     step = np.searchsorted(recording.steps.schedule_seq, stays.birth_seq)
     rows = first_rows_since(recording, stays.birth_request, step)
     # Tables of groups may release units before the request computes, so only an immediate start shows the hit.
-    found = (rows >= 0) & (schedule.step[rows] == step) if recording.meta.pool.groups else rows >= 0
+    is_checked = (rows >= 0) & (schedule.step[rows] == step) if recording.meta.pool.groups else rows >= 0
     hits = _hits(recording, stays)
     if copies is not None:
         _check_copies(recording, copies, folder)
         hits += _loaded_units(copies, stays.birth_request, step) * recording.meta.pool.unit_tokens
-    hits, rows, step = hits[found], rows[found], step[found]
+    hits, rows, step = hits[is_checked], rows[is_checked], step[is_checked]
     before = schedule.computed_before[rows].astype(np.int64)
     if recording.meta.policy.get("swap_gib"):
         require(before >= hits, file, "computed_before should be no less than the request shares", rows)
-        admitted = Admissions(stays.birth_request[found], step, before, hits)
+        admitted = Admissions(stays.birth_request[is_checked], step, before, hits)
         check_swaps(recording, stays, admitted, folder / "steps.parquet")
         return
     if recording.meta.exchanges_kv:  # tokens from another server are no hit in the tables of this one
@@ -52,7 +52,7 @@ def check_admissions(recording: Recording, stays: Stays, folder: Path) -> None:
         hits -= (schedule.step[rows] > step) & (schedule.tokens[rows] == 1) & (before == hits - 1)
     groups = recording.meta.pool.groups
     if groups and all(group.kind is CacheKind.CHUNKED_LOCAL for group in groups):
-        is_first = is_new(stays.birth_request)[found]
+        is_first = is_new(stays.birth_request)[is_checked]
         hits = np.where(_is_unread(recording, schedule.request[rows], before, is_first), np.maximum(hits, before), hits)
     agree(before, hits, file, "computed_before", "memory.parquet", rows)
 

@@ -92,6 +92,6 @@ def _check_room(recording: Recording, batches: _BatchRows, file: Path) -> None:
     require(~failed | (batches.length == room), file, "a batch should fail where the next column does not fit", rows)
     if policy.get("preallocated"):
         begins = np.flatnonzero((memory.kind == MemoryKind.APPEND) & (memory.position == 0))
-        given = np.zeros(len(requests), np.int64)
-        given[memory.request[begins]] = memory.length[begins]
-        agree(most, given[rows], file, "the longest sequence of the batch", "memory.parquet", rows)
+        allocated = np.zeros(len(requests), np.int64)
+        allocated[memory.request[begins]] = memory.length[begins]
+        agree(most, allocated[rows], file, "the longest sequence of the batch", "memory.parquet", rows)

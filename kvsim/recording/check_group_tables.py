@@ -117,16 +117,16 @@ def _check_computed(recording: Recording, tables: Holdings, file: Path) -> None:
         runs = np.flatnonzero(tables.group == number)
         key = tables.request[runs].astype(np.int64) * span + tables.birth_seq[runs]
         at = np.searchsorted(key, wanted, side="right") - 1
-        found = at >= 0
+        has_room = at >= 0
         run = runs[np.maximum(at, 0)] if len(runs) else np.zeros(len(at), np.int64)
         if not len(runs):
-            found[:] = False
+            has_room[:] = False
         else:
-            found &= tables.request[run] == schedule.request
+            has_room &= tables.request[run] == schedule.request
             residency = np.searchsorted(tables.residencies.first_run, run, side="right") - 1
-            found &= tables.residencies.death_seq[residency] > seq
-            found &= (tables.position[run].astype(np.int64) + 1) * group.block_size >= computed
-        require(found, file, f"more is computed than the request holds memory for in group {number}")
+            has_room &= tables.residencies.death_seq[residency] > seq
+            has_room &= (tables.position[run].astype(np.int64) + 1) * group.block_size >= computed
+        require(has_room, file, f"more is computed than the request holds memory for in group {number}")
 
 
 def _check_free_units(recording: Recording, tables: Holdings, file: Path) -> None:

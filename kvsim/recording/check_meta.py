@@ -130,8 +130,8 @@ def _check_batches(batches: object, file: Path, document: Mapping[str, Any]) -> 
         and batch.get("cache") in ("dynamic", "static")
         for batch in batches
     )
-    what = f"a list of objects with {', '.join(counts)} (whole numbers above 0), padded and cache"
-    _require(listed, file, name, what, document)
+    form = f"a list of objects with {', '.join(counts)} (whole numbers above 0), padded and cache"
+    _require(listed, file, name, form, document)
     assert isinstance(batches, list)
     total = sum(batch["new_tokens"] for batch in batches)
     _require(total <= _MOST_STEPS, file, name, f"of {_MOST_STEPS:,} new_tokens in all at most", document)

@@ -161,8 +161,8 @@ def _check_shortage(recording: Recording, file: Path) -> None:
     ends = memory.ends
     ends = ends[steps.schedule_seq[np.minimum(memory.step[ends], len(steps) - 1)] == memory.seq[ends]]
     ends = ends[np.append(is_new(memory.seq[ends])[1:], True)[: len(ends)]]  # the last victim of each step
-    begin, behind = (np.searchsorted(memory.seq, memory.seq[ends], side) for side in ("left", "right"))
-    run, offset = units_of_runs(behind - begin)
+    begin, end = (np.searchsorted(memory.seq, memory.seq[ends], side) for side in ("left", "right"))
+    run, offset = units_of_runs(end - begin)
     rows, length = begin[run] + offset, memory.length[begin[run] + offset].astype(np.int64)
     takes, is_later = memory.kind[rows] == MemoryKind.APPEND, rows > ends[run]
     # The first request that grows after the last victim is the one for which that victim was preempted.

@@ -213,9 +213,13 @@ def _check_outputs(recording: Recording, known: IntArray, outputs: IntArray, fil
     """Check that the known tokens of each row are the prompt and the outputs that came before it was scheduled."""
     schedule, requests, steps = recording.schedule, recording.requests, recording.steps
     rows = stable_order(schedule.request, len(requests))
-    request, step, given = schedule.request[rows].astype(np.int64), schedule.step[rows], outputs[rows].astype(np.int64)
-    require(given >= 0, file, "outputs should not be negative", rows)
-    total = np.append(0, np.cumsum(given))
+    request, step, num_outputs = (
+        schedule.request[rows].astype(np.int64),
+        schedule.step[rows],
+        outputs[rows].astype(np.int64),
+    )
+    require(num_outputs >= 0, file, "outputs should not be negative", rows)
+    total = np.append(0, np.cumsum(num_outputs))
     # Rows [first, end) of the request have had their outputs when each row was scheduled.
     end = np.searchsorted(
         request * MAX_EVENTS + steps.output_seq[step], request * MAX_EVENTS + steps.schedule_seq[step]
@@ -223,7 +227,7 @@ def _check_outputs(recording: Recording, known: IntArray, outputs: IntArray, fil
     first = np.searchsorted(request, request)
     expected = requests.prompt_tokens[request] + total[end] - total[first]
     require(known[rows] == expected, file, "known should be the prompt and the outputs of earlier steps", rows)
-    in_all = np.bincount(request, weights=given, minlength=len(requests)).astype(np.int64)
+    in_all = np.bincount(request, weights=num_outputs, minlength=len(requests)).astype(np.int64)
     agree(requests.output_tokens, in_all, file.with_name("requests.parquet"), "output_tokens", "schedule.parquet")
 
 

@@ -163,8 +163,8 @@ def _stamp(folder: Path) -> tuple[int, ...]:
 
 def _read_once(folder: Path) -> Recording:
     if not folder.is_dir():
-        what = "is a file, not a folder" if folder.exists() else "does not exist"
-        raise RecordingError(f"{folder} {what}; a recording is a folder with meta.json and steps.parquet in it.")
+        problem = "is a file, not a folder" if folder.exists() else "does not exist"
+        raise RecordingError(f"{folder} {problem}; a recording is a folder with meta.json and steps.parquet in it.")
     if (folder / eventlog.FILE_NAME).exists():
         return _read_log(folder)
     from kvsim.recording.parquet import read_tables  # noqa: PLC0415  costs more than the rest of kvsim together

@@ -102,18 +102,18 @@ class _TableReleases:
 
     def is_of(self, request: IntArray, number: IntArray) -> npt.NDArray[np.bool_]:
         """Tell for each index `number` whether there is such an end, and whether it belongs to the request."""
-        found = number < len(self.request)
-        found[found] = self.request[number[found]] == request[found]
-        return found
+        exists = number < len(self.request)
+        exists[exists] = self.request[number[exists]] == request[exists]
+        return exists
 
     def rows(self, request: IntArray, number: IntArray, group: IntArray, never: int) -> npt.NDArray[np.int64]:
         """Return the row that releases the table of a group; `never` if none does."""
         wanted = number * self.num_groups + group
         at = np.minimum(np.searchsorted(self.key, wanted), max(len(self.key) - 1, 0))
-        found = self.is_of(request, number)
-        found[found] = self.key[at[found]] == wanted[found]
+        exists = self.is_of(request, number)
+        exists[exists] = self.key[at[exists]] == wanted[exists]
         rows = np.full(len(number), never, np.int64)
-        rows[found] = self.row[at[found]]
+        rows[exists] = self.row[at[exists]]
         return rows
 
 
@@ -132,9 +132,9 @@ def _released_early(
     rows, offset = _units(memory, (memory.kind == MemoryKind.RELEASE) & (memory.address != WHOLE_TABLE))
     if not len(rows):
         return death_row
-    gone = memory.request[rows].astype(np.int64), memory.groups[rows], memory.address[rows] + offset
+    released = memory.request[rows].astype(np.int64), memory.groups[rows], memory.address[rows] + offset
     number_of = np.unique(
-        np.concatenate([_place(request, group, address, memory), _place(*gone, memory)]), return_inverse=True
+        np.concatenate([_place(request, group, address, memory), _place(*released, memory)]), return_inverse=True
     )[1].reshape(-1)
     held, left = number_of[: len(request)], number_of[len(request) :]
     span = len(memory) + 1

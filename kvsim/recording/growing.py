@@ -61,13 +61,13 @@ class GrowingTable:
         for name, spec in self._specs.items():
             if name in given_elsewhere:
                 continue
-            given, is_complete = name in columns, len(self.columns[name]) == len(self)
+            is_given, is_complete = name in columns, len(self.columns[name]) == len(self)
             earlier_rows_have_it = len(self.columns[name]) > 0
-            if (given and not is_complete) or (not given and (not spec.optional or earlier_rows_have_it)):
+            if (is_given and not is_complete) or (not is_given and (not spec.optional or earlier_rows_have_it)):
                 raise ValueError(f"{name} is missing in this step or in those before it")
             numbers = int | float if spec.dtype == "float64" else int
             # A bool is an int in Python.
-            if given and (not isinstance(columns[name], numbers) or isinstance(columns[name], bool)):
+            if is_given and (not isinstance(columns[name], numbers) or isinstance(columns[name], bool)):
                 raise ValueError(f"{name} should be a number")
 
     def rows(self, chosen: slice | IntArray = _ALL) -> dict[str, Any]:

@@ -163,7 +163,7 @@ class Holdings(Runs):
 
         A growing run forms a sequence alone.
         """
-        found = list[IntArray]()
+        parts = list[IntArray]()
         for part in in_parts(len(self.birth_row)):
             before = max(part.start - 1, 0)
             runs = self.at(slice(before, part.stop))
@@ -175,8 +175,8 @@ class Holdings(Runs):
             grows = runs.repeat > 1
             begins |= grows
             begins[1:] |= grows[:-1]
-            found.append(part.start + np.flatnonzero(begins[part.start - before :]))
-        return np.concatenate(found) if found else np.empty(0, np.int64)
+            parts.append(part.start + np.flatnonzero(begins[part.start - before :]))
+        return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -201,12 +201,12 @@ def tables_of(memory: Memory, num_requests: int, *, unit_by_unit: bool) -> tuple
     offset: IntArray | None = None
     if unit_by_unit:
         length = memory.length.take(birth_row)
-        behind = np.cumsum(length, dtype=np.int32)  # at most 2**31 - 1, the limit of operations
-        units_before = np.concatenate(([np.int32(0)], behind))
+        end_units = np.cumsum(length, dtype=np.int32)  # at most 2**31 - 1, the limit of operations
+        units_before = np.concatenate(([np.int32(0)], end_units))
         first_row, begin, end, first_of_table = (
             units_before[rows].astype(np.int64) for rows in (first_row, begin, end, first_of_table)
         )
-        offset = _counted_from_0(length, behind)
+        offset = _counted_from_0(length, end_units)
         birth_row = np.repeat(birth_row, length)
     first = birth_row[first_of_table]
     tables = Holdings(
@@ -261,9 +261,9 @@ class _ReleaseRows:
 
     def first_of_table(self) -> npt.NDArray[np.int64]:
         """Return the first row of each table: the first of a request, or the first after a release."""
-        first, behind = self.first_take[:-1], self.first_take[1:]
-        goes_on = self.end < behind[self.request]
-        return np.unique(np.concatenate((first[first < behind], self.end[goes_on])))
+        first, end = self.first_take[:-1], self.first_take[1:]
+        goes_on = self.end < end[self.request]
+        return np.unique(np.concatenate((first[first < end], self.end[goes_on])))
 
 
 def _turns(memory: Memory, num_requests: int) -> tuple[npt.NDArray[np.int32], _ReleaseRows]:
@@ -285,9 +285,9 @@ def seq_of(memory: Memory, rows: IntArray) -> IntArray:
     """Return the `seq` of some rows in the narrowest type; for the number after the last row, the largest number."""
     narrow = np.int32 if not len(memory) or memory.seq[-1] < np.iinfo(np.int32).max else np.int64
     seq: IntArray = np.full(len(rows), np.iinfo(narrow).max, narrow)
-    there = rows < len(memory)
-    if there.all():
+    exists = rows < len(memory)
+    if exists.all():
         seq[:] = memory.seq.take(rows)
     else:
-        seq[there] = memory.seq.take(rows[there])
+        seq[exists] = memory.seq.take(rows[exists])
     return seq

@@ -70,9 +70,9 @@ def require_of(holds: Callable[[slice], np.ndarray], table: ColumnTable, file: P
         RecordingError: naming `file` and the first row that breaks the rule.
     """
     for rows in in_parts(len(table)):
-        found = holds(rows)
-        if not found.all():
-            raise RecordingError(f"{file}, row {rows.start + int(np.argmin(found))}: {rule}.")
+        kept = holds(rows)
+        if not kept.all():
+            raise RecordingError(f"{file}, row {rows.start + int(np.argmin(kept))}: {rule}.")
 
 
 def is_time(values: np.ndarray) -> np.ndarray:
@@ -80,8 +80,8 @@ def is_time(values: np.ndarray) -> np.ndarray:
 
     Negative times are accepted; NaN is not.
     """
-    found: np.ndarray = np.abs(values) <= LONGEST_S
-    return found
+    is_near: np.ndarray = np.abs(values) <= LONGEST_S
+    return is_near
 
 
 def within(values: IntArray, size: int) -> np.ndarray:
@@ -94,13 +94,13 @@ def rises(values: np.ndarray, than: np.ufunc = np.greater_equal, *, least: float
 
     With `than=np.greater`, equal values are not accepted either.
     """
-    found = np.ones(len(values), np.bool_)
-    found[:1] = values[:1] >= least
-    than(values[1:], values[:-1], out=found[1:])
-    return found
+    holds = np.ones(len(values), np.bool_)
+    holds[:1] = values[:1] >= least
+    than(values[1:], values[:-1], out=holds[1:])
+    return holds
 
 
 def in_order(earlier: np.ndarray, later: np.ndarray) -> np.ndarray:
     """Return whether each time in `earlier` is not after the one in `later`; a missing time (NaN) is in order."""
-    found: np.ndarray = ~(earlier > later)  # not `earlier <= later`, which is false for NaN
-    return found
+    holds: np.ndarray = ~(earlier > later)  # not `earlier <= later`, which is false for NaN
+    return holds

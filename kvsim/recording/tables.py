@@ -160,8 +160,8 @@ class ColumnTable:
                 offsets = from_numpy(value.offsets, pa.int32())
                 arrays[name] = pa.ListArray.from_arrays(offsets, from_numpy(value.values, pa.int64()))
             elif spec.names is not None:
-                words = from_texts([member.name.lower() for member in spec.names])
-                arrays[name] = pa.DictionaryArray.from_arrays(from_numpy(value, pa.int8()), words).cast(pa.string())
+                names = from_texts([member.name.lower() for member in spec.names])
+                arrays[name] = pa.DictionaryArray.from_arrays(from_numpy(value, pa.int8()), names).cast(pa.string())
             elif spec.dtype == "str":
                 arrays[name] = from_texts(value.tolist())
             else:

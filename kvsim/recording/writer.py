@@ -130,11 +130,11 @@ class RecordingWriter:
             )
         if not source or self._overwrite:
             return
-        there = provenance.source_of(file)
-        if there != source:
+        existing = provenance.source_of(file)
+        if existing != source:
             raise RecordingError(
-                f"{target} is a recording of {there}, and this one is of {source}; choose another name, or allow it to "
-                "be overwritten."
+                f"{target} is a recording of {existing}, and this one is of {source}; choose another name, or allow it "
+                "to be overwritten."
             )
 
     @contextmanager

@@ -65,9 +65,9 @@ def _holders_at(replay: Replay, frames: Sequence[int]) -> Iterator[npt.NDArray[n
         first_place = int(np.searchsorted(rows_upto, takes.row[0], side="right")) if len(takes.row) else len(frames)
         if first_place == len(frames):
             continue
-        some = np.flatnonzero(takes.until >= rows_upto[first_place])  # few if allocations are short
-        begins, ends = (np.searchsorted(rows_upto, rows[some], side="right") for rows in (takes.row, takes.until))
-        units = takes.address[some].astype(np.intp) - replay.first_unit
+        lasting = np.flatnonzero(takes.until >= rows_upto[first_place])  # few if allocations are short
+        begins, ends = (np.searchsorted(rows_upto, rows[lasting], side="right") for rows in (takes.row, takes.until))
+        units = takes.address[lasting].astype(np.intp) - replay.first_unit
         stays = np.flatnonzero(begins < ends)
         stays = stays[np.argsort(ends[stays], kind="stable")]
         for first, behind in _edges(ends[stays]):

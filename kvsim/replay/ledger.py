@@ -87,10 +87,10 @@ class Ledger:
         before = self._before
         # With another type, `searchsorted` would convert the whole column.
         first = int(before.searchsorted(np.int32(begin), "right")) - 1
-        behind = max(int(before.searchsorted(np.int32(end), "left")), first)
-        edges = before[first : behind + 1].copy()
+        last = max(int(before.searchsorted(np.int32(end), "left")), first)
+        edges = before[first : last + 1].copy()
         edges[0], edges[-1] = begin, end
-        row = np.arange(first, behind, dtype=np.int32).repeat(edges[1:] - edges[:-1])
+        row = np.arange(first, last, dtype=np.int32).repeat(edges[1:] - edges[:-1])
         ops = np.arange(begin, end, dtype=np.int32)
         return self._unfolded.part(ops, row, ops - before.take(row))
 
@@ -118,8 +118,8 @@ class Ledger:
         for part in in_parts(len(self._memory)):
             change = np.diff(self._before[part.start : part.stop + 1]) * CHANGE.take(self._memory.kind[part])
             upto = np.concatenate(([0], np.cumsum(change)))
-            first, behind = np.searchsorted(rows, (part.start, part.stop)).tolist()
-            before[first:behind] = total + upto[rows[first:behind] - part.start]
+            first, end = np.searchsorted(rows, (part.start, part.stop)).tolist()
+            before[first:end] = total + upto[rows[first:end] - part.start]
             total += int(upto[-1])
         before[rows == len(self._memory)] = total
         return before
@@ -140,15 +140,15 @@ class Ledger:
 
     def ops_on(self, is_one: npt.NDArray[np.bool_]) -> npt.NDArray[np.int32]:
         """Return the operations on the units that `is_one` selects; for pools of single units with one group."""
-        memory, before, found = self._memory, self._before, [np.empty(0, np.int32)]
+        memory, before, ops = self._memory, self._before, [np.empty(0, np.int32)]
         for takes in self.takes():
             ones = np.flatnonzero(is_one.take(takes.address))
             row, position, until = takes.row[ones], takes.position[ones], takes.until[ones]
-            found.append(before.take(row) + (takes.address[ones] - memory.address.take(row)))
+            ops.append(before.take(row) + (takes.address[ones] - memory.address.take(row)))
             back = np.flatnonzero((until > row) & (until < len(memory)))
             # A table is freed completely, from its end.
-            found.append(before.take(until[back] + 1) - 1 - position[back])
-        return np.sort(np.concatenate(found))
+            ops.append(before.take(until[back] + 1) - 1 - position[back])
+        return np.sort(np.concatenate(ops))
 
     def successions(self, *, with_prefixes: bool) -> Iterator[Successions]:
         """Yield the successive owners of each unit, in parts. If `with_prefixes` is False, cached state is ignored."""
@@ -203,13 +203,13 @@ def _check_apart(recording: Recording) -> None:
             raise RecordingError(
                 f"memory.parquet of {recording.name}, row {row}: units from {begin} to {end - 1} should be free."
             )
-        own = held_by.setdefault(request, [])
-        if own and ends_of[own[-1]] == begin:  # growth in place extends the run
-            ends_of[own[-1]] = end
+        held_here = held_by.setdefault(request, [])
+        if held_here and ends_of[held_here[-1]] == begin:  # growth in place extends the run
+            ends_of[held_here[-1]] = end
             continue
         begins.insert(place, begin)
         ends_of[begin] = end
-        own.append(begin)
+        held_here.append(begin)
 
 
 def _kept_units(recording: Recording, progress: Progress, rows: IntArray) -> npt.NDArray[np.integer[Any]] | None:

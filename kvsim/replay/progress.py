@@ -39,8 +39,8 @@ class Progress:
         np.maximum.at(self.final, request, self._before + self._tokens * self._repeats)
         self.first_tokens = np.zeros(num_requests, np.int64)
         """Tokens computed in each request's first step."""
-        nothing = np.zeros(0, np.int64)
-        self.waiting = (nothing, nothing, nothing)
+        no_requests = np.zeros(0, np.int64)
+        self.waiting = (no_requests, no_requests, no_requests)
         """Requests that allocated memory in a step without computing, those steps, and the tokens of their hits."""
         scheduled = self._first_row[1:] > self._first_row[:-1]
         self.first_tokens[scheduled] = self._tokens[self._first_row[:-1][scheduled]]
@@ -73,19 +73,19 @@ class Progress:
         """
         if not len(self._key):
             return np.zeros(len(requests), np.int64)
-        row, times, found = self._newest(requests, steps)
-        return np.where(found, self._before[row] + self._tokens[row] * times, 0)
+        row, times, exists = self._newest(requests, steps)
+        return np.where(exists, self._before[row] + self._tokens[row] * times, 0)
 
     def newest_step(self, requests: IntArray, steps: IntArray) -> npt.NDArray[np.int64]:
         """Return the last step up to `steps` in which each of `requests` computes; -1 before its first."""
-        row, times, found = self._newest(requests, steps)
-        return np.where(found, self._step[row] + times - 1, -1)
+        row, times, exists = self._newest(requests, steps)
+        return np.where(exists, self._step[row] + times - 1, -1)
 
     def num_steps(self, requests: IntArray, steps: IntArray) -> npt.NDArray[np.int64]:
         """Count the steps up to `steps` in which each of `requests` computes."""
-        row, times, found = self._newest(requests, steps)
+        row, times, exists = self._newest(requests, steps)
         before = np.cumsum(self._repeats) - self._repeats
-        return np.where(found, before[row] - before[self._first_row[requests]] + times, 0)
+        return np.where(exists, before[row] - before[self._first_row[requests]] + times, 0)
 
     def known(self, requests: IntArray, steps: IntArray) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Return the number of known tokens of each of `requests` in its newest step up to `steps`, and in its next.
@@ -93,23 +93,23 @@ class Progress:
         For runs with drafts. After the last step, all tokens of the request are known.
         """
         assert self._known is not None
-        row, _, found = self._newest(requests, steps)
+        row, _, exists = self._newest(requests, steps)
         later = np.append(self._known, 0)[row + 1]
         is_last = row + 1 >= self._first_row[np.asarray(requests) + 1]
         later = np.where(is_last, self._in_all[requests], later)
-        return np.where(found, self._known[row], 0), np.where(found, later, 0)
+        return np.where(exists, self._known[row], 0), np.where(exists, later, 0)
 
     def reached(self, requests: IntArray, steps: IntArray) -> npt.NDArray[np.int64]:
         """Return the largest number of computed tokens that each of `requests` had until the step in `steps`.
 
         This includes tokens that a preemption discarded.
         """
-        row, times, found = self._newest(requests, steps)
+        row, times, exists = self._newest(requests, steps)
         # Add a multiple of 2**32 for each request, so that the running maximum begins anew with every request.
         apart = np.repeat(np.arange(len(self.final)), np.diff(self._first_row)) << 32
         most = np.maximum.accumulate(apart + self._before + self._tokens * self._repeats) - apart
         earlier = np.where(row > self._first_row[requests], most[row - 1], 0)
-        return np.where(found, np.maximum(earlier, self._before[row] + self._tokens[row] * times), 0)
+        return np.where(exists, np.maximum(earlier, self._before[row] + self._tokens[row] * times), 0)
 
     def _newest(self, requests: IntArray, steps: IntArray | int) -> tuple[IntArray, IntArray, npt.NDArray[np.bool_]]:
         """Find the newest row of each of `requests` at `steps`, the number of its steps so far, and if there is one."""
@@ -117,9 +117,9 @@ class Progress:
         # The key of a negative step would be that of the previous request's last step.
         key = requests * self._num_steps + np.maximum(steps, 0)
         row = np.searchsorted(self._key, key, side="right") - 1
-        found = (row >= self._first_row[requests]) & (np.asarray(steps) >= 0)
-        row = np.where(found, row, 0)
-        return row, np.minimum(steps - self._step[row] + 1, self._repeats[row]), found
+        exists = (row >= self._first_row[requests]) & (np.asarray(steps) >= 0)
+        row = np.where(exists, row, 0)
+        return row, np.minimum(steps - self._step[row] + 1, self._repeats[row]), exists
 
     def most(self, request: int, step: int) -> int:
         """Return the largest number of computed tokens that `request` had until `step` was scheduled.

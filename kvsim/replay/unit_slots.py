@@ -145,20 +145,20 @@ def slots_of_groups(pool: _ReplayedState, units: IntArray | slice) -> Numbers:
     newest = np.append(is_new(tables.table[runs])[1:], True)
     computed = pool.computed(tables.request[runs])
     for number, group in enumerate(pool.groups):
-        mine = np.flatnonzero(tables.group[runs] == number)
+        in_group = np.flatnonzero(tables.group[runs] == number)
         if group.state_slots:
-            np.maximum.at(written, unit[mine], group.state_slots)
-            np.minimum.at(expired, unit[mine], np.where(newest[mine], 0, group.state_slots))
-            left[unit[mine]] = 0
+            np.maximum.at(written, unit[in_group], group.state_slots)
+            np.minimum.at(expired, unit[in_group], np.where(newest[in_group], 0, group.state_slots))
+            left[unit[in_group]] = 0
             continue
-        begin = tables.position[runs[mine]].astype(np.int64) * group.block_size
-        full, reached = pool.full[tables.request[runs[mine]]], computed[mine]
-        gone = np.minimum(group.unread(reached), reached)
+        begin = tables.position[runs[in_group]].astype(np.int64) * group.block_size
+        full, reached = pool.full[tables.request[runs[in_group]]], computed[in_group]
+        unread = np.minimum(group.unread(reached), reached)
         size, slots = group.block_size, group.token_slots
-        np.maximum.at(written, unit[mine], np.clip(reached - begin, 0, size) * slots)
-        np.minimum.at(expired, unit[mine], np.clip(gone - begin, 0, size) * slots)
+        np.maximum.at(written, unit[in_group], np.clip(reached - begin, 0, size) * slots)
+        np.minimum.at(expired, unit[in_group], np.clip(unread - begin, 0, size) * slots)
         waits = np.clip(np.minimum(full, begin + size) - np.maximum(begin, reached), 0, size)
-        np.minimum.at(left, unit[mine], waits * slots)
+        np.minimum.at(left, unit[in_group], waits * slots)
     refs, cached = pool.refs[units] > 0, pool.cached[units]
     written, expired, left = held[np.minimum(np.arange(pool.num_units)[units], end)].T
     slots_of = np.zeros((len(refs), NUM_STATES), np.int64)

@@ -54,13 +54,13 @@ def changes_that_start(plan: Plan, now: Mapping[str, Any]) -> list[StartingSetti
         plan: Function that plans the budget; it raises BudgetError or UsageError if the server does not start.
         now: Present values of the settings; values that free no more memory than these are not tried.
     """
-    found = [_shorter(plan, {})]
+    changes = [_shorter(plan, {})]
     for name, values in _LADDERS.items():
         tried = [{name: value} for value in values if _is_beyond(name, value, now.get(name))]
         longer = (change for settings in tried if (change := _whole(plan, settings)) is not None)
         shorter = (change for settings in reversed(tried) if (change := _shorter(plan, settings)) is not None)
-        found.append(next(longer, None) or (next(shorter, None) if found[0] is None else None))
-    return [change for change in found if change is not None]
+        changes.append(next(longer, None) or (next(shorter, None) if changes[0] is None else None))
+    return [change for change in changes if change is not None]
 
 
 def _is_beyond(name: str, value: Any, now: Any) -> bool:
@@ -77,7 +77,7 @@ def _whole(plan: Plan, settings: Mapping[str, Any]) -> StartingSettings | None:
 
 
 def _shorter(plan: Plan, settings: Mapping[str, Any]) -> StartingSettings | None:
-    found = _whole(plan, {**settings, "find_max_model_len": True})
-    if found is None or found.budget.plan.settings.max_model_len < _SHORTEST:
+    change = _whole(plan, {**settings, "find_max_model_len": True})
+    if change is None or change.budget.plan.settings.max_model_len < _SHORTEST:
         return None
-    return StartingSettings({**settings, "max_model_len": found.budget.plan.settings.max_model_len}, found.budget)
+    return StartingSettings({**settings, "max_model_len": change.budget.plan.settings.max_model_len}, change.budget)

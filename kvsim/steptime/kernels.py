@@ -32,10 +32,12 @@ FloatArray: TypeAlias = "npt.NDArray[np.float64]"
 IntArray: TypeAlias = "npt.NDArray[np.int64]"
 
 _COMPILATIONS = (1.0, 1.5)
-"""Costs of the first compilation, and of the second with a variable length: 16.8 and 25.4 s, 21.5 and 31.8 s."""
+"""Costs of the first compilation, and of the second with a variable length, relative to the first.
+
+Two processes took 16.8 and 25.4 s, and 21.5 and 31.8 s."""
 _TINY_KEYS, _SHORT_KEYS, _LONG_KEYS = 32, 128, 512
-"""Largest numbers of keys of a decode step in tiles of 32, in tiles of 64 (twice as many with few heads), and without
-sharing keys among processors (beyond that, only the fewest heads share them)."""
+"""Largest number of keys for which a decode step uses tiles of 32 keys, tiles of 64 (twice as many keys with few
+heads), and the kernel that does not divide keys among processors (very few heads use one that does for more keys)."""
 _TINY, _SHORT, _LONG, _SHARED, _PREFILL = range(5)
 _TILE_KEYS = np.array([32, 64, 128, 128, 128])
 """Keys per tile of attention, by kernel."""
@@ -51,10 +53,11 @@ _PLAN = {"prefill": 1.4, "decode": 1.0}
 """Costs of choosing kernels, relative to a decode step: a prefill also has matrix products of a new size. From 1.3 to
 1.5 in recordings on the host of the fitted profiles."""
 _KERNEL = {("prefill", "even"): 1.4, ("prefill", "odd"): 2.1, ("decode", "even"): 1.0, ("decode", "odd"): 1.3}
-"""Costs of building attention's kernels by step and length, relative to decoding even lengths: means of 61 stalls in
-seven processes, five in six of which are within a tenth."""
+"""Costs of building attention kernels, by kind of step and parity of the length, relative to a decode of even length.
+
+They are means of 61 stalls in seven processes; five of six stalls differ from the mean by at most a tenth."""
 _MASKLESS_PLAN, _MASKLESS_KERNEL = 0.86, 0.67
-"""Both costs relative to those with a mask, if no prompt is padded."""
+"""Factors on the costs of choosing and of building kernels if no prompt is padded, so that there is no mask."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,9 +83,9 @@ class FirstUses(NamedTuple):
     """Costs of first uses of kernels in the steps of a batch, with one entry per step."""
 
     shapes: FloatArray
-    """Costs of choosing or compiling kernels, relative to that in a decode step of even length; 0 without any."""
+    """Costs of choosing or compiling kernels, relative to a decode step of even length; 0 if none is needed."""
     kernels: FloatArray
-    """Costs of building or loading kernels, relative to that in a decode step of even length; 0 without any."""
+    """Costs of building or loading kernels, relative to a decode step of even length; 0 if none is needed."""
 
 
 class KernelsSeen:
@@ -109,7 +112,7 @@ class KernelsSeen:
         """
         uses = FirstUses(np.zeros(batch.new_tokens), np.zeros(batch.new_tokens))
         width, end = batch.prompt_width, batch.prompt_width + batch.new_tokens
-        if batch.preallocated:  # attention goes over all of it from the first step on, and all but one step are alike
+        if batch.preallocated:  # attention reads the whole static cache in every step, so all decode steps are alike
             length = end - 1 if stride is None else stride
             uses.kernels[0] = self._static_prefill(batch, length)
             if batch.new_tokens > 1:
@@ -144,7 +147,7 @@ class KernelsSeen:
         """Mark the lengths `begin:end` as planned for this number of rows; return those that were not."""
         planned = self._planned.setdefault((batch.rows, batch.padded), bytearray())
         planned.extend(bytes(max(end - len(planned), 0)))
-        if planned.find(0, begin, end) < 0:  # most lengths of a long run have been met before
+        if planned.find(0, begin, end) < 0:  # all are planned, as usual in a long run
             return _NO_LENGTHS
         lengths: IntArray = begin + np.flatnonzero(np.frombuffer(planned[begin:end], np.uint8) == 0)
         planned[begin:end] = bytes([True]) * (end - begin)
@@ -166,6 +169,7 @@ class KernelsSeen:
     def _kernels(self, batch: Batch, lengths: IntArray, *, prefill: bool) -> IntArray:
         """Return a number for the attention kernel at each of `lengths`."""
         kernel = np.full(len(lengths), _PREFILL) if prefill else self._decode_kernels(batch.rows, lengths)
+        # `lengths & -lengths` is the largest power of two that divides a length.
         alignment = np.minimum(lengths & -lengths, _LARGEST_ALIGNMENT) if batch.padded else np.zeros_like(lengths)
         fills_tiles = lengths % _TILE_KEYS[kernel] == 0
         numbers: IntArray = (kernel * _NUM_ALIGNMENTS + alignment) * 2 + fills_tiles
@@ -179,6 +183,7 @@ class KernelsSeen:
         return kernels[np.searchsorted([_TINY_KEYS, short, _LONG_KEYS], lengths)]
 
     def _is_first(self, *key: object) -> bool:
+        """Tell whether `key` is new to the process, and remember it."""
         first = key not in self._seen
         self._seen.add(key)
         return first

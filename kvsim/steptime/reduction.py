@@ -132,8 +132,8 @@ def reduce_ranks(card: Card, model: Model, *, num_processors: int = 132) -> Rank
     After the experts, an all-gather and a reduce-scatter over all ranks replace the all-reduce.
     """
     work = work_of(model)
-    own = replace(work, expert_weights=0, num_reduces=max(work.num_reduces - work.expert_layers, 0))
-    awake = _never_asleep(card, model, own, num_processors)
+    without_experts = replace(work, expert_weights=0, num_reduces=max(work.num_reduces - work.expert_layers, 0))
+    awake = _never_asleep(card, model, without_experts, num_processors)
     seconds = []
     for tokens in GROUP_SIZES:
         exchanged_s = reduce_s(card.exchange, tokens * _ACTIVATION_BYTES * model.hidden_size) + 2 * REDUCE_WAIT_S

@@ -12,11 +12,11 @@ from kvsim.steptime.sizes import ALL_ALIKE, NUM_SIZES, captured_size, size_place
 
 _LEAST_S = 1e-30
 COOL = 1.5
-"""A GPU keeps its clock while arithmetic and reading of the cache take at most this multiple of reading the weights."""
+"""Largest ratio of the time for arithmetic and cache reads to that of reading the weights without throttling."""
 HEATED = 2.5
-"""Factor on the time beyond `COOL`: throttling is complete once the product reaches the whole time of arithmetic and
-reading. Both were measured in steps of 160 to 500 sequences of Llama-3-8B on two H200s; the clock of one GPU fell from
-1.98 to 1.86 GHz with 128 sequences, and to 1.6 GHz with 400."""
+"""Factor on the time beyond `COOL`: the GPU is fully throttled once the product is the whole time of arithmetic and
+cache reads. Both constants were measured in steps of 160 to 500 sequences of Llama-3-8B on two H200s. The clock of one
+GPU fell from 1.98 to 1.86 GHz with 128 sequences, and to 1.6 GHz with 400."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class Roofline:
     request_s: float
     """Host, per request received."""
     request_token_s: float
-    """Host, per token of its prompt."""
+    """Host, per prompt token of a request received."""
     host_step_s: float
     """Host, per step, before the first kernel."""
     host_sequence_s: float
@@ -72,8 +72,9 @@ class Roofline:
     weights_s: float
     """GPU: reading all weights."""
     active_weights_s: float
-    """GPU, per token, until all weights are read: reading the weights that one token uses, without those in
-    `shared_weights_s`. In a mixture of experts, these are fewer than all weights."""
+    """GPU, per token, until all weights are read: reading the weights that one token uses, except `shared_weights_s`.
+
+    In a mixture of experts, one token uses only a part of the weights."""
     shared_weights_s: float = 0.0
     """GPU, per step: reading the weights that all tokens share; 0 if `active_weights_s` includes them."""
     token_s: float
@@ -81,8 +82,9 @@ class Roofline:
     logits_s: float
     """GPU: arithmetic of one sequence's output projection; overlaps with reading the weights."""
     exposed_share: float
-    """Share of the shorter of reading and arithmetic that does not overlap with the longer, if both are equally long;
-    at most 0.5."""
+    """Share of the time of reading or arithmetic that does not overlap with the other, if both are equally long.
+
+    It is at most 0.5."""
     sequence_s: float
     """GPU, per sequence, without the bytes it reads."""
     context_token_s: float
