@@ -1,8 +1,8 @@
 """Deadlines: first tokens in order of their deadlines, and prompts cut so that no step takes longer than a target.
 
-Short questions should be answered within a second, long documents within ten, and every further token should follow
-within 25 ms. `step.cost_s` says what a step would take on the machine, with the step times of the simulation.
-`python examples/deadlines.py` puts vLLM's rule beside it.
+Questions get a first token within a second, documents within ten, and further tokens follow within 25 ms. Where the
+pool is full, the prompt with the latest deadline is preempted for a more urgent request. `step.cost_s` predicts how
+long a step takes. `python examples/deadlines.py` puts vLLM's rule beside it.
 """
 
 import kvsim
@@ -10,9 +10,10 @@ import kvsim
 LONGEST_STEP_S = 0.025
 
 
-def deadline_s(request):
-    """Return the time at which a request should have its first token."""
-    return request.arrival_s + (1.0 if request.prompt_tokens < 2000 else 10.0)
+def urgency(request):
+    """Return a key to sort by: answers first, then prompts by the time at which the first token is due."""
+    within_s = 1.0 if request.prompt_tokens < 2000 else 10.0
+    return request.computed_tokens < request.prompt_tokens, request.arrival_s + within_s
 
 
 class Deadlines(kvsim.CustomPolicy):
@@ -22,15 +23,22 @@ class Deadlines(kvsim.CustomPolicy):
 
     def schedule(self, step):
         """Decode, then compute prompts in order of their deadlines."""
-        prompts = [request for request in step.running if request.computed_tokens < request.prompt_tokens]
-        for request in step.running:
-            if request not in prompts:
-                step.compute(request)
-        for request in sorted([*prompts, *step.waiting], key=deadline_s):
-            serve = step.compute if request in prompts else step.admit
-            num_tokens = self.room(step, request)
-            if not num_tokens or not serve(request, num_tokens):
+        for request in sorted([*step.running, *step.waiting], key=urgency):
+            is_prompt, _ = urgency(request)
+            num_tokens = self.room(step, request) if is_prompt else 1
+            is_served = num_tokens > 0 and request not in step.preempted and self.serve(step, request, num_tokens)
+            if is_prompt and not is_served:
                 break
+
+    def serve(self, step, request, num_tokens):
+        """Compute or admit a request; while the pool is full, preempt the least urgent one for it."""
+        needed = -(-(request.computed_tokens + num_tokens) // self.unit_tokens) - request.num_units
+        while not (step.compute if request in step.running else step.admit)(request, num_tokens):
+            victim = max(step.running, key=urgency, default=request)
+            if step.num_free_units >= needed or urgency(victim) <= urgency(request):
+                return False
+            step.preempt(victim)
+        return True
 
     def room(self, step, request):
         """Return the most tokens of a prompt with which the step is short enough, a multiple of 64."""
@@ -41,24 +49,20 @@ class Deadlines(kvsim.CustomPolicy):
         return 64 * low or (64 if not step.running else 0)
 
 
-def main(num_requests=120):
+def main(num_requests=120, num_blocks=12000):
     """Serve questions and documents under both rules."""
     short, long = (
         kvsim.generate(
-            number,
-            arrivals=kvsim.Poisson(rate_per_s=rate),
-            prompt=kvsim.Uniform(low=low, high=high),
-            output=100,
-            seed=1,
+            size, arrivals=kvsim.Poisson(rate_per_s=rate), prompt=kvsim.Uniform(low=low, high=high), output=100, seed=1
         )
-        for number, rate, low, high in ((num_requests, 8, 50, 500), (num_requests // 6, 1.3, 6000, 16000))
+        for size, rate, low, high in ((num_requests, 8, 50, 500), (num_requests // 6, 1.3, 6000, 16000))
     )
     requests = kvsim.Workload(
         arrival_s=[*short.arrival_s, *long.arrival_s],
         prompt_tokens=[*short.prompt_tokens, *long.prompt_tokens],
         output_tokens=[*short.output_tokens, *long.output_tokens],
     )
-    machine = kvsim.machine("H100/Llama-3.1-8B-Instruct", num_blocks=12000)
+    machine = kvsim.machine("H100/Llama-3.1-8B-Instruct", num_blocks=num_blocks)
     return kvsim.compare(requests, [kvsim.Paged(), Deadlines()], machine, engine="interpreted")
 
 

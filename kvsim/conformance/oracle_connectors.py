@@ -87,8 +87,8 @@ def connector_state(driver: Driver, arrived: list[int], name: Callable[[int], st
         "remote": sorted(name(number) for number in waiting if driver.sequence(number).status == LOADING),
         "held": [name(number) for number in arrived if connector.transfers[number].is_held],
         "deferred": [
-            [int(connector.transfers[number].free_after), driver.table(number)]
-            for number in listed(connector.deferred, 0, connector.state.num_deferred)
+            [int(driver.engine.external.sequences[number].free_after), driver.table(number)]
+            for number in driver.deferred()
         ],
     }
 

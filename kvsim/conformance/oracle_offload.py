@@ -55,9 +55,9 @@ def jobs_begun(driver: Driver, name: Callable[[int], str]) -> dict[str, Any]:
 
 def offload_state(driver: Driver, name: Callable[[int], str]) -> dict[str, Any]:
     """Return the skipped requests, the number of used host slots, and the blocks whose release is deferred."""
-    host = driver.engine.host
+    host, sequences = driver.engine.host, driver.engine.external.sequences
     return {
         "skipped": [name(number) for number in driver.skipped()],
         "host_used": int(host.settings.num_slots - host.state.num_free),
-        "deferred": [[int(host.asked[number].free_after), driver.table(number)] for number in driver.deferred()],
+        "deferred": [[int(sequences[number].free_after), driver.table(number)] for number in driver.deferred()],
     }

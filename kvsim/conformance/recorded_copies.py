@@ -110,7 +110,7 @@ class CopiesInLockstep:
         records = {int(job.number): record for record, job in self._driver.jobs().items()} if reported else {}
         for number in reported:
             if number in records:
-                self._driver.report(records[number], self._driver.engine.host.state.num_updates + 1)
+                self._driver.report(records[number], self._driver.engine.external.state.num_updates + 1)
         return sorted(reported.keys() - records.keys())
 
     def _settle(self, step: int) -> None:

@@ -85,7 +85,7 @@ class TransfersInLockstep:
     def before(self, kind: int, step: int) -> Differing | None:
         """Report the transfers that end with the output of `step`, before it is processed."""
         if kind == UPDATE:
-            call = int(self._driver.engine.connector.state.num_updates) + 1
+            call = int(self._driver.engine.external.state.num_updates) + 1
             for number, is_load in self._ended.get(step, ()):
                 self._driver.report_transfer(number, call, is_load=is_load)
         return None

@@ -107,7 +107,7 @@ def _after_step(engine: Engine) -> int:
     state = engine.state
     if state.num_in_batch == 0 and state.num_preempted == 0 and engine.scheduler.is_stalled(engine):
         return STALLED
-    if engine.memory.is_crowded(engine):
+    if state.is_crowded:
         return CROWDED
     if engine.memory.has_news(engine) and not engine.settings.checking:
         return NEWS

@@ -22,8 +22,6 @@ class ConnectorSettings:
     """A sequence whose blocks could not be freed at once is not preempted."""
     recomputes: bool = False
     """Tokens that fail to load are recomputed; if False, their sequence ends."""
-    draft_tokens: int = 0
-    """Number of draft tokens for which every sequence with an unfinished prompt reserves room."""
     backoff_tokens: int = 0
     """Tokens at the end of a prompt that are not fetched."""
     is_timed: bool = False
@@ -32,8 +30,6 @@ class ConnectorSettings:
     """Seconds that one block takes on one lane of the link."""
     latency_s: float = 0.0
     """Fixed part of the time of a load, in seconds."""
-    most_rows: int = 0
-    """Largest number of memory rows with which another load may begin."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -46,7 +42,6 @@ class ConnectorState:
     """Number of loads that have begun and are not reported."""
     num_held: int = 0
     """Number of sequences that have ended and whose blocks wait for a transfer."""
-    num_prefilling: int = 0
     num_loads: int = 0
     """Number of entries in `loads`, which the caller has not read yet."""
     num_notices: int = 0
@@ -55,27 +50,15 @@ class ConnectorState:
     num_bad: int = 0
     """Number of blocks that have failed to load and are not reported."""
     num_errors: int = 0
-    num_updates: int = 0
-    """Number of steps whose output was processed, empty ones included."""
-    num_steps_begun: int = 0
-    """Number of scheduled steps that compute tokens."""
-    num_steps_processed: int = 0
-    """Number of processed steps that computed tokens."""
-    num_deferred: int = 0
-    """Number of sequences that have no tables any more, but whose blocks are not free yet."""
     num_fetched: int = 0
     """Number of the `loads` that are on the link."""
     num_fetched_blocks: int = 0
     """Number of blocks that were put on the link in the whole run."""
     num_live: int = 0
     """Number of transfers whose end is known and not reported yet."""
-    num_settled_calls: int = 0
-    """Number of consecutive calls of the scheduler without effect."""
     is_asleep: bool = False
     """Nothing happens before `wake_s`, unless another server or a client acts."""
     wake_s: float = 0.0
-    is_crowded: bool = False
-    """More loads began in one step than there is room to record."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -112,14 +95,6 @@ class Transfer:
     """The sequence has ended because its load failed."""
     is_held: bool = False
     """The sequence has ended, and its blocks wait for a transfer."""
-    place: Small = 0
-    """Index among the sequences with an unfinished prompt, from 1 on; 0 for none."""
-    last_step: int = 0
-    """Number of the last step that computed its tokens."""
-    free_after: int = 0
-    """Number of the step whose output must be processed before its blocks are free."""
-    dead_tokens: Small = 0
-    """Number of tokens that it had computed in the blocks whose release is deferred."""
     begun_seq: int = -1
     """`State.seq` when its last transfer began; -1 for none."""
     ended_seq: int = -1
@@ -167,8 +142,6 @@ class ConnectorTables(NamedTuple):
     state: ConnectorState
     transfers: Records[Transfer]
     """One record for each sequence."""
-    prefilling: Numbers
-    """Sequences that load or were admitted with a part of their prompt, so blocks for the rest are reserved."""
     loads: Numbers
     """Sequences whose loads have begun, in order, until the caller reads the list."""
     notices: Numbers
@@ -187,5 +160,3 @@ class ConnectorTables(NamedTuple):
     """Marks of bad blocks, one for each block; used within one update."""
     errors: Numbers
     """Sequences that end with this update because their load failed."""
-    deferred: Numbers
-    """Sequences whose blocks are not free yet, in order."""

@@ -157,8 +157,8 @@ class Driver:
         connector = self.engine.connector
         waiting = [number for number in (*self.waiting(), *self.skipped()) if self.sequence(number).num_units]
         held = [index for index, is_held in enumerate(column(connector.transfers, "is_held")) if is_held]
-        deferred = listed(connector.deferred, 0, connector.state.num_deferred)
-        return [*self.running(), *waiting, *(number for number in held if self.sequence(number).num_units), *deferred]
+        held = [number for number in held if self.sequence(number).num_units]
+        return [*self.running(), *waiting, *held, *self.deferred()]
 
     def waiting(self) -> list[int]:
         """Return the queued sequences, the head first."""
@@ -210,8 +210,7 @@ class Driver:
 
     def deferred(self) -> list[int]:
         """Return the sequences whose blocks will be freed after the steps in flight, in order of freeing."""
-        host = self.engine.host
-        return [int(host.deferred[index]) for index in range(host.state.num_deferred)]
+        return listed(self.engine.external.deferred, 0, self.engine.external.state.num_deferred)
 
     def jobs(self) -> dict[int, Job]:
         """Return the copies that are not reported yet, by the index of their record, in order of beginning."""

@@ -13,7 +13,7 @@ from kvsim.engine.arrays import column, dtype_of
 from kvsim.engine.state import Engine
 
 _NOT_COPIED_BY_NAME = (
-    *("memory", "scheduler", "rules", "host", "connector", "radix", "encoder", "step_times"),
+    *("memory", "scheduler", "rules", "external", "host", "connector", "radix", "encoder", "step_times"),
     *("steps", "outputs", "memory_rows"),
 )
 """Fields of an engine that `moved` does not copy by name: those that both engines share, those whose parts it copies
@@ -43,9 +43,9 @@ def moved(source: Engine, target: Engine) -> Engine:
 
 
 def _parts_of(engine: Engine) -> tuple[Any, ...]:
-    """Return the records of the optional parts (host tier, connector, radix cache, encoder), without drained rows."""
+    """Return the records of the optional parts (external KV, host tier and so on), without drained rows."""
     encoder = (part for name, part in engine.encoder._asdict().items() if name != "rows")
-    return (*engine.host, *engine.connector, *engine.radix, *encoder)
+    return (*engine.external, *engine.host, *engine.connector, *engine.radix, *encoder)
 
 
 def _copy(old: Any, new: Any, end: int) -> None:

@@ -56,8 +56,6 @@ class HostSettings:
     """The engine's clock decides when a copy has ended; if False, the caller reports it."""
     most_copy_rows: int = 0
     """Largest number of copy rows with which another step may begin."""
-    most_rows: int = 0
-    """Largest number of memory rows with which another load may begin."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -83,23 +81,11 @@ class HostState:
     last_free_job: int = 0
     first_reported: int = 0
     last_reported: int = 0
-    num_updates: int = 0
-    """Number of steps whose output was processed, empty ones included."""
-    num_steps_begun: int = 0
-    """Number of scheduled steps with computed tokens."""
-    num_steps_processed: int = 0
-    """Number of processed steps with computed tokens."""
-    num_deferred: int = 0
-    """Number of sequences that have no tables any more, but whose blocks are not free yet."""
-    num_settled_calls: int = 0
-    """Number of consecutive calls of the scheduler without effect."""
     store_free_s: float = 0.0
     """Time at which all copies to the host that were submitted have ended, in seconds."""
     load_free_s: float = 0.0
     """Time at which all copies from the host that were submitted have ended, in seconds."""
     num_copy_rows: int = 0
-    is_crowded: bool = False
-    """More loads began in one step than there is room to record."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -181,14 +167,6 @@ class HostSequence:
     """Number of leading host blocks that are stored, or need not be."""
     num_recorded: Small = 0
     """Number of entries of its table whose allocation is recorded in `allocated_in`."""
-    is_prefilling: bool = False
-    """The sequence loads or was admitted with a part of its prompt, so blocks for the rest are reserved."""
-    last_step: int = 0
-    """Number of the last step that computed its tokens."""
-    free_after: int = 0
-    """Number of the step whose output must be processed before its blocks are free."""
-    dead_tokens: Small = 0
-    """Number of tokens that it had computed in the blocks whose release is deferred."""
     preempted_in: int = 0
 
 
@@ -208,8 +186,6 @@ class HostTier(NamedTuple):
     """Copies. Pending ones are linked in order of their numbers; record 0 is the head of that list."""
     asked: Records[HostSequence]
     """One record for each sequence."""
-    deferred: Numbers
-    """Sequences whose blocks are not free yet, in order."""
     allocated_in: Numbers
     """The last call of the scheduler that allocated each GPU block."""
     copy_rows: Records[CopyRow]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ from kvsim.engine.connector import connected, connector_initialization, disaggre
 from kvsim.engine.connector_records import ConnectorTables
 from kvsim.engine.custom import custom_memory
 from kvsim.engine.encoder_records import encoder_cache
+from kvsim.engine.external_records import ExternalKV, ExternalSequence, ExternalState
 from kvsim.engine.host import host_initialization, tiered
 from kvsim.engine.host_tier import HostTier
 from kvsim.engine.known_requests import Demand
@@ -200,9 +201,10 @@ class EnginePlan:
             blocks=_blocks(self.num_units if room.has_blocks else 0, self.initial_free, compiled=compiled),
             readers=records_of(records.Readers, self.num_units + 1 if settings.has_windows else 0),
             buckets=records_of(records.Bucket, _num_buckets(demand, policy, self.num_units)),
-            host=self._host_tier(room, compiled=compiled),
+            external=self._external(compiled=compiled),
+            host=self._host_tier(compiled=compiled),
             encoder=encoder_cache(self.encoding, batch, FIRST_ROWS, records=self.records_memory, compiled=compiled),
-            connector=self._connector(room, compiled=compiled),
+            connector=self._connector(compiled=compiled),
             radix=self._radix(settings.most_in_flight, room.memory_rows, compiled=compiled),
             holes=records_of(records.Hole, room.num_holes),
             rectangle=make_one(records.Rectangle, compiled=compiled),
@@ -251,6 +253,7 @@ class EnginePlan:
             "records_schedule": self.records_schedule,
             "stamp_at_entry": self.stamp_at_entry,
             "most_unsure": self.most_unsure,
+            "most_rows_before_load": FIRST_ROWS + room.rows_of_loads - host_initialization.rows_of_table(room.width),
         }
         if isinstance(policy, Paged) and policy.cache.swap_gib:
             chosen |= _host_memory(policy.cache, self.unit_bytes)
@@ -288,20 +291,30 @@ class EnginePlan:
             reports=self.reports, compiled=compiled,
         )  # fmt: skip
 
-    def _connector(self, room: _Room, *, compiled: bool) -> ConnectorTables:
+    def _external(self, *, compiled: bool) -> ExternalKV:
+        """Return the records of loads and of blocks freed late, empty where KV never comes from elsewhere."""
+        if self.connector is None and not host_initialization.has_offload(self.policy):
+            return cast("ExternalKV", ())
+        size = len(self.demand.prompt)
+        return ExternalKV(
+            state=make_one(ExternalState, compiled=compiled),
+            sequences=make(ExternalSequence, size + 1, compiled=compiled),
+            prefilling=numbers(np.zeros(size, np.int64), compiled=compiled),
+            deferred=numbers(np.zeros(size, np.int64), compiled=compiled),
+        )
+
+    def _connector(self, *, compiled: bool) -> ConnectorTables:
         """Return the KV connector, empty where there is none."""
         return connector_initialization.connector_tables(
             self.connector,
-            self.drafts,
             self.policy,
             self.num_units,
             len(self.demand.prompt),
             self.unit_bytes,
-            FIRST_ROWS + room.rows_of_loads - host_initialization.rows_of_table(room.width),
             compiled=compiled,
         )
 
-    def _host_tier(self, room: _Room, *, compiled: bool) -> HostTier:
+    def _host_tier(self, *, compiled: bool) -> HostTier:
         """Return the second tier, empty where nothing is offloaded."""
         return host_initialization.host_tier(
             self.policy,
@@ -309,7 +322,6 @@ class EnginePlan:
             len(self.demand.prompt),
             self.unit_bytes,
             self.num_gpus,
-            FIRST_ROWS + room.rows_of_loads - host_initialization.rows_of_table(room.width),
             num_layers=self.num_layers,
             is_timed=self.copies_are_timed,
             compiled=compiled,
@@ -475,6 +487,7 @@ def _drafting(drafts: Drafts, policy: Paged) -> dict[str, Any]:
         "pads_admission": not drafts.by_batch,
         "pads_alone": rules.pads_alone,
         "caches_processed": rules.caches_processed,
+        "reserved_draft_tokens": 1 + drafts.num_tokens + drafts.lookahead_tokens if rules.reserves_drafts else 0,
         "max_num_active_seqs": most_running,
     }
 

@@ -168,8 +168,6 @@ class MemoryManager:
     """Tell whether there is room for the rows of the transfers that the next step may report."""
     has_news: Callable[[Engine], bool] = _never
     """Tell whether a step has begun transfers that other servers must know of."""
-    is_crowded: Callable[[Engine], bool] = _never
-    """Tell whether more transfers began in a step than there is room to record."""
 
     def __repr__(self) -> str:
         return self.name

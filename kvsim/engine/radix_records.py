@@ -186,8 +186,6 @@ class RadixState:
     num_doubled: int = 0
     """Nodes that ever came to be on the device and on the host."""
     num_events: int = 0
-    is_crowded: bool = False
-    """More changed hands in a step than could be written down."""
 
 
 @dataclass(slots=True, eq=False, repr=False)

@@ -215,6 +215,10 @@ class Settings:
     most_memory_rows: int = 0
     """Largest number of `memory_rows` with which another step may begin."""
     most_schedule_rows: int = 0
+    most_rows_before_load: int = 0
+    """Largest number of `memory_rows` with which another load may begin."""
+    reserved_draft_tokens: int = 0
+    """Number of draft tokens for which every sequence with an unfinished prompt reserves room."""
 
 
 @cache
@@ -353,6 +357,8 @@ class State:
     """Sequences that gave back slots of tokens that may never be computed, since the last step."""
     num_memory_rows: int = 0
     num_schedule_rows: int = 0
+    is_crowded: bool = False
+    """A step changed more than there is room to record."""
     subject: int = 0
     """The sequence, block or sum that the outcome of a slice refers to."""
     other: int = 0

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 from kvsim.engine.arrays import Numbers, Records
 from kvsim.engine.connector_records import ConnectorTables
 from kvsim.engine.encoder_records import EncoderCache
+from kvsim.engine.external_records import ExternalKV
 from kvsim.engine.host_tier import HostTier
 from kvsim.engine.machine_code.compiled import part
 from kvsim.engine.memory import MemoryManager
@@ -145,6 +146,8 @@ class Engine(NamedTuple):
     """One record for each block, if layers have windows."""
     buckets: Records[Bucket]
     """The prefix cache: a block is in the bucket of its key."""
+    external: ExternalKV
+    """Loads, and blocks that are freed late, of an engine with a host tier or a connector; otherwise an empty tuple."""
     host: HostTier
     """The second tier on the host, or an empty tuple, whose type lets the compiler leave out the code for it."""
     encoder: EncoderCache

@@ -293,13 +293,15 @@ class CustomPolicy(Protocol):
         """Return the request of `step.running` to preempt, so that `needs` gets memory; it may be `needs` itself."""
         return step.running[-1]
 
-    def evict(self, step: StepInMaking, candidates: Candidates) -> CachedBlock:  # noqa: ARG002
-        """Return the block of `candidates` to evict from the prefix cache.
+    def evict(self, step: StepInMaking, candidates: Candidates) -> CachedBlock | list[CachedBlock]:  # noqa: ARG002
+        """Return the block of `candidates` to evict from the prefix cache, or a list of blocks in order of eviction.
 
-        This is called when a request needs a block and the next block of the free queue is in the prefix cache.
-        `candidates` are all free blocks in the prefix cache, the least recently freed first; vLLM evicts the first.
-        Reading `candidates[0]` costs nothing; `candidates.column("num_hits")` and a loop take longer the larger the
-        pool is. `eviction_rank` avoids this cost. With a custom allocator, this is not called.
+        A step evicts further blocks from its list, as long as they are free, without another call: a prompt takes many
+        blocks at once, and a loop over all candidates then runs once. This is called when a request needs a block and
+        the next block of the free queue is in the prefix cache. `candidates` are all free blocks in the prefix cache,
+        the least recently freed first; vLLM evicts the first. Reading `candidates[0]` costs nothing;
+        `candidates.column("num_hits")` and a loop take longer the larger the pool is. `eviction_rank` avoids this cost.
+        With a custom allocator, this is not called.
         """
         return candidates[0]
 

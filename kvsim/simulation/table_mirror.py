@@ -63,10 +63,8 @@ def held(driver: Driver, node: int, group: int) -> Held:
     if sequence.status == RUNNING and counted != there:
         raise IntegrityError(f"{there} blocks stand in a table of request {node - 1}, and {counted} are counted.")
     computed = int(sequence.computed + sequence.rejected)
-    if engine.settings.offloads and sequence.num_units == 0:  # it has ended, and copies still hold its blocks
-        computed = int(engine.host.asked[node].dead_tokens)
-    if engine.memory in CONNECTOR_KINDS and sequence.num_units == 0:
-        computed = int(engine.connector.transfers[node].dead_tokens)
+    if engine.external and sequence.num_units == 0:  # it has ended, and its blocks are freed late
+        computed = int(engine.external.sequences[node].dead_tokens)
     skipped = int(num_unread_tokens(engine, group, sequence.computed))
     return Held(blocks, computed, skipped, int(sequence.full_tokens))
 

@@ -181,7 +181,7 @@ def test_what_is_not_followed_is_refused_by_its_name(more: dict[str, Any], featu
 @pytest.mark.parametrize(
     ("drafting", "release", "words"),
     [
-        ({"method": "eagle", "k": 2}, "0.30.0", "knows speculative decoding of vLLM 0.25 and 0.33, not that of 0.30.0"),
+        ({"method": "eagle", "k": 2}, "0.30.0", "knows speculative decoding of vLLM 0.25 and 0.33, not of 0.30.0"),
         ({"method": "medusa", "k": 2}, "0.33.0", "kvsim does not follow drafts of the method 'medusa'"),
         ({"method": "ngram", "k": 0}, "0.33.0", "num_speculative_tokens should be at least 1 and at most 256, not 0"),
     ],

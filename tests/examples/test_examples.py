@@ -109,6 +109,14 @@ def test_deadlines_are_met_more_often_and_tokens_follow_sooner() -> None:
     assert tpot_s["deadlines"] < example.LONGEST_STEP_S < tpot_s["paged"]
 
 
+def test_deadlines_are_met_in_a_small_pool_by_preemption() -> None:
+    example = loaded("deadlines")
+    found = example.main(num_requests=40, num_blocks=1100)
+    assert example.num_late(found["deadlines"]) == 0 < example.num_late(found["paged"])
+    assert found["deadlines"].requests.preemptions.sum() > 0
+    assert found["deadlines"].summary().num_finished == found["paged"].summary().num_finished
+
+
 def test_a_tree_of_tokens_finds_what_sglangs_does_and_more_than_blocks() -> None:
     found = loaded("radix_tree").main()
     hits = {name: run.requests.cached_tokens.sum() for name, run in found.items()}

@@ -142,6 +142,23 @@ def test_vllms_eviction_said_by_a_policy_is_vllms(
     assert same(custom, kvsim.simulate(requests, kvsim.Paged(scheduler=settings), machine, engine="interpreted"))
 
 
+class EvictsByList(Plain):
+    """vLLM's rule of eviction, with an answer for all evictions of a step."""
+
+    num_asked = 0
+
+    def evict(self, step: StepInMaking, candidates: Sequence[CachedBlock]) -> list[CachedBlock]:
+        type(self).num_asked += 1
+        return sorted(candidates, key=lambda block: block.last_used_s)
+
+
+def test_a_list_of_blocks_to_evict_is_asked_for_once_a_step(requests: kvsim.Workload, machine: kvsim.Machine) -> None:
+    LeastRecentlyFreed.num_evicted = EvictsByList.num_asked = 0
+    one_by_one = kvsim.simulate(requests, LeastRecentlyFreed(), machine, check=True)
+    assert same(kvsim.simulate(requests, EvictsByList(), machine, check=True), one_by_one)
+    assert 0 < EvictsByList.num_asked < LeastRecentlyFreed.num_evicted / 2
+
+
 COLUMNS = ("unit", "key", "end_tokens", "num_hits", "tokens_below", "cached_s", "last_used_s")
 
 
@@ -302,6 +319,11 @@ class Thrashing(Plain):
             step.admit(step.waiting[-1], 16)
 
 
+class EvictsNone(Plain):
+    def evict(self, step: StepInMaking, candidates: Sequence[CachedBlock]) -> list[CachedBlock]:
+        return []
+
+
 class Elsewhere(Plain):
     def evict(self, step: StepInMaking, candidates: Sequence[CachedBlock]) -> Any:
         return candidates[0].unit
@@ -323,6 +345,7 @@ def with_allocator(kind: type[kvsim.Allocator]) -> kvsim.CustomPolicy:
         (Strange(), "returned 'the first', which is no request"),
         (Gone(), "as victim, and it does not run"),
         (Eager(), "compute twice in one step"),
+        (EvictsNone(), "named None to evict, which is no free block"),
         (Elsewhere(), "to evict, which is no free block that keeps a prefix"),
         (Undecided(), "preempts what it has just admitted, for ever: rows 0"),
         (Patient(), "admits no request, although none runs: rows 0"),

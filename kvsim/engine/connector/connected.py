@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kvsim.engine import encoder_cache, prefilling, scheduler, totals, waiting_queue
+from kvsim.engine import encoder_cache, scheduler, totals, waiting_queue
 from kvsim.engine.connector import failed_loads
 from kvsim.engine.machine_code.compiled import part
 from kvsim.engine.memory import SKIP, STOP
-from kvsim.engine.paged import groups, kv_cache
+from kvsim.engine.paged import external_kv, kv_cache
 from kvsim.engine.records import Sequence
-from kvsim.engine.state import ABORTED, LOADING, NO_KEY, PREEMPTED, RUNNING, WAITING, Engine, table_of
+from kvsim.engine.state import ABORTED, LOADING, NO_KEY, PREEMPTED, RUNNING, Engine, table_of
 
 
 @part
@@ -30,16 +30,13 @@ def use_load(engine: Engine, sequence: Sequence) -> bool:
     transfer = engine.connector.transfers[sequence.number]
     if not transfer.has_come:
         return False
-    sequence.status = PREEMPTED if sequence.preemptions > 0 else WAITING
+    external_kv.wait_again(sequence)
     if transfer.has_failed and sequence.computed == 0:
         totals.lose_tokens(engine, sequence)
         kv_cache.free_tables(engine, sequence)
         sequence.num_units = 0
     else:
-        kv_cache.cache_blocks(engine, sequence, sequence.computed)
-        if sequence.computed == sequence.num_tokens:
-            sequence.computed -= 1
-            sequence.rejected = 1  # the slot of the last token is written already, and will be written again
+        external_kv.end_load(engine, sequence)
     transfer.has_come = transfer.has_failed = False
     return True
 
@@ -67,15 +64,10 @@ def find_prefix(engine: Engine, sequence: Sequence) -> int:
 @part
 def admit(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -> bool:
     """Allocate blocks for tokens of a waiting sequence, which has a table already if it was loaded."""
-    if sequence.num_units == 0:
-        fits = kv_cache.admit(engine, sequence, computed, num_tokens)
-    else:
-        fits = _has_room_to_go_on(engine, sequence, num_tokens) and kv_cache.grow(engine, sequence, num_tokens)
-    if fits:
-        _record_allocation(engine, sequence, engine.connector.state.num_external)
-        if computed + num_tokens < sequence.num_tokens:
-            prefilling.add(engine, sequence)
-    return fits
+    if not external_kv.admit(engine, sequence, computed, num_tokens):
+        return False
+    _record_allocation(engine, sequence, engine.connector.state.num_external)
+    return True
 
 
 @part
@@ -83,7 +75,7 @@ def free(engine: Engine, sequence: Sequence) -> None:
     """Free all blocks of a sequence, or keep them until the transfer that reads or writes them is reported."""
     connector = engine.connector
     transfer = connector.transfers[sequence.number]
-    prefilling.leave(engine, sequence)
+    external_kv.end_prefilling(engine, sequence)
     if sequence.status == LOADING and not transfer.has_come:
         _hold(engine, sequence)
         return
@@ -98,13 +90,13 @@ def free(engine: Engine, sequence: Sequence) -> None:
         connector.sends[connector.state.num_sends] = sequence.number
         connector.state.num_sends += 1
         return
-    _release(engine, sequence)
+    external_kv.free(engine, sequence)
 
 
 @part
 def frees_at_once(engine: Engine, sequence: Sequence) -> bool:
     """Tell whether a running sequence may be preempted: some releases spare those whose blocks are not free at once."""
-    return not engine.connector.settings.spares_busy or _can_free_now(engine, sequence)
+    return not engine.connector.settings.spares_busy or external_kv.frees_at_once(engine, sequence)
 
 
 @part
@@ -116,28 +108,14 @@ def awaits_transfers(engine: Engine) -> bool:
 @part
 def after_schedule(engine: Engine) -> None:
     """Record the last step of each sequence in the batch; end the reservations of prompts that the step completes."""
-    state, connector = engine.state, engine.connector
-    launched = engine.launched[state.next_launched]
-    launched.computes = state.num_in_batch > 0
-    if launched.computes:
-        connector.state.num_steps_begun += 1
-    has_effect = state.num_in_batch + state.num_preempted + connector.state.num_loads > 0
-    connector.state.num_settled_calls = 0 if has_effect else connector.state.num_settled_calls + 1
-    for index in range(state.num_in_batch):
-        connector.transfers[engine.batch[index]].last_step = connector.state.num_steps_begun
-    first = state.next_launched * engine.settings.max_num_seqs
-    for index in range(first, first + launched.num_emitting):
-        prefilling.leave(engine, engine.sequences[engine.emitting[index]])
+    state = engine.state
+    external_kv.begin_step(engine, state.num_in_batch + state.num_preempted + engine.connector.state.num_loads > 0)
 
 
 @part
 def before_update(engine: Engine, launched: int) -> None:
     """Free the blocks that waited for the oldest step in flight, and handle the loads reported as failed."""
-    connector = engine.connector
-    connector.state.num_updates += 1
-    if engine.launched[launched].computes:
-        connector.state.num_steps_processed += 1
-        _free_deferred(engine)
+    external_kv.before_update(engine, launched)
     failed_loads.fall_back(engine, launched)
 
 
@@ -158,7 +136,7 @@ def after_update(engine: Engine) -> None:
     num_due = 0
     while num_due < connector.state.num_reports:
         report = connector.reports[num_due]
-        if report.reported_in > connector.state.num_updates:
+        if report.reported_in > engine.external.state.num_updates:
             break
         sequence = engine.sequences[report.sequence]
         connector.state.num_loading -= report.is_load
@@ -168,11 +146,11 @@ def after_update(engine: Engine) -> None:
         elif connector.transfers[sequence.number].is_held:
             connector.transfers[sequence.number].is_held = False
             connector.state.num_held -= 1
-            _release(engine, sequence)
+            external_kv.free(engine, sequence)
         num_due += 1
     connector.state.num_reports -= num_due
     if num_due > 0:
-        connector.state.num_settled_calls = 0
+        engine.external.state.num_settled_calls = 0
     for index in range(connector.state.num_reports):
         report, later = connector.reports[index], connector.reports[index + num_due]
         report.sequence, report.is_load, report.reported_in = later.sequence, later.is_load, later.reported_in
@@ -210,32 +188,9 @@ def _num_external(engine: Engine, sequence: Sequence, hit_tokens: int) -> int:
 @part
 def _begin_load(engine: Engine, sequence: Sequence, hit_tokens: int, external: int) -> bool:
     """Allocate blocks for the load of a waiting sequence and begin it; return False if the pool lacks the blocks."""
-    settings, state, connector = engine.settings, engine.state, engine.connector
-    loaded = hit_tokens + external
-    free_blocks = kv_cache.num_admissible(engine)
-    if sequence.num_units == 0:
-        whole = groups.num_needed_at_admission(engine, 0, sequence.num_tokens, hit_tokens, True)
-        needed = groups.num_needed_at_admission(engine, 0, loaded, hit_tokens, False)
-    else:
-        num_blocks = table_of(engine, sequence, 0).num_blocks
-        whole = max(groups.num_blocks_for(engine, 0, sequence.num_tokens) - num_blocks, 0)
-        needed = max(groups.num_blocks_for(engine, 0, loaded) - num_blocks, 0)
-    if settings.reserve_full_prompt and whole > free_blocks:
+    connector = engine.connector
+    if not external_kv.begin_load(engine, sequence, hit_tokens, hit_tokens + external):
         return False
-    if needed > free_blocks - prefilling.num_reserved(engine):
-        return False
-    if settings.records_memory and state.num_memory_rows > connector.settings.most_rows:
-        connector.state.is_crowded = True
-        return False
-    if sequence.num_units == 0:
-        kv_cache.begin_tables(engine, sequence, hit_tokens, loaded, loaded)
-        state.written += loaded * settings.token_slots
-    else:
-        state.written += (loaded - sequence.computed - sequence.rejected) * settings.token_slots
-        sequence.rejected = 0
-    sequence.status = LOADING
-    sequence.computed = loaded
-    prefilling.add(engine, sequence)
     connector.loads[connector.state.num_loads] = sequence.number
     connector.state.num_loads += 1
     connector.state.num_loading += 1
@@ -296,72 +251,6 @@ def _hold(engine: Engine, sequence: Sequence) -> None:
     engine.connector.state.num_held += 1
 
 
-@part
-def _can_free_now(engine: Engine, sequence: Sequence) -> bool:
-    """Tell whether the blocks of a sequence can be freed now.
-
-    They can if no step in flight writes to them, or if the engine does not defer frees (`frees_late`).
-    """
-    connector = engine.connector
-    last_step = connector.transfers[sequence.number].last_step
-    return not engine.settings.frees_late or last_step <= connector.state.num_steps_processed
-
-
-@part
-def _release(engine: Engine, sequence: Sequence) -> None:
-    """Free the blocks of a sequence at once, or when the steps in flight that write to them are processed."""
-    if sequence.num_units == 0:
-        return
-    connector = engine.connector
-    sequence.num_units = 0
-    totals.lose_tokens(engine, sequence)
-    if _can_free_now(engine, sequence):
-        kv_cache.free_tables(engine, sequence)
-        return
-    transfer = connector.transfers[sequence.number]
-    transfer.free_after, transfer.dead_tokens = connector.state.num_steps_begun, sequence.computed
-    engine.state.written += sequence.computed * engine.settings.token_slots
-    connector.deferred[connector.state.num_deferred] = sequence.number
-    connector.state.num_deferred += 1
-
-
-@part
-def _free_deferred(engine: Engine) -> None:
-    """Free the blocks that waited for steps whose output is now processed."""
-    connector, num_freed = engine.connector, 0
-    state = connector.state
-    while num_freed < state.num_deferred:
-        sequence = engine.sequences[connector.deferred[num_freed]]
-        transfer = connector.transfers[sequence.number]
-        if transfer.free_after > state.num_steps_processed:
-            break
-        engine.state.written -= transfer.dead_tokens * engine.settings.token_slots
-        kv_cache.free_tables(engine, sequence)
-        num_freed += 1
-    state.num_deferred -= num_freed
-    for index in range(state.num_deferred):
-        connector.deferred[index] = connector.deferred[index + num_freed]
-
-
-@part
-def _has_room_to_go_on(engine: Engine, sequence: Sequence, num_tokens: int) -> bool:
-    """Tell whether the pool has room for `num_tokens` of a waiting sequence after those that it has loaded."""
-    settings = engine.settings
-    free_blocks = kv_cache.num_admissible(engine)
-    num_blocks = table_of(engine, sequence, 0).num_blocks
-    whole = max(groups.num_blocks_for(engine, 0, sequence.num_tokens) - num_blocks, 0)
-    if settings.reserve_full_prompt and whole > free_blocks:
-        return False
-    slots = min(sequence.computed + num_tokens + settings.lookahead_tokens, settings.max_model_len)
-    return max(groups.num_blocks_for(engine, 0, slots) - num_blocks, 0) <= free_blocks
-
-
-@part
-def is_crowded(engine: Engine) -> bool:
-    """Tell whether the rows of memory had no room for a load."""
-    return engine.connector.state.is_crowded
-
-
 CONNECTED = replace(
     kv_cache.PAGED,
     name="connected",
@@ -374,5 +263,4 @@ CONNECTED = replace(
     after_schedule=after_schedule,
     before_update=before_update,
     after_update=after_update,
-    is_crowded=is_crowded,
 )

@@ -19,18 +19,15 @@ from kvsim.engine.connector_records import (
 )
 from kvsim.policies import Paged, Policy
 from kvsim.policies.connectors import Connector, Exchange, Remote
-from kvsim.policies.drafts import Drafts
 from kvsim.policies.releases import rules_of
 
 
 def connector_tables(
     connector: Connector | None,
-    drafts: Drafts | None,
     policy: Policy,
     num_units: int,
     size: int,
     unit_bytes: int,
-    rows: int,
     *,
     compiled: bool,
 ) -> ConnectorTables:
@@ -38,46 +35,36 @@ def connector_tables(
 
     Args:
         connector: the exchanges of the requests, and the link.
-        drafts: the drafts of the requests, for which some releases reserve blocks.
         policy: the policy of the engine.
         num_units: the number of blocks in the pool.
         size: the number of requests.
         unit_bytes: the bytes of a block.
-        rows: the number of memory rows of a step beyond which no load begins.
         compiled: whether the engine is compiled.
     """
     if connector is None or not isinstance(policy, Paged):
         return cast("ConnectorTables", ())
-    rules = rules_of(policy.scheduler.vllm)
     settings = make_one(ConnectorSettings, compiled=compiled)
     settings.is_store, settings.recomputes = connector.is_store, connector.recomputes
-    settings.spares_busy = rules.spares_busy
-    settings.backoff_tokens, settings.most_rows = connector.backoff_tokens, rows
-    if drafts is not None and rules.reserves_drafts:
-        settings.draft_tokens = 1 + drafts.num_tokens + drafts.lookahead_tokens
+    settings.spares_busy = rules_of(policy.scheduler.vllm).spares_busy
+    settings.backoff_tokens = connector.backoff_tokens
     link = connector.link
     settings.is_timed = link is not None
     if link is not None:
         settings.latency_s, settings.block_s = link.latency_s, link.seconds_of(unit_bytes)
     exchanges = list(connector.exchanges) or [Exchange()] * size
     bad = list(chain.from_iterable(exchange.bad for exchange in exchanges))
-    zeros = np.zeros(size, np.int64)
+    names = ("loads", "notices", "sends", "live", "errors")
+    lists = {name: numbers(np.zeros(size, np.int64), compiled=compiled) for name in names}
     return ConnectorTables(
         settings=settings,
         state=make_one(ConnectorState, compiled=compiled),
         transfers=_transfers(connector, exchanges, compiled=compiled),
-        prefilling=numbers(zeros.copy(), compiled=compiled),
-        loads=numbers(zeros.copy(), compiled=compiled),
-        notices=numbers(zeros.copy(), compiled=compiled),
-        sends=numbers(zeros.copy(), compiled=compiled),
-        live=numbers(zeros.copy(), compiled=compiled),
+        **lists,
         lanes=make(Lane, link.num_transfers if link else 1, compiled=compiled),
         reports=make(Report, size, compiled=compiled),
         bad_places=numbers(np.array(bad, np.int64), compiled=compiled),
         bad_blocks=make(BadBlock, len(bad), compiled=compiled),
         marks=numbers(np.zeros(num_units + 1, np.int64), compiled=compiled),
-        errors=numbers(zeros.copy(), compiled=compiled),
-        deferred=numbers(zeros.copy(), compiled=compiled),
     )
 
 

@@ -66,7 +66,7 @@ def _mark(engine: Engine) -> bool:
     is_any = False
     for index in range(connector.state.num_bad):
         bad = connector.bad_blocks[index]
-        if bad.reported_in <= connector.state.num_updates:
+        if bad.reported_in <= engine.external.state.num_updates:
             connector.marks[bad.block] = _BAD
             is_any = True
     return is_any
@@ -78,7 +78,7 @@ def _unmark(engine: Engine) -> None:
     connector, kept = engine.connector, 0
     for index in range(connector.state.num_bad):
         bad = connector.bad_blocks[index]
-        if bad.reported_in <= connector.state.num_updates:
+        if bad.reported_in <= engine.external.state.num_updates:
             connector.marks[bad.block] = _GOOD
         else:
             connector.bad_blocks[kept].block = bad.block

@@ -11,11 +11,9 @@ import math
 
 from kvsim.engine.connector import connected
 from kvsim.engine.machine_code.compiled import part
+from kvsim.engine.paged import external_kv
 from kvsim.engine.records import Sequence
 from kvsim.engine.state import Engine
-
-_SETTLED_CALLS = 2
-"""Consecutive calls of the scheduler without effect, after which no call has an effect until a transfer ends."""
 
 
 @part
@@ -71,7 +69,7 @@ def pass_time(engine: Engine, until_s: float) -> None:
     """
     state, connector = engine.state, engine.connector
     connector.state.is_asleep = False
-    if connector.state.num_settled_calls < _SETTLED_CALLS or connector.state.num_reports > 0:
+    if not external_kv.is_settled(engine) or connector.state.num_reports > 0:
         return
     next_s = math.inf
     if state.num_arrived < state.num_submitted:
@@ -79,7 +77,7 @@ def pass_time(engine: Engine, until_s: float) -> None:
     for index in range(connector.state.num_live):
         next_s = min(next_s, connector.transfers[connector.live[index]].done_s)
     if next_s < until_s:
-        connector.state.num_settled_calls = 0
+        engine.external.state.num_settled_calls = 0
         state.host_s = max(state.host_s, next_s)
         return
     connector.state.is_asleep, connector.state.wake_s = True, next_s

@@ -22,6 +22,7 @@ from kvsim.engine.records import Sequence
 from kvsim.engine.state import PREEMPTED, WAITING, Engine
 from kvsim.errors import KvsimError, PolicyError
 from kvsim.policies.custom import (
+    CachedBlock,
     CustomPolicy,
     ServedRequest,
     check_allocator_names,
@@ -134,6 +135,10 @@ class CustomRules:
         self._cached = (
             CachedBlocks(partial(self.ask, policy.eviction_rank) if self._ranks else None) if evicts(policy) else None
         )
+        self._listed: Iterator[CachedBlock] = iter(())
+        """The rest of the list of blocks that `evict` returned last."""
+        self._listed_in = 0
+        """Number of the step in which it returned the list."""
         self._served: dict[int, Served] = {}
         self._engine: Engine | None = None
         self._num_empty = 0
@@ -235,15 +240,25 @@ class CustomRules:
         if self._cached is None:
             return block_pool.least_recently_freed(engine)
         if self._ranks:
-            block = self._cached.first_ranked()
-            self._cached.remove(block.unit)
-            return block.unit
-        self._engine, candidates = engine, FreeBlocks(self._cached)
-        chosen = self.policy.evict(self, candidates)
-        if chosen not in candidates:
+            unit = self._cached.first_ranked().unit
+        else:
+            unit = self._choose_evicted(engine, FreeBlocks(self._cached)).unit
+        self._cached.remove(unit)
+        return unit
+
+    def _choose_evicted(self, engine: Engine, candidates: FreeBlocks) -> CachedBlock:
+        """Return the next free block of the list that `evict` returned in this step, or ask the policy."""
+        self._engine, step = engine, engine.state.num_scheduled
+        if self._listed_in == step:
+            for block in self._listed:
+                if block in candidates:
+                    return block
+        answer = self.policy.evict(self, candidates)
+        self._listed_in, self._listed = step, iter(answer if isinstance(answer, list) else (answer,))
+        chosen = next(self._listed, None)
+        if chosen is None or chosen not in candidates:
             self.refuse(f"named {chosen!r} to evict, which is no free block that keeps a prefix")
-        self._cached.remove(chosen.unit)
-        return chosen.unit
+        return chosen
 
     def note_cached(self, engine: Engine, sequence: Sequence, group: int, index: int) -> None:
         """Tell the eviction rule that entry `index` of a table was put into the prefix cache."""

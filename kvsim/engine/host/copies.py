@@ -17,10 +17,8 @@ import math
 from kvsim.engine.host.host_jobs import report
 from kvsim.engine.host_tier import NO_JOB
 from kvsim.engine.machine_code.compiled import part
+from kvsim.engine.paged import external_kv
 from kvsim.engine.state import Engine
-
-_SETTLED_CALLS = 2
-"""Consecutive calls of the scheduler without effect, after which no call has an effect until a copy ends."""
 
 
 @part
@@ -89,9 +87,9 @@ def poll(engine: Engine) -> None:
 def pass_time(engine: Engine, until_s: float) -> None:
     """Advance the clock to the end of the next copy, the next arrival or `until_s`, before which nothing can change."""
     state, host = engine.state, engine.host
-    if host.state.num_settled_calls < _SETTLED_CALLS:
+    if not external_kv.is_settled(engine):
         return
-    host.state.num_settled_calls = 0
+    engine.external.state.num_settled_calls = 0
     next_s = until_s
     if state.num_arrived < state.num_submitted:
         next_s = min(next_s, engine.times[engine.lines[state.num_arrived].arrived].arrival_s)

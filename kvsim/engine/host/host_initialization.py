@@ -93,7 +93,7 @@ def rows_of_loads(policy: Policy, num_units: int, size: int, width: int, *, has_
     """Return the largest number of changes of ownership that loads cause in one step."""
     if has_connector:
         return min(size, num_units, _LOADS_PER_STEP) * rows_of_table(width)
-    if not _has_offload(policy):
+    if not has_offload(policy):
         return 0
     return min(most_loading(policy, num_units, size), _LOADS_PER_STEP) * rows_of_table(width)
 
@@ -109,7 +109,6 @@ def host_tier(
     size: int,
     block_bytes: int,
     num_gpus: int,
-    rows: int,
     *,
     num_layers: int,
     is_timed: bool,
@@ -123,18 +122,17 @@ def host_tier(
         size: the number of requests.
         block_bytes: the bytes of a block on each GPU.
         num_gpus: the number of GPUs.
-        rows: the number of memory rows of a step beyond which no load begins.
         num_layers: the number of layers; a block is copied layer by layer.
         is_timed: whether the clock decides when a copy ends.
         compiled: whether the engine is compiled.
     """
-    if not _has_offload(policy):
+    if not has_offload(policy):
         return cast("HostTier", ())
     slots, per_slot = num_slots(policy, block_bytes, num_gpus), blocks_per_slot(policy)
     settings = _settings_of_tier(policy.cache, block_bytes, num_layers, compiled=compiled)
     settings.num_slots, settings.blocks_per_slot = slots, per_slot
     settings.slot_tokens = per_slot * policy.cache.block_size
-    settings.is_timed, settings.most_rows = is_timed, rows
+    settings.is_timed = is_timed
     num_records = NUM_LISTS + (3 * slots if settings.adaptive else slots)
     state = make_one(HostState, compiled=compiled)
     state.num_free = slots
@@ -152,7 +150,6 @@ def host_tier(
         sources=numbers(np.zeros(slots * per_slot, np.int64), compiled=compiled),
         jobs=make(Job, most_jobs + 1, compiled=compiled),
         asked=make(HostSequence, size + 1, compiled=compiled),
-        deferred=numbers(np.zeros(size, np.int64), compiled=compiled),
         allocated_in=numbers(np.zeros(num_units + 1, np.int64), compiled=compiled),
         copy_rows=make_growing(CopyRow, _FIRST_COPY_ROWS + slots * per_slot + num_units + 1, compiled=compiled),
     )
@@ -173,5 +170,6 @@ def _settings_of_tier(cache: PagedSettings, block_bytes: int, num_layers: int, *
     return settings
 
 
-def _has_offload(policy: Policy) -> TypeGuard[Paged]:
+def has_offload(policy: Policy) -> TypeGuard[Paged]:
+    """Tell whether a policy has a second tier in host memory."""
     return isinstance(policy, Paged) and policy.cache.kv_offloading_size > 0

@@ -15,9 +15,9 @@ from kvsim.engine.host import host_jobs, host_pool
 from kvsim.engine.host_tier import NO_HOST_BLOCK, NO_JOB, WRITING
 from kvsim.engine.machine_code.compiled import part
 from kvsim.engine.memory import SKIP
-from kvsim.engine.paged import groups, kv_cache, prefix_hits
+from kvsim.engine.paged import external_kv, groups, prefix_hits
 from kvsim.engine.records import Sequence
-from kvsim.engine.state import ABORTED, FINISHED, LOADING, Engine, table_of
+from kvsim.engine.state import ABORTED, FINISHED, Engine, table_of
 
 
 @part
@@ -35,44 +35,21 @@ def find(engine: Engine, sequence: Sequence, hit_tokens: int) -> int:
 @part
 def begin_load(engine: Engine, sequence: Sequence, hit_tokens: int, load_tokens: int) -> bool:
     """Allocate blocks for the load of a waiting sequence and begin it; return False if the pool lacks the blocks."""
-    settings, state, host = engine.settings, engine.state, engine.host
+    host, loaded = engine.host, hit_tokens + load_tokens
     asked = host.asked[sequence.number]
-    loaded = hit_tokens + load_tokens
-    free = kv_cache.num_admissible(engine)
-    whole = groups.num_needed_at_admission(engine, 0, sequence.num_tokens, hit_tokens, True)
-    if settings.reserve_full_prompt and whole > free:
+    if not external_kv.begin_load(engine, sequence, hit_tokens, loaded):
         return False
-    needed = groups.num_needed_at_admission(engine, 0, loaded, hit_tokens, False)
-    if needed > free - _num_reserved(engine):
-        return False
-    if settings.records_memory and state.num_memory_rows > host.settings.most_rows:
-        host.state.is_crowded = True
-        return False
-    kv_cache.begin_tables(engine, sequence, hit_tokens, loaded, loaded)
-    sequence.status = LOADING
-    sequence.computed = loaded
-    state.written += loaded
-    asked.is_prefilling = True
     slot_tokens = host.settings.slot_tokens
     job = host_jobs.begin(engine, sequence, True, hit_tokens // slot_tokens, -(-loaded // slot_tokens))
     job_record = host.jobs[job]
-    job_record.num_blocks = groups.num_blocks_for(engine, 0, loaded) - hit_tokens // settings.unit_tokens
-    state.num_swapped_in += job_record.num_blocks
+    job_record.num_blocks = groups.num_blocks_for(engine, 0, loaded) - hit_tokens // engine.settings.unit_tokens
+    engine.state.num_swapped_in += job_record.num_blocks
     for index in range(job_record.begin, job_record.end):
         host_pool.hold(engine, host_pool.find(engine, key_of(engine, sequence, index)))
     asked.stored = job_record.end
     _record_allocations(engine, sequence)
     asked.num_recorded = 0
     return True
-
-
-@part
-def take_over(engine: Engine, sequence: Sequence) -> None:
-    """Put the blocks that a sequence has loaded into the prefix cache; leave its last token to be computed."""
-    kv_cache.cache_blocks(engine, sequence, sequence.computed)
-    if sequence.computed == sequence.num_tokens:
-        sequence.computed -= 1
-        sequence.rejected = 1  # the slot of that token is written already, and will be written again
 
 
 @part
@@ -175,28 +152,6 @@ def _touch(engine: Engine, sequence: Sequence) -> None:
     """Mark all full host blocks of a sequence as recently used, from the last to the first."""
     for index in range(sequence.num_tokens // engine.host.settings.slot_tokens - 1, -1, -1):
         host_pool.touch(engine, key_of(engine, sequence, index))
-
-
-@part
-def _num_reserved(engine: Engine) -> int:
-    """Return the number of blocks reserved for the rest of all unfinished prompts."""
-    state, num_reserved = engine.state, 0
-    for index in range(state.num_running):
-        num_reserved += _num_missing(engine, engine.sequences[engine.running[index]])
-    for index in range(state.num_skipped_again):
-        num_reserved += _num_missing(engine, engine.sequences[engine.skipped[len(engine.skipped) // 2 + index]])
-    for index in range(state.num_looked_at, state.num_skipped):
-        num_reserved += _num_missing(engine, engine.sequences[engine.skipped[index]])
-    return num_reserved
-
-
-@part
-def _num_missing(engine: Engine, sequence: Sequence) -> int:
-    """Return the number of blocks that a sequence with an unfinished prompt still needs for it; else 0."""
-    if not engine.host.asked[sequence.number].is_prefilling:
-        return 0
-    num_blocks = table_of(engine, sequence, 0).num_blocks
-    return max(groups.num_blocks_for(engine, 0, sequence.num_tokens) - num_blocks, 0)
 
 
 @part

@@ -80,12 +80,6 @@ def _run_length(pages: Numbers, begin: int, end: int) -> int:
 @part
 def _write(engine: Engine, kind: int, request: int, position: int, address: int, length: int, num_kept: int) -> None:
     if engine.state.num_memory_rows >= engine.radix.settings.most_memory_rows:
-        engine.radix.state.is_crowded = True
+        engine.state.is_crowded = True
         return
     journal.write(engine, kind, 0, request, position, address, length, length, num_kept, 1)
-
-
-@part
-def is_crowded(engine: Engine) -> bool:
-    """Tell whether the rows of memory had no room for all changes of a step."""
-    return engine.radix.state.is_crowded

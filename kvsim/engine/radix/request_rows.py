@@ -288,6 +288,5 @@ RADIX = MemoryManager(
     free_units=free_units,
     free_windows=free_windows,
     cached_windows=cached_windows,
-    is_crowded=radix_journal.is_crowded,
 )
 """SGLang's scheduler allocates rows itself."""

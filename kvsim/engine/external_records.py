@@ -1,0 +1,53 @@
+"""The records of an engine whose KV also comes from elsewhere: from host memory, a store, or another server.
+
+Other engines have an empty tuple in their place, so that their compiled code has no code for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from kvsim.engine.arrays import Numbers, Records
+from kvsim.engine.records import Small
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class ExternalState:
+    """Numbers that change from step to step."""
+
+    num_updates: int = 0
+    """Number of steps whose output was processed, empty ones included."""
+    num_steps_begun: int = 0
+    """Number of scheduled steps that compute tokens."""
+    num_steps_processed: int = 0
+    """Number of processed steps that computed tokens."""
+    num_deferred: int = 0
+    num_prefilling: int = 0
+    num_settled_calls: int = 0
+    """Number of consecutive calls of the scheduler without effect."""
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class ExternalSequence:
+    """State of one sequence."""
+
+    prefilling_place: Small = 0
+    """Index among the `prefilling` sequences, from 1 on; 0 for none."""
+    last_step: int = 0
+    """Number of the last step that computed its tokens."""
+    free_after: int = 0
+    """Number of the step whose output must be processed before its blocks are free."""
+    dead_tokens: Small = 0
+    """Number of tokens that it had computed in the blocks whose release is deferred."""
+
+
+class ExternalKV(NamedTuple):
+    """The records of an engine with a host tier or a connector."""
+
+    state: ExternalState
+    sequences: Records[ExternalSequence]
+    prefilling: Numbers
+    """Sequences that load or were admitted with a part of their prompt, so blocks for the rest are reserved."""
+    deferred: Numbers
+    """Sequences that have no tables any more, but whose blocks are not free yet, in order."""

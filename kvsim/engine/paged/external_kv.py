@@ -1,0 +1,202 @@
+"""Loads between steps, and blocks that are freed late: the rules that host memory and KV connectors have in common.
+
+A load takes its blocks at once, and its sequence is skipped until the load has ended. To prevent deadlock, a load
+begins only if the pool also has room for the rest of all unfinished prompts. A transfer might overwrite blocks to which
+a step in flight still writes, so these blocks are freed only when the output of that step is processed.
+"""
+
+from __future__ import annotations
+
+from kvsim.engine import totals
+from kvsim.engine.machine_code.compiled import part
+from kvsim.engine.paged import groups, kv_cache
+from kvsim.engine.records import Sequence
+from kvsim.engine.state import LOADING, PREEMPTED, WAITING, Engine, table_of
+
+_SETTLED_CALLS = 2
+"""Consecutive calls of the scheduler without effect, after which no call has an effect until a transfer ends."""
+
+
+@part
+def begin_load(engine: Engine, sequence: Sequence, hit_tokens: int, loaded: int) -> bool:
+    """Allocate blocks for a waiting sequence up to its first `loaded` tokens, and mark it as loading.
+
+    Return False, and change nothing, if the pool lacks the blocks or the recording has no room for their rows.
+    """
+    settings, state = engine.settings, engine.state
+    if sequence.num_units == 0:
+        whole = groups.num_needed_at_admission(engine, 0, sequence.num_tokens, hit_tokens, True)
+        needed = groups.num_needed_at_admission(engine, 0, loaded, hit_tokens, False)
+    else:
+        whole, needed = _num_missing(engine, sequence, sequence.num_tokens), _num_missing(engine, sequence, loaded)
+    if not _fits(engine, whole, needed + num_reserved(engine)):
+        return False
+    if settings.records_memory and state.num_memory_rows > settings.most_rows_before_load:
+        state.is_crowded = True
+        return False
+    if sequence.num_units == 0:
+        kv_cache.begin_tables(engine, sequence, hit_tokens, loaded, loaded)
+        state.written += loaded * settings.token_slots
+    else:
+        state.written += (loaded - sequence.computed - sequence.rejected) * settings.token_slots
+        sequence.rejected = 0
+    sequence.status = LOADING
+    sequence.computed = loaded
+    _add_prefilling(engine, sequence)
+    return True
+
+
+@part
+def end_load(engine: Engine, sequence: Sequence) -> None:
+    """Put the blocks that a sequence has loaded into the prefix cache; leave its last token to be computed."""
+    kv_cache.cache_blocks(engine, sequence, sequence.computed)
+    if sequence.computed == sequence.num_tokens:
+        sequence.computed -= 1
+        sequence.rejected = 1  # the slot of the last token is written already, and will be written again
+
+
+@part
+def wait_again(sequence: Sequence) -> None:
+    """Set the status of a sequence that no longer loads."""
+    sequence.status = PREEMPTED if sequence.preemptions > 0 else WAITING
+
+
+@part
+def admit(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -> bool:
+    """Allocate blocks for tokens of a waiting sequence, which has a table already if it was loaded."""
+    if sequence.num_units == 0:
+        fits = kv_cache.admit(engine, sequence, computed, num_tokens)
+    else:
+        slots = min(sequence.computed + num_tokens + engine.settings.lookahead_tokens, engine.settings.max_model_len)
+        whole, needed = _num_missing(engine, sequence, sequence.num_tokens), _num_missing(engine, sequence, slots)
+        fits = _fits(engine, whole, needed) and kv_cache.grow(engine, sequence, num_tokens)
+    if fits and computed + num_tokens < sequence.num_tokens:
+        _add_prefilling(engine, sequence)
+    return fits
+
+
+@part
+def begin_step(engine: Engine, has_effect: bool) -> None:
+    """Record the last step of each sequence in the batch; end the reservations of prompts that the step completes."""
+    state, external = engine.state, engine.external
+    launched = engine.launched[state.next_launched]
+    launched.computes = state.num_in_batch > 0
+    if launched.computes:
+        external.state.num_steps_begun += 1
+    external.state.num_settled_calls = 0 if has_effect else external.state.num_settled_calls + 1
+    for index in range(state.num_in_batch):
+        external.sequences[engine.batch[index]].last_step = external.state.num_steps_begun
+    first = state.next_launched * engine.settings.max_num_seqs
+    for index in range(first, first + launched.num_emitting):
+        end_prefilling(engine, engine.sequences[engine.emitting[index]])
+
+
+@part
+def before_update(engine: Engine, launched: int) -> None:
+    """Free the blocks that waited for the oldest step in flight, at index `launched` of the ring."""
+    external, num_freed = engine.external, 0
+    state = external.state
+    state.num_updates += 1
+    if not engine.launched[launched].computes:
+        return
+    state.num_steps_processed += 1
+    while num_freed < state.num_deferred:
+        sequence = engine.sequences[external.deferred[num_freed]]
+        record = external.sequences[sequence.number]
+        if record.free_after > state.num_steps_processed:
+            break
+        engine.state.written -= record.dead_tokens * engine.settings.token_slots
+        kv_cache.free_tables(engine, sequence)
+        num_freed += 1
+    state.num_deferred -= num_freed
+    for index in range(state.num_deferred):
+        external.deferred[index] = external.deferred[index + num_freed]
+
+
+@part
+def frees_at_once(engine: Engine, sequence: Sequence) -> bool:
+    """Tell whether the blocks of a sequence could be freed now, because no step in flight writes to them."""
+    settings, external = engine.settings, engine.external
+    is_idle = external.sequences[sequence.number].last_step <= external.state.num_steps_processed
+    return is_idle or not settings.frees_late or settings.most_in_flight == 1
+
+
+@part
+def free(engine: Engine, sequence: Sequence) -> bool:
+    """Free the blocks of a sequence, if it has any; return False if they are freed after steps in flight."""
+    if sequence.num_units == 0:
+        return True
+    sequence.num_units = 0
+    totals.lose_tokens(engine, sequence)
+    if frees_at_once(engine, sequence):
+        kv_cache.free_tables(engine, sequence)
+        return True
+    external = engine.external
+    record = external.sequences[sequence.number]
+    record.free_after, record.dead_tokens = external.state.num_steps_begun, sequence.computed
+    engine.state.written += sequence.computed * engine.settings.token_slots
+    external.deferred[external.state.num_deferred] = sequence.number
+    external.state.num_deferred += 1
+    return False
+
+
+@part
+def is_settled(engine: Engine) -> bool:
+    """Tell whether calls of the scheduler have no effect until a transfer ends or a request arrives."""
+    return engine.external.state.num_settled_calls >= _SETTLED_CALLS
+
+
+@part
+def end_prefilling(engine: Engine, sequence: Sequence) -> None:
+    """End the reservation for the rest of a sequence's prompt, if there is one."""
+    external = engine.external
+    place = external.sequences[sequence.number].prefilling_place
+    if place == 0:
+        return
+    external.sequences[sequence.number].prefilling_place = 0
+    external.state.num_prefilling -= 1
+    last = external.prefilling[external.state.num_prefilling]
+    if last != sequence.number:
+        external.prefilling[place - 1] = last
+        external.sequences[last].prefilling_place = place
+
+
+@part
+def num_reserved(engine: Engine) -> int:
+    """Return the number of blocks reserved for the rest of all unfinished prompts.
+
+    Some releases also reserve blocks for the drafts of these sequences, and for those of one more.
+    """
+    external, settings = engine.external, engine.settings
+    draft_tokens, block_size = settings.reserved_draft_tokens, settings.unit_tokens
+    num_blocks = -(-draft_tokens // block_size)
+    for index in range(external.state.num_prefilling):
+        sequence = engine.sequences[external.prefilling[index]]
+        held = table_of(engine, sequence, 0).num_blocks if sequence.num_units > 0 else 0
+        num_tokens = min(sequence.num_tokens, settings.max_model_len) + draft_tokens
+        num_blocks += max(-(-num_tokens // block_size) - held, 0)
+    return num_blocks
+
+
+@part
+def _add_prefilling(engine: Engine, sequence: Sequence) -> None:
+    """Reserve blocks for the rest of a sequence's prompt, until `end_prefilling`."""
+    external = engine.external
+    record = external.sequences[sequence.number]
+    if record.prefilling_place == 0:
+        external.prefilling[external.state.num_prefilling] = sequence.number
+        external.state.num_prefilling += 1
+        record.prefilling_place = external.state.num_prefilling
+
+
+@part
+def _num_missing(engine: Engine, sequence: Sequence, num_tokens: int) -> int:
+    """Return the number of blocks that the table of a sequence lacks for `num_tokens` tokens."""
+    return max(groups.num_blocks_for(engine, 0, num_tokens) - table_of(engine, sequence, 0).num_blocks, 0)
+
+
+@part
+def _fits(engine: Engine, whole: int, needed: int) -> bool:
+    """Tell whether the pool has `needed` blocks, and `whole` for the known tokens if these must fit."""
+    free_blocks = kv_cache.num_admissible(engine)
+    return needed <= free_blocks and not (engine.settings.reserve_full_prompt and whole > free_blocks)
