@@ -86,7 +86,7 @@ class Clock:
     unit: str | None = None
     """Unit stated by the column's name or the format; None if none is stated."""
     dated: bool = False
-    """Whether the column's name promises dates."""
+    """Whether the column's name states that it has dates."""
     given_by_user: bool = False
     """Whether the user has stated the unit."""
     known: bool = True

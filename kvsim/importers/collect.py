@@ -25,8 +25,8 @@ class RequestCollector:
     """Requests of one file, in its order. Requests without a prompt or an output are counted and left out."""
 
     source: TextSource
-    what: str
-    """Name of the kind of file: "Azure LLM inference trace"."""
+    kind: str
+    """Kind of the file: "Azure LLM inference trace"."""
     clock: Clock | None = None
     """Converter of arrival times; None if the file has no times."""
     hash_unit_tokens: int = 16
@@ -126,6 +126,6 @@ class RequestCollector:
             ids=self.ids or None,
             name=self.source.name,
             description=(
-                f"the {len(arrival_s):,} requests of {self.source.path.name} ({self.what}){without}{times_note}{note}"
+                f"the {len(arrival_s):,} requests of {self.source.path.name} ({self.kind}){without}{times_note}{note}"
             ),
         )

@@ -36,7 +36,7 @@ def read(source: TextSource) -> Workload:
     """Return the requests. A turn that waits for another arrives `pause_s` seconds after the other has ended."""
     clock = Clock(path=source.path, column="arrival_s", unit="s", from_first=False)
     timed = "arrival_s" in source.first_object()
-    requests = RequestCollector(source=source, what="conversations", clock=clock if timed else None, turns=TurnLines())
+    requests = RequestCollector(source=source, kind="conversations", clock=clock if timed else None, turns=TurnLines())
     for row in source.json_rows():
         _add(requests, row)
     return requests.workload("" if timed else NO_ARRIVALS)
@@ -90,7 +90,7 @@ def _names(row: SourceRow) -> list[str]:
 
 
 def _arrival(row: SourceRow, requests: RequestCollector, after: int) -> Any:
-    """Return the arrival time; for a turn that waits and has none, that of the turn before, as a lower bound."""
+    """Return the arrival time. A turn that waits and states no time gets that of the turn before, as a lower bound."""
     if requests.clock is None and "arrival_s" in row.fields:
         raise row.error("arrival_s is here and not in the first line; give it to every first turn of a session")
     if requests.clock is None:

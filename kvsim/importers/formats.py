@@ -23,34 +23,34 @@ if TYPE_CHECKING:
 class TextFormat:
     """Format of CSV or JSON files, plain or compressed with gzip."""
 
-    what: str
+    kind: str
     looks_like: Callable[[TextSource], bool]
     read: Callable[[TextSource], Workload]
 
 
 def _csv(trace: plain.Published) -> TextFormat:
-    return TextFormat(what=f"{trace.what}, CSV", looks_like=trace.looks_like, read=trace.read)
+    return TextFormat(kind=f"{trace.kind}, CSV", looks_like=trace.looks_like, read=trace.read)
 
 
 FORMATS = {
     "azure": _csv(plain.AZURE),
     "burstgpt": _csv(plain.BURSTGPT),
     "conversations": TextFormat(
-        what="conversations and agents, JSON Lines", looks_like=conversations.looks_like, read=conversations.read
+        kind="conversations and agents, JSON Lines", looks_like=conversations.looks_like, read=conversations.read
     ),
-    "mooncake": TextFormat(what="Mooncake trace, JSON Lines", looks_like=mooncake.looks_like, read=mooncake.read),
-    "ragpulse": TextFormat(what="RAGPulse trace, JSON Lines", looks_like=ragpulse.looks_like, read=ragpulse.read),
-    "sharegpt": TextFormat(what="ShareGPT conversations, JSON", looks_like=sharegpt.looks_like, read=sharegpt.read),
+    "mooncake": TextFormat(kind="Mooncake trace, JSON Lines", looks_like=mooncake.looks_like, read=mooncake.read),
+    "ragpulse": TextFormat(kind="RAGPulse trace, JSON Lines", looks_like=ragpulse.looks_like, read=ragpulse.read),
+    "sharegpt": TextFormat(kind="ShareGPT conversations, JSON", looks_like=sharegpt.looks_like, read=sharegpt.read),
     "sharegpt-turns": TextFormat(
-        what="ShareGPT conversations with all their turns, JSON", looks_like=lambda _: False, read=sharegpt.read_turns
+        kind="ShareGPT conversations with all their turns, JSON", looks_like=lambda _: False, read=sharegpt.read_turns
     ),
     "vidur": _csv(plain.VIDUR),
     "vllm-bench": TextFormat(
-        what="result of vllm bench serve --save-detailed, JSON", looks_like=vllm_bench.looks_like, read=vllm_bench.read
+        kind="result of vllm bench serve --save-detailed, JSON", looks_like=vllm_bench.looks_like, read=vllm_bench.read
     ),
     # Last, because it recognises the columns of the other formats too.
     "csv": TextFormat(
-        what=f"CSV with the columns {', '.join(column_names.COLUMNS)}, and perhaps {', '.join(column_names.OPTIONAL)}",
+        kind=f"CSV with the columns {', '.join(column_names.COLUMNS)}, and perhaps {', '.join(column_names.OPTIONAL)}",
         looks_like=plain.looks_like,
         read=plain.read,
     ),

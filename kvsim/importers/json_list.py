@@ -27,7 +27,7 @@ _SPACE = re.compile(r"[ \t\r\n]*")
 
 def entries(source: TextSource) -> Iterator[SourceRow]:
     """Yield the objects of the list, each with the line on which it begins."""
-    text = _Reading(source.path, source.lines)
+    text = _Position(source.path, source.lines)
     text.take("[")
     if text.next_letter() == "]":
         text.take("]")
@@ -41,7 +41,7 @@ def entries(source: TextSource) -> Iterator[SourceRow]:
         raise text.error("the list has ended, and something follows")
 
 
-class _Reading:
+class _Position:
     """Position in lines of JSON; lines are joined only as far as the next object needs."""
 
     def __init__(self, path: Path, lines: list[str]) -> None:

@@ -49,7 +49,7 @@ class _Lines:
         clock = Clock(path=source.path, column="timestamp", unit="ms", from_first=False)
         self._turns = TurnLines()
         self._requests = RequestCollector(
-            source=source, what="Mooncake trace", clock=clock, hash_unit_tokens=HASH_TOKENS, turns=self._turns
+            source=source, kind="Mooncake trace", clock=clock, hash_unit_tokens=HASH_TOKENS, turns=self._turns
         )
         self._stamp_ms: list[float | None] = []
         """Time of each request in the file; None for a request without a time."""

@@ -35,8 +35,8 @@ _INT32 = 2**31
 class Published:
     """Published CSV trace, whose columns have fixed names."""
 
-    what: str
-    """Name of the kind of file: "Azure LLM inference trace"."""
+    kind: str
+    """Kind of the file: "Azure LLM inference trace"."""
     columns: Mapping[str, str]
     """Name of each column in the file, by kvsim's name, which states the unit of times."""
     alone: bool = False
@@ -49,11 +49,11 @@ class Published:
 
     def read(self, source: TextSource) -> Workload:
         """Return the requests of all models, from the first arrival; rows need not be in order of time."""
-        return _read(source, _Names.of(source, self.columns), self.what)
+        return _read(source, _Names.of(source, self.columns), self.kind)
 
 
 AZURE = Published(
-    what="Azure LLM inference trace",
+    kind="Azure LLM inference trace",
     columns={"arrival": "TIMESTAMP", "prompt_tokens": "ContextTokens", "output_tokens": "GeneratedTokens"},
     alone=True,
 )
@@ -61,7 +61,7 @@ AZURE = Published(
 lengths in these columns are accepted.
 """
 BURSTGPT = Published(
-    what="BurstGPT",
+    kind="BurstGPT",
     columns={"arrival_s": "Timestamp", "prompt_tokens": "Request tokens", "output_tokens": "Response tokens"},
 )
 """HPMLL/BurstGPT: two months and more of ChatGPT and GPT-4 requests, in seconds since the first day of the trace. A
@@ -69,7 +69,7 @@ failed request has no output.
 """
 
 VIDUR = Published(
-    what="Vidur's columns", columns={"prompt_tokens": "num_prefill_tokens", "output_tokens": "num_decode_tokens"}
+    kind="Vidur's columns", columns={"prompt_tokens": "num_prefill_tokens", "output_tokens": "num_decode_tokens"}
 )
 """Files in the columns of microsoft/vidur, with or without `arrived_at`."""
 
@@ -186,7 +186,7 @@ def _read(source: TextSource, names: _Names, published: str | None) -> Workload:
     if turns is not None and (names.arrival is None or "id" not in names.optional):
         raise WorkloadError(f"{source.path}, line 1: the column after needs the columns id and arrival_s; add them.")
     if names.arrival is None:
-        requests = RequestCollector(source=source, what=published or "lengths")
+        requests = RequestCollector(source=source, kind=published or "lengths")
     else:
         named = meaning(names.arrival)
         clock = Clock(
@@ -198,7 +198,7 @@ def _read(source: TextSource, names: _Names, published: str | None) -> Workload:
             known=names.is_published,
             from_first=folded(names.arrival) not in _UNSHIFTED,
         )
-        requests = RequestCollector(source=source, what=published or "CSV", clock=clock, turns=turns)
+        requests = RequestCollector(source=source, kind=published or "CSV", clock=clock, turns=turns)
     lines_by_id: dict[str, int] = {}
     images = ImageColumn()
     for block in source.csv_blocks(names.required, tuple(names.optional.values())):

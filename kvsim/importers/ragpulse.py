@@ -37,7 +37,7 @@ def read(source: TextSource) -> Workload:
     """
     chunk_tokens = _chunk_tokens(source)
     clock = Clock(path=source.path, column="timestamp", unit="s", from_first=False)
-    requests = RequestCollector(source=source, what="RAGPulse trace", clock=clock, hash_unit_tokens=UNIT_TOKENS)
+    requests = RequestCollector(source=source, kind="RAGPulse trace", clock=clock, hash_unit_tokens=UNIT_TOKENS)
     hash_of: dict[Hashable, int] = {}
     for row in source.json_rows():
         chunks = row.fields.get("hash_ids")

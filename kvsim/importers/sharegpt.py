@@ -38,7 +38,7 @@ def read(source: TextSource, *, chars_per_token: float = CHARS_PER_TOKEN) -> Wor
     """
     if not 0 < chars_per_token < float("inf"):
         raise UsageError(f"there are {chars_per_token} characters to a token; it must be a number above 0.")
-    requests, guessed = RequestCollector(source=source, what="ShareGPT"), 0
+    requests, guessed = RequestCollector(source=source, kind="ShareGPT"), 0
     for row in source.json_rows() if source.lines[0].lstrip().startswith("{") else entries(source):
         question, answer = _first_exchange(row)
         lengths = [_tokens(row, turn, chars_per_token) for turn in (question, answer)]
@@ -54,7 +54,7 @@ def read_turns(source: TextSource, *, chars_per_token: float = CHARS_PER_TOKEN) 
     Lengths are as in `read`; conversations without an answer are counted and left out.
     """
     turns, guessed = TurnLines(), 0
-    requests = RequestCollector(source=source, what="ShareGPT, all turns", turns=turns)
+    requests = RequestCollector(source=source, kind="ShareGPT, all turns", turns=turns)
     for row in source.json_rows() if source.lines[0].lstrip().startswith("{") else entries(source):
         said, before = 0, NONE
         for turn in _messages(row):

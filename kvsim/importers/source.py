@@ -66,9 +66,9 @@ class TextSource:
             raise WorkloadError(f"{file} is a damaged or truncated gzip file: {error}.") from error
         except OSError as error:
             raise WorkloadError(f"{file} cannot be read: {reason_of(error)}.") from error
-        what = next((what for magic, what in _UNREADABLE.items() if content.startswith(magic)), None)
-        if what is not None:
-            raise WorkloadError(f"{file} is {what}; give it as text in UTF-8, plain or packed with gzip.")
+        kind = next((kind for magic, kind in _UNREADABLE.items() if content.startswith(magic)), None)
+        if kind is not None:
+            raise WorkloadError(f"{file} is {kind}; give it as text in UTF-8, plain or packed with gzip.")
         lines = list(_decoded(file, content.removeprefix(codecs.BOM_UTF8)))
         while lines and not lines[-1].strip():
             lines.pop()

@@ -24,7 +24,7 @@ def looks_like(source: TextSource) -> bool:
 
 
 def read(source: TextSource) -> Workload:
-    """Return the answered requests, at the times at which they were sent.
+    """Return the answered requests, with the times at which the benchmark sent them.
 
     Older versions do not save these times. The requests are then spaced evenly at the requested rate.
     """
@@ -40,7 +40,7 @@ def read(source: TextSource) -> Workload:
         raise WorkloadError(f"{source.path} has {len(prompts)} input_lens and {len(outputs)} output_lens.")
     starts_s, note = _starts_s(source, document, len(prompts))
     clock = Clock(path=source.path, column="request_rate" if note else "start_times", unit="s")
-    requests = RequestCollector(source=source, what="vLLM serving benchmark", clock=clock)
+    requests = RequestCollector(source=source, kind="vLLM serving benchmark", clock=clock)
     row = SourceRow(path=source.path, line=1, fields=document)
     for request in zip(starts_s, prompts, outputs, strict=True):
         requests.add(row, *request)

@@ -180,17 +180,17 @@ class KVCacheLayout:
         return _blocks(group.window - 1, group.block_size) < self.scheduler_block_size // group.block_size
 
     def token_slots(self, group: KVCacheGroup) -> int:
-        """Return the slots of one token in a block of `group`; 0 in a recurrent group."""
+        """Return the number of slots of one token in a block of `group`; 0 in a recurrent group."""
         if self.is_uniform:
             return 1
         return 0 if group.kind is CacheKind.MAMBA else self._content_bytes(group) // group.block_size
 
     def state_slots(self, group: KVCacheGroup) -> int:
-        """Return the slots of one state in a block of `group`; 0 in a group of attention."""
+        """Return the number of slots of one state in a block of `group`; 0 in a group of attention."""
         return self._content_bytes(group) if group.kind is CacheKind.MAMBA else 0
 
     def _content_bytes(self, group: KVCacheGroup) -> int:
-        """Return the bytes of a block that its layers ever write."""
+        """Return the number of bytes in a block that are ever written, over all layers of `group`."""
         if len(self.groups) == 1 and group.content_bytes is None:
             return self.bytes_per_block
         return min(group.num_layers * (group.content_bytes or group.page_bytes), self.bytes_per_block)

@@ -47,7 +47,7 @@ class CachePlan:
         return self.num_blocks // len(groups) * min(group.block_size for group in groups)
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Return the blocks required to admit a sequence of `num_tokens` tokens."""
+        """Return the number of blocks required to admit a sequence of `num_tokens` tokens."""
         return self.layout.blocks_for(num_tokens, self.settings.max_num_batched_tokens)
 
     def longest_sequence(self) -> int:

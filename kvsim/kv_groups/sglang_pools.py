@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from kvsim.models import Model
 
 _WITH_SECOND_POOL = ("GptOssForCausalLM", "Gemma4ForCausalLM", "Llama4ForCausalLM")
-"""Architectures whose windows have slots of their own, of `is_hybrid_swa_model` in SGLang's `model_config.py`.
+"""Architectures whose layers with windows have a second pool, from `is_hybrid_swa_model` in SGLang's `model_config.py`.
 
-Of all others, such as Gemma 2 and 3, every layer keeps every token.
+In all other architectures, such as Gemma 2 and 3, every layer keeps every token.
 """
 
 
@@ -26,7 +26,7 @@ class SlotLayers:
     window_bytes: int = 0
     """Bytes of the layers with windows, in the second pool; 0 if there is none."""
     window_tokens: int = 0
-    """Tokens before a new one that these layers look at; 0 if there are none."""
+    """Number of tokens before a new token that these layers read; 0 without such layers."""
 
     @classmethod
     def of(cls, model: Model) -> SlotLayers:

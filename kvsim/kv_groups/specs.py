@@ -80,7 +80,7 @@ class CacheSettings:
     enable_prefix_caching: bool | None = None
     """Whether prefixes are cached; None for vLLM's choice: on, except for models with recurrent layers."""
     keeps_every_state: bool = False
-    """Whether a model that can keep the recurrent state of every block does so, and not at boundaries alone."""
+    """Whether the recurrent state of every block is kept if the model supports it, instead of some boundaries alone."""
     hybrid_manager: bool = True
     """Whether layers of different kinds get separate groups (off with `--disable-hybrid-kv-cache-manager`)."""
     uniform: bool = False
@@ -92,14 +92,14 @@ class CacheSettings:
     hash_block_size: int | None = None
     num_speculative_tokens: int = 0
     draft_layers: tuple[Layer, ...] = ()
-    """Caches of the layers that draft, behind those of the model, on its last stage."""
+    """Caches of the layers that draft, after the layers of the model, on its last stage."""
 
     def caches_prefixes(self, model: Model) -> bool:
         """Tell whether prefixes are cached for `model`."""
         return not model.recurrent_layers if self.enable_prefix_caching is None else self.enable_prefix_caching
 
     def mamba_mode(self, model: Model) -> MambaMode:
-        """Return the kept recurrent states."""
+        """Return the mode that decides which recurrent states are kept."""
         if not self.caches_prefixes(model):
             return MambaMode.NONE
         stores = all(layer.keeps_block_states for layer in model.recurrent_layers)
@@ -158,7 +158,7 @@ def check_block_size(model: Model, block_size: int | None) -> None:
 
 
 def smallest_block(model: Model, settings: CacheSettings) -> int:
-    """Return the tokens of the smallest block that the attention backend supports."""
+    """Return the number of tokens in the smallest block that the attention backend supports."""
     if any(isinstance(layer, Indexer) for layer in model.layer_kinds):
         return FLASHMLA_BLOCK
     if model.kv_lora_rank is None:
@@ -169,7 +169,7 @@ def smallest_block(model: Model, settings: CacheSettings) -> int:
 
 
 def _block_size(model: Model, settings: CacheSettings) -> int:
-    """Return the tokens of a sequence in one block: those of a GPU's block, times the GPUs that divide contexts."""
+    """Return the number of tokens of a sequence in a block: a GPU's block, times the GPUs that share contexts."""
     own = smallest_block(model, settings) if settings.block_size is None else settings.block_size
     return own * model.decode_context_parallel_size
 
@@ -195,7 +195,7 @@ def _attention(model: Model, layer: Layer, block_size: int) -> LayerSpec:
 
 
 def _bytes_as_full(model: Model, layer: Layer) -> int | None:
-    """Return the bytes of a token after a windowed or chunked layer becomes a full one."""
+    """Return the number of bytes of a token after a windowed or chunked layer is converted to a full one."""
     if isinstance(layer, SlidingWindow):
         full = FullAttention(
             num_kv_heads=layer.num_kv_heads, head_dim=layer.head_dim, value_head_dim=layer.value_head_dim
@@ -235,7 +235,7 @@ def _recurrent(
 
 
 def _aligned(model: Model, settings: CacheSettings, mode: MambaMode, block_size: int) -> tuple[int, int]:
-    """Return the tokens of an attention block at least as large as a recurrent state, and the bytes of its page.
+    """Return the number of tokens of an attention block that is as large as a recurrent state, and its page's bytes.
 
     vLLM uses the model's main heads for the attention page, and the first recurrent layer for the state.
     """

@@ -1,1 +1,1 @@
-"""Allocators: the ground floor. They know no clock, no request's future and no file."""
+"""Memory without time: allocators, and the states of slots. This package knows no clock, no future and no file."""

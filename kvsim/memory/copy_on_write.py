@@ -41,7 +41,7 @@ class CountedBlocks:
         return len(self._free)
 
     def refs(self, block: int) -> int:
-        """Return the number of tables with `block`."""
+        """Return the number of tables that contain `block`."""
         return self._refs[block]
 
     def allocate(self, num_blocks: int) -> list[int]:
@@ -94,12 +94,12 @@ class BranchingCache:
 
     @property
     def num_held(self) -> int:
-        """Blocks in use, each counted once."""
+        """Number of blocks in use, each counted once."""
         return self.pool.num_blocks - self.pool.num_free
 
     @property
     def num_unshared(self) -> int:
-        """Blocks that would be in use without sharing."""
+        """Number of blocks that would be in use without sharing."""
         return sum(len(branch.blocks) for branch in self._branches)
 
     def start(self, prompt_tokens: int) -> Branch:

@@ -49,7 +49,7 @@ def first_fit_decreasing(lengths: Sequence[int], row_tokens: int) -> Packing:
             "cut it, or make rows longer."
         )
     rows: list[list[int]] = []
-    room = _Rooms(len(lengths), row_tokens)
+    room = _FreeTokens(len(lengths), row_tokens)
     for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
         row = room.take_first(lengths[index] + 1)
         if row == len(rows):
@@ -73,28 +73,29 @@ def padded(lengths: Sequence[int], batch_size: int) -> Packing:
     )
 
 
-class _Rooms:
-    """Free tokens of each of `num_rows` rows, as a tree of maxima, to find the first row with enough in log time."""
+class _FreeTokens:
+    """Number of free tokens in each row, as a tree of maxima that finds the first row with enough in log time."""
 
     def __init__(self, num_rows: int, row_tokens: int) -> None:
         self._leaves = 1 << (num_rows - 1).bit_length()
-        self._room = [row_tokens] * (2 * self._leaves)
+        self._free = [row_tokens] * (2 * self._leaves)
+        """Most free tokens below each node. Node 1 is the root, and node `n` has the children `2n` and `2n + 1`."""
 
     def take_first(self, size: int) -> int:
-        """Take `size` tokens of the first row with enough, and return its number; there must be one."""
-        room, node = self._room, 1
+        """Allocate `size` tokens in the first row that has them, and return its index. Such a row must exist."""
+        free, node = self._free, 1
         while node < self._leaves:
             node *= 2
-            node += room[node] < size
+            node += free[node] < size
         row = node - self._leaves
-        room[node] -= size
+        free[node] -= size
         while node := node // 2:
-            room[node] = max(room[2 * node], room[2 * node + 1])
+            free[node] = max(free[2 * node], free[2 * node + 1])
         return row
 
 
 def largest_batch(capacity_slots: int, tokens: int) -> int:
-    """Return the largest number of rows that fit to the end, at `tokens` of prompt and output each; 0 if none fits."""
+    """Return how many rows of `tokens` tokens, prompt and output, fit until they end; 0 if none fits."""
     if tokens < 2:
         raise UsageError(f"rows of {tokens} tokens were asked for; a prompt and an answer have at least 2.")
     return capacity_slots // (tokens - 1)  # the last token is never written

@@ -25,11 +25,11 @@ class WatchedProfile:
     """`StepTimeModel` with the times of a profile, which records the largest value of each field of the steps."""
 
     def __init__(self, profile: Profile, times: Roofline | None = None) -> None:
-        """Watch `profile`; `times` replaces its times for a run that differs from the fitted ones: without graphs."""
+        """Watch `profile`; `times` replaces its times in a run without graphs, because the fitted runs had them."""
         self._profile = profile
         self._largest: list[float] = [0] * len(StepShape._fields)
         self.times = profile.times if times is None else times
-        """Step times for callers that compute times themselves; they report their steps to `saw`."""
+        """Step times for callers that compute times themselves and report their steps to `saw`."""
         self.label = profile.label
         self.calibrated = profile.calibrated
 

@@ -21,7 +21,7 @@ _NUM_REQUESTS = 160
 
 
 def saved_percent(name: str, width: int, reshuffle: float) -> float:
-    """Return the percent of blocks of 16 tokens that sharing saves, averaged over time."""
+    """Return the percentage of blocks of 16 tokens that sharing saves, averaged over time."""
     rng = np.random.default_rng(0)
     cache = BranchingCache(CountedBlocks(1999), block_size=16)
     lengths = np.column_stack(paper_lengths(name).sample(_NUM_REQUESTS, rng)).tolist()
