@@ -108,7 +108,11 @@ def predict(
 
 
 def sent(recording: Recording, seen: Mapping[str, Sequence[object]]) -> dict[str, Workload]:
-    """Return the last loads of a recording with the prompts that the engine counted.
+    """Return the last loads of a recording with the prompts that the engine counted, at the times at which they were
+    sent.
+
+    The times of arrival in the recording are no times of sending: an engine takes requests between two steps, so those
+    that come during a step are recorded together at its end, and their wait would be lost.
 
     In the runs of `docs/accuracy.md` they are longer than in `LOADS`: the tokenizer took words that begin with w1 or w2
     for two tokens each.
@@ -119,7 +123,7 @@ def sent(recording: Recording, seen: Mapping[str, Sequence[object]]) -> dict[str
     for name, rows in reversed(seen.items()):
         places, order = order[len(order) - len(rows) :], order[: len(order) - len(rows)]
         found[name] = Workload(
-            arrival_s=requests.arrival_s[places] - requests.arrival_s[places[0]],
+            arrival_s=LOADS[name].arrival_s,
             prompt_tokens=requests.prompt_tokens[places],
             output_tokens=np.maximum(requests.max_tokens[places], 1),
         )
