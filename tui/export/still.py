@@ -13,11 +13,11 @@ from ..look.states import STACK
 from ..look.wording import percent, plural
 from ..pool.brush import Brush
 from ..pool.canvas import Canvas
-from ..pool.host_blocks import LEGEND, map_keys, paints_now
+from ..pool.host_blocks import legend_now, map_keys
 from ..pool.layer_kinds import layer_kinds, places_of_units
 from ..pool.levels import best_level, levels
 from ..pool.line_lengths import LineLengths
-from ..pool.paint import KEPT, OWNER, SHARED, ColorBy, hue_of, paint_glyphs
+from ..pool.paint import OWNER, SHARED, ColorBy, hue_of, paint_glyphs
 from ..pool.tiling import one_cell
 
 if TYPE_CHECKING:
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 _MOST_NAMED: Final = 10
 """Largest number of requests that the legend names; for more, it shows some colours."""
-_KEPT_SHOWN: Final = 6
-"""Owners of kept copies that the legend of host memory shows."""
 
 
 def still(
@@ -68,12 +66,7 @@ def host_still(session: Session, symbols: Symbols, width: int, height: int) -> l
 
 def host_entries(session: Session) -> list[tuple[list[int], str]]:
     """Return paints and words of the legend of host memory now: what its slots hold; empty without host memory."""
-    if session.host is None:
-        return []
-    present = paints_now(session.host, session.replay.frame)
-    found = [([paint for paint in paints if paint in present], words) for paints, words in LEGEND[:-1]]
-    found.append((sorted(paint for paint in present if paint >= KEPT)[:_KEPT_SHOWN], LEGEND[-1][1]))
-    return [(paints, words) for paints, words in found if paints]
+    return [] if session.host is None else legend_now(session.host, session.replay.frame)
 
 
 def _drawn(keys: npt.NDArray[np.int32], symbols: Symbols) -> list[list[tuple[str, Style]]]:

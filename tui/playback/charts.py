@@ -24,7 +24,7 @@ class Charts:
     slots: npt.NDArray[np.int64]
     """Slots of the pool by state: shape (num_frames, 8); no rows before they are added up."""
     running: IntArray
-    """Requests in the batch."""
+    """Requests in the batch whose answer is not complete."""
     waiting: IntArray
     """Requests in the queue."""
     events: Events

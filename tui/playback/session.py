@@ -145,7 +145,7 @@ class Session:
         own = Charts(
             times_s=self.times_s,
             slots=self.slots,
-            running=self.counts("running"),
+            running=self.counts("running") - self._num_held_rows(),
             waiting=self.counts("waiting"),
             events=self.events,
         )
@@ -229,6 +229,13 @@ class Session:
         """Count the requests that have finished at the player's clock."""
         finished = int(np.searchsorted(self.finish_times_s, self.player.clock_s, side="right"))
         return self.before.num_finished + finished
+
+    def _num_held_rows(self) -> IntArray:
+        """Count the rows of a static batch that are held although their answer is complete, frame by frame."""
+        idle, ended = (self.events.of_kinds((kind,)) for kind in (EventKind.IDLE, EventKind.FINISHED))
+        let_go = ended.frame[np.isin(ended.request, idle.request)]
+        begun, over = (np.bincount(frames, minlength=len(self.times_s)) for frames in (idle.frame, let_go))
+        return np.cumsum(begun - over)
 
     @property
     def num_idle(self) -> int:

@@ -26,9 +26,10 @@ OVERWRITTEN: Final = int(UnitChange.EVICTED)
 """Paint of a slot whose block has just been overwritten."""
 
 
-LEGEND: Final = (((GOING,), "going there"), ((COMING,), "coming back"), ((OVERWRITTEN,), "gave way"),
-                 (tuple(range(KEPT, KEPT + 2)), "kept, by owner"))  # fmt: skip
+_TRANSFERS: Final = ((GOING, "going there"), (COMING, "coming back"), (OVERWRITTEN, "gave way"))
 """Paints, and their meanings."""
+_KEPT_SHOWN: Final = 6
+"""Owners of kept copies that the legend of host memory shows."""
 
 
 def title_of(host: HostMemory, frame: int) -> str:
@@ -60,9 +61,12 @@ def map_keys(host: HostMemory, frame: int, width: int, height: int, *, half_bloc
     return half_keys(paints) if half_blocks else keys_of(GLYPH, paints, EMPTY)
 
 
-def paints_now(host: HostMemory, frame: int) -> set[int]:
-    """Return the paints of all slots."""
-    return set(_paints(host.slots_at(frame)).tolist())
+def legend_now(host: HostMemory, frame: int) -> list[tuple[list[int], str]]:
+    """Return the paints of the slots at a frame, and their meanings."""
+    present = set(_paints(host.slots_at(frame)).tolist())
+    found = [([paint], words) for paint, words in _TRANSFERS if paint in present]
+    kept = sorted(paint for paint in present if paint >= KEPT)[:_KEPT_SHOWN]
+    return [*found, *([(kept, "kept, by owner")] if kept else [])]
 
 
 def _paints(slots: HostSlots) -> PaintArray:

@@ -42,7 +42,7 @@ def legend_entries(
     if bars and all(paints != tokens for paints, _ in entries) and _occurs(tokens, sessions):
         entries.append((tokens, "tokens, in bars"))
     if _length(entries) > room:
-        entries = [(paints[:1], text) for paints, text in entries]
+        entries = [(paints[:1], text.removesuffix(", in bars")) for paints, text in entries]
     if _length(entries) > room:
         entries = [(paints, _in_short(text)) for paints, text in entries]
     found = list[list[Segment]]()

@@ -81,13 +81,14 @@ class Zoom:
             case _:
                 cell = f"1 cell = {_about(tiling.units_per_cell, unit)}"
         if self._heading is not None:  # one of several pools, all of the same size
-            texts = (
+            short, *shorter = (
                 f"{self._heading}: {cell}",
                 f"{self._heading}: {cell.removeprefix('1 cell = ').partition(',')[0]} a cell",
                 f"{self._heading}, {round(tiling.units_per_cell):,} a cell",
             )
-            room = width - max(self._longest - len(self._heading), 0)  # the same words for all
-            return next((text for text in texts if len(text) <= room), self._heading)
+            if len(short) + max(self._longest - len(self._heading), 0) <= width:  # the same words for all
+                return short
+            return next((text for text in shorter if len(text) <= width), self._heading)
         return f"memory pool, {plural(tiling.num_units, unit)}: {cell} {symbols.dot} colour: {color_by.value}"
 
 

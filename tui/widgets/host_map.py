@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rich.segment import Segment
 from textual.strip import Strip
 
-from ..pool.host_blocks import LEGEND, map_keys, slots_per_cell, titles_of
+from ..pool.host_blocks import legend_now, map_keys, slots_per_cell, titles_of
 from .drawn_panel import DrawnPanel
 
 if TYPE_CHECKING:
@@ -32,21 +32,22 @@ class HostMap(DrawnPanel):
 
     def write(self) -> list[Strip]:
         """Write the map, then its legend."""
-        host, (width, height) = self.session.host, self.size
+        host, frame, (width, height) = self.session.host, self.session.replay.frame, self.size
         if host is None:
             return []
         lines = height - 1 if height > 2 else height
         half_blocks = self.symbols.color
-        keys = map_keys(host, self.session.replay.frame, width, lines, half_blocks=half_blocks)
+        keys = map_keys(host, frame, width, lines, half_blocks=half_blocks)
         strips = [Strip([Segment(*self._brush[key]) for key in row], width).simplify() for row in keys.tolist()]
         if lines < height:
-            strips.append(self._legend(slots_per_cell(host.num_slots, width * lines * (2 if half_blocks else 1))))
+            together = slots_per_cell(host.num_slots, width * lines * (2 if half_blocks else 1))
+            strips.append(self._legend(legend_now(host, frame), together))
         return strips
 
-    def _legend(self, together: int) -> Strip:
+    def _legend(self, entries_now: list[tuple[list[int], str]], together: int) -> Strip:
         """Return the whole entries that fit, the most telling first."""
         cell = f"1 cell = {together:,} blocks" if together > 1 else "1 cell = 1 block"
-        entries = [([self.sample(paint) for paint in paints], f" {words}") for paints, words in LEGEND]
+        entries = [([self.sample(paint) for paint in paints], f" {words}") for paints, words in entries_now]
         segments: list[Segment] = []
         for samples, words in (*entries, ([], cell)):
             entry = [self.text("  ")] * bool(segments) + [*samples, self.text(words, "weak")]

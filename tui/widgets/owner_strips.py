@@ -140,8 +140,9 @@ class OwnerStrips(Panel):
         followed = self.session.followed
         # The followed request keeps its strip.
         ranked = sorted(holding.owners, key=lambda owner: owner.request != followed) if followed else holding.owners
-        own = sorted(ranked[:most_members], key=lambda owner: -owner.num_tokens)
-        rest = ranked[most_members:]
+        num_own = most_members + (len(ranked) == most_members + 1)  # one more is named in the line that would count it
+        own = sorted(ranked[:num_own], key=lambda owner: -owner.num_tokens)
+        rest = ranked[num_own:]
         for nth, owner in enumerate(own):
             yield self._line(owner, bottom if not rest and nth == len(own) - 1 else side)
         if rest:

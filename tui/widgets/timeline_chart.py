@@ -116,7 +116,15 @@ class TimelineChart(Scrubber):
         if kinds:
             words = ", ".join(WORDS[EventKind(kind)] for kind in kinds) if len(kinds) <= _MOST_KINDS else "events"
             found.append(("#" if symbols.ascii else "■", "tick", words))
+        scales = [f"{values.max():,} {name}" for name, values in self._scales() if len(values)]
+        if scales:
+            found.append((symbols.up[-1], "bar", f"= {', '.join(scales)}"))
         return [(glyph, TextualStyle.from_rich_style(self._rich(name)), words) for glyph, name, words in found]
+
+    def _scales(self) -> list[tuple[str, npt.NDArray[Any]]]:
+        """Return the names and the values of the charts of requests that are shown."""
+        charts = self._charts
+        return [("running", charts.running), ("waiting", charts.waiting)][: 1 + (self.size.height > 3)]
 
     def _rich(self, name: str) -> Style:
         return Style(color=self._mark_color()) if name == "tick" else self.get_component_rich_style(f"timeline--{name}")
@@ -150,7 +158,7 @@ class TimelineChart(Scrubber):
         elif y == height - 2 and height > 3:
             label, value = "waiting", f"{self._charts.waiting[row]:,}"
         elif y == height - 2 - (height > 3):
-            label, value = "running", f"{self._charts.running[row] - session.num_idle:,}"
+            label, value = "running", f"{self._charts.running[row]:,}"
         elif y == 0:
             free = int(session.breakdown[list(_FREE)].sum())
             label, value = "in use", percent(session.capacity - free, session.capacity)
