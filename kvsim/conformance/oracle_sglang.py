@@ -20,6 +20,7 @@ from kvsim.engine.driver import Driver
 from kvsim.engine.initialization import EnginePlan
 from kvsim.engine.known_requests import Demand
 from kvsim.engine.paged.prefix_keys import PrefixKeys
+from kvsim.engine.radix import tree_copies
 from kvsim.engine.radix.token_slots import free_pages_in_order
 from kvsim.engine.radix_records import (
     ASKED,
@@ -61,10 +62,13 @@ def verify_sglang(
     Returns:
         a verdict that covers the steps before the first difference.
     """
+    listed = list(expanded(records))
     run = SGLangRun(workload, compiled=compiled)
+    if any(record.get("tells_copies") for _, record in listed[:1]):
+        run.tell_copies(record for _, record in listed if record["kind"] == "copies")
     simulated = run.records()
     verdict = run.equal_so_far()
-    for line, record in expanded(records):
+    for line, record in listed:
         ours = next(simulated, {"kind": "nothing: every request has ended"})
         is_first = ours["kind"] == record["kind"] == "engine"
         # The first record also has fields that nothing here decides, such as versions.
@@ -123,6 +127,8 @@ class SGLangRun:
         """Requests that SGLang serves without the last tokens of their prompts, see `_move_stops`."""
         self._has_launched = False
         """True if the last pass launched a batch."""
+        self._copies: dict[int, Mapping[str, Any]] = {}
+        """The record of the copies found to have ended, by the pass in which SGLang found that."""
         self._num_steps = self._num_pages_taken = self._num_retracted = self._num_evicted = self._num_aborted = 0
 
     def equal_so_far(self) -> Verdict:
@@ -134,6 +140,11 @@ class SGLangRun:
             num_evictions=self._num_evicted,
             num_aborts=self._num_aborted,
         )
+
+    def tell_copies(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Let copies between device and host end as these records say; otherwise each ends in the next pass."""
+        self._radix.settings.copies_are_told = True
+        self._copies = {record["pass"]: record for record in records if isinstance(record["pass"], int)}
 
     def records(self) -> Iterator[dict[str, Any]]:
         """Yield the records that SGLang's scheduler would write, in order."""
@@ -154,6 +165,8 @@ class SGLangRun:
             if num_waited > _STUCK:
                 yield {"kind": "stuck", "pass": number, "waiting": self._names(self._driver.waiting())}
                 is_over = True
+            if number in self._copies:
+                yield self._end_copies(self._copies.pop(number))
             may_rest = not in_flight
             for record in self._pass(number, in_flight):
                 yield record
@@ -190,6 +203,14 @@ class SGLangRun:
             if not state.awaiting and radix.state.chosen_mode == NO_BATCH:
                 return
 
+    def _end_copies(self, record: Mapping[str, Any]) -> dict[str, Any]:
+        """End the oldest copies under way, as many as a record says; return the record with those that have ended."""
+        state, ended = self._radix.state, {}
+        for name, under_way in (("written", state.num_written), ("loaded", state.num_loading)):
+            ended[name] = min(max(record[name], 0), int(under_way)) if isinstance(record[name], int) else 0
+        tree_copies.finish_copies(self._engine, ended["written"], ended["loaded"])
+        return {**record, **ended}
+
     def _move_stops(self) -> None:
         """Move the stop token of a request that SGLang serves without the last tokens of its prompt.
 
@@ -207,7 +228,11 @@ class SGLangRun:
 
     def _has_requests(self) -> bool:
         state = self._engine.state
-        return bool(state.num_running or state.num_waiting or self._radix.state.chunked)
+        return bool(state.num_running or state.num_waiting or self._radix.state.chunked or self._copies_are_awaited())
+
+    def _copies_are_awaited(self) -> bool:
+        radix = self._radix.state
+        return bool(self._copies and (radix.num_written or radix.num_loading))
 
     def _arrive(self, number: int) -> list[str]:
         come = []

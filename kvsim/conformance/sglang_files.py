@@ -23,6 +23,7 @@ STATE = (
 SGLANG_FIELDS: Mapping[str, tuple[str, ...]] = {
     "engine": ("slots", "page_size", "overlap", "max_running", "max_prefill_tokens", "max_req_input_len", "ratio"),
     "arrivals": ("pass", "arrived", "aborted", "waiting"),
+    "copies": ("pass", "written", "loaded"),
     "step": ("pass", "step", "mode", "scheduled"),
     "update": ("pass", "step", "outputs", "finished"),
     "stuck": ("pass", "waiting"),
@@ -55,7 +56,7 @@ _WORKLOAD_DEFAULTS: Mapping[str, Any] = {
 }  # fmt: skip
 _IGNORED = (
     "requests", "num_slots", "environment", "server_args", "tell_tree", "tree_core", "attention_backend", "model",
-    "window",
+    "window", "copy_passes",
 )  # fmt: skip
 
 

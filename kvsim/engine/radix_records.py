@@ -85,6 +85,8 @@ class RadixArguments:
     """Pages of the host tier."""
     write_policy: int = NO_HOST
     """The write policy of the host tier."""
+    copies_are_told: bool = False
+    """The caller says when copies have ended; otherwise each has ended in the next pass."""
     reports: bool = False
     """Evictions, duplicates and retractions are written down."""
     most_memory_rows: int = 0

@@ -94,7 +94,7 @@ def radix(
         last=zeros(num_rows),
         order=zeros(num_requests),
         written=zeros(num_pages + 1 if hicache else 1),
-        loading=zeros(num_requests + 1 if hicache else 1),
+        loading=zeros(num_pages + 1 if hicache else 1),
         launches=make(records.Launch, most_in_flight, compiled=compiled),
         needs=make(records.Need, 2 * num_rows + 2, compiled=compiled),
         events=make_growing(records.CacheEvent, num_events, compiled=compiled),
@@ -109,7 +109,7 @@ def _no_nodes(num_pages: int, *, compiled: bool) -> Any:
 
 
 def _zeros(size: int, *, compiled: bool) -> Any:
-    return numbers(np.zeros(size, np.int64), compiled=compiled)
+    return np.zeros(size, np.int64) if compiled else [0] * size
 
 
 def _pages_of_row(policy: Radix, demand: Demand, num_rows: int) -> int:

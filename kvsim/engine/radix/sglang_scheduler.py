@@ -120,10 +120,10 @@ def is_stalled(engine: Engine) -> bool:
 
 @part
 def _rest(engine: Engine) -> None:
-    """Reset the estimate of answers in a pass without a batch, if no batch is in flight and no request is left."""
+    """Reset the estimate of answers in a pass without a batch, if no batch, copy or request is left."""
     state, radix = engine.state, engine.radix.state
     has_requests = state.num_running > 0 or state.num_waiting > 0 or radix.chunked != NOT_CHUNKED
-    if state.num_in_flight == 0 and not has_requests:
+    if state.num_in_flight == 0 and not has_requests and radix.num_written == radix.num_loading == 0:
         radix.ratio = engine.radix.settings.first_ratio
         radix.is_rested = True
 
@@ -173,8 +173,8 @@ def get_next_batch_to_run(engine: Engine) -> int:
     """Choose the batch of a pass and allocate its slots; return its mode."""
     state, radix = engine.state, engine.radix.state
     _process_pending_chunked_abort(engine)
-    if tree_copies.is_on(engine):
-        tree_copies.finish_copies(engine)
+    if tree_copies.is_on(engine) and not engine.radix.settings.copies_are_told:
+        tree_copies.finish_copies(engine, radix.num_written, radix.num_loading)
     chunked = engine.radix.holdings[radix.chunked]
     if radix.chunked != NOT_CHUNKED and chunked.extend_end > chunked.prefix_tokens:
         request_rows.checkpoint_prefill(engine, engine.sequences[radix.chunked])

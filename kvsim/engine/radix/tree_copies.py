@@ -7,6 +7,7 @@ it is evicted. A copy locks its path from its begin until a later pass of the sc
 
 from __future__ import annotations
 
+from kvsim.engine.arrays import Numbers
 from kvsim.engine.machine_code.compiled import part
 from kvsim.engine.radix import evictable_leaves, radix_events, token_slots, tree_nodes
 from kvsim.engine.radix_records import NO_HOST, ROOT, WRITE_BACK, WRITE_SELECTIVE
@@ -57,12 +58,12 @@ def _copy(engine: Engine, node: int) -> bool:
 
 
 @part
-def finish_copies(engine: Engine) -> None:
-    """Finish all copies and loads under way, and unlock their paths."""
+def finish_copies(engine: Engine, num_written: int, num_loaded: int) -> None:
+    """Finish the oldest `num_written` copies to the host and `num_loaded` loads under way, and unlock their paths."""
     radix = engine.radix.state
-    for index in range(radix.num_written):
+    for index in range(num_written):
         tree_nodes.dec_lock_ref(engine, engine.radix.written[index], 0)
-    for index in range(radix.num_loading):
+    for index in range(num_loaded):
         node = anchor = engine.radix.loading[index]
         tree_nodes.dec_lock_ref(engine, node, 0)
         engine.radix.nodes[node].host_locks -= 1
@@ -72,7 +73,16 @@ def finish_copies(engine: Engine) -> None:
                 record.loaded_for = ROOT
                 update_double(engine, node)
             node = record.parent
-    radix.num_written = radix.num_loading = 0
+    radix.num_written = _drop_first(engine.radix.written, radix.num_written, num_written)
+    radix.num_loading = _drop_first(engine.radix.loading, radix.num_loading, num_loaded)
+
+
+@part
+def _drop_first(numbers: Numbers, size: int, num_dropped: int) -> int:
+    """Remove the first `num_dropped` of `size` numbers; return how many are left."""
+    for index in range(num_dropped, size):
+        numbers[index - num_dropped] = numbers[index]
+    return size - num_dropped
 
 
 @part
