@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvsim import steptime
-from kvsim.engine import clock, fast_forward, going_on, in_flight, moments, waiting_queue  # fmt: skip
+from kvsim.engine import clock, fast_forward, going_on, in_flight, moments, waiting_queue
 from kvsim.engine.arrays import column, fill, listed, overwrite
-from kvsim.engine.connector import connected, transfers  # fmt: skip
-from kvsim.engine.custom import custom_memory  # fmt: skip
-from kvsim.engine.host import host_jobs, host_pool, offload  # fmt: skip
+from kvsim.engine.connector import connected, transfers
+from kvsim.engine.custom import custom_memory
+from kvsim.engine.host import host_jobs, host_pool, offload
 from kvsim.engine.host_tier import NO_HOST_BLOCK, NO_JOB, Job
 from kvsim.engine.linked_list import HEAD
 from kvsim.engine.machine_code.compiled import MachineCode, is_at_hand, part
 from kvsim.engine.memory import MemoryManager
-from kvsim.engine.paged import prefix_hits  # fmt: skip
+from kvsim.engine.paged import prefix_hits
 from kvsim.engine.records import MemoryRow, Sequence
-from kvsim.engine.reserved import static_batch  # fmt: skip
+from kvsim.engine.reserved import static_batch
 from kvsim.engine.state import Engine, table_of
 from kvsim.steptime import StepShape
 

@@ -145,7 +145,7 @@ def _has_output(engine: Engine, place: EncoderInput, begin: int, end: int) -> bo
 def take(engine: Engine, sequence: Sequence) -> None:
     """Put the planned images into the cache, because the step encodes them for a sequence."""
     state = engine.encoder.state
-    if state.planned_tokens == 0:
+    if engine.settings.encoder_tokens == 0 or state.planned_tokens == 0:
         return
     state.budget -= state.planned_tokens
     for planned in range(state.num_planned):
@@ -206,6 +206,8 @@ def let_go_computed(engine: Engine, sequence: Sequence, processed: int) -> None:
 @part
 def let_go(engine: Engine, sequence: Sequence) -> None:
     """Release all images of a sequence."""
+    if engine.settings.encoder_tokens == 0:
+        return
     for index in range(engine.encoder.first_inputs[sequence.number], engine.encoder.first_inputs[sequence.number + 1]):
         if engine.encoder.inputs[index].is_held:
             _let_go(engine, sequence, index)

@@ -35,14 +35,7 @@ from kvsim.engine.paged.group_initialization import (
 from kvsim.engine.radix import radix_initialization, request_rows, sglang_scheduler
 from kvsim.engine.records import NEVER
 from kvsim.engine.reserved import reservations, static_batch
-from kvsim.engine.state import (
-    BEST_FIT,
-    BUDDY,
-    FIRST_FIT,
-    NEXT_FIT,
-    NO_KEY,
-    Engine,
-)  # fmt: skip
+from kvsim.engine.state import BEST_FIT, BUDDY, FIRST_FIT, NEXT_FIT, NO_KEY, Engine
 from kvsim.errors import BudgetError, UnknownNameError, UsageError
 from kvsim.kv_groups import KVCacheLayout
 from kvsim.policies import Contiguous, Paged, Pipeline, Policy, Radix, Static

@@ -36,17 +36,15 @@ def evict(engine: Engine, begin: int, end: int) -> None:
 
 
 @part
-def append_extent(engine: Engine, sequence: Sequence, position: int, address: int, length: int, requested: int) -> None:
-    """Record that a sequence requested `requested` slots and got `length` slots from `address` on."""
-    if engine.settings.records_memory:
-        write(engine, _APPEND, 0, sequence.number - 1, position, address, length, requested, 0, 1)
+def append_extent(
+    engine: Engine, sequence: Sequence, position: int, address: int, length: int, requested: int, repeat: int
+) -> None:
+    """Record that a sequence requested `requested` slots and got `length` slots from `address` on.
 
-
-@part
-def grow_extent(engine: Engine, sequence: Sequence, position: int, address: int, length: int, repeat: int) -> None:
-    """Record that a sequence gets `length` slots from `address` on, and the next `length` slots in each later step."""
+    It gets the next `length` slots in each of the `repeat - 1` following steps.
+    """
     if engine.settings.records_memory:
-        write(engine, _APPEND, 0, sequence.number - 1, position, address, length, length, 0, repeat)
+        write(engine, _APPEND, 0, sequence.number - 1, position, address, length, requested, 0, repeat)
 
 
 @part

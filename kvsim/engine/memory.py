@@ -27,43 +27,13 @@ of sequences in this step."""
 
 
 @part
-def _nothing_found(engine: Engine, sequence: Sequence) -> int:  # noqa: ARG001
+def _none(engine: Engine) -> int:  # noqa: ARG001
     return 0
 
 
 @part
-def _is_ready(engine: Engine, sequence: Sequence) -> bool:  # noqa: ARG001
-    return True
-
-
-@part
-def _no_units(engine: Engine, head: Sequence) -> int:  # noqa: ARG001
+def _none_of(engine: Engine, sequence_or_tokens: Sequence | int) -> int:  # noqa: ARG001
     return 0
-
-
-@part
-def _no_slots(engine: Engine) -> int:  # noqa: ARG001
-    return 0
-
-
-@part
-def _no_tokens(engine: Engine, context_tokens: int) -> int:  # noqa: ARG001
-    return 0
-
-
-@part
-def _keep_nothing(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
-    pass
-
-
-@part
-def _ignore(engine: Engine, sequence: Sequence) -> None:
-    pass
-
-
-@part
-def _wait_for_no_step(engine: Engine, launched: int) -> None:
-    pass
 
 
 @part
@@ -73,17 +43,17 @@ def _free_units(engine: Engine) -> int:
 
 
 @part
-def _do_nothing(engine: Engine) -> None:
-    pass
-
-
-@part
 def _never(engine: Engine) -> bool:  # noqa: ARG001
     return False
 
 
 @part
 def _always(engine: Engine) -> bool:  # noqa: ARG001
+    return True
+
+
+@part
+def _is_ready(engine: Engine, sequence: Sequence) -> bool:  # noqa: ARG001
     return True
 
 
@@ -98,7 +68,17 @@ def _no_more(engine: Engine, sequence: Sequence, num_tokens: int) -> bool:  # no
 
 
 @part
-def _wait_for_nothing(engine: Engine, until_s: float) -> None:
+def _do_nothing(engine: Engine) -> None:
+    pass
+
+
+@part
+def _ignore(engine: Engine, subject: Any) -> None:
+    pass
+
+
+@part
+def _keep_nothing(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
     pass
 
 
@@ -112,7 +92,7 @@ class MemoryManager:
     # Called by a scheduler.
     take_over: Callable[[Engine, Sequence], bool] = _is_ready
     """Attach what a waiting sequence has loaded; return False while it is still loading, so that it is passed over."""
-    find_prefix: Callable[[Engine, Sequence], int] = _nothing_found
+    find_prefix: Callable[[Engine, Sequence], int] = _none_of
     """Return the number of leading tokens of a waiting sequence that need not be computed, or `SKIP` or `STOP`."""
     admit: Callable[[Engine, Sequence, int, int], bool] = _no_room
     """Allocate memory for `num_tokens` tokens of a waiting sequence after the `computed` ones that `find_prefix` found.
@@ -133,16 +113,16 @@ class MemoryManager:
     # Called to fill the row of a step.
     free_units: Callable[[Engine], int] = _free_units
     """Return the number of free units, those with a cached prefix included."""
-    free_windows: Callable[[Engine], int] = _no_slots
+    free_windows: Callable[[Engine], int] = _none
     """Return the number of units of SGLang's window pool that no request holds, those in the radix tree included."""
-    cached_windows: Callable[[Engine], int] = _no_slots
+    cached_windows: Callable[[Engine], int] = _none
     """Return the number of units of the window pool that only the radix tree holds."""
-    unusable_units: Callable[[Engine, Sequence], int] = _no_units
+    unusable_units: Callable[[Engine, Sequence], int] = _none_of
     """Return the number of free units that fragmentation keeps from the head of the queue, which would fit their sum.
     """
-    expired_slots: Callable[[Engine], int] = _no_slots
+    expired_slots: Callable[[Engine], int] = _none
     """Return the number of held slots whose tokens no later step reads."""
-    shared_tokens: Callable[[Engine, int], int] = _no_tokens
+    shared_tokens: Callable[[Engine, int], int] = _none_of
     """Return the number of tokens that a step reads more than once, because its sequences share their slots."""
 
     # Transfers between GPU and host.
@@ -154,7 +134,7 @@ class MemoryManager:
     """Tell whether the engine waits for a known time, unless another server or a client acts earlier."""
     after_schedule: Callable[[Engine], None] = _do_nothing
     """Begin the transfers of the step that was just scheduled."""
-    before_update: Callable[[Engine, int], None] = _wait_for_no_step
+    before_update: Callable[[Engine, int], None] = _ignore
     """Free the blocks that were held for a step in flight whose output is being processed."""
     after_update: Callable[[Engine], None] = _do_nothing
     """End the transfers that are reported with the output that was processed."""
@@ -162,7 +142,7 @@ class MemoryManager:
     """Set the times of the transfers of the step that was just scheduled, by the speed of the link."""
     poll_transfers: Callable[[Engine], None] = _do_nothing
     """Report the transfers that have ended when the kernels of a step are launched."""
-    wait_for_transfers: Callable[[Engine, float], None] = _wait_for_nothing
+    wait_for_transfers: Callable[[Engine, float], None] = _ignore
     """Advance the clock, to `until_s` at most, while only transfers are in progress."""
     has_room_for_rows: Callable[[Engine], bool] = _always
     """Tell whether there is room for the rows of the transfers that the next step may report."""

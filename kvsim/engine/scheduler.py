@@ -113,8 +113,7 @@ def update(engine: Engine) -> None:
         _append_output(engine, sequence, index, now_s)
         if sequence.num_tokens >= sequence.end_tokens:
             engine.memory.free(engine, sequence)
-            if settings.encoder_tokens > 0:
-                encoder_cache.let_go(engine, sequence)
+            encoder_cache.let_go(engine, sequence)
             if sequence.status == PREEMPTED:
                 waiting_queue.remove(engine, sequence)
             end(engine, sequence, FINISHED, now_s)
@@ -134,8 +133,7 @@ def abort(engine: Engine, sequence: Sequence) -> None:
     if sequence.status in (WAITING, PREEMPTED, LOADING):
         waiting_queue.remove(engine, sequence)
     engine.memory.free(engine, sequence)
-    if engine.settings.encoder_tokens > 0:
-        encoder_cache.let_go(engine, sequence)
+    encoder_cache.let_go(engine, sequence)
     end(engine, sequence, ABORTED, engine.state.host_s)
     engine.state.unflushed = True
     _drop_ended(engine)
@@ -220,8 +218,7 @@ def serve_running(engine: Engine, budget: int) -> int:
                 return budget
             continue
         state.has_chunk |= sequence.is_chunk
-        if settings.encoder_tokens > 0:
-            encoder_cache.take(engine, sequence)
+        encoder_cache.take(engine, sequence)
         _put_into_batch(engine, sequence, num_tokens)
         budget -= num_tokens
     fast_forward.catch_up_from(engine, index, state.num_scheduled - 1)  # the rest computes nothing in this step
@@ -269,14 +266,12 @@ def _admit(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -
     """Allocate memory for a waiting sequence and take it out of the queue; return False if memory is short."""
     settings = engine.settings
     if not engine.memory.admit(engine, sequence, computed, num_tokens):
-        if settings.encoder_tokens > 0:
-            encoder_cache.let_go(engine, sequence)
+        encoder_cache.let_go(engine, sequence)
         return False
     waiting_queue.pop(engine, sequence)
     if settings.max_adapters > 0:
         adapters.use(engine, sequence)
-    if settings.encoder_tokens > 0:
-        encoder_cache.take(engine, sequence)
+    encoder_cache.take(engine, sequence)
     return True
 
 
@@ -361,8 +356,7 @@ def preempt(engine: Engine, sequence: Sequence) -> None:
     sequence.status = PREEMPTED
     engine.memory.expect_return(engine, sequence)
     engine.memory.free(engine, sequence)
-    if engine.settings.encoder_tokens > 0:
-        encoder_cache.let_go(engine, sequence)
+    encoder_cache.let_go(engine, sequence)
     sequence.computed = sequence.drafts = 0
     if engine.settings.late_outputs_block:
         sequence.placeholders = 0

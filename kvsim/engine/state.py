@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Protocol
 
+from kvsim.engine import records
 from kvsim.engine.arrays import Numbers, Records
 from kvsim.engine.connector_records import ConnectorTables
 from kvsim.engine.encoder_records import EncoderCache
@@ -15,30 +16,7 @@ from kvsim.engine.host_tier import HostTier
 from kvsim.engine.machine_code.compiled import part
 from kvsim.engine.memory import MemoryManager
 from kvsim.engine.radix_records import RadixTables
-from kvsim.engine.records import (
-    Block,
-    Bucket,
-    Group,
-    Hole,
-    Launched,
-    Line,
-    Lists,
-    MemoryRow,
-    Moment,
-    Output,
-    Readers,
-    Rectangle,
-    RequestDrafts,
-    ScheduleRow,
-    Sequence,
-    Settings,
-    Stage,
-    State,
-    Step,
-    Table,
-    Times,
-    Unsure,
-)  # fmt: skip
+from kvsim.engine.records import Sequence, Table
 from kvsim.engine.scheduling import Scheduler
 
 WAITING, RUNNING, PREEMPTED, FINISHED, ABORTED, LOADING = range(6)
@@ -91,17 +69,17 @@ class Engine(NamedTuple):
     scheduler: Scheduler
     rules: Rules
     """The decisions of a step: vLLM's, or those of a custom policy (see `custom_rules`), which is never compiled."""
-    settings: Settings
+    settings: records.Settings
     step_times: Records[Any]
     """The step-time model of every stage; in a compiled engine, the coefficients of the models."""
-    stages: Records[Stage]
+    stages: Records[records.Stage]
     """Pipeline stages, in the order in which a step passes through them."""
-    state: State
-    sequences: Records[Sequence]
-    times: Records[Times]
-    unsure: Records[Unsure]
+    state: records.State
+    sequences: Records[records.Sequence]
+    times: Records[records.Times]
+    unsure: Records[records.Unsure]
     """Unsure tokens (see `totals`): `Settings.most_unsure` records for each sequence, end to end."""
-    lines: Records[Line]
+    lines: Records[records.Line]
     running: Numbers
     """The running sequences, in order of admission."""
     quiet_until: Numbers
@@ -123,7 +101,7 @@ class Engine(NamedTuple):
     drafts_by_batch: Numbers
     """Number of tokens that are drafted after a step, by its number of sequences; empty where they do not depend on it.
     """
-    told: Records[RequestDrafts]
+    told: Records[records.RequestDrafts]
     """The given drafts of each sequence; empty without drafts."""
     told_drafts: Numbers
     """The lists of accepted, then of proposed numbers of drafts of all requests, end to end."""
@@ -131,20 +109,20 @@ class Engine(NamedTuple):
     """Sequences that a step computes, laid out like `emitting`; empty unless tokens in flight are counted."""
     computing_tokens: Numbers
     """Number of tokens that the step computes of each of the `computing`."""
-    lists: Records[Lists]
-    launched: Records[Launched]
+    lists: Records[records.Lists]
+    launched: Records[records.Launched]
     """The steps in flight: a ring of `Settings.most_in_flight` records; see `in_flight`."""
-    groups: Records[Group]
-    tables: Records[Table]
+    groups: Records[records.Group]
+    tables: Records[records.Table]
     """The block tables: one for each place and group; see `table_of`."""
     entries: Numbers
     """The block ids in all tables and, after these, the hit blocks of the sequence being admitted."""
     prompt_keys: Numbers
     """Keys of the full blocks of all prompts, end to end."""
-    blocks: Records[Block]
-    readers: Records[Readers]
+    blocks: Records[records.Block]
+    readers: Records[records.Readers]
     """One record for each block, if layers have windows."""
-    buckets: Records[Bucket]
+    buckets: Records[records.Bucket]
     """The prefix cache: a block is in the bucket of its key."""
     external: ExternalKV
     """Loads, and blocks that are freed late, of an engine with a host tier or a connector; otherwise an empty tuple."""
@@ -156,20 +134,20 @@ class Engine(NamedTuple):
     """The KV connector, or an empty tuple."""
     radix: RadixTables
     """SGLang's radix cache and the state of its scheduler, or an empty tuple."""
-    holes: Records[Hole]
+    holes: Records[records.Hole]
     """Free ranges of a contiguous memory, in order of address."""
-    rectangle: Rectangle
+    rectangle: records.Rectangle
     first_uses: Any
     """Two halves, each with an entry for every step of a static batch: seconds that choosing its kernels takes, and
     kernels that have to be built."""
-    moments: Records[Moment]
+    moments: Records[records.Moment]
     """The next events to replay, where the caller orders the events; see `moments`."""
-    steps: Records[Step]
+    steps: Records[records.Step]
     """The steps of this slice of the run."""
-    outputs: Records[Output]
-    memory_rows: Records[MemoryRow]
+    outputs: Records[records.Output]
+    memory_rows: Records[records.MemoryRow]
     """Changes of ownership in this slice of the run, if they are recorded."""
-    schedule_rows: Records[ScheduleRow]
+    schedule_rows: Records[records.ScheduleRow]
 
 
 @part

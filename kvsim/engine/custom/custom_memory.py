@@ -198,7 +198,7 @@ def _ask(engine: Engine, sequence: Sequence, num_tokens: int, found: list[int]) 
     sequence.room_tokens = len(table) * unit_tokens
     behind = before + len(found)
     for position, unit, length in _runs(table[behind:], behind):
-        journal.append_extent(engine, sequence, position, unit + 1, length, length)
+        journal.append_extent(engine, sequence, position, unit + 1, length, length, 1)
     return True
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
+from operator import attrgetter
 from typing import Any, NoReturn, TypeVar
 
 from kvsim.engine import scheduler, waiting_queue
@@ -46,14 +47,26 @@ _MOST_TIMES = 10
 Answer = TypeVar("Answer")
 
 
-class Served:
-    """A request as a policy sees it."""
+def _reads(path: str) -> Any:
+    """Return a property that reads an attribute of an attribute, such as `sequence.computed`."""
+    return property(attrgetter(path))
 
-    __slots__ = ("_engine", "_keys", "_times", "sequence")
+
+class Served:
+    """A request as a policy sees it; `ServedRequest` describes the attributes."""
+
+    __slots__ = ("_engine", "_keys", "sequence", "times")
+    arrival_s: float = _reads("times.arrival_s")
+    priority: int = _reads("sequence.priority")
+    prompt_tokens: int = _reads("sequence.prompt_tokens")
+    known_tokens: int = _reads("sequence.num_tokens")
+    computed_tokens: int = _reads("sequence.computed")
+    num_units: int = _reads("sequence.num_units")
+    num_preemptions: int = _reads("sequence.preemptions")
 
     def __init__(self, engine: Engine, sequence: Sequence) -> None:
         self._keys: list[int] = []
-        self._engine, self.sequence, self._times = engine, sequence, engine.times[sequence.number]
+        self._engine, self.sequence, self.times = engine, sequence, engine.times[sequence.number]
 
     def __repr__(self) -> str:
         return f"<request {self.row}: {self.prompt_tokens} prompt tokens, {self.known_tokens} known>"
@@ -64,21 +77,6 @@ class Served:
         return self.sequence.number - 1
 
     @property
-    def arrival_s(self) -> float:
-        """Time at which the request was sent, in seconds."""
-        return self._times.arrival_s
-
-    @property
-    def priority(self) -> int:
-        """Priority of the request; the smallest is the most important."""
-        return self.sequence.priority
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Length of the prompt."""
-        return self.sequence.prompt_tokens
-
-    @property
     def max_tokens(self) -> int:
         """Output tokens after which the server stops the request."""
         return self.sequence.limit_tokens - self.sequence.prompt_tokens
@@ -87,21 +85,6 @@ class Served:
     def output_tokens(self) -> int:
         """Output tokens that the request will have in the end."""
         return self.sequence.end_tokens - self.sequence.prompt_tokens
-
-    @property
-    def known_tokens(self) -> int:
-        """Tokens of the prompt and of the output so far."""
-        return self.sequence.num_tokens
-
-    @property
-    def computed_tokens(self) -> int:
-        """Tokens computed so far."""
-        return self.sequence.computed
-
-    @property
-    def num_units(self) -> int:
-        """Units in the request's table."""
-        return self.sequence.num_units
 
     @property
     def hit_tokens(self) -> int:
@@ -115,11 +98,6 @@ class Served:
         for index in range(len(self._keys), num_keys):
             self._keys.append(prefix_hits.key_of(self._engine, self.sequence, 0, index))
         return self._keys[:num_keys]
-
-    @property
-    def num_preemptions(self) -> int:
-        """Number of times that the request was preempted."""
-        return self.sequence.preemptions
 
 
 class CustomRules:

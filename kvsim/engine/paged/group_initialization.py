@@ -10,15 +10,7 @@ from kvsim.engine import records
 from kvsim.engine.arrays import Records, make
 from kvsim.engine.paged import groups
 from kvsim.engine.records import NEVER
-from kvsim.engine.state import (
-    ALIGNED,
-    CHUNKED_LOCAL,
-    EVERY_STATE,
-    FULL,
-    LIVE_STATE,
-    MAMBA,
-    SLIDING_WINDOW,
-)
+from kvsim.engine.state import ALIGNED, CHUNKED_LOCAL, EVERY_STATE, FULL, LIVE_STATE, MAMBA, SLIDING_WINDOW
 from kvsim.errors import UsageError
 from kvsim.kv_groups import CacheKind, KVCacheGroup, KVCacheLayout, MambaMode
 from kvsim.policies import Paged, Pipeline, Policy
@@ -31,8 +23,6 @@ _KINDS = {
     CacheKind.CHUNKED_LOCAL: CHUNKED_LOCAL,
     CacheKind.MAMBA: MAMBA,
 }
-
-
 _MODES = {MambaMode.NONE: LIVE_STATE, MambaMode.ALL: EVERY_STATE, MambaMode.ALIGN: ALIGNED}
 
 

@@ -47,7 +47,7 @@ def grow(engine: Engine, sequence: Sequence, num_tokens: int) -> bool:
     address, length = sequence.place, sequence.num_units
     if extents.can_extend(engine, address, length, longer):
         extents.extend(engine, address, length, longer)
-        journal.append_extent(engine, sequence, length, address + length, longer - length, wanted - length)
+        journal.append_extent(engine, sequence, length, address + length, longer - length, wanted - length, 1)
         state.rounding += longer - length - (wanted - sequence.requested)
         totals.add_slots(engine, sequence, sequence.requested, wanted - sequence.requested)
         sequence.num_units, sequence.requested, sequence.room_tokens = longer, wanted, wanted
@@ -187,7 +187,7 @@ def _settle(engine: Engine, sequence: Sequence, address: int, length: int, reque
         sequence.room_tokens = 0
     else:
         sequence.room_tokens = requested if settings.reserve == DOUBLING else NEVER
-    journal.append_extent(engine, sequence, 0, address, length, requested)
+    journal.append_extent(engine, sequence, 0, address, length, requested, 1)
 
 
 @part

@@ -226,9 +226,9 @@ def _write_down(engine: Engine) -> None:
         sequence = engine.sequences[engine.running[row]]
         if step == 0:
             engine.times[sequence.number].first_scheduled_s = state.host_s
-            journal.grow_extent(engine, sequence, 0, row * stride, width_at(engine, 0), 1)
+            journal.append_extent(engine, sequence, 0, row * stride, width_at(engine, 0), width_at(engine, 0), 1)
         elif not settings.preallocated:
-            journal.grow_extent(engine, sequence, width, row * stride + width, 1, repeat)
+            journal.append_extent(engine, sequence, width, row * stride + width, 1, 1, repeat)
     if settings.records_schedule:
         for row in range(batch.num_rows):
             sequence = engine.sequences[engine.running[row]]
