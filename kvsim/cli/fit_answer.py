@@ -22,6 +22,8 @@ def print_fit(answer: Answer) -> None:
     """Print the verdict, the limits, the simulated server, its figures, and the changes that help."""
     echo(answer.verdict)
     echo(f"Limit: {answer.limit}")
+    if answer.splits:
+        echo(answer.splits)
     outcome = answer.outcome
     rows: list[tuple[str, ...]] = [
         ("requests", load_words(answer)),

@@ -22,10 +22,12 @@ if TYPE_CHECKING:
 def changes(server: SearchedServer, *, longest_tokens: int, most: int = 60) -> list[ServerChange]:
     """List at most `most` changes of `server`: single ones, then pairs of settings, then settings with types.
 
+    Of several servers, the splits of as many into prefill and decode servers come first.
+
     `longest_tokens` is the longest request, prompt and output, which the server must still serve.
     """
-    settings, limits, types, gpus = _candidates(server, longest_tokens)
-    alone = [*settings, *types, *gpus]
+    splits, settings, limits, types, gpus = _candidates(server, longest_tokens)
+    alone = [*splits, *settings, *types, *gpus]
     of_limits = starmap(_both, product(*limits))
     together = starmap(_both, combinations(settings, 2))
     beside = (_both(setting, kept) for kept, setting in product(types, settings))

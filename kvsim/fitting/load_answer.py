@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 from kvsim.errors import BudgetError
 from kvsim.fitting.goal import TOO_SHORT
 from kvsim.fitting.limit import limit_words
+from kvsim.fitting.outcome import milliseconds
 from kvsim.fitting.search import helpful, without_gain
+from kvsim.fitting.split_effect import splits_words
 
 if TYPE_CHECKING:
     from kvsim.fitting.goal import Goal
@@ -71,7 +73,7 @@ class Answer:
         for name, (figure, target) in targets.items():
             low, high = self.band.get(figure, (math.nan, math.nan))
             if target is not None and low <= target < high:
-                found[name] = (_milliseconds(low), _milliseconds(high))
+                found[name] = (milliseconds(low), milliseconds(high))
         return found if misses <= set(found) else {}
 
     @property
@@ -80,18 +82,25 @@ class Answer:
         return without_gain(self.tried, self.remedies)
 
     @property
+    def splits(self) -> str:
+        """Sentence that compares equal servers with prefill and decode servers; empty if nothing was compared."""
+        return splits_words(self.server, self.load, self.outcome, self.goal, self.tried)
+
+    @property
     def limit(self) -> str:
         """Sentence about the limit."""
         return limit_words(self.outcome, self.server, self.load, self.goal)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the answer for JSON."""
+        splits = {"splits": self.splits} if self.splits else {}
         return {
             "verdict": self.verdict,
             "fits": self.fits,
             "misses": self.goal.misses(self.outcome),
             "doubts": list(self.doubts),
             "limit": self.limit,
+            **splits,
             "largest": self.largest,
             "largest_is_least": self.largest_is_least,
             "largest_in": "users" if self.load.users is not None else "times the arrivals",
@@ -260,10 +269,5 @@ def _misses(answer: Answer) -> list[str]:
         ("TPOT p99", outcome.tpot_s.p99, goal.tpot_p99_s),
     ):
         if name in misses and target is not None:
-            found.append(f"{name} is {_milliseconds(value)}, above {_milliseconds(target)}")
+            found.append(f"{name} is {milliseconds(value)}, above {milliseconds(target)}")
     return found
-
-
-def _milliseconds(value_s: float) -> str:
-    """Format a time in a suitable unit."""
-    return "–" if value_s != value_s else f"{1000 * value_s:,.0f} ms" if value_s < 10 else f"{value_s:,.1f} s"

@@ -170,6 +170,11 @@ def price_words(before: Outcome, after: Outcome) -> str:
     return f"at the price of {' and '.join(found)}" if found else ""
 
 
+def milliseconds(value_s: float) -> str:
+    """Format a time in a suitable unit; a dash if it is NaN."""
+    return "–" if value_s != value_s else f"{1000 * value_s:,.0f} ms" if value_s < 10 else f"{value_s:,.1f} s"
+
+
 def outcome_of(load: Load, runs: Sequence[Measured], machine: Machine, queues: Sequence[Summary] = ()) -> Outcome:
     """Return the outcome of `load` from `runs`, one per server that received requests, on `machine`.
 

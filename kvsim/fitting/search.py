@@ -51,6 +51,10 @@ _SHOWN = 6
 _WORTH_COMPILING = 2_000_000
 """Output tokens over all points from which loading machine code pays: half a minute of interpreted simulation."""
 
+MOST_TOKENS_OF_SPLITS = 500_000
+"""Output tokens above which equal servers are not compared with splits, whose simulation takes some ten times as long.
+"""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remedy:
@@ -111,7 +115,11 @@ class Search:
         self, server: SearchedServer, load: Load, goal: Goal, *, longest_tokens: int, most: int, find_largest: bool
     ) -> tuple[Largest | None, list[Remedy]]:
         """Find the largest load that fits `server`, if requested, and simulate all changes of `server`, in parallel."""
-        candidates = changes(server, longest_tokens=longest_tokens, most=most)
+        candidates = [
+            each
+            for each in changes(server, longest_tokens=longest_tokens, most=most)
+            if each.server.apart is None or splits_are_tried(server, load)
+        ]
         largest = partial(largest_load, server, load, goal, engine=self.engine)
         tasks: list[Callable[[], Any]] = [largest] if find_largest else []
         results = self.results([*tasks, *(self._task(each.server, load) for each in candidates)])
@@ -144,6 +152,11 @@ class Search:
 
 def _done(_: None, task: Callable[[], Any]) -> Any:
     return task()
+
+
+def splits_are_tried(server: SearchedServer, load: Load) -> bool:
+    """Tell whether splits into prefill and decode servers are simulated: if they are asked for, or `load` is short."""
+    return server.apart is not None or int(load.workload.output_tokens.sum()) <= MOST_TOKENS_OF_SPLITS
 
 
 def ranked(remedies: Sequence[Remedy]) -> list[Remedy]:

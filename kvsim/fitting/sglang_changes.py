@@ -45,6 +45,7 @@ def candidates(server: SGLangServer) -> CandidateChanges:
         *_pages(server),
     ]
     return CandidateChanges(
+        splits=[],
         settings=settings,
         limits=([*limit_changes(server, running, SOME_SEQS)], [*_chunks(server, SOME_TOKENS)]),
         types=[*type_changes(server)],

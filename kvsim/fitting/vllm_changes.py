@@ -23,10 +23,10 @@ from kvsim.fitting.server_change import (
     replica_changes,
     type_changes,
 )
+from kvsim.simulation import Disaggregation
 
 if TYPE_CHECKING:
     from kvsim.fitting.vllm_server import Server
-    from kvsim.simulation import Disaggregation
 
 _UTILIZATIONS = (0.90, 0.92, 0.94, 0.95, 0.96)
 """Values of `gpu_memory_utilization` to try; above the last, vLLM's memory estimate may fail."""
@@ -51,7 +51,8 @@ def candidates(server: Server, longest_tokens: int) -> CandidateChanges:
         *_length(server, longest_tokens),
     ]
     limits = [*limit_changes(server, seqs, SOME_SEQS)], [*limit_changes(server, tokens, SOME_TOKENS)]
-    return CandidateChanges(settings, limits, [*type_changes(server)], [*gpu_changes(server), *_fleets(server)])
+    splits = [*_splits(server, server.replicas)]
+    return CandidateChanges(splits, settings, limits, [*type_changes(server)], [*gpu_changes(server), *_fleets(server)])
 
 
 def _memory(server: Server) -> Iterator[ServerChange]:
@@ -110,26 +111,36 @@ def _length(server: Server, longest_tokens: int) -> Iterator[ServerChange]:
 
 
 def _fleets(server: Server) -> Iterator[ServerChange]:
-    """Yield other numbers of servers or ranks, and other splits."""
+    """Yield larger numbers of ranks and of servers."""
     if server.apart is not None:
-        yield from _splits(server, server.apart)
-    elif (ranks := server.model.data_parallel_size) > 1:
+        for number in range(server.replicas + 1, server.replicas + 3):
+            yield from _splits(server, number)
+        return
+    if (ranks := server.model.data_parallel_size) > 1:
         for number in (size for size in SIZES if size > ranks):
             words = f"{number} data-parallel ranks instead of {ranks}"
             yield model_change(server, Kind.GPUS, words, data_parallel_size=number)
-    else:
-        yield from replica_changes(server)
+    yield from replica_changes(server)
 
 
-def _splits(server: Server, apart: Disaggregation) -> Iterator[ServerChange]:
-    """Yield other splits into prefill and decode servers, with the same number of servers or up to two more."""
-    for number in range(server.replicas, server.replicas + 3):
-        kind = Kind.SETTING if number == server.replicas else Kind.GPUS
-        for prefill in range(1, number):
-            split = replace(apart, num_prefill=prefill, num_decode=number - prefill)
-            if split != apart:
-                words = f"{prefill} prefill and {number - prefill} decode servers"
-                changed = change(server, kind, words, apart=split, replicas=number)
-                yield replace(changed, fields=("apart",) if kind is Kind.SETTING else ("apart", "replicas"))
+def _splits(server: Server, number: int) -> Iterator[ServerChange]:
+    """Yield `number` servers, split into prefill and decode servers in other ways, or not split."""
+    kind = Kind.SETTING if number == server.replicas else Kind.GPUS
+    fields = ("apart",) if kind is Kind.SETTING else ("apart", "replicas")
+    if number < 2 or server.model.data_parallel_size > 1:
+        return
+    asked = server.apart or Disaggregation(num_prefill=1, num_decode=1)
+    for prefill in range(1, number) if server.apart is not None else _some_prefill(number):
+        split = replace(asked, num_prefill=prefill, num_decode=number - prefill)
+        if split != server.apart:
+            words = f"{prefill} prefill and {number - prefill} decode servers"
+            changed = change(server, kind, words, apart=split, replicas=number)
+            yield replace(changed, fields=fields)
+    if server.apart is not None:
         words = f"{number} servers that compute prompts and decode"
         yield change(server, kind, words, apart=None, replicas=number)
+
+
+def _some_prefill(number: int) -> Iterator[int]:
+    """Yield a quarter, a half and three quarters of `number` servers, as numbers of prefill servers to try."""
+    yield from dict.fromkeys(min(max(round(number * share / 4), 1), number - 1) for share in (1, 2, 3))
