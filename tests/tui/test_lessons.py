@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -295,6 +296,12 @@ def test_a_lesson_that_is_not_there(tmp_path: Path) -> None:
 def test_moments(lesson_file: Callable[[str], Path], phrase: str, frame: int) -> None:
     text = SMALL.replace('at = "start"', f'at = "{phrase}"')
     assert Guided(read_lesson(lesson_file(text))).captions[0].frame == frame
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_every_caption_fits_a_small_screen(guided: Callable[[str], Guided], number: str) -> None:
+    for caption in guided(number).captions:
+        assert len(textwrap.wrap(caption.text, 78, break_on_hyphens=False)) <= 7, caption.title
 
 
 async def test_space_goes_from_caption_to_caption(guided: Callable[[str], Guided]) -> None:
@@ -786,6 +793,9 @@ def test_lesson_12_draws_the_tree_and_what_goes_first(guided: Callable[[str], Gu
     assert f"can go, here {len(before.leaves)}" in caption.text
     assert f"all its {first.num_units} slots in the next step" in caption.text
     assert f"keeps {before.num_units - before.num_locked} slots that no request uses" in caption.text
+    ((_, folded),) = lesson.drawing(caption, 80, GLYPHS, 12)
+    assert len(folded) == 12
+    assert folded[-1][0].text.startswith(f"{len(before.runs) - 11} more runs")
     tree.player.go_to_frame(tree.player.frame + 1)
     tree.show()
     after = tree_at(tree)

@@ -259,12 +259,14 @@ def hits(
     return lines
 
 
-def tree(session: Session, width: int, symbols: Symbols) -> Lines:
-    """Draw the runs of the radix tree, set in below the run that they continue: slots, and whether each can go."""
+def tree(session: Session, width: int, symbols: Symbols, height: int) -> Lines:
+    """Draw the runs of the radix tree, set in below the run that they continue: slots, and whether each can go. The
+    last of `height` lines counts those that do not fit.
+    """
     pen, found, states = Pen(symbols), tree_at(session), symbols.palette.states
     most, room = max(run.num_units for run in found.runs), max(width - _RUN - _PART - 42, 8)
     lines: Lines = []
-    for run in found.runs:
+    for run in found.runs[: height - (len(found.runs) > height)]:
         name, color = session.request_name(run.last_request), states[SlotState.CACHED]
         part = "prompt" if run.begin < session.recording.requests.prompt_tokens[run.last_request] else "answer"
         if run.holders:
@@ -286,6 +288,9 @@ def tree(session: Session, width: int, symbols: Symbols) -> Lines:
                 pen.text(words),
             ]
         )
+    if rest := found.runs[len(lines) :]:
+        in_all = plural(sum(run.num_units for run in rest), "slot")
+        lines.append([pen.text(f"{len(rest)} more runs".ljust(_RUN)), pen.text(f"{in_all} together", weak=True)])
     return lines
 
 

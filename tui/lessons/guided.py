@@ -132,7 +132,7 @@ class Guided:
                 drawn = [(f"The block table of {caption.follow}", lines)]
             case Drawing.LADDER:
                 lines = drawings.ladder(self.climb(), width, symbols, height)
-                drawn = [("The ladder: one change on every rung", lines)]
+                drawn = [("The ladder: one change on every rung; at a time: mean over the run", lines)]
             case Drawing.HITS:
                 lines = drawings.hits(self.found(), [run.label for run in self.lesson.runs], width, symbols, height)
                 drawn = [("Prompt tokens found in the cache, by the memory that there is", lines)]
@@ -147,7 +147,7 @@ class Guided:
                 drawn = [("One image in two caches", lines)]
             case Drawing.TREE:
                 session = next(one for one in self.sessions if has_tree(one))
-                drawn = [("The radix tree, run by run", drawings.tree(session, width, symbols))]
+                drawn = [("The radix tree, run by run", drawings.tree(session, width, symbols, height))]
             case Drawing.FLEETS:
                 drawn = [("Two servers behind each router", drawings.fleets(self.fleets, width, symbols))]
             case Drawing.SCHEDULE:
