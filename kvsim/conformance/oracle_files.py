@@ -93,7 +93,7 @@ class OracleRequest:
     abort_step: int | None
     """Number of the engine call before which the request is aborted."""
     priority: int
-    right_drafts: tuple[int, ...] = ()
+    accepted_drafts: tuple[int, ...] = ()
     """Number of drafts that are accepted, indexed by the number of outputs so far; empty to accept all."""
     images: tuple[ImageInput, ...] = ()
     """Images of the prompt, in order of position."""
@@ -163,8 +163,8 @@ class OracleWorkload:
         has_v2_runner = rules.has_v2_runner and (
             rules.every_state_has_v2_runner or all(group.mamba_mode is not MambaMode.ALL for group in groups)
         )
-        drafts_so = self.drafting is None or self.drafting.has_v2_runner(release)
-        v2_model_runner = self.pipeline.v2_model_runner and has_v2_runner and drafts_so
+        if self.drafting is not None:
+            has_v2_runner = has_v2_runner and self.drafting.has_v2_runner(release)
         drafts, connector = self.drafts(release), self.connector
         backoff = drafts.prompt_ahead_tokens - 1 if drafts is not None and rules.spares_modules else 0
         if connector is not None:
@@ -179,7 +179,7 @@ class OracleWorkload:
             requests=tuple(_prefilled(request, connector) for request in self.requests),
             layout=_hashed(self.layout, rules) if self.cache.enable_prefix_caching else self.layout,
             scheduler=scheduler,
-            pipeline=replace(self.pipeline, v2_model_runner=v2_model_runner),
+            pipeline=replace(self.pipeline, v2_model_runner=self.pipeline.v2_model_runner and has_v2_runner),
         )
 
     def drafts(self, release: str) -> Drafts | None:
@@ -195,7 +195,7 @@ class OracleWorkload:
             release,
             caches_prefixes=self.cache.enable_prefix_caching,
             has_connector=self.connector is not None,
-            accepted=DraftCounts.from_rows([request.right_drafts for request in self.requests]),
+            accepted=DraftCounts.from_rows([request.accepted_drafts for request in self.requests]),
             proposed=DraftCounts.from_rows([request.proposed_drafts for request in self.requests]),
         )
         if self.layout is not None and not self.layout.is_uniform and drafts.drops_last_hit:
@@ -259,7 +259,7 @@ def parse_workload(document: Any, where: str) -> OracleWorkload:
     Raises:
         WorkloadError: the document has an invalid value.
     """
-    _check_followed(document, where)
+    _check_simulated(document, where)
     if not isinstance(document, dict) or not isinstance(document.get("requests"), list):
         raise WorkloadError(f"{where}: an oracle workload is an object with num_blocks and a list of requests.")
     fields = _Fields(document, where)
@@ -294,7 +294,7 @@ def parse_workload(document: Any, where: str) -> OracleWorkload:
         encoding=encoding_of(_object("mm", document.get("mm") or {}, where), images, where),
         connector=connector,
         layout=layout,
-        retention_tokens=None if document.get("retention_interval") is None else _retention_tokens(fields, layout),
+        retention_tokens=_retention_tokens(fields, layout),
         drafting=_drafting(document.get("spec"), where),
         load_steps=offload.integer("load_delay", 1, minimum=1),
         store_steps=offload.integer("store_delay", 1, minimum=1),
@@ -315,7 +315,7 @@ def _scheduler_of(fields: _Fields, where: str, longest: int) -> ContinuousSettin
         long_prefill_token_threshold=fields.integer("long_prefill_token_threshold", 0),
         reserve_full_prompt=fields.flag("scheduler_reserve_full_isl", default=True),
         vllm=releases.UNSTATED,  # replaced by the release that the first record states
-        max_num_active_seqs=_optional(fields, "max_num_active_seqs"),
+        max_num_active_seqs=fields.integer_or_none("max_num_active_seqs"),
         long_prefill_token_threshold_adaptive=fields.flag("long_prefill_token_threshold_adaptive", default=False),
         prefill_schedule_interval=fields.integer("prefill_schedule_interval", 1),
         enable_lora=bool(adapters.document),
@@ -349,7 +349,7 @@ def _drafting(document: Any, where: str) -> SpeculativeConfig | None:
     return replace(config, num_modules=num_tokens if method == "mtp_multi" else 1)
 
 
-def _check_followed(document: Any, where: str) -> None:
+def _check_simulated(document: Any, where: str) -> None:
     """Refuse features and settings that kvsim does not simulate.
 
     Raises:
@@ -365,13 +365,9 @@ def _check_followed(document: Any, where: str) -> None:
             raise WorkloadError(f"{where}: kvsim does not know {name}; it should be {json.dumps(known)}.")
 
 
-def _optional(fields: _Fields, name: str) -> Any:
-    return None if fields.document.get(name) is None else fields.integer(name, None)
-
-
-def _retention_tokens(fields: _Fields, layout: KVCacheLayout | None) -> int:
-    tokens = fields.integer("retention_interval", None, minimum=0)
-    if layout is not None and tokens % layout.scheduler_block_size:
+def _retention_tokens(fields: _Fields, layout: KVCacheLayout | None) -> int | None:
+    tokens: int | None = fields.integer_or_none("retention_interval", minimum=0)
+    if tokens is not None and layout is not None and tokens % layout.scheduler_block_size:
         raise WorkloadError(
             f"{fields.where}: retention_interval should be a multiple of the {layout.scheduler_block_size} tokens that "
             f"are hit together, not {tokens}."
@@ -547,7 +543,7 @@ def _request(row: int, document: Any, where: str) -> OracleRequest:
     if not isinstance(document, dict) or not isinstance(document.get("id"), str):
         raise WorkloadError(f"{where}: a request is an object with an id, prompt_len and output_len.")
     fields = _Fields(document, where)
-    prompt = document.get("prompt_token_ids")
+    prompt, stop_at = document.get("prompt_token_ids"), fields.integer_or_none("stop_at")
     if prompt is None:
         prompt = _made_up_prompt(row, fields)
     if not isinstance(prompt, list | tuple) or not prompt or not all(type(token) is int for token in prompt):
@@ -557,13 +553,13 @@ def _request(row: int, document: Any, where: str) -> OracleRequest:
         prompt=tuple(prompt),
         output_tokens=fields.integer("output_len", None, minimum=1),
         # The first output is the earliest that can stop a request.
-        stop_at=None if document.get("stop_at") is None else max(1, fields.integer("stop_at", None)),
+        stop_at=None if stop_at is None else max(1, stop_at),
         arrival_step=fields.integer("arrival_step", 0),
-        abort_step=None if document.get("abort_step") is None else fields.integer("abort_step", None),
+        abort_step=fields.integer_or_none("abort_step"),
         priority=fields.integer("priority", 0),
-        adapter=0 if document.get("lora") is None else fields.integer("lora", 0, minimum=0),
+        adapter=fields.integer_or_none("lora", minimum=0) or 0,
         salt=str(document.get("salt") or ""),
-        right_drafts=tuple(document.get("accept") or ()),
+        accepted_drafts=tuple(document.get("accept") or ()),
         proposed_drafts=tuple(document.get("propose") or ()),
         images=images_of(document.get("mm"), where),
     )
@@ -596,6 +592,9 @@ class _Fields:
         if type(value) is not int or not least <= value <= _LARGEST:
             raise WorkloadError(f"{self.where}: {name} should be an integer from {least} to {_LARGEST}, not {value!r}.")
         return value
+
+    def integer_or_none(self, name: str, *, minimum: int | None = None) -> Any:
+        return None if self.document.get(name) is None else self.integer(name, None, minimum=minimum)
 
     def fraction(self, name: str, default: float) -> float:
         value = self.document.get(name, default)
