@@ -126,7 +126,7 @@ def _kv_bytes(
     max_model_len: int | None,
     vllm: str,
 ) -> int:
-    """Return the bytes for keys and values: the stated size, or the memory that is left on the GPU."""
+    """Return the number of bytes for keys and values: the stated size, or the memory that is left on the GPU."""
     sizes = [name for name in ("kv_gib", "num_blocks", "mem_fraction_static") if getattr(stated, name) is not None]
     if len(sizes) > 1:
         raise UsageError(f"{' and '.join(sizes)} set the same value; give only one.")

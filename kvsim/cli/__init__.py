@@ -65,7 +65,7 @@ _TASKS = {
 """Each command and its one-line help, which is shown without importing it, below its task."""
 _COMMANDS = [name for commands in _TASKS.values() for name in commands]
 _OBJECTS_BETWEEN_COLLECTIONS = 100_000
-"""Threshold of the garbage collector; Python's own is some hundred times lower."""
+"""Threshold of the garbage collector; Python's default is some hundred times lower."""
 
 
 class _LazyGroup(click.Group):

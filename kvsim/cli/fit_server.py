@@ -35,7 +35,7 @@ _NOT_SEARCHED = {
         "enable_expert_parallel": "leave it out, or take --policy paged",
     },
 }
-"""Flags that are not searched with each policy, and what would be right."""
+"""Flags that are not searched with each policy, and the advice for each."""
 
 
 def server_of(flags: dict[str, Any], fleet: FleetFlags = ONE_SERVER, meta: Meta | None = None) -> SearchedServer:

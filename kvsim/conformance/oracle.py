@@ -323,7 +323,7 @@ class OracleRun:
         )
 
     def _admitted(self, batch: dict[int, int]) -> list[int]:
-        """Return the sequences of a step that were waiting before it."""
+        """Return the sequences that a step admitted: those in its batch that were waiting before."""
         return list(batch)[len(batch) - self._state.num_new_seqs :]
 
     def _transfers_ended(self, step: int, ended: list[int], outputs: Mapping[str, int]) -> dict[str, Any]:

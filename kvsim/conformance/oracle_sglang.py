@@ -369,7 +369,7 @@ class SGLangRun:
         return {name: events for name, events in fields.items() if events}
 
     def _slots(self, number: int) -> list[int]:
-        """Return the slots of a request's computed tokens, in order of the tokens."""
+        """Return the slot numbers of a request's computed tokens, in order of the tokens."""
         sequence, size = self._driver.sequence(number), int(self._radix.settings.row_pages)
         first, num_tokens = int(sequence.place) * size, int(sequence.computed)
         return [

@@ -195,7 +195,7 @@ def _requests(documents: Sequence[Mapping[str, Any]]) -> Iterator[SGLangRequest]
 
 
 def _prompt_of(document: Mapping[str, Any], by_id: Mapping[str, Mapping[str, Any]]) -> list[int]:
-    """Return the tokens of a prompt: those given, or those that the driver of SGLang's scheduler makes up."""
+    """Return the token ids of a prompt: those given, or those that the driver of SGLang's scheduler makes up."""
     if document.get("prompt_token_ids"):
         return list(document["prompt_token_ids"])
     seed = sum(ord(letter) * 31**place for place, letter in enumerate(str(document.get("prompt_as", document["id"]))))

@@ -154,8 +154,8 @@ def _leaving(
 ) -> tuple[IntArray, IntArray]:
     """Return the aborted requests in the order in which they left, and the moment before which each left.
 
-    That is the first moment, of those of `kind` and `row`, at which the scheduler was called no earlier: to schedule a
-    step, or, before the outputs that `looks` selects, in vain.
+    A request left before the first call of the scheduler that came no earlier than its end. `kind` and `row` are the
+    recorded moments; a call scheduled a step, or it scheduled nothing, before the outputs that `looks` selects.
     """
     requests, steps = recording.requests, recording.steps
     left = (requests.status == RequestStatus.ABORTED) & np.isfinite(requests.finished_s)

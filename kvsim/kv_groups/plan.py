@@ -82,7 +82,7 @@ def cache_layout(model: Model, settings: CacheSettings) -> KVCacheLayout:
 
 
 def bytes_per_block(model: Model, settings: CacheSettings) -> tuple[int, ...]:
-    """Return the bytes of one block id on one GPU of every pipeline stage.
+    """Return the number of bytes of one block id on one GPU of every pipeline stage.
 
     Raises:
         UsageError: a setting is invalid, or vLLM could not serve the model with it.

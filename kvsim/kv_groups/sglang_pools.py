@@ -40,5 +40,5 @@ class SlotLayers:
         return cls(model.kv_bytes_per_token - window_bytes, window_bytes, max(tokens))
 
     def num_slots(self, kv_bytes: int, swa_full_tokens_ratio: float) -> int:
-        """Return the slots of the first pool in `kv_bytes`, where the second has a share of their number."""
+        """Return the number of slots of the first pool in `kv_bytes`; the second pool has a share of this number."""
         return int(kv_bytes // (self.full_bytes + swa_full_tokens_ratio * self.window_bytes))

@@ -76,7 +76,7 @@ def _paged_attention() -> tuple[str, Any]:
 def _vllm_attention(
     function: Any, version: int, batch: Sequence[tuple[int, int]], heads: int, kv_heads: int, width: int
 ) -> float:
-    """Return the seconds of vLLM's attention for a batch of (context, queries) with blocks in random order."""
+    """Return the seconds that vLLM's attention takes for a batch of (context, queries), with blocks in random order."""
     contexts, tokens = [context for context, _ in batch], [count for _, count in batch]
     per_seq = -(-max(contexts) // _BLOCK)
     num_blocks = sum(-(-context // _BLOCK) for context in contexts)

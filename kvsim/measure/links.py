@@ -58,7 +58,7 @@ def _measure_rank(rank: int, num_gpus: int, port: int, result: str) -> None:
 
 
 def _reduce_s(reduce: Callable[[], Any], capturing: Any) -> float:
-    """Return the seconds of one reduction: the median of five replays of a captured graph."""
+    """Return the duration of one reduction in seconds: the median of five replays of a captured graph."""
     reduce()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()

@@ -51,7 +51,7 @@ def _four_sequences(progress: ProgressCallback) -> list[float]:  # noqa: ARG001 
 
 
 def _watermark(progress: ProgressCallback) -> list[float]:
-    """Return the preemptions at each watermark, averaged over draws of the lengths.
+    """Return the number of preemptions at each watermark, averaged over draws of the lengths.
 
     For this scheduler, a closed loop of 128 users equals a queue of all requests with at most 128 in the batch:
     requests never overtake, and preempted ones go first.

@@ -117,7 +117,7 @@ def _mistral(progress: ProgressCallback) -> list[float]:
 
 
 def _t4(progress: ProgressCallback) -> list[float]:
-    """Return the seconds for one prompt of 20 tokens and 256 output tokens."""
+    """Return the duration in seconds of one prompt of 20 tokens and 256 output tokens."""
     gpu, model = find_gpu("T4"), find_model("meta-llama/Llama-2-7b-hf")
     workload = Workload(arrival_s=[0.0], prompt_tokens=[20], output_tokens=[256], name="one prompt")
     runs: list[tuple[str, Policy]] = [

@@ -87,7 +87,7 @@ def check_encoder(engine: Engine) -> None:
 
 
 def breakdown(driver: Driver) -> Breakdown:
-    """Return the slots by state, counted block by block or extent by extent."""
+    """Return the number of slots in each state, counted block by block or extent by extent."""
     if driver.engine.memory is RADIX:
         return breakdown_of(driver, check_radix.held_slots(driver))
     if driver.engine.memory is CUSTOM:
@@ -97,7 +97,7 @@ def breakdown(driver: Driver) -> Breakdown:
 
 
 def breakdown_of(driver: Driver, held_slots: npt.NDArray[np.int64]) -> Breakdown:
-    """Return the slots by state: `held_slots`, and the free and cached slots by the engine's totals."""
+    """Return the number of slots in each state: `held_slots`, and the free and cached slots by the engine's totals."""
     settings, state = driver.engine.settings, driver.engine.state
     slots = held_slots.copy()
     slots[SlotState.CACHED] = state.num_cached * settings.unit_slots

@@ -70,7 +70,7 @@ def held(driver: Driver, node: int, group: int) -> Held:
 
 
 def content(engine: Engine, group: int, table: Held, index: int) -> Content:
-    """Return the slots of one block of a table by state, ignoring other tables that list the block."""
+    """Return the number of slots of a table's block in each state, ignoring other tables that list the block."""
     record = engine.groups[group]
     if record.state_slots:
         is_newest = index == len(table.blocks) - 1
@@ -98,7 +98,7 @@ class TableMirror:
         return len(self._holders.get(block, ()))
 
     def slots(self) -> npt.NDArray[np.int64]:
-        """Return the slots of all held blocks by state.
+        """Return the number of slots of all held blocks in each state.
 
         Each block counts once, however many tables list it.
         """
@@ -152,7 +152,7 @@ class TableMirror:
 
 
 def of_liveliest(*contents: Content) -> Content:
-    """Return the slots of a shared block by state: each slot has the state of its most live holder."""
+    """Return the number of slots of a shared block in each state; a slot has the state of its most live holder."""
     if len(contents) == 1:
         return contents[0]
     written, expired, left = zip(*contents, strict=True)

@@ -327,7 +327,7 @@ class Workload:
         )
 
     def _with_sessions_ended(self, max_model_len: int) -> Workload:
-        """Return the sessions without turns whose prompts leave no room for an answer, and without the turns after."""
+        """Return the sessions without the turns whose prompts leave no room for an answer, and without later turns."""
         assert self.turns is not None
         kept = self.turns.closed(self.prompt_tokens < max_model_len)
         if kept.all() or not kept.any():
