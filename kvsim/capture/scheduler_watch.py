@@ -256,10 +256,10 @@ class SchedulerRecorder:
                 del self._awaiting_first[name]
                 self._report("emit", self._rows[name], time_s, 1)
         given = [] if self._drafts is None else [self._drafts.gained(self._rows)]
-        self._end(time_s)
         step = self._steps_in_flight.pop(id(output), None)
         if step is not None:
             self._report("output", step, time_s, *given)
+        self._end(time_s)
         self._send()
 
     @_harmless

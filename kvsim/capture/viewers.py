@@ -4,7 +4,8 @@ The engine's process writes its log to this process's standard input and knows o
 done here, with separate descriptors, memory and processor time, at a lower priority. A viewer only reads: one that
 sends data, reads too slowly or leaves is disconnected.
 
-Standard input is the log, with an empty line wherever the engine's state is complete. Viewers may join there.
+Standard input is the log, with an empty line wherever the engine's state is complete. Viewers may join there, and get
+these lines, too: between two of them, a part of a change is missing.
 """
 
 from __future__ import annotations
@@ -116,8 +117,7 @@ class ViewerServer:
         news = []
         for text in lines:
             self._complete = not text
-            if text:
-                news.append(self._follow(text))
+            news.append(self._follow(text) if text else b"\n")
         self._tell(b"".join(news), self._viewers)
         return bool(data)
 
@@ -148,7 +148,7 @@ class ViewerServer:
         self.num_snapshots += 1
         joined, self._joining = self._joining, []
         self._viewers += joined
-        self._tell(b"".join(line(*event) for event in self._mirror.snapshot()), joined)
+        self._tell(b"".join(line(*event) for event in self._mirror.snapshot()) + b"\n", joined)
 
     def _accept(self) -> None:
         """Accept one connection, and pause before the next."""

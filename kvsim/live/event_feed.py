@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from kvsim.live.tail import Excerpt
 
 _CONNECT_S = 5.0
+_COMPLETE_S, _PAUSE_S = 0.1, 0.002
+"""Seconds to wait for the rest of a change, and between two looks."""
 
 
 class LiveFeed:
@@ -76,12 +78,20 @@ class LiveFeed:
         self._thread.join(timeout=_CONNECT_S)
 
     def _taken(self, take: Callable[[], Excerpt | None]) -> Excerpt | None:
-        with self._lock:
-            try:
-                return take()
-            except RecordingError as error:
-                self.ended = self._sentence(error)
+        """Call `take` when the last change was received as a whole; return None if that does not come at once."""
+        last_s = time.monotonic() + _COMPLETE_S
+        while self.ended is None or self._follower.is_complete:
+            with self._lock:
+                if self._follower.is_complete:
+                    try:
+                        return take()
+                    except RecordingError as error:
+                        self.ended = self._sentence(error)
+                        return None
+            if time.monotonic() > last_s:
                 return None
+            time.sleep(_PAUSE_S)
+        return None
 
     def _follow(self) -> None:
         try:

@@ -55,6 +55,10 @@ class EventFollower:
         """Number of the server's steps at the last call of `recent`."""
         self._unweighed_bytes = 0
         """Bytes received since the last check of the memory use."""
+        self._marks_changes = False
+        """Whether the server has sent an empty line; older recorders send none."""
+        self.is_complete = True
+        """Whether the last change of the engine's state was received as a whole, as far as the server says."""
 
     @property
     def joined(self) -> bool:
@@ -62,7 +66,11 @@ class EventFollower:
         return self._windows[0].numbers is not None
 
     def hear(self, text: bytes) -> None:
-        """Process one line."""
+        """Process one line; an empty line says that a change of the engine's state ends here."""
+        self._marks_changes |= text == b"\n"
+        self.is_complete = not self._marks_changes or text == b"\n"
+        if text == b"\n":
+            return
         event = parse(text)
         if event[0] == "refused":
             raise RecordingError(f"{event[1]}")
@@ -108,6 +116,10 @@ class EventFollower:
         meta = meta_from_document(document, Path(self._source))
         if meta.pool.num_units is None or meta.pool.num_units > MAX_UNITS:
             raise RecordingError(f"a pool that is shown live has 1 to {MAX_UNITS:,} units, not {meta.pool.num_units}")
+        if meta.exchanges_kv or "host_blocks" in meta.policy:
+            raise RecordingError(
+                "it moves KV to host memory or to other servers, which is recorded (KVSIM_RECORD) and not shown live"
+            )
         return meta
 
     def _roll(self) -> None:
@@ -158,12 +170,14 @@ class _Window:
         """Free blocks with a cached prefix when the recording begins."""
         self.computed: list[int] = []
         """Largest number of tokens computed so far for each request that is present when the recording begins."""
+        self.images: list[list[int]] = []
+        """Number and encoder outputs of the images in the encoder cache when the recording begins."""
         self.cuts: list[Cut] = []
         """Moments at which an excerpt may begin, in order."""
 
     def recording(self, meta: Meta, name: str) -> Recording:
         """Return all steps, with the provenance of the server."""
-        return self.builder.finish(meta_of(meta, self.first_step, self.cached, self.computed), name)
+        return self.builder.finish(meta_of(meta, self.first_step, self.cached, self.computed, self.images), name)
 
     def is_full(self, share: float) -> bool:
         """Tell whether the window has `share` of the maximum size."""
@@ -197,6 +211,7 @@ class _Window:
         """Apply one event with the server's numbers."""
         if event[0] == "meta":
             self.cached, self.computed = event[1].get("initial_cached", []), event[1].get("initial_computed", [])
+            self.images = event[1].get("initial_images", [])
             return
         if event[0] == "joined":
             rows, next_row, self.first_step = event[1:]
@@ -226,19 +241,35 @@ class _LocalNumbers:
     def translate(self, event: list[Any]) -> list[Any] | None:
         """Return the event with local numbers; None for a step before the snapshot."""
         match event:
-            case ["emit" | "append" | "share" | "release" | "preempt" as kind, row, *rest]:
+            case ["encoder", kind, row, image]:
+                return ["encoder", kind, self._row[row] if row >= 0 else row, image]
+            case ["emit" | "append" | "share" | "release" | "let_go" | "preempt" | "images" as kind, row, *rest]:
                 return [kind, self._row[row], *rest]
             case ["arrive", *_]:
                 self._row[self._next_row] = self._next_local
                 self._next_row += 1
                 self._next_local += 1
                 return event
-            case ["output", step, time_s]:
-                return ["output", step + self._step_offset, time_s] if step >= self._first_step else None
-            case ["tokens", time_s, rows]:
-                ours = self._row
-                return ["tokens", time_s, [[ours[row], before, count] for row, before, count in rows]]
             case ["end", row, *rest]:
                 return ["end", self._row.pop(row), *rest]
             case _:
+                return self._translate_step(event)
+
+    def _translate_step(self, event: list[Any]) -> list[Any] | None:
+        """Return an event of a step with local numbers; other events are returned as they are."""
+        match event:
+            case ["tokens", time_s, rows]:
+                return ["tokens", time_s, self._rows_of(rows)]
+            case ["output" | "proposed", step, *_] if step < self._first_step:
+                return None
+            case ["output", step, time_s, *given]:
+                return ["output", step + self._step_offset, time_s, *map(self._rows_of, given)]
+            case ["proposed", step, rows]:
+                return ["proposed", step + self._step_offset, self._rows_of(rows)]
+            case _:
                 return event
+
+    def _rows_of(self, rows: list[list[int]]) -> list[list[int]]:
+        """Return rows of numbers, each of which begins with the number of a request, with local numbers."""
+        ours = self._row
+        return [[ours[row], *rest] for row, *rest in rows]

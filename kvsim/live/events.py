@@ -43,29 +43,61 @@ def _is_event(event: list[Any]) -> bool:  # noqa: PLR0911, PLR0912  one branch f
         case ["again", time_s]:
             return _time(time_s)
         case ["tokens", time_s, list(rows)]:
-            in_threes = all(type(row) is list and len(row) == 3 for row in rows)
-            return _time(time_s) and in_threes and _counts([value for row in rows for value in row])
+            return _time(time_s) and (_are_rows(rows, 3) or _are_rows(rows, 4))
         case ["step", dict(columns)]:
             return _time(columns.get("start_s")) and _counts([columns.get(name) for name in _COUNTS])
-        case ["output", step, time_s]:
-            return _count(step) and _time(time_s)
-        case ["append" | "share", request, position, list(units)]:
-            return _counts([request, position]) and _counts(units)
-        case ["release", request, num_units, num_cached]:
-            return _counts([request, num_units, num_cached])
-        case ["evict", list(units)]:
-            return _counts(units)
+        case ["output", step, time_s, *given]:
+            return _count(step) and _time(time_s) and all(_are_rows(rows, 2) for rows in given) and len(given) <= 1
+        case ["proposed", step, list(rows)]:
+            return _count(step) and _are_rows(rows, 2)
         case ["preempt", request]:
             return _count(request)
         case ["end", request, status, time_s]:
             return _count(request) and status in _STATUSES and _time(time_s)
-        case ["arrive", str(name), time_s, prompt_tokens, max_tokens, priority, list(hashes)]:
-            named = len(name) <= _MAX_NAME and _time(time_s) and _counts([prompt_tokens, max_tokens])
-            return named and _whole(priority, _LIMIT) and all(_whole(key, 1 << 63) for key in hashes)
+        case ["arrive", str(name), time_s, prompt_tokens, max_tokens, priority, list(hashes), *adapter]:
+            named = len(name) <= _MAX_NAME and _time(time_s) and _counts([prompt_tokens, max_tokens, *adapter])
+            are_keys = _whole(priority, _LIMIT) and all(_whole(key, 1 << 63) for key in hashes)
+            return named and are_keys and len(adapter) <= 1
         case ["joined", list(rows), next_row, next_step]:
             return _counts(rows) and _counts([next_row, next_step])
+        case ["images", request, list(images)]:
+            return _count(request) and all(_is_image(image) for image in images)
+        case ["encoder", "compute" | "evict", -1, image]:
+            return _count(image)
+        case ["encoder", "hold" | "let_go", request, image]:
+            return _counts([request, image])
+        case _:
+            return _is_of_memory(event)
+
+
+def _is_of_memory(event: list[Any]) -> bool:
+    """Tell whether an event is one of block tables or of the prefix cache."""
+    match event:
+        case ["append" | "share", request, position, list(units), *group]:
+            return _counts([request, position, *group]) and _counts(units) and len(group) <= 1
+        case ["release", request, num_units, num_cached, *group]:
+            return _counts([request, num_units, num_cached, *group]) and len(group) <= 1
+        case ["let_go", request, list(positions), list(units), list(kept), group]:
+            return _counts([request, group]) and all(map(_counts, (positions, units, kept)))
+        case ["evict", list(units)]:
+            return _counts(units)
         case _:
             return False
+
+
+def _are_rows(rows: object, length: int) -> bool:
+    """Tell whether `rows` are lists of `length` counts each."""
+    if not isinstance(rows, list) or not all(type(row) is list and len(row) == length for row in rows):
+        return False
+    return _counts([value for row in rows for value in row])
+
+
+def _is_image(image: object) -> bool:
+    """Tell whether a value is an image of a prompt: number, place, tokens, and perhaps a list of runs."""
+    if not isinstance(image, list) or len(image) not in (3, 4):
+        return False
+    runs = image[3] if len(image) == 4 else []
+    return _counts(image[:3]) and isinstance(runs, list) and _counts(runs)
 
 
 def _counts(values: list[Any]) -> bool:

@@ -14,6 +14,9 @@ _CACHED = "initial_cached"
 """Key in the first line of a log that begins in the middle: the free blocks with a cached prefix."""
 _COMPUTED = "initial_computed"
 """Key in that line: the largest number of tokens computed so far for each present request."""
+_IMAGES = "initial_images"
+"""Key in that line: number and encoder outputs of each image in the encoder cache, first those that are evicted first.
+"""
 
 
 @dataclass(slots=True)
@@ -22,14 +25,18 @@ class _LiveRequest:
 
     arrival: list[Any]
     """The request's event of kind `arrive`."""
-    table: list[int] = field(default_factory=list)
-    """Block table of the request."""
+    tables: dict[int, dict[int, int]] = field(default_factory=dict)
+    """Block tables of the request by KV-cache group: the block at each position."""
     computed: int = 0
     """Number of tokens with KV in the blocks, including the current step."""
     admission: int = 0
     """Number of the admission that gave the request its first block."""
     most: int = 0
     """Largest `computed` so far; a preemption resets `computed` but not this."""
+    known: int | None = None
+    """Number of tokens whose values are known; None without drafts."""
+    images: list[list[Any]] = field(default_factory=list)
+    """Images in the prompt, as in the event `images`."""
 
 
 class Mirror:
@@ -53,6 +60,7 @@ class Mirror:
         self._time_s = 0.0
         self._spell_out = False
         """True if the next `again` has to be replaced by `tokens`, see `apply`."""
+        self._encoder = _EncoderMirror()
 
     @property
     def begun(self) -> bool:
@@ -79,24 +87,16 @@ class Mirror:
                 self._meta = meta
                 self._cached = set(meta.get(_CACHED, ()))
                 self._computed_before = meta.get(_COMPUTED, ())
+                self._encoder.begin(meta.get(_IMAGES, ()))
             case ["arrive", _, time_s, *_]:
                 self._time_s = time_s
                 before = self._computed_before[self._num_rows] if self._num_rows < len(self._computed_before) else 0
                 self._requests[self._num_rows] = _LiveRequest(event, most=before)
                 self._num_rows += 1
-            case ["append" | "share", row, position, blocks]:
-                request = self._requests[row]
-                if not request.table:
-                    self._num_admissions += 1
-                    request.admission = self._num_admissions
-                request.table[position:] = blocks
-                self._take(blocks)
-            case ["release", row, _, num_cached, *_]:
-                request = self._requests[row]
-                self._give_back(request.table, num_cached)
-                request.table, request.computed = [], 0
-            case ["evict", blocks]:
-                self._cached.difference_update(blocks)
+            case ["images", row, images]:
+                self._requests[row].images = images
+            case ["encoder", kind, row, image]:
+                self._encoder.apply(kind, row, image, self._requests)
             case ["tokens", time_s, rows]:
                 self._spell_out = False
                 self._schedule(time_s, rows)
@@ -109,16 +109,46 @@ class Mirror:
             case ["step", columns]:
                 self._columns = columns
                 self._num_steps += 1
+            case ["output", _, _, given]:
+                self._give(given)
             case ["end", row, _, time_s]:
                 self._time_s = time_s
                 del self._requests[row]
             case ["joined", rows, next_row, next_step]:
                 self._computed_before = ()
+                self._encoder.renumber(rows)
                 requests = self._requests.values()
                 self._requests = dict(zip(rows, requests, strict=True))
                 self._scheduled = [rows[local] for local in self._scheduled]
                 self._num_rows, self._num_steps = next_row, next_step
+            case _:
+                self._apply_to_memory(event)
         return event
+
+    def _apply_to_memory(self, event: list[Any]) -> None:
+        """Apply an event of block tables or of the prefix cache; others change nothing here."""
+        match event:
+            case ["append" | "share", row, position, blocks, *group]:
+                request = self._requests[row]
+                if not any(request.tables.values()):
+                    self._num_admissions += 1
+                    request.admission = self._num_admissions
+                table = request.tables.setdefault(group[0] if group else 0, {})
+                table.update(enumerate(blocks, position))
+                self._take(blocks)
+            case ["release", row, _, num_cached, *group]:
+                request = self._requests[row]
+                table = request.tables.pop(group[0] if group else 0, {})
+                for position, block in table.items():
+                    self._give_back(block, position < num_cached)
+                request.computed = 0
+            case ["let_go", row, positions, blocks, kept, group]:
+                table = self._requests[row].tables[group]
+                for position, block, is_kept in zip(positions, blocks, kept, strict=True):
+                    del table[position]
+                    self._give_back(block, bool(is_kept))
+            case ["evict", blocks]:
+                self._cached.difference_update(blocks)
 
     def snapshot(self) -> list[list[Any]]:
         """Return a log that brings a new reader to the current state.
@@ -135,54 +165,142 @@ class Mirror:
                 _CACHED: sorted(self._cached),
                 _COMPUTED: [request.most for request in self._requests.values()],
             }
+            if images := self._encoder.images():
+                meta[_IMAGES] = images
         events: list[list[Any]] = [["meta", meta]]
-        events += [[*request.arrival[:2], self._time_s, *request.arrival[3:]] for request in self._requests.values()]
+        for local, request in enumerate(self._requests.values()):
+            events.append([*request.arrival[:2], self._time_s, *request.arrival[3:]])
+            if request.images:
+                events.append(["images", local, request.images])
+        events += self._past_step()
+        events.append(["joined", list(self._requests), self._num_rows, self._num_steps])
+        return events
+
+    def _past_step(self) -> list[list[Any]]:
+        """Return the step of a snapshot in which requests get what they hold; empty if they hold nothing."""
+        assert self._meta is not None
         memory: list[list[Any]] = []
         held = set[int]()
         # In order of admission: the request that was admitted first allocates a block, later ones share it.
         for local, request in sorted(enumerate(self._requests.values()), key=lambda entry: entry[1].admission):
-            shared = next((index for index, block in enumerate(request.table) if block not in held), len(request.table))
-            held.update(request.table)
-            if shared:
-                memory.append(["share", local, 0, request.table[:shared]])
-            if request.table[shared:]:
-                memory.append(["append", local, shared, request.table[shared:]])
-        tokens = [[row, 0, request.computed] for row, request in enumerate(self._requests.values()) if request.computed]
-        if memory:
-            columns = self._columns | {
-                "start_s": self._time_s,
-                "prefill_tokens": sum(row[-1] for row in tokens),
-                "decode_tokens": 0,
-                "num_scheduled": len(tokens),
-                "running": len(tokens),
-                "waiting": len(self._requests) - len(tokens),
-                "preempted": 0,
-                "free_units": self._meta["pool"]["num_units"] - len(held),
-            }
-            events += [["seq"], *memory, ["tokens", self._time_s, tokens], ["step", columns]]
-            events += [["seq"], ["output", 0, self._time_s]]
-        events.append(["joined", list(self._requests), self._num_rows, self._num_steps])
-        return events
+            for group, table in request.tables.items():
+                memory += _runs(local, table, held, [group] if self._meta.get("kv_cache_groups") else [])
+                held.update(table.values())
+        memory += self._encoder.uses({row: local for local, row in enumerate(self._requests)})
+        if not memory:
+            return []
+        tokens = [
+            [row, 0, request.computed, *([] if request.known is None else [request.known])]
+            for row, request in enumerate(self._requests.values())
+            if request.computed
+        ]
+        columns = self._columns | {
+            "start_s": self._time_s,
+            "prefill_tokens": sum(row[2] for row in tokens),
+            "decode_tokens": 0,
+            "num_scheduled": len(tokens),
+            "running": len(tokens),
+            "waiting": len(self._requests) - len(tokens),
+            "preempted": 0,
+            "free_units": self._meta["pool"]["num_units"] - len(held),
+        }
+        step = [["seq"], *memory, ["tokens", self._time_s, tokens], ["step", columns]]
+        return [*step, ["seq"], ["output", 0, self._time_s]]
 
     def _take(self, blocks: list[int]) -> None:
         for block in blocks:
             self._holders[block] = self._holders.get(block, 0) + 1
         self._cached.difference_update(blocks)
 
-    def _give_back(self, table: list[int], num_cached: int) -> None:
-        """Release the blocks of a table; the first `num_cached` keep a prefix."""
-        for position, block in enumerate(table):
-            holders = self._holders.pop(block) - 1
-            if holders:
-                self._holders[block] = holders
-            elif position < num_cached:
-                self._cached.add(block)
+    def _give_back(self, block: int, is_kept: bool) -> None:
+        """Release a block of a table; it keeps a prefix if `is_kept`."""
+        holders = self._holders.pop(block) - 1
+        if holders:
+            self._holders[block] = holders
+        elif is_kept:
+            self._cached.add(block)
+
+    def _give(self, given: list[list[int]]) -> None:
+        """Add the outputs of a step to the known tokens of its requests; those that have ended are left out."""
+        for row, tokens in given:
+            request = self._requests.get(row)
+            if request is not None and request.known is not None:
+                request.known += tokens
 
     def _schedule(self, time_s: float, rows: list[list[int]]) -> None:
         self._time_s = time_s
-        self._scheduled = [row for row, _, _ in rows]
+        self._scheduled = [row[0] for row in rows]
         requests = self._requests
-        for row, before, count in rows:
+        for row, before, count, *known in rows:
             request = requests[row]
             request.computed = computed = before + count
             request.most = max(request.most, computed)
+            if known:
+                request.known = known[0]
+
+
+def _runs(row: int, table: dict[int, int], held: set[int], group: list[int]) -> list[list[Any]]:
+    """Return the events that give a request its table: one for each run of positions whose blocks are shared, or not.
+
+    `held` are the blocks that other requests have.
+    """
+    events: list[list[Any]] = []
+    end, last = -1, ""
+    for position, block in sorted(table.items()):
+        kind = "share" if block in held else "append"
+        if (position, kind) != (end, last):
+            events.append([kind, row, position, [], *group])
+        events[-1][3].append(block)
+        end, last = position + 1, kind
+    return events
+
+
+class _EncoderMirror:
+    """The encoder cache of a server."""
+
+    def __init__(self) -> None:
+        self._outputs: dict[int, int] = {}
+        """Encoder outputs of each image in the cache."""
+        self._users: dict[int, dict[int, None]] = {}
+        """Rows of the requests that use each image in the cache."""
+        self._idle: dict[int, None] = {}
+        """Images without users, in the order in which they are evicted."""
+
+    def begin(self, images: Sequence[tuple[int, int]]) -> None:
+        """Start with the number and the encoder outputs of each cached image; none of them is in use."""
+        self._outputs = dict(images)
+        self._users = {image: {} for image in self._outputs}
+        self._idle = dict.fromkeys(self._outputs)
+
+    def apply(self, kind: str, row: int, image: int, requests: dict[int, _LiveRequest]) -> None:
+        """Apply one event of the cache."""
+        if kind == "compute":
+            self._outputs[image] = next(
+                sum(runs[0][1::2]) if runs else tokens
+                for request in requests.values()
+                for number, _, tokens, *runs in request.images
+                if number == image
+            )
+            self._users[image] = {}
+        elif kind == "hold":
+            self._users[image][row] = None
+            self._idle.pop(image, None)
+        elif kind == "let_go":
+            del self._users[image][row]
+            if not self._users[image]:
+                self._idle[image] = None
+        else:
+            del self._idle[image], self._users[image], self._outputs[image]
+
+    def renumber(self, rows: Sequence[int]) -> None:
+        """Replace the numbers that requests have in a snapshot by their rows on the server."""
+        self._users = {image: dict.fromkeys(rows[local] for local in users) for image, users in self._users.items()}
+
+    def images(self) -> list[list[int]]:
+        """Return the number and the encoder outputs of each cached image, idle ones first."""
+        used = [image for image in self._users if image not in self._idle]
+        return [[image, self._outputs[image]] for image in (*self._idle, *used)]
+
+    def uses(self, local: dict[int, int]) -> list[list[Any]]:
+        """Return the events with which requests begin to use images; `local` has their numbers in the new log."""
+        return [["encoder", "hold", local[row], image] for image, users in self._users.items() for row in users]

@@ -12,11 +12,11 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from kvsim.recording.builder import RecordingBuilder
-from kvsim.recording.model import Meta, Recording
+from kvsim.recording.model import INITIAL_IMAGES, Meta, Recording
 from kvsim.recording.run_marks import Mark, Since
-from kvsim.recording.tables import IntArray, Memory, Requests, Schedule, Steps
+from kvsim.recording.tables import EncoderEvents, IntArray, Memory, PromptImages, Requests, Schedule, Steps
 
-_Table = TypeVar("_Table", Steps, Schedule, Memory)
+_Table = TypeVar("_Table", Steps, Schedule, Memory, EncoderEvents)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -62,11 +62,13 @@ def tail(builder: RecordingBuilder, cut: Cut, name: str) -> Excerpt | None:
         steps=_steps(cut, since),
         schedule=_schedule(cut, since),
         memory=_memory(cut, since),
+        images=_images(since),
+        encoder=_encoder(cut, since),
     )
     return Excerpt(recording, cut.step, len(before.steps))
 
 
-def meta_of(meta: Meta, first_step: int, cached: list[int], computed: list[int]) -> Meta:
+def meta_of(meta: Meta, first_step: int, cached: list[int], computed: list[int], images: list[list[int]]) -> Meta:
     """Return the provenance of a recording that begins with a server's step `first_step`.
 
     `cached` are the free blocks with a prefix, and `computed` the computed tokens of each present request, at that
@@ -79,7 +81,7 @@ def meta_of(meta: Meta, first_step: int, cached: list[int], computed: list[int])
         initial_free=None,
         initial_cached=np.array(cached, np.int64) if meta.prefix_caching else None,
         initial_computed=np.array(computed, np.int64),
-        extra={**meta.extra, "joined_at_step": first_step},
+        extra={**meta.extra, "joined_at_step": first_step} | ({INITIAL_IMAGES: images} if images else {}),
     )
 
 
@@ -121,6 +123,20 @@ def _memory(cut: Cut, since: Since) -> Memory:
     return _joined(cut.before.memory, replace(memory, request=request, step=step, seq=seq))
 
 
+def _images(since: Since) -> PromptImages | None:
+    images = since.images
+    return None if images is None else replace(images, request=_rows(since, images.request))
+
+
+def _encoder(cut: Cut, since: Since) -> EncoderEvents | None:
+    events, before = since.encoder, cut.before.encoder
+    if events is None or before is None:
+        return events or before
+    request = np.where(events.request < 0, events.request, _rows(since, events.request))
+    step, seq = events.step + np.int32(_moved(cut)), events.seq + _seqs(cut)
+    return _joined(before, replace(events, request=request, step=step, seq=seq))
+
+
 def _seqs(cut: Cut) -> int:
     """Return the offset of sequence numbers in the tail from those in the whole recording."""
     return cut.next_seq - cut.mark.seq - 1
@@ -140,5 +156,11 @@ def _joined(before: _Table, after: _Table) -> _Table:
     """Append the rows of one table to another. A table without rows may lack columns of the other."""
     if not len(before) or not len(after):
         return after if len(after) else before
-    columns = {name: (getattr(before, name), getattr(after, name)) for name, _ in before.columns()}
-    return type(before)(**{name: np.concatenate(both) for name, both in columns.items() if both[0] is not None})
+    columns = {}
+    for name, _ in before.columns():
+        parts = [getattr(table, name) for table in (before, after)]
+        if any(part is not None for part in parts):
+            sizes = (len(before), len(after))
+            parts = [np.zeros(n, np.int32) if part is None else part for part, n in zip(parts, sizes, strict=True)]
+            columns[name] = np.concatenate(parts)
+    return type(before)(**columns)

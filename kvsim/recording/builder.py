@@ -301,6 +301,7 @@ class RecordingBuilder:
             num_steps=self._num_steps,
             num_schedule_rows=len(self._schedule),
             num_memory_rows=len(self._memory),
+            num_encoder_rows=self._images.num_events,
             open_rows=self._schedule.open_rows,
         )
 
@@ -319,6 +320,8 @@ class RecordingBuilder:
             steps=self._steps.so_far(self._seq + 1, self._last_token_s, mark.num_steps),
             schedule=self._schedule.so_far(self._num_steps, rows),
             memory=self._memory.so_far(mark.num_memory_rows),
+            images=self._images.images(chosen),
+            encoder=self._images.events(mark.num_encoder_rows),
         )
 
     def finish(self, meta: Meta, name: str = "") -> Recording:
@@ -342,12 +345,21 @@ class RecordingBuilder:
         np.subtract.at(requests.preemptions, np.searchsorted(rows, self._preempted_since), 1)
         begun = np.searchsorted(rows, self._begun_since)
         requests.first_scheduled_s[begun], requests.cached_tokens[begun] = np.nan, 0
-        if self._schedule.columns["outputs"]:  # until a request has ended, its outputs are reported step by step
-            so_far = self._schedule.so_far(self._num_steps)
-            outputs = np.bincount(so_far.request, so_far.outputs, minlength=len(self._requests))[rows]
-            unfinished = requests.status == RequestStatus.UNFINISHED
-            requests.output_tokens[unfinished] = outputs[unfinished]
+        if self._schedule.columns["known"]:  # until a request has ended, its outputs are reported step by step
+            unfinished = (requests.status == RequestStatus.UNFINISHED) & ~np.isnan(requests.first_token_s)
+            requests.output_tokens[unfinished] = self._outputs_so_far()[rows][unfinished]
         return requests
+
+    def _outputs_so_far(self) -> IntArray:
+        """Return the number of outputs of each request in a run with drafts, by its known tokens."""
+        schedule, prompt = self._schedule.so_far(self._num_steps), np.array(self._requests.columns["prompt_tokens"])
+        first, last = prompt.copy(), prompt.copy()
+        assert schedule.known is not None
+        np.maximum.at(last, schedule.request, schedule.known)
+        first[schedule.request[::-1]] = schedule.known[::-1]  # more than the prompt if the recorder joined later
+        given = 0 if schedule.outputs is None else np.bincount(schedule.request, schedule.outputs, len(prompt))
+        outputs: IntArray = (np.maximum(first + given, last) - prompt).astype(np.int64)
+        return outputs
 
     def close(self) -> None:
         """Pass the remaining rows to the sink; nothing may be reported afterwards."""

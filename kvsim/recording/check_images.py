@@ -77,13 +77,14 @@ class _Cache:
 
     def __init__(self, recording: Recording, images: PromptImages, events: EncoderEvents, file: Path) -> None:
         self._recording, self._events, self._file = recording, events, file
-        self._tokens = dict(zip(images.image.tolist(), images.outputs.tolist(), strict=True))
+        initial = recording.meta.initial_images
+        self._tokens = initial | dict(zip(images.image.tolist(), images.outputs.tolist(), strict=True))
         self._wanted = set(zip(images.request.tolist(), images.image.tolist(), strict=True))
-        self._users: dict[int, set[int]] = {}
+        self._users: dict[int, set[int]] = {image: set() for image in initial}
         """Requests that hold each image in the cache."""
-        self._idle: dict[int, None] = {}
+        self._idle: dict[int, None] = dict.fromkeys(initial)
         """Images in the cache without users, in the order in which they are evicted."""
-        self._held = 0
+        self._held = sum(initial.values())
         """Tokens of all images in the cache."""
 
     def replay(self) -> None:
@@ -164,6 +165,8 @@ def _check_computed(recording: Recording, images: PromptImages, events: EncoderE
     """Check that a request holds an image in every step that computes tokens of that image."""
     held = _holding_steps(events, len(recording.steps))
     frees_repeated = not rules_of(recording.meta.stated_release or DEFAULT).counts_repeated_images
+    # The first step of a recording that begins in the middle stands for all steps before it.
+    first_step = int(recording.meta.begins_in_the_middle)
     seen = set[tuple[int, int]]()
     schedule = recording.schedule
     begin = schedule.computed_before.astype(np.int64)
@@ -177,7 +180,7 @@ def _check_computed(recording: Recording, images: PromptImages, events: EncoderE
         seen.add(pair)
         for place, length in _places_of_outputs(images, row):
             rows = order[bounds[0, row] : bounds[1, row]]
-            rows = rows[(begin[rows] < place + length) & (end[rows] > place)]
+            rows = rows[(begin[rows] < place + length) & (end[rows] > place) & (schedule.step[rows] >= first_step)]
             for at in rows.tolist():
                 first, last = _steps_over(schedule.step[at], begin[at], schedule.tokens[at], schedule.repeats[at],
                                           place, length)  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from kvsim.recording.growing import GrowingTable
-from kvsim.recording.tables import EncoderEvents, ImageEventKind, PromptImages
+from kvsim.recording.tables import EncoderEvents, ImageEventKind, IntArray, PromptImages
 from kvsim.workload import Ragged
 
 
@@ -54,15 +54,21 @@ class ImagesSoFar:
         self._runs += [runs[row].tolist() for row in range(len(table))]
         self._has_runs |= table.embedded is not None
 
-    def images(self) -> PromptImages | None:
-        """Return all images; None if there are none."""
-        runs = Ragged.from_rows(self._runs, np.int64) if self._has_runs else None
-        return PromptImages(**self._images.rows(), embedded=runs) if len(self._images) else None
+    def images(self, requests: IntArray | None = None) -> PromptImages | None:
+        """Return the images of all `requests`, or of those in these rows; None if no prompt has an image."""
+        if not len(self._images):
+            return None
+        columns = self._images.rows()
+        chosen = np.arange(len(self._images))
+        if requests is not None:
+            chosen = np.flatnonzero(np.isin(columns["request"], requests))
+        runs = Ragged.from_rows([self._runs[row] for row in chosen.tolist()], np.int64) if self._has_runs else None
+        return PromptImages(**{name: column[chosen] for name, column in columns.items()}, embedded=runs)
 
-    def events(self) -> EncoderEvents | None:
-        """Return all events; None without images, or without an encoder cache."""
+    def events(self, first: int = 0) -> EncoderEvents | None:
+        """Return the events from row `first` on; None without images, or without an encoder cache."""
         is_there = self._are_reported or len(self._events) > 0
-        return EncoderEvents(**self._events.rows()) if is_there else None
+        return EncoderEvents(**self._events.rows(slice(first, None))) if is_there else None
 
 
 def _append(table: GrowingTable, *values: object) -> None:

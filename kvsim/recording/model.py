@@ -116,6 +116,10 @@ HASH_TOKENS = "prompt_hash_tokens"
 """Key in `meta.json` of the number of tokens per prompt hash, if neither the pool nor the engine states it."""
 
 
+INITIAL_IMAGES = "initial_images"
+"""Key in `meta.json` of the images in the encoder cache at the start of a recording of a running engine."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meta:
     """Provenance of a recording, as `meta.json` states it; `docs/design.md` lists the keys of the mappings."""
@@ -207,6 +211,19 @@ class Meta:
     def encoder_cache_tokens(self) -> int:
         """Capacity of the encoder cache in image tokens; 0 for an engine without an encoder cache."""
         return int(self.engine.get("encoder_cache_tokens", 0))
+
+    @property
+    def initial_images(self) -> dict[int, int]:
+        """Encoder outputs of the images that were cached at the start, by number; those evicted first come first.
+
+        Raises:
+            RecordingError: `meta.json` states something else.
+        """
+        pairs = self.extra.get(INITIAL_IMAGES, [])
+        are_pairs = isinstance(pairs, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in pairs)
+        if not are_pairs or not all(type(number) is int for pair in pairs for number in pair):
+            raise RecordingError(f"{INITIAL_IMAGES} in meta.json should be pairs of an image and its encoder outputs.")
+        return dict(pairs)
 
     @property
     def begins_in_the_middle(self) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvsim.recording.tables import IntArray, Memory, Requests, Schedule, Steps
+from kvsim.recording.tables import EncoderEvents, IntArray, Memory, PromptImages, Requests, Schedule, Steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -20,6 +20,7 @@ class Mark:
     num_steps: int
     num_schedule_rows: int
     num_memory_rows: int
+    num_encoder_rows: int
     open_rows: IntArray
     """Rows of the schedule that later steps may still extend."""
 
@@ -35,3 +36,7 @@ class Since:
     schedule: Schedule
     """Rows since the mark; rows that were open at the mark keep their first step."""
     memory: Memory
+    images: PromptImages | None
+    """Images of the requests in `rows`; None if no prompt has an image."""
+    encoder: EncoderEvents | None
+    """Events of the encoder cache since the mark; None if no prompt has an image."""

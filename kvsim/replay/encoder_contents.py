@@ -40,6 +40,8 @@ class EncoderContents:
     num_steps: int
     _events: EncoderEvents
     _tokens_of: dict[int, int]
+    _initial: tuple[int, ...]
+    """Images in the cache at the start, which no request holds then, in eviction order."""
 
     @classmethod
     def of(cls, recording: Recording) -> EncoderContents | None:
@@ -47,8 +49,9 @@ class EncoderContents:
         images, events, capacity = recording.images, recording.encoder, recording.meta.encoder_cache_tokens
         if images is None or events is None or not capacity:
             return None
-        tokens_of = dict(zip(images.image.tolist(), images.outputs.tolist(), strict=True))
-        return cls(capacity, len(recording.steps), events, tokens_of)
+        initial = recording.meta.initial_images
+        tokens_of = initial | dict(zip(images.image.tolist(), images.outputs.tolist(), strict=True))
+        return cls(capacity, len(recording.steps), events, tokens_of, tuple(initial))
 
     @property
     def held_tokens(self) -> IntArray:
@@ -62,8 +65,8 @@ class EncoderContents:
 
     def images_at(self, frame: int) -> list[CachedImage]:
         """Return the images right after step `frame` was scheduled: held ones, then idle ones in eviction order."""
-        users: dict[int, dict[int, None]] = {}
-        kept: dict[int, None] = {}
+        users: dict[int, dict[int, None]] = {image: {} for image in self._initial}
+        kept: dict[int, None] = dict.fromkeys(self._initial)
         new = set()
         for kind, step, request, image in self._rows(int(np.searchsorted(self._events.step, frame, side="right"))):
             if kind == ImageEventKind.COMPUTE:
@@ -92,6 +95,7 @@ class EncoderContents:
         """Tokens of held and of idle images, after every step was scheduled and at the end."""
         held = np.zeros(self.num_steps + 1, np.int64)  # changes in each step; summed up at the end
         cached = np.zeros(self.num_steps + 1, np.int64)
+        cached[0] = sum(self._tokens_of[image] for image in self._initial)
         num_users: dict[int, int] = {}
         for kind, step, _, image in self._rows(len(self._events)):
             tokens = self._tokens_of[image]

@@ -72,9 +72,9 @@ def received(client: socket.socket) -> bytes:
 def test_a_viewer_gets_a_snapshot_and_then_everything(engine: Engine) -> None:
     engine.write(META)
     with engine.connect() as client:
-        assert received(client) == META + line("joined", [], 0, 0)
+        assert received(client) == META + line("joined", [], 0, 0) + b"\n"
         engine.write(line("seq"))
-        assert received(client) == line("seq")
+        assert received(client) == line("seq") + b"\n", "an empty line where the state is complete"
 
 
 def test_nobody_joins_in_the_middle_of_a_change(engine: Engine) -> None:
@@ -199,4 +199,4 @@ def test_the_last_events_reach_the_viewers(engine: Engine) -> None:
         engine.server.close()
         while more := client.recv(1 << 20):
             text += more
-        assert text.endswith(event)
+        assert text.endswith((event, event + b"\n"))

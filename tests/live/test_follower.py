@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvsim.capture.publish import Publisher
 from kvsim.errors import KvsimError, RecordingError
 from kvsim.files.eventline import line
 from kvsim.live import event_feed as feed_module
@@ -29,7 +30,11 @@ from kvsim.recording import Recording, eventlog, read, write
 from kvsim.recording.provenance import meta_from_document
 from kvsim.recording.tables import Requests
 from kvsim.replay import Replay
+from kvsim.replay.encoder_contents import EncoderContents
 from kvsim_tui.playback.session import Session
+
+from ..vllm_engine.recordings import FEATURED, GROUPED, Live, in_main
+from ..waiting import until
 
 LOGS = sorted((Path(__file__).parent / "logs").glob("*.jsonl"))
 """What recorders inside vLLM's scheduler wrote, three of them in pipelines."""
@@ -209,8 +214,13 @@ def begun() -> EventFollower:
 @pytest.mark.parametrize(
     "text",
     [
-        b"\n", b"{}\n", b"[]\n", b'["nonsense"]\n', b"[[[[\n", b"[" * 100_000 + b"\n", b'["seq", NaN]\n', b"\xff\xfe\n",
-        b'["tokens", 0.0, [[0, 0]]]\n', b'["tokens", -1.0, []]\n', b'["tokens", 1e999, []]\n',
+        b" \n", b"{}\n",
+        b"[]\n", b'["nonsense"]\n', b"[[[[\n", b"[" * 100_000 + b"\n", b'["seq", NaN]\n', b"\xff\xfe\n",
+        b'["tokens", 0.0, [[0, 0]]]\n', b'["tokens", 0.0, [[0, 0, 1, 2, 3]]]\n', b'["output", 0, 0.0, [[0]]]\n',
+        b'["images", 0, [[1, 2]]]\n', b'["images", 0, [[1, 2, 3, 4]]]\n', b'["encoder", "eat", -1, 1]\n',
+        b'["encoder", "hold", -1, 1]\n', b'["encoder", "evict", -1, 1]\n', b'["let_go", 0, [0], [1], [0]]\n',
+        b'["let_go", 0, [0], [1], [0], 0]\n',
+        b'["arrive", "b", 0.0, 1, 1, 0, [], -1]\n', b'["tokens", -1.0, []]\n', b'["tokens", 1e999, []]\n',
         b'["tokens", true, []]\n',
         b'["append", 0, 0, [1.5]]\n', b'["append", 0, 0, [' + b"9" * 5_000 + b"]]\n", b'["append", -1, 0, [1]]\n',
         b'["append", 5, 0, [1]]\n', b'["release", 3, 1, 0]\n', b'["end", 0, "eaten", 1.0]\n',
@@ -412,3 +422,83 @@ def test_a_silent_server_is_known_to_be_silent() -> None:
         feed.close()
         assert feed.ended_before_close is None, "we hung up ourselves"
         done.set()
+
+
+FEATURES = [*(file for file in FEATURED if file.parent.name != "kv"), *GROUPED]
+QUICK = ("m_preempt", "g_mm_04", "s44")
+
+
+def complete_at(lines: list[bytes]) -> list[int]:
+    """Lines before which no change of the engine's state is under way."""
+    return [number for number, text in enumerate(lines) if text == line("seq") or text.startswith(b'["arrive"')]
+
+
+@pytest.mark.parametrize(
+    "workload",
+    [pytest.param(file, marks=() if file.stem in QUICK else pytest.mark.slow, id=file.stem) for file in FEATURES],
+)
+def test_what_a_viewer_sees_of_a_server_with_features_is_what_the_recording_says(workload: Path, live: Live) -> None:
+    """With drafts, adapters, images and several groups, joined at any time and seen at any time."""
+    file = live.log(workload) / eventlog.FILE_NAME
+    lines = lines_of(file)
+    meta, whole = eventlog.replay(lines, "log")
+    there = Replay(whole.finish(meta_from_document(meta, file)))
+    places = complete_at(lines)
+    for cut in places[:: max(len(places) // 6, 1)]:
+        joined = joined_at(lines, cut).recent()
+        if joined is not None:
+            assert_goes_on_like(there, joined.recording, 1)
+    follower = joined_at(lines, 1, tail_steps=4)
+    everything = follower.whole()
+    assert everything is not None
+    assert_same_account(everything, Excerpt(there.recording, 0, 0))
+    follower = joined_at(lines[:1], 1, tail_steps=4)
+    for begin, end in zip([1, *places[::9]], [*places[::9], len(lines)], strict=True):
+        for text in lines[begin:end]:
+            follower.hear(text)
+        recent, everything = follower.recent(), follower.whole()
+        if recent is not None and everything is not None:
+            assert_same_account(recent, everything)
+
+
+def assert_same_account(recent: Excerpt, whole: Excerpt) -> None:
+    """Each slot of each frame, and each token in the encoder cache, is in the same state."""
+    here, there = recent.recording, whole.recording
+    first, offset = recent.num_before, len(there.steps) - len(here.steps)
+    np.testing.assert_array_equal(waste(Replay(here)).slots[first:], waste(Replay(there)).slots[first + offset :])
+    encoders = EncoderContents.of(here), EncoderContents.of(there)
+    if encoders[0] is not None and encoders[1] is not None:
+        for name in ("held_tokens", "kept_tokens"):
+            ours, theirs = (getattr(each, name) for each in encoders)
+            np.testing.assert_array_equal(ours[first:-1], theirs[first + offset : -1])
+
+
+@in_main
+def test_images_arrive_over_a_socket(live: Live) -> None:
+    file = live.log(next(file for file in FEATURED if file.stem == "g_mm_04")) / eventlog.FILE_NAME
+    publisher = Publisher("127.0.0.1:0")
+    feed = LiveFeed(publisher.address)
+    try:
+        first, *rest = lines_of(file)
+        publisher.write(first)
+        until(lambda: feed.joined)
+        publisher.write(b"".join(rest))
+        num_steps = len(read(file.parent).steps)
+        until(lambda: (found := feed.whole()) is not None and found.end_step == num_steps)
+        found = feed.whole()
+    finally:
+        feed.close()
+        publisher.close()
+    recording = read(file.parent)
+    assert found is not None
+    assert found.recording.images is not None
+    assert found.recording.encoder is not None
+    assert recording.encoder is not None
+    assert found.recording.encoder.kind.tolist() == recording.encoder.kind.tolist()
+
+
+@in_main
+def test_a_server_that_exchanges_kv_is_not_shown_live_and_says_so(live: Live) -> None:
+    file = live.log(next(file for file in FEATURED if file.stem == "m_nixl_decode")) / eventlog.FILE_NAME
+    with pytest.raises(RecordingError, match="it moves KV to host memory or to other servers"):
+        joined_at(lines_of(file), 1)
