@@ -5,7 +5,7 @@ done here, with separate descriptors, memory and processor time, at a lower prio
 sends data, reads too slowly or leaves is disconnected.
 
 Standard input is the log, with an empty line wherever the engine's state is complete. Viewers may join there, and get
-these lines, too: between two of them, a part of a change is missing.
+these lines, too: elsewhere a change may be incomplete.
 """
 
 from __future__ import annotations

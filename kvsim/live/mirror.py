@@ -267,7 +267,7 @@ class _EncoderMirror:
         """Images without users, in the order in which they are evicted."""
 
     def begin(self, images: Sequence[tuple[int, int]]) -> None:
-        """Start with the number and the encoder outputs of each cached image; none of them is in use."""
+        """Start with the number and the encoder outputs of each cached image; none is in use."""
         self._outputs = dict(images)
         self._users = {image: {} for image in self._outputs}
         self._idle = dict.fromkeys(self._outputs)
