@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kvsim.errors import UsageError, shortened
 from kvsim.hardware import GIB, Gpu, find_gpu, find_gpus
 from kvsim.kv_groups.specs import check_length
 from kvsim.machines import is_card, served_model, step_times
-from kvsim.models import Model, find_model, find_quantization
+from kvsim.models import Model, find_model
 from kvsim.policies import Pipeline, Static
 from kvsim.policies.releases import DEFAULT, defaults_of
 from kvsim.policies.settings import ContinuousSettings, EngineDefaults
 from kvsim.recording import Recording
 from kvsim.simulation import Machine
 from kvsim.sizing.budget import plan_budget
-from kvsim.sizing.machine_settings import MachineSettings
+from kvsim.sizing.machine_settings import MachineSettings, served_with
 from kvsim.sizing.sglang_budget import plan_slots
 from kvsim.steptime.card import load_card
 
@@ -69,7 +69,7 @@ def machine(
         )
     card, served, source = _card_and_model(gpu, model, stated)
     check_length(served, max_model_len)
-    defaults = EngineDefaults.of("llm", card.memory_bytes, is_a100=card.name.startswith("A100"), release=vllm)
+    defaults = EngineDefaults.of("llm", card, vllm)
     kv_bytes = _kv_bytes(
         card, served, stated, max_model_len=max_model_len, vllm=vllm,
         max_num_seqs=max_num_seqs or defaults.max_num_seqs,
@@ -98,22 +98,9 @@ def _card_and_model(
             gpu, tensor_parallel_size = _gpus(text, stated)
     if not model:
         raise UsageError(f'a machine is a GPU and a model, such as "{DEFAULT_MACHINE}"; name the model as well.')
-    return gpu, _served(model, stated, tensor_parallel_size), source
-
-
-def _served(model: str | Model | os.PathLike[str], stated: MachineSettings, tensor_parallel_size: int | None) -> Model:
-    """Return the model with its parallelism, cache type and quantization."""
-    served_with: dict[str, Any] = {
-        "kv_cache_dtype": stated.kv_cache_dtype,
-        "tensor_parallel_size": tensor_parallel_size,
-        "pipeline_parallel_size": stated.pipeline_parallel_size,
-        "data_parallel_size": stated.data_parallel_size,
-        "enable_expert_parallel": stated.enable_expert_parallel or None,
-        "decode_context_parallel_size": stated.decode_context_parallel_size,
-    }
-    if stated.quantization is not None:
-        served_with["quantization"] = find_quantization(stated.quantization)
-    return (model if isinstance(model, Model) else find_model(os.fspath(model))).served(**served_with)
+    found = model if isinstance(model, Model) else find_model(os.fspath(model))
+    settings = {each.name: getattr(stated, each.name) for each in fields(stated)}
+    return gpu, served_with(found, settings | {"tensor_parallel_size": tensor_parallel_size}), source
 
 
 def _kv_bytes(

@@ -42,7 +42,8 @@ def machine_of(flags: Mapping[str, Any], meta: Meta | None = None) -> tuple[Gpu,
     """
     from kvsim.hardware import find_gpus
     from kvsim.machines import served_model
-    from kvsim.models import find_model, find_quantization, taken_for
+    from kvsim.models import find_model, taken_for
+    from kvsim.sizing.machine_settings import served_with
 
     gpu, number = find_gpus(flags["gpu"] or (meta.gpu if meta is not None else "H200"))
     named = flags["model"] or (None if meta is not None else "Meta-Llama-3-8B")
@@ -51,14 +52,8 @@ def machine_of(flags: Mapping[str, Any], meta: Meta | None = None) -> tuple[Gpu,
     model = served_model(meta) if named is None and meta is not None else find_model(named or "", longest)
     if note := taken_for(named, model) if named else "":
         echo(f"note: {note}", err=True)
-    stated = {name: flags[name] for name in ("kv_cache_dtype", *_SIZES)}
-    stated["enable_expert_parallel"] = flags["enable_expert_parallel"] or None
-    stated["decode_context_parallel_size"] = flags["decode_context_parallel_size"]
-    if number is not None:
-        stated["tensor_parallel_size"] = _share_of(number, flags)
-    if flags["quantization"] is not None:
-        stated["quantization"] = find_quantization(flags["quantization"])
-    return gpu, model.served(**stated)
+    share = {} if number is None else {"tensor_parallel_size": _share_of(number, flags)}
+    return gpu, served_with(model, {**flags, **share})
 
 
 _SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
@@ -105,9 +100,7 @@ def _defaults(flags: Mapping[str, Any], gpu: Gpu) -> EngineDefaults:
     from kvsim.policies.releases import DEFAULT
     from kvsim.policies.settings import EngineDefaults
 
-    release = flags["vllm"] or DEFAULT
-    is_a100 = gpu.name.startswith("A100")
-    return EngineDefaults.of(flags["defaults"] or "llm", gpu.memory_bytes, is_a100=is_a100, release=release)
+    return EngineDefaults.of(flags["defaults"] or "llm", gpu, flags["vllm"] or DEFAULT)
 
 
 def caches_prefixes(flags: Mapping[str, Any], model: Model) -> bool:

@@ -15,22 +15,16 @@ if TYPE_CHECKING:
     from kvsim.sizing.budget import Budget
     from kvsim.sizing.starts import StartingSettings
 
-_SERVED = ("kv_cache_dtype", "quantization", "tensor_parallel_size")
-"""Settings that change the model rather than the budget."""
-
 
 def changes(flags: Mapping[str, Any], gpu: Gpu, model: Model) -> list[StartingSettings]:
     """Return the changes of a single flag with which the server would start."""
-    from kvsim.models import find_quantization
+    from kvsim.sizing.machine_settings import served_with
     from kvsim.sizing.starts import changes_that_start
 
     longest = model.max_position_embeddings if flags["max_model_len"] in (None, FIND) else flags["max_model_len"]
 
     def plan(settings: Mapping[str, Any]) -> Budget:
-        changed = {name: settings[name] for name in _SERVED if name in settings}
-        if "quantization" in changed:
-            changed["quantization"] = find_quantization(changed["quantization"])
-        served = model.served(**changed)
+        served = served_with(model, settings)
         merged = {**flags, **settings, "max_model_len": FIND if settings.get("find_max_model_len") else longest}
         return memory_of(merged, gpu, served, max_model_len=None if merged["max_model_len"] == FIND else longest)
 

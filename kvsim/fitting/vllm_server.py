@@ -80,10 +80,8 @@ class Server(ContinuousSettings):
     def __post_init__(self) -> None:
         check_replicas(self.replicas)
         ContinuousSettings.__post_init__(self)
-        is_a100 = self.gpu.name.startswith("A100")
-        defaults = EngineDefaults.of("server", self.gpu.memory_bytes, is_a100=is_a100, release=self.vllm)
         longest = self.max_model_len or self.model.max_position_embeddings
-        num_seqs, num_tokens = defaults.limits(
+        num_seqs, num_tokens = EngineDefaults.of("server", self.gpu, self.vllm).limits(
             self.max_num_seqs, self.max_num_batched_tokens, longest, chunked=self.enable_chunked_prefill
         )
         limits = {"max_num_seqs": num_seqs, "max_num_batched_tokens": num_tokens, "max_model_len": longest}

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from kvsim.errors import UsageError, shortened
 from kvsim.policies.acceptance import rates_of
 from kvsim.policies.releases import DEFAULT, NEWEST, OLDEST, check_feature, check_has, defaults_of, rules_of
 from kvsim.policies.speculative_config import SpeculativeConfig, canonical
 from kvsim.setting_fields import check_settings, setting, settings_in
+
+if TYPE_CHECKING:
+    from kvsim.hardware import Gpu
 
 MACHINE: Final = "Machine and memory"
 """Heading of the flags for the GPU, the model and the memory."""
@@ -529,11 +532,11 @@ class EngineDefaults(Enum):
         return min(self.max_num_seqs, num_tokens) if num_seqs is None else num_seqs, num_tokens
 
     @classmethod
-    def of(cls, entry_point: str, gpu_memory_bytes: int, *, is_a100: bool, release: str = DEFAULT) -> EngineDefaults:
-        """Return the defaults of `entry_point` (`llm` or `server`) of a release on a GPU with that memory."""
-        if gpu_memory_bytes >= 160 << 30 and defaults_of(release).has_huge_cards:
+    def of(cls, entry_point: str, gpu: Gpu, release: str = DEFAULT) -> EngineDefaults:
+        """Return the defaults of `entry_point` (`llm` or `server`) of a release on that GPU."""
+        if gpu.memory_bytes >= 160 << 30 and defaults_of(release).has_huge_cards:
             return cls.LLM_LARGE
-        large = gpu_memory_bytes >= 70 << 30 and not is_a100
+        large = gpu.memory_bytes >= 70 << 30 and not gpu.name.startswith("A100")
         if entry_point == "llm":
             return cls.LLM_LARGE if large else cls.LLM
         return cls.SERVER_LARGE if large else cls.SERVER

@@ -44,8 +44,7 @@ class Machine:
 
     def limited(self, policy: AnyPolicy) -> Policy:
         """Return the built-in policy that `policy` is or is based on, with every limit set for this machine."""
-        is_a100, release = self.gpu.name.startswith("A100"), release_of(base_of(policy))
-        defaults = EngineDefaults.of("llm", self.gpu.memory_bytes, is_a100=is_a100, release=release)
+        defaults = EngineDefaults.of("llm", self.gpu, release_of(base_of(policy)))
         return limited(policy, self.longest, defaults)
 
     @property

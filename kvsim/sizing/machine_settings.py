@@ -6,9 +6,20 @@ The command line makes its flags from these fields, and `kvsim.machine` its keyw
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvsim.setting_fields import check_settings, setting
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kvsim.models import Model
+
+_OF_MODEL = (
+    "kv_cache_dtype", "quantization", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size",
+    "enable_expert_parallel", "decode_context_parallel_size",
+)  # fmt: skip
+"""Settings of a machine that decide how its model is served."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,3 +116,20 @@ class MachineSettings:
 
     def __post_init__(self) -> None:
         check_settings(self)
+
+
+def served_with(model: Model, settings: Mapping[str, Any]) -> Model:
+    """Return `model` with the parallelism, cache type and quantization that `settings` states.
+
+    Settings that are missing, None or False stay those of `model`.
+
+    Raises:
+        UsageError: a setting is invalid, or the model cannot be served with it.
+    """
+    from kvsim.models import find_quantization  # noqa: PLC0415  the command line needs the fields without the models
+
+    stated: dict[str, Any] = {name: settings.get(name) for name in _OF_MODEL}
+    stated = {name: value for name, value in stated.items() if value is not None and value is not False}
+    if "quantization" in stated:
+        stated["quantization"] = find_quantization(stated["quantization"])
+    return model.served(**stated)

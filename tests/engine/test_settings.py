@@ -73,7 +73,7 @@ def test_settings_are_values() -> None:
 )
 def test_vllms_own_defaults(entry_point: str, gpu: str, max_num_seqs: int, max_num_batched_tokens: int) -> None:
     card = find_gpu(gpu)
-    defaults = EngineDefaults.of(entry_point, card.memory_bytes, is_a100=card.name.startswith("A100"))
+    defaults = EngineDefaults.of(entry_point, card)
     assert (defaults.max_num_seqs, defaults.max_num_batched_tokens) == (max_num_seqs, max_num_batched_tokens)
 
 

@@ -83,7 +83,7 @@ def any_server(rng: random.Random, release: str) -> Server:
     longest = rng.choice((model.max_position_embeddings, min(4096, model.max_position_embeddings)))
     chunked, block_size = rng.random() < 0.8, rng.choice((None, None, 16, 32, 64))
     asked = rng.choice((None, 1, 7, 64, 256, 1024, 4096)), rng.choice((None, 10, 512, 2048, 8192, 65536))
-    defaults = EngineDefaults.of("server", gpu.memory_bytes, is_a100=gpu.name.startswith("A100"))
+    defaults = EngineDefaults.of("server", gpu)
     num_seqs, num_tokens = defaults.limits(*asked, longest, chunked=chunked)
     offload = rng.choice((0.0, 0.0, 4.0, 0.5)) if release == OFFLOAD else 0.0
     server = Server(
