@@ -14,21 +14,21 @@ from kvsim.engine.state import RUNNING, Engine
 
 
 @part
-def left(engine: Engine, budget: int) -> int:
+def num_tokens_left(engine: Engine, budget: int) -> int:
     """Return the number of tokens that the step has left for one more sequence; 0 or less if there are none."""
     slots = engine.settings.draft_slots
     return budget if slots == 0 else min(budget, engine.state.input_tokens - slots)
 
 
 @part
-def take(engine: Engine, num_tokens: int) -> None:
+def use_tokens(engine: Engine, num_tokens: int) -> None:
     """Subtract the tokens of one sequence, and what drafting takes for it, from what is left of the step."""
     engine.state.input_tokens -= num_tokens + engine.settings.draft_slots
 
 
 @part
-def give_back(engine: Engine, num_tokens: int) -> None:
-    """Undo `take` for a sequence that leaves the step."""
+def return_tokens(engine: Engine, num_tokens: int) -> None:
+    """Undo `use_tokens` for a sequence that leaves the step."""
     engine.state.input_tokens += num_tokens + engine.settings.draft_slots
 
 
@@ -160,17 +160,17 @@ def propose(engine: Engine, launched: int) -> None:
 @part
 def _num_right(engine: Engine, sequence: Sequence, num_drafts: int) -> int:
     """Return how many of the next drafts are right by the request's list, or `num_drafts` if it has no list."""
-    given = engine.told[sequence.number]
+    given = engine.given_drafts[sequence.number]
     if given.num_right == 0:
         return num_drafts
-    return engine.told_drafts[given.first_right + (sequence.num_tokens - sequence.prompt_tokens) % given.num_right]
+    return engine.draft_counts[given.first_right + (sequence.num_tokens - sequence.prompt_tokens) % given.num_right]
 
 
 @part
 def _num_proposed(engine: Engine, sequence: Sequence) -> int:
     """Return the number of drafts that are proposed next, by the request's list if it has one."""
-    given, most = engine.told[sequence.number], engine.state.num_drafts
+    given, most = engine.given_drafts[sequence.number], engine.state.num_drafts
     if given.num_proposed == 0:
         return most
     index = given.first_proposed + (sequence.num_tokens - sequence.prompt_tokens) % given.num_proposed
-    return min(engine.told_drafts[index], most)
+    return min(engine.draft_counts[index], most)

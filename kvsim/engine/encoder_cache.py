@@ -4,7 +4,8 @@ A step encodes an image as a whole, before it computes the image's tokens in the
 cache has no room for an image, the chunk is cut right before it. Equal images are encoded once, and shared. Images that
 no sequence uses are evicted when room is needed, in the order in which they became unused.
 
-`plan` cuts a chunk and plans the images to encode for it; `take` puts these into the cache when the chunk is scheduled.
+`plan` cuts a chunk and plans the images to encode for it. `encode` puts them into the cache when the step takes the
+chunk.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from kvsim.engine.machine_code.compiled import part
 from kvsim.engine.records import Sequence
 from kvsim.engine.state import Engine
 
-_COMPUTE, _HOLD, _LET_GO, _EVICT = range(4)
+_COMPUTE, _HOLD, _RELEASE, _EVICT = range(4)
 
 
 @part
@@ -142,7 +143,7 @@ def _has_output(engine: Engine, place: EncoderInput, begin: int, end: int) -> bo
 
 
 @part
-def take(engine: Engine, sequence: Sequence) -> None:
+def encode(engine: Engine, sequence: Sequence) -> None:
     """Put the planned images into the cache, because the step encodes them for a sequence."""
     state = engine.encoder.state
     if engine.settings.encoder_tokens == 0 or state.planned_tokens == 0:
@@ -164,7 +165,7 @@ def take(engine: Engine, sequence: Sequence) -> None:
 
 
 @part
-def give_back(engine: Engine, sequence: Sequence) -> None:
+def return_budget(engine: Engine, sequence: Sequence) -> None:
     """Return to the budget the images of a sequence that the step has preempted; they stay in the cache, as in vLLM."""
     for index in range(engine.encoder.first_inputs[sequence.number], engine.encoder.first_inputs[sequence.number + 1]):
         place = engine.encoder.inputs[index]
@@ -186,31 +187,31 @@ def settle(engine: Engine, launched: int, begin: int, number: int, wrong: int) -
         place += 1
         is_last = sequence.number == number
         processed = sequence.computed - sequence.placeholders
-        let_go_computed(engine, sequence, processed - wrong if is_last and sequence.placeholders == 0 else processed)
+        release_computed(engine, sequence, processed - wrong if is_last and sequence.placeholders == 0 else processed)
         if is_last:
             break
     return place
 
 
 @part
-def let_go_computed(engine: Engine, sequence: Sequence, processed: int) -> None:
+def release_computed(engine: Engine, sequence: Sequence, processed: int) -> None:
     """Release the images of a sequence that end within its `processed` tokens."""
     if not engine.settings.cuts_before_images:
         processed -= engine.settings.prompt_ahead_tokens
     for index in range(engine.encoder.first_inputs[sequence.number], engine.encoder.first_inputs[sequence.number + 1]):
         place = engine.encoder.inputs[index]
         if place.is_held and place.end <= processed:
-            _let_go(engine, sequence, index)
+            _release(engine, sequence, index)
 
 
 @part
-def let_go(engine: Engine, sequence: Sequence) -> None:
+def release(engine: Engine, sequence: Sequence) -> None:
     """Release all images of a sequence."""
     if engine.settings.encoder_tokens == 0:
         return
     for index in range(engine.encoder.first_inputs[sequence.number], engine.encoder.first_inputs[sequence.number + 1]):
         if engine.encoder.inputs[index].is_held:
-            _let_go(engine, sequence, index)
+            _release(engine, sequence, index)
 
 
 @part
@@ -229,7 +230,7 @@ def _hold(engine: Engine, sequence: Sequence, index: int) -> None:
 
 
 @part
-def _let_go(engine: Engine, sequence: Sequence, index: int) -> None:
+def _release(engine: Engine, sequence: Sequence, index: int) -> None:
     """Release an image for one input of a sequence. An image without users can be evicted."""
     place = engine.encoder.inputs[index]
     first = engine.encoder.inputs[place.first_alike]
@@ -240,7 +241,7 @@ def _let_go(engine: Engine, sequence: Sequence, index: int) -> None:
     first.is_user = False
     image = engine.encoder.images[place.content]
     image.num_users -= 1
-    _write(engine, _LET_GO, sequence.number - 1, place.content)
+    _write(engine, _RELEASE, sequence.number - 1, place.content)
     if image.num_users == 0:
         linked_list.push_back(engine.encoder.images, place.content)
         engine.encoder.state.num_reclaimable += image.num_tokens

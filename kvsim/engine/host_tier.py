@@ -65,7 +65,7 @@ class HostState:
     num_used: int = 0
     """Number of slots that were ever allocated. Unused slots are allocated first, in order."""
     last_given_back: int = 0
-    """The slot that was evicted last, which is allocated next once no slot is unused."""
+    """The block that was evicted last, whose slot is allocated next once every slot was used."""
     num_free: int = 0
     num_ghosts_used: int = 0
     last_free_ghost: int = 0
@@ -95,8 +95,8 @@ class HostBlock(Linked):
     key: int = 0
     readers: Small = 0
     """Number of loads that read it; `WRITING` while it is being written."""
-    stands_in: Small = 0
-    """The list that it is in, if any."""
+    in_list: Small = 0
+    """Index of the list that contains it; -1 for none."""
     next_alike: Small = 0
     """The next record in its bucket."""
     spared: int = 0
@@ -184,7 +184,7 @@ class HostTier(NamedTuple):
     """GPU blocks that each slot is copied from, slot after slot."""
     jobs: Records[Job]
     """Copies. Pending ones are linked in order of their numbers; record 0 is the head of that list."""
-    asked: Records[HostSequence]
+    sequences: Records[HostSequence]
     """One record for each sequence."""
     allocated_in: Numbers
     """The last call of the scheduler that allocated each GPU block."""

@@ -182,8 +182,8 @@ class EnginePlan:
             drafts_by_batch=numbers(
                 np.array(self.drafts.numbers_by_batch(batch) if self.drafts else [], np.int64), compiled=compiled
             ),
-            told=_request_drafts(self.drafts, size, compiled=compiled),
-            told_drafts=_numbers_of_drafts(self.drafts, compiled=compiled),
+            given_drafts=_request_drafts(self.drafts, size, compiled=compiled),
+            draft_counts=_numbers_of_drafts(self.drafts, compiled=compiled),
             lists=records_of(records.Lists, max(2 * batch, room.places)),
             groups=records_of_groups(
                 layout, room.widths, policy, self.retention_tokens, self.pipeline, compiled=compiled
@@ -507,7 +507,7 @@ def _encoding(encoding: Encoding, policy: Paged) -> dict[str, Any]:
 
 
 def _request_drafts(drafts: Drafts | None, size: int, *, compiled: bool) -> Records[records.RequestDrafts]:
-    """Return the records that locate the given drafts of each request in `Engine.told_drafts`."""
+    """Return the records that locate the given drafts of each request in `Engine.draft_counts`."""
     located = make(records.RequestDrafts, size + 1 if drafts else 0, compiled=compiled)
     if drafts is not None:
         accepted, proposed = drafts.accepted, drafts.proposed

@@ -51,7 +51,7 @@ def play(engine: Engine, num_moments: int) -> int:
             engine.scheduler.update(engine)
         elif kind == ADD:
             engine.scheduler.add(engine, sequence)
-        elif kind == ABORT or (kind == LEAVE and _leaves_untold(engine, sequence)):
+        elif kind == ABORT or (kind == LEAVE and _leaves_unrecorded(engine, sequence)):
             engine.scheduler.abort(engine, sequence)
     return num_moments
 
@@ -65,7 +65,7 @@ def _forget_last(engine: Engine) -> None:
 
 
 @part
-def _leaves_untold(engine: Engine, sequence: Sequence) -> bool:
+def _leaves_unrecorded(engine: Engine, sequence: Sequence) -> bool:
     """Tell whether a sequence leaves without a recorded release: it holds no memory, or frees it after transfers."""
     status = sequence.status
     if status in (WAITING, PREEMPTED, LOADING):

@@ -34,7 +34,7 @@ class Bucketed(Linked):
     """A record that can be in a `bucket`, too."""
 
     next_alike: Small = 0
-    """The next record in its bucket; 0 for none."""
+    """Index of the next record in its bucket; 0 for none."""
     previous_alike: Small = 0
 
 
@@ -75,8 +75,7 @@ class Settings:
     decode_interval: int = 1
     """Steps from one that decodes a sequence to the next that may decode it."""
     feedback: int = 0
-    """Pipelines: the first stage begins a step only when the step this many steps earlier is computed; 0 for no wait.
-    """
+    """Number of steps before a step whose outputs the first stage of a pipeline awaits; 0 for no wait."""
     by_priority: FeatureFlag = False
     chunked_prefill: bool = False
     reserve_full_prompt: bool = False
@@ -85,13 +84,13 @@ class Settings:
     late_outputs_block: bool = False
     """A preempted sequence awaits no output, and is admitted again only after its outputs in flight have come."""
     drops_late: FeatureFlag = False
-    """Outputs in flight of a preempted sequence are discarded, so that it need not wait for them."""
+    """Outputs in flight of a preempted sequence are discarded, so the sequence does not wait for them."""
     skipped_keep_places: bool = False
     """A sequence that is passed over stays in the queue unless it holds blocks. If False, it joins the skipped
     sequences.
     """
     keeps_turns: bool = False
-    """A step misses no running sequence when one before it is preempted that was not in the step."""
+    """A preempted sequence that is not in the step does not make the step miss the next running sequence."""
     preempted_self_stops: bool = False
     """A sequence that preempts itself for lack of memory ends the scheduling of running sequences in the step."""
     lone_prompt_is_limited: bool = False
@@ -144,8 +143,7 @@ class Settings:
     cuts_every_full_kind: bool = False
     """Hits of every kind of full attention are cut to the common hits. If False, only those of the first kind are."""
     boundary_tokens: Feature = 0
-    """Mamba alignment: steps of a prompt end at multiples of this, where recurrent state is kept; 0 for no alignment.
-    """
+    """Multiple of tokens at which steps of a prompt end, because recurrent state is kept there; 0 for no alignment."""
     first_leader: int = 0
     """The first group of the kind that is looked up first."""
     has_windows: FeatureFlag = False
@@ -279,8 +277,8 @@ class State:
     num_quiet: int = 0
     """Running sequences that only decode and are left alone."""
     quiet_tokens: int = 0
-    """Sum over the sequences left alone of the tokens computed by then minus the number of the last step before. Adding
-    the present step's number for each gives their context tokens, without visiting them."""
+    """Sum over the sequences left alone: computed tokens minus the number of the step before they were left alone.
+    With the number of the present step added for each, this is their number of context tokens."""
     num_prefill_tokens: int = 0
     """Tokens of prompts in the step being scheduled."""
     context_tokens: int = 0
@@ -441,7 +439,7 @@ class Sequence(Bucketed):
 
 @dataclass(slots=True, eq=False, repr=False)
 class RequestDrafts:
-    """Given drafts of one request: two lists in `Engine.told_drafts`, read cyclically at its number of outputs."""
+    """The lists of drafts of one request in `Engine.draft_counts`, read cyclically at its number of outputs."""
 
     first_right: int = 0
     """Index at which the list of accepted drafts in a step begins."""
@@ -473,8 +471,7 @@ class Unsure:
     since_s: float = 0.0
     """Sum over these slots of the times at which they were allocated, in seconds."""
     slot_s: float = 0.0
-    """Slot-seconds held for nothing so far; minus infinity once the token was computed.
-    """
+    """Slot-seconds held for nothing so far; minus infinity once the token was computed."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -559,7 +556,7 @@ class Table:
     """Number of entries that are not null."""
     num_cached: Small = 0
     """Number of leading blocks that are in the prefix cache or will never be put there."""
-    num_let_go: Small = 0
+    num_removed: Small = 0
     """Number of leading entries whose blocks were freed; aligned recurrent groups only."""
     last_state: Small = 0
     """Index of the entry with the last state before the newest; -1 for none; aligned recurrent groups only."""

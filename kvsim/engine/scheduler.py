@@ -113,7 +113,7 @@ def update(engine: Engine) -> None:
         _append_output(engine, sequence, index, now_s)
         if sequence.num_tokens >= sequence.end_tokens:
             engine.memory.free(engine, sequence)
-            encoder_cache.let_go(engine, sequence)
+            encoder_cache.release(engine, sequence)
             if sequence.status == PREEMPTED:
                 waiting_queue.remove(engine, sequence)
             end(engine, sequence, FINISHED, now_s)
@@ -133,7 +133,7 @@ def abort(engine: Engine, sequence: Sequence) -> None:
     if sequence.status in (WAITING, PREEMPTED, LOADING):
         waiting_queue.remove(engine, sequence)
     engine.memory.free(engine, sequence)
-    encoder_cache.let_go(engine, sequence)
+    encoder_cache.release(engine, sequence)
     end(engine, sequence, ABORTED, engine.state.host_s)
     engine.state.unflushed = True
     _drop_ended(engine)
@@ -189,7 +189,7 @@ def serve_running(engine: Engine, budget: int) -> int:
         num_passed = fast_forward.pass_over(engine, index, budget)
         index += num_passed
         budget -= num_passed
-        most = drafting.left(engine, budget)
+        most = drafting.num_tokens_left(engine, budget)
         if index == state.num_running or most <= 0:
             break
         sequence = engine.sequences[engine.running[index]]
@@ -218,7 +218,7 @@ def serve_running(engine: Engine, budget: int) -> int:
                 return budget
             continue
         state.has_chunk |= sequence.is_chunk
-        encoder_cache.take(engine, sequence)
+        encoder_cache.encode(engine, sequence)
         _put_into_batch(engine, sequence, num_tokens)
         budget -= num_tokens
     fast_forward.catch_up_from(engine, index, state.num_scheduled - 1)  # the rest computes nothing in this step
@@ -233,7 +233,7 @@ def admit_waiting(engine: Engine, budget: int) -> int:
     if settings.max_adapters > 0:
         adapters.begin_pass(engine)
     while budget > 0 and state.num_running < settings.max_num_active_seqs and waiting_queue.has_next(engine):
-        most = drafting.left(engine, budget)
+        most = drafting.num_tokens_left(engine, budget)
         if most <= 0:
             break
         sequence = engine.rules.choose_next(engine)
@@ -266,12 +266,12 @@ def _admit(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -
     """Allocate memory for a waiting sequence and take it out of the queue; return False if memory is short."""
     settings = engine.settings
     if not engine.memory.admit(engine, sequence, computed, num_tokens):
-        encoder_cache.let_go(engine, sequence)
+        encoder_cache.release(engine, sequence)
         return False
     waiting_queue.pop(engine, sequence)
     if settings.max_adapters > 0:
         adapters.use(engine, sequence)
-    encoder_cache.take(engine, sequence)
+    encoder_cache.encode(engine, sequence)
     return True
 
 
@@ -356,7 +356,7 @@ def preempt(engine: Engine, sequence: Sequence) -> None:
     sequence.status = PREEMPTED
     engine.memory.expect_return(engine, sequence)
     engine.memory.free(engine, sequence)
-    encoder_cache.let_go(engine, sequence)
+    encoder_cache.release(engine, sequence)
     sequence.computed = sequence.drafts = 0
     if engine.settings.late_outputs_block:
         sequence.placeholders = 0
@@ -387,9 +387,9 @@ def take_out_of_batch(engine: Engine, sequence: Sequence) -> int:
     for index in range(state.num_listed):
         if engine.batch[index] == sequence.number:
             tokens = engine.batch_tokens[index]
-            drafting.give_back(engine, tokens)
+            drafting.return_tokens(engine, tokens)
             if engine.settings.encoder_tokens > 0:
-                encoder_cache.give_back(engine, sequence)
+                encoder_cache.return_budget(engine, sequence)
             state.num_listed -= 1
             for later in range(index, state.num_listed):
                 engine.batch[later] = engine.batch[later + 1]
@@ -440,7 +440,7 @@ def _put_into_batch(engine: Engine, sequence: Sequence, num_tokens: int) -> None
     assert num_tokens > 0
     engine.batch[state.num_listed] = sequence.number
     engine.batch_tokens[state.num_listed] = num_tokens
-    drafting.take(engine, num_tokens)
+    drafting.use_tokens(engine, num_tokens)
     state.num_listed += 1
 
 

@@ -101,9 +101,9 @@ class Engine(NamedTuple):
     drafts_by_batch: Numbers
     """Number of tokens that are drafted after a step, by its number of sequences; empty where they do not depend on it.
     """
-    told: Records[records.RequestDrafts]
+    given_drafts: Records[records.RequestDrafts]
     """The given drafts of each sequence; empty without drafts."""
-    told_drafts: Numbers
+    draft_counts: Numbers
     """The lists of accepted, then of proposed numbers of drafts of all requests, end to end."""
     computing: Numbers
     """Sequences that a step computes, laid out like `emitting`; empty unless tokens in flight are counted."""

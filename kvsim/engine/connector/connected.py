@@ -128,7 +128,7 @@ def after_update(engine: Engine) -> None:
         if sequence.status != RUNNING:
             waiting_queue.remove(engine, sequence)
         free(engine, sequence)
-        encoder_cache.let_go(engine, sequence)
+        encoder_cache.release(engine, sequence)
         connector.transfers[sequence.number].is_error = True
         scheduler.end(engine, sequence, ABORTED, engine.state.host_s)
     connector.state.num_errors = 0

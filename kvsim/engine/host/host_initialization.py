@@ -149,7 +149,7 @@ def host_tier(
         buckets=numbers(np.zeros(1 << num_records.bit_length(), np.int64), compiled=compiled),
         sources=numbers(np.zeros(slots * per_slot, np.int64), compiled=compiled),
         jobs=make(Job, most_jobs + 1, compiled=compiled),
-        asked=make(HostSequence, size + 1, compiled=compiled),
+        sequences=make(HostSequence, size + 1, compiled=compiled),
         allocated_in=numbers(np.zeros(num_units + 1, np.int64), compiled=compiled),
         copy_rows=make_growing(CopyRow, _FIRST_COPY_ROWS + slots * per_slot + num_units + 1, compiled=compiled),
     )

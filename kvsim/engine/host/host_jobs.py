@@ -32,7 +32,7 @@ def begin(engine: Engine, sequence: Sequence, is_load: bool, first: int, end: in
     record.next_reported, record.is_on_link, record.done_s = NO_JOB, False, 0.0
     state.next_job += 1
     state.num_jobs += 1
-    host.asked[sequence.number].num_jobs += 1
+    host.sequences[sequence.number].num_jobs += 1
     return job
 
 
@@ -64,7 +64,7 @@ def end(engine: Engine, job: int) -> None:
     """Delete a copy whose end was reported; its index is used again."""
     host = engine.host
     linked_list.remove(host.jobs, job)
-    host.asked[host.jobs[job].sequence].num_jobs -= 1
+    host.sequences[host.jobs[job].sequence].num_jobs -= 1
     host.jobs[job].next = host.state.last_free_job
     host.state.last_free_job = job
     host.state.num_jobs -= 1

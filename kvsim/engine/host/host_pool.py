@@ -57,7 +57,7 @@ def hold(engine: Engine, block: int) -> None:
     tier = engine.host
     if tier.blocks[block].readers == 0:
         if tier.settings.adaptive:
-            tier.lists[tier.blocks[block].stands_in].num_idle -= 1
+            tier.lists[tier.blocks[block].in_list].num_idle -= 1
         else:
             _leave(engine, block)
     tier.blocks[block].readers += 1
@@ -71,7 +71,7 @@ def release(engine: Engine, block: int) -> None:
     record.readers = max(record.readers - 1, 0)
     if record.readers == 0:
         if tier.settings.adaptive:
-            tier.lists[record.stands_in].num_idle += 1
+            tier.lists[record.in_list].num_idle += 1
         else:
             _enter(engine, RECENT, block)
 
@@ -84,7 +84,7 @@ def touch(engine: Engine, key: int) -> None:
     if block == NO_HOST_BLOCK:
         return
     record = tier.blocks[block]
-    place = record.stands_in
+    place = record.in_list
     if not tier.settings.adaptive:
         use(engine, block)
     elif place == RECENT and record.readers != WRITING:
@@ -155,7 +155,7 @@ def store(engine: Engine, key: int) -> int:
         block = state.last_given_back
         state.last_given_back = tier.blocks[block].next
     tier.blocks[block].readers = WRITING
-    tier.blocks[block].stands_in = _UNLISTED
+    tier.blocks[block].in_list = _UNLISTED
     _index(engine, block, key)
     if tier.settings.adaptive:
         _enter(engine, RECENT, block)
@@ -229,7 +229,7 @@ def _enter(engine: Engine, place: int, block: int) -> None:
     """Append a block to a list, as the most recently used."""
     tier = engine.host
     linked_list.insert_before(tier.blocks, place, block)
-    tier.blocks[block].stands_in = place
+    tier.blocks[block].in_list = place
     tier.lists[place].length += 1
     if tier.blocks[block].readers == 0:
         tier.lists[place].num_idle += 1
@@ -239,9 +239,9 @@ def _enter(engine: Engine, place: int, block: int) -> None:
 def _leave(engine: Engine, block: int) -> None:
     """Remove a block from its list."""
     tier = engine.host
-    place = tier.blocks[block].stands_in
+    place = tier.blocks[block].in_list
     linked_list.remove(tier.blocks, block)
-    tier.blocks[block].stands_in = _UNLISTED
+    tier.blocks[block].in_list = _UNLISTED
     tier.lists[place].length -= 1
     if tier.blocks[block].readers == 0:
         tier.lists[place].num_idle -= 1

@@ -23,9 +23,9 @@ from kvsim.engine.state import ABORTED, FINISHED, Engine, table_of
 @part
 def find(engine: Engine, sequence: Sequence, hit_tokens: int) -> int:
     """Return the number of tokens after the GPU's hits to load for a waiting sequence; `SKIP` if it has to wait."""
-    asked = engine.host.asked[sequence.number]
-    asked.num_recorded = 0
-    if asked.num_jobs > 0:
+    host_sequence = engine.host.sequences[sequence.number]
+    host_sequence.num_recorded = 0
+    if host_sequence.num_jobs > 0:
         return SKIP
     load_tokens = _num_tokens_to_load(engine, sequence, hit_tokens)
     _touch(engine, sequence)
@@ -36,7 +36,7 @@ def find(engine: Engine, sequence: Sequence, hit_tokens: int) -> int:
 def begin_load(engine: Engine, sequence: Sequence, hit_tokens: int, load_tokens: int) -> bool:
     """Allocate blocks for the load of a waiting sequence and begin it; return False if the pool lacks the blocks."""
     host, loaded = engine.host, hit_tokens + load_tokens
-    asked = host.asked[sequence.number]
+    host_sequence = host.sequences[sequence.number]
     if not external_kv.begin_load(engine, sequence, hit_tokens, loaded):
         return False
     slot_tokens = host.settings.slot_tokens
@@ -46,9 +46,9 @@ def begin_load(engine: Engine, sequence: Sequence, hit_tokens: int, load_tokens:
     engine.state.num_swapped_in += job_record.num_blocks
     for index in range(job_record.begin, job_record.end):
         host_pool.hold(engine, host_pool.find(engine, key_of(engine, sequence, index)))
-    asked.stored = job_record.end
+    host_sequence.stored = job_record.end
     _record_allocations(engine, sequence)
-    asked.num_recorded = 0
+    host_sequence.num_recorded = 0
     return True
 
 
@@ -59,7 +59,7 @@ def end_step(engine: Engine) -> None:
     for index in range(state.num_in_batch):
         _record_allocations(engine, engine.sequences[engine.batch[index]])
     for index in range(state.num_preempted):
-        host.asked[engine.lists[index].preempted].preempted_in = state.num_scheduled
+        host.sequences[engine.lists[index].preempted].preempted_in = state.num_scheduled
     job = host.jobs[NO_JOB].next
     while job != NO_JOB:
         if _must_wait_for(engine, job):
@@ -157,10 +157,10 @@ def _touch(engine: Engine, sequence: Sequence) -> None:
 @part
 def _record_allocations(engine: Engine, sequence: Sequence) -> None:
     """Record the blocks that this step allocated to a sequence; all blocks of its table if it was admitted."""
-    asked, table = engine.host.asked[sequence.number], table_of(engine, sequence, 0)
-    for entry in range(table.begin + asked.num_recorded, table.begin + table.num_blocks):
+    host_sequence, table = engine.host.sequences[sequence.number], table_of(engine, sequence, 0)
+    for entry in range(table.begin + host_sequence.num_recorded, table.begin + table.num_blocks):
         engine.host.allocated_in[engine.entries[entry]] = engine.state.num_scheduled
-    asked.num_recorded = table.num_blocks
+    host_sequence.num_recorded = table.num_blocks
 
 
 @part
@@ -172,7 +172,7 @@ def _must_wait_for(engine: Engine, job: int) -> bool:
     state, host, record = engine.state, engine.host, engine.host.jobs[job]
     if record.is_load:
         return False
-    if host.asked[record.sequence].preempted_in == state.num_scheduled:
+    if host.sequences[record.sequence].preempted_in == state.num_scheduled:
         return True
     if engine.sequences[record.sequence].status not in (FINISHED, ABORTED):
         return False
@@ -190,15 +190,15 @@ def _must_wait_for(engine: Engine, job: int) -> bool:
 def _store(engine: Engine, sequence: Sequence) -> None:
     """Store the blocks that the step fills and the host lacks; without room there, try again after the next step."""
     state, host = engine.state, engine.host
-    asked = host.asked[sequence.number]
+    host_sequence = host.sequences[sequence.number]
     num_tokens = min(sequence.computed, sequence.num_tokens)
     if host.settings.prompt_only:
         num_tokens = min(num_tokens, sequence.prompt_tokens)
-    begin, end = asked.stored, num_tokens // host.settings.slot_tokens
+    begin, end = host_sequence.stored, num_tokens // host.settings.slot_tokens
     num_new = _num_to_store(engine, sequence, begin, end)
     if num_new < 0:  # no room
         return
-    asked.stored = end
+    host_sequence.stored = end
     if num_new == 0:
         return
     job = host_jobs.begin(engine, sequence, False, begin, end)
@@ -224,8 +224,8 @@ def _num_to_store(engine: Engine, sequence: Sequence, begin: int, end: int) -> i
             continue
         host_pool.spare(engine, block)
         if host.blocks[block].readers == 0:
-            num_recent += host.blocks[block].stands_in == 0
-            num_frequent += host.blocks[block].stands_in != 0
+            num_recent += host.blocks[block].in_list == 0
+            num_frequent += host.blocks[block].in_list != 0
     return num_new if host_pool.make_room(engine, num_new, num_recent, num_frequent) else -1
 
 

@@ -26,7 +26,7 @@ def use_load(engine: Engine, sequence: Sequence) -> bool:
     """Put the blocks that a waiting sequence has loaded into the prefix cache; return False while it still loads."""
     if sequence.status != LOADING:
         return True
-    if engine.host.asked[sequence.number].num_jobs > 0:
+    if engine.host.sequences[sequence.number].num_jobs > 0:
         return False
     external_kv.end_load(engine, sequence)
     external_kv.wait_again(sequence)
@@ -53,7 +53,7 @@ def free(engine: Engine, sequence: Sequence) -> None:
     """Free all blocks of a sequence, at once or when the steps and the load that write to them have ended."""
     host = engine.host
     external_kv.end_prefilling(engine, sequence)
-    if sequence.status == LOADING and host.asked[sequence.number].num_jobs > 0:
+    if sequence.status == LOADING and host.sequences[sequence.number].num_jobs > 0:
         return
     if not external_kv.free(engine, sequence) and host.settings.is_timed:
         engine.state.host_s += host.settings.deferred_block_s * table_of(engine, sequence, 0).num_blocks

@@ -104,7 +104,7 @@ def is_written_this_step(engine: Engine, group: int) -> bool:
 
 
 @part
-def let_go(engine: Engine, sequence: Sequence, group: int, computed: int) -> None:
+def remove_skipped_blocks(engine: Engine, sequence: Sequence, group: int, computed: int) -> None:
     """Free the blocks that the group does not read once `computed` tokens are computed, the last block first."""
     record = engine.groups[group]
     if not engine.settings.has_windows or record.kind == FULL:
@@ -117,17 +117,17 @@ def let_go(engine: Engine, sequence: Sequence, group: int, computed: int) -> Non
     end = min(skipped // record.block_size, table.num_blocks)
     index = end  # becomes the first entry to free: earlier entries are null since the last call
     if record.frees_over_gaps:
-        index = min(end, table.num_let_go)
-        table.num_let_go = max(end, table.num_let_go)
+        index = min(end, table.num_removed)
+        table.num_removed = max(end, table.num_removed)
     else:
         while index > 0 and engine.entries[begin + index - 1] != NULL_BLOCK:
             index -= 1
     if index < end:
-        _give_back(engine, sequence, group, index, end, record.reuses_left_first)
+        _free_entries(engine, sequence, group, index, end, record.reuses_left_first)
     if record.kind == MAMBA and record.mode == ALIGNED:
         last = table.last_state
         if 0 <= last < -(-computed // record.block_size) - 1 and engine.entries[begin + last] != NULL_BLOCK:
-            _give_back(engine, sequence, group, last, last + 1, record.reuses_first)
+            _free_entries(engine, sequence, group, last, last + 1, record.reuses_first)
 
 
 @part
@@ -261,7 +261,7 @@ def _expired_states(engine: Engine, sequence: Sequence, group: int) -> int:
 
 @part
 def _expired_of(engine: Engine, block: int, amount: int) -> int:
-    """Note that one holder of a block no longer reads `amount` of its tokens or states; return what no holder reads.
+    """Count one holder of a block, which no longer reads `amount` of its tokens or states; return what no holder reads.
 
     Each holder of a shared block calls this once in a count. The last call returns the smallest amount; earlier calls
     return 0, so that the block is counted once.
@@ -328,7 +328,7 @@ def _tokens_to_boundary(engine: Engine, sequence: Sequence, computed: int, num_t
 
 
 @part
-def _give_back(engine: Engine, sequence: Sequence, group: int, begin: int, end: int, reuses_first: bool) -> None:
+def _free_entries(engine: Engine, sequence: Sequence, group: int, begin: int, end: int, reuses_first: bool) -> None:
     """Free the blocks in entries [begin, end) of a table, the last first, and replace them by null blocks."""
     record, first, num_freed = engine.groups[group], table_of(engine, sequence, group).begin, 0
     for index in range(end - 1, begin - 1, -1):

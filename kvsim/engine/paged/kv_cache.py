@@ -93,7 +93,7 @@ def grow(engine: Engine, sequence: Sequence, num_tokens: int) -> bool:
     slots = min(total + settings.lookahead_tokens, settings.max_model_len)
     needed = 0
     for group in range(settings.num_groups):
-        groups.let_go(engine, sequence, group, max(0, computed - sequence.in_flight))
+        groups.remove_skipped_blocks(engine, sequence, group, max(0, computed - sequence.in_flight))
     leader = settings.first_leader
     while leader != groups.NO_GROUP:
         needed += groups.num_needed_to_grow(engine, sequence, leader, total, slots) * engine.groups[leader].num_alike
@@ -203,7 +203,7 @@ def free_tables(engine: Engine, sequence: Sequence) -> None:
         totals.remove_blocks(engine, sequence, group)
         record = engine.groups[group]
         record.num_shared -= block_pool.free(engine, begin, begin + table.num_blocks, record.reuses_first)
-        table.num_blocks = table.num_cached = table.num_let_go = 0
+        table.num_blocks = table.num_cached = table.num_removed = 0
     engine.lists[state.num_free_places].free_place = sequence.place
     state.num_free_places += 1
 
