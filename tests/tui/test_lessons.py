@@ -357,16 +357,30 @@ async def test_the_same_request_is_followed_in_both_runs(guided: Callable[[str],
         assert [session.request_name(session.followed) for session in lesson.sessions] == ["H", "H"]  # type: ignore[arg-type]
 
 
-async def test_pictures_stay_where_they_are_from_caption_to_caption(guided: Callable[[str], Guided]) -> None:
-    lesson = guided("6")
+@pytest.mark.parametrize("number", ["3", "6", "7"])
+@pytest.mark.parametrize("size", [(80, 24), (120, 40)])
+async def test_pictures_stay_where_they_are_from_caption_to_caption(
+    guided: Callable[[str], Guided], number: str, size: tuple[int, int]
+) -> None:
+    """On a small screen a drawing that stands alone takes the pool's place."""
+    lesson = guided(number)
     app = KvsimApp(lesson, clock=lambda: 0.0)
     regions = set()
-    async with app.run_test(size=(80, 24)) as pilot:
-        for _ in lesson.captions:
+    async with app.run_test(size=size) as pilot:
+        for caption in lesson.captions:
             await pilot.pause()
-            regions.add(app.query_one(PoolView).region)
+            pool, drawing = app.query_one(PoolView), app.query_one(LessonDrawing)
+            alone = size == (80, 24) and caption.draws is not None and caption.draws.stands_alone
+            assert pool.display is not alone
+            if alone:
+                ((title, lines),) = lesson.drawing(caption, drawing.size.width, GLYPHS, drawing.size.height)
+                assert title in screen_text(app)
+                assert len(lines) <= drawing.size.height
+            else:
+                regions.add(pool.region)
             await pilot.press("]")
-    assert len(regions) == 1
+    (region,) = regions
+    assert region.height >= 3
 
 
 def test_a_lesson_uses_the_profile_of_its_model_or_the_card_of_its_gpu(guided: Callable[[str], Guided]) -> None:

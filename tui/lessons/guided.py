@@ -109,6 +109,11 @@ class Guided:
         """Whether a caption has a drawing in place of the pools."""
         return any(caption.draws is not None and caption.draws.stands_alone for caption in self.captions)
 
+    @property
+    def draws_beside(self) -> bool:
+        """Whether a caption has a drawing that needs the pool beside it."""
+        return any(caption.draws is not None and not caption.draws.stands_alone for caption in self.captions)
+
     def caption_at(self, frame: int) -> Caption:
         """Return the latest caption at a frame of the player, or the first one."""
         return max((one for one in self.captions if one.frame <= frame), key=_frame, default=self.captions[0])

@@ -56,6 +56,7 @@ class Watch(PlaybackScreen):
         self.session = session
         self.story = session.story if guided is None else None
         self.set_class(session.followed is not None, "-following")
+        self.set_class(guided is not None and guided.draws_beside, "-draws-beside")
 
     def compose_body(self) -> ComposeResult:
         """Compose the panels."""
