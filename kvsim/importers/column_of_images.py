@@ -1,4 +1,4 @@
-"""Reader of the images of a request in one CSV field, such as `1920x1080@20#cat 576`."""
+"""Reader of the images of a request: one CSV field such as `1920x1080@20#cat 576`, or a list of such texts in JSON."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from kvsim.errors import shortened
 from kvsim.workload import Image, ImageSize
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kvsim.importers.source import SourceRow
 
 _ITEM = re.compile(r"(?P<size>[^@#]+)(?:@(?P<place>\d{1,10}))?(?:#(?P<name>.+))?")
@@ -27,17 +29,38 @@ class ImageColumn:
         An image is its size in pixels or tokens, then optionally `@` with the number of text tokens before it (by
         default those of the shared prefix), and `#` with a name. Its tokens are added to those of the prompt.
         """
-        found = [self._item(row, text, prefix_tokens) for text in row.fields.get("images", "").split()]
-        found.sort(key=lambda image: image.place)
         images, added = [], 0
-        for image in found:
-            if image.place > prompt_tokens:
-                raise row.error(
-                    f"an image follows {image.place:,} tokens of text, and the prompt has {prompt_tokens:,}"
-                )
+        for image in self._listed(row, prompt_tokens, prefix_tokens):
             images.append(image._replace(place=image.place + added))
             added += image.size.tokens
         return images, added
+
+    def read_turn(
+        self, row: SourceRow, new_tokens: int, prefix_tokens: int, before: Sequence[Image], history: int
+    ) -> tuple[list[Image], int]:
+        """Return the images of a turn, and the tokens that its new images add to its prompt.
+
+        Its first `history` tokens repeat the turn before, whose images `before` are there, too. The line lists those in
+        its `new_tokens` tokens of text behind that, with places from there on.
+        """
+        new, added = self.read(row, new_tokens, prefix_tokens)
+        repeated = [image for image in before if image.place < history]
+        return [*repeated, *(image._replace(place=image.place + history) for image in new)], added
+
+    def read_counted(self, row: SourceRow, prompt_tokens: int) -> list[Image]:
+        """Return the images of a request whose `prompt_tokens` count them already, and so do their places."""
+        return self._listed(row, prompt_tokens, 0)
+
+    def _listed(self, row: SourceRow, prompt_tokens: int, prefix_tokens: int) -> list[Image]:
+        given = row.fields.get("images", "")
+        texts = given if isinstance(given, list) else given.split() if isinstance(given, str) else [given]
+        if not all(isinstance(text, str) for text in texts):
+            raise row.error(f"images should be a list of texts such as 1920x1080@20#cat, not {shortened(given)}")
+        found = sorted((self._item(row, text, prefix_tokens) for text in texts), key=lambda image: image.place)
+        for image in found:
+            if image.place > prompt_tokens:
+                raise row.error(f"an image follows {image.place:,} tokens, and the prompt has {prompt_tokens:,}")
+        return found
 
     def _item(self, row: SourceRow, text: str, prefix_tokens: int) -> Image:
         item = _ITEM.fullmatch(text)

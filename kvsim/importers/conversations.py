@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from kvsim.errors import shortened
 from kvsim.importers.arrival_times import NO_ARRIVALS, Clock
 from kvsim.importers.collect import RequestCollector
+from kvsim.importers.column_of_images import ImageColumn
 from kvsim.importers.turn_lines import TurnLines
 from kvsim.workload.turns import NONE, WHOLE
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 _KNOWN = (
     "id", "session", "after", "arrival_s", "pause_s", "prompt_tokens", "new_tokens", "history_tokens", "output_tokens",
-    "max_tokens", "priority", "prefix_group", "prefix_tokens",
+    "max_tokens", "priority", "prefix_group", "prefix_tokens", "images",
 )  # fmt: skip
 _MOST = 2**31 - 1
 
@@ -37,12 +38,13 @@ def read(source: TextSource) -> Workload:
     clock = Clock(path=source.path, column="arrival_s", unit="s", from_first=False)
     timed = "arrival_s" in source.first_object()
     requests = RequestCollector(source=source, kind="conversations", clock=clock if timed else None, turns=TurnLines())
+    images = ImageColumn()
     for row in source.json_rows():
-        _add(requests, row)
+        _add(requests, row, images)
     return requests.workload("" if timed else NO_ARRIVALS)
 
 
-def _add(requests: RequestCollector, row: SourceRow) -> None:
+def _add(requests: RequestCollector, row: SourceRow, images: ImageColumn) -> None:
     """Add the turn of one line."""
     unknown = [name for name in row.fields if name not in _KNOWN]
     if unknown:
@@ -57,26 +59,36 @@ def _add(requests: RequestCollector, row: SourceRow) -> None:
     if after == NONE and (given := [name for name in ("pause_s", "history_tokens") if name in row.fields]):
         raise row.error(f"{given[0]} is of a turn that waits for another; name that one in after, or give a session")
     history = row.whole("history_tokens", maximum=there) if "history_tokens" in row.fields else WHOLE
-    if ("new_tokens" in row.fields) == ("prompt_tokens" in row.fields):
-        raise row.error("it has prompt_tokens, the whole prompt, or new_tokens, what follows the history; give one")
-    if "new_tokens" in row.fields:
-        prompt = row.whole("new_tokens", maximum=_MOST) + (there if history == WHOLE else history)
-    else:
-        prompt = row.whole("prompt_tokens", maximum=_MOST)
+    repeated = there if history == WHOLE else history
+    before = requests.images[after] if after != NONE else ()
+    prompt = _prompt_tokens(row, repeated, sum(image.size.tokens for image in before if image.place < repeated))
+    prefix, repeated = _prefix(row, prompt), min(repeated, prompt)
+    start = prefix[1] if prefix and after == NONE else 0
+    listed, image_tokens = images.read_turn(row, prompt - repeated, start, before, repeated)
     output = row.whole("output_tokens")
     added = requests.add(
         row,
         _arrival(row, requests, after),
-        prompt,
+        prompt + image_tokens,
         output,
         max_tokens=row.whole("max_tokens", minimum=output) if "max_tokens" in row.fields else None,
         priority=row.whole("priority", minimum=-_MOST) if "priority" in row.fields else 0,
-        prefix=_prefix(row, prompt),
+        prefix=prefix,
+        images=listed,
         request_id=name or (f"line-{row.line}" if requests.ids else None),
     )
     if added:
         pause_s = _seconds(row, "pause_s") if "pause_s" in row.fields else 0.0
         turns.add(after, pause_s, history, name=name, session=session, names=names)
+
+
+def _prompt_tokens(row: SourceRow, repeated: int, image_tokens: int) -> int:
+    """Return the tokens of a prompt without its new images; `repeated` are of its history, `image_tokens` of images."""
+    if ("new_tokens" in row.fields) == ("prompt_tokens" in row.fields):
+        raise row.error("it has prompt_tokens, the whole prompt, or new_tokens, what follows the history; give one")
+    if "new_tokens" in row.fields:
+        return row.whole("new_tokens", maximum=_MOST) + repeated
+    return row.whole("prompt_tokens", maximum=_MOST) + image_tokens
 
 
 def _names(row: SourceRow) -> list[str]:

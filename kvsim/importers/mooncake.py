@@ -2,6 +2,7 @@
 
 Each hash covers 512 prompt tokens and all tokens before. Dynamo extends the format by sessions: a request with the
 `session_id` of an earlier line, or with `wait_for`, is sent `delay` milliseconds after the earlier request has ended.
+A line may list `images`, as the column of a CSV file does; beside `hash_ids`, `input_length` counts their tokens.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvsim.importers.arrival_times import Clock
 from kvsim.importers.collect import RequestCollector
+from kvsim.importers.column_of_images import ImageColumn
 from kvsim.importers.turn_lines import TurnLines
 from kvsim.workload.turns import NONE
 
@@ -53,6 +55,7 @@ class _Lines:
         )
         self._stamp_ms: list[float | None] = []
         """Time of each request in the file; None for a request without a time."""
+        self._images = ImageColumn()
         self._has_names = "request_id" in source.first_object()
 
     def add(self, row: SourceRow) -> None:
@@ -66,10 +69,16 @@ class _Lines:
         stamp = None if after != NONE and "timestamp" not in row.fields else row.value("timestamp")
         prompt_tokens = row.whole("input_length")
         hashes = _hashes(row, prompt_tokens)
+        if hashes:  # they cover the tokens of images, so the length counts them
+            images = self._images.read_counted(row, prompt_tokens)
+        else:
+            images, image_tokens = self._images.read(row, prompt_tokens, 0)
+            prompt_tokens += image_tokens
         first = stamp if after == NONE else requests.arrivals[after]
         if not requests.add(
-            row, first, prompt_tokens, row.whole("output_length"), hashes=hashes, request_id=self._name(row, name)
-        ):
+            row, first, prompt_tokens, row.whole("output_length"), hashes=hashes, request_id=self._name(row, name),
+            images=images,
+        ):  # fmt: skip
             return
         self._stamp_ms.append(stamp if isinstance(stamp, int | float) else None)
         pause_s = 0.0 if after == NONE else self._pause_s(row, after, stated=bool(names))

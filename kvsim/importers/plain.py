@@ -17,13 +17,13 @@ from kvsim.importers.collect import RequestCollector
 from kvsim.importers.column_names import COLUMNS, OPTIONAL, by_quantity, counts_tokens, folded, meaning, rivals
 from kvsim.importers.column_of_images import ImageColumn
 from kvsim.importers.turn_lines import TurnLines
-from kvsim.workload.turns import WHOLE
+from kvsim.workload.turns import NONE, WHOLE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from kvsim.importers.source import SourceRow, TextSource
-    from kvsim.workload import Workload
+    from kvsim.workload import Image, Workload
 
 _UNSHIFTED = ("arrival_s", "arrived_at")
 """Columns of kvsim and Vidur whose times count from the beginning of the workload."""
@@ -231,13 +231,14 @@ def _add(
     name = ours.fields.get("id")
     if name is not None and lines_by_id.setdefault(name, row.line) != row.line:
         raise row.error(f"line {lines_by_id[name]} has the id {name!r} already; give another")
-    prompt_tokens = row.whole(names.prompt)
-    prefix = _prefix(ours, prompt_tokens)
-    listed, image_tokens = images.read(ours, prompt_tokens, prefix[1] if prefix else 0)
     waits_for = (
         [] if requests.turns is None else [each.strip() for each in ours.fields["after"].split(";") if each.strip()]
     )
     _check_turn(ours, has_turns=requests.turns is not None, waits=bool(waits_for))
+    after = NONE if requests.turns is None else requests.turns.before(ours, None, waits_for)
+    prompt_tokens = row.whole(names.prompt)
+    prefix = _prefix(ours, prompt_tokens)
+    listed, image_tokens = _images(requests, ours, prompt_tokens, prefix[1] if prefix else 0, after, images)
     added = requests.add(
         row,
         arrival,
@@ -252,9 +253,27 @@ def _add(
     )
     if added and requests.turns is not None:
         pause_s = _seconds(ours, "pause_s") if _given(ours, "pause_s") else 0.0
-        history = ours.whole("history_tokens", maximum=prompt_tokens) if _given(ours, "history_tokens") else WHOLE
-        after = requests.turns.before(ours, None, waits_for)
+        most = prompt_tokens + image_tokens
+        history = ours.whole("history_tokens", maximum=most) if _given(ours, "history_tokens") else WHOLE
         requests.turns.add(after, pause_s, history, name=name, session=None, names=waits_for)
+
+
+def _images(
+    requests: RequestCollector, row: SourceRow, prompt_tokens: int, prefix_tokens: int, after: int, images: ImageColumn
+) -> tuple[list[Image], int]:
+    """Return the images of a request, and the tokens that they add to its `prompt_tokens` tokens of text.
+
+    A turn has the images of its history, which the turn `after` has, and those of its own line behind that.
+    """
+    if after == NONE:
+        return images.read(row, prompt_tokens, prefix_tokens)
+    before, repeated = requests.images[after], requests.prompt_tokens[after] + requests.output_tokens[after]
+    if _given(row, "history_tokens"):
+        repeated = row.whole("history_tokens")
+    there = sum(image.size.tokens for image in before if image.place < repeated)
+    repeated = min(repeated, prompt_tokens + there)
+    listed, added = images.read_turn(row, prompt_tokens + there - repeated, 0, before, repeated)
+    return listed, there + added
 
 
 def _seconds(row: SourceRow, name: str) -> float:

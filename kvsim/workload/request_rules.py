@@ -87,8 +87,6 @@ def check_rows(workload: _WorkloadColumns) -> None:
 def _check_images(workload: _WorkloadColumns, images: Images) -> None:
     """Check the images, and that no other column describes prompts whose length depends on the model."""
     images.check(workload.prompt_tokens, workload.prefix_tokens, workload.ids)
-    if workload.turns is not None:
-        raise UsageError("kvsim knows no images in turns of sessions; leave out the images, or the turns.")
     is_described = workload.prompt_token_ids is not None or len(workload.prompt_hashes.values) > 0
     if is_described and images.in_pixels.any():
         raise UsageError("prompts with token ids or hashes state the tokens of their images; give those, not pixels.")

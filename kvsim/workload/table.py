@@ -13,6 +13,7 @@ import numpy as np
 
 from kvsim.errors import UsageError
 from kvsim.workload.columns import MAX_TOKENS, Numbered, Ragged, float_column, frozen, int_column
+from kvsim.workload.image_histories import check_histories, history_with_tokens, replace_history, with_histories
 from kvsim.workload.images import Images
 from kvsim.workload.request import Request, SharedPrefix
 from kvsim.workload.request_rules import SCALAR_COLUMNS, check_rows
@@ -155,7 +156,10 @@ class Workload:
         check_rows(self)
         turns = self.turns
         if turns is not None:
-            self._set(turns=turns.checked(self), arrival_s=turns.earliest_s(self.arrival_s))
+            turns = turns.checked(self)
+            self._set(turns=turns, arrival_s=turns.earliest_s(self.arrival_s))
+            if self.images is not None:
+                check_histories(self.images, turns, self.ids)
         order = _in_order(self.arrival_s, turns)
         if order is not None:
             self._set(**self._rows(order))
@@ -273,16 +277,24 @@ class Workload:
     def with_images(self, share: ImageShare, seed: int) -> Workload:
         """Return the requests with generated images between the shared prefix and the rest of each prompt.
 
+        Each turn of a session gets images behind its history, and has those of its history, too.
+
         Raises:
             UsageError: the requests have images, or token ids or hashes that do not cover generated images.
         """
         if self.images is not None or self.prompt_token_ids is not None or len(self.prompt_hashes.values):
             raise UsageError("images are drawn for prompts whose contents are not known; these have token ids, hashes "
                              "or images of their own.")  # fmt: skip
-        images = share.draw(self.prefix_tokens, seed)
+        said, turns = f"{self.description}; {share}", self.turns
+        if turns is None:
+            images = share.draw(self.prefix_tokens, seed)
+        else:
+            new = share.draw(np.where(turns.after < 0, self.prefix_tokens, turns.history_tokens), seed)
+            whole = (self.prompt_tokens.astype(np.int64) + self.output_tokens)[turns.after]
+            images, before = with_histories(new, turns, whole)
+            turns = replace_history(turns, turns.history_tokens + before)
         added = np.diff(np.concatenate(([0], np.cumsum(images.tokens)))[images.offsets])
-        said = f"{self.description}; {share}"
-        return replace(self, prompt_tokens=self.prompt_tokens + added, images=images, description=said)
+        return replace(self, prompt_tokens=self.prompt_tokens + added, images=images, turns=turns, description=said)
 
     def with_image_tokens(self, tokens_of: Callable[[int, int], int]) -> Workload:
         """Return the requests with the tokens of all images that are given in pixels added to their prompts.
@@ -292,7 +304,8 @@ class Workload:
         if self.images is None or not self.images.in_pixels.any():
             return self
         images, added = self.images.measured(tokens_of)
-        return replace(self, prompt_tokens=self.prompt_tokens + added, images=images)
+        turns = None if self.turns is None else history_with_tokens(self.images, images, self.turns)
+        return replace(self, prompt_tokens=self.prompt_tokens + added, images=images, turns=turns)
 
     def cut(self, max_model_len: int) -> Workload:
         """Return the requests, shortened so that a server with this `max_model_len` can serve all.

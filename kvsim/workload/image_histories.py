@@ -1,0 +1,70 @@
+"""Images in turns of sessions: a prompt begins with that of the turn before, so it has the images of that turn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvsim.errors import UsageError, WorkloadError, shortened
+from kvsim.workload.images import MARKS, Images
+from kvsim.workload.turns import Turns
+
+if TYPE_CHECKING:
+    from kvsim.workload.columns import Int64Array
+    from kvsim.workload.images import Image
+
+
+def check_histories(images: Images, turns: Turns, ids: Sequence[str]) -> None:
+    """Check that the history of each turn has the images that the turn before has there.
+
+    Raises:
+        WorkloadError: it has not; the message names the first such request.
+    """
+    for row in np.flatnonzero(turns.after >= 0).tolist():
+        after, history = int(turns.after[row]), int(turns.history_tokens[row])
+        found, expected = (_before(images[each], history) for each in (row, after))
+        if found != expected or any(image.place + image.size.tokens > history for image in found):
+            raise WorkloadError(
+                f"request {shortened(ids[row])} (row {row}): its history of {history:,} tokens should have the images "
+                f"of request {shortened(ids[after])}, each as a whole at the same place."
+            )
+
+
+def _before(images: Sequence[Image], end: int) -> list[Image]:
+    return [image for image in images if image.place < end]
+
+
+def with_histories(new: Images, turns: Turns, whole: Int64Array) -> tuple[Images, Int64Array]:
+    """Return the images of all prompts, where each turn has the images of the turns before and `new` ones.
+
+    Also return the tokens that the images before its new ones add to each prompt: int64[n]. `new` has the places in
+    prompts without images; `whole` has the tokens of the prompt and the answer of the turn before, without images.
+
+    Raises:
+        UsageError: a turn repeats a part of the turn before, or comes before it.
+    """
+    later = turns.after >= 0
+    if (turns.history_tokens[later] != whole[later]).any() or (turns.after >= np.arange(len(turns))).any():
+        raise UsageError("images are drawn for sessions whose turns repeat all of the turn before, in this order.")
+    rows: list[list[Image]] = []
+    before = np.zeros(len(turns), np.int64)
+    for row, after in enumerate(turns.after.tolist()):
+        history = rows[after] if after >= 0 else []
+        before[row] = sum(image.size.tokens for image in history)
+        own = [image._replace(place=image.place + int(before[row])) for image in new[row]]
+        rows.append([*history, *own])
+    return Images.from_rows(rows), before
+
+
+def history_with_tokens(images: Images, measured: Images, turns: Turns) -> Turns:
+    """Return `turns` with the tokens that images in pixels add to their histories, as in the `measured` images."""
+    in_history = images.in_pixels & (images.place < turns.history_tokens[images.row])
+    added = np.bincount(images.row[in_history], measured.tokens[in_history] + MARKS, len(turns)).astype(np.int64)
+    return replace_history(turns, turns.history_tokens + added)
+
+
+def replace_history(turns: Turns, history_tokens: Int64Array) -> Turns:
+    """Return `turns` with other numbers of tokens in their histories: int64[n]."""
+    return Turns(after=turns.after, pause_s=turns.pause_s, history_tokens=history_tokens, also_after=turns.also_after)
