@@ -68,9 +68,9 @@ class Translation:
     """Arguments of a kvsim command, and the flags of the server that have no counterpart."""
 
     arguments: list[str] = field(default_factory=list)
-    passed: list[str] = field(default_factory=list)
+    irrelevant: list[str] = field(default_factory=list)
     """Flags without a meaning for memory or time in this command."""
-    unfollowed: dict[str, str] = field(default_factory=dict)
+    unmodelled: dict[str, str] = field(default_factory=dict)
     """Flags that change memory or time in a way that kvsim does not model, and the reason."""
     dropped: dict[str, str] = field(default_factory=dict)
     """Flags that vLLM no longer has, and the release that dropped each; empty if unknown."""
@@ -94,14 +94,14 @@ class ServedCommand(SectionedCommand):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the flags of a server before those of kvsim, so that the latter win."""
         given, line = _split(args)
-        given = self.own_arguments(ctx, given)
+        given = self.kvsim_arguments(ctx, given)
         if line is not None:
             translation = translate(line, {name: option for option in self.params for name in _spellings(option)})
             _report(line, translation)
             given = [*translation.arguments, *given]
         return super().parse_args(ctx, given)
 
-    def own_arguments(self, ctx: click.Context, args: list[str]) -> list[str]:  # noqa: ARG002  for subclasses
+    def kvsim_arguments(self, ctx: click.Context, args: list[str]) -> list[str]:  # noqa: ARG002  for subclasses
         """Return the arguments that are not of a server's line, as click is to parse them."""
         return args
 
@@ -287,32 +287,34 @@ def _tables() -> dict[str, dict[str, dict[str, str]]]:
 
 def translate(line: ServerLine, known: Mapping[str, click.Parameter]) -> Translation:
     """Translate a server's line for a command with the flags `known`."""
-    found, table = Translation(), _tables()[line.server]
+    translation, table = Translation(), _tables()[line.server]
     if line.server == "vllm" and "--defaults" in known:
-        found.arguments += ["--defaults", "server"]
+        translation.arguments += ["--defaults", "server"]
     if line.release and "--vllm" in known:
-        found.arguments += ["--vllm", line.release]
+        translation.arguments += ["--vllm", line.release]
     if line.server == "sglang" and "radix" in getattr(getattr(known.get("--policy"), "type", None), "choices", ()):
-        found.arguments += ["--policy", "radix"]
+        translation.arguments += ["--policy", "radix"]
     for written, given in _flags(line.words, known, table["same"]):
         flag = _whole_flag(written, {*table["same"], *table["matters"]}) if line.server == "sglang" else written
         name = table["same"].get(flag, flag)
         values = [table.get("values", {}).get(f"{flag} {value}", value) for value in given]
         if flag in table["dropped"]:
-            found.dropped[flag] = table["dropped"][flag]
+            translation.dropped[flag] = table["dropped"][flag]
         elif name == "--kv-cache-memory-bytes" and values and "--kv-gib" in known:
-            found.arguments += ["--kv-gib", f"{_whole_number(flag, values[0]) / (1 << 30):.9g}"]
+            translation.arguments += ["--kv-gib", f"{_whole_number(flag, values[0]) / (1 << 30):.9g}"]
         elif flag == "--dtype" and values and values[0] in ("float32", "float"):
-            found.unfollowed[flag] = "weights of four bytes are not modelled"
+            translation.unmodelled[flag] = "weights of four bytes are not modelled"
         elif name == "--quantization" and values and values[0] in _STATED_IN_CHECKPOINT:
-            found.unfollowed[flag] = f"the bits of {values[0]} are those of the checkpoint: its name or config.json"
+            translation.unmodelled[flag] = (
+                f"the bits of {values[0]} are those of the checkpoint: its name or config.json"
+            )
         elif name in known and flag not in _OTHER_MEANING:
-            found.arguments += _arguments(flag, name, values, known[name])
+            translation.arguments += _arguments(flag, name, values, known[name])
         elif flag in table["matters"]:
-            found.unfollowed[flag] = table["matters"][flag]
+            translation.unmodelled[flag] = table["matters"][flag]
         else:
-            found.passed.append(flag)
-    return found
+            translation.irrelevant.append(flag)
+    return translation
 
 
 def _flags(
@@ -381,11 +383,12 @@ def _report(line: ServerLine, translation: Translation) -> None:
     """Print on standard error which flags are used, and why each of the others is not."""
     taken = shlex.join(translation.arguments)
     echo(f"Taken from the server's command line: {taken or 'nothing'}.", err=True)
-    for flag, why in translation.unfollowed.items():
+    for flag, why in translation.unmodelled.items():
         echo(f"Not followed: {flag}; {why}.", err=True)
     for flag, release in translation.dropped.items():
         when = f"since {release}" if release else "in the releases that kvsim follows"
         echo(f"Passed over: {flag}, which vLLM does not have {when}.", err=True)
-    if translation.passed:
+    if translation.irrelevant:
         where = "for memory or time" if line.server else ""
-        echo(f"Passed over, without a meaning here {where}: {' '.join(dict.fromkeys(translation.passed))}.", err=True)
+        flags = " ".join(dict.fromkeys(translation.irrelevant))
+        echo(f"Passed over, without a meaning here {where}: {flags}.", err=True)

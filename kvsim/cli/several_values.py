@@ -38,7 +38,7 @@ def several_values(context: click.Context) -> SeveralValues | None:
 class ComparingCommand(ServedCommand):
     """Command in which one flag may have several values; a switch has the values on and off."""
 
-    def own_arguments(self, ctx: click.Context, args: Sequence[str]) -> list[str]:
+    def kvsim_arguments(self, ctx: click.Context, args: Sequence[str]) -> list[str]:
         """Return `args` with one value for each flag; `several_values` returns all values.
 
         Raises:

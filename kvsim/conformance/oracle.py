@@ -143,7 +143,7 @@ class OracleRun:
         self._copies = CopyEngine(workload) if workload.cache.kv_offloading_size else None
         self.transfers = TransferEngine(workload, lease) if workload.connector is not None else None
         """Transfers with a store or another server; None without a connector."""
-        self._flying: deque[tuple[int, list[int], list[int]]] = deque()
+        self._pending: deque[tuple[int, list[int], list[int]]] = deque()
         """Steps in flight: number, sequences in the batch, sequences that get an output."""
         self._unsent: list[str] = []
         """Names of requests that have left since the last scheduler call; vLLM sends them to its workers with it."""
@@ -181,13 +181,13 @@ class OracleRun:
 
     def has_work(self) -> bool:
         """Tell whether another engine call is due."""
-        return bool(self._flying) or self._driver.has_work()
+        return bool(self._pending) or self._driver.has_work()
 
     def step(self) -> Iterator[dict[str, Any]]:
         """Yield the records of one engine call: the step that it schedules, and the output that it processes."""
-        driver, state, flying = self._driver, self._state, self._flying
+        driver, state, pending = self._driver, self._state, self._pending
         while True:
-            before = self._outputs_due(*flying[0][1:]) if flying else {}
+            before = self._outputs_due(*pending[0][1:]) if pending else {}
             groups = range(driver.engine.settings.num_groups)
             self._lengths = {
                 number: {group: len(driver.blocks(number, group)) for group in groups} for number in driver.running()
@@ -196,9 +196,9 @@ class OracleRun:
             moment = driver.next_moment()
             self._count_changes()
             if moment == SCHEDULED:
-                flying.append((self._num_steps, list(driver.batch()), driver.emitting()))
+                pending.append((self._num_steps, list(driver.batch()), driver.emitting()))
                 yield self._scheduled()
-            elif flying:
+            elif pending:
                 yield self._updated(before, num_ended)
             if not state.awaiting:
                 return
@@ -225,7 +225,7 @@ class OracleRun:
             num_ended: number of requests that had ended before the output was processed.
         """
         driver, state = self._driver, self._state
-        step, batch, _ = self._flying.popleft()
+        step, batch, _ = self._pending.popleft()
         proposed = () if self._workload.scheduler.async_scheduling else [self._name(each) for each in batch]
         ended = [int(driver.engine.lines[index].ended) for index in range(num_ended, state.num_ended)]
         self._unsent += [self._name(number) for number in ended]
