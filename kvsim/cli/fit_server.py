@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from kvsim.cli.fleet_flags import ONE_SERVER, FleetFlags
 from kvsim.cli.options import settings_from
-from kvsim.errors import UsageError
+from kvsim.errors import BudgetError, UsageError
 from kvsim.policies import Paged, Radix
 
 if TYPE_CHECKING:
@@ -48,7 +49,11 @@ def server_of(flags: dict[str, Any], fleet: FleetFlags = ONE_SERVER, meta: Meta 
         UsageError: a flag is invalid, or kvsim fit does not search servers with it.
     """
     _check_searched(flags)
-    return _sglang_server(flags, fleet, meta) if flags["policy"] == Radix.name else _vllm_server(flags, fleet, meta)
+    server_from = _sglang_server if flags["policy"] == Radix.name else _vllm_server
+    server = server_from(flags, fleet, meta)
+    with suppress(BudgetError):  # which is an answer, not a wrong flag
+        server.machine()
+    return server
 
 
 def _vllm_server(flags: dict[str, Any], fleet: FleetFlags, meta: Meta | None) -> Server:

@@ -5,6 +5,8 @@ vLLM can convert 16-bit weights to fp8 while loading. Every other weight format 
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -57,6 +59,19 @@ def checkpoint_of(model: Model, named: str) -> tuple[str, list[str]] | None:
     if stored is None and wanted is not None and wanted.method == _ONLINE:
         return name, ["--quantization", _ONLINE]
     return _sibling(model)
+
+
+def command_of(program: Sequence[str], model: Model, named: str, settings: Sequence[str]) -> str:
+    """Return the command of `program` that serves `model`, or the missing checkpoint if none is known.
+
+    `named` is the user's name for the model; empty for the model's own.
+    """
+    found, hub = checkpoint_of(model, named), hub_name(named or model.name)
+    if found is None and model.quantization is not None:
+        name = f"{hub} with {model.quantization.method} weights"
+        return f"a checkpoint of {name} is needed, served with {shlex.join(settings)}"
+    name, stored = found or (hub, [])
+    return shlex.join([*program, name, *settings, *stored])
 
 
 def _sibling(model: Model) -> tuple[str, list[str]] | None:

@@ -142,6 +142,15 @@ def check_replicas(number: int) -> None:
         raise UsageError(f"replicas should be at least 1, not {number}.")
 
 
+def short_words(server: SearchedServer) -> str:
+    """Describe the GPUs, the model and two limits of a server."""
+    several = f"{server.replicas} of " if server.replicas > 1 else ""
+    each = server.num_gpus // server.replicas
+    gpus = f"{each}x{server.gpu.name}" if each > 1 else server.gpu.name
+    limits = ", ".join(f"{name} {value:,}" for name, value in (server.batch_limit, server.length_limit))
+    return f"{several}{gpus}/{server.name or server.model.name}, {limits}"
+
+
 def fleet_words(replicas: int) -> str:
     """Describe equal servers; empty for one server."""
     return f"{replicas} servers behind one queue" if replicas > 1 else ""

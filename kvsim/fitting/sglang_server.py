@@ -6,15 +6,14 @@ host and kernels, because SGLang's own pace was not measured.
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Self
 
 from kvsim.engine.radix.request_rows import RADIX
 from kvsim.errors import BudgetError, UsageError
-from kvsim.fitting.checkpoint import checkpoint_of, hub_name
-from kvsim.fitting.searched_server import NamedLimit, check_replicas, fleet_words
+from kvsim.fitting.checkpoint import checkpoint_of, command_of
+from kvsim.fitting.searched_server import NamedLimit, check_replicas, fleet_words, short_words
 from kvsim.hardware import Gpu
 from kvsim.kv_groups.sglang_pools import SlotLayers
 from kvsim.machines import step_times
@@ -97,11 +96,7 @@ class SGLangServer(SGLangSettings):
         SGLangSettings.__post_init__(self)
 
     def __repr__(self) -> str:
-        several = f"{self.replicas} of " if self.replicas > 1 else ""
-        each = self.num_gpus // self.replicas
-        gpus = f"{each}x{self.gpu.name}" if each > 1 else self.gpu.name
-        limits = f"max_running_requests {self.max_running_requests:,}, context_length {self.context_length:,}"
-        return f"<SGLangServer: {several}{gpus}/{self.name or self.model.name}, {limits}>"
+        return f"<SGLangServer: {short_words(self)}>"
 
     @property
     def apart(self) -> None:
@@ -236,13 +231,8 @@ class SGLangServer(SGLangSettings):
 
     def flags(self) -> str:
         """Return the command that starts one replica, or the missing checkpoint if none is known."""
-        model, found = self.model, checkpoint_of(self.model, self.name)
-        if found is None and model.quantization is not None:
-            name = f"{hub_name(self.name or model.name)} with {model.quantization.method} weights"
-            return f"a checkpoint of {name} is needed, served with {shlex.join(self._arguments())}"
-        name, stored = found or (hub_name(self.name or model.name), [])
-        command = ["python", "-m", "sglang.launch_server", "--model-path", name, *self._arguments(), *stored]
-        return " ".join([*self._environment(), shlex.join(command)])
+        program = [*self._environment(), "python", "-m", "sglang.launch_server", "--model-path"]
+        return command_of(program, self.model, self.name, self._arguments())
 
     def _arguments(self) -> list[str]:
         """Return the arguments of the limits, and of everything that differs from SGLang's defaults."""

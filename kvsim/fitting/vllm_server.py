@@ -8,7 +8,6 @@ amount.
 from __future__ import annotations
 
 import json
-import shlex
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Self
@@ -16,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Self
 from kvsim.engine.host.tiered import TIERED
 from kvsim.engine.paged.kv_cache import PAGED
 from kvsim.errors import BudgetError
-from kvsim.fitting.checkpoint import checkpoint_of, hub_name
-from kvsim.fitting.searched_server import NamedLimit, check_replicas, fleet_words
+from kvsim.fitting.checkpoint import checkpoint_of, command_of
+from kvsim.fitting.searched_server import NamedLimit, check_replicas, fleet_words, short_words
 from kvsim.hardware import Gpu
 from kvsim.kv_groups import CacheSettings, cache_layout
 from kvsim.kv_groups.specs import smallest_block
@@ -89,11 +88,7 @@ class Server(ContinuousSettings):
             object.__setattr__(self, name, limit)
 
     def __repr__(self) -> str:
-        several = f"{self.replicas} of " if self.replicas > 1 else ""
-        each = self.num_gpus // self.replicas
-        gpus = f"{each}x{self.gpu.name}" if each > 1 else self.gpu.name
-        limits = f"max_num_seqs {self.max_num_seqs:,}, max_model_len {self.max_model_len:,}"
-        return f"<Server: {several}{gpus}/{self.name or self.model.name}, {limits}>"
+        return f"<Server: {short_words(self)}>"
 
     @property
     def num_gpus(self) -> int:
@@ -231,12 +226,7 @@ class Server(ContinuousSettings):
 
     def flags(self) -> str:
         """Return the command that starts one replica, or the missing checkpoint if none is known."""
-        model, found = self.model, checkpoint_of(self.model, self.name)
-        if found is None and model.quantization is not None:
-            name = f"{hub_name(self.name or model.name)} with {model.quantization.method} weights"
-            return f"a checkpoint of {name} is needed, served with {shlex.join(self._settings())}"
-        name, stored = found or (hub_name(self.name or model.name), [])
-        return shlex.join(["vllm", "serve", name, *self._settings(), *stored])
+        return command_of(["vllm", "serve"], self.model, self.name, self._settings())
 
     def _settings(self) -> list[str]:
         """Return the flags of the limits, and of everything that differs from vLLM's defaults."""

@@ -70,6 +70,7 @@ def test_a_growing_load_needs_more_servers(type_command: Run) -> None:
         (("--users", "999999", "--num-requests", "4"), "--users should be smaller: those of one server, not of a"),
         (("--rate", "3", "--think-time", "1"), "--think-time is for users in a closed loop; give --users as well"),
         (("--users", "2", "--swap-gib", "3"), "--swap-gib is not searched by kvsim fit"),
+        (("--users", "2", "--profile", "nonsense"), "there is no profile 'nonsense'"),
         (("--users", "2", "--tpot-p99", "-1"), "--tpot-p99 should be a positive number of seconds"),
         (("--users", "2", "--reserve", "max"), "--reserve has no effect with --policy paged"),
     ],

@@ -43,6 +43,7 @@ def test_the_answer_on_the_command_line_has_the_form_of_vllms(type_command: Run)
         (("--prefill", "1", "--decode", "1"), "prefill and decode servers of SGLang are not modelled"),
         (("--data-parallel-size", "2"), "--data-parallel-size is not searched by kvsim fit; give --replicas."),
         (("--speculative-config", "{}"), "--speculative-config has no effect with --policy radix"),
+        (("--profile", "nonsense"), "there is no profile 'nonsense'"),
         (("--page-size", "3"), "no multiple of --page-size 3"),
         (("--max-model-len", "99999"), "does not serve meta-llama/Meta-Llama-3-8B with --context-length 99999"),
         (("--model", "Qwen3-Next-80B-A3B-Instruct"), "keeps recurrent states, which kvsim does not follow in SGLang"),
