@@ -8,7 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kvsim.engine.arrays import Numbers, Records
+import numpy as np
+
+from kvsim.engine.arrays import Numbers, Records, make, make_one, numbers
 from kvsim.engine.records import Small
 
 
@@ -51,3 +53,13 @@ class ExternalKV(NamedTuple):
     """Sequences that load or were admitted with a part of their prompt, so blocks for the rest are reserved."""
     deferred: Numbers
     """Sequences that have no tables any more, but whose blocks are not free yet, in order."""
+
+
+def external_kv(size: int, *, compiled: bool) -> ExternalKV:
+    """Return the records for `size` sequences."""
+    return ExternalKV(
+        state=make_one(ExternalState, compiled=compiled),
+        sequences=make(ExternalSequence, size + 1, compiled=compiled),
+        prefilling=numbers(np.zeros(size, np.int64), compiled=compiled),
+        deferred=numbers(np.zeros(size, np.int64), compiled=compiled),
+    )

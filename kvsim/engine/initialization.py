@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,12 +16,10 @@ from kvsim.engine import records, scheduler
 from kvsim.engine.arrays import Numbers, Records, fill, make, make_growing, make_one, numbers
 from kvsim.engine.coefficients import step_times
 from kvsim.engine.connector import connected, connector_initialization, disaggregated
-from kvsim.engine.connector_records import ConnectorTables
 from kvsim.engine.custom import custom_memory
 from kvsim.engine.encoder_records import encoder_cache
-from kvsim.engine.external_records import ExternalKV, ExternalSequence, ExternalState
+from kvsim.engine.external_records import external_kv
 from kvsim.engine.host import host_initialization, tiered
-from kvsim.engine.host_tier import HostTier
 from kvsim.engine.known_requests import Demand
 from kvsim.engine.memory import MemoryManager
 from kvsim.engine.paged import kv_cache
@@ -194,11 +192,7 @@ class EnginePlan:
             blocks=_blocks(self.num_units if room.has_blocks else 0, self.initial_free, compiled=compiled),
             readers=records_of(records.Readers, self.num_units + 1 if settings.has_windows else 0),
             buckets=records_of(records.Bucket, _num_buckets(demand, policy, self.num_units)),
-            external=self._external(compiled=compiled),
-            host=self._host_tier(compiled=compiled),
-            encoder=encoder_cache(self.encoding, batch, FIRST_ROWS, records=self.records_memory, compiled=compiled),
-            connector=self._connector(compiled=compiled),
-            radix=self._radix(settings.most_in_flight, room.memory_rows, compiled=compiled),
+            **self._optional_parts(settings, room, compiled=compiled),
             holes=records_of(records.Hole, room.num_holes),
             rectangle=make_one(records.Rectangle, compiled=compiled),
             first_uses=_first_uses(demand, policy, compiled=compiled),
@@ -274,51 +268,27 @@ class EnginePlan:
         settings.leaves_alone = not self.rules and _leaves_alone(settings)
         return settings
 
-    def _radix(self, most_in_flight: int, most_memory_rows: int, *, compiled: bool) -> Any:
-        """Return SGLang's cache and scheduler, empty where another server is simulated."""
-        if not isinstance(self.policy, Radix):
-            return ()
-        return radix_initialization.radix(
-            self.policy, self.demand, self.num_units, most_in_flight, most_memory_rows,
-            windows=(self.num_window_units, self.window_tokens), hicache=self.hicache,
-            reports=self.reports, compiled=compiled,
-        )  # fmt: skip
-
-    def _external(self, *, compiled: bool) -> ExternalKV:
-        """Return the records of loads and of blocks freed late, empty where KV never comes from elsewhere."""
-        if self.connector is None and not host_initialization.has_offload(self.policy):
-            return cast("ExternalKV", ())
-        size = len(self.demand.prompt)
-        return ExternalKV(
-            state=make_one(ExternalState, compiled=compiled),
-            sequences=make(ExternalSequence, size + 1, compiled=compiled),
-            prefilling=numbers(np.zeros(size, np.int64), compiled=compiled),
-            deferred=numbers(np.zeros(size, np.int64), compiled=compiled),
-        )
-
-    def _connector(self, *, compiled: bool) -> ConnectorTables:
-        """Return the KV connector, empty where there is none."""
-        return connector_initialization.connector_tables(
-            self.connector,
-            self.policy,
-            self.num_units,
-            len(self.demand.prompt),
-            self.unit_bytes,
-            compiled=compiled,
-        )
-
-    def _host_tier(self, *, compiled: bool) -> HostTier:
-        """Return the second tier, empty where nothing is offloaded."""
-        return host_initialization.host_tier(
-            self.policy,
-            self.num_units,
-            len(self.demand.prompt),
-            self.unit_bytes,
-            self.num_gpus,
-            num_layers=self.num_layers,
-            is_timed=self.copies_are_timed,
-            compiled=compiled,
-        )
+    def _optional_parts(self, settings: records.Settings, room: _Room, *, compiled: bool) -> dict[str, Any]:
+        """Return the parts that most engines leave empty: the encoder cache, and what single kinds of memory need."""
+        policy, num_units = self.policy, self.num_units
+        sizes = (num_units, len(self.demand.prompt), self.unit_bytes)
+        has_external = self.connector is not None or host_initialization.has_offload(policy)
+        return {
+            "external": external_kv(len(self.demand.prompt), compiled=compiled) if has_external else (),
+            "host": host_initialization.host_tier(
+                policy, *sizes, self.num_gpus, num_layers=self.num_layers, is_timed=self.copies_are_timed,
+                compiled=compiled,
+            ),
+            "connector": connector_initialization.connector_tables(self.connector, policy, *sizes, compiled=compiled),
+            "radix": radix_initialization.radix(
+                policy, self.demand, num_units, settings.most_in_flight, room.memory_rows,
+                windows=(self.num_window_units, self.window_tokens), hicache=self.hicache, reports=self.reports,
+                compiled=compiled,
+            ) if isinstance(policy, Radix) else (),
+            "encoder": encoder_cache(
+                self.encoding, room.batch, FIRST_ROWS, records=self.records_memory, compiled=compiled
+            ),
+        }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

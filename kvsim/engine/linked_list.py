@@ -15,21 +15,13 @@ HEAD = 0
 @part
 def push_front(records: Records[Linked], index: int) -> None:
     """Insert record `index` at the front."""
-    first = records[HEAD].next
-    records[index].previous = HEAD
-    records[index].next = first
-    records[first].previous = index
-    records[HEAD].next = index
+    insert_before(records, records[HEAD].next, index)
 
 
 @part
 def push_back(records: Records[Linked], index: int) -> None:
     """Append record `index`."""
-    last = records[HEAD].previous
-    records[index].previous = last
-    records[index].next = HEAD
-    records[last].next = index
-    records[HEAD].previous = index
+    insert_before(records, HEAD, index)
 
 
 @part

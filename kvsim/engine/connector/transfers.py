@@ -7,8 +7,7 @@ meanwhile.
 
 from __future__ import annotations
 
-import math
-
+from kvsim.engine import clock
 from kvsim.engine.connector import connected
 from kvsim.engine.machine_code.compiled import part
 from kvsim.engine.paged import external_kv
@@ -71,9 +70,7 @@ def pass_time(engine: Engine, until_s: float) -> None:
     connector.state.is_asleep = False
     if not external_kv.is_settled(engine) or connector.state.num_reports > 0:
         return
-    next_s = math.inf
-    if state.num_arrived < state.num_submitted:
-        next_s = engine.times[engine.lines[state.num_arrived].arrived].arrival_s
+    next_s = clock.next_arrival_s(engine)
     for index in range(connector.state.num_live):
         next_s = min(next_s, connector.transfers[connector.live[index]].done_s)
     if next_s < until_s:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 
+from kvsim.engine import clock
 from kvsim.engine.host.host_jobs import report
 from kvsim.engine.host_tier import NO_JOB
 from kvsim.engine.machine_code.compiled import part
@@ -90,9 +91,7 @@ def pass_time(engine: Engine, until_s: float) -> None:
     if not external_kv.is_settled(engine):
         return
     engine.external.state.num_settled_calls = 0
-    next_s = until_s
-    if state.num_arrived < state.num_submitted:
-        next_s = min(next_s, engine.times[engine.lines[state.num_arrived].arrived].arrival_s)
+    next_s = min(until_s, clock.next_arrival_s(engine))
     job = host.jobs[NO_JOB].next
     while job != NO_JOB:
         next_s = min(next_s, host.jobs[job].done_s)
