@@ -159,7 +159,7 @@ def test_what_vllm_refuses_is_refused_with_its_reason(told: object, words: str) 
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"vllm": "0.30.0"}, "knows speculative decoding of vLLM 0.25 and 0.33, not that of 0.30.0"),
+        ({"vllm": "0.30.0"}, "knows speculative decoding of vLLM 0.25 and 0.33, not of 0.30.0"),
         ({"vllm": "0.25.1", "async_scheduling": True}, "does not schedule ahead with drafts of the method 'ngram'"),
         ({"acceptance": "0.5,0.6"}, "should not rise from position to position"),
         ({"acceptance": "0.5,0.4,0.3"}, "acceptance names 3 positions, and 2 tokens are drafted"),
