@@ -1,7 +1,7 @@
 """Settings as dataclass fields, each declared once for the command line, Python, recordings and the reference.
 
-From `block_size: int = setting(16, "Tokens per block.", "--block-size")` follow the flag and its help
-(`kvsim.cli.options`), the keyword in Python, the column of a sweep, the field in a recording's `meta.json` and the row
+`block_size: int = setting(16, "Tokens per block.", "--block-size")` declares the flag and its help
+(`kvsim.cli.options`), the keyword in Python, the column of a sweep, the field in a recording's `meta.json`, and the row
 in `docs/reference/settings.md`.
 """
 
@@ -22,11 +22,11 @@ class Setting:
     """Metadata of a dataclass field that is a setting."""
 
     help: str
-    """A sentence for the help and the reference, with its unit."""
+    """Description for the help and the reference, with the unit."""
     flags: tuple[str, ...] = ()
-    """Spellings on the command line, as click reads them; empty: no flag.
+    """Spellings of the flag, in the syntax of click; empty for a setting without a flag.
 
-    The flag of a switch sets the opposite of the default; "--x/--no-x" is a pair of flags.
+    A flag without a value sets the opposite of the default; "--x/--no-x" is a pair of flags.
     """
     unit: str | None = None
     """Placeholder of the value in the help, such as TOKENS."""
@@ -35,7 +35,7 @@ class Setting:
     shown: str | None = None
     """Text for the default in the help; None to show the value itself."""
     choices: Mapping[str, Any] | None = None
-    """Words that the flag accepts, and their values; None for the members of an enumeration, or for any value."""
+    """Words that the flag accepts, and their values. None accepts the members of an enumeration, or any other value."""
     requires: str = ""
     """Name of a setting without which this one has no effect."""
     since: str = ""
@@ -46,7 +46,7 @@ class Setting:
     below: float | None = None
 
     def check(self, name: str, value: object) -> None:
-        """Check that a number is within the bounds; other values pass.
+        """Check that a number is within the bounds; ignore other values.
 
         Raises:
             UsageError: the number is out of bounds; the message calls it `name`.
@@ -64,7 +64,7 @@ class Setting:
 
 
 def setting(default: Any, help: str, *flags: str, **metadata: Any) -> Any:  # noqa: A002  the word of argparse and click
-    """Declare a dataclass field as a setting; `metadata` are the other fields of `Setting`."""
+    """Declare a dataclass field as a setting; `metadata` has the other fields of `Setting`."""
     declared = Setting(help=help, flags=flags, **metadata)
     if declared.since:
         declared = replace(declared, help=f"{help} From vLLM {declared.since.removesuffix('.0')} on.")
@@ -73,7 +73,7 @@ def setting(default: Any, help: str, *flags: str, **metadata: Any) -> Any:  # no
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declared:
-    """Setting with its name, type and default in one dataclass."""
+    """A setting of a dataclass, with the name, type and default of its field."""
 
     name: str
     kind: type
@@ -113,18 +113,19 @@ def settings_in(kind: Any) -> tuple[Declared, ...]:
 
 
 def check_settings(settings: Any) -> None:
-    """Check every setting of a dataclass against its bounds; replace words by the enumeration members that they name.
+    """Check every setting of a dataclass against its bounds and choices; replace words by the values that they name.
 
     Raises:
-        UsageError: a number is out of bounds, or a word names no choice.
+        UsageError: a number is out of bounds, or a value is not among the choices.
     """
     for each in settings_in(settings.__class__):
         value = getattr(settings, each.name)
         each.setting.check(each.name, value)
-        if issubclass(each.kind, Enum) and not isinstance(value, each.kind):
-            if value not in each.choices:
-                raise UsageError(f"{each.name} should be one of {', '.join(each.choices)}, not {shortened(value)}.")
-            object.__setattr__(settings, each.name, each.choices[value])
+        choices = each.choices
+        if choices and value not in choices.values():
+            if not isinstance(value, str) or value not in choices:
+                raise UsageError(f"{each.name} should be one of {', '.join(choices)}, not {shortened(value)}.")
+            object.__setattr__(settings, each.name, choices[value])
 
 
 def values_of(settings: Any) -> dict[str, Any]:
@@ -133,7 +134,7 @@ def values_of(settings: Any) -> dict[str, Any]:
 
 
 def _plain(annotation: Any) -> type:
-    """Return the type of an annotation, without None; str for types that are no class."""
+    """Return the class of an annotation, without None; str if the annotation is not a class."""
     if isinstance(annotation, UnionType):
         [annotation] = [kind for kind in get_args(annotation) if kind is not type(None)]
     return annotation if isinstance(annotation, type) and annotation is not Any else str

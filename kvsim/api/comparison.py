@@ -1,4 +1,4 @@
-"""Result of a comparison: several policies on equal requests and equal memory."""
+"""Result of `kvsim.compare`: runs of several policies with equal requests and equal memory."""
 
 from __future__ import annotations
 

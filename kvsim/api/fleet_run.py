@@ -1,4 +1,4 @@
-"""Result of a simulated fleet, several servers behind one router: a run for each, and the figures of all together."""
+"""Result of a simulated fleet, several servers with one router: a run for each server, and figures of all together."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class FleetRun(Sequence[Run]):
     """Result of `kvsim.simulate(replicas=...)`: the run of each server, by the number of the server."""
 
     def __init__(self, recordings: Iterable[Recording], fleet: Fleet) -> None:
-        """`recordings` are one for each server; `fleet` has the figures of all servers together."""
+        """`recordings` has one recording for each server; `fleet` has the figures of all servers together."""
         self._runs, self._fleet = tuple(map(Run.of, recordings)), fleet
 
     def __len__(self) -> int:

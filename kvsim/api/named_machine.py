@@ -48,9 +48,9 @@ def machine(
             card made by `kvsim measure`, or a recording with GPU, model and memory.
         model: a listed model, or a `config.json` or its folder; left out if `gpu` names it, as "2xH100/Qwen3-32B".
         engine: engine of the step times: "vllm", "hf-dynamic" or "hf-static".
-        max_num_seqs: most sequences of a step; more leave less memory to the cache. Default: vLLM's on this GPU.
-        max_num_batched_tokens: most tokens of a step; more leave less memory. Default: vLLM's on this GPU.
-        max_model_len: longest sequence in tokens, for policies that do not state it. Default: that of the model.
+        max_num_seqs: largest number of sequences in a step; more leave less memory to the cache. Default: vLLM's.
+        max_num_batched_tokens: largest number of tokens in a step; more leave less memory. Default: vLLM's.
+        max_model_len: longest sequence in tokens, for policies without such a limit. Default: that of the model.
         vllm: release of vLLM whose defaults and memory sizing apply.
         settings: settings of `kvsim.sizing.machine_settings.MachineSettings`, such as `kv_gib`, `num_blocks`,
             `tensor_parallel_size` or `times`, which may also be a custom `kvsim.StepTimeModel`.
@@ -142,9 +142,9 @@ def _kv_bytes(
 def machine_for(
     given: MachineLike | None, source: Recording | None, policy: AnyPolicy | str, vllm: str = DEFAULT
 ) -> Machine:
-    """Return the machine that is given or named; a named one has the step times of the engine that runs `policy`.
+    """Return the given machine, or build the named one with the step times of the engine that runs `policy`.
 
-    Without a given machine, return that of `source`, the recording of the requests, or else `DEFAULT_MACHINE`.
+    If no machine is given, return that of `source`, the recording of the requests, or else `DEFAULT_MACHINE`.
     """
     if isinstance(given, Machine):
         return given

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 def read(recording: RecordingLike) -> Run:
-    """Read the run in a folder, or a named one that comes with kvsim; `kvsim.shipped_names()` lists those.
+    """Read a recorded run: a folder, or the name of a recording that comes with kvsim (`kvsim.shipped_names()`).
 
     Raises:
         UnknownNameError: there is no such folder or name.
@@ -154,7 +154,7 @@ def _equal_servers(
     route_lag_s: float,
     store: PrefixStore | None,
 ) -> Replicas | None:
-    """Return the equal servers behind a router, or the data-parallel ranks of the machine; None for one server."""
+    """Return the equal servers with a router, or the data-parallel ranks of the machine; None for one server."""
     if on.model.data_parallel_size > 1 and store is None and (number is None or number > 0):
         return Replicas.ranks_of(on, policy, number or 1, route, route_lag_s)
     if number is None:

@@ -94,8 +94,7 @@ def command(
     beside one server over as many GPUs, and servers that have all weights.
     """
     several = several_values(context)
-    is_other = ladder or uniform_cache
-    _check_one_comparison(names, several, flags, is_other=is_other, ladder=ladder and uniform_cache)
+    _check_one_comparison(names, several, flags, ladder=ladder, uniform_cache=uniform_cache)
     if output is not None:
         from kvsim.files.overwriting import may_replace
 
@@ -124,13 +123,18 @@ def _compare_policies(
 ) -> None:  # fmt: skip
     scenario = build_scenario(**flags)
     policies, notes = _policies(scenario, names, uniform_cache=uniform_cache)
+    recordings = _simulate(scenario, policies)
+    if output is not None:
+        _write(recordings, output, overwrite=overwrite)
+    _print(scenario, policies, recordings, notes, as_json=as_json)
+
+
+def _simulate(scenario: Scenario, policies: Mapping[str, AnyPolicy]) -> dict[str, Recording]:
     recordings = {}
     for name, policy in policies.items():
         with progress(name) as report:
             recordings[name] = scenario.simulate(policy, progress=report)
-    if output is not None:
-        _write(recordings, output, overwrite=overwrite)
-    _print(scenario, policies, recordings, notes, as_json=as_json)
+    return recordings
 
 
 def _print(
@@ -199,13 +203,18 @@ def _is_fleet(flags: Mapping[str, Any]) -> bool:
 
 
 def _check_one_comparison(
-    names: tuple[str, ...], several: SeveralValues | None, flags: Mapping[str, Any], *, is_other: bool, ladder: bool
+    names: tuple[str, ...],
+    several: SeveralValues | None,
+    flags: Mapping[str, Any],
+    *,
+    ladder: bool,
+    uniform_cache: bool,
 ) -> None:
-    """Check that the flags ask for one comparison; `ladder` tells that both --ladder and --uniform-cache do."""
-    if ladder:
+    """Check that the flags ask for one comparison."""
+    if ladder and uniform_cache:
         raise UsageError("--ladder and --uniform-cache compare different things; give only one.")
     compared = several.flag if several else "--prefill, --decode or --data-parallel-size" if _is_fleet(flags) else ""
-    if is_other and (names or compared):
+    if (ladder or uniform_cache) and (names or compared):
         raise UsageError(
             "--policy, a flag with several values, servers, --ladder and --uniform-cache compare different things; "
             "give one."

@@ -132,7 +132,7 @@ def command(*, source: str, as_json: bool, **flags: Any) -> None:
 def _read(source: str) -> tuple[StartupLog, Meta | None]:
     """Return the memory figures in a file, at an address or in a recording, and the metadata of a recording."""
     from kvsim.diagnosis.startup_log import read_startup_log
-    from kvsim.diagnosis.told_memory import is_page, read_metrics_page, recorded_memory
+    from kvsim.diagnosis.stated_memory import is_page, read_metrics_page, recorded_memory
     from kvsim.live.address import page_of
     from kvsim.live.metrics_feed import page_text
     from kvsim.recording import find, read

@@ -20,11 +20,11 @@ def print_fleet(
     """Print a sentence, the setup and the figures of all servers together, and one line for each server.
 
     Args:
-        meta: provenance of the servers, which are alike.
-        totals: sums over them.
-        summaries: one for each server.
-        requests: which requests were served, and how they were routed, in words.
-        notes: what else a reader of the figures must know.
+        meta: metadata of the servers, which are equal.
+        totals: sums over the servers.
+        summaries: the summary of each server.
+        requests: description of the requests and of their routing.
+        notes: further notes on the figures.
     """
     echo(_sentence(totals))
     print_table("", ["", ""], setting_rows(meta, requests, _servers(totals)))
@@ -49,7 +49,7 @@ def print_fleet(
 
 
 _MOST_SHOWN = 16
-"""Servers that are listed unasked."""
+"""Largest number of servers that are listed without --all."""
 
 
 def _sentence(totals: FleetTotals) -> str:
@@ -75,7 +75,7 @@ def _servers(totals: FleetTotals) -> str:
 
 
 def _name(totals: FleetTotals, number: int) -> str:
-    """Return the name of a server: its number, with its kind where there are two, or with that of the rank."""
+    """Return the name of a server: its number, and its kind or its rank if there are several kinds or ranks."""
     if 1 < totals.num_ranks < totals.num_servers:
         server, rank = divmod(number, totals.num_ranks)
         return f"{server}, rank {rank}"

@@ -98,7 +98,7 @@ replicas_options = with_options(
 
 
 class FleetFlags(NamedTuple):
-    """Number and kind of servers that the flags ask for; the machine of each is not known yet."""
+    """Number and kind of servers that the flags ask for."""
 
     apart: Disaggregation | None
     replicas: int = 1
@@ -122,7 +122,7 @@ ONE_SERVER = FleetFlags(None)
 
 
 def fleet_of(flags: dict[str, Any]) -> FleetFlags:
-    """Remove the flags of several servers from `flags`, and return what they ask for.
+    """Remove the flags of several servers from `flags`, and return the servers that they ask for.
 
     Raises:
         UsageError: flags contradict each other, or a flag lacks another that it needs.

@@ -63,7 +63,11 @@ def load_options(command: Command) -> Command:
 
 
 def check_users(flags: Mapping[str, Any]) -> None:
-    """Raise a UsageError if flags of users are given without --users."""
+    """Check that flags of users are given only with --users.
+
+    Raises:
+        UsageError: a flag of users is given without --users.
+    """
     for flag, name in (("--think-time", "think_s"), ("--spawn-rate", "users_per_s")):
         if flags.get(name) is not None and flags["users"] is None:
             raise UsageError(f"{flag} is for users in a closed loop; give --users as well.")

@@ -138,7 +138,7 @@ def expected_shares(recording: Recording) -> npt.NDArray[np.float64]:
     steps, first, least = recording.steps, settings.first_ratio, settings.least_ratio
     decay = (first - least) / settings.new_token_ratio_decay_steps
     decodes = (steps.prefill_tokens == 0) & (steps.num_scheduled > 0)
-    rests, after = _rests_behind(recording), _after_retractions(recording, settings)
+    is_last, after = _is_last_work(recording), _after_retractions(recording, settings)
     ratios, ratio = np.zeros(len(steps)), first
     for step in range(len(steps)):
         if step in after:
@@ -146,13 +146,13 @@ def expected_shares(recording: Recording) -> npt.NDArray[np.float64]:
         elif decodes[step]:
             ratio = max(ratio - decay, least)
         ratios[step] = ratio
-        if rests[step]:
+        if is_last[step]:
             ratio = first
     return ratios
 
 
-def _rests_behind(recording: Recording) -> npt.NDArray[np.bool_]:
-    """Tell for each step whether no request and no other step was left after it; SGLang then resets the ratio."""
+def _is_last_work(recording: Recording) -> npt.NDArray[np.bool_]:
+    """Tell for each step whether the server was idle after it; SGLang then resets the ratio."""
     requests, steps = recording.requests, recording.steps
     served = requests.status != RequestStatus.REFUSED
     come = np.searchsorted(np.sort(requests.arrival_s[served]), steps.end_s, side="right")
@@ -162,18 +162,18 @@ def _rests_behind(recording: Recording) -> npt.NDArray[np.bool_]:
 
 
 def _after_retractions(recording: Recording, settings: SGLangSettings) -> dict[int, float]:
-    """Return the ratio that each retraction sets, by step: the share of their outputs that the requests left have."""
+    """Return the ratio that each retraction sets, by step: the share of their outputs that remaining requests have."""
     requests, schedule, steps = recording.requests, recording.schedule, recording.steps
     last = schedule.step + schedule.repeats - 1
     found = {}
     for step in np.flatnonzero(steps.preempted > 0).tolist():
         rows = np.flatnonzero((schedule.step <= step) & (last >= step))
         computed = schedule.computed_before[rows] + schedule.tokens[rows] * (step - schedule.step[rows])
-        who = schedule.request[rows]
+        request = schedule.request[rows]
         # With overlapped steps, the output of the previous step is not processed yet.
-        outputs = computed - requests.prompt_tokens[who] + int(settings.disable_overlap_schedule)
+        outputs = computed - requests.prompt_tokens[request] + int(settings.disable_overlap_schedule)
         known = int(outputs.sum()) + settings.retract_decode_steps * len(rows)
-        found[step] = min(1.0, known / (int(requests.max_tokens[who].sum()) + 1))
+        found[step] = min(1.0, known / (int(requests.max_tokens[request].sum()) + 1))
     return found
 
 

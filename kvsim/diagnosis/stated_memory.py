@@ -49,37 +49,38 @@ def read_metrics_page(text: str) -> StartupLog:
     if any(line.startswith(_USAGES) for line in text.splitlines()):
         parse_metrics(text)
     server = "vllm" if any(line.startswith("vllm:") for line in text.splitlines()) else "sglang"
-    told = StartupLog(server=server, source="metrics")
+    log = StartupLog(server=server, source="metrics")
     wanted = (*_GAUGES, "vllm:cache_config_info")
     for number, line in enumerate(text.splitlines(), 1):
         if line.startswith(wanted):
             for sample in samples(line, f"{server}:"):
-                _hear(told, sample, number)
-    return told
+                _add_sample(log, sample, number)
+    return log
 
 
-def _hear(told: StartupLog, sample: Sample, line: int) -> None:
+def _add_sample(log: StartupLog, sample: Sample, line: int) -> None:
+    """Add the figures and settings in one sample of the metrics; the first sample with a figure counts."""
     if name := sample.labels.get("model_name"):
-        told.settings.setdefault("model", name)
+        log.settings.setdefault("model", name)
     if sample.name in _GAUGES and 0 <= sample.value < _MOST:
-        told.figures.setdefault(_GAUGES[sample.name], LoggedFigure(sample.value, line))
+        log.figures.setdefault(_GAUGES[sample.name], LoggedFigure(sample.value, line))
     if sample.name != "vllm:cache_config_info":
         return
     for label, name in _LABELS.items():
         if re.fullmatch(r"[0-9]{1,15}", text := sample.labels.get(label, "")):
-            told.figures.setdefault(name, LoggedFigure(float(text), line))
+            log.figures.setdefault(name, LoggedFigure(float(text), line))
     for label, (name, form) in _SETTINGS.items():
         if re.fullmatch(form, text := sample.labels.get(label, "")):
-            told.settings.setdefault(name, text)
+            log.settings.setdefault(name, text)
 
 
 def recorded_memory(recording: Recording) -> StartupLog:
     """Return the memory figures and settings of a recorded server."""
     meta = recording.meta
-    told = StartupLog(server="vllm", source="recording")
-    told.settings = {name: str(value) for name in _RECORDED if (value := meta.policy.get(name)) is not None}
+    log = StartupLog(server="vllm", source="recording")
+    log.settings = {name: str(value) for name in _RECORDED if (value := meta.policy.get(name)) is not None}
     pool = meta.pool
     if pool.num_units is not None and meta.policy_name == "paged":
-        told.figures["blocks"] = LoggedFigure(pool.num_units + 1)
-        told.figures["pool"] = LoggedFigure((pool.num_units + 1) * pool.bytes_per_unit)
-    return told
+        log.figures["blocks"] = LoggedFigure(pool.num_units + 1)
+        log.figures["pool"] = LoggedFigure((pool.num_units + 1) * pool.bytes_per_unit)
+    return log

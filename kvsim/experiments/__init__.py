@@ -1,10 +1,10 @@
 """Experiments of several runs.
 
-ladder      the same requests served better and better, with one change on every rung
+rungs       ablation: the same requests served in eight ways, each with one more improvement
 bands       sensitivity of figures to the error of the step times
-validation  a recording's requests simulated, beside the measured figures
-sweeps      a grid of settings as one table
-workers     processes that make the runs of a sweep (on_loky, on_dask, on_ray; batches, interrupts)
-fixed_order the most prefix hits that an eviction rule can reach
+validation  simulation of a recording's requests, compared with the measurements
+sweeps      simulations of many settings, as one table
+workers     processes that run simulations in parallel (on_loky, on_dask, on_ray; batches, interrupts)
+fixed_order the largest number of prefix hits that an eviction rule can reach
 upgrades    effect of another release of vLLM on a load
 """

@@ -21,8 +21,8 @@ little work if its worker dies.
 class Batches:
     """Queue of unsent tasks, divided into batches.
 
-    A task is a pair of arguments for the call. The first batches have one task. Once the mean time of a task is known,
-    a batch takes about `_BATCH_S`. Batches shrink towards the end, so that all workers end at about the same time.
+    A task has two arguments for the call. The first batches have one task. Once the mean time of a task is known, a
+    batch takes about `_BATCH_S`. Batches shrink towards the end, so that all workers end at about the same time.
     """
 
     def __init__(self, tasks: Mapping[str, tuple[Any, Any]], num_workers: int) -> None:
@@ -34,7 +34,7 @@ class Batches:
         """Keys of the tasks that were sent and whose results have not arrived."""
 
     def shared(self) -> Iterator[tuple[int, Any]]:
-        """Yield each first argument that several tasks share, with its `id`, so that a cluster receives it once."""
+        """Yield the `id` and the value of each first argument that several tasks share: a cluster receives it once."""
         by_id = [(id(common), common) for _, (common, _) in self._left]
         times = Counter(number for number, _ in by_id)
         yield from ((number, common) for number, common in dict(by_id).items() if times[number] > 1)

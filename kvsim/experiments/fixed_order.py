@@ -36,7 +36,7 @@ class _Blocks(NamedTuple):
 def hits_in_order(
     workload: Workload, num_blocks: int, *, block_size: int = 16, eviction: str = "optimal"
 ) -> npt.NDArray[np.int64]:
-    """Return how many prompt tokens each request finds in the prefix cache if requests are served one at a time.
+    """Return the number of prompt tokens that each request hits in the prefix cache if requests run one at a time.
 
     With "optimal", no eviction rule finds more tokens in total. `kvsim.simulate` with `max_num_seqs` 1 finds the same
     numbers with either rule.
@@ -76,12 +76,12 @@ def _blocks_of(workload: Workload, block_size: int) -> Iterator[_Blocks]:
 
 
 def _optimal(requests: list[_Blocks], num_blocks: int) -> Iterator[int]:
-    """Yield how many blocks each request finds by Belady's rule: the block whose next use is latest is evicted."""
+    """Yield the number of blocks that each request hits with Belady's rule: evict the block whose next use is last."""
     uses: defaultdict[int, list[int]] = defaultdict(list)
     for number, request in reversed(list(enumerate(requests))):
         for key in request.keys[: request.num_lookups]:
             uses[key].append(number)
-    kept: dict[int, int] = {}  # by key of each cached block that will be used again, the number of the next request
+    kept: dict[int, int] = {}  # key of each cached block that will be used again -> number of the next request
     latest: list[tuple[int, int, int]] = []  # heap of these blocks, the latest use first; some entries are outdated
     for request in requests:
         for key in request.keys[: request.num_lookups]:
@@ -103,7 +103,7 @@ def _optimal(requests: list[_Blocks], num_blocks: int) -> Iterator[int]:
 
 
 def _least_recent(requests: list[_Blocks], num_blocks: int) -> Iterator[int]:
-    """Yield how many blocks each request finds by vLLM's rule: the least recently freed block is evicted.
+    """Yield the number of blocks that each request hits with vLLM's rule: evict the least recently freed block.
 
     Blocks without a cached prefix are taken first. A request frees its blocks from the last to the first.
     """

@@ -45,7 +45,7 @@ _USELESS = (SlotState.INTERNAL, SlotState.PADDING, SlotState.EXPIRED, SlotState.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """Run to be made."""
+    """One simulation of a sweep."""
 
     settings: Mapping[str, Setting]
     """Settings that identify the point; columns of the table."""
@@ -53,7 +53,7 @@ class Point:
     policy: AnyPolicy
     machine: Machine
     refuse_misfits: bool = False
-    """Whether to refuse requests that could never be served; otherwise the run is a row with an error."""
+    """Whether to refuse requests that could never be served; otherwise the point becomes a row with an error."""
 
     @property
     def key(self) -> str:
@@ -107,11 +107,11 @@ class SweepResult:
 
     table: Path
     num_done: int = 0
-    """Points computed now."""
+    """Number of points simulated now."""
     num_kept: int = 0
-    """Points already in the table, or beside it."""
+    """Number of points that were simulated earlier."""
     num_failed: int = 0
-    """Points that could not be served: rows with an error."""
+    """Number of points that could not be served: rows with an error."""
     lost: list[Mapping[str, Setting]] = field(default_factory=list)
     """Points whose worker died twice; they are not in the table."""
     rows: list[Row] = field(default_factory=list)
@@ -119,7 +119,7 @@ class SweepResult:
 
     @property
     def best(self) -> Row | None:
-        """Row with the most output tokens per second, the first of equal ones; None if no point could be served."""
+        """Row with the most output tokens per second, the first if several are equal; None if no point was served."""
         served = [row for row in self.rows if not row["error"] and row.get("output_tokens_per_s") is not None]
         return max(served, key=lambda row: float(row["output_tokens_per_s"]), default=None)
 
@@ -133,10 +133,10 @@ def sweep(
     scheduler: str = "",
     progress: Progress | None = None,
 ) -> SweepResult:
-    """Make every run of `points` that is not yet in `table`, and rewrite the table.
+    """Simulate the `points` that are not yet in `table`, and rewrite the table.
 
     Args:
-        points: runs, all with the same settings.
+        points: points with the same names of settings.
         table: Parquet file; its rows for other points are kept. Unfinished work is stored beside it.
         num_jobs: runs at a time; -1 for all cores, or all workers of the cluster.
         backend: `loky` for processes of this machine.

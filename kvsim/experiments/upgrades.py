@@ -41,7 +41,7 @@ class FirstDifference:
     """Step that was scheduled, or whose output was processed."""
     at_s: float
     decisions: Difference
-    """Decisions of both runs. The record is that of a comparison with a recording; the older release is that side."""
+    """Decisions of both runs; the older release is in the fields named `recorded`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,11 +128,11 @@ def explain_upgrade(
     """
     changes, progress = net_changes(old, new), options.pop("progress", None)
 
-    def play(release: str) -> _Played:
+    def run_with(release: str) -> _Simulated:
         policy, machine = setup(release)
-        return _Played(simulate(workload, policy, machine, **options), policy, machine)
+        return _Simulated(simulate(workload, policy, machine, **options), policy, machine)
 
-    before, after = play(old), play(new)
+    before, after = run_with(old), run_with(new)
     moment = before.first_moment(after)
     tried = changes if before.differs(after) else ()
     return Upgrade(
@@ -143,12 +143,12 @@ def explain_upgrade(
         first=None if moment is None else before.difference(after, moment),
         differs_from=before.steps_that_differ(after),
         num_other=_num_other(before.recording, after.recording),
-        effects=tuple(_effects(old, tried, before, moment, play, progress)),
+        effects=tuple(_effects(old, tried, before, moment, run_with, progress)),
     )
 
 
 def _effects(
-    old: str, changes: Sequence[Change], before: _Played, moment: int | None, play: Callable[[str], _Played],
+    old: str, changes: Sequence[Change], before: _Simulated, moment: int | None, run_with: Callable[[str], _Simulated],
     progress: Callable[[int, int], None] | None,
 ) -> Iterator[Effect]:  # fmt: skip
     """Yield the effect of each change, alone and with all earlier ones.
@@ -162,8 +162,8 @@ def _effects(
             progress(number, len(changes))
         own = change.rules | change.defaults
         together |= own
-        alone, problem = _tried(play, varied(old, own))
-        joint, _ = _tried(play, varied(old, together))
+        alone, problem = _tried(run_with, varied(old, own))
+        joint, _ = _tried(run_with, varied(old, together))
         first = None if alone is None else before.first_moment(alone)
         names_first = moment is not None and first == moment
         if joint is not None and not is_named and moment is not None and not names_first:
@@ -181,40 +181,40 @@ def _effects(
         last = joint or last
 
 
-def _tried(play: Callable[[str], _Played], release: str) -> tuple[_Played | None, str]:
+def _tried(run_with: Callable[[str], _Simulated], release: str) -> tuple[_Simulated | None, str]:
     """Return the run with a release, or None and the reason why it cannot run."""
     try:
-        return play(release), ""
+        return run_with(release), ""
     except KvsimError as error:
         return None, str(error)
 
 
-class _Played:
-    """One run: its decisions as columns, and its figures."""
+class _Simulated:
+    """One simulated run: its decisions as columns, and its figures."""
 
     def __init__(self, recording: Recording, policy: Paged, machine: Machine) -> None:
         self.recording = recording
         recorded = Recorded(recording)
         self._timeline = recorded.timeline
-        account = recorded.events(0, len(self._timeline))
-        self._account = replace(account, steps=account.steps[:, :4])  # free blocks follow from the decisions
+        events = recorded.events(0, len(self._timeline))
+        self._events = replace(events, steps=events.steps[:, :4])  # free blocks follow from the decisions
         self.figures = _sizes(policy, machine) | _figures(recording)
 
-    def differs(self, other: _Played) -> bool:
+    def differs(self, other: _Simulated) -> bool:
         """Tell whether a decision or a figure differs."""
         return self.first_moment(other) is not None or repr(self.figures) != repr(other.figures)
 
-    def first_moment(self, other: _Played) -> int | None:
+    def first_moment(self, other: _Simulated) -> int | None:
         """Return the first moment at which two runs differ."""
-        return self._account.first_difference(other._account)
+        return self._events.first_difference(other._events)
 
-    def step_at(self, moment: int, other: _Played) -> int:
+    def step_at(self, moment: int, other: _Simulated) -> int:
         """Return the number of the step at a moment, from the run that lasts until then."""
         timeline = self._timeline if moment < len(self._timeline) else other._timeline
         steps = np.flatnonzero(timeline.kind[: moment + 1] == SCHEDULE)
         return int(timeline.row[steps[-1]]) if len(steps) else 0
 
-    def steps_that_differ(self, other: _Played) -> dict[str, int]:
+    def steps_that_differ(self, other: _Simulated) -> dict[str, int]:
         """Return the first step that differs, by kind of decision, in order of the steps."""
         found = {}
         for name, ours in self._kinds().items():
@@ -225,18 +225,18 @@ class _Played:
         return dict(sorted(found.items(), key=lambda pair: pair[1]))
 
     def _kinds(self) -> dict[str, Any]:
-        account = self._account
-        kind = account.changes[:, 1]
+        events = self._events
+        kind = events.changes[:, 1]
         return {
-            "requests and tokens of a step": account.batch,
-            "preemptions": account.steps[account.steps[:, 3] > 0][:, [0, 3]],
-            "prefix hits": account.changes[kind == MemoryKind.SHARE],
-            "blocks handed out": account.changes[kind == MemoryKind.APPEND],
-            "blocks given back": account.changes[kind == MemoryKind.RELEASE],
-            "prefixes that lose their blocks": account.evicted,
+            "requests and tokens of a step": events.batch,
+            "preemptions": events.steps[events.steps[:, 3] > 0][:, [0, 3]],
+            "prefix hits": events.changes[kind == MemoryKind.SHARE],
+            "blocks handed out": events.changes[kind == MemoryKind.APPEND],
+            "blocks given back": events.changes[kind == MemoryKind.RELEASE],
+            "prefixes that lose their blocks": events.evicted,
         }
 
-    def difference(self, other: _Played, moment: int) -> FirstDifference:
+    def difference(self, other: _Simulated, moment: int) -> FirstDifference:
         """Describe both runs at the first moment at which they differ."""
         step = self.step_at(moment, other)
         longer = self if step < len(self.recording.steps) else other
@@ -252,14 +252,14 @@ class _Played:
         )
 
     def _in_words(self, moment: int) -> dict[str, Any]:
-        names, account = self.recording.requests.id.tolist(), self._account
-        batch, steps = (rows[rows[:, 0] == moment] for rows in (account.batch, account.steps))
+        names, events = self.recording.requests.id.tolist(), self._events
+        batch, steps = (rows[rows[:, 0] == moment] for rows in (events.batch, events.steps))
         return {
             "is scheduled": bool(len(steps)),
             "preempted": int(steps[:, 3].sum()),
             "scheduled": [f"{names[row]}: {tokens} after {done}" for _, row, tokens, done in batch.tolist()],
-            "memory": changes_in_words(account.changes_at(moment), names),
-            "evicted": account.evicted_at(moment),
+            "memory": changes_in_words(events.changes_at(moment), names),
+            "evicted": events.evicted_at(moment),
             "running": int(steps[:, 1].sum()),
             "waiting": int(steps[:, 2].sum()),
         }

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from kvsim.errors import UsageError, shortened
+from kvsim.errors import UsageError
 from kvsim.policies.acceptance import rates_of
 from kvsim.policies.releases import DEFAULT, NEWEST, OLDEST, check_feature, check_has, defaults_of, rules_of
 from kvsim.policies.speculative_config import SpeculativeConfig, canonical
@@ -216,11 +216,6 @@ class ContinuousSettings:
 
     def __post_init__(self) -> None:
         check_settings(self)
-        if self.max_lora_rank not in _LORA_RANKS:
-            raise UsageError(
-                f"max_lora_rank should be one of {', '.join(map(str, _LORA_RANKS))}, not "
-                f"{shortened(self.max_lora_rank)}: vLLM does not start."
-            )
         if (self.max_cpu_loras or self.max_loras) < self.max_loras:
             raise UsageError(
                 f"max_cpu_loras should be at least the {self.max_loras} of max_loras, not {self.max_cpu_loras}: vLLM "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
-from kvsim.errors import UnknownNameError, UsageError
+from kvsim.errors import UsageError
 from kvsim.setting_fields import check_settings, setting
 
 if TYPE_CHECKING:
@@ -82,8 +82,6 @@ class SGLangSettings:
 
     def __post_init__(self) -> None:
         check_settings(self)
-        _check_choice("schedule_policy", self.schedule_policy, SCHEDULE_POLICIES)
-        _check_choice("retraction_policy", self.retraction_policy, RETRACTION_POLICIES)
         if self.chunked_prefill_size == 0:
             raise UsageError("chunked_prefill_size should be at least 1, or -1 where prompts are not cut, not 0.")
 
@@ -116,7 +114,6 @@ class RadixSettings:
 
     def __post_init__(self) -> None:
         check_settings(self)
-        _check_choice("radix_eviction_policy", self.radix_eviction_policy, EVICTION_POLICIES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,8 +186,3 @@ class Radix:
 
 _KEPT_FOR_ANSWER = 5
 """Tokens of the longest sequence that a prompt may not use."""
-
-
-def _check_choice(name: str, value: str, known: dict[str, str]) -> None:
-    if value not in known:
-        raise UnknownNameError(name, value, known)

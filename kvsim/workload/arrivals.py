@@ -18,12 +18,12 @@ class Arrivals(Protocol):
     """An arrival process."""
 
     def sample(self, n: int, rng: np.random.Generator) -> FloatArray:
-        """Draw the arrival times of `n` requests (at least 1), in seconds and in order, from 0 on: float64[n]."""
+        """Draw the arrival times of `n` requests (at least 1) in seconds, in ascending order from 0: float64[n]."""
 
 
 @dataclass(frozen=True, slots=True)
 class Poisson:
-    """Poisson process, as of independent users: exponential gaps, coefficient of variation 1."""
+    """Poisson process, as from independent users: exponential gaps with a coefficient of variation of 1."""
 
     rate_per_s: float
 
@@ -40,7 +40,7 @@ class Poisson:
 
 @dataclass(frozen=True, slots=True)
 class Gamma:
-    """Gamma-distributed gaps: arrivals in bursts for a `cv` above 1, and steadier than a Poisson process below 1."""
+    """Gamma-distributed gaps: burstier than a Poisson process for a `cv` above 1, and steadier for a `cv` below 1."""
 
     rate_per_s: float
     cv: float

@@ -1,6 +1,6 @@
-"""Checked, read-only arrays, which are the columns of a `Workload`.
+"""Read-only arrays for the columns of a `Workload`, checked for type and shape.
 
-The functions check types and shapes. The meaning of a column is checked by `kvsim.workload.request_rules`.
+`kvsim.workload.request_rules` checks the values of the columns.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def frozen(column: NDArray[Scalar]) -> NDArray[Scalar]:
 
 
 def float_column(name: str, values: ArrayLike, num_rows: int | None = None) -> NDArray[np.float64]:
-    """Return a new, read-only float64 column of `num_rows` (any number if None).
+    """Return a new, read-only float64 column of `num_rows` rows; None accepts any number of rows.
 
     Raises:
         UsageError: `values` is not one number per row.
@@ -43,7 +43,7 @@ def float_column(name: str, values: ArrayLike, num_rows: int | None = None) -> N
 
 
 def int_column(name: str, values: ArrayLike, dtype: type[Integer], num_rows: int | None = None) -> NDArray[Integer]:
-    """Return a new, read-only column of `num_rows` integers (any number if None).
+    """Return a new, read-only column of `num_rows` integers; None accepts any number of rows.
 
     Raises:
         UsageError: `values` is not one integer per row; floats are refused, not rounded.
@@ -80,7 +80,7 @@ class Ragged(Generic[Integer]):
         self.values: NDArray[Integer] = int_column("values", values, dtype)
         """All rows end to end, of `dtype`."""
         self.offsets: Int64Array = int_column("offsets", offsets, np.int64)
-        """Index at which each row begins, and at which the last one ends: int64[num_rows + 1]."""
+        """Index at which each row begins, and at which the last row ends: int64[num_rows + 1]."""
         _check_offsets(self.offsets, self.values.size)
 
     @classmethod
@@ -130,7 +130,7 @@ def _check_offsets(offsets: Int64Array, num_values: int) -> None:
 
 
 class Numbered(Sequence[str]):
-    """Sequence of the names `r0`, `r1`, ..., which are made on access and take no memory; `r` is the stem."""
+    """Sequence of the names `r0`, `r1`, ..., which are created on access and take no memory; `r` is the stem."""
 
     __slots__ = ("_numbers", "_stem")
 

@@ -114,7 +114,11 @@ class Empirical:
 
 
 def check_tokens(name: str, tokens: int) -> None:
-    """Raise `UsageError` unless `tokens` is a whole number of tokens that a sequence can have."""
+    """Check that `tokens` is a whole number of tokens that a sequence can have.
+
+    Raises:
+        UsageError: it is not; the message calls it `name`.
+    """
     if not (tokens == tokens // 1 and 1 <= tokens <= MAX_TOKENS):
         raise UsageError(f"{name} is {tokens}; it must be a whole number of tokens from 1 to {MAX_TOKENS:,}.")
 

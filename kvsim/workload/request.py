@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedPrefix:
-    """The beginning of a prompt that other requests begin with too."""
+    """Leading tokens of a prompt that other prompts have too."""
 
     group: str
-    """Name of the group. Two requests of a group share as many leading tokens as the smaller of their `tokens`."""
+    """Name of the group. Two requests of a group share as many leading tokens as the smaller of their two `tokens`."""
     tokens: int
     """Number of leading tokens of the prompt that belong to the shared prefix, at least 1."""
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from kvsim.errors import UsageError, shortened
 from kvsim.workload.arrivals import AllAtOnce
-from kvsim.workload.columns import LONGEST_S, Numbered
+from kvsim.workload.columns import LONGEST_S
 from kvsim.workload.lengths import Fixed
 from kvsim.workload.synthetic import MOST_REQUESTS, generate
 from kvsim.workload.table import Workload
@@ -27,9 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pauses:
-    """Log-normal distribution of the seconds between the end of a turn and the next, in which a user reads or a tool
-    runs.
-    """
+    """Log-normal distribution of the seconds from the end of a turn to the next: a user reads, or a tool runs."""
 
     mean_s: float
     sigma: float = 0.0
@@ -63,7 +61,7 @@ def converse(
     seed: int = 0,
     name: str = "generated",
 ) -> Workload:
-    """Draw sessions; the same arguments give the same bytes.
+    """Draw sessions; equal arguments give equal workloads.
 
     Args:
         num_sessions: Number of sessions, at least 1.
@@ -72,7 +70,7 @@ def converse(
         arrivals: Arrival process of the first turns; by default, all arrive at second 0.
         prompt: Number of new tokens in each turn. They follow the history, or in a first turn the shared prefix.
         output: Lengths of answers in tokens.
-        max_tokens: Limit that every turn asks for; a longer answer is cut.
+        max_tokens: Limit of every turn; a longer answer is cut.
         prefixes: Shared prefixes, with which the prompts of first turns begin.
         seed: Seed of the random numbers, 0 or more.
         name: Name of the workload.
@@ -82,29 +80,29 @@ def converse(
         WorkloadError: a drawn session is too long.
     """
     _check_numbers(num_sessions, seed)
-    turns = Fixed(turns) if isinstance(turns, int) else turns
+    turns, arrivals = Fixed(turns) if isinstance(turns, int) else turns, arrivals or AllAtOnce()
     pauses = pauses if isinstance(pauses, Pauses) else Pauses(mean_s=pauses)
-    arrivals = arrivals or AllAtOnce()
-    # The second number keeps these streams apart from those of `generate`, which gets the same seed.
+    # The second number makes these streams differ from those of `generate`, which gets the same seed.
     streams = [np.random.default_rng(child) for child in np.random.SeedSequence([seed, 1]).spawn(4)]
     sizes = _sizes(num_sessions, turns, streams[0])
     new = generate(int(sizes.sum()), prompt=prompt, output=output, max_tokens=max_tokens, seed=seed, name=name)
     session = np.repeat(np.arange(num_sessions), sizes)  # the rows of a session are consecutive
     first = (np.cumsum(sizes) - sizes)[session]
-    shared = prefixes.tokens if prefixes else 0
-    described = f"{num_sessions:,} sessions of {_turn_words(turns)}, {arrivals}, pauses of {pauses}"
     return Workload(
         arrival_s=arrivals.sample(num_sessions, streams[2])[session],
-        prompt_tokens=_with_histories(new, first) + shared,
+        prompt_tokens=_with_histories(new, first) + (prefixes.tokens if prefixes else 0),
         output_tokens=new.output_tokens,
         max_tokens=new.max_tokens,
-        prefix_group=prefixes.sample(num_sessions, streams[3])[session] if prefixes else None,
-        prefix_tokens=np.broadcast_to(shared, len(session)),
-        prefix_names=Numbered("prefix", range(prefixes.num_groups if prefixes else 0)),
+        **({} if prefixes is None else prefixes.columns(prefixes.sample(num_sessions, streams[3])[session])),
         turns=_turns_of(first, pauses, streams[1]),
         name=name,
-        description=f"{described}; {new.description.partition('; ')[2]}{f', behind {prefixes}' if prefixes else ''}",
+        description=f"{num_sessions:,} sessions of {_turn_words(turns)}, {_in_words(arrivals, pauses, prefixes, new)}",
     )
+
+
+def _in_words(arrivals: Arrivals, pauses: Pauses, prefixes: SharedPrefixes | None, new: Workload) -> str:
+    lengths = new.description.partition("; ")[2]
+    return f"{arrivals}, pauses of {pauses}; {lengths}{f', behind {prefixes}' if prefixes else ''}"
 
 
 def _sizes(num_sessions: int, turns: Lengths, rng: np.random.Generator) -> Int64Array:
@@ -116,7 +114,7 @@ def _sizes(num_sessions: int, turns: Lengths, rng: np.random.Generator) -> Int64
 
 
 def _turns_of(first: Int64Array, pauses: Pauses, rng: np.random.Generator) -> Turns:
-    """Return the turns of all sessions: each waits for the row before, but the `first` turn of a session for none."""
+    """Return the turns of all sessions: each waits for the row before; the `first` turn of a session waits for none."""
     rows = np.arange(len(first))
     pause_s = pauses.sample(len(first), rng)
     pause_s[rows == first] = 0.0

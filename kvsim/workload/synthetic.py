@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,7 +26,7 @@ MOST_REQUESTS = 1 << 24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedPrefixes:
-    """Shared beginnings of prompts: each prompt begins with one of a few texts, such as system prompts."""
+    """Shared prefixes: each prompt begins with one of several texts, such as system prompts."""
 
     num_groups: int
     tokens: int
@@ -54,6 +54,14 @@ class SharedPrefixes:
         weights = np.arange(1.0, self.num_groups + 1) ** -self.skew
         return rng.choice(self.num_groups, n, p=weights / weights.sum())
 
+    def columns(self, group: Int64Array) -> dict[str, Any]:
+        """Return the columns of a `Workload` about prefixes, for requests with these groups."""
+        return {
+            "prefix_group": group,
+            "prefix_tokens": np.broadcast_to(self.tokens, len(group)),
+            "prefix_names": Numbered("prefix", range(self.num_groups)),
+        }
+
 
 def generate(
     num_requests: int,
@@ -66,10 +74,10 @@ def generate(
     seed: int = 0,
     name: str = "generated",
 ) -> Workload:
-    """Draw a workload; the same arguments give the same bytes.
+    """Draw a workload; equal arguments give equal workloads.
 
-    Arrivals, prompts, outputs and prefixes are drawn from separate streams of random numbers, so that another arrival
-    rate leaves the lengths unchanged.
+    Arrivals, prompts, outputs and prefixes are drawn from separate streams of random numbers, so another arrival rate
+    does not change the lengths.
 
     Args:
         num_requests: Number of requests, at least 1.
@@ -92,16 +100,13 @@ def generate(
     output_tokens = output.sample(num_requests, streams[2])
     if max_tokens is not None:
         output_tokens = output_tokens.clip(max=max_tokens)
-    shared_tokens = prefixes.tokens if prefixes else 0
     lengths = _in_words(prompt, output, prefixes, max_tokens)
     return Workload(
         arrival_s=arrivals.sample(num_requests, streams[0]),
-        prompt_tokens=prompt.sample(num_requests, streams[1]) + shared_tokens,
+        prompt_tokens=prompt.sample(num_requests, streams[1]) + (prefixes.tokens if prefixes else 0),
         output_tokens=output_tokens,
         max_tokens=None if max_tokens is None else np.broadcast_to(max_tokens, num_requests),
-        prefix_group=prefixes.sample(num_requests, streams[3]) if prefixes else None,
-        prefix_tokens=np.broadcast_to(shared_tokens, num_requests),
-        prefix_names=Numbered("prefix", range(prefixes.num_groups if prefixes else 0)),
+        **({} if prefixes is None else prefixes.columns(prefixes.sample(num_requests, streams[3]))),
         name=name,
         description=f"{num_requests:,} requests, {arrivals}; {lengths}; seed {seed}",
     )

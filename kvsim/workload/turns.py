@@ -40,7 +40,7 @@ class _TokenColumns(Protocol):
 
 @dataclass(frozen=True, slots=True, init=False, repr=False, eq=False)
 class Turns:
-    """Turns that requests wait for, with the pauses, and the tokens that the prompts repeat of these turns.
+    """The turns that each request waits for, its pause, and the number of tokens that its prompt repeats.
 
     Raises:
         UsageError: a column has the wrong shape or type.
@@ -177,9 +177,9 @@ class Turns:
         return Turns(after=after, pause_s=self.pause_s[rows], history_tokens=history, also_after=also_after)
 
     def closed(self, kept: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Return which turns remain if all turns that wait for a dropped one are dropped as well: bool[n].
+        """Return a mask of the turns that remain if every turn that waits for a dropped turn is dropped too: bool[n].
 
-        `kept` is false for the turns that are dropped at first.
+        `kept` is False for the turns that are dropped first.
         """
         kept = kept.copy()
         num_kept = -1
@@ -190,7 +190,7 @@ class Turns:
         return kept
 
     def _levels(self) -> list[Int64Array]:
-        """Return the rows of the first turns, then of the turns that wait for these by `after`, and so on.
+        """Return the rows of all first turns, then the rows of the turns that wait for these by `after`, and so on.
 
         Turns that wait for each other in a circle are in no level.
         """

@@ -57,8 +57,8 @@ class Varying:
 
     def sample(self, n: int, rng: np.random.Generator) -> FloatArray:
         """Draw the arrival times of `n` requests in seconds, from 0 on: float64[n]."""
-        # A Poisson process of rate 1 is stretched: an arrival at `unit` moves to the time at which the profile expects
-        # `unit` requests.
+        # Stretch a Poisson process of rate 1: move an arrival at `unit` to the time at which the profile expects `unit`
+        # requests.
         unit = np.concatenate(([0.0], np.cumsum(rng.standard_exponential(n - 1))))
         expected, times, rates = self._expected(), np.array(self.time_s), np.array(self.rate_per_s)
         rounds = np.floor(unit / expected[-1]) if self.repeats else np.zeros(n)
