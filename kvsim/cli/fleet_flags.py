@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from kvsim.cli.options import with_options
+from kvsim.cli.options import flags_of, section, settings_from, with_options
 from kvsim.errors import UsageError
-from kvsim.policies.connectors import MOST_TRANSFERS
+from kvsim.policies.connectors import KvLink
 from kvsim.policies.routers import ROUTE_NAMES
+from kvsim.setting_fields import settings_in
 
 if TYPE_CHECKING:
     from kvsim.policies import AnyPolicy
-    from kvsim.policies.connectors import KvLink
     from kvsim.simulation import Disaggregation, Machine, PrefixStore, Servers
 
 _SERVERS = click.IntRange(1, 1_000)
-OF_TRANSFERS = ("kv_link_gb_per_s", "kv_link_latency_s", "kv_transfers", "failed_loads", "load_failure_policy")
+_HEADING = "Several servers"
+_fleet = section(_HEADING)
+OF_TRANSFERS = (*(each.name for each in settings_in(KvLink)), "failed_loads", "load_failure_policy")
+"""Flags of transfers between servers, or with a store."""
 
 
 class RouteParam(click.ParamType[str]):
@@ -35,34 +37,16 @@ class RouteParam(click.ParamType[str]):
 
 
 apart_options = with_options(
-    click.option("--prefill", type=_SERVERS, help="Servers that compute prompts, apart from --decode."),
-    click.option("--decode", type=_SERVERS, help="Servers that fetch the KV of prompts, and answer."),
-    click.option(
-        "--kv-link-gb-per-s",
-        type=click.FloatRange(0, min_open=True),
-        default=None,
-        help="Speed of a decode server's link for KV, in 10^9 bytes a second on each GPU.  [50]",
-    ),
-    click.option(
-        "--kv-link-latency",
-        "kv_link_latency_s",
-        type=click.FloatRange(0),
-        default=None,
-        help="Seconds that a transfer of KV takes however small it is.  [0.001]",
-    ),
-    click.option(
-        "--kv-transfers",
-        type=click.IntRange(1, MOST_TRANSFERS),
-        default=None,
-        help="Transfers at a time on such a link, each over an equal share.  [1]",
-    ),
-    click.option(
+    _fleet("--prefill", type=_SERVERS, help="Servers that compute prompts, apart from --decode."),
+    _fleet("--decode", type=_SERVERS, help="Servers that fetch the KV of prompts, and answer."),
+    *flags_of(KvLink, _HEADING, {}).values(),
+    _fleet(
         "--failed-loads",
         type=click.FloatRange(0, 1),
         default=None,
         help="Share of the transfers of which a block does not arrive.  [0]",
     ),
-    click.option(
+    _fleet(
         "--kv-load-failure-policy",
         "load_failure_policy",
         type=click.Choice(["fail", "recompute"]),
@@ -73,14 +57,14 @@ apart_options = with_options(
 """Decorator that adds the flags of separate prefill and decode servers, and of the link between them."""
 
 replicas_options = with_options(
-    click.option("--replicas", type=_SERVERS, default=1, show_default=True, help="Servers behind one router."),
-    click.option(
+    _fleet("--replicas", type=_SERVERS, default=1, show_default=True, help="Servers behind one router."),
+    _fleet(
         "--route",
         type=RouteParam(),
         help="Router in front of the servers, or a Python file with a function route(request, servers).  "
         "[shortest; among the ranks of a single server data-parallel]",
     ),
-    click.option(
+    _fleet(
         "--route-lag",
         "route_lag_s",
         type=click.FloatRange(0),
@@ -88,7 +72,7 @@ replicas_options = with_options(
         show_default=True,
         help="Age in seconds of what the router knows of the servers' prefix caches.",
     ),
-    click.option(
+    _fleet(
         "--prefix-store-gib",
         type=click.FloatRange(0, min_open=True),
         help="Store of prefixes that all servers share, in GiB; each loads over its --kv-link-gb-per-s.",
@@ -150,7 +134,7 @@ def _store_of(flags: dict[str, Any]) -> PrefixStore | None:
         if flags[name] is not None:
             raise UsageError("loads from a prefix store never fail here; leave out --failed-loads and "
                              "--kv-load-failure-policy.")  # fmt: skip
-    return PrefixStore(gib=gib, link=_link_of(_transfers_in(flags)))
+    return PrefixStore(gib=gib, link=settings_from(KvLink, _transfers_in(flags)))
 
 
 def _transfers_in(flags: dict[str, Any]) -> dict[str, Any]:
@@ -158,13 +142,6 @@ def _transfers_in(flags: dict[str, Any]) -> dict[str, Any]:
     taken = {name: flags[name] for name in OF_TRANSFERS if flags[name] is not None}
     flags |= dict.fromkeys(OF_TRANSFERS)
     return taken
-
-
-def _link_of(given: Mapping[str, Any]) -> KvLink:
-    from kvsim.policies.connectors import KvLink
-
-    names = {"kv_link_gb_per_s": "gb_per_s", "kv_link_latency_s": "latency_s", "kv_transfers": "num_transfers"}
-    return KvLink(**{names[name]: value for name, value in given.items() if name in names})
 
 
 def servers_of(fleet: FleetFlags, policy: AnyPolicy, machine: Machine) -> Servers | None:
@@ -218,7 +195,7 @@ def _apart_of(flags: dict[str, Any], route: str, *, others: bool) -> Disaggregat
         num_prefill=prefill,
         num_decode=decode,
         route=route,
-        link=_link_of(given),
+        link=settings_from(KvLink, given),
         failed_share=given.get("failed_loads", 0.0),
         recomputes=given.get("load_failure_policy") == "recompute",
     )

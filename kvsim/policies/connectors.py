@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from kvsim.errors import UsageError
 from kvsim.policies.releases import check_feature
+from kvsim.setting_fields import check_settings, setting
 
 if TYPE_CHECKING:
     from kvsim.policies.kinds import Paged
@@ -60,21 +61,32 @@ class Exchange:
 class KvLink:
     """The link over which one server fetches KV from others."""
 
-    gb_per_s: float = 50.0
-    """10^9 bytes per second for each GPU: by default an adapter of 400 Gb/s for each GPU, as in NVIDIA's DGX H100."""
-    latency_s: float = 1e-3
-    """Shortest time of a load, in seconds: an assumption."""
-    num_transfers: int = 1
-    """Number of simultaneous loads, each over an equal share of the link."""
+    gb_per_s: float = setting(
+        50.0,
+        "Speed of a decode server's link for KV, in 10^9 bytes a second on each GPU.",
+        "--kv-link-gb-per-s",
+        above=0,
+        below=math.inf,
+    )
+    """By default an adapter of 400 Gb/s for each GPU, as in NVIDIA's DGX H100."""
+    latency_s: float = setting(
+        1e-3,
+        "Seconds that a transfer of KV takes however small it is.",
+        "--kv-link-latency",
+        at_least=0,
+        below=math.inf,
+    )
+    """The default is an assumption."""
+    num_transfers: int = setting(
+        1,
+        "Transfers at a time on such a link, each over an equal share.",
+        "--kv-transfers",
+        at_least=1,
+        at_most=MOST_TRANSFERS,
+    )
 
     def __post_init__(self) -> None:
-        for name, is_valid in (
-            ("gb_per_s", 0 < self.gb_per_s < math.inf),
-            ("latency_s", 0 <= self.latency_s < math.inf),
-            ("num_transfers", 1 <= self.num_transfers <= MOST_TRANSFERS),
-        ):
-            if not is_valid:
-                raise UsageError(f"{name} of a link cannot be {getattr(self, name)!r}.")
+        check_settings(self)
 
     def seconds_of(self, num_bytes: int) -> float:
         """Return the transfer time of `num_bytes` over one load's share of the link, in seconds."""

@@ -194,7 +194,7 @@ def test_what_does_not_go_together_is_refused(machine: Machine) -> None:
         measure_fleet(requests(), between, machine, one)
     with pytest.raises(UsageError, match="give --prefill and --decode"):
         Disaggregation(num_prefill=0, num_decode=1)
-    with pytest.raises(UsageError, match="gb_per_s of a link cannot be 0"):
+    with pytest.raises(UsageError, match="gb_per_s should be above 0, not 0"):
         KvLink(gb_per_s=0)
 
 
