@@ -68,7 +68,7 @@ class KvLink:
         above=0,
         below=math.inf,
     )
-    """By default an adapter of 400 Gb/s for each GPU, as in NVIDIA's DGX H100."""
+    """The default is an adapter of 400 Gb/s for each GPU, as in NVIDIA's DGX H100."""
     latency_s: float = setting(
         1e-3,
         "Seconds that a transfer of KV takes however small it is.",

@@ -163,7 +163,7 @@ def test_info(kvsim: Kvsim, pressure: Recording) -> None:
 
 def test_the_help_of_a_simulation_has_its_flags_below_headings(kvsim: Kvsim) -> None:
     headings = ["Options", "Requests", "Machine and memory", "Paged cache", "Contiguous reservations"]
-    headings += ["Static batches", "SGLang: radix cache", "Scheduling"]
+    headings += ["Static batches", "SGLang: radix cache", "Scheduling", "Several servers"]
     text = succeed(kvsim("run", "--help"))
     assert re.findall(r"(?m)^(\S.*):$", text) == headings
     parts = re.split(r"(?m)^\S.*:$", text)[1:]
@@ -172,10 +172,10 @@ def test_the_help_of_a_simulation_has_its_flags_below_headings(kvsim: Kvsim) -> 
         for heading, part in zip(headings, parts, strict=True)
     }
     own = {"--policy", "--engine", "--no-band", "--front-end", "--output", "--overwrite", "--json"}
-    own |= {"--replicas", "--route", "--route-lag", "--all", "--from", "--prefill", "--decode", "--failed-loads"}
-    own |= {"--kv-link-gb-per-s", "--kv-link-latency", "--kv-transfers", "--kv-load-failure-policy"}
-    own |= {"--prefix-store-gib"}
-    assert flags["Options"] == own | {"--help"}
+    fleet = {"--replicas", "--route", "--route-lag", "--prefill", "--decode", "--failed-loads", "--prefix-store-gib"}
+    fleet |= {"--kv-link-gb-per-s", "--kv-link-latency", "--kv-transfers", "--kv-load-failure-policy"}
+    assert flags["Options"] == own | {"--all", "--from", "--help"}
+    assert flags["Several servers"] == fleet
     assert {"--workload", "--rate", "--users", "--think-time"} < flags["Requests"]
     assert {"--batch-size", "--cache"} < flags["Static batches"]
 
