@@ -12,7 +12,7 @@ from kvsim.memory.waste import SlotState
 from kvsim.recording import find, read
 from kvsim_tui.facts.owners import holdings
 from kvsim_tui.playback.session import Session
-from kvsim_tui.widgets.owner_strips import MANY, OwnerStrips
+from kvsim_tui.widgets.owner_strips import MANY, OwnerStrips, _OwnerLine, _unbroken
 from kvsim_tui.widgets.pool_view import PoolView
 
 if TYPE_CHECKING:
@@ -96,6 +96,41 @@ async def test_a_group_is_one_shape_around_what_it_shares(
         text = "\n".join(lines_of(app))
         assert f"╭{len(largest.owners)} share" in text
         assert f"{largest.shared[SlotState.TOKEN]:,}" in text
+
+
+@pytest.mark.parametrize("size", SIZES)
+async def test_who_holds_most_is_told_with_what_it_shares_and_what_comes_free(
+    make_app: Callable[..., KvsimApp], prefixes: Recording, size: tuple[int, int]
+) -> None:
+    app = make_app(prefixes, at_s=5.0, by_owner=True)
+    async with app.run_test(size=size) as pilot:
+        await pilot.pause()
+        session = next(iter(app.playback.sessions()))
+        owners = [owner for one in holdings(session) for owner in one.owners]
+        most = max(owners, key=lambda owner: owner.num_tokens)
+        shared = session.replay.block_table(most.request)[1] - session.replay.first_unit
+        shared = shared[session.replay.refs[shared] > 1]
+        tokens = int(session.replay.slots(shared)[:, SlotState.TOKEN].sum())
+        name, lines = session.request_name(most.request), lines_of(app)
+        assert f"most {name}: {most.num_tokens:,} tokens + {tokens:,} shared" in lines[0]
+        assert "comes free when it ends" in str(app.query_one(OwnerStrips).border_title)
+        saved = int(session.replay.refs.sum() - (session.replay.refs > 0).sum())
+        below = app.query_one("#below")
+        assert f"shared, saves {saved:,} blocks" in below.render_line(0).text  # type: ignore[attr-defined]
+        for line in lines:
+            for number, total, mean in re.findall(r"([\d,]+) more +([\d,]+) together, ([\d,]+) each", line):
+                count, in_all, each = (int(text.replace(",", "")) for text in (number, total, mean))
+                assert count > 1
+                assert each == round(in_all / count)
+
+
+def test_no_group_is_parted_that_fits_a_column() -> None:
+    none = np.zeros(len(SlotState), np.int64)
+    alone = _OwnerLine("a", "1", none)
+    group = [_OwnerLine("2 share", "1", none, edge="╭", shared=True), *[_OwnerLine("b", "1", none, edge="│")] * 3]
+    lines = _unbroken([alone] * 3 + group + [alone], 5)
+    assert [line.name for line in lines] == ["a"] * 3 + [""] * 2 + ["2 share", "b", "b", "b", "a"]
+    assert _unbroken(group, 3) == group, "it does not fit"
 
 
 async def test_many_requests_are_shown_by_owner_first_and_v_changes_it(

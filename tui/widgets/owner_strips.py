@@ -123,7 +123,7 @@ class OwnerStrips(Panel):
             f"{free_share} free",
         ]
         between = f" {self.symbols.dot} "
-        for fewer in (short, [short[0], *short[2:]]):  # the first strip says who holds most
+        for fewer in (short, [*short[:2], short[3]]):  # the legend says what sharing saves
             if len(between.join(filter(None, parts))) > self.size.width:
                 parts = fewer
         while len(text := between.join(filter(None, parts))) > self.size.width and len(parts) > 1:
