@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import click
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 def command(*, recording_name: str | None, check: bool, as_json: bool) -> None:
     """Describe a recording: a folder, or the name of one that comes with kvsim. Without a name, list those.
 
-    --check is for those who write recordings: docs/reference/recordings.md specifies the format.
+    --check also takes the folder of a fleet. It is for those who write recordings: docs/reference/recordings.md
+    specifies the format.
     """
     if check:
         _check(recording_name, as_json=as_json)
@@ -51,8 +53,13 @@ def _describe(name: str, *, as_json: bool) -> None:
     from kvsim.metrics.contradictions import refuse_contradictions
     from kvsim.metrics.run_verdict import verdict_of
     from kvsim.metrics.steady import steady_part
-    from kvsim.recording import find, read
+    from kvsim.recording import find, read, server_folders
 
+    if folders := server_folders(name):
+        raise UsageError(
+            f"{name} has the recordings of {len(folders):,} servers; kvsim info {folders[0]} describes one, kvsim info "
+            f"{name} --check checks all, and kvsim tui {name} shows them."
+        )
     folder = find(name)
     recording = read(folder)
     meta, summary = recording.meta, summarize(recording, refuse_contradictions(recording, folder))
@@ -100,25 +107,34 @@ def _provenance(recording: Recording) -> list[tuple[str, str]]:
 
 
 def _check(name: str | None, *, as_json: bool) -> None:
-    """Read the recording, replay every unit through all steps, and compare the figures that it states twice."""
+    """Read the recording, replay every unit through all steps, and compare the figures that it states twice.
+
+    In the folder of a fleet, check every server, and what they load from a shared store.
+    """
     from kvsim.metrics.contradictions import refuse_contradictions
-    from kvsim.recording import find, read
+    from kvsim.recording import find, read, server_folders
+    from kvsim.simulation.store_records import check_loads
 
     if name is None:
         raise UsageError("--check needs a recording: kvsim info FOLDER --check.")
-    folder = find(name)
-    recording = read(folder, check_shipped=True)
-    slots = refuse_contradictions(recording, folder)
-    facts = {
-        "requests": len(recording.requests),
-        "steps": len(recording.steps),
-        "schedule_rows": len(recording.schedule),
-        "memory_rows": len(recording.memory),
-    }
-    if slots is not None:
-        facts["frames"] = len(slots.slots)
+    folders = server_folders(name)
+    servers, facts = [], Counter[str]()
+    for folder in folders or [find(name)]:
+        recording = read(folder, check_shipped=True)
+        slots = refuse_contradictions(recording, folder)
+        facts["requests"] += len(recording.requests)
+        facts["steps"] += len(recording.steps)
+        facts["schedule_rows"] += len(recording.schedule)
+        facts["memory_rows"] += len(recording.memory)
+        if slots is not None:
+            facts["frames"] += len(slots.slots)
+        servers.append((folder, recording))
+    num_loaded = check_loads(servers) if folders else 0
     if as_json:
-        print_json({"recording": name, "keeps_to_the_format": True, **facts})
+        more = {"servers": len(servers), "loaded_blocks": num_loaded} if folders else {}
+        print_json({"recording": name, "keeps_to_the_format": True, **facts, **more})
         return
     counts = ", ".join(f"{count:,} {what.replace('_', ' ')}" for what, count in facts.items())
-    echo(f"{name}: keeps to the format ({counts}); every slot is accounted for in every frame")
+    subject = f"its {len(servers):,} servers keep" if folders else "keeps"
+    loaded = f"; the prefix store held each of {num_loaded:,} loaded blocks" if num_loaded else ""
+    echo(f"{name}: {subject} to the format ({counts}); every slot is accounted for in every frame{loaded}")

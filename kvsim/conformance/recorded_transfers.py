@@ -14,7 +14,8 @@ import numpy as np
 from kvsim.conformance.recorded_copies import Differing
 from kvsim.engine.arrays import listed
 from kvsim.engine.moments import SCHEDULE, UPDATE
-from kvsim.policies.connectors import Connector, Exchange, Remote, Role
+from kvsim.errors import RecordingError
+from kvsim.policies.connectors import STORE, Connector, Exchange, Remote, Role
 from kvsim.policies.releases import rules_of
 from kvsim.recording import MemoryKind, Recording
 from kvsim.recording.tables import TransferKind
@@ -36,6 +37,11 @@ def connector_of(recording: Recording, drafts: Drafts | None, release: str) -> C
     transfers, engine = recording.transfers, recording.meta.engine
     if transfers is None:
         return None
+    if engine.get("kv_connector") == STORE:
+        raise RecordingError(
+            "the server loads from a prefix store, which is a model of kvsim's own, so no decisions of vLLM can be "
+            "followed; kvsim info FOLDER --check, with the folder of the fleet, checks its loads."
+        )
     exchanges = [Exchange(rank=row) for row in range(len(recording.requests))]
     columns = (transfers.kind, transfers.request, transfers.position, transfers.failed)
     for kind, request, position, failed in zip(*(column.tolist() for column in columns), strict=True):

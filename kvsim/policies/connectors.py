@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 MOST_TRANSFERS = 1024
 """Largest number of simultaneous loads over a link."""
+STORE = "store"
+"""The `kv_connector` in recordings of servers with a shared prefix store."""
 
 
 class Role(Enum):

@@ -58,6 +58,8 @@ class TransferKind(IntEnum):
     """KV from outside is written into blocks of the request."""
     SEND = 1
     """Blocks are kept at the end of the request until another server has read them."""
+    WRITE = 2
+    """Blocks of the prompt are copied to a store that other servers read."""
 
 
 class ImageEventKind(IntEnum):

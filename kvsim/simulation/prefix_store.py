@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import simpy
 
 from kvsim.engine.paged import prefix_hits
-from kvsim.engine.state import PREEMPTED, WAITING
+from kvsim.engine.state import ABORTED, FINISHED, PREEMPTED, WAITING
 from kvsim.errors import IntegrityError, UsageError
 from kvsim.policies import Paged
 from kvsim.policies.connectors import Connector, Exchange, KvLink, Role, refuse_with_connector
@@ -111,6 +111,19 @@ class StoredPrefixes:
                 raise IntegrityError("the prefix store holds a block without one before it.")
 
 
+class StoredPrompt(NamedTuple):
+    """A prompt that a server writes to the store."""
+
+    computed_s: float
+    """Time at which the write begins, in seconds: that of the first token."""
+    stored_s: float
+    """Time at which all its blocks are in the store, in seconds."""
+    first_block: int
+    """First block of the prompt that was not stored when the write began."""
+    num_blocks: int
+    """Number of blocks from there on."""
+
+
 class SharedStore:
     """The store of a fleet on the clock of the simulation; servers use it as their `Exchanging`."""
 
@@ -131,6 +144,11 @@ class SharedStore:
         self._without_token: dict[int, ServerProcess] = {}
         """Servers of the requests that have no first token yet, by number."""
         self._keys: dict[int, list[int]] = {}
+        """Keys of the prompts of all requests that have not ended."""
+        self._homes: dict[ServerProcess, list[int]] = {}
+        """Requests of each server that have not ended."""
+        self.writes: dict[int, StoredPrompt] = {}
+        """Prompts that were written, by the number of the request."""
 
     @property
     def totals(self) -> StoreTotals:
@@ -150,6 +168,7 @@ class SharedStore:
         with_keys = min(blocks, int(sequence.num_keys) // int(engine.groups[0].hashes_per_block))
         self._keys[number] = [int(prefix_hits.key_of(engine, sequence, 0, index)) for index in range(with_keys)]
         self._without_token[number] = server
+        self._homes.setdefault(server, []).append(number)
         self._tell_found(server, number)
 
     def tell(self, server: ServerProcess) -> None:
@@ -162,17 +181,34 @@ class SharedStore:
                 if home is server and not isnan(times[number].first_token_s)]  # fmt: skip
         for number in done:
             del self._without_token[number]
-            self._environment.process(self._write(self._keys.pop(number), float(times[number].first_token_s)))
+            self._environment.process(self._write(number, self._keys[number], float(times[number].first_token_s)))
+        self._tell_preempted(server)
 
-    def _write(self, keys: list[int], computed_s: float) -> Generator[simpy.Event, None, None]:
-        num_new = len(keys) - self.content.num_leading(keys)
+    def _write(self, number: int, keys: list[int], computed_s: float) -> Generator[simpy.Event, None, None]:
+        num_stored = self.content.num_leading(keys)
+        num_new = len(keys) - num_stored
         seconds = self._link.latency_s + self._link.seconds_of(num_new * self._block_bytes) if num_new else 0.0
         yield self._environment.timeout(max(computed_s + seconds - self._environment.now, 0.0))
         self.content.put(keys)
+        self.writes[number] = StoredPrompt(computed_s, float(self._environment.now), num_stored, num_new)
         if self._is_checked:
             self.content.check([keys, *self._keys.values()])
-        for number, server in self._without_token.items():
-            self._tell_found(server, number)
+        for server, numbers in self._homes.items():
+            for other in numbers:
+                self._tell_found(server, other)
+
+    def _tell_preempted(self, server: ServerProcess) -> None:
+        """Tell the connector what is stored of preempted requests, and forget the requests that have ended."""
+        sequences, left = server.driver.engine.sequences, []
+        for number in self._homes.get(server, ()):
+            if sequences[number].status in (FINISHED, ABORTED):
+                self._keys.pop(number)
+                self._without_token.pop(number, None)
+            else:
+                left.append(number)
+                if sequences[number].status == PREEMPTED:
+                    self._tell_found(server, number)
+        self._homes[server] = left
 
     def _tell_found(self, server: ServerProcess, number: int) -> None:
         """Tell the connector the number of a waiting request's tokens that the store holds."""

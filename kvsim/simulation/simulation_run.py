@@ -28,7 +28,7 @@ from kvsim.engine.state import Engine
 from kvsim.errors import UsageError
 from kvsim.metrics import Limits
 from kvsim.policies import AnyPolicy, Paged, Static, describe
-from kvsim.policies.connectors import Connector
+from kvsim.policies.connectors import STORE, Connector
 from kvsim.policies.custom import CustomPolicy, evicts
 from kvsim.policies.data_parallel import steps_between_syncs
 from kvsim.policies.drafts import drafts_of
@@ -56,6 +56,7 @@ from kvsim.simulation.sources import (
     Source,
     Users,
 )
+from kvsim.simulation.store_records import CAPACITY, with_writes
 from kvsim.simulation.waiting_ranks import WaitingRanks
 from kvsim.steptime import RankTimes, StepTimeModel
 from kvsim.steptime.kernels import KernelsSeen
@@ -169,17 +170,26 @@ class SimulationRun:
         """Run to the end and return the measurements of each server."""
         self._environment.run()
         setup, hashes = self.setup, self.setup.recorded_hashes()
-        transfers = None if self.store is None else partial(transfers_of, servers=None, bad=None)
+        transfers = None if self.store is None else self._loads_and_writes
         return [
             replica.finish(setup.workload, hashes, self.meta(number), setup.name, transfers)
             for number, replica in enumerate(self._replicas)
         ]
 
+    def _loads_and_writes(self, engine: Engine, rows: npt.NDArray[np.int64]) -> Transfers:
+        """Return what a server loaded from the store and wrote to it."""
+        assert self.store is not None
+        loads = transfers_of(engine, rows, servers=None, bad=None)
+        return with_writes(loads, rows, self.store.writes, self.setup.pool.unit_tokens)
+
     def meta(self, number: int = 0) -> Meta:
         """Return the metadata of the results of server `number`, once the run is over."""
         replica = self._replicas[number]
         meta = self.setup.meta(replica.step_time, int(replica.server.driver.engine.state.num_failures))
-        return meta if self.store is None else replace(meta, engine={**meta.engine, "kv_connector": "store"})
+        if self.store is None:
+            return meta
+        capacity = self.store.content.capacity
+        return replace(meta, engine={**meta.engine, "kv_connector": STORE, CAPACITY: capacity})
 
     def _locksteps(self, num_servers: int) -> list[WaitingRanks]:
         """Return the ranks of each server that wait for each other; empty if none wait."""

@@ -14,20 +14,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvsim.cli import cli
-from kvsim.errors import IntegrityError, UsageError
+from kvsim.errors import IntegrityError, RecordingError, UsageError
 from kvsim.metrics.contradictions import refuse_contradictions
 from kvsim.policies import Contiguous, Paged
 from kvsim.policies.connectors import KvLink
 from kvsim.policies.settings import ContinuousSettings, PagedSettings
 from kvsim.recording import Recording
+from kvsim.recording.tables import TransferKind, Transfers
 from kvsim.simulation import Fleet, Machine, PrefixStore, Replicas, measure_fleet, simulate_fleet
 from kvsim.simulation.prefix_store import StoredPrefixes
+from kvsim.simulation.store_records import CAPACITY, check_loads
 from kvsim.workload import Poisson, SharedPrefixes, Uniform, Workload, generate
 
 POLICY = Paged(
     scheduler=ContinuousSettings(max_model_len=64, max_num_seqs=8, max_num_batched_tokens=40),
     cache=PagedSettings(block_size=4),
 )
+SYNCHRONOUS = replace(POLICY, scheduler=replace(POLICY.scheduler, async_scheduling=False))
 BLOCK_GIB = 4 * 131072 / 2**30
 FAST = KvLink(gb_per_s=50.0, latency_s=0.0001)
 
@@ -87,11 +90,9 @@ def test_every_account_is_right_and_what_is_loaded_stands_in_the_recordings(
 ) -> None:
     recordings, fleet = serve(machine, PrefixStore(gib=blocks * BLOCK_GIB, link=FAST), check=True, **options)
     assert fleet.store is not None
-    loaded = 0
     for each in recordings:
         refuse_contradictions(each, Path())
-        assert each.transfers is not None
-        loaded += int(each.transfers.blocks.sum())
+    loaded = blocks_of(recordings, TransferKind.LOAD)
     reloads = sum(int(each.requests.preemptions.sum()) for each in recordings)
     assert loaded <= fleet.store.loaded_blocks if reloads else loaded == fleet.store.loaded_blocks
     assert fleet.store.most_blocks <= blocks
@@ -150,3 +151,91 @@ def test_flags_that_do_not_go_with_a_store_are_refused(others: list[str]) -> Non
     done = CliRunner().invoke(cli, ["run", "--prefix-store-gib", "1", *others])
     assert done.exit_code
     assert "--prefix-store-gib" in f"{done.exception}" or "prefix store" in f"{done.exception}"
+
+
+def blocks_of(recordings: list[Recording], kind: TransferKind) -> int:
+    tables = [each.transfers for each in recordings if each.transfers is not None]
+    assert len(tables) == len(recordings)
+    return sum(int(each.blocks[each.kind == kind].sum()) for each in tables)
+
+
+def recorded(machine: Machine, capacity: int = 12) -> list[tuple[Path, Recording]]:
+    """Servers with a small store, from which blocks are evicted."""
+    recordings, fleet = serve(machine, PrefixStore(gib=capacity * BLOCK_GIB, link=FAST))
+    assert fleet.store is not None
+    assert fleet.store.loaded_blocks
+    assert fleet.store.evicted_blocks
+    return [(Path(str(number)), recording) for number, recording in enumerate(recordings)]
+
+
+def changed(servers: list[tuple[Path, Recording]], change: Callable[[Transfers], Transfers]) -> list[Any]:
+    return [(folder, replace(each, transfers=change(each.transfers))) for folder, each in servers]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("capacity", [6, 12, 40])
+@pytest.mark.parametrize("gb_per_s", [0.01, 50.0])
+@pytest.mark.parametrize("policy", [POLICY, SYNCHRONOUS], ids=["async", "sync"])
+def test_every_load_is_found_in_the_content_that_the_recorded_writes_build(
+    machine: Machine, capacity: int, gb_per_s: float, policy: Paged
+) -> None:
+    store = PrefixStore(gib=capacity * BLOCK_GIB, link=KvLink(gb_per_s=gb_per_s, latency_s=0.001))
+    servers = Replicas(number=3, route="shortest", store=store)
+    recordings, fleet = simulate_fleet(requests(rate_per_s=300.0), policy, machine, servers)
+    assert fleet.store is not None
+    pairs = [(Path(str(number)), recording) for number, recording in enumerate(recordings)]
+    loaded = blocks_of(recordings, TransferKind.LOAD)
+    assert check_loads(pairs) == loaded
+    assert 0 < loaded <= fleet.store.loaded_blocks  # of a request that is preempted and loads again, the last is kept
+    written = blocks_of(recordings, TransferKind.WRITE)
+    assert written >= fleet.store.written_blocks - capacity
+
+
+def test_a_load_without_its_write_is_a_contradiction(machine: Machine) -> None:
+    servers = recorded(machine)
+    assert check_loads(servers)
+
+    def drop_writes(transfers: Transfers) -> Transfers:
+        rows = transfers.kind != TransferKind.WRITE
+        return Transfers(**{name: getattr(transfers, name)[rows] for name, _ in Transfers.columns()})
+
+    with pytest.raises(
+        RecordingError, match=r"transfers.parquet, row \d+: \d+ blocks are loaded, and the prefix store"
+    ):
+        check_loads(changed(servers, drop_writes))
+    late = changed(servers, lambda transfers: replace(transfers, end_s=transfers.end_s + 100.0))
+    with pytest.raises(RecordingError, match="the prefix store holds 0 of the"):
+        check_loads(late)
+
+
+def test_a_load_of_an_evicted_block_is_a_contradiction(machine: Machine) -> None:
+    """With a smaller store, blocks would have been evicted before they are loaded."""
+    smaller = [
+        (folder, replace(each, meta=replace(each.meta, engine={**each.meta.engine, CAPACITY: 2})))
+        for folder, each in recorded(machine)
+    ]
+    with pytest.raises(RecordingError, match="the prefix store holds"):
+        check_loads(smaller)
+
+
+def test_the_folder_of_a_fleet_is_checked_and_what_it_loads(tmp_path: Path) -> None:
+    folder = str(tmp_path / "fleet")
+    flags = [
+        "--replicas",
+        "2",
+        "--prefix-store-gib",
+        "1",
+        "--num-blocks",
+        "300",
+        "--num-requests",
+        "30",
+        "--rate",
+        "30",
+    ]
+    load = ["--arrivals", "poisson", "--shared-prefix", "4x320", "--prompt-tokens", "50", "--output-tokens", "10"]
+    assert CliRunner().invoke(cli, ["run", *flags, *load, "-o", folder]).exit_code == 0
+    printed = CliRunner().invoke(cli, ["info", folder, "--check"], catch_exceptions=False).output
+    assert "its 2 servers keep to the format (30 requests" in printed
+    assert "; the prefix store held each of " in printed
+    assert "has the recordings of 2 servers" in str(CliRunner().invoke(cli, ["info", folder]).exception)
+    refused = CliRunner().invoke(cli, ["verify", f"{folder}/0"])
+    assert "the server loads from a prefix store" in str(refused.exception)

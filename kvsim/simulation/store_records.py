@@ -1,0 +1,128 @@
+"""Writes to a prefix store in the recordings of a fleet, and the check of what its servers load against them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from kvsim.errors import RecordingError
+from kvsim.policies.connectors import STORE
+from kvsim.recording import Recording
+from kvsim.recording.tables import TransferKind, Transfers
+from kvsim.simulation.prefix_store import StoredPrefixes, StoredPrompt
+
+CAPACITY = "prefix_store_blocks"
+"""Name of the store's size in the `engine` of a recording's `meta.json`, in blocks."""
+
+
+def with_writes(
+    transfers: Transfers, rows: npt.NDArray[np.int64], writes: Mapping[int, StoredPrompt], unit_tokens: int
+) -> Transfers:
+    """Return the transfers of a server, followed by its writes to a store.
+
+    Args:
+        transfers: the loads of the server.
+        rows: rows of its requests in the workload, in order.
+        writes: writes of all servers in order, by the number of the request: its row in the workload, from 1.
+        unit_tokens: tokens of a block.
+    """
+    place = {row + 1: request for request, row in enumerate(rows.tolist())}
+    found = [(place[number], order, *write) for order, (number, write) in enumerate(writes.items()) if number in place]
+    request, order, computed_s, stored_s, first_block, num_blocks = np.array(found, np.float64).reshape(-1, 6).T
+    added = {
+        "kind": np.full(len(found), TransferKind.WRITE), "request": request, "begun_seq": order,
+        "begin_s": computed_s, "end_s": stored_s, "position": first_block, "blocks": num_blocks,
+        "tokens": num_blocks * unit_tokens,
+    }  # fmt: skip
+    unknown = np.full(len(found), -1)
+    columns = {name: getattr(transfers, name) for name, _ in Transfers.columns()}
+    return Transfers(
+        **{name: np.append(column, added.get(name, unknown).astype(column.dtype)) for name, column in columns.items()}
+    )
+
+
+class _Load(NamedTuple):
+    """A load of a server, and the time in which it was decided, in seconds."""
+
+    from_s: float
+    """Begin of the step before: a simulated scheduler may look at the store that early."""
+    until_s: float
+    """Begin of the step that takes the blocks."""
+    file: Path
+    row: int
+    num_blocks: int
+    keys: list[int]
+    """Keys of the prompt up to the last loaded block."""
+
+
+def check_loads(servers: Sequence[tuple[Path, Recording]]) -> int:
+    """Check that the store held each block that a server decided to load; return the number of blocks that were loaded.
+
+    The content of the store follows from the writes of all servers, which are put into an empty store in their order.
+
+    Args:
+        servers: recordings of all servers of a fleet, with their folders.
+
+    Raises:
+        RecordingError: naming the file and row of a load of blocks that were never written, or evicted before.
+    """
+    stored = [(folder, each) for folder, each in servers if each.meta.engine.get("kv_connector") == STORE]
+    if not stored:
+        return 0
+    writes = sorted((write for _, recording in stored for write in _writes(recording)), key=itemgetter(0))
+    loads = sorted((load for folder, recording in stored for load in _loads(folder, recording)), key=itemgetter(0))
+    content = StoredPrefixes(int(stored[0][1].meta.engine[CAPACITY]))
+    begun, sought = iter(loads), list[_Load]()
+    following = next(begun, None)
+    for _, end_s, keys in [*writes, (0, math.inf, [])]:
+        while following is not None and following.from_s < end_s:
+            sought.append(following)
+            following = next(begun, None)
+        sought = [load for load in sought if content.num_leading(load.keys) < len(load.keys)]
+        for load in sought:
+            if load.until_s < end_s:
+                raise RecordingError(
+                    f"{load.file}, row {load.row}: {load.num_blocks:,} blocks are loaded, and the prefix store holds "
+                    f"{content.num_leading(load.keys):,} of the {len(load.keys):,} that the prompt begins with."
+                )
+        content.put(keys)
+    return sum(load.num_blocks for load in loads)
+
+
+def _writes(recording: Recording) -> Iterator[tuple[int, float, list[int]]]:
+    """Yield each write of a server: its number among those of all servers, its end in seconds, and the keys."""
+    transfers = recording.transfers
+    assert transfers is not None
+    for row in np.flatnonzero(transfers.kind == TransferKind.WRITE).tolist():
+        yield int(transfers.begun_seq[row]), float(transfers.end_s[row]), _keys(recording, transfers, row)
+
+
+def _loads(folder: Path, recording: Recording) -> Iterator[_Load]:
+    """Yield each load of a server."""
+    steps, transfers = recording.steps, recording.transfers
+    assert transfers is not None
+    for row in np.flatnonzero((transfers.kind == TransferKind.LOAD) & (transfers.blocks > 0)).tolist():
+        step = int(np.searchsorted(steps.schedule_seq, transfers.begun_seq[row]))
+        yield _Load(
+            from_s=float(steps.start_s[step - 1]) if step else 0.0,
+            until_s=float(steps.start_s[step]),
+            file=folder / "transfers.parquet",
+            row=row,
+            num_blocks=int(transfers.blocks[row]),
+            keys=_keys(recording, transfers, row),
+        )
+
+
+def _keys(recording: Recording, transfers: Transfers, row: int) -> list[int]:
+    """Return the keys of a prompt's blocks up to the last one that is transferred: the last hash of each block."""
+    per_block = recording.meta.pool.unit_tokens // recording.meta.hash_block_size
+    hashes = recording.requests.prompt_hashes[transfers.request[row]]
+    end = int(transfers.position[row] + transfers.blocks[row])
+    keys: list[int] = hashes[per_block - 1 :: per_block][:end].tolist()
+    return keys
