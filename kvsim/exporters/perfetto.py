@@ -79,12 +79,7 @@ class _Trace:
     """Writer of the packets of one trace. Names are interned; frequent packets are encoded in bulk."""
 
     def __init__(self, file: BinaryIO) -> None:
-        from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import (  # noqa: PLC0415  brings protobuf
-            DebugAnnotation,
-            Trace,
-            TracePacket,
-            TrackEvent,
-        )
+        from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import DebugAnnotation, Trace, TracePacket, TrackEvent  # noqa: PLC0415  brings protobuf
 
         self._file, self._trace, self._packet = file, Trace, TracePacket
         self._begins, self._ends = TrackEvent.TYPE_SLICE_BEGIN, TrackEvent.TYPE_SLICE_END

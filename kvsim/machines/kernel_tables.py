@@ -462,11 +462,7 @@ def _latent(tables: _GpuTables, work: Work, bytes_per_s: float) -> LatentAttenti
     if reading is None:
         return None
     heads = 1 << round(np.log2(reading.num_heads))
-    wanted = {
-        "num_heads": heads,
-        "gemm_type": "bfloat16",
-        "kv_cache_dtype": "fp8" if reading.is_fp8 else "bfloat16",
-    }
+    wanted = {"num_heads": heads, "gemm_type": "bfloat16", "kv_cache_dtype": "fp8" if reading.is_fp8 else "bfloat16"}
     decoding = tables.rows("mla", "mla_generation_module", **wanted)
     prompts = tables.rows("mla", "mla_context_module", **wanted, batch_size=1)
     beside = [Weights(*each) for each in _deepseek_v3_products(heads)]

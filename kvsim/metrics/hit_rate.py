@@ -50,6 +50,7 @@ def repeated_tokens(meta: Meta, requests: Requests) -> int:
 
 
 def _why_none(meta: Meta, requests: Requests, begun: npt.NDArray[np.intp], *, looks_up: bool) -> str:
+    """Return the reason for which no prompt had a prefix hit; `begun` are the rows of the scheduled requests."""
     if not looks_up:
         return "prefix caching is off" if meta.policy_name in ("paged", "radix") else "this policy has no prefix cache"
     if not len(begun):

@@ -72,6 +72,7 @@ def limit_words(limit: Limit | None) -> str:
 
 
 def _cause(summary: Summary, limit: Limit | None) -> str:
+    """Describe the limit that held requests back, and its effect."""
     waits = summary.waiting_for
     if limit is Limit.MEMORY:
         return f"Memory is short: {_shortage(summary)}."

@@ -10,16 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvsim.models.attention import hidden_size, num_heads, num_layers
-from kvsim.models.layers import (
-    FullAttention,
-    GatedDeltaNet,
-    Indexer,
-    KimiDelta,
-    Mamba1,
-    Mamba2,
-    Mla,
-    ShortConv,
-)
+from kvsim.models.layers import FullAttention, GatedDeltaNet, Indexer, KimiDelta, Mamba1, Mamba2, Mla, ShortConv
 
 if TYPE_CHECKING:
     from kvsim.models.attention import Caches
@@ -251,6 +242,7 @@ def _cache_parameters(config: Config, layer: Layer) -> int:
 
 
 def _recurrent(config: Config, layer: Recurrent) -> int:
+    """Count the parameters of the recurrent module that uses the cache `layer`."""
     hidden = hidden_size(config)
     match layer:
         case Mamba1():

@@ -130,6 +130,7 @@ def _modelopt(scheme: Config) -> Quantization:
 
 
 def _compressed_tensors(scheme: Config) -> Quantization:
+    """Return the quantization of a `compressed-tensors` scheme, which must have a single group of layers."""
     groups = scheme.fields.get("config_groups")
     schemes = list(groups.values()) if isinstance(groups, dict) else []
     weights = schemes[0].get("weights") if len(schemes) == 1 and isinstance(schemes[0], dict) else None

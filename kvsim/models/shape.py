@@ -275,10 +275,7 @@ class Model:
         if not isinstance(layer, (*ATTENTION, Indexer)):
             return 0
         return bytes_per_token(
-            layer,
-            dtype=self.dtype,
-            kv_cache_dtype=self.kv_cache_dtype,
-            tensor_parallel_size=self.tensor_parallel_size,
+            layer, dtype=self.dtype, kv_cache_dtype=self.kv_cache_dtype, tensor_parallel_size=self.tensor_parallel_size
         )
 
     @property

@@ -87,6 +87,7 @@ def _latent(shape: Mapping[str, Any]) -> Mla:
 
 
 def _layer(shape: Mapping[str, Any], entry: Any) -> Layer:
+    """Return the kind of cache that an entry of `layer_kinds` describes, with all its fields checked."""
     if isinstance(entry, get_args(Layer)):
         return cast("Layer", entry)
     layer_class = LAYER_CLASSES.get(str(entry.get("kind"))) if isinstance(entry, dict) else None

@@ -105,6 +105,7 @@ def film_of(recordings: Sequence[Recording], *, num_frames: int, until_s: float 
 
 
 def _reel(recording: Recording, name: str, times_s: FloatArray, max_cells: int) -> Reel:
+    """Sample the pool of a recording, and the progress of its requests, at the times of the frames."""
     replay, slots = replay_of(recording), waste_of(recording)
     num_cells = replay.num_units if 2 * replay.num_units <= 3 * max_cells else max_cells
     units = sampled_units(replay.num_units, num_cells)

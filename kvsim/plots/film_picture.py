@@ -193,6 +193,7 @@ class _Layout:
     def _draw_reel(
         self, image: Image.Image, pen: ImageDraw.ImageDraw, reel: Reel, grid: _Grid, x: int, frame: int
     ) -> None:
+        """Draw the pool of one recording in one frame: its name, its cells, a bar of states, and its progress."""
         colors = colors_of(reel.states[frame], reel.owners[frame] if self._film.by_owner else None)
         pen.text((x, 38), self._cut(reel.name, self._plain), INK, self._plain)
         pen.text((x, 60), self._cut(spaced(reel.about), self._small), MUTED, self._small)

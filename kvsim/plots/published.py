@@ -64,6 +64,7 @@ def beside_published(
 
 
 def _draw(axes: Axes, outcome: Reproduction) -> None:
+    """Draw the panel of one reproduced row: the published figures, their tolerances, and ours."""
     row = outcome.row
     rows = range(len(row.figures))
     low, width = ([figure.low for figure in row.figures], [figure.high - figure.low for figure in row.figures])

@@ -122,6 +122,7 @@ def facts_of(recordings: Sequence[Recording], again: str) -> Facts:
 def _draw(
     recordings: Sequence[Recording], arguments: Sequence[str], folder: Path, progress: Callable[[int, int], None] | None
 ) -> list[ReportFigure]:
+    """Draw the figures of the report into `folder`; leave out those for which the recordings lack data."""
     todo, shown = plans(recordings), []
     for number, plan in enumerate(todo):
         if progress is not None:
@@ -155,6 +156,8 @@ def _lead(names: Sequence[str], summaries: Sequence[Summary]) -> list[str]:
 
 
 def _about(recordings: Sequence[Recording]) -> tuple[Row, ...]:
+    """Return the rows of the table of metadata."""
+
     def row(label: str, cell: Callable[[Recording], str]) -> Row:
         return label, tuple(map(cell, recordings))
 
@@ -181,6 +184,8 @@ def _about(recordings: Sequence[Recording]) -> tuple[Row, ...]:
 
 
 def _results(summaries: Sequence[Summary]) -> tuple[Row, ...]:
+    """Return the rows of the table of results."""
+
     def row(label: str, cell: Callable[[Summary], str]) -> Row:
         return label, tuple(map(cell, summaries))
 
@@ -217,6 +222,8 @@ def _results(summaries: Sequence[Summary]) -> tuple[Row, ...]:
 
 
 def _markdown(facts: Facts, figures: Sequence[ReportFigure]) -> str:
+    """Return the report as Markdown with links to the figures."""
+
     def table(rows: Sequence[Row], align: str) -> str:
         lines = [("", facts.names), ("---", (align,) * len(facts.names)), *rows]
         return "\n".join(f"| {' | '.join(map(markdown_text, (label, *cells)))} |" for label, cells in lines)
@@ -241,6 +248,8 @@ def _markdown(facts: Facts, figures: Sequence[ReportFigure]) -> str:
 
 
 def _page(facts: Facts, figures: Sequence[ReportFigure], folder: Path) -> str:
+    """Return the report as an HTML page that contains the figures of `folder`."""
+
     def table(rows: Sequence[Row], kind: str) -> str:
         head = "".join(f'<th scope="col">{html_text(name)}</th>' for name in facts.names)
         cells = [(html_text(label), "".join(f"<td>{html_text(cell)}</td>" for cell in row)) for label, row in rows]

@@ -129,13 +129,7 @@ class RecordingBuilder:
         )
 
     def scheduled(
-        self,
-        request: int,
-        computed_before: int,
-        tokens: int,
-        time_s: float,
-        repeat: int = 1,
-        known: int | None = None,
+        self, request: int, computed_before: int, tokens: int, time_s: float, repeat: int = 1, known: int | None = None
     ) -> None:
         """Record that `request` computes `tokens` tokens in each of `repeat` steps, from the current one on.
 

@@ -26,7 +26,7 @@ from kvsim.recording.check_times import Ends, check_clock
 from kvsim.recording.check_windows import check_windows
 from kvsim.recording.model import Recording
 from kvsim.recording.order import is_new, stable_order
-from kvsim.recording.rules import require, require_of, rises, within
+from kvsim.recording.rules import require, require_inside, require_of, rises, within
 from kvsim.recording.tables import Copies, MemoryKind
 
 
@@ -116,16 +116,7 @@ def _check_memory(recording: Recording, file: Path) -> None:
     if memory.repeat is not None and not pool.groups:
         _check_growth(recording, file)
     if pool.num_units is not None:
-        end = pool.first_unit + pool.num_units
-
-        def is_inside(rows: slice) -> np.ndarray:
-            address, units = memory.address[rows], memory.length[rows].astype(np.int64)
-            if memory.repeat is not None:
-                units *= memory.repeat[rows]
-            inside = (address >= pool.first_unit) & (address + units <= end)
-            return np.asarray(~placed[rows] | inside)
-
-        require_of(is_inside, memory, file, f"the units lie outside the pool [{pool.first_unit}, {end})")
+        require_inside(memory, pool, placed, file)
     if not pool.groups:
         check_replaced_units(recording, file)
 

@@ -73,6 +73,8 @@ def _is_unread(
     chunk, unit = groups[0].window or 1, groups[0].block_size
     if len(groups) > 1:
         chunk, unit = lcm(*(group.window or 1 for group in groups), *(group.block_size for group in groups)), 1
+    # The newest known token is at a position from `least` to `most`. The chunk boundaries that agree with a start at
+    # `before` are those from `first` to `last`; one of these must begin the chunk of the newest known token.
     least = requests.prompt_tokens[request].astype(np.int64) - 1
     most = least + np.where(is_first, 0, requests.output_tokens[request])
     first, last = -(-before // chunk) * chunk, (before + unit - 1) // chunk * chunk

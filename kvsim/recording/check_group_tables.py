@@ -8,11 +8,12 @@ import numpy as np
 
 from kvsim.errors import RecordingError
 from kvsim.kv_groups.group import CacheKind
+from kvsim.recording.check_replaced_units import require_positions
 from kvsim.recording.grouped import tables_of_groups
 from kvsim.recording.holdings import Holdings
 from kvsim.recording.model import Recording
 from kvsim.recording.order import is_new
-from kvsim.recording.rules import require, within
+from kvsim.recording.rules import require, require_inside, within
 from kvsim.recording.tables import WHOLE_TABLE, MemoryKind
 
 
@@ -28,13 +29,7 @@ def check_tables_of_groups(recording: Recording, folder: Path) -> None:
     _check_growth(recording, file)
     num_units = np.bincount(operations.row, minlength=len(memory))
     require(num_units == memory.length, file, "length should be that of what the table holds and gives back")
-    is_part = (memory.kind == MemoryKind.RELEASE) & (memory.address != WHOLE_TABLE)
-    of_part = is_part[operations.row]
-    row, run = operations.row[of_part], operations.run[of_part]
-    holds = np.ones(len(memory), np.bool_)
-    offset = operations.address[of_part] - memory.address[row]
-    holds[row[tables.position[run] != memory.position[row] + offset]] = False
-    require(holds, file, "position should be that of the freed unit")
+    require_positions(memory, tables, operations, file)
     _check_ends(tables, file)
     _check_computed(recording, tables, folder / "schedule.parquet")
     _check_free_units(recording, tables, folder / "steps.parquet")
@@ -47,15 +42,10 @@ def _check_rows(recording: Recording, file: Path) -> None:
     require(~owned | within(memory.groups, len(pool.groups)), file, "group is not one of meta.json's kv_cache_groups")
     if memory.repeat is not None:
         require(memory.repeat == 1, file, "repeat is for pools of single slots")
-    released = memory.kind == MemoryKind.RELEASE
-    whole = released & (memory.address == WHOLE_TABLE)
-    require(~whole | (memory.length >= 0), file, "length should not be negative")
-    part = released & ~whole
+    released, part = memory.kind == MemoryKind.RELEASE, memory.parts
+    require(~released | part | (memory.length >= 0), file, "length should not be negative")
     require(~part | (memory.length > 0), file, "length should be positive")
-    assert pool.num_units is not None
-    end = pool.first_unit + pool.num_units
-    inside = (memory.address >= pool.first_unit) & (memory.address.astype(np.int64) + memory.length <= end)
-    require(~part | inside, file, f"the units lie outside the pool [{pool.first_unit}, {end})")
+    require_inside(memory, pool, part, file)
     if memory.cached is not None:
         most = np.where(part, memory.length, np.iinfo(np.int32).max)
         require(

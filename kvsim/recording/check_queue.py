@@ -65,7 +65,8 @@ def check_queue(recording: Recording, stays: Stays, ends: Ends, file: Path) -> N
     if recording.meta.pool.num_units is None:  # a batch that runs as a whole
         agree(steps.running, steps.num_scheduled, file, "running", "num_scheduled")
     else:
-        # A request that ends during the scheduling of a step does not run in that step.
+        # An abort between two steps has the `seq` of the earlier step, and the number of the later one: the request
+        # still ran in the earlier step.
         end_moment = moments[np.minimum(stays.end_step, len(steps) - 1)]
         end_seq = np.where(stays.end_step < len(steps), np.maximum(stays.end_seq, end_moment), stays.end_seq)
         held = so_far(moments, stays.birth_seq) - so_far(moments, end_seq)

@@ -12,10 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from kvsim.policies import Radix
-from kvsim.recording.grouped import tables_of_groups
+from kvsim.recording.grouped import Operations, tables_of_groups
+from kvsim.recording.holdings import Holdings
 from kvsim.recording.model import Recording
 from kvsim.recording.order import units_of_runs
-from kvsim.recording.rules import require
+from kvsim.recording.rules import require, require_inside
 from kvsim.recording.tables import IntArray, Memory, MemoryKind
 
 
@@ -44,11 +45,8 @@ def check_replaced_units(recording: Recording, file: Path) -> None:
     require(~parts | is_tree, file, "a release should have address -1: it frees the whole table")
     if not parts.any():
         return
-    assert pool.num_units is not None
-    end = pool.first_unit + pool.num_units
-    inside = (memory.address >= pool.first_unit) & (memory.address.astype(np.int64) + memory.length <= end)
     require(~parts | ((memory.length > 0) & (memory.position >= 0)), file, "length should be positive")
-    require(~parts | inside, file, f"the units lie outside the pool [{pool.first_unit}, {end})")
+    require_inside(memory, pool, parts, file)
     if memory.cached is not None:
         require(~parts | (memory.cached == 0), file, "a unit that is replaced should keep no prefix")
     replaces = replacing_rows(memory)
@@ -69,7 +67,16 @@ def _check_held(recording: Recording, parts: npt.NDArray[np.bool_], file: Path) 
     tables, operations = tables_of_groups(memory, len(recording.requests))
     num_units = np.bincount(operations.row, minlength=len(memory))
     require(~parts | (num_units == memory.length), file, "the request releases a unit that it does not hold")
-    of_part = parts[operations.row]
+    require_positions(memory, tables, operations, file)
+
+
+def require_positions(memory: Memory, tables: Holdings, operations: Operations, file: Path) -> None:
+    """Check that each release of a part of a table states the positions at which the request held these units.
+
+    Raises:
+        RecordingError: naming `file` and the first row with another position.
+    """
+    of_part = memory.parts[operations.row]
     row, run = operations.row[of_part], operations.run[of_part]
     holds = np.ones(len(memory), np.bool_)
     holds[row[tables.position[run] != memory.position[row] + operations.address[of_part] - memory.address[row]]] = False

@@ -11,14 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from kvsim.recording.by_request import (
-    RowsByRequest,
-    TokenSteps,
-    answered_rows,
-    computed_after,
-    first_rows,
-    last_steps,
-)
+from kvsim.recording.by_request import RowsByRequest, TokenSteps, answered_rows, computed_after, first_rows, last_steps
 from kvsim.recording.check_batches import check_batches
 from kvsim.recording.model import Recording
 from kvsim.recording.rules import CLOCK_S, agree, require, require_of

@@ -26,15 +26,7 @@ from kvsim.files.arrow_columns import to_numpy
 from kvsim.files.parquet_footer import oversized
 from kvsim.recording import provenance
 from kvsim.recording.model import Meta, Outline, Recording
-from kvsim.recording.tables import (
-    TABLES,
-    Column,
-    ColumnTable,
-    Memory,
-    Requests,
-    Steps,
-    text_column,
-)
+from kvsim.recording.tables import TABLES, Column, ColumnTable, Memory, Requests, Steps, text_column
 from kvsim.workload import Ragged
 
 _ROWS_READ = 1 << 17

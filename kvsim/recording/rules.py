@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from kvsim.errors import RecordingError
+from kvsim.recording.model import Pool
 from kvsim.recording.order import in_parts
-from kvsim.recording.tables import ColumnTable, IntArray
+from kvsim.recording.tables import ColumnTable, IntArray, Memory
 from kvsim.workload import LONGEST_S
 
 CLOCK_S = 1e-6
@@ -73,6 +74,24 @@ def require_of(holds: Callable[[slice], np.ndarray], table: ColumnTable, file: P
         kept = holds(rows)
         if not kept.all():
             raise RecordingError(f"{file}, row {rows.start + int(np.argmin(kept))}: {rule}.")
+
+
+def require_inside(memory: Memory, pool: Pool, chosen: np.ndarray, file: Path) -> None:
+    """Check that the units of the `chosen` rows of `memory` lie inside the pool.
+
+    Raises:
+        RecordingError: naming `file` and the first row with other units.
+    """
+    assert pool.num_units is not None
+    end = pool.first_unit + pool.num_units
+
+    def is_inside(rows: slice) -> np.ndarray:
+        address, units = memory.address[rows], memory.length[rows].astype(np.int64)
+        if memory.repeat is not None:
+            units *= memory.repeat[rows]
+        return np.asarray(~chosen[rows] | ((address >= pool.first_unit) & (address + units <= end)))
+
+    require_of(is_inside, memory, file, f"the units lie outside the pool [{pool.first_unit}, {end})")
 
 
 def is_time(values: np.ndarray) -> np.ndarray:

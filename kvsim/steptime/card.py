@@ -157,6 +157,7 @@ def load_card(path: str | os.PathLike[str]) -> Card:
 
 
 def _card(document: Mapping[str, Any]) -> Card:
+    """Return the card that a TOML document describes; raise any error of Python if it is incomplete or invalid."""
     rates, products = _table(document, "rates"), _table(document, "products")
     filled = {"all_reduce": [], "factors": {}, "fitted_to": {}, **document}
     return Card(
@@ -195,10 +196,7 @@ _RATES = (
 )
 _FACTORS = ("gpu", "host", "woken", "front_end")
 _FACTOR = (1e-3, 1e3)
-_BOUNDS = {
-    **{name: (1e3, 1e18) if name.endswith("_per_s") else (1e-9, 1e3) for name in _RATES},
-    "us": (1e-6, 1e9),
-}
+_BOUNDS = {**{name: (1e3, 1e18) if name.endswith("_per_s") else (1e-9, 1e3) for name in _RATES}, "us": (1e-6, 1e9)}
 """Valid ranges of the numbers in a file: rates, seconds and microseconds of any machine."""
 _ATTENTION = (
     *("num_heads", "num_kv_heads", "head_dim"),
@@ -273,6 +271,7 @@ def save_card(card: Card, path: str | os.PathLike[str], header: str = "", *, mad
 
 
 def _lines(card: Card, header: str) -> Iterator[str]:
+    """Return the lines of a card's TOML file, after comment lines with `header`."""
     yield from (f"# {line}".rstrip() for line in header.splitlines())
     yield f"gpu = {_quoted(card.gpu)}"
     yield f"num_gpus = {card.num_gpus}"

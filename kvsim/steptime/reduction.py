@@ -260,12 +260,7 @@ def _with_sparse(times: Roofline, sparse: SparseAttention, num_layers: float) ->
 
 
 def on_machine(
-    awake: Roofline,
-    launch_s: float,
-    factors: Mapping[str, float],
-    *,
-    in_process: bool = False,
-    is_stage: bool = False,
+    awake: Roofline, launch_s: float, factors: Mapping[str, float], *, in_process: bool = False, is_stage: bool = False
 ) -> Roofline:
     """Adapt the times of an engine whose host never sleeps to a machine whose host sleeps while it waits for the GPU.
 
