@@ -1,4 +1,4 @@
-"""Checks of the moments at which events of the encoder cache happen: in a step, with an output, or at an abort."""
+"""Check that each event of the encoder cache happens at a possible moment: in a step, with an output, at an abort."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvsim.recording.tables import EncoderEvents, ImageEventKind, IntArray, Memo
 
 
 def check_moments(recording: Recording, images: PromptImages, events: EncoderEvents, file: Path) -> None:
-    """Check that images are computed in steps, and let go with the output behind which they are not needed.
+    """Check that images are computed in steps, and released with the first output after which they are not needed.
 
     Raises:
         RecordingError: naming the row of the first event that cannot happen at its moment.
@@ -48,28 +48,32 @@ def check_moments(recording: Recording, images: PromptImages, events: EncoderEve
 
 
 def _released(recording: Recording) -> set[tuple[int, int]]:
-    """Return each request that releases a table, with the `seq` of that."""
+    """Return the pairs of a request and the `seq` at which it releases a table."""
     memory = recording.memory
     rows = np.flatnonzero(memory.kind == MemoryKind.RELEASE)
     return set(zip(memory.request[rows].tolist(), memory.seq[rows].tolist(), strict=True))
 
 
 def _rows_of(events: EncoderEvents, chosen: np.ndarray) -> list[tuple[int, int, int]]:
+    """Return the row, the request and the image of each chosen event."""
     rows = np.flatnonzero(chosen)
     return list(zip(rows.tolist(), events.request[rows].tolist(), events.image[rows].tolist(), strict=True))
 
 
 def _sole_ends(images: PromptImages) -> dict[tuple[int, int], int]:
-    """Return the tokens of a prompt up to the end of each image that it has once, by request and image."""
+    """Return the number of prompt tokens up to the end of each image, by request and image.
+
+    An image that occurs several times in a prompt is left out.
+    """
     ends: dict[tuple[int, int], list[int]] = defaultdict(list)
     columns = (images.request, images.image, images.place, images.tokens)
     for request, image, place, tokens in zip(*(each.tolist() for each in columns), strict=True):
         ends[request, image].append(place + tokens)
-    return {pair: found[0] for pair, found in ends.items() if len(found) == 1}
+    return {pair: places[0] for pair, places in ends.items() if len(places) == 1}
 
 
 class _Progress:
-    """The steps of one request, one by one, and how far it is at an output."""
+    """Steps of one request, and the number of its tokens that count as computed at an output."""
 
     def __init__(self, recording: Recording, request: int) -> None:
         schedule, steps = recording.schedule, recording.steps
@@ -86,10 +90,10 @@ class _Progress:
         self._is_plain = not (recording.requests.preemptions[request] or recording.meta.begins_in_the_middle)
 
     def may_let_go(self, seq: int, step: int, end: int | None) -> bool:
-        """Tell whether the request may let go of an image at `seq`, before `step` is scheduled or with it.
+        """Tell whether the request may release an image at `seq`, which is not after the schedule of `step`.
 
-        It does with an output of its own, or when it is passed over. `end` is the number of tokens up to the end of
-        the image; None if the image occurs several times.
+        It may at its own output, and at a step that does not schedule it. `end` is the number of tokens up to the end
+        of the image; None if the image occurs several times.
         """
         outputs = self._done[self._done <= seq]
         if not len(outputs) or outputs[-1] != seq:
@@ -100,7 +104,7 @@ class _Progress:
         return self._processed(seq) >= end > (self._processed(before) if before >= 0 else 0)
 
     def _processed(self, seq: int) -> int:
-        """Return the tokens that count as computed while the output at `seq` is processed: all but awaited ones."""
+        """Return how many tokens count as computed while the output at `seq` is processed: those not awaited."""
         begun = self._scheduled < seq
         awaited = int((begun & self._yields & (self._done >= seq)).sum())
         return int(self._after[begun].max(initial=0)) - awaited

@@ -60,7 +60,7 @@ def _check_places(recording: Recording, images: PromptImages, file: Path) -> Non
 
 
 def _are_runs(runs: np.ndarray, length: int) -> bool:
-    """Tell whether `runs` lie inside an image of `length` tokens; an empty list stands for all tokens."""
+    """Tell whether `runs` are separate runs of tokens inside an image of `length` tokens, in order."""
     if len(runs) % 2:
         return False
     begin, number = runs[::2], runs[1::2]
@@ -192,7 +192,7 @@ def _check_computed(recording: Recording, images: PromptImages, events: EncoderE
 
 
 def _places_of_outputs(images: PromptImages, row: int) -> list[tuple[int, int]]:
-    """Return the runs of tokens of a prompt that carry outputs of an image: first token and number."""
+    """Return the runs of prompt tokens that use encoder outputs of an image: first token, and number of tokens."""
     place, length = int(images.place[row]), int(images.tokens[row])
     if images.embedded is None or not len(images.embedded[row]):
         return [(place, length)]

@@ -161,6 +161,7 @@ def _check_shortage(recording: Recording, file: Path) -> None:
     ends = memory.ends
     ends = ends[steps.schedule_seq[np.minimum(memory.step[ends], len(steps) - 1)] == memory.seq[ends]]
     ends = ends[np.append(is_new(memory.seq[ends])[1:], True)[: len(ends)]]  # the last victim of each step
+    # All memory rows of the scheduling of each of these steps: `run` is the index of the step in `ends`.
     begin, end = (np.searchsorted(memory.seq, memory.seq[ends], side) for side in ("left", "right"))
     run, offset = units_of_runs(end - begin)
     rows, length = begin[run] + offset, memory.length[begin[run] + offset].astype(np.int64)
@@ -177,6 +178,7 @@ def _check_shortage(recording: Recording, file: Path) -> None:
     grows = grows[memory.request[rows[grows]] == request[run[grows]]]
     grown_by = np.bincount(run[grows], weights=length[grows], minlength=len(ends)).astype(np.int64)
     needed = np.maximum(needed, grown_by)
+    # Undo the release of the victim, which may have several rows, and all later rows of the step.
     gives = memory.kind[rows] == MemoryKind.RELEASE
     is_later |= gives & (memory.request[rows] == memory.request[ends[run]])
     free = steps.free_units[memory.step[ends]].astype(np.int64)
@@ -193,8 +195,8 @@ def check_retractions(recording: Recording, file: Path) -> None:
     """
     memory, steps = recording.memory, recording.steps
     rows = np.flatnonzero((steps.preempted > 0) & (steps.free_units >= 0))
-    begin, behind = (np.searchsorted(memory.seq, steps.schedule_seq[rows], side) for side in ("left", "right"))
-    run, offset = units_of_runs(behind - begin)
+    begin, end = (np.searchsorted(memory.seq, steps.schedule_seq[rows], side) for side in ("left", "right"))
+    run, offset = units_of_runs(end - begin)
     of_step, length = begin[run] + offset, memory.length[begin[run] + offset].astype(np.int64)
     kind = memory.kind[of_step]
     change = length * (kind == MemoryKind.APPEND) - length * (kind == MemoryKind.RELEASE)
