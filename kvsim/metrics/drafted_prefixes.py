@@ -71,7 +71,7 @@ class _LastSteps(NamedTuple):
     """The newest step of each request before a release of its units, and the outputs in flight at that time."""
 
     is_there: Flags
-    """Whether the request has such a step since it was admitted."""
+    """True if the request has such a step since it was admitted."""
     known: Tokens
     """Number of known tokens when the step was scheduled."""
     end: Tokens
@@ -79,7 +79,7 @@ class _LastSteps(NamedTuple):
     known_later: Tokens
     """Number of known tokens at the next step of the request, or at its end."""
     is_preempted: Flags
-    """Whether the release is a preemption; otherwise the request ended, and later outputs are dropped."""
+    """True if the release is a preemption; otherwise the request ended, and later outputs are dropped."""
     most_before: Tokens
     """Largest number of tokens in outputs between the step and the release."""
     least_before: Tokens
@@ -91,7 +91,7 @@ class _LastSteps(NamedTuple):
 
     @property
     def has_output(self) -> Flags:
-        """Whether an output came between the step and the release."""
+        """True if an output came between the step and the release."""
         return self.least_before > 0
 
     @classmethod

@@ -66,7 +66,7 @@ class _ReleasedBlocks(NamedTuple):
     junction: IntArray
     """Number of tokens before the junction of the request; `_UNKNOWN` if it may be anywhere."""
     is_hit: npt.NDArray[np.bool_]
-    """Whether the request got the block as a prefix hit."""
+    """True if the request got the block as a prefix hit."""
 
     @classmethod
     def of(cls, recording: Recording, tables: Holdings, runs: IntArray, junction: IntArray) -> _ReleasedBlocks:

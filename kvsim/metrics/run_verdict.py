@@ -35,7 +35,7 @@ class RunVerdict:
     """Judgement of a run."""
 
     is_good: bool
-    """Whether all requests were served, no token was computed twice, and no limit made requests wait."""
+    """True if all requests were served, no token was computed twice, and no limit made requests wait."""
     limit: Limit | None
     """Limit that held back most requests; None if there is none, or if it is unknown."""
     sentence: str

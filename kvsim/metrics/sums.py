@@ -51,7 +51,7 @@ class StepFigures:
     states: npt.NDArray[np.int64]
     """Slots by state. Shape (8, steps), in the order of `SlotState`."""
     is_fragmented: npt.NDArray[np.bool_]
-    """Whether the free slots are in pieces too small for the head of the queue."""
+    """True if the free slots are in pieces too small for the head of the queue."""
     admitted: Numbers
     """Requests admitted so far."""
     swapped_out: Numbers

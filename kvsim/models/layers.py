@@ -72,7 +72,7 @@ class Mla:
     rope_dim: int
     """Elements of the rotary key, shared by all heads."""
     sparse: bool = False
-    """Whether an indexer picks the tokens to read (DeepSeek-V3.2); the fp8 cache then has another format."""
+    """True if an indexer picks the tokens to read (DeepSeek-V3.2); the fp8 cache then has another format."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

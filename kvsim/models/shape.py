@@ -43,7 +43,7 @@ class Model:
     max_position_embeddings: int
     """Longest sequence in tokens, prompt and output together."""
     tie_word_embeddings: bool
-    """Whether one table is both input embedding and output projection."""
+    """True if one table is both input embedding and output projection."""
     dtype: str
     """Type of weights and activations: a key of `DTYPE_BYTES`."""
     num_parameters: int
@@ -85,7 +85,7 @@ class Model:
     """Number of data-parallel ranks. Each has its scheduler, its cache and all weights except those of routed experts,
     which the ranks split."""
     enable_expert_parallel: bool = False
-    """Whether experts are split as wholes over the GPUs of all ranks; otherwise each GPU has a part of every expert."""
+    """True if experts are split as wholes over the GPUs of all ranks; otherwise each GPU has a part of every expert."""
     decode_context_parallel_size: int = 1
     """Number of GPUs of a tensor-parallel group that split the cached tokens of a sequence."""
     sources: tuple[str, ...] = ()
@@ -316,7 +316,7 @@ class Model:
 
     @property
     def has_shared_experts(self) -> bool:
-        """Whether data-parallel ranks share experts, so that their steps wait for each other."""
+        """True if data-parallel ranks share experts, so that their steps wait for each other."""
         return self.num_experts > 0 and self.data_parallel_size > 1
 
     @property

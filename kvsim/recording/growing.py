@@ -43,7 +43,7 @@ class GrowingTable:
 
     @property
     def is_full(self) -> bool:
-        """Whether the table has enough rows that its final rows should be drained."""
+        """True if the table has enough rows for its final rows to be drained."""
         return len(self) >= self._full_at
 
     def extend(self, table: ColumnTable) -> None:
@@ -284,7 +284,7 @@ class GrowingMemory(GrowingTable):
         super().__init__(Memory)
         self._has_groups = False  # whether the column `group` is filled, from the first group other than 0
         self.has_repeats = False
-        """Whether rows have the column `repeat`; set it before the first row."""
+        """True if rows have the column `repeat`; set it before the first row."""
 
     def add_runs(
         self, seq: int, step: int, kind: MemoryKind, request: int, position: int, units: Iterable[int], group: int = 0

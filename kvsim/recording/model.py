@@ -180,7 +180,7 @@ class Meta:
 
     @property
     def prefix_caching(self) -> bool:
-        """Whether released units may keep a prefix that later requests can hit."""
+        """True if released units may keep a prefix that later requests can hit."""
         if self.policy_name == Radix.name:
             return not self.policy.get("disable_radix_cache", False)
         return bool(self.policy.get("enable_prefix_caching", self.engine.get("enable_prefix_caching", False)))
@@ -204,7 +204,7 @@ class Meta:
 
     @property
     def exchanges_kv(self) -> bool:
-        """Whether the server loads the KV of prompts from other servers, or keeps it for them to read."""
+        """True if the server loads the KV of prompts from other servers, or keeps KV for other servers to read."""
         return "kv_connector" in self.engine
 
     @property
@@ -227,7 +227,7 @@ class Meta:
 
     @property
     def begins_in_the_middle(self) -> bool:
-        """Whether the recorder joined a running engine, so that events before that moment are only partly known."""
+        """True if the recorder joined a running engine, so that events before that moment are only partly known."""
         return bool(self.extra.get("joined_at_step"))
 
 
@@ -288,12 +288,12 @@ class Recording:
 
     @property
     def has_drafts(self) -> bool:
-        """Whether steps verified drafts (speculative decoding)."""
+        """True if steps verified drafts (speculative decoding)."""
         return self.schedule.known is not None
 
     @property
     def has_failed_loads(self) -> bool:
-        """Whether blocks failed to load from other servers."""
+        """True if blocks failed to load from other servers."""
         return self.transfers is not None and bool((self.transfers.failed >= 0).any())
 
     @property

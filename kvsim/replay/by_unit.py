@@ -48,15 +48,15 @@ class Successions:
     until: IntArray
     """Row in which the unit is freed, as in `Takes`."""
     keeps: npt.NDArray[np.bool_]
-    """Whether the unit keeps a prefix after that row."""
+    """True if the unit keeps a prefix after the row in `until`."""
     held_until: npt.NDArray[np.int64]
     """Row in which the last earlier owner freed the unit, or a later row in which the unit lost its prefix."""
     kept: npt.NDArray[np.bool_]
-    """Whether the unit kept a prefix after the row in `held_until`."""
+    """True if the unit kept a prefix after the row in `held_until`."""
 
     @property
     def is_held(self) -> npt.NDArray[np.bool_]:
-        """Whether a request holds the unit already."""
+        """True if a request holds the unit already."""
         return self.held_until > self.row
 
     @classmethod

@@ -23,7 +23,7 @@ class CachedImage(NamedTuple):
     users: tuple[int, ...]
     """Requests that hold the image, in the order in which they began to; empty if it can be evicted."""
     is_new: bool
-    """Whether the last step computes the image."""
+    """True if the last step computes the image."""
 
     @property
     def num_users(self) -> int:

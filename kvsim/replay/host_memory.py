@@ -26,11 +26,11 @@ class HostSlots:
     owner: IntArray
     """Request whose block was copied to the slot last; -1 for an unused slot."""
     is_going: BoolArray
-    """Whether a copy from the GPU to the slot is in progress."""
+    """True for slots that are being written with a block from the GPU."""
     is_coming: BoolArray
-    """Whether a copy from the slot to the GPU is in progress."""
+    """True for slots whose block is being copied to the GPU."""
     is_overwritten: BoolArray
-    """Whether the previous block was evicted in this step."""
+    """True for slots whose previous block was evicted in this step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

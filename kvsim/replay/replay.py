@@ -96,7 +96,7 @@ class Replay:
 
     @property
     def cached(self) -> npt.NDArray[np.bool_]:
-        """Whether each unit is free and keeps a prefix."""
+        """True for each unit that is free and keeps a prefix."""
         return self._states.cached
 
     def occupied(self) -> npt.NDArray[np.int64]:

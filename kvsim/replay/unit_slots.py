@@ -32,9 +32,9 @@ class Seen(NamedTuple):
     position: IntArray
     """Position of the unit in its owner's table."""
     is_shared: npt.NDArray[np.bool_]
-    """Whether several requests hold it."""
+    """True for units that several requests hold."""
     is_cached: npt.NDArray[np.bool_]
-    """Whether it is free and keeps a prefix."""
+    """True for units that are free and keep a prefix."""
     computed: Numbers
     """Tokens that the owner has computed; undefined without an owner."""
 
@@ -78,7 +78,7 @@ class TableGroup:
 
     @property
     def leaves_tokens(self) -> bool:
-        """Whether requests hold units with tokens or states that no later step reads."""
+        """True if requests hold units with tokens or states that no later step reads."""
         return self.kind is CacheKind.MAMBA or self.window is not None
 
     def unread(self, computed: IntArray) -> Numbers:
