@@ -36,11 +36,11 @@ def check_moments(recording: Recording, images: PromptImages, events: EncoderEve
     released = _released(recording)
     in_vain = {(request, image, int(seq[row])) for row, request, image in _rows_of(events, kind == ImageEventKind.HOLD)}
     for row, request, image in _rows_of(events, let_go):
-        progress = _Progress(recording, request)
+        steps_of_request = _RequestSteps(recording, request)
         end = None if recording.has_drafts else ends.get((request, image))
         at = int(seq[row])
         is_other = (request, at) in released or (request, image, at) in in_vain
-        holds[row] = is_other or progress.may_let_go(at, int(following[row]), end)
+        holds[row] = is_other or steps_of_request.may_let_go(at, int(following[row]), end)
     rule = (
         "an image should be let go with its table, or with the first output behind which its request needs it no more"
     )
@@ -72,7 +72,7 @@ def _sole_ends(images: PromptImages) -> dict[tuple[int, int], int]:
     return {pair: places[0] for pair, places in ends.items() if len(places) == 1}
 
 
-class _Progress:
+class _RequestSteps:
     """Steps of one request, and the number of its tokens that count as computed at an output."""
 
     def __init__(self, recording: Recording, request: int) -> None:

@@ -13,7 +13,7 @@ from kvsim.workload import Ragged
 
 
 class ImagesSoFar:
-    """Rows of the two tables."""
+    """Growing tables of the images, and of the events of the encoder cache."""
 
     def __init__(self) -> None:
         self._images, self._events = GrowingTable(PromptImages), GrowingTable(EncoderEvents)
@@ -29,10 +29,10 @@ class ImagesSoFar:
         return len(self._events)
 
     def add(self, request: int, images: Iterable[Sequence[Any]]) -> None:
-        """Record the images of a request by place.
+        """Record the images of a request, in the order of their places.
 
-        Each has a number, a place, a number of tokens, and, if only some tokens carry an output of the encoder, the
-        runs of those, each as first token and number.
+        An image has a number, a place and a number of tokens. If only some tokens use an output of the encoder, their
+        runs follow, each as first token and number of tokens.
         """
         for image, place, tokens, *runs in images:
             _append(self._images, request, image, place, tokens)
