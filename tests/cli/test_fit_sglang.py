@@ -15,7 +15,7 @@ FEW = ("--model", "Llama-3-8B", "--gpu", "H100", "--users", "6", "--num-requests
 
 
 def test_the_answer_on_the_command_line_has_the_form_of_vllms(type_command: Run) -> None:
-    radix = ("fit", *FEW, "--policy", "radix", "--mem-fraction-static", f"{share_of(450):.6f}", "--points", "30")
+    radix = ("fit", *FEW, "--policy", "radix", "--mem-fraction-static", f"{share_of(450):.6f}", "--points", "4")
     code, said, complaint = type_command(*radix)
     assert (code, complaint) == (0, "")
     lines = said.splitlines()

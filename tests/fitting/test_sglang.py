@@ -44,7 +44,7 @@ def users(number: int) -> Load:
 def test_more_memory_is_found_where_slots_are_short() -> None:
     """By hand: 1,000 slots hold 11 requests of 90 tokens, and 12 users have one each."""
     on, load = server(mem_fraction_static=share_of(1000)), users(12)
-    found = answer(on, load, Goal(), INTERPRETED, most=40)
+    found = answer(on, load, Goal(), INTERPRETED, most=4)
     assert not found.fits
     assert found.outcome.limit is Limit.MEMORY
     assert 1000 <= found.outcome.num_blocks < 1010
@@ -63,9 +63,11 @@ def test_more_memory_is_found_where_slots_are_short() -> None:
 
 
 def test_a_batch_that_is_too_small_is_what_limits_and_a_larger_one_helps() -> None:
-    found = answer(server(max_running_requests=4), users(12), Goal(), INTERPRETED, most=24, find_largest=False)
-    assert found.limit.startswith("the batch limit: 4 sequences run, and others wait (max_running_requests)")
-    assert found.remedies[0].change.words == "max_running_requests 4 to 16"
+    on, load = server(max_running_requests=2), users(4)
+    found = answer(on, load, Goal(), INTERPRETED, most=0, find_largest=False)
+    assert found.limit.startswith("the batch limit: 2 sequences run, and others wait (max_running_requests)")
+    larger = {each.words: each.server for each in changes(on, longest_tokens=90)}["max_running_requests 2 to 16"]
+    assert Goal().is_met(evaluate(larger, load, engine="interpreted"))
 
 
 def test_a_prompt_that_is_too_long_names_the_context() -> None:
@@ -99,7 +101,7 @@ def parsed(line: str, gpu: str) -> SGLangServer:
     ids=repr,
 )
 def test_every_line_that_is_printed_is_taken_back_as_the_same_server(asked: SGLangServer) -> None:
-    found = changes(asked, longest_tokens=90, most=150)
+    found = changes(asked, longest_tokens=90, most=400)[::7]
     assert len({each.server for each in found}) == len(found)
     for each in (asked, *(change.server for change in found)):
         assert isinstance(each, SGLangServer)

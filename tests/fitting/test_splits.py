@@ -20,8 +20,8 @@ from kvsim.workload import AllAtOnce, Fixed, generate
 
 
 def test_other_splits_are_tried_and_judged() -> None:
-    flags = ["--prefill", "1", "--decode", "1", "--rate", "8", "--num-requests", "24", "--prompt-tokens", "3000"]
-    flags += ["--output-tokens", "20", "--max-model-len", "4096", "--gpu", "H200", "--model", "Llama-3-8B"]
+    flags = ["--prefill", "1", "--decode", "1", "--users", "2", "--num-requests", "8", "--prompt-tokens", "4000"]
+    flags += ["--output-tokens", "20", "--max-model-len", "4100", "--gpu", "H200", "--model", "Llama-3-8B"]
     done = CliRunner().invoke(cli, ["fit", *flags, "--points", "0", "--json"])
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
