@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kvsim.errors import RecordingError, UsageError
+from kvsim.kv_groups import KVCacheLayout
 from kvsim.policies.draft_counts import DraftCounts
 from kvsim.policies.drafts import Drafts
 from kvsim.policies.releases import rules_of
@@ -47,7 +48,7 @@ def draft_settings(scheduler: Any) -> dict[str, int]:
     return {"num_draft_modules": num_draft_modules(scheduler)} | ({"num_hash_lookahead_tokens": ahead} if ahead else {})
 
 
-def check_drafts(scheduler: Any, release: str) -> None:
+def check_drafts(scheduler: Any, layout: KVCacheLayout, release: str) -> None:
     """Check that kvsim follows the drafts of an engine.
 
     Raises:
@@ -70,6 +71,8 @@ def check_drafts(scheduler: Any, release: str) -> None:
             accepted=nothing,
             proposed=nothing,
         )
+        if scheduler.cache_config.enable_prefix_caching:
+            drafts.check_groups(release, layout)
     except UsageError as error:
         raise RecordingError(f"the engine speculates: {str(error).rstrip('.')}.") from error
     drops = next((bool(getattr(scheduler, name)) for name in _DROPS if hasattr(scheduler, name)), False)

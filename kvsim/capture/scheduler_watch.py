@@ -96,7 +96,7 @@ class SchedulerRecorder:
         if self._transfers is not None:
             check_transfers(self._scheduler, self._layout, self._release)
         if self._drafts is not None:
-            check_drafts(self._scheduler, self._release)
+            check_drafts(self._scheduler, self._layout, self._release)
         rules, retention_tokens = rules_or_newest(self._release), retention_interval(self._scheduler)
         self._keeps_some = [keeps_some(self._layout, group, rules, retention_tokens) for group in self._layout.groups]
 

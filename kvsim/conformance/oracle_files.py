@@ -198,11 +198,7 @@ class OracleWorkload:
             accepted=DraftCounts.from_rows([request.accepted_drafts for request in self.requests]),
             proposed=DraftCounts.from_rows([request.proposed_drafts for request in self.requests]),
         )
-        if self.layout is not None and not self.layout.is_uniform and drafts.drops_last_hit:
-            raise UsageError(
-                "kvsim does not follow drafting that computes the last block of a hit again where layers are of "
-                "several kinds"
-            )
+        drafts.check_groups(release, self.layout)
         return drafts
 
 

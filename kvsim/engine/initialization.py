@@ -254,6 +254,7 @@ class EnginePlan:
         for name, value in chosen.items():
             setattr(settings, name, value)
         waits_for_flight = isinstance(policy, Paged) and flight_is_counted(layout, policy)
+        settings.windows_wait = waits_for_flight
         if self.connector is not None and isinstance(policy, Paged):
             _set_connector(settings, self.connector, policy)
         settings.answers_awaited = settings.num_drafts > 0 or self.connector is not None
@@ -332,6 +333,8 @@ class _Room:
                 _check_modelled(policy.cache)
             host_initialization.check_offload(policy, len(layout.groups))
             places = host_initialization.num_places(policy, num_units, size)
+            if plan.drafts is not None and policy.cache.enable_prefix_caching:
+                plan.drafts.check_groups(policy.scheduler.vllm, layout)
             if plan.encoding is not None:
                 plan.encoding.check(policy.scheduler.vllm, num_groups=len(layout.groups))
             if plan.connector is not None:

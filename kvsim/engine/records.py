@@ -97,6 +97,8 @@ class Settings:
     """`long_prefill_token_threshold` also limits a sequence that is the only one."""
     answers_awaited: bool = False
     """The model runner yields no output that the scheduler does not await."""
+    windows_wait: FeatureFlag = False
+    """Blocks of windows, chunks and states are freed only when all steps in flight that read them are processed."""
     counts_flight: FeatureFlag = False
     """Tokens in flight are counted for each sequence, because freeing its blocks or admitting it depends on them."""
     unit_tokens: int = 0

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
+from kvsim.errors import UsageError
+from kvsim.kv_groups.group import CacheKind, KVCacheLayout
 from kvsim.policies.draft_counts import DraftCounts, draft_counts_of
 from kvsim.policies.kinds import AnyPolicy, Paged
 from kvsim.policies.releases import check_feature, rules_of
@@ -77,6 +79,23 @@ class Drafts:
             accepted=accepted,
             proposed=proposed,
         )
+
+    def check_groups(self, release: str, layout: KVCacheLayout | None) -> None:
+        """Check that kvsim knows which blocks of a hit are computed again where layers are of several kinds.
+
+        Raises:
+            UsageError: it does not.
+        """
+        if layout is None or layout.is_uniform or not self.drops_last_hit:
+            return
+        layers = {(group.kind, group.window, group.block_size) for group in layout.groups}
+        sizes, kinds = {group.block_size for group in layout.groups}, sorted(kind for kind, _, _ in layers)
+        is_simple = kinds == [CacheKind.FULL, CacheKind.SLIDING_WINDOW] and len(sizes) == 1
+        if rules_of(release).keys_cover_drafts or not is_simple:
+            raise UsageError(
+                "kvsim does not follow drafting that computes the last block of a hit again where layers are of "
+                "several kinds, but before 0.33 with full attention and one window in blocks of one size"
+            )
 
     def numbers_by_batch(self, most: int) -> list[int]:
         """Return the numbers of tokens drafted after steps of 0, 1, ..., `most` requests; empty without `by_batch`."""

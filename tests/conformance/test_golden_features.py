@@ -191,12 +191,17 @@ def test_drafts_that_are_not_known_are_refused(drafting: dict[str, Any], release
         parse_workload(PLAIN | {"spec": drafting}, "workload.json").of_release(release)
 
 
-def test_windows_whose_last_hit_is_computed_again_are_refused() -> None:
+def test_a_last_hit_that_is_computed_again_is_followed_with_one_window_before_0_33() -> None:
     groups = [{"type": "sliding_window", "window": 8}, {"type": "full"}]
     document = PLAIN | {"groups": groups, "spec": {"method": "eagle", "k": 2}}
-    assert parse_workload(document, "workload.json").of_release("0.33.0").drafting
-    with pytest.raises(RecordingError, match="computes the last block of a hit again where layers are of several"):
-        parse_workload(document, "workload.json").of_release("0.25.1")
+    for release in ("0.25.1", "0.33.0"):
+        assert parse_workload(document, "workload.json").of_release(release).drafting
+    words = "computes the last block of a hit again where layers are of several kinds, but before 0.33"
+    two_windows = document | {"groups": [*groups, {"type": "sliding_window", "window": 12}]}
+    plain_keys = document | {"spec": {"method": "eagle", "k": 2, "disable_lookahead_hashes": True}}
+    for refused, release in ((two_windows, "0.25.1"), (plain_keys, "0.33.0")):
+        with pytest.raises(RecordingError, match=words):
+            parse_workload(refused, "workload.json").of_release(release)
 
 
 def test_windows_are_not_served_in_decode_context_parallelism() -> None:

@@ -92,8 +92,9 @@ def grow(engine: Engine, sequence: Sequence, num_tokens: int) -> bool:
     total = computed + num_tokens
     slots = min(total + settings.lookahead_tokens, settings.max_model_len)
     needed = 0
+    read = max(0, computed - sequence.in_flight) if settings.windows_wait else computed
     for group in range(settings.num_groups):
-        groups.remove_skipped_blocks(engine, sequence, group, max(0, computed - sequence.in_flight))
+        groups.remove_skipped_blocks(engine, sequence, group, read)
     leader = settings.first_leader
     while leader != groups.NO_GROUP:
         needed += groups.num_needed_to_grow(engine, sequence, leader, total, slots) * engine.groups[leader].num_alike
@@ -278,8 +279,9 @@ def extend(engine: Engine, sequence: Sequence, group: int, num_tokens: int, num_
 def find_room(engine: Engine, sequence: Sequence, computed: int) -> None:
     """Set `room_tokens`: the number of tokens up to which a sequence needs no change of its tables."""
     room, leader = NEVER, engine.settings.first_leader
+    read = max(0, computed - sequence.in_flight) if engine.settings.windows_wait else computed
     while leader != groups.NO_GROUP:
-        room = min(room, groups.quiet_until(engine, sequence, leader, max(0, computed - sequence.in_flight)))
+        room = min(room, groups.quiet_until(engine, sequence, leader, read))
         leader = engine.groups[leader].next_leader
     sequence.room_tokens = room
 

@@ -46,7 +46,7 @@ def find(engine: Engine, sequence: Sequence) -> int:
             if engine.groups[leader].kind == FULL and rounds > 0:
                 current = current // block_size * block_size
             else:
-                current = _find_alike(engine, sequence, leader, current) * block_size
+                current = _find_kind(engine, sequence, leader, current, limit) * block_size
                 longest = max(longest, current)
             num_kinds += 1
             leader = engine.groups[leader].next_leader
@@ -65,6 +65,20 @@ def find(engine: Engine, sequence: Sequence) -> int:
     if settings.keeps_junctions:
         sequence.junction = longest if longest > hit_tokens else 0
     return hit_tokens
+
+
+@part
+def _find_kind(engine: Engine, sequence: Sequence, leader: int, current: int, limit: int) -> int:
+    """Store the hits of a kind within `current` tokens; return their number of entries.
+
+    Where the last hit is computed again, one block more is looked up, within `limit` tokens, and then left out.
+    """
+    block_size = engine.groups[leader].block_size
+    if not engine.settings.drops_last_hit:
+        return _find_alike(engine, sequence, leader, current)
+    num_hits = max(_find_alike(engine, sequence, leader, min(current + block_size, limit)) - 1, 0)
+    _cut(engine, leader, num_hits * block_size)
+    return num_hits
 
 
 @part
@@ -122,6 +136,8 @@ def _find_window(engine: Engine, sequence: Sequence, leader: int, limit: int) ->
     """
     record = engine.groups[leader]
     needed, run = -(-(record.window - 1) // record.block_size), 0
+    if engine.settings.drops_last_hit:
+        needed += 1
     for index in range(limit // record.block_size - 1, -1, -1):
         if not _is_cached(engine, sequence, leader, index):
             run = 0
