@@ -47,7 +47,7 @@ def with_writes(
     )
 
 
-class _Load(NamedTuple):
+class _StoreLoad(NamedTuple):
     """A load of a server, and the time in which it was decided, in seconds."""
 
     from_s: float
@@ -78,7 +78,7 @@ def check_loads(servers: Sequence[tuple[Path, Recording]]) -> int:
     writes = sorted((write for _, recording in stored for write in _writes(recording)), key=itemgetter(0))
     loads = sorted((load for folder, recording in stored for load in _loads(folder, recording)), key=itemgetter(0))
     content = StoredPrefixes(int(stored[0][1].meta.engine[CAPACITY]))
-    begun, sought = iter(loads), list[_Load]()
+    begun, sought = iter(loads), list[_StoreLoad]()
     following = next(begun, None)
     for _, end_s, keys in [*writes, (0, math.inf, [])]:
         while following is not None and following.from_s < end_s:
@@ -103,13 +103,13 @@ def _writes(recording: Recording) -> Iterator[tuple[int, float, list[int]]]:
         yield int(transfers.begun_seq[row]), float(transfers.end_s[row]), _keys(recording, transfers, row)
 
 
-def _loads(folder: Path, recording: Recording) -> Iterator[_Load]:
+def _loads(folder: Path, recording: Recording) -> Iterator[_StoreLoad]:
     """Yield each load of a server."""
     steps, transfers = recording.steps, recording.transfers
     assert transfers is not None
     for row in np.flatnonzero((transfers.kind == TransferKind.LOAD) & (transfers.blocks > 0)).tolist():
         step = int(np.searchsorted(steps.schedule_seq, transfers.begun_seq[row]))
-        yield _Load(
+        yield _StoreLoad(
             from_s=float(steps.start_s[step - 1]) if step else 0.0,
             until_s=float(steps.start_s[step]),
             file=folder / "transfers.parquet",
