@@ -23,24 +23,9 @@ from kvsim.policies.releases import rules_of
 
 
 def connector_tables(
-    connector: Connector | None,
-    policy: Policy,
-    num_units: int,
-    size: int,
-    unit_bytes: int,
-    *,
-    compiled: bool,
+    connector: Connector | None, policy: Policy, num_units: int, size: int, unit_bytes: int, *, compiled: bool
 ) -> ConnectorTables:
-    """Return the settings and arrays of an engine's connector; an empty tuple if it has none.
-
-    Args:
-        connector: the exchanges of the requests, and the link.
-        policy: the policy of the engine.
-        num_units: the number of blocks in the pool.
-        size: the number of requests.
-        unit_bytes: the bytes of a block.
-        compiled: whether the engine is compiled.
-    """
+    """Return the connector of an engine that serves `size` requests; an empty tuple if it has none."""
     if connector is None or not isinstance(policy, Paged):
         return cast("ConnectorTables", ())
     settings = make_one(ConnectorSettings, compiled=compiled)

@@ -114,17 +114,9 @@ def host_tier(
     is_timed: bool,
     compiled: bool,
 ) -> HostTier:
-    """Return the second tier of an engine; an empty tuple if its policy has no offload.
+    """Return the second tier of an engine that serves `size` requests; an empty tuple if its policy has no offload.
 
-    Args:
-        policy: the settings of the offload.
-        num_units: the number of GPU blocks in the pool.
-        size: the number of requests.
-        block_bytes: the bytes of a block on each GPU.
-        num_gpus: the number of GPUs.
-        num_layers: the number of layers; a block is copied layer by layer.
-        is_timed: whether the clock decides when a copy ends.
-        compiled: whether the engine is compiled.
+    A block, of `block_bytes` on each GPU, is copied layer by layer. If `is_timed`, the clock decides when a copy ends.
     """
     if not has_offload(policy):
         return cast("HostTier", ())
