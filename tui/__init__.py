@@ -1,6 +1,7 @@
-"""The terminal interface: a player over recordings, simulated or of a real engine.
+"""The terminal interface: plays recordings of simulated and of real engines, frame by frame.
 
-It consumes `Recording`s and nothing else. Textual is imported when a function is called, not before.
+These functions are the only entry to the package. They import Textual when they are called, because that import
+takes a third of a second, which commands without a screen need not wait for.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ if TYPE_CHECKING:
     """Everything that the interface can play."""
 
 _LONG_ROWS = 200_000
-"""A recording of more steps and changes of memory shows its pool before all of it has been added up."""
+"""Number of steps and memory operations above which a recording is shown before its slots are counted by state."""
 
 __all__ = ["attach", "fleet_of", "open_fleet", "run", "screenshot", "watch_metrics"]
 
 
 def fleet_of(recordings: Sequence[Recording], num_prefill: int = 0) -> FleetServers:
-    """Return the servers of a fleet on one clock; the first `num_prefill` compute prompts for the others.
+    """Return the servers of a fleet on one clock; the first `num_prefill` compute prompts for the other servers.
 
     Raises:
         RecordingError: no server has steps.
@@ -48,7 +49,11 @@ def fleet_of(recordings: Sequence[Recording], num_prefill: int = 0) -> FleetServ
 
 
 def open_fleet(folders: Sequence[Path], report: Callable[[int, int], None] | None = None) -> FleetServers:
-    """Read the recordings of a fleet's servers, each in a folder with the server's name, and report progress.
+    """Read the recordings of a fleet's servers: one folder per server, with the server's name.
+
+    Args:
+        folders: the folders with the recordings.
+        report: called after each folder, with the number of servers that have been read and the number of folders.
 
     Raises:
         RecordingError: a recording cannot be read, or no server has steps.
@@ -74,17 +79,17 @@ def run(
     runs: Callable[[], Sequence[Recording]] | None = None,
     ample: Callable[[], Sequence[float]] | None = None,
 ) -> None:
-    """Show `shown` in this terminal until the person quits.
+    """Show `shown` in this terminal until the user quits.
 
     Args:
-        shown: a recording, simulated or captured; several, to be compared on one clock; a fleet; a lesson; or what
-            makes one of these, which is called in a thread once the terminal shows how far it has come.
-        at_s: seconds from the first event at which to begin; shortly before the most telling moment if None.
+        shown: a recording, simulated or captured; several recordings, to compare on one clock; a fleet; a lesson; or
+            a function that returns one of these. The function runs in a thread while the terminal shows its progress.
+        at_s: seconds from the first event at which to begin; None begins shortly before the most interesting moment.
         ascii: draw with plain ASCII. Without it, the `NO_COLOR` variable alone selects glyphs instead of colours.
         calm: draw one frame a second, for slow links.
-        runs: what serves the requests of `shown` under every policy, for a comparison.
-        ample: how many tokens per second each of the compared runs would put out with memory for everything, in their
-            order; called in a thread while they play.
+        runs: simulates the requests of `shown` under every policy; called when the user asks for a comparison.
+        ample: returns the output tokens per second that each of the compared recordings would reach with unlimited
+            memory, in the order of `shown`; called in a thread during playback.
 
     Raises:
         RecordingError: a recording has no steps.
@@ -111,8 +116,13 @@ def attach(
     ascii: bool = False,  # noqa: A002 - the flag's name
     calm: bool = False,
 ) -> None:
-    """Watch a recording that is still growing, until the person quits; a signal that ends this has `keep` called. A
-    `calm` screen draws one frame a second.
+    """Watch a recording that is still growing, until the user quits.
+
+    Args:
+        feed: source of the new steps.
+        keep: called if a signal ends the program, to save what was recorded.
+        ascii: draw with plain ASCII.
+        calm: draw one frame a second, for slow links.
 
     Raises:
         RecordingError: the feed ended before its first step.
@@ -133,9 +143,13 @@ def watch_metrics(
     keep: Callable[[], None],
     ascii: bool = False,  # noqa: A002
 ) -> None:
-    """Watch a server through its Prometheus metrics, and its KV events if followed, until the person quits.
+    """Watch a server through its Prometheus metrics until the user quits.
 
-    A signal that ends this has `keep` called.
+    Args:
+        feed: source of the metrics.
+        cache: feeds of the KV events of the server's ranks; None if the events are not followed.
+        keep: called if a signal ends the program, to save what was recorded.
+        ascii: draw with plain ASCII.
 
     Raises:
         DefectError: the interface failed.
@@ -155,9 +169,18 @@ def screenshot(
     ascii: bool = False,  # noqa: A002 - the flag's name
     ample: Callable[[], Sequence[float]] | None = None,
 ) -> None:
-    """Draw a terminal of `size` (columns, lines) into `file`: SVG, or PNG if its name ends so.
+    """Draw the interface in a terminal of `size` (columns, lines), and write the picture to `file`.
 
-    The same recording, moment and size give the same bytes. The file appears whole or not at all.
+    The file is an SVG, or a PNG if its name ends in `.png`. The same recording, time and size give the same bytes. The
+    file is written whole or not at all.
+
+    Args:
+        shown: a recording; several recordings, to compare; a lesson; or a fleet.
+        file: path of the picture.
+        at_s: seconds from the first event; None chooses the moment.
+        size: columns and lines of the terminal.
+        ascii: draw with plain ASCII.
+        ample: as for `run`.
 
     Raises:
         RecordingError: a recording has no steps.
@@ -184,7 +207,7 @@ def screenshot(
 def _opened(
     shown: Recording | Sequence[Recording] | Lesson | FleetServers, at_s: float | None, *, live: bool = False
 ) -> Session | ComparedRuns | FleetServers | Guided:
-    """Open `shown` for playing; with `live`, begin as a person should see it."""
+    """Open `shown` at `at_s`, or at a moment worth seeing: `live` chooses it for playback, otherwise for a still."""
     from kvsim.recording import Recording  # noqa: PLC0415
 
     from .facts.telling import begin_story  # noqa: PLC0415
@@ -206,7 +229,7 @@ def _opened(
 
     if not isinstance(shown, Lesson):
         comparison = ComparedRuns(shown, at_s=at_s)
-        # The gap opens by itself; a still shows it when the fastest run is half done.
+        # During playback the runs drift apart by themselves. A still shows them when the fastest run is half done.
         comparison.player.playing = live and at_s is None
         if not live and at_s is None:
             comparison.player.go_to_time(comparison.lanes[-1].session.player.duration_s / 2)

@@ -1,4 +1,4 @@
-"""The application: its opening, clock and colours."""
+"""The Textual application: loads what it is given, drives the playing screen with a clock, and applies themes."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ if TYPE_CHECKING:
 FRAMES_PER_S = 30
 CALM_FRAMES_PER_S = 1
 _SETTLE_S = 0.5
-"""Wall seconds until the first picture is drawn and garbage may be collected."""
+"""Wall seconds after which the first picture has been drawn, so that a garbage collection delays nothing."""
 
 
 class KvsimApp(Careful, Playbacks):
-    """Shows a session, several in comparison, or a lesson."""
+    """Shows a session, a comparison of several sessions, a fleet, or a lesson."""
 
     CSS_PATH = "kvsim.tcss"
     TITLE = "kvsim"
@@ -84,19 +84,21 @@ class KvsimApp(Careful, Playbacks):
         flash_s: float = FLASH_S,
         calm: bool = False,
     ) -> None:
-        """Show `opening`, or the result of calling it in a thread. `runs` makes the runs of a comparison, `ample`
-        computes their throughput with ample memory, and `feed` supplies new steps. Changes are lit for `flash_s` wall
-        seconds; tests pass their own `clock`. A `calm` interface draws one frame a second and lights nothing up.
+        """`opening` is shown; if it is a function, it is called in a thread, and its result is shown.
+
+        `runs` returns the runs of a comparison, `ample` their throughput with ample memory, and `feed` supplies new
+        steps. Changed blocks are highlighted for `flash_s` wall seconds. `clock` returns wall seconds. A `calm`
+        interface draws one frame a second and highlights no changes.
         """
         super().__init__(runs=runs, ample=ample, feed=feed)
         self._opening = opening
         self._link = Link()
         self._shown = ScreenContent(self._link)
         self.failure: KvsimError | None = None
-        """Error that prevented the opening."""
+        """Error that prevented `opening` from loading."""
         self.flash_s = 0.0 if calm else flash_s
         self._frames_per_s = CALM_FRAMES_PER_S if calm else FRAMES_PER_S
-        # Without colours, states are read from glyphs, one per cell.
+        # Without colours, each cell shows its state by a character.
         self.symbols = replace(ASCII if ascii else GLYPHS if "NO_COLOR" in os.environ else COLOR)
         self.animation_level = "none"
         self.set_class(ascii, "-ascii")
@@ -113,7 +115,7 @@ class KvsimApp(Careful, Playbacks):
         self.symbols.palette = palette_of(THEMES[0])
 
     def get_default_screen(self) -> Screen[None]:
-        """Return the screen that plays the opening, or the one that reports progress until it is loaded."""
+        """Return the playing screen, or a screen that reports progress if `opening` has yet to be loaded."""
         if isinstance(self._opening, Session | ComparedRuns | FleetServers) or not callable(self._opening):
             return self.playback_for(self._opening)
         self._report = OpeningProgress("reading")
@@ -131,7 +133,7 @@ class KvsimApp(Careful, Playbacks):
             self.set_timer(_SETTLE_S, self._settle)
 
     def on_mount(self) -> None:
-        """Create the clock, paused, and start loading if necessary."""
+        """Create the clock, paused, and start to load `opening` if it is a function."""
         self.theme_changed_signal.subscribe(self, self._take_colors)
         self._timer = self.set_interval(1 / self._frames_per_s, self.tick, pause=True)
         if callable(self._opening):
@@ -142,13 +144,13 @@ class KvsimApp(Careful, Playbacks):
 
     def _settle(self) -> None:
         """Freeze the objects that live as long as the program, so that the garbage collector skips them."""
-        if not self.is_headless:  # then the process belongs to another program
+        if not self.is_headless:  # a headless application runs inside another program, such as a test
             gc.collect()
             gc.freeze()
             gc.set_threshold(50_000, 20, 100)
 
     def _take_colors(self, theme: Theme) -> None:
-        """Draw the pictures for a dark or a light background."""
+        """Redraw the pictures in the colours of `theme`."""
         self.symbols.palette = palette_of(theme)
         for screen in self.screen_stack:
             for widget in screen.query("*"):
@@ -158,22 +160,22 @@ class KvsimApp(Careful, Playbacks):
             self.playback.show_frame(everything=True)
 
     def exit(self, result: None = None, return_code: int = 0, message: RenderableType | None = None) -> None:
-        """Leave."""
+        """End the program; keys and mouse are ignored from here on."""
         self._leaving = True
         super().exit(result, return_code, message)
 
     async def on_event(self, event: Event) -> None:
-        """Ignore keys and mouse while the program ends: the screens that they would reach are closing."""
+        """Handle an event; ignore keys and mouse while the program ends, because the screens are closing."""
         if not (self._leaving and isinstance(event, InputEvent)):
             await super().on_event(event)
 
     def _display(self, screen: Screen[object], renderable: RenderableType | None) -> None:
-        """Send what the terminal does not show already."""
+        """Send the characters of `renderable` that the terminal does not show yet."""
         update = self._shown.update(renderable) if isinstance(renderable, CompositorUpdate) else renderable
         super()._display(screen, update)
 
     def tick(self) -> None:
-        """Advance the playback by the wall time since the last tick, once the terminal has room for a frame."""
+        """Advance the playback by the wall time since the last tick, unless too many bytes were sent of late."""
         if not self._link.is_free(time.monotonic()):
             return
         now_s = self._clock()
@@ -193,13 +195,13 @@ class KvsimApp(Careful, Playbacks):
             self._timer.pause()
 
     def action_save(self, kind: str) -> None:
-        """Save the screen as SVG or PNG, or its numbers as CSV, beside the person's other files."""
+        """Save the screen as SVG or PNG, or its numbers as CSV, in the current folder."""
         from .saving import save  # noqa: PLC0415 - nothing that the first picture needs
 
         save(self, self.playback, kind)
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
-        """Return the entries of the palette: the player's actions by name, then those of every Textual program."""
+        """Return the entries of the command palette: the actions of the playing screen, then Textual's own."""
         if self.num_playbacks:
             from .commands import commands  # noqa: PLC0415 - nothing that the first picture needs
 
@@ -208,19 +210,19 @@ class KvsimApp(Careful, Playbacks):
         yield from (command for command in super().get_system_commands(screen) if command.title not in hidden)
 
     def action_command_palette(self) -> None:
-        """Choose a command by its name."""
+        """Open the palette with all commands."""
         from .commands import choose  # noqa: PLC0415 - nothing that the first picture needs
 
         choose(self, self.get_system_commands(self.screen), "What shall be done?")
 
     def search_themes(self) -> None:
-        """Choose a theme by its name."""
+        """Open the palette with all themes."""
         from .commands import choose, themes  # noqa: PLC0415 - nothing that the first picture needs
 
         choose(self, themes(self), "Which theme?")
 
     def get_key_display(self, binding: Binding) -> str:
-        """Return the name of a key for the footer: words where arrows cannot be drawn."""
+        """Return the name of a key for the footer; in plain ASCII, arrow keys are spelled out."""
         if not self.symbols.ascii:
             return super().get_key_display(binding)
         return binding.key_display or ASCII_KEYS.get(binding.key, binding.key)

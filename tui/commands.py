@@ -1,4 +1,4 @@
-"""Commands of the palette, by name."""
+"""Entries of the command palette: the actions of the playing screen, and the themes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def commands(app: AppInterface, playback: PlaybackScreen) -> Iterator[SystemCommand]:
-    """Return the player's actions on the playing screen."""
+    """Yield a palette entry for each action of the playing screen."""
     yield SystemCommand("Play or pause", "Run the recording's clock", playback.action_play)
     yield SystemCommand("Next event", "Jump to the next notable event", lambda: playback.action_event(1))
     yield SystemCommand("Previous event", "Jump back to one", lambda: playback.action_event(-1))
@@ -49,14 +49,17 @@ def commands(app: AppInterface, playback: PlaybackScreen) -> Iterator[SystemComm
 
 
 def themes(app: AppInterface) -> Iterator[SystemCommand]:
-    """Return the themes that set their own background: a picture needs one."""
+    """Yield a palette entry for each theme with a background colour of its own, because saved pictures need one.
+
+    Textual's "ansi" themes use the background of the terminal.
+    """
     for name in app.available_themes:
         if "ansi" not in name:
             yield SystemCommand(name, "", lambda name=name: setattr(app, "theme", name))
 
 
 def choose(app: AppInterface, offered: Iterable[SystemCommand], question: str) -> None:
-    """Open the palette, and run the chosen command; do nothing while another dialog is open."""
+    """Open the palette, and run the chosen command. Do nothing while another dialog is open."""
 
     def call(chosen: SystemCommand | None) -> None:
         if chosen is not None:

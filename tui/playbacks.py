@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Playbacks(AppInterface):
-    """Opens a session, a comparison, a fleet or a lesson on top of the playing screen, and returns to it."""
+    """Opens a session, comparison, fleet or lesson on top of the playing screen, and later returns to that screen."""
 
     def __init__(
         self,
@@ -32,19 +32,19 @@ class Playbacks(AppInterface):
         ample: Callable[[], Sequence[float]] | None,
         feed: Feed | None,
     ) -> None:
-        """`runs` makes the runs of a comparison, `ample` computes their throughput with ample memory, and `feed`
-        supplies new steps for the first session.
+        """`runs` returns the runs of a comparison, `ample` their throughput with ample memory, and `feed` supplies new
+        steps for the first session.
         """
         super().__init__()
         self._runs, self._ample, self._feed = runs, ample, feed
 
     @property
     def playback(self) -> PlaybackScreen:
-        """Screen that plays, even under a dialog."""
+        """The playing screen: the topmost `PlaybackScreen`, even if a dialog covers it."""
         return next(screen for screen in reversed(self.screen_stack) if isinstance(screen, PlaybackScreen))
 
     def plays(self, screen: Screen[Any]) -> bool:
-        """Tell whether `screen` is the playing one, even under a dialog."""
+        """Tell whether `screen` is the playing screen."""
         return self.num_playbacks > 0 and self.playback is screen
 
     @property
@@ -53,7 +53,10 @@ class Playbacks(AppInterface):
         return sum(isinstance(screen, PlaybackScreen) for screen in self.screen_stack)
 
     def playback_for(self, shown: Session | ComparedRuns | FleetServers | Guided) -> PlaybackScreen:
-        """Return the screen that plays `shown`, styled for the size of the terminal from the beginning."""
+        """Return the screen that plays `shown`.
+
+        It has the style classes for the size of the terminal already, so that its first frame need not be drawn twice.
+        """
         playback = self._playback_for(shown)
         for breakpoints, length in (
             (self.HORIZONTAL_BREAKPOINTS, self.size.width),
@@ -85,7 +88,7 @@ class Playbacks(AppInterface):
         return Live(session, self.symbols, self._feed)
 
     def open_playback(self, playback: PlaybackScreen) -> None:
-        """Play on top of the current playback, which pauses; a lesson replaces another lesson."""
+        """Show `playback` on top of the current playback, which pauses; replace the current one if it is a lesson."""
         self.playback.player.playing = False
         if self.playback.guided is not None and self.num_playbacks > 1:
             self.switch_screen(playback)
@@ -99,7 +102,7 @@ class Playbacks(AppInterface):
             self.playback.show_frame(everything=True)
 
     def action_compare(self) -> None:
-        """Compare the policies at this moment, or return from there."""
+        """Compare the policies at the current time, or leave the comparison."""
         playback = self.playback
         if playback.compares:
             time_s = playback.player.clock_s

@@ -1,4 +1,4 @@
-"""Files that a person saves: the screen as a picture, its numbers as a table."""
+"""Files that the user saves from a screen: a picture, or a table of its numbers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def render(app: AppInterface, size: tuple[int, int]) -> str:
-    """Run `app` without a terminal until it has drawn itself; return the SVG."""
+    """Run `app` without a terminal until it has drawn its screen; return the screen as SVG."""
 
     async def draw() -> str:
         async with app.run_test(size=size) as pilot:
@@ -26,7 +26,10 @@ def render(app: AppInterface, size: tuple[int, int]) -> str:
 
 
 def save(app: AppInterface, playback: PlaybackScreen, kind: str) -> None:
-    """Save the screen as `kind` svg or png, or its numbers as csv; without a converter for PNG, save SVG and say so."""
+    """Save the screen in a new file of the current folder: `kind` is svg or png, or csv for its numbers.
+
+    Without a converter for PNG, the file is an SVG, and a notification reports this.
+    """
     if kind == "csv":
         _save(app, playback, playback.numbers(), kind)
         return

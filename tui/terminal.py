@@ -1,6 +1,7 @@
-"""Send an update of the screen as the characters that the terminal does not show already.
+"""Reduces what is sent to the terminal to the characters that changed, for slow links such as SSH.
 
-Textual sends every changed region whole, with all attributes of each piece of text: too much for a slow link.
+Textual sends every changed region whole, with all attributes of each piece of text. `ScreenContent` remembers what the
+terminal shows and leaves out the rest; `Link` limits the rate.
 """
 
 from __future__ import annotations
@@ -22,17 +23,20 @@ if TYPE_CHECKING:
     from rich.segment import Segment
 
 BYTES_PER_S: Final = 48_000
-"""Bytes a second that playing may send; frames that would exceed it are left out."""
+"""Bytes per second that playback may send; frames are skipped while the rate is exceeded."""
 _CREDIT_S: Final = 0.25
-"""Seconds of silence that can be made up for."""
+"""Seconds for which unused bandwidth is saved up: a burst may send this much more than the rate allows."""
 _SHORTEST_MOVE: Final = 4
-"""Bytes of the shortest movement of the cursor: a gap of fewer unchanged characters is sent again."""
+"""Bytes of the shortest code that moves the cursor: fewer unchanged characters than this are sent again instead."""
 _SEEN_ON_BLANKS: Final = frozenset("4579")
-"""Attributes that show on a space: underlined, blinking, reversed, struck out."""
+"""ANSI codes of the attributes that are visible on a space: underlined, blinking, reversed, struck out."""
 
 
 class Ink(NamedTuple):
-    """Codes of a style: attributes, colour, and background."""
+    """ANSI codes of a style: attributes, colour, and background.
+
+    An empty colour means that any colour looks the same, because the character is a space.
+    """
 
     attributes: str
     color: str
@@ -43,36 +47,39 @@ _PLAIN: Final = Ink("", "39", "49")
 
 
 class Link:
-    """Counts what is sent to the terminal, so that playing stays below a rate."""
+    """Counts the bytes sent to the terminal, to keep playback below a rate."""
 
     def __init__(self, bytes_per_s: float = BYTES_PER_S) -> None:
         self._bytes_per_s = bytes_per_s
         self._credit, self._counted_s = 0.0, time.monotonic()
 
     def send(self, number: int) -> None:
-        """Count a number of bytes."""
+        """Count `number` bytes as sent."""
         self._credit -= number
 
     def is_free(self, now_s: float) -> bool:
-        """Tell whether what was sent until `now_s` is below the rate."""
+        """Tell whether the bytes sent until `now_s` are within the rate, so that a frame may be sent."""
         earned = (now_s - self._counted_s) * self._bytes_per_s
         self._credit, self._counted_s = min(self._credit + earned, self._bytes_per_s * _CREDIT_S), now_s
         return self._credit >= 0
 
 
 class ScreenContent:
-    """Characters and styles that the terminal shows, by line."""
+    """Characters and styles that the terminal shows, line by line."""
 
     def __init__(self, link: Link) -> None:
         self._lines: list[list[tuple[str, Ink]]] = []
         self._link = link
 
     def update(self, update: CompositorUpdate) -> CompositorUpdate:
-        """Return what makes the terminal show `update`."""
+        """Return `update` without the characters that the terminal shows already."""
         return PartialUpdate(update, self) if isinstance(update, ChopsUpdate | LayoutUpdate) else update
 
     def codes(self, update: ChopsUpdate | LayoutUpdate, console: Console) -> str:
-        """Return what to send. A full update is sent whole: something else may have written on the screen."""
+        """Return the characters and codes that make the terminal show `update`, and count their bytes.
+
+        A full update is sent whole, because another program may have written on the screen.
+        """
         system = console._color_system or ColorSystem.TRUECOLOR
         pen = TerminalWriter()
         if isinstance(update, LayoutUpdate):
@@ -109,7 +116,7 @@ class ScreenContent:
 
 
 class TerminalWriter:
-    """Writes characters with as few codes as their places and styles need."""
+    """Collects characters for the terminal, with as few codes for positions and styles as possible."""
 
     def __init__(self) -> None:
         self._parts: list[str] = []
@@ -117,7 +124,10 @@ class TerminalWriter:
         self._ink = _PLAIN
 
     def write(self, x: int, y: int, cell: tuple[str, Ink], line: list[tuple[str, Ink]]) -> None:
-        """Write one character of `line`, which shows the characters before it."""
+        """Add the character `cell` at column `x` of line `y`.
+
+        `line` is the content of line `y`; its unchanged characters may be cheaper to send than a cursor movement.
+        """
         if y != self._y or x < self._x:
             self._parts.append(f"\x1b[{y + 1};{x + 1}H" if x else f"\x1b[{y + 1}H")
         elif x > self._x:
@@ -132,7 +142,7 @@ class TerminalWriter:
         self._x, self._y = x + (1 if character.isascii() else cell_len(character)), y
 
     def end(self) -> str:
-        """Return what was written, with plain text after it."""
+        """Return everything that was added, followed by the code for a plain style."""
         self._take(_PLAIN)
         return "".join(self._parts)
 
@@ -140,7 +150,7 @@ class TerminalWriter:
         return ink == self._ink or (not ink.color and self._on_blank(ink) == self._ink)
 
     def _on_blank(self, ink: Ink) -> Ink:
-        """Return the nearest style that looks like `ink` on a space."""
+        """Return the style that looks like `ink` on a space and differs least from the current style."""
         attributes, color, _ = self._ink
         return Ink(attributes, color, ink.ground) if _unseen_on_blanks(attributes) else Ink("", color, ink.ground)
 
@@ -159,13 +169,13 @@ class TerminalWriter:
 
 
 class PartialUpdate(CompositorUpdate):
-    """An update without what the terminal shows already."""
+    """An update of the screen that sends only the characters that the terminal does not show yet."""
 
     def __init__(self, update: ChopsUpdate | LayoutUpdate, shown: ScreenContent) -> None:
         self._update, self._shown = update, shown
 
     def __rich_console__(self, console: Console, options: Any) -> Any:
-        """Yield the whole update: for a console that is no terminal."""
+        """Render the whole update, for a console that is not a terminal."""
         return self._update.__rich_console__(console, options)
 
     def render_segments(self, console: Console) -> str:
@@ -174,7 +184,7 @@ class PartialUpdate(CompositorUpdate):
 
 
 def _pieces(update: ChopsUpdate) -> Iterator[tuple[int, int, Iterator[Segment]]]:
-    """Yield the column and line of each changed stretch, and its text."""
+    """Yield the column, the line and the text of each changed part of a line."""
     for y, begin, end in update.spans:
         for stop, (x, strip) in zip(update.chop_ends[y], update.chops[y].items(), strict=False):
             if strip is None or x >= end or stop <= begin:
@@ -196,7 +206,10 @@ def _ink_of(style: Style, system: ColorSystem) -> Ink:
 
 @lru_cache(maxsize=1 << 14)
 def _simplest(character: str, ink: Ink) -> tuple[str, Ink]:
-    """Return the character with the fewest codes that looks the same: a space has no colour of its own."""
+    """Return the character and style that look the same as `character` in `ink` and need the fewest codes.
+
+    A full block, or a character in the colour of its background, becomes a space: then its colour need not be sent.
+    """
     if not _unseen_on_blanks(ink.attributes):
         return character, ink
     if character == "█" and ink.color != _PLAIN.color:
@@ -212,6 +225,6 @@ def _unseen_on_blanks(attributes: str) -> bool:
 
 
 def _as_ground(color: str) -> str:
-    """Return the code of a colour for the background."""
+    """Return the code that sets the background to a colour: the foreground's code with 10 added to its first number."""
     first, _, rest = color.partition(";")
     return f"{int(first) + 10};{rest}" if rest else str(int(first) + 10)

@@ -1,1 +1,1 @@
-"""Runs opened for watching, the clock, and the events to jump to. Nothing here draws."""
+"""Data and clock behind the playing screens: sessions, players, events and comparisons. Nothing here draws."""

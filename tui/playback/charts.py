@@ -22,13 +22,13 @@ class Charts:
     times_s: FloatArray
     """Times at which the frames begin, in seconds."""
     slots: npt.NDArray[np.int64]
-    """Slots of the pool by state: shape (num_frames, 8); no rows before they are added up."""
+    """Number of slots of the pool in each state: shape (num_frames, 8); no rows before they have been counted."""
     running: IntArray
-    """Requests in the batch whose answer is not complete."""
+    """Number of requests in the batch with an incomplete answer."""
     waiting: IntArray
-    """Requests in the queue."""
+    """Number of requests in the queue."""
     events: Events
-    """Events, by the first row that shows each."""
+    """Events; their frames are row numbers."""
 
     def __len__(self) -> int:
         return len(self.times_s)
@@ -45,7 +45,7 @@ class Charts:
         )
 
     def followed_by(self, later: Charts) -> Charts:
-        """Return these rows followed by those of `later`, whose request numbers are different ones."""
+        """Return these rows followed by the rows of `later`, a recording that numbers its requests differently."""
         return Charts(
             times_s=np.concatenate((self.times_s, later.times_s)),
             slots=np.concatenate((self.slots, later.slots)),
@@ -60,13 +60,13 @@ class Before:
     """Totals of the time before the first frame that a session can show."""
 
     first_step: int
-    """Number of the first frame's step on its server."""
+    """Number that the server gives to the step of the first frame."""
     num_summary_frames: int = 0
-    """Number of first frames that summarize all that happened before: 0 or 1."""
+    """1 if the first frame summarizes everything that happened before, otherwise 0."""
     charts: Charts | None = None
     """Charts of earlier frames; None if unknown."""
     num_finished: int = 0
     num_refused: int = 0
     num_preempted: int = 0
     tokens_served: int = 0
-    """Output tokens of requests that have left."""
+    """Number of output tokens of requests that ended before the first frame."""

@@ -1,4 +1,4 @@
-"""Several runs of the same requests on one clock. It knows nothing of terminals."""
+"""Several runs of the same requests on one clock, for the screen that compares policies."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from kvsim.recording.tables import FloatArray
 
 _SHORTEST_PLAY_S = 8.0
-"""Wall seconds in which the fastest run plays at the initial speed; the others take longer."""
+"""Wall seconds that the shortest run takes at the initial speed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedRun:
-    """One of the runs."""
+    """A run of the comparison, and its name."""
 
     label: str
     session: Session
@@ -39,10 +39,7 @@ class ComparedRun:
 
 
 class ComparedRuns:
-    """Runs side by side; `show` moves all to the player's clock. A run that has ended keeps its last frame.
-
-    The slowest run comes first, unless `slowest_first` is off: then they stay in order.
-    """
+    """Runs side by side, with one player. A run that has ended keeps showing its last frame."""
 
     def __init__(
         self,
@@ -52,7 +49,9 @@ class ComparedRuns:
         at_s: float | None = None,
         slowest_first: bool = True,
     ) -> None:
-        """`labels` name the runs, by default with their policies; playback begins at `at_s`.
+        """`labels` name the runs; without labels, they are named after their policies. Playback begins at `at_s`.
+
+        The run that takes longest comes first; without `slowest_first`, runs keep the order of `recordings`.
 
         Raises:
             RecordingError: a recording has no steps.
@@ -63,7 +62,7 @@ class ComparedRuns:
         self.lanes = sorted(lanes, key=lambda lane: -lane.session.player.duration_s * slowest_first)
         self._order = [lanes.index(lane) for lane in self.lanes]
         self.ample_tokens_per_s: tuple[float, ...] = ()
-        """Output tokens per second of each lane with ample memory; empty if unknown."""
+        """Output tokens per second that each lane would reach with ample memory; empty if unknown."""
         durations_s = [lane.session.player.duration_s for lane in self.lanes]
         self.player = Player(
             np.unique(np.concatenate([lane.session.times_s for lane in self.lanes])),
@@ -78,11 +77,11 @@ class ComparedRuns:
         self.show()
 
     def frames_at(self, times_s: FloatArray) -> npt.NDArray[np.intp]:
-        """Return the player's frames that begin at, or first after, the given times."""
+        """Return, for each time, the first of the player's frames that begins then or later."""
         return np.searchsorted(self.player.times_s, times_s)
 
     def learn(self, ample_tokens_per_s: Sequence[float]) -> None:
-        """Set the speeds with ample memory, in the order of the recordings."""
+        """Set `ample_tokens_per_s` from speeds in the order of the recordings."""
         self.ample_tokens_per_s = tuple(ample_tokens_per_s[place] for place in self._order)
 
     def show(self) -> None:
@@ -92,7 +91,7 @@ class ComparedRuns:
             lane.session.show()
 
     def follow(self, name: str | None) -> None:
-        """Follow the request of that id in every run that has it."""
+        """Follow the request with the id `name` in every run; follow none where the id is missing or None."""
         for lane in self.lanes:
             rows = np.flatnonzero(lane.session.recording.requests.id == (name or ""))
             lane.session.followed = int(rows[0]) if len(rows) else None

@@ -1,4 +1,4 @@
-"""The servers of a fleet on one clock: pool, queue and hits of each, and the way of a request through them."""
+"""The servers of a fleet on one clock: the pool, queue and prefix hits of each, and the servers a request visits."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ if TYPE_CHECKING:
     from kvsim.recording.tables import FloatArray, Requests, Steps
 
 _MOST_FRAMES = 20_000
-"""Frames of the player; with more steps than that, frames are equally long."""
+"""Largest number of frames of the player. A fleet with more steps is divided into this many equally long frames."""
 _SAMPLES = 400
-"""Moments that are looked at for the one with the longest queue."""
+"""Number of intervals between the times at which queues are compared to find the busiest moment."""
 
 
 class ServerNow(NamedTuple):
-    """A server at one moment."""
+    """State of a server at one time."""
 
     held: float
     """Share of the pool that requests hold, 0 to 1."""
     running: int
     waiting: int
     preempted: int
-    """Preemptions so far."""
+    """Number of preemptions so far."""
     computed: int
-    """Tokens computed so far."""
+    """Number of tokens computed so far."""
     prompt_tokens: int
-    """Tokens of the prompts that have begun."""
+    """Number of prompt tokens of the requests that have been scheduled so far."""
     hit_tokens: int
-    """Tokens of these that were found in the cache."""
+    """Number of these prompt tokens that were prefix hits."""
 
 
 class Stop(NamedTuple):
-    """A request on one server; times are seconds of the common clock, NaN for what did not happen."""
+    """A request's visit to one server. Times are seconds of the common clock; NaN if the event did not happen."""
 
     server: int
     arrival_s: float
@@ -55,16 +55,16 @@ class Stop(NamedTuple):
 
 
 class FleetServer:
-    """Columns of one recording that a fleet's picture needs; the rest is dropped."""
+    """The part of one recording that the picture of a fleet needs; the rest is not kept in memory."""
 
     def __init__(self, recording: Recording | Outline, name: str, reopen: Callable[[], Recording]) -> None:
-        """`reopen` returns the recording once more, for watching this server alone."""
+        """`reopen` reads the whole recording again, to watch this server alone."""
         self.name, self.reopen = name, reopen
         self.meta: Meta = recording.meta
         self.steps: Steps = recording.steps
         self.requests: Requests = recording.requests
         self.kind = next((kind for kind in ("prefill", "decode") if name.startswith(kind)), "")
-        """`prefill` or `decode`; empty for a server that does both."""
+        """`prefill` or `decode`, from the name; empty for a server that does both."""
         self.ids = printable_ids(recording.requests.id)
         self.duration_s = recording.duration_s
         steps, requests = self.steps, self.requests
@@ -80,7 +80,7 @@ class FleetServer:
         self._hits = np.append(0, np.cumsum(np.maximum(requests.cached_tokens[order], 0).astype(np.int64)))
 
     def at(self, time_s: float) -> ServerNow:
-        """Return the server at a moment; before its first step and after its last it holds nothing."""
+        """Return the state of the server at `time_s`; it holds nothing before its first step and after its last."""
         step = int(np.searchsorted(self.steps.start_s, time_s, side="right")) - 1
         begun = int(np.searchsorted(self._begin_s, time_s, side="right"))
         busy = step >= 0 and time_s < self.duration_s
@@ -95,7 +95,7 @@ class FleetServer:
         )
 
     def held_between(self, edges_s: FloatArray) -> FloatArray:
-        """Return the mean share of the pool that is held in each span between `edges_s`."""
+        """Return the mean share of the pool that requests hold in each interval between consecutive `edges_s`."""
         start_s = self.steps.start_s
         if not len(start_s):
             return np.zeros(len(edges_s) - 1)
@@ -112,15 +112,16 @@ class FleetServer:
         return np.where((step >= 0) & (times_s < self.duration_s), waiting, 0).astype(np.int64)
 
     def waiting_ids(self, time_s: float, most: int) -> list[str]:
-        """Return the ids of the first `most` requests that have come and have not begun, in order of arrival."""
+        """Return the ids of up to `most` requests that have arrived and are not scheduled yet, in order of arrival."""
         requests = self.requests
+        # Times are NaN for what never happens, and comparisons with NaN are false: "not yet" is ~(time <= now).
         rows = np.flatnonzero(
             (requests.arrival_s <= time_s) & ~(requests.first_scheduled_s <= time_s) & ~(requests.finished_s <= time_s)
         )
         return [str(self.ids[row]) for row in rows[np.argsort(requests.arrival_s[rows], kind="stable")][:most]]
 
     def stop(self, number: int, row: int) -> Stop:
-        """Return the request in a row of this server, which is the server `number` of its fleet."""
+        """Return the visit of the request in row `row`; `number` is this server's number in the fleet."""
         requests = self.requests
         return Stop(
             server=number,
@@ -140,7 +141,7 @@ class FleetServers:
     """
 
     def __init__(self, servers: Sequence[FleetServer], *, at_s: float | None = None) -> None:
-        """Begin at `at_s`, or where most requests wait."""
+        """`at_s` is the time at which playback begins; None begins at the busiest moment."""
         if not any(len(server.steps) for server in servers):
             raise RecordingError("no server of this fleet has a step to show.")
         self.servers = servers
@@ -161,7 +162,7 @@ class FleetServers:
 
     @classmethod
     def of(cls, recordings: Iterable[Recording], names: Sequence[str], *, at_s: float | None = None) -> FleetServers:
-        """Collect recordings that are held in memory."""
+        """Build a fleet from recordings that are in memory already."""
 
         def kept(recording: Recording) -> Callable[[], Recording]:
             return lambda: recording
@@ -172,7 +173,7 @@ class FleetServers:
 
     @cached_property
     def _busiest_s(self) -> float:
-        """The moment at which most requests wait; where hardly any does, at which the pools are fullest."""
+        """The time at which most requests wait; if hardly any request ever waits, the time of the fullest pools."""
         times_s = np.linspace(self.player.begin_s, self.player.duration_s, _SAMPLES + 1)
         waiting = self.waiting_at(times_s)
         if waiting.max() >= len(self.servers):
@@ -181,31 +182,33 @@ class FleetServers:
         return float(times_s[int(held.argmax())])
 
     def waiting_at(self, times_s: FloatArray) -> npt.NDArray[np.int64]:
-        """Return the number of requests that wait on all servers at each of `times_s`."""
+        """Return the number of requests that wait on all servers together, at each of `times_s`."""
         return np.asarray(np.sum([server.waiting_at(times_s) for server in self.servers], axis=0), np.int64)
 
     def at(self, time_s: float) -> list[ServerNow]:
-        """Return every server at a moment."""
+        """Return the state of every server at `time_s`."""
         return [server.at(time_s) for server in self.servers]
 
     def hottest(self, now: Sequence[ServerNow]) -> list[int]:
-        """Return the numbers of the servers: the longest queue first, of equal ones the fullest pool."""
+        """Return the numbers of the servers, the longest queue first; among equal queues, the fullest pool first."""
         return sorted(range(len(now)), key=lambda number: (-now[number].waiting, -now[number].held, number))
 
     def hits(self, now: Sequence[ServerNow]) -> tuple[int, int]:
-        """Return the prompt tokens found in caches, and all of the prompts, on the servers that compute prompts."""
-        finding = [one for one, server in zip(now, self.servers, strict=True) if server.kind != "decode"]
-        return sum(one.hit_tokens for one in finding), sum(one.prompt_tokens for one in finding)
+        """Return the number of prompt tokens that were prefix hits, and of all prompt tokens; skip decode servers."""
+        states = [state for state, server in zip(now, self.servers, strict=True) if server.kind != "decode"]
+        return sum(state.hit_tokens for state in states), sum(state.prompt_tokens for state in states)
 
     def imbalance(self, now: Sequence[ServerNow]) -> float:
-        """Return the tokens that the busiest server has computed, divided by the mean of its kind; 1 is balanced."""
-        kinds: dict[str, list[int]] = {}
-        for one, server in zip(now, self.servers, strict=True):
-            kinds.setdefault(server.kind, []).append(one.computed)
-        return max((max(each) * len(each) / sum(each) for each in kinds.values() if any(each)), default=1.0)
+        """Return the largest ratio of the tokens that a server has computed to the mean of its kind; 1 is balanced."""
+        computed: dict[str, list[int]] = {}
+        for state, server in zip(now, self.servers, strict=True):
+            computed.setdefault(server.kind, []).append(state.computed)
+        return max(
+            (max(tokens) * len(tokens) / sum(tokens) for tokens in computed.values() if any(tokens)), default=1.0
+        )
 
     def stops(self, name: str | None) -> list[Stop]:
-        """Return the servers that the request with this id comes to, in order."""
+        """Return the visits of the request with the id `name`, in order of arrival; the last result is cached."""
         if self._stops[0] != name:
             found = [
                 server.stop(number, int(row))
@@ -216,23 +219,23 @@ class FleetServers:
         return self._stops[1]
 
     def present_ids(self, time_s: float) -> list[str]:
-        """Return the ids of the requests that wait or run at a moment, in order of arrival; each id once."""
-        found: dict[str, float] = {}
+        """Return the ids of the requests that wait or run at `time_s`, in order of arrival; each id once."""
+        arrival_s: dict[str, float] = {}
         for server in self.servers:
             requests = server.requests
             rows = np.flatnonzero((requests.arrival_s <= time_s) & ~(requests.finished_s <= time_s))
             for row in rows.tolist():
-                found.setdefault(str(server.ids[row]), float(requests.arrival_s[row]))
-        return sorted(found, key=lambda name: found[name])
+                arrival_s.setdefault(str(server.ids[row]), float(requests.arrival_s[row]))
+        return sorted(arrival_s, key=lambda name: arrival_s[name])
 
 
 def shown_name(folder: str) -> str:
-    """Return the name of the server whose recording is in a folder of this name: `3` is server 3."""
+    """Return the name of a server by the name of its recording's folder: `3` gives `server 3`."""
     return f"server {folder}" if folder.isdecimal() else printable(folder)
 
 
 def server_names(num_servers: int, num_prefill: int = 0) -> list[str]:
-    """Return the names of servers in order; the first `num_prefill` compute prompts for the others."""
+    """Return the names of servers in order; the first `num_prefill` compute prompts for the other servers."""
     if not num_prefill:
         return [f"server {number}" for number in range(num_servers)]
     decode = range(num_servers - num_prefill)

@@ -1,4 +1,4 @@
-"""History of one unit of the pool: its holders over time."""
+"""History of one unit of the pool, for the inspector: the requests that held it, and when."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stay:
-    """One stay of a request in one unit."""
+    """A span of frames during which one request holds one unit."""
 
     request: int
     generation: int
-    """Number of times the unit was filled, up to and including this stay."""
+    """Number of times the unit had been allocated anew by the end of this stay; a prefix hit does not count."""
     begin_frame: int
     end_frame: int
     """First frame after the stay."""
 
 
 def stays(replay: Replay, unit: int) -> list[Stay]:
-    """Return all stays in `unit` (from 0 in address order), in order of arrival."""
+    """Return all stays in `unit` (numbered from 0 in address order), in the order in which they begin."""
     tables = replay.ledger.tables
     address = unit + replay.first_unit
     rows = np.flatnonzero((tables.address <= address) & (address < tables.address + tables.length))

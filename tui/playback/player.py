@@ -1,6 +1,6 @@
-"""Playback clock: the current frame, and recorded time as a function of wall time.
+"""Playback clock: turns wall time into recorded time, and recorded time into the frame to show.
 
-The player knows times and frame numbers only, not the contents of a frame.
+It knows times and frame numbers only, so that one recording, a comparison and a fleet can share it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from kvsim.recording.tables import FloatArray, IntArray
 
 DEFAULT_PLAY_S = 45.0
-"""Wall seconds that a whole recording takes at the speed that the player begins with."""
+"""Approximate wall seconds that a whole recording takes at the initial speed."""
 _MANTISSAS = (1.0, 2.0, 5.0)
 _SPEED_RANGE = 12
 """Number of speed changes allowed in either direction: four powers of ten."""
@@ -28,29 +28,29 @@ def speed_at(index: int) -> float:
 def speed_index(speed: float) -> int:
     """Return the index of the fastest speed that is at most `speed`, which must be positive."""
     first = 3 * math.floor(math.log10(speed))
-    # A speed that is a hair below a step because of rounding still means that step.
+    # Rounding can leave a speed slightly below a speed of the scale; it counts as that speed.
     return max(index for index in range(first - 1, first + 4) if speed_at(index) <= speed * 1.000001)
 
 
 class Player:
-    """Plays the frames of one recording.
-
-    `times_s` says when each frame begins (ascending, at least one frame); `notable` names the frames that `jump`
-    stops at, in any order. At first, the whole recording plays in about `DEFAULT_PLAY_S` seconds.
-    """
+    """Position and speed of a playback."""
 
     def __init__(self, times_s: FloatArray, notable: IntArray, *, span_s: float | None = None) -> None:
-        """Args: times and frames as above; and what should play in the default time, if not the whole recording."""
+        """`times_s` are the times at which the frames begin, in seconds, ascending; there is at least one frame.
+
+        `notable` are the frames at which `jump` stops, in any order. The initial speed plays `span_s` recorded seconds,
+        by default the whole recording, in about `DEFAULT_PLAY_S`.
+        """
         self.times_s = times_s
         """Times at which the frames begin, in seconds."""
         self.notable = notable
         self.stops_at_notable = False
-        """Whether playing pauses where `jump` would."""
+        """Whether playback pauses at notable frames."""
         self.begin_s, self.duration_s = float(times_s[0]), float(times_s[-1])
         self.playing = False
         self.frame = 0
         self.clock_s = self.begin_s
-        """Recorded time of the picture in seconds; inside the current frame while playing."""
+        """Current recorded time in seconds; between the beginnings of two frames during playback."""
         span_s = self.duration_s - self.begin_s if span_s is None else span_s
         self._default_index = speed_index(max(span_s, 1e-6) / DEFAULT_PLAY_S)
         self._index = self._default_index
@@ -62,7 +62,7 @@ class Player:
 
     @notable.setter
     def notable(self, frames: IntArray) -> None:
-        # In a long recording nearly every frame is named, some frames often: marking them beats sorting them.
+        # In a long recording nearly every frame is notable, often several times: a mask is faster than sorting.
         is_notable = np.zeros(int(np.max(frames, initial=-1)) + 1, np.bool_)
         is_notable[frames] = True
         self._notable = np.flatnonzero(is_notable)
@@ -74,7 +74,7 @@ class Player:
 
     @property
     def last_frame(self) -> int:
-        """Return the index of the frame after the last step."""
+        """Return the index of the last frame, which shows the end of the last step."""
         return len(self.times_s) - 1
 
     @property
@@ -83,7 +83,7 @@ class Player:
         return self.frame == self.last_frame
 
     def toggle(self) -> None:
-        """Play or pause; at the end, play again from the beginning."""
+        """Switch between playing and paused; at the end, play again from the beginning."""
         if not self.playing and self.at_end:
             self.go_to_frame(0)
         self.playing = not self.playing
@@ -131,7 +131,7 @@ class Player:
         return True
 
     def take_over(self, other: Player) -> None:
-        """Take over the position and the relative speed of `other`, which plays another part of the same run."""
+        """Copy the position of `other`, which plays another part of the same run, and its speed relative to default."""
         self.playing = other.playing
         self.go_to_time(other.clock_s)
         self._index = self._default_index + other._index - other._default_index

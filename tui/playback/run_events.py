@@ -1,6 +1,6 @@
-"""Events of requests and of cached prefixes in a recording, as a list to read and to navigate.
+"""Events of a recording, for the event list and for jumps: ends and preemptions of requests, evictions of prefixes.
 
-Arrivals are left out: the queue shows them.
+Arrivals are no events here, because the queue shows them.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ class EventKind(IntEnum):
 
     FINISHED = 0
     PREEMPTED = 1
-    """A request's memory was taken away, to be computed again."""
+    """A request lost its memory, and its tokens must be computed again."""
     REFUSED = 2
-    """A request will never be served."""
+    """A request was refused, and will never be served."""
     ABORTED = 3
-    """A request was aborted by its client."""
+    """The client aborted a request."""
     IDLE = 4
     """A request's answer is complete, but its row is held until the batch ends."""
     EVICTED = 5
-    """Free units lost their cached prefix to make room; no request loses memory."""
+    """Free units lost their cached prefix because they were allocated; no request lost memory."""
 
 
 NOTABLE = (EventKind.PREEMPTED, EventKind.REFUSED, EventKind.ABORTED)
@@ -51,7 +51,7 @@ WORDS: Final = {
 
 
 class EventFilter(Enum):
-    """Selection of events to list and to navigate; the value is its label."""
+    """Selections of events for the list and for jumps; the values are shown to users."""
 
     ALL = "all events"
     SHORTAGES = "preemptions, refusals"
@@ -77,12 +77,12 @@ class Events:
 
     @property
     def notable(self) -> Events:
-        """Return the events to stop at: shortages, or all events if there is no shortage."""
+        """Return the events at which jumps stop: shortages, or all events if there is no shortage."""
         shortages = self.of_kinds(NOTABLE)
         return shortages if len(shortages) else self
 
     def of_kinds(self, kinds: tuple[EventKind, ...]) -> Events:
-        """Return the events of some kinds."""
+        """Return the events of the given kinds."""
         return self._rows(np.isin(self.kind, kinds))
 
     def rows_at(self, frame: int, kind: EventKind) -> IntArray:
@@ -96,14 +96,14 @@ class Events:
         return self._rows(self.request == request)
 
     def between(self, begin: int, end: int) -> Events:
-        """Return the events of the frames [begin, end), with frames counted from `begin`."""
+        """Return the events in the frames [begin, end), with frames renumbered so that `begin` is 0."""
         events = self._rows((self.frame >= begin) & (self.frame < end))
         return replace(events, frame=events.frame - begin)
 
     def followed_by(self, later: Events, num_frames: int) -> Events:
-        """Return these events and then those of a run that continues after `num_frames` frames.
+        """Return these events, followed by the events of a run that continues after `num_frames` frames.
 
-        Requests have other numbers there, so these events lose theirs.
+        That run numbers its requests differently, so these events lose their request numbers.
         """
         return Events(
             frame=np.concatenate((self.frame, later.frame + num_frames)),
@@ -154,16 +154,19 @@ def events_of(replay: Replay) -> Events:
 
 
 def _evictions(replay: Replay) -> tuple[IntArray, IntArray]:
-    """Return the frames with evictions, and the number of evicted units in each."""
+    """Return the frames with evictions, and the number of units evicted in each frame."""
     memory = replay.recording.memory
     rows = np.flatnonzero(memory.kind == MemoryKind.EVICT)
     frames = np.searchsorted(replay.frame_seq, memory.seq[rows])
-    first = np.flatnonzero(np.diff(frames, prepend=-1))  # rows are in order, and so are their frames
+    first = np.flatnonzero(np.diff(frames, prepend=-1))  # the first row of each frame: rows are in order of time
     return frames[first], np.add.reduceat(memory.length[rows], first, dtype=np.int64) if len(first) else frames
 
 
 def _idle_rows(replay: Replay) -> tuple[IntArray, IntArray]:
-    """Return the requests that end before their static batch, and the first frame at which each is padding."""
+    """Return the requests that end before their static batch, and the first frame at which each is padding.
+
+    The result is empty for other policies.
+    """
     recording = replay.recording
     if recording.meta.policy_name != "static":
         return np.empty(0, np.int64), np.empty(0, np.int64)

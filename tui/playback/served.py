@@ -1,4 +1,4 @@
-"""Output tokens of a run, frame by frame."""
+"""Number of output tokens that a run has produced, frame by frame; tokens computed twice count once."""
 
 from __future__ import annotations
 
@@ -12,27 +12,30 @@ if TYPE_CHECKING:
 
 
 def tokens_served(replay: Replay) -> npt.NDArray[np.int64]:
-    """Return the output tokens before each frame, including those before the recording began for requests that were
-    running then: int64[num_frames].
+    """Return the number of output tokens sampled before each frame: int64[num_frames].
 
-    A token counts when it is first sampled; tokens that are recomputed after a preemption do not count again.
+    A token counts when it is first sampled, not when it is recomputed after a preemption. Requests that were running
+    when the recording began count with the tokens that they had by then.
     """
     schedule, requests = replay.recording.schedule, replay.recording.requests
     repeats = schedule.repeats.astype(np.int64)
-    # A row that repeats chunks of a prompt puts out nothing before its last one.
+    # A row that repeats chunks of a prompt samples no token before its last chunk.
     chunks = schedule.tokens > 1
     order = np.lexsort((schedule.step, schedule.request))
     request = schedule.request[order].astype(np.int64)
     repeats, chunks = repeats[order], chunks[order]
     step, tokens = schedule.step[order].astype(np.int64), schedule.tokens[order].astype(np.int64)
     prompt_end = replay.pad + requests.prompt_tokens
-    # Answers known before the row's first step and after its last one; the last prompt token yields the first.
+    # Output tokens known before the row's first step, and after its last. The step of the last prompt token samples the
+    # first output token, hence "+ 1".
     before = schedule.computed_before[order] - prompt_end[request] + 1
     after = before + tokens * repeats
     outputs = requests.output_tokens[request].astype(np.int64)
     known = np.clip(after, 0, outputs)
 
-    # The most that earlier rows of the same request have reached, and what it had before the recording began.
+    # `reached`: output tokens that earlier rows of the same request, or steps before the recording, have sampled.
+    # Rows are sorted by request, and `request * width` exceeds every value of the requests before: one running maximum
+    # serves all requests.
     width = int(known.max(initial=0)) + 1
     reached = np.maximum.accumulate(request * width + known) - request * width
     reached = np.concatenate(([0], reached))[: len(known)]
@@ -42,6 +45,8 @@ def tokens_served(replay: Replay) -> npt.NDArray[np.int64]:
     low = np.maximum(np.maximum(before, reached), 0)
     count = np.maximum(known - low, 0)
 
+    # New tokens come one per step from `first` on; those of a row of chunks come together in its last step. `rate` has
+    # the changes of the tokens per step, so its running sum gives the tokens of each step.
     first = np.where(chunks, step + repeats - 1, step + low - before)
     span = np.where(chunks, 1, count)
     some = count > 0

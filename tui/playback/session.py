@@ -1,4 +1,4 @@
-"""One recording opened for watching: the data of all panels, and the followed request."""
+"""One recording opened for watching: the data that all panels draw, and what the user has selected."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _KINDS = {
     EventFilter.EVICTIONS: (EventKind.EVICTED,),
     EventFilter.FINISHES: (EventKind.FINISHED, EventKind.IDLE),
 }
-"""Kinds of events that a filter selects, where it selects by kind."""
+"""Kinds of events that each filter selects, for the filters that select by kind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,14 +44,14 @@ class Story:
 
     frame: int
     parts: tuple[str, ...]
-    """Parts of the headline, from the most to the least important."""
+    """Parts of the headline, the most important first."""
     shorter: tuple[str, ...] = ()
-    """The story in fewer and fewer words, where hardly any part fits."""
+    """Shorter headlines, each shorter than the one before, for places with room for hardly any part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowsNow:
-    """Fill of the rows of a training batch."""
+    """Sequences and padding in the rows of a training batch at one frame."""
 
     row_tokens: int
     num_rows: int
@@ -75,7 +75,9 @@ class RowsNow:
 
 
 class Session:
-    """State of the screen. Only `show` moves the replay, to the player's frame.
+    """A recording with its replay and player, and the state of the screen that shows it.
+
+    Only `show` moves the replay, to the player's frame.
 
     Raises:
         RecordingError: the recording has no steps.
@@ -84,42 +86,42 @@ class Session:
     def __init__(
         self, recording: Recording, *, at_s: float | None = None, later: bool = False, before: Before | None = None
     ) -> None:
-        """Args: what to watch, where to begin, whether `add_up` is called once there is a picture to look at, and what
-        came before.
+        """`at_s` is the recorded time at which to begin, and `before` what happened before the first frame.
+
+        With `later`, slots are not counted yet: `add_up` must be called once the first picture is drawn.
         """
         self.replay = Replay(_printable(recording))
         self.recording = self.replay.recording
         self.before = before if before is not None else Before(first_step=0)
         self.slots = np.zeros((0, len(SlotState)), np.int64)
-        """Slots of the pool by state, one row per frame; no rows before `add_up`."""
+        """Number of slots of the pool in each state, one row per frame; no rows before `add_up`."""
         self.times_s = np.append(self.recording.steps.start_s, self.recording.duration_s)
         """Times at which the frames begin, in seconds."""
         self.events = events_of(self.replay)
         self.charts = self._charts()
-        """Series of the charts over time: all frames, and known frames before them."""
+        """Series of the charts over time: earlier frames if they are known, then all frames."""
         if not later:
             self.add_up()
         self.player = Player(self.times_s, self.events.notable.frame)
         self.event_filter = EventFilter.ALL
         self.listed_events = self.events
-        """Events that the filter selects."""
+        """Events that `event_filter` selects."""
         if at_s is not None:
             self.player.go_to_time(at_s)
         self.followed: int | None = None
-        """Followed request."""
+        """Row of the request that the user follows."""
         self.story: Story | None = None
-        """Story that the screen shows; None for none."""
+        """Story that the screen shows, if any."""
         self.selected: int | None = None
-        """The unit under the cursor, from 0 in address order."""
+        """Unit under the cursor, numbered from 0 in address order."""
         self.hovered: int | None = None
-        """The unit under the mouse."""
+        """Unit under the mouse."""
         self._stays: tuple[int, list[Stay]] = (-1, [])
         self._breakdown = (-1, self.slots)
         self.show()
 
     def add_up(self) -> None:
-        """Count the slots by state at every frame. This takes as long as opening does; the pool itself does not need
-        it.
+        """Count the slots in each state at every frame, for the charts. This takes about as long as opening does.
 
         Thread-safe.
         """
@@ -128,21 +130,21 @@ class Session:
         self.charts = self._charts()
 
     def step_number(self, frame: int) -> int:
-        """Return the number of the step that `frame` shows; the server's number for a live server."""
+        """Return the number of the step that `frame` shows; for a live server, the number that the server gives it."""
         return self.before.first_step - self.before.num_summary_frames + frame
 
     @property
     def end_step(self) -> int:
-        """Return the number of the step after the last."""
+        """Return the number of the last step plus one."""
         return self.step_number(len(self.recording.steps))
 
     @property
     def num_frames_before(self) -> int:
-        """Return the number of rows of `charts` before the first frame."""
+        """Return how far the rows of `charts` are ahead of the frames: frame `f` is row `num_frames_before + f`."""
         return 0 if self.before.charts is None else len(self.before.charts) - self.before.num_summary_frames
 
     def _charts(self) -> Charts:
-        own = Charts(
+        charts = Charts(
             times_s=self.times_s,
             slots=self.slots,
             running=self.counts("running") - self._num_held_rows(),
@@ -150,16 +152,16 @@ class Session:
             events=self.events,
         )
         if self.before.charts is None:
-            return own
-        return self.before.charts.followed_by(own.rows(self.before.num_summary_frames))
+            return charts
+        return self.before.charts.followed_by(charts.rows(self.before.num_summary_frames))
 
     @property
     def added_up(self) -> bool:
-        """Tell whether `slots` has been computed."""
+        """Tell whether `add_up` has computed `slots`."""
         return len(self.slots) > 0
 
     def filter_events(self, which: EventFilter) -> None:
-        """Restrict the list of events and the jumps to some events."""
+        """Restrict the event list and the jumps to the events that `which` selects."""
         self.event_filter = which
         self.listed_events = self.events_through(which)
         jumps = self.events.notable if which is EventFilter.ALL else self.listed_events
@@ -201,7 +203,7 @@ class Session:
 
     @property
     def breakdown(self) -> npt.NDArray[np.int64]:
-        """Return the slots of the pool by state at the current frame: shape (8,)."""
+        """Return the number of slots of the pool in each state at the current frame: shape (8,)."""
         frame = self.player.frame
         if self.added_up:
             slots: npt.NDArray[np.int64] = self.slots[frame]
@@ -215,7 +217,7 @@ class Session:
 
     @cached_property
     def served(self) -> npt.NDArray[np.int64]:
-        """Return the output tokens before each frame."""
+        """Return the number of output tokens sampled before each frame: int64[num_frames]."""
         return self.before.tokens_served + tokens_served(self.replay)
 
     @cached_property
@@ -226,20 +228,20 @@ class Session:
 
     @property
     def num_finished(self) -> int:
-        """Count the requests that have finished at the player's clock."""
+        """Count the requests that have finished by the player's clock."""
         finished = int(np.searchsorted(self.finish_times_s, self.player.clock_s, side="right"))
         return self.before.num_finished + finished
 
     def _num_held_rows(self) -> IntArray:
-        """Count the rows of a static batch that are held although their answer is complete, frame by frame."""
-        idle, ended = (self.events.of_kinds((kind,)) for kind in (EventKind.IDLE, EventKind.FINISHED))
-        let_go = ended.frame[np.isin(ended.request, idle.request)]
-        begun, over = (np.bincount(frames, minlength=len(self.times_s)) for frames in (idle.frame, let_go))
-        return np.cumsum(begun - over)
+        """Count, at every frame, the rows of a static batch that are held although their answer is complete."""
+        idle, finished = (self.events.of_kinds((kind,)) for kind in (EventKind.IDLE, EventKind.FINISHED))
+        released_frame = finished.frame[np.isin(finished.request, idle.request)]
+        begun, ended = (np.bincount(frames, minlength=len(self.times_s)) for frames in (idle.frame, released_frame))
+        return np.cumsum(begun - ended)
 
     @property
     def num_idle(self) -> int:
-        """Count the rows of a static batch that are held although their answer is complete."""
+        """Count the rows of a static batch that are held at the current frame although their answer is complete."""
         live = self.replay.live_requests()
         if not len(live) or self.recording.meta.policy_name != "static" or self.rows is not None:
             return 0
@@ -247,8 +249,8 @@ class Session:
 
     @property
     def num_held_back(self) -> int:
-        """Count the waiting requests that hold blocks, with host memory: their blocks are loading, or the current step
-        still uses released blocks.
+        """Count the waiting requests that hold blocks. This happens with host memory alone: blocks of a request are
+        still loading, or the current step still uses the blocks that a request has released.
         """
         steps, step = self.recording.steps, self.replay.frame
         if self.recording.copies is None or not 0 <= step < len(steps):
@@ -257,7 +259,7 @@ class Session:
 
     @property
     def num_refused(self) -> int:
-        """Count the requests that have been refused at the player's clock."""
+        """Count the requests that have been refused by the player's clock."""
         requests = self.recording.requests
         refused = (requests.status == RequestStatus.REFUSED) & (requests.arrival_s <= self.player.clock_s)
         return self.before.num_refused + int(refused.sum())
@@ -278,7 +280,7 @@ class Session:
         return EncoderContents.of(self.recording)
 
     def num_put_out(self, request: int) -> int:
-        """Return the output tokens of `request` so far; a preemption does not reduce them."""
+        """Return the number of output tokens of `request` so far; a preemption does not reduce it."""
         requests, replay = self.recording.requests, self.replay
         reached = replay.progress.most(request, min(replay.frame, replay.num_frames - 2)) - int(replay.pad[request])
         # The step that computes the last prompt token puts out the first new one.
@@ -286,24 +288,24 @@ class Session:
         return min(max(reached - first + 1, 0), int(requests.output_tokens[request]))
 
     def show(self) -> None:
-        """Make the replay's frame the player's."""
+        """Move the replay to the player's frame."""
         self.replay.seek(self.player.frame)
 
     def counts(self, column: str) -> IntArray:
-        """Return a column of the steps, and 0 for the frame after the last step."""
+        """Return a column of the steps, one value per frame: 0 for the frame after the last step."""
         steps: IntArray = getattr(self.recording.steps, column)
         return np.append(steps, np.zeros(1, steps.dtype))
 
     def residencies(self, request: int) -> list[tuple[int, int]]:
-        """Return the spans of frames in which `request` holds memory: first frame, and first frame after."""
+        """Return the spans of frames in which `request` holds memory: the first frame, and the first frame after it."""
         held = self.replay.ledger.tables.residencies
-        mine = held.request == request
-        births, deaths = held.birth_seq[mine], held.death_seq[mine]
+        rows = held.request == request
+        births, deaths = held.birth_seq[rows], held.death_seq[rows]
         frames = np.minimum(np.searchsorted(self.replay.frame_seq, (births, deaths)), self.replay.num_frames - 1)
         return list(zip(*frames.tolist(), strict=True))
 
     def stays(self, unit: int) -> list[Stay]:
-        """Return all stays in `unit`, in order; the last answer is cached."""
+        """Return all stays in `unit`, in order of time. The result for the last unit is cached."""
         if self._stays[0] != unit:
             self._stays = (unit, stays(self.replay, unit))
         return self._stays[1]
@@ -322,7 +324,7 @@ def printable_ids(ids: npt.NDArray[np.str_]) -> npt.NDArray[np.str_]:
 
 
 def _printable(recording: Recording) -> Recording:
-    """Return `recording` with safe names and notes; the originals come from a file or a server."""
+    """Return `recording` with texts that are safe to draw: the originals may contain control characters."""
     meta, requests = recording.meta, recording.requests
     return replace(
         recording,
