@@ -17,6 +17,7 @@ from kvsim.metrics.names import STATE_NAMES
 from kvsim_tui.app import KvsimApp
 from kvsim_tui.dialogs.lesson_list import LessonsScreen
 from kvsim_tui.facts.group_tables import table_rows
+from kvsim_tui.facts.headlines import selection
 from kvsim_tui.facts.preemption import preemption_at
 from kvsim_tui.facts.requests import request_facts
 from kvsim_tui.facts.schedule import Doing, schedule
@@ -816,6 +817,17 @@ def test_lesson_12_draws_the_tree_and_what_goes_first(guided: Callable[[str], Gu
     assert len(after.runs) == len(before.runs) - 1
     assert tree.breakdown[SlotState.FREE] == first.num_units - 1, "one slot was needed"
     assert {run.last_request for run in before.runs} - {run.last_request for run in after.runs} == set()
+
+
+def test_lesson_12_says_below_each_pool_how_much_was_found(guided: Callable[[str], Guided]) -> None:
+    lesson = guided("12")
+    for number, name in ((1, "A2"), (2, "B2"), (4, "A3")):
+        lesson.show(lesson.captions[number].frame)
+        for session in lesson.sessions:
+            session.followed = session.recording.row_of(name)
+            found = session.recording.requests.cached_tokens[session.followed]
+            assert selection(session).endswith(f", {found} tokens found, generating")
+            session.followed = None
 
 
 def test_lesson_9_says_what_of_the_gain_over_static_batches_is_memory(guided: Callable[[str], Guided]) -> None:

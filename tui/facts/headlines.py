@@ -30,6 +30,8 @@ def selection(session: Session) -> str:
         size = gib(round(sum(facts.slots) * session.recording.meta.pool.bytes_per_slot))
         held = f"{plural(facts.num_units, session.unit_name)} = {size}" if facts.holds else "no memory"
         state = facts.state if session.rows is None else place_in_row(session, session.followed)
+        if found := int(session.recording.requests.cached_tokens[session.followed]) * facts.holds:
+            state = f"{plural(found, 'token')} found, {state.removeprefix('running: ')}"
         parts.append(f"{session.request_name(session.followed)}: {held}, {state}")
     return "; ".join(parts)
 
