@@ -15,10 +15,11 @@ from kvsim.engine.arrays import Records
 from kvsim.engine.encoder_records import EncodedImage, EncoderInput
 from kvsim.engine.linked_list import HEAD
 from kvsim.engine.machine_code.compiled import part
+from kvsim.engine.ownership import ImageEventKind
 from kvsim.engine.records import Sequence
 from kvsim.engine.state import Engine
 
-_COMPUTE, _HOLD, _RELEASE, _EVICT = range(4)
+_COMPUTE, _HOLD, _RELEASE, _EVICT = map(int, ImageEventKind)
 
 
 @part

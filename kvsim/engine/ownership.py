@@ -16,3 +16,16 @@ class MemoryKind(IntEnum):
     """A request frees its whole table, the last unit first."""
     EVICT = 3
     """Units with a cached prefix lose it, because a request needs memory."""
+
+
+class ImageEventKind(IntEnum):
+    """Event of the encoder cache; the names in the file are in lower case."""
+
+    COMPUTE = 0
+    """A step computes the image, which is in the cache from then on."""
+    HOLD = 1
+    """A request begins to use the image, which cannot be evicted as long as a request uses it."""
+    LET_GO = 2
+    """The request does not use the image any more."""
+    EVICT = 3
+    """The image is removed to make room for another."""

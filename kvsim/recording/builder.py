@@ -9,14 +9,14 @@ pending, rows of the schedule that may be extended, and all requests.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from math import isnan
 from typing import Any, Protocol
 
 import numpy as np
 
 from kvsim.recording.copying import CopiesUnderWay
-from kvsim.recording.growing import GrowingMemory, GrowingRequests, GrowingSchedule, GrowingSteps, GrowingTable
+from kvsim.recording.growing import GrowingMemory, GrowingRequests, GrowingSchedule, GrowingSteps
 from kvsim.recording.imaging import ImagesSoFar
 from kvsim.recording.model import Meta, Recording
 from kvsim.recording.run_marks import Mark, Since
@@ -55,17 +55,16 @@ class RecordingBuilder:
         self._num_steps = 0
         self._requests, self._steps = GrowingRequests(), GrowingSteps()
         self._schedule, self._memory = GrowingSchedule(), GrowingMemory()
-        self._growing: dict[str, GrowingTable] = {
-            table.name: growing
-            for table, growing in (
-                (Requests, self._requests), (Steps, self._steps), (Schedule, self._schedule), (Memory, self._memory),
-            )
-        }  # fmt: skip
         self.copies = CopiesUnderWay()
         """Copies between GPU and host, if any."""
         self.transfers = TransfersUnderWay()
         """Transfers between this server and others, if any."""
         self._images = ImagesSoFar()
+        self._extend: dict[str, Callable[[Any], None]] = {
+            Requests.name: self._requests.extend, Steps.name: self._steps.extend, Schedule.name: self._schedule.extend,
+            Memory.name: self._memory.extend, Copies.name: self.copies.extend, Transfers.name: self.transfers.extend,
+            PromptImages.name: self._images.extend, EncoderEvents.name: self._images.extend,
+        }  # fmt: skip
         self._last_token_s = 0.0
         """Time of the last output token in seconds; the output of its step is reported after the token."""
         self._last_scheduled: list[int] = []
@@ -93,7 +92,8 @@ class RecordingBuilder:
     @property
     def num_values(self) -> int:
         """Number of stored rows plus stored prompt hashes, as a measure of the memory that the builder uses."""
-        return sum(map(len, self._growing.values())) + self._requests.num_hashes + len(self._images)
+        growing: list[Sized] = [self._requests, self._steps, self._schedule, self._memory, self._images]
+        return sum(map(len, growing)) + self._requests.num_hashes
 
     def next_seq(self) -> int:
         """Begin a change of the engine's state, and return its sequence number, which later memory events get."""
@@ -285,7 +285,7 @@ class RecordingBuilder:
         if self._sink is not None:
             self._sink.append(table)
         else:
-            self._take(table)
+            self._extend[table.name](table)
 
     def mark(self) -> Mark:
         """Return the current position in the recording, to be passed to `since`. Call it only between engine steps."""
@@ -366,17 +366,6 @@ class RecordingBuilder:
         for optional in (self.copies.so_far(), self.transfers.so_far(), images, events):
             if optional is not None:
                 self._sink.append(optional)
-
-    def _take(self, table: ColumnTable) -> None:
-        """Add the rows of `table` to the table that grows in memory."""
-        if isinstance(table, Copies):
-            self.copies.extend(table)
-        elif isinstance(table, Transfers):
-            self.transfers.extend(table)
-        elif isinstance(table, PromptImages | EncoderEvents):
-            self._images.extend(table)
-        else:
-            self._growing[table.name].extend(table)
 
     def _drain(self, sink: RowSink) -> None:
         """Pass the final rows of the large tables to the sink."""

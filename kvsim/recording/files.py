@@ -128,11 +128,8 @@ def write(recording: Recording, path: str | os.PathLike[str], *, overwrite: bool
         IntegrityError: the recording is inconsistent; nothing was written.
     """
     with RecordingWriter(path, overwrite=overwrite) as writer:
-        for table in (recording.requests, recording.steps, recording.schedule, recording.memory):
+        for table in recording.tables:
             writer.append(table)
-        for optional in (recording.copies, recording.transfers, recording.images, recording.encoder):
-            if optional is not None:
-                writer.append(optional)
         return writer.commit(recording.meta)
 
 

@@ -19,6 +19,8 @@ from kvsim.kv_groups.group import KVCacheGroup, KVCacheLayout
 from kvsim.policies import Radix
 from kvsim.policies.speculative_config import SpeculativeConfig
 from kvsim.recording.tables import (
+    TABLES,
+    ColumnTable,
     Copies,
     EncoderEvents,
     IntArray,
@@ -274,6 +276,11 @@ class Recording:
             f"<{type(self).__name__} {self.name!r}: {self.meta.rules_name}, {len(self.requests):,} requests, "
             f"{len(self.steps):,} steps in {self.duration_s:.4g} s ({self.meta.source})>"
         )
+
+    @property
+    def tables(self) -> list[ColumnTable]:
+        """Tables of the recording, in the order of `TABLES`; optional ones only if they are there."""
+        return [table for kind in TABLES if (table := getattr(self, kind.name)) is not None]
 
     @property
     def duration_s(self) -> float:

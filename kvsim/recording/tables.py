@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from kvsim.engine.ownership import MemoryKind as MemoryKind  # noqa: PLC0414  this is where readers look for it
+from kvsim.engine.ownership import ImageEventKind as ImageEventKind  # noqa: PLC0414  this is where readers look for it
+from kvsim.engine.ownership import MemoryKind as MemoryKind  # noqa: PLC0414  as above
 from kvsim.errors import MissingExtraError, RecordingError, UnknownNameError
 from kvsim.workload import Ragged, Turns
 
@@ -60,19 +61,6 @@ class TransferKind(IntEnum):
     """Blocks are kept at the end of the request until another server has read them."""
     WRITE = 2
     """Blocks of the prompt are copied to a store that other servers read."""
-
-
-class ImageEventKind(IntEnum):
-    """Event of the encoder cache; the names in the file are in lower case."""
-
-    COMPUTE = 0
-    """A step computes the image, which is in the cache from then on."""
-    HOLD = 1
-    """A request begins to use the image, which cannot be evicted as long as a request uses it."""
-    LET_GO = 2
-    """The request does not use the image any more."""
-    EVICT = 3
-    """The image is removed to make room for another."""
 
 
 @dataclass(frozen=True, slots=True)
