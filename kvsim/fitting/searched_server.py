@@ -81,7 +81,7 @@ class SearchedServer(Protocol):
 
     @property
     def spare_bytes(self) -> int:
-        """Bytes that are left beside weights, cache and the largest step; 0 if the engine sees to them itself."""
+        """Bytes that weights, cache and an estimate of the largest step leave; 0 if the engine measures that step itself."""
 
     @property
     def starts(self) -> bool:
@@ -133,10 +133,10 @@ class SearchedServer(Protocol):
 
 
 def check_replicas(number: int) -> None:
-    """Check that there is a server.
+    """Check that the number of servers is at least 1.
 
     Raises:
-        UsageError: there is none.
+        UsageError: it is smaller.
     """
     if number < 1:
         raise UsageError(f"replicas should be at least 1, not {number}.")

@@ -155,7 +155,7 @@ class SGLangServer(SGLangSettings):
 
     @property
     def spare_bytes(self) -> int:
-        """Bytes beside weights, slots and the largest step, as far as known; SGLang does not measure a step."""
+        """Bytes that weights, slots and an estimate of the largest step leave; SGLang does not measure that step."""
         try:
             left = self.budget().free_later_bytes
         except BudgetError:
@@ -178,7 +178,7 @@ class SGLangServer(SGLangSettings):
         return replace(self, **fields)
 
     def on_gpu(self, gpu: Gpu) -> Self:
-        """Return this server on another GPU, with the pages of its kernels."""
+        """Return this server on another GPU, with a page size of the attention kernels there."""
         sizes = _page_sizes(gpu, self.model)
         page_size = self.page_size if not sizes or self.page_size in sizes else sizes[0]
         return replace(self, gpu=gpu, times=None, page_size=page_size)
