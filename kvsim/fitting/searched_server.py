@@ -81,7 +81,7 @@ class SearchedServer(Protocol):
 
     @property
     def spare_bytes(self) -> int:
-        """Bytes that weights, cache and an estimate of the largest step leave; 0 if the engine measures that step itself."""
+        """Bytes that weights, cache and an estimate of the largest step leave; 0 if the engine measures that step."""
 
     @property
     def starts(self) -> bool:
