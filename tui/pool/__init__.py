@@ -1,1 +1,4 @@
-"""The pool as a picture: owner, state and recent changes of each block. Textual is not known here."""
+"""Pictures of the memory pool, as arrays of characters and colours: owner, state and recent change of each block.
+
+Nothing here imports Textual; `widgets` put the pictures on a screen.
+"""

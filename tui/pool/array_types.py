@@ -1,4 +1,4 @@
-"""Types of the arrays behind the pictures of a pool."""
+"""Names for the types of the arrays from which the pictures of a pool are made."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 IndexArray: TypeAlias = npt.NDArray[np.int64]
-"""Units or cells from 0 in address order, or places in a picture."""
+"""Indices of units (from 0 in address order), of cells, or of lines and columns of a picture."""
 PaintArray: TypeAlias = npt.NDArray[np.uint8]
-"""Paints of units or cells, or numbers of eighths."""
+"""Paints of units or cells (`paint.py`), or numbers of eighths of a cell."""
 KeyArray: TypeAlias = npt.NDArray[np.int32]
-"""Keys of characters."""
+"""Keys of characters (`brush.py`)."""
 MaskArray: TypeAlias = npt.NDArray[np.bool_]

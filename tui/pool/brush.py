@@ -1,7 +1,7 @@
-"""Characters and styles of a picture of the pool.
+"""Keys: integers that encode the characters of a picture, so that pictures can be computed as arrays.
 
-A key is an integer that encodes one character: two paints and the shape between them, or a letter on a paint. `Brush`
-turns it into a character and a style, and caches them.
+A key holds two paints and the shape that divides the character between them, or a letter and the paint below it.
+`Brush` turns a key into a character and a style.
 """
 
 from __future__ import annotations
@@ -24,26 +24,29 @@ if TYPE_CHECKING:
     from .array_types import KeyArray, PaintArray
 
 HALF: Final = 0
-"""The first paint above the second, half a character each."""
+"""Shape: the first paint in the upper half, the second in the lower half."""
 UP: Final = 0
-"""Added to a number of eighths: the first paint grows from below, the second is above it."""
+"""Shapes `UP + n`, n from 1 to 8: the first paint in n eighths from below, the second above it."""
 RIGHT: Final = 8
-"""Added to a number of eighths: the first paint grows from the left."""
+"""Shapes `RIGHT + n`, n from 1 to 8: the first paint in n eighths from the left, the second at its right."""
 GLYPH: Final = 17
-"""The first paint as a glyph, where there are no colours."""
+"""Shape: the first paint as a glyph without colours, and as seven eighths from below with colours."""
 HAIR: Final = 18
-"""The first paint with a hairline at its right."""
+"""Shape: the first paint with a hairline at its right."""
 LEDGE: Final = 19
-"""The first paint in the upper half, nothing below: the gap between two rows."""
+"""Shape: the first paint in the upper half, nothing below, as a gap between two rows."""
 DIGIT: Final = 20
-"""Key of the first of nine digits that say how many eighths are written, for states where there are no colours."""
+"""Shapes `DIGIT + n`, n from 0 to 8: the number n of written eighths as a digit, where there are no colours."""
 _GLYPH_SHADE: Final = 0.5
-"""Share of the background in a glyph that lies in shade."""
+"""Share of the background in the colour of a grey glyph."""
 _SHAPE: Final = 16
+"""Position of the shape in a key, in bits."""
 _REVERSE = 1 << 24
-"""Set in the key of a character under the cursor."""
+"""Bit that is set in the key of a character under the cursor."""
 _TEXT = 1 << 30
+"""Bit that is set in the key of a letter: the code point is in bits 8 and up, the paint in bits 0 to 7."""
 _PAINT = 0xFF
+"""Mask of a paint, and of a shape."""
 
 
 def keys_of(shape: KeyArray | int, first: PaintArray, second: PaintArray | int) -> KeyArray:
@@ -55,37 +58,41 @@ def keys_of(shape: KeyArray | int, first: PaintArray, second: PaintArray | int) 
 
 
 BLANK: Final = int(keys_of(GLYPH, np.array([EMPTY], np.uint8), EMPTY)[0])
-"""The key of a character outside the pool."""
+"""Key of a character outside the pool."""
 
 
 def half_keys(paints: PaintArray) -> KeyArray:
-    """Return the keys of characters that show two rows of `paints` each; an odd last row has no partner."""
+    """Return the keys of characters that each show two rows of `paints`; `EMPTY` is below an odd last row."""
     if len(paints) % 2:
         paints = np.concatenate((paints, np.full((1, paints.shape[1]), EMPTY, np.uint8)))
     return keys_of(HALF, paints[0::2], paints[1::2])
 
 
 def reverse(keys: KeyArray) -> KeyArray:
-    """Return the keys of the characters of a cell under the cursor."""
+    """Return `keys` as they are drawn under the cursor."""
     return keys | _REVERSE
 
 
 def text_keys(text: str, under: KeyArray) -> KeyArray:
-    """Write `text` over the characters `under` it, on their most frequent paint; spare characters under the cursor."""
+    """Return the keys of `text` written over the characters `under`, as far as there are any.
+
+    All letters have one background, the most frequent paint. Characters under the cursor, and earlier text, stay.
+    """
     under = under[: len(text)]
     letters = np.array([ord(letter) for letter in text[: len(under)]], np.int32)
     shape, first, second = (under >> _SHAPE) & _PAINT, under & _PAINT, (under >> 8) & _PAINT
+    # Shapes of at most half the eighths show mostly the second paint.
     mostly_second = ((shape > UP) & (shape <= UP + 4)) | ((shape > RIGHT) & (shape <= RIGHT + 4))
     mostly_second |= (shape >= DIGIT) & (shape <= DIGIT + 4)
     paint = np.where(mostly_second, second, first)
-    if len(paint):  # one background for all letters, so that colours below a name do not break it
+    if len(paint):
         paint = np.full_like(paint, np.bincount(paint).argmax())
     taken = ((under & _REVERSE) > 0) | ((shape == HALF) & ((first == CURSOR) | (second == CURSOR)))
     return np.where(taken & (under < _TEXT), under, _TEXT | (letters << 8) | paint).astype(np.int32)
 
 
 def glyph_paint_color(paint: int, symbols: Symbols) -> str:
-    """Return the colour of a paint that is drawn as a glyph; in shade it is darker than the paint of an area."""
+    """Return the colour of a paint that is drawn as a glyph; in grey, glyphs are darker than areas."""
     palette = symbols.palette
     color = paint_colors(palette)[paint]
     if paint % DIM == SlotState.FREE:
@@ -95,7 +102,7 @@ def glyph_paint_color(paint: int, symbols: Symbols) -> str:
 
 
 class Brush:
-    """The character and the style of every key."""
+    """Maps every key to a character and a style, and caches them."""
 
     def __init__(self, symbols: Symbols) -> None:
         self._symbols = symbols
@@ -144,7 +151,7 @@ class Brush:
         return character, style + Style(color=palette.void, bgcolor=palette.cursor, bold=True)
 
     def _draw_letter(self, letter: int, paint: int) -> tuple[str, RichStyle]:
-        # A name on a unit without a holder is drawn weakly.
+        # A name on a free unit has a weak colour.
         if self._symbols.color and paint % DIM not in (EMPTY, SlotState.FREE):
             color = self._colors[paint]
             return chr(letter), Style(color=ink_on(color), bgcolor=color, bold=True)

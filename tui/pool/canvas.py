@@ -1,6 +1,6 @@
-"""The pool as lines of keys, for any level of detail, cursor and followed request.
+"""Draws the pool as lines of characters, at the chosen level of detail, with the cursor and the followed request.
 
-A canvas draws the lines that are in view and nothing else, so its cost does not grow with the pool.
+Only visible lines are drawn, so that the cost does not grow with the pool. Characters are encoded as keys (`brush.py`).
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from .unit_changes import Lights
 
 _LEAST_WIDE = 4
-"""Width of a cell above which its glyphs tell how much is written; a digit does in a narrow one."""
+"""Width up to which a cell without colours shows its fill as a digit; wider cells show it by their glyphs."""
 
 
 class Canvas:
-    """Draws the pool of `replay` at its current frame."""
+    """Draws the pool of `replay` at the replay's current frame."""
 
     def __init__(self, replay: Replay, tiling: Tiling, *, half_blocks: bool, color_by: ColorBy = ColorBy.STATE) -> None:
         self._replay = replay
@@ -41,12 +41,12 @@ class Canvas:
         self._paints = Paints(replay, self._states, color_by)
         self._followed: int | None = None
         self.cursor: int | None = None
-        """The selected unit, from 0 in address order."""
+        """Unit under the cursor, numbered from 0 in address order."""
         self.tiling = tiling
 
     @property
     def tiling(self) -> Tiling:
-        """Cells of the picture."""
+        """Division of the pool into the cells of the picture."""
         return self._tiling
 
     @tiling.setter
@@ -56,7 +56,7 @@ class Canvas:
 
     @property
     def followed(self) -> int | None:
-        """Request that is lit while all others are in shade; if all lines have names, its name is marked instead."""
+        """Request that keeps its colours while others are grey; where all lines have names, its name is marked."""
         return self._followed
 
     @followed.setter
@@ -77,20 +77,20 @@ class Canvas:
 
     @property
     def lines_per_character(self) -> int:
-        """Lines of the picture that share one character."""
+        """Number of lines of the tiling in one line of characters."""
         return 2 if self.tiling.detail is Detail.HALF else 1
 
     @property
     def height(self) -> int:
-        """Lines of characters that the whole picture takes."""
+        """Number of lines of characters in the whole picture."""
         return -(-self.tiling.height // self.lines_per_character)
 
     def update(self) -> None:
-        """Follow the replay to its current frame."""
+        """Update to the replay's current frame."""
         self._repaint(self._paints.update(self._states.update()))
 
     def light_up(self, lights: Lights) -> None:
-        """Show the latest changes of units in their paints, and no older ones."""
+        """Highlight the changed units in `lights`, and end older highlights."""
         self._repaint(self._paints.light_up(lights))
 
     def _repaint(self, units: IndexArray) -> None:
@@ -98,7 +98,7 @@ class Canvas:
             self._cells.update(units, self._paints.whole)
 
     def unit_at(self, x: int, y: int) -> int | None:
-        """Return the first unit of the cell drawn at character `x` of line `y`, or None outside the pool."""
+        """Return the first unit of the cell at character `x` of line `y`; None outside the pool."""
         tiling, line = self.tiling, y * self.lines_per_character
         if not (0 <= x < tiling.width and 0 <= line < tiling.height):
             return None
@@ -110,12 +110,15 @@ class Canvas:
         return int(units[0]) if len(units) else None
 
     def place_of(self, unit: int) -> tuple[int, int]:
-        """Return the character and the line at which the cell of `unit` begins."""
+        """Return the column and the line of characters at which the cell of `unit` begins."""
         row, column = divmod(self._cell(unit), self.tiling.columns)
         return int(self.tiling.column_edges[column]), int(self.tiling.row_edges[row]) // self.lines_per_character
 
     def moved(self, unit: int, right: int, down: int) -> int:
-        """Return the first unit of the cell `right` and `down` from the cell of `unit`; stay inside the pool."""
+        """Return the first unit of the cell that is `right` columns and `down` rows from the cell of `unit`.
+
+        The result stays inside the pool.
+        """
         tiling = self.tiling
         row, column = divmod(self._cell(unit), tiling.columns)
         column = min(max(column + right, 0), tiling.columns - 1)
@@ -125,7 +128,7 @@ class Canvas:
         return int(units[0]) if len(units) else unit
 
     def draw(self, top: int, height: int) -> KeyArray:
-        """Return the keys of the existing lines in [top, top + height): shape (lines, characters)."""
+        """Return the keys of the lines [top, top + height), as far as they exist: shape (lines, characters)."""
         tiling, per_character = self.tiling, self.lines_per_character
         begin, end = top * per_character, min((top + height) * per_character, tiling.height)
         line = np.arange(begin, max(end, begin))
@@ -137,6 +140,7 @@ class Canvas:
         draw = {Detail.MIX: self._mix, Detail.HALF: self._halves, Detail.FILL: self._fill, Detail.SLOTS: self._slots}
         lines: KeyArray = draw[tiling.detail](cells)[row - rows[0]]
         last = line == tiling.row_edges[row + 1] - 1
+        # Keep rows of cells apart: by an empty line, by a last line of half height, or by a thin line at the top.
         if tiling.gap:
             lines[last] = EMPTY if per_character == 2 else BLANK
         elif tiling.detail in (Detail.FILL, Detail.MIX) and tiling.tall >= 2 and self._half_blocks:
@@ -159,6 +163,7 @@ class Canvas:
         return picture
 
     def _mix(self, cells: IndexArray) -> KeyArray:
+        """Draw cells of several units with their two most important paints."""
         assert self._cells is not None  # the tiling's setter made them
         lit, request = self._lit(cells), self.lit_request
         first, second, eighths = (part[cells] for part in (self._cells.first, self._cells.second, self._cells.eighths))
@@ -174,7 +179,7 @@ class Canvas:
         return np.where(sideways.repeat(np.diff(self.tiling.column_edges), axis=1), beside, above)
 
     def _piled(self, cells: IndexArray, first: PaintArray, second: PaintArray, eighths: PaintArray) -> KeyArray:
-        """Draw cells of several rows with the first paint above the second, as their rows are."""
+        """Draw cells that cover several lines of the pool, with the first paint above the second."""
         shape = UP + np.where(first == second, EIGHTHS, EIGHTHS - eighths.astype(np.int32))
         keys = keys_of(shape, second, first)
         keys[first == EMPTY] = BLANK
@@ -183,6 +188,7 @@ class Canvas:
         return keys.reshape(-1, self.tiling.columns).repeat(np.diff(self.tiling.column_edges), axis=1)
 
     def _halves(self, cells: IndexArray) -> KeyArray:
+        """Draw cells of one unit in half a character; return paints, which `draw` combines in pairs."""
         paints = dimmed(self._paints.whole[np.minimum(cells, self.tiling.num_units - 1)], self._lit(cells))
         paints[cells >= self.tiling.num_units] = EMPTY
         paints[self._at_cursor(cells)] = CURSOR
@@ -190,20 +196,21 @@ class Canvas:
         return rows.repeat(np.diff(self.tiling.column_edges), axis=1)
 
     def _fill(self, cells: IndexArray) -> KeyArray:
+        """Draw cells of one unit with its written part and the rest."""
         tiling, lit = self.tiling, self._lit(cells)
         units = np.minimum(cells, tiling.num_units - 1)
         first, second = (dimmed(paints[units], lit) for paints in (self._paints.written, self._paints.rest))
         fill = self._states.fill[units].copy()
         first, second = (np.where(cells < tiling.num_units, paints, EMPTY) for paints in (first, second))
-        if self._half_blocks:  # expired slots are before those that are still read
-            turned = (self._states.rest[units] == SlotState.EXPIRED) & (fill > 0) & (fill < EIGHTHS)
-            first, second = np.where(turned, second, first), np.where(turned, first, second)
-            fill = np.where(turned, EIGHTHS - fill, fill)
+        if self._half_blocks:  # expired slots come first: they precede the tokens that are still read
+            swapped = (self._states.rest[units] == SlotState.EXPIRED) & (fill > 0) & (fill < EIGHTHS)
+            first, second = np.where(swapped, second, first), np.where(swapped, first, second)
+            fill = np.where(swapped, EIGHTHS - fill, fill)
         if tiling.wide > (1 if self._half_blocks else _LEAST_WIDE):
             return self._spread(cells, first, second, fill, hairlines=tiling.even)
         shape: KeyArray = UP + fill.astype(np.int32)
         if not self._half_blocks:
-            # A letter tells whose it is, a digit how full it is.
+            # A unit without an owner's letter shows a digit instead: the eighths that are written.
             shape = np.where((fill > 0) & (fill < EIGHTHS) & (first % DIM < EMPTY), DIGIT + fill, GLYPH)
             first = np.where((fill == 0) | ((fill < EIGHTHS) & (first % DIM >= EMPTY)), second, first)
         first, second = np.where(fill == 0, second, first), np.where(fill == EIGHTHS, first, second)
@@ -218,7 +225,10 @@ class Canvas:
     def _spread(
         self, cells: IndexArray, first: PaintArray, second: PaintArray, eighths: PaintArray, *, hairlines: bool
     ) -> KeyArray:
-        """Draw cells with `eighths` of the first paint at the left, then the second, over all characters of each."""
+        """Draw each cell over all its characters: `eighths` in the first paint from the left, the rest in the second.
+
+        `hairlines` separate cells that would look like one.
+        """
         tiling = self.tiling
         if self._half_blocks:
             keys = spread(tiling, first, second, eighths, hairlines=hairlines)
@@ -232,14 +242,14 @@ class Canvas:
         return keys
 
     def _slots(self, cells: IndexArray) -> KeyArray:
-        """Draw units slot by slot; characters beyond the last slot stay empty."""
-        tiling, tokens = self.tiling, self._replay.unit_slots
+        """Draw units slot by slot; characters after the last slot stay empty."""
+        tiling, num_slots = self.tiling, self._replay.unit_slots
         units = np.minimum(cells, tiling.num_units - 1)
         written = self._paints.written[units]
         slots = paints_of_slots(self._replay, units, written, self.color_by, self._lit(cells))
-        # With a gap below, the lines of one unit join; without one, each ends in a seam.
+        # If a gap separates rows, the lines of a unit touch each other. Otherwise, each line ends in a seam.
         keys = keys_of(RIGHT + EIGHTHS if self._half_blocks and tiling.gap else GLYPH, slots, slots)
-        keys = keys.repeat((tiling.wide - 1) // tokens, axis=1)
+        keys = keys.repeat((tiling.wide - 1) // num_slots, axis=1)
         keys[cells >= tiling.num_units] = BLANK
         at_cursor = self._at_cursor(cells)
         keys[at_cursor] = reverse(keys[at_cursor])
@@ -250,13 +260,13 @@ class Canvas:
 
     @property
     def lit_request(self) -> int | None:
-        """The only lit request: the followed one, if it holds memory and no names identify it."""
+        """Request that alone keeps its colours: the followed one, if it holds memory and lines have no names."""
         if self.followed is None or names_every_line(self.tiling, self._replay):
             return None
         return self.followed if len(self._replay.block_table(self.followed)[1]) else None
 
     def _lit(self, cells: IndexArray) -> MaskArray:
-        """Tell for each cell whether it holds slots of the lit request; all cells are lit without one."""
+        """Tell for each cell whether it contains units of the lit request; true for all cells if no request is lit."""
         lit: MaskArray = np.ones(len(cells), np.bool_)
         request = self.lit_request
         if request is not None:

@@ -1,4 +1,4 @@
-"""Shapes of two paints in the characters of a cell: eighths from the left, with hairlines between cells and rows."""
+"""Draws two paints in the characters of a cell, in eighths from the left, with hairlines between cells and rows."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 def spread(tiling: Tiling, first: PaintArray, second: PaintArray, eighths: PaintArray, *, hairlines: bool) -> KeyArray:
-    """Return the keys of rows of cells with two paints, shape (rows, characters).
+    """Return the keys of rows of cells: shape (rows, characters).
 
-    The first paint fills the left `eighths` of a cell, the second fills the rest. `hairlines` separate the cells.
+    The first paint fills the left `eighths` of each cell, the second paint the rest. `hairlines` separate the cells.
     """
     front, back, filled, offset, width = _by_character(tiling, first, second, eighths)
     shape = RIGHT + np.where(front == back, EIGHTHS, filled)
@@ -30,7 +30,7 @@ def spread(tiling: Tiling, first: PaintArray, second: PaintArray, eighths: Paint
 
 
 def spread_glyphs(tiling: Tiling, first: PaintArray, second: PaintArray, eighths: PaintArray) -> KeyArray:
-    """Return the cells without colours: each character is the glyph of its most frequent paint."""
+    """Return the keys of rows of cells without colours: each character is the glyph of its most frequent paint."""
     front, back, filled, _, _ = _by_character(tiling, first, second, eighths)
     mostly = np.where(filled >= EIGHTHS // 2, front, back)
     keys = keys_of(GLYPH, mostly, mostly)
@@ -41,8 +41,8 @@ def spread_glyphs(tiling: Tiling, first: PaintArray, second: PaintArray, eighths
 def _by_character(
     tiling: Tiling, first: PaintArray, second: PaintArray, eighths: PaintArray
 ) -> tuple[PaintArray, PaintArray, IndexArray, IndexArray, IndexArray]:
-    """Return, for every character of rows of cells, the front paint, the back paint, the eighths in front, the distance
-    from its cell's beginning, and the width of that cell.
+    """Return five values for every character of rows of cells: its front paint, its back paint, the eighths of the
+    front paint, its offset in its cell, and the width of its cell.
     """
     edges = tiling.column_edges
     wide = np.diff(edges)
@@ -55,13 +55,13 @@ def _by_character(
 
 
 def hairlines_above(keys: KeyArray) -> KeyArray:
-    """Draw a hairline above cells of one paint, to keep touching rows apart."""
+    """Return `keys` with a hairline above cells of one paint, to keep touching rows apart."""
     plain = (keys & 0xFF) == (keys >> 8 & 0xFF)
     return np.where(plain, keys & ~(0xFF << 16) | GLYPH << 16, keys).astype(np.int32)
 
 
 def ledges(keys: KeyArray) -> KeyArray:
-    """Draw the paints of cells in the upper half of the line alone, to keep rows apart."""
+    """Return `keys` with the paints in the upper half of the line alone, to keep rows apart."""
     shape, first, second = keys >> 16 & 0xFF, keys & 0xFF, keys >> 8 & 0xFF
     paint = np.where((shape > RIGHT) & (shape <= RIGHT + EIGHTHS // 2), second, first)
     return np.where(keys == BLANK, BLANK, (LEDGE << 16) | (EMPTY << 8) | paint | keys & ~0xFFFFFF).astype(np.int32)

@@ -1,4 +1,4 @@
-"""Cells of several units: the two paints that matter most in each, kept up to date from frame to frame."""
+"""The two paints that a cell of several units shows, kept up to date from frame to frame."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from .tiling import Tiling
 
 _UNITS_AT_ONCE = 1 << 18
-"""Units that are counted at a time: a large pool takes little memory beyond its paints."""
+"""Number of units that are counted at a time, to bound the memory of temporary arrays."""
 
 
 class Cells:
-    """The picture of a tiling whose cells cover several units: for each, the two paints that matter most.
+    """The two most important paints of every cell of a tiling.
 
-    `first` and `second` have one uint8 per cell, `EMPTY` for a cell without units; `eighths` tells how much of the
-    cell is the first, 8 where there is no second. Rare and important paints are visible even if a single unit has them.
+    `first` and `second` have one paint per cell, `EMPTY` for a cell without units. `eighths` is the share of the first
+    paint; it is 8 for a cell of one paint. Important paints, such as waste, are shown even if a single unit has them.
     """
 
     def __init__(self, tiling: Tiling, paints: PaintArray) -> None:
@@ -40,16 +40,16 @@ class Cells:
             self._first_unit[tiling.cell_of(units)] = units
         across = (last_unit - self._first_unit) % (tiling.stride or max(tiling.num_units, 1))
         self._corners = np.stack((self._first_unit, self._first_unit + across, last_unit - across, last_unit))
-        """The units in the corners of each cell: top left, top right, bottom left, bottom right."""
+        """Units in the corners of each cell: top left, top right, bottom left, bottom right."""
         self.sideways = np.zeros(tiling.num_cells, np.bool_)
-        """Whether the paints of a cell of several rows are beside each other in each row, not above each other."""
+        """Whether the two paints of a cell lie beside each other, not one above the other."""
         self.counts = counts.reshape(tiling.num_cells, NUM_PAINTS).astype(np.int32)
-        """Units of each cell in each paint: shape (cells, NUM_PAINTS)."""
+        """Number of units with each paint in each cell: shape (cells, NUM_PAINTS)."""
         self.first, self.second, self.eighths = (np.zeros(tiling.num_cells, np.uint8) for _ in range(3))
         self._choose(np.arange(tiling.num_cells))
 
     def update(self, units: IndexArray, paints: PaintArray) -> None:
-        """Take over the paints of `units` (each once) from `paints`, the paints of all units."""
+        """Update the cells of `units`, which contains each unit once; `paints` are the new paints of all units."""
         changed = units[self._paints[units] != paints[units]]
         if not len(changed):
             return
@@ -60,6 +60,7 @@ class Cells:
         self._choose(np.unique(cells))
 
     def _choose(self, cells: IndexArray) -> None:
+        """Choose the paints of `cells`: the most frequent one, and the one with the largest weight among the others."""
         counts = self.counts[cells].astype(np.int64)
         rows = np.arange(len(cells))
         first = counts.argmax(axis=1)
@@ -70,7 +71,7 @@ class Cells:
         less = counts[rows, second] * (second != first)
         eighths = np.clip(np.rint(EIGHTHS * most / np.maximum(most + less, 1)), 1, EIGHTHS - 1).astype(np.int64)
         second = np.where(less > 0, second, first)
-        # The paint of the lower addresses is the first in the cell.
+        # The paint of the cell's first unit is drawn first.
         begins = self._paints[np.minimum(self._first_unit[cells], self.tiling.num_units - 1)]
         swapped = (begins == second) & (less > 0)
         first, second = np.where(swapped, second, first), np.where(swapped, first, second)

@@ -1,4 +1,4 @@
-"""Meanings of colour: the first one, and the next."""
+"""Choice of the meaning of colour: the default for a recording, and the next one when the user changes it."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ if TYPE_CHECKING:
 
 
 def paint_of(session: Session, request: int) -> int:
-    """Return the paint of what `request` has written: its hue where hues mean owners or it is followed."""
+    """Return the paint of the slots that `request` has written: its hue if hues mean owners or it is followed."""
     is_hued = request == session.followed or tells_owners(session.recording)
     return OWNER + hue_of(request) if is_hued else int(SlotState.TOKEN)
 
 
 def default_color(replay: Replay) -> ColorBy:
-    """Return the first meaning of colour: the owner; the state in rectangles, which are about padding."""
+    """Return the default meaning of colour: the state for static batches, to show padding; otherwise the owner."""
     meta = replay.recording.meta
     return ColorBy.STATE if meta.policy_name == "static" or meta.extra.get("coarse") else ColorBy.OWNER
 
 
 def next_color(color_by: ColorBy, replays: Iterable[Replay]) -> ColorBy:
-    """Return the next meaning of colour in the pools of `replays`; skip meanings that give all units one colour."""
+    """Return the meaning of colour after `color_by`; skip those that would give all units of `replays` one colour."""
     metas = [replay.recording.meta for replay in replays]
-    pointless = set()
+    skipped = set()
     if not any(meta.pool.groups for meta in metas):
-        pointless.add(ColorBy.LAYERS)
+        skipped.add(ColorBy.LAYERS)
     if not any(meta.prefix_caching for meta in metas):
-        pointless.add(ColorBy.SHARING)
-    order = [one for one in ColorBy if one not in pointless]
+        skipped.add(ColorBy.SHARING)
+    order = [meaning for meaning in ColorBy if meaning not in skipped]
     return order[(order.index(color_by) + 1) % len(order)]

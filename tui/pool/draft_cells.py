@@ -1,4 +1,4 @@
-"""Strip of the last slots of one request: known tokens, those under way, those taken back, and lookahead."""
+"""Strip of the last slots of one request, to show speculative decoding: known tokens, drafts, and lookahead slots."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 KNOWN: Final = int(SlotState.TOKEN)
 UNDER_WAY: Final = int(UnitChange.TAKEN)
-"""Paint of a slot whose token a step under way computes."""
+"""Paint of a slot whose token is computed by a step that has not ended."""
 TAKEN_BACK: Final = int(UnitChange.EVICTED)
-"""Paint of a slot whose draft was wrong: the step computes it again, or a later one will."""
+"""Paint of a slot whose draft was wrong: this step or a later one computes it again."""
 LOOKAHEAD: Final = int(SlotState.RESERVED)
-"""Paint of a slot that is held for later tokens."""
+"""Paint of a slot that the request holds for later tokens."""
 
 LEGEND: Final = ((KNOWN, "known"), (UNDER_WAY, "under way"), (TAKEN_BACK, "wrong draft, written again"),
                  (LOOKAHEAD, "lookahead"))  # fmt: skip
@@ -28,23 +28,23 @@ LEGEND: Final = ((KNOWN, "known"), (UNDER_WAY, "under way"), (TAKEN_BACK, "wrong
 
 
 class DraftSlots(NamedTuple):
-    """Slots of one request after a step was scheduled, from the first on."""
+    """Numbers of slots of one request after a step was scheduled. The first three follow each other in this order."""
 
     request: int
     known: int
-    """Slots of tokens that are known."""
+    """Number of slots of known tokens."""
     under_way: int
-    """Slots behind these, of tokens that steps under way compute: outputs and drafts."""
+    """Number of slots of tokens that steps under way compute: outputs and drafts."""
     lookahead: int
-    """Slots behind all of these, in blocks that the request holds."""
+    """Number of further slots in the blocks that the request holds."""
     rewritten_from: int
-    """First slot of the drafts that were taken back."""
+    """First slot with a rejected draft."""
     taken_back: int
-    """Slots of drafts that turned out wrong: the step writes them again, as far as its tokens reach."""
+    """Number of slots with rejected drafts. The step writes these again, as far as its tokens reach."""
 
 
 def slot_keys(slots: DraftSlots, width: int, *, half_blocks: bool) -> KeyArray:
-    """Return the keys of one line of `width` characters, one for each of the last slots of the request."""
+    """Return the keys of one line of `width` characters, one for each of the request's last slots."""
     end = slots.known + slots.under_way + slots.lookahead
     paints = np.full(end, KNOWN, np.uint8)
     paints[slots.known :] = UNDER_WAY

@@ -1,4 +1,4 @@
-"""Strip of the encoder cache: images in use, images that are kept, and free room."""
+"""Strip of the encoder cache: images in use, images that are kept, and free space."""
 
 from __future__ import annotations
 
@@ -29,10 +29,9 @@ LEGEND: Final = ((NEW, "computed now"), (HELD, "in use"), (KEPT, "kept until roo
 
 
 def strip_keys(contents: EncoderContents, frame: int, width: int, *, half_blocks: bool) -> KeyArray:
-    """Return the keys of one line of `width` characters: images in use first, then those kept, then free room.
+    """Return the keys of one line of `width` characters: images in use, then kept images, then free space.
 
-    Each image takes its share of the line. Where it is wide enough, its last cell is free, so that images are told
-    apart.
+    The width of an image is proportional to its tokens. A wide image ends in a free cell, to separate it from the next.
     """
     paints = np.full(width, int(SlotState.FREE), np.uint8)
     begin = 0

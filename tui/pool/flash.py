@@ -1,4 +1,4 @@
-"""Recent changes, kept lit for a moment of wall time."""
+"""Highlights of recent changes, which are shown for a fraction of a second so that the eye can follow playback."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     from .unit_changes import Lights
 
 FLASH_S: Final = 0.3
-"""Wall seconds for which changes are lit."""
+"""Wall seconds for which changes are highlighted."""
 _MOST_STEPS = 8
-"""Largest number of steps whose changes are lit together during playback."""
+"""Largest number of steps whose changes are highlighted together during playback."""
 _MOST_LIT = 1 / 3
-"""Largest share of the pool that is lit; a larger change would light everything."""
+"""Largest share of the pool that is highlighted at once; larger changes are not highlighted."""
 
 
 class Flash:
-    """The changes of the last `flash_s` wall seconds of watching `replay`."""
+    """Changes of `replay` that the user has seen in the last `flash_s` wall seconds."""
 
     def __init__(self, replay: Replay, flash_s: float) -> None:
         self._replay = replay
@@ -30,12 +30,12 @@ class Flash:
         self._lit: list[tuple[float, Lights]] = []
 
     def see(self, before: int, now_s: float) -> bool:
-        """Light up the units that changed between frame `before` and the replay's; return whether any did."""
+        """Highlight the units that changed from frame `before` to the replay's frame; return whether any is new."""
         frame = self._replay.frame
         if frame < before:  # the user stepped back
             self._lit.clear()
             return False
-        # After a jump, show the changes of the last step alone.
+        # After a jump, highlight the changes of the last step alone.
         since = before if frame - before <= _MOST_STEPS else frame - 1
         changes = changes_between(self._replay, since, frame)
         if not 0 < len(changes) <= self._replay.num_units * _MOST_LIT:
@@ -44,7 +44,7 @@ class Flash:
         return True
 
     def lights(self, now_s: float) -> Lights:
-        """Return the units that are lit now; forget those that were lit long enough."""
+        """Return the units to highlight at `now_s`; forget older changes."""
         self._lit = [(when_s, lights) for when_s, lights in self._lit if when_s > now_s - self.flash_s]
         units = [units for _, (units, _) in self._lit]
         paints = [paints for _, (_, paints) in self._lit]

@@ -1,4 +1,4 @@
-"""Map of host memory: the owner of the copy in each slot, and copies in transfer."""
+"""Map of host memory for KV offloading: the owner of the block in each slot, and blocks in transfer."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ OVERWRITTEN: Final = int(UnitChange.EVICTED)
 _TRANSFERS: Final = ((GOING, "going there"), (COMING, "coming back"), (OVERWRITTEN, "gave way"))
 """Paints, and their meanings."""
 _KEPT_SHOWN: Final = 6
-"""Owners of kept copies that the legend of host memory shows."""
+"""Largest number of colours of kept copies in the legend of host memory."""
 
 
 def title_of(host: HostMemory, frame: int) -> str:
-    """Return the title: how full host memory is, and the transfers on its link."""
+    """Return the title: the used slots of host memory, and the blocks in transfer."""
     return titles_of(host, frame)[0]
 
 
 def titles_of(host: HostMemory, frame: int) -> tuple[str, ...]:
-    """Return the title, then shorter ones for narrow places: the transfers are named longest."""
+    """Return the title, and then shorter titles for narrow places. The transfers are in every title."""
     going, coming = int(host.going[frame]), int(host.coming[frame])
     crossing = f", {going:,} going there" * (going > 0) + f", {coming:,} coming back" * (coming > 0)
     full = f"{int(host.used[frame]):,} of {host.num_slots:,}"
@@ -51,10 +51,10 @@ def slots_per_cell(num_slots: int, num_cells: int) -> int:
 
 
 def map_keys(host: HostMemory, frame: int, width: int, height: int, *, half_blocks: bool) -> KeyArray:
-    """Return the keys of `height` lines of `width` characters: the slots in order, with equally many in each cell.
+    """Return the keys of `height` lines of `width` characters: the slots in order, the same number in each cell.
 
     With `half_blocks`, a character shows two cells, one above the other. A cell of several slots has the colour of its
-    most important slot: first a copy that is loaded, then an overwritten block, a copy that is stored, a kept copy.
+    most important slot: a block that is loaded, then one that was overwritten, one that is stored, one that is kept.
     """
     rows = height * (2 if half_blocks else 1)
     paints = _cells(_paints(host.slots_at(frame)), rows * width).reshape(rows, width)
@@ -62,7 +62,7 @@ def map_keys(host: HostMemory, frame: int, width: int, height: int, *, half_bloc
 
 
 def legend_now(host: HostMemory, frame: int) -> list[tuple[list[int], str]]:
-    """Return the paints of the slots at a frame, and their meanings."""
+    """Return the paints that the map shows at a frame, and their meanings."""
     present = set(_paints(host.slots_at(frame)).tolist())
     found = [([paint], words) for paint, words in _TRANSFERS if paint in present]
     kept = sorted(paint for paint in present if paint >= KEPT)[:_KEPT_SHOWN]
@@ -70,7 +70,7 @@ def legend_now(host: HostMemory, frame: int) -> list[tuple[list[int], str]]:
 
 
 def _paints(slots: HostSlots) -> PaintArray:
-    """Return the paint of each slot: stored copies are darker than copies in transfer."""
+    """Return the paint of each slot."""
     paints = np.where(slots.owner == NO_OWNER, int(SlotState.FREE), KEPT + slots.owner % NUM_HUES)
     for mask, paint in ((slots.is_going, GOING), (slots.is_overwritten, OVERWRITTEN), (slots.is_coming, COMING)):
         paints[mask] = paint
@@ -78,7 +78,7 @@ def _paints(slots: HostSlots) -> PaintArray:
 
 
 def _cells(paints: PaintArray, num_cells: int) -> PaintArray:
-    """Return the paint of each cell; cells without a slot are empty."""
+    """Return the paint of each cell: that of its most important slot, the last one if several are equal."""
     together = slots_per_cell(len(paints), num_cells)
     rank = np.full(256, 0, np.uint16)
     for order, paint in enumerate((EMPTY, int(SlotState.FREE))):
@@ -89,6 +89,6 @@ def _cells(paints: PaintArray, num_cells: int) -> PaintArray:
     padded = np.full(num_cells * together, EMPTY, np.uint8)
     padded[: len(paints)] = paints
     grouped = padded.reshape(num_cells, together)
-    # Of equal rank the last of a cell.
+    # `argmax` finds the first maximum, so the reversed slots give the last.
     chosen = together - 1 - rank[grouped][:, ::-1].argmax(axis=1)
     return np.asarray(grouped[np.arange(num_cells), chosen])

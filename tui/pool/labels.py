@@ -1,4 +1,4 @@
-"""Names on the picture, if there is room: owners of rows and reservations, numbers and owners of blocks."""
+"""Writes names on the picture where they fit: owners of rows and reservations, numbers and owners of blocks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _LONGEST_NAME = 12
 
 _WIDE_ENOUGH = 3
-"""Least width in characters of a unit with a name, so that part of the unit is visible."""
+"""Least width, in characters, of a unit that may have a name, so that part of the unit stays visible."""
 
 
 def write_names(
@@ -40,9 +40,10 @@ def write_names(
     half_blocks: bool,
     marked: int | None = None,
 ) -> None:
-    """Write the owners' names into `picture`, which begins at line `top`, where a row of `cells` has a line for them.
+    """Write the owners' names into `picture`, in those rows of `cells` that have a line for names.
 
-    If each line of the pool has a name, an angle bracket precedes that of the `marked` request.
+    `picture` begins at line `top`. If each line of the pool has a name, an angle bracket precedes the name of the
+    `marked` request.
     """
     name: Callable[..., None]
     match tiling.detail:
@@ -53,13 +54,13 @@ def write_names(
                 _count_holders(picture, top, cells, tiling, replay)
             if tiling.wide < _WIDE_ENOUGH or not half_blocks:
                 return
-            # on the first of consecutive units of one request
+            # A name is on the first of consecutive units of one request.
             name, lines = name_runs, tiling.row_edges[rows] - top
         case Detail.MIX | Detail.HALF:
             name = partial(name_runs, marked=marked if names_every_line(tiling, replay) else None)
             first, last = _lines_for_names(tiling, rows)
             lines = np.where(first <= last, (first + last) // 2 - top, -1)
-        case _:  # below each unit, or else on it
+        case _:  # a name is on the last line of each unit
             name = name_units
             lines = tiling.row_edges[rows + 1] - 1 - top
     seen = (lines >= 0) & (lines < len(picture))
@@ -70,7 +71,7 @@ def write_names(
 
 
 def names_every_line(tiling: Tiling, replay: Replay) -> bool:
-    """Tell whether each line of the pool is a reservation or a row of its own, with room for its name."""
+    """Tell whether each line of the pool is one reservation or row, and has room for its owner's name."""
     if replay.unit_tokens > 1 or tiling.stride is None or tiling.down > 1:
         return False
     if tiling.detail not in (Detail.MIX, Detail.HALF):
@@ -80,7 +81,10 @@ def names_every_line(tiling: Tiling, replay: Replay) -> bool:
 
 
 def _lines_for_names(tiling: Tiling, rows: IndexArray) -> tuple[IndexArray, IndexArray]:
-    """Return the first and the last line that belong to each of `rows` alone; last precedes first if none does."""
+    """Return the first and the last line of characters that belong to each of `rows` alone.
+
+    The last line is before the first if a row shares all its lines with other rows.
+    """
     per_character = 2 if tiling.detail is Detail.HALF else 1
     first = -(-tiling.row_edges[rows] // per_character)
     return first, (tiling.row_edges[rows + 1] - (tiling.tall >= 2)) // per_character - 1
@@ -101,9 +105,9 @@ def _count_holders(picture: KeyArray, top: int, cells: IndexArray, tiling: Tilin
 
 
 def name_units(lines: KeyArray, tiling: Tiling, replay: Replay, cells: IndexArray) -> None:
-    """Write the number of the unit in each of `cells`, its first holder, and the number of the others.
+    """Write into each of `cells` the number of its unit, the first holder, and the number of other holders.
 
-    `lines` are the last lines of characters of each row of cells: shape (rows, characters).
+    `lines` has the last line of characters of each row of cells: shape (rows, characters).
     """
     for place, unit in enumerate(cells[cells < tiling.num_units].tolist()):
         row, column = divmod(place, tiling.columns)
@@ -119,10 +123,10 @@ def name_units(lines: KeyArray, tiling: Tiling, replay: Replay, cells: IndexArra
 
 
 def name_runs(lines: KeyArray, tiling: Tiling, replay: Replay, cells: IndexArray, *, marked: int | None = None) -> None:
-    """Write the owner's name on each row or reservation among `cells`, with a mark before the name of `marked`. The
-    name covers a uniform stretch, which hides no difference; without one, it is at the beginning.
+    """Write the owner's name on each row or reservation among `cells`, with a mark before the name of `marked`.
 
-    `lines` are a line of characters through each row of cells: shape (rows, characters).
+    The name is written over equal characters, so that it hides no difference, or else at the beginning. `lines` has one
+    line of characters of each row of cells: shape (rows, characters).
     """
     first = [found[0] if len(found := tiling.units_of(cell)) else -1 for cell in cells.tolist()]
     units = np.array(first, np.int64)
@@ -132,11 +136,11 @@ def name_runs(lines: KeyArray, tiling: Tiling, replay: Replay, cells: IndexArray
         begins = np.flatnonzero(np.diff(held, prepend=NO_OWNER)).tolist()
         for begin, end in zip(begins, [*begins[1:], len(held)], strict=False):
             owner, room = int(held[begin]), int(edges[end] - edges[begin]) - 2
-            # An owner without a prompt is the end of a row, not a request, and needs no name.
+            # An owner without a prompt is the padding at the end of a row, not a request.
             if owner == NO_OWNER or not replay.recording.requests.prompt_tokens[owner]:
                 continue
             name = _name(replay, owner)
-            if len(name) > room:  # part of a name is another name
+            if len(name) > room:  # a shortened name could be mistaken for another request's name
                 continue
             # The fill of a unit is visible on both sides of the name.
             if tiling.detail is Detail.FILL:
@@ -152,7 +156,7 @@ def _write(text: str, place: KeyArray) -> None:
 
 
 def _write_where_alike(text: str, place: KeyArray) -> None:
-    """Write `text` on the first uniform stretch of `place` that is long enough; without one, at the beginning."""
+    """Write `text` over the first long enough run of equal characters in `place`, or else at the beginning."""
     begins = np.flatnonzero(np.diff(place, prepend=-1))
     lengths = np.diff(begins, append=len(place))
     long_enough = begins[lengths >= len(text)]

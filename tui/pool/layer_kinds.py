@@ -1,4 +1,4 @@
-"""Kinds of layers of a model: the contents of their tables, and the KV-cache groups of each kind."""
+"""Kinds of layers of a model, such as full attention and sliding windows, whose blocks the pool keeps apart."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ _PLACES: Final = {
     CacheKind.CHUNKED_LOCAL: (1, 2),
     CacheKind.MAMBA: (3, 4),
 }
+"""Indices among the paints of kinds that each kind of cache may use."""
 _LAST_PLACE: Final = 5
+"""Index for kinds of layers whose own indices are in use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,12 +35,11 @@ class LayerKind:
     """Layers that keep their keys and values, or their states, in the same way."""
 
     group: TableGroup
-    """The contents of a table of this kind."""
+    """Description of the block tables of this kind."""
     numbers: tuple[int, ...]
-    """The KV-cache groups of this kind: each has a table for every sequence."""
-
+    """KV-cache groups of this kind; a request has one block table per group."""
     place: int
-    """Index among the paints of kinds, which is fixed for full attention, for windows, and for states."""
+    """Index among the paints of kinds."""
 
     @property
     def paint(self) -> int:
@@ -53,7 +54,7 @@ class LayerKind:
 
 
 def layer_kinds(replay: Replay) -> list[LayerKind]:
-    """Return the kinds of layers that the pool of `replay` separates: full attention, then windows, then states."""
+    """Return the kinds of layers in the pool of `replay`: full attention, then windows, then states."""
     specs = [group.spec for group in replay.recording.meta.pool.groups] or [0]
     kinds: list[LayerKind] = []
     for spec in dict.fromkeys(specs):
@@ -66,7 +67,7 @@ def layer_kinds(replay: Replay) -> list[LayerKind]:
 
 
 def places_of_units(replay: Replay, units: IndexArray) -> PaintArray:
-    """Return the place of the kind of layers that each of `units` serves now, or served last."""
+    """Return the `place` of the kind of layers that uses each of `units` now, or used it last."""
     kinds = layer_kinds(replay)
     if len(kinds) == 1:
         return np.full(len(units), kinds[0].place, np.uint8)

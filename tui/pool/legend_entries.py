@@ -1,4 +1,4 @@
-"""Legend of the pool: its colours in samples and words; and the savings by sharing."""
+"""Legend of the pool: samples of its colours with their meanings, and how much memory sharing saves."""
 
 from __future__ import annotations
 
@@ -34,8 +34,16 @@ def legend_entries(
     lit: str | None = None,
     bars: bool = False,
 ) -> list[list[Segment]]:
-    """Return the legend of the colours that one pool or several show now, with shorter words if `room` characters are
-    few; with `bars`, also of the tokens in bars of states beside them.
+    """Return the legend of the colours that the pools of `sessions` show now.
+
+    Args:
+        by: the meaning of colour.
+        sessions: runs whose pools share the legend.
+        symbols: characters and colours of the terminal.
+        style: style of the text.
+        room: number of characters in a line; texts are shortened if the legend is longer.
+        lit: id of the request that alone is in colour.
+        bars: whether bars of states beside the pools need an entry for tokens, too.
     """
     entries = [entry for entry in legend(by, sessions, lit) if _occurs(entry[0], sessions)]
     tokens = (int(SlotState.TOKEN),)
@@ -56,7 +64,7 @@ def legend_entries(
 
 
 def owner_entries(session: Session, symbols: Symbols, style: Style) -> list[list[Segment]]:
-    """Return the legend of the pool by owner: states as in the bar below, what is shared, and the followed request."""
+    """Return the legend of the pool by owner: states as in the bar below, shared units, and the followed request."""
     caches = session.recording.meta.prefix_caching
     states = [_state(SlotState.TOKEN), *_waste([session]), _state(SlotState.RESERVED)]
     states += [((SHARED,), _shared_words(session))] if caches else []
@@ -72,7 +80,7 @@ def owner_entries(session: Session, symbols: Symbols, style: Style) -> list[list
 
 
 def _occurs(paints: tuple[int, ...], sessions: Sequence[Session]) -> bool:
-    """Tell whether a pool has what an entry explains now; of states and sharing alone it is known."""
+    """Tell whether a pool shows the paints of an entry now; entries other than states and sharing always count."""
     if paints == (SHARED,):
         return any(bool((session.replay.refs > 1).any()) for session in sessions)
     if len(paints) != 1 or paints[0] >= len(SlotState):
@@ -91,9 +99,9 @@ def _in_short(text: str) -> str:
 
 
 def legend(by: ColorBy, sessions: Sequence[Session], lit: str | None = None) -> list[tuple[tuple[int, ...], str]]:
-    """Return the meaning of the paints of the pools: samples, and a few words for each."""
-    # Paints that one pool can show are explained for all.
-    session = max(sessions, key=lambda one: (len(one.replay.groups), one.recording.meta.prefix_caching))
+    """Return all entries of the legend: the paints of each entry, and their meaning."""
+    # The run with the most kinds of layers, and with prefix caching, needs the most entries.
+    session = max(sessions, key=lambda each: (len(each.replay.groups), each.recording.meta.prefix_caching))
     caches = session.recording.meta.prefix_caching
     kept = [_state(SlotState.CACHED)] if caches else []
     reserved, free = _state(SlotState.RESERVED), _state(SlotState.FREE)
@@ -134,12 +142,12 @@ def legend(by: ColorBy, sessions: Sequence[Session], lit: str | None = None) -> 
 
 
 def _whose(sessions: Sequence[Session], lit: str | None) -> list[tuple[tuple[int, ...], str]]:
-    """Return the meaning of the hues of owners, by the request that alone is `lit` if one is."""
-    hued = {tells_owners(one.recording) for one in sessions}
+    """Return the entries for the hues of owners; for the request that alone is `lit`, if there is one."""
+    hued = {tells_owners(session.recording) for session in sessions}
     hues = tuple(range(OWNER, OWNER + 4)) if True in hued else (int(SlotState.TOKEN),)
     whose: list[tuple[tuple[int, ...], str]] = []
     if lit is not None:
-        known = next(one.recording for one in sessions if lit in one.recording.requests.id)
+        known = next(session.recording for session in sessions if lit in session.recording.requests.id)
         whose = _lit_alone(lit, hues[:3], OWNER + hue_of(known.row_of(lit)))
     elif True in hued:
         whose = [(hues, "one request each" if len(sessions[0].recording.requests) <= NUM_HUES else "requests")]
@@ -149,7 +157,7 @@ def _whose(sessions: Sequence[Session], lit: str | None) -> list[tuple[tuple[int
 
 
 def _lit_alone(name: str, others: tuple[int, ...], *paints: int) -> list[tuple[tuple[int, ...], str]]:
-    """Return the name of the only lit request, its paint if it has one, and the look of the `others` in shade."""
+    """Return two entries: the only lit request with its `paints`, and the paints of the `others` in grey."""
     return [
         (paints, name if paints else f"{name} alone is lit"),
         (tuple(other + DIM for other in others), "all others"),
@@ -157,7 +165,7 @@ def _lit_alone(name: str, others: tuple[int, ...], *paints: int) -> list[tuple[t
 
 
 def _waste(sessions: Sequence[Session]) -> list[tuple[tuple[int, ...], str]]:
-    """Return the states of waste that the recordings can have, in the order of the bars of states."""
+    """Return the entries for the states of waste that can occur in the recordings, in the order of the bars."""
     static = [session.recording.meta.policy_name == "static" for session in sessions]
     windows = any(group.window for session in sessions for group in session.replay.groups)
     pieces = any(np.any(session.recording.steps.unusable_units) for session in sessions)
@@ -175,7 +183,7 @@ def _state(state: SlotState) -> tuple[tuple[int, ...], str]:
 
 
 def sharing(session: Session) -> str:
-    """Describe how much sharing saves now: `1,587 blocks in place of 3,763: 2.4×`; empty if no block is shared."""
+    """Describe the memory that sharing saves now: `1,587 blocks in place of 3,763: 2.4×`; empty if it saves none."""
     held, stands_for = _held(session)
     if stands_for <= held:
         return ""
@@ -183,12 +191,12 @@ def sharing(session: Session) -> str:
 
 
 def _shared_words(session: Session) -> str:
-    """Return what sharing saves: `shared, saves 10 blocks`."""
+    """Return the meaning of the paint of shared units: `shared, saves 10 blocks`."""
     held, stands_for = _held(session)
     return f"shared, saves {plural(stands_for - held, session.unit_name)}"
 
 
 def _held(session: Session) -> tuple[int, int]:
-    """Count the held units, and the entries of all tables."""
+    """Count the held units, and the entries of all block tables."""
     refs = session.replay.refs
     return int((refs > 0).sum()), int(refs.sum())

@@ -1,4 +1,4 @@
-"""The levels of detail at which a pool can be drawn in a picture of some size, from the whole pool to single slots."""
+"""Levels of detail of a picture of the pool, from the whole pool at once to single slots, for a given picture size."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import replace
 from .tiling import Detail, Tiling
 
 _MOST_WIDE, _MOST_TALL = 12, 4
-"""The largest cell that one unit is drawn in, in characters and in lines of characters."""
+"""Largest cell of one unit: its width in characters, and its height in lines."""
 _LEAST_FILL = 0.9
-"""Share of the picture that the pool should take."""
+"""Least share of the picture that the pool should cover."""
 
 
 def levels(
@@ -25,13 +25,23 @@ def levels(
 ) -> list[Tiling]:
     """Return every level of detail for a picture of `width` by `height` characters, coarsest first.
 
-    The coarsest shows the whole pool; each further one covers fewer units per cell, down to one; then come the levels
-    with the fill of each unit, and with its slots, unless units of several groups differ in their slots.
+    The coarsest level shows the whole pool. The next levels have fewer units per cell, down to one. The last levels
+    show the fill of each unit, and each slot, unless `has_slots` is off.
+
+    Args:
+        num_units: units of the pool.
+        unit_tokens: slots of a unit.
+        width: characters of a line.
+        height: lines of the picture.
+        stride: units of one line, for a pool that consists of lines; None for a paged pool.
+        half_blocks: whether the terminal shows characters of half a line's height.
+        has_slots: whether single slots can be shown; units of several KV-cache groups have different slots.
     """
     if stride is not None:
         return _levels_of_lines(num_units, width, height, stride, half_blocks=half_blocks)
     found = []
     rows = height
+    # Add levels of twice as many rows until a cell has one unit; if the picture fits in, a character shows two units.
     while num_units > width * rows * (1 + (half_blocks and rows == height)):
         found.append(Tiling(num_units=num_units, columns=width, rows=rows, width=width, height=rows, detail=Detail.MIX))
         rows *= 2
@@ -47,11 +57,11 @@ def levels(
 
 
 _UNIT = {True: Detail.HALF, False: Detail.MIX}
-"""Detail of a unit of one slot, with and without half-height characters."""
+"""Detail at which a unit of one slot is drawn, with and without half-height characters."""
 
 
 def best_level(tilings: list[Tiling], height: int) -> int:
-    """Return the number of the finest of `tilings` that shows the whole pool in `height` lines of characters."""
+    """Return the index of the finest of `tilings` that shows the whole pool in `height` lines of characters."""
     whole = [
         index
         for index, tiling in enumerate(tilings)
@@ -61,14 +71,17 @@ def best_level(tilings: list[Tiling], height: int) -> int:
 
 
 def _levels_of_lines(num_units: int, width: int, height: int, stride: int, *, half_blocks: bool) -> list[Tiling]:
-    """Return levels with the lines of the pool one below the other, as long as the picture is wide, then longer."""
+    """Return levels of a pool of lines, one below the other: first all lines in the picture, then twice as large, ...
+
+    Pictures of finer levels are larger than the view, and are scrolled.
+    """
     num_lines = -(-num_units // stride)
     columns, rows = min(width, stride), min(height, num_lines)
     found = [_lines(num_units, stride, columns, rows, width, height)]
     while columns < stride or rows < num_lines:
         columns, rows = min(2 * columns, stride), min(2 * rows, num_lines)
         found.append(_lines(num_units, stride, columns, rows, max(width, columns), max(height, rows)))
-    # Lines of whole characters keep them, because names fit there.
+    # If lines are too many for whole characters, the finest level draws them at half height.
     if half_blocks and found[-1].units_per_cell == 1 and num_lines > height:
         finest = found.pop()
         found.append(
@@ -93,16 +106,19 @@ def _lines(num_units: int, stride: int, columns: int, rows: int, width: int, hei
 
 
 def _equally_high(rows: int, height: int) -> int:
-    """Return the greatest height in which all rows are equally high; a higher row would look as if it held more."""
+    """Return the largest multiple of `rows` up to `height`: all rows are equally high.
+
+    A higher row would look as if it held more memory.
+    """
     return max(height // rows, 1) * rows
 
 
 def _one_each(num_units: int, width: int, height: int, detail: Detail) -> Tiling:
-    """Return a cell for each unit: nearly square, even, and with no part of the picture empty.
+    """Return a tiling with a cell for each unit: nearly square, equally large, and covering the picture.
 
     If the picture is too small, each unit has a character or half a character, in more lines than are visible.
     """
-    halves = 1 if detail is Detail.HALF else 2  # height of one character of a line over its width
+    aspect = 1 if detail is Detail.HALF else 2  # height of a line divided by the width of a character
     best: tuple[float, Tiling] | None = None
     for rows in range(-(-num_units // width), height + 1):
         columns = -(-num_units // rows)
@@ -112,8 +128,8 @@ def _one_each(num_units: int, width: int, height: int, detail: Detail) -> Tiling
             if cell_width > _MOST_WIDE * 2 or (fill < _LEAST_FILL and not stretched):
                 continue
             uneven = sum((math.ceil(size) - math.floor(size)) / size for size in (cell_width, cell_height))
-            squareness = abs(math.log(cell_width / (halves * cell_height)))
-            score = squareness + 2 * uneven + 8 * max(1 - fill, 0)
+            oblongness = abs(math.log(cell_width / (aspect * cell_height)))
+            score = oblongness + 2 * uneven + 8 * max(1 - fill, 0)
             if best is None or score < best[0]:
                 picture = Tiling(
                     num_units=num_units,
@@ -127,7 +143,6 @@ def _one_each(num_units: int, width: int, height: int, detail: Detail) -> Tiling
     if best is not None:
         picture = best[1]
         even = _equally_high(picture.rows, picture.height)
-        # A higher row would look as if it held more.
         if detail is Detail.FILL and picture.tall > 1 and even >= _LEAST_FILL * picture.height:
             return replace(picture, height=even)
         return picture
@@ -143,8 +158,9 @@ def _one_each(num_units: int, width: int, height: int, detail: Detail) -> Tiling
 
 
 def _slots_level(num_units: int, unit_tokens: int, width: int, height: int) -> Tiling:
-    """Return a character per slot, or a square of characters where the whole pool fits; units have gaps between them,
-    and a line for names below each where there is room.
+    """Return a tiling with a character per slot, or a square of characters per slot if the whole pool fits.
+
+    A gap separates neighbouring units; if there is room, a line for names is below each row of units.
     """
     for scale in range(_MOST_TALL, 0, -1):
         wide = unit_tokens * scale + 1

@@ -1,4 +1,4 @@
-"""Lengths of the pool's own lines: the row of a rectangle, or a reservation if all are equally long."""
+"""Length of the lines of a pool that consists of lines, so that its picture can show each line as a row."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ if TYPE_CHECKING:
 
 
 class LineLengths:
-    """Lengths of the pool's own lines: the row of a rectangle, or a reservation if all are equally long.
+    """Lengths of the lines of a pool, over time.
 
-    A paged pool has no lines, nor has one whose extents differ in length.
+    A line is a row of a static batch or of a training batch, or a reservation if all reservations are equally long. A
+    paged pool has no lines, and neither has a pool of reservations of different lengths.
     """
 
     def __init__(self, replay: Replay) -> None:
@@ -30,7 +31,7 @@ class LineLengths:
             order = np.argsort(tables.birth_seq[first], kind="stable")
             self._since_seq, batches = np.unique(tables.birth_seq[first][order], return_index=True)
             widths = np.gcd.reduceat(begins[order], batches)
-            # The width of a batch of one row is known from its end alone.
+            # A row begins at a multiple of the width. A batch of one row begins at 0, so its width is its longest end.
             alone = np.maximum.reduceat(ends[tables.request[first]][order], batches)
             self._lengths = np.where(widths > 0, widths, alone).tolist()
         elif len(first):
@@ -39,7 +40,10 @@ class LineLengths:
                 self._lengths = [int(lengths[0])]
 
     def length_at(self, seq: int) -> int | None:
-        """Return the units in one line at a sequence number, or None; a batch's length holds until the next batch."""
+        """Return the number of units in a line at sequence number `seq`; None if the pool has no lines.
+
+        The length of a batch is valid until the next batch begins.
+        """
         batch = max(int(np.searchsorted(self._since_seq, seq, side="right")) - 1, 0)
         length = self._lengths[batch]
         return length if length > 1 else None

@@ -1,5 +1,7 @@
-"""Paints of the pool's pictures: a number for each meaning of a cell, and its colour. Colour has one meaning at a time,
-which the user chooses: owner, state, kind of layers, number of holders, or age.
+"""Paints: the numbers that the arrays of a picture contain, and the colour or character of each number.
+
+A paint stands for what a cell shows, such as a state or the hue of an owner. The user chooses what colour means: owner,
+state, kind of layers, number of holders, or age.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ class ColorBy(Enum):
 
 
 class UnitChange(IntEnum):
-    """Most recent change of a unit."""
+    """Paints of units that have just changed."""
 
     TAKEN = 11
     FREED = 12
@@ -37,46 +39,48 @@ class UnitChange(IntEnum):
 
 
 EMPTY: Final = NUM_STATES
-"""The paint of a cell without units. Paints below it are the states of `SlotState`."""
+"""Paint of a cell without units. Smaller numbers are the states of `SlotState`."""
 CURSOR: Final = 9
 SHARED: Final = 10
-"""Held by several requests at once."""
+"""Paint of written slots that several requests hold."""
 OWNER: Final = 16
-"""First paint of written slots, by the hue of the owner."""
+"""First of the paints of written slots by owner, one per hue."""
 AGES: Final = 8
+"""Number of the paints of ages."""
 AGE: Final = OWNER + NUM_HUES
-"""The first paint of ages, from old to new."""
+"""First of the paints of ages, which go from old to new."""
 HOLDERS: Final = AGE + AGES
-"""The first paint of numbers of holders."""
+"""First of the paints of numbers of holders."""
 HOLDER_STEPS: Final = (1, 2, 4, 8, 32)
-"""Largest number of holders for each paint of `HOLDERS`; one more paint is for all above."""
+"""Largest number of holders for each paint from `HOLDERS` on; one more paint is for larger numbers."""
 KIND: Final = HOLDERS + len(HOLDER_STEPS) + 1
-"""First paint of slots written by a kind of layers: full attention, two windows, two states, all others."""
+"""First of the paints of kinds of layers: full attention, two for windows, two for states, all other kinds."""
 _KIND_HUES: Final = (2, 0, 7, 3, 5, 10)
 """Hues of the kinds of layers, none near the colour of expired slots."""
 DIM: Final = 128
-"""Offset from a paint to its grey, for cells of requests other than the followed one."""
+"""Offset from a paint to its grey version, for requests other than the followed one."""
 KEPT: Final = KIND + len(_KIND_HUES)
-"""First paint of stored copies in host memory: darker hues of their requests."""
+"""First of the paints of stored copies in host memory, one per hue: darker than the hues of owners."""
 _KEPT_SHARE: Final = 0.45
-"""Share of the background in a stored copy, so that copies in transfer are conspicuous."""
+"""Share of the background in the colour of a stored copy. Copies in transfer are brighter and catch the eye."""
 NUM_PAINTS: Final = KEPT + NUM_HUES
 assert NUM_PAINTS <= DIM
 
 _HELD_BY_NONE: Final = frozenset((SlotState.FREE, SlotState.CACHED, SlotState.EXTERNAL, EMPTY, *UnitChange))
-"""Paints without a grey: units without a holder, and recent changes."""
+"""Paints that keep their colour in grey pictures: units without a holder, and recent changes."""
 _UNWRITTEN: Final = frozenset((SlotState.RESERVED, SlotState.INTERNAL, SlotState.PADDING, SlotState.EXPIRED))
-"""Paints without live tokens: the darkest grey in shade."""
+"""Paints of held slots without live tokens; they get the darkest grey."""
 _DARKEST_SHADE: Final = 0.27
+"""Share of the ink, black or white, in the grey of unwritten slots."""
 _SHADES: Final = 0.29
-"""Shares of black or white in the greys: of unwritten slots, and the most that written slots add."""
+"""Additional share of the ink in the grey of written slots with the brightest colour."""
 
 _IMPORTANT: Final = (SlotState.INTERNAL, SlotState.PADDING, SHARED, *UnitChange)
-"""Paints that are seen in a cell of many units even if a single unit has them."""
+"""Paints that must be visible in a cell of many units even if a single unit has them."""
 
 
 def importance() -> list[int]:
-    """Return the weight of a unit of each paint beside the most frequent paint of its cell."""
+    """Return the weight of each paint: number of units times weight decides which paint a cell shows second."""
     weights = [4] * NUM_PAINTS
     for paint in (SlotState.TOKEN, *range(OWNER, AGE), *range(KIND, KEPT)):
         weights[paint] = 16  # written slots weigh more than reserved ones
@@ -87,12 +91,12 @@ def importance() -> list[int]:
 
 
 def hue_of(request: int) -> int:
-    """Return the number of the hue of a request, by its row in the recording: neighbours in time differ most."""
+    """Return the hue of a request by its row in the recording. Requests that arrive in succession differ most."""
     return request % NUM_HUES
 
 
 def paint_colors(palette: Palette) -> tuple[str, ...]:
-    """Return the colour of every paint, with those in shade from `DIM` on."""
+    """Return the colour of every paint, followed by the colours of the grey versions from index `DIM` on."""
     states = tuple(palette.states[state] for state in SlotState)
     return _colors(
         states,
@@ -106,7 +110,7 @@ def paint_colors(palette: Palette) -> tuple[str, ...]:
     )
 
 
-@lru_cache(maxsize=8)  # called for every sample; constant until the theme changes
+@lru_cache(maxsize=8)  # called for every sample of a legend; the result changes only with the theme
 def _colors(
     states: tuple[str, ...],
     hues: tuple[str, ...],
@@ -135,7 +139,7 @@ def _colors(
 
 
 def _shade(paint: int, color: str, void: str) -> str:
-    """Return the grey of `paint` in shade, so that no meaning of a colour is left in it."""
+    """Return the grey version of `paint`; grey means nothing, as hues do."""
     if paint in _HELD_BY_NONE:
         return color
     written = 0.0 if paint in _UNWRITTEN else luma(color) / 255

@@ -1,6 +1,6 @@
-"""State and paint of every unit of the pool at one frame.
+"""State and paint of every unit of the pool at the replay's current frame.
 
-Both follow the replay incrementally: a step recomputes the units that it touched. Terminals are not known here.
+Both are updated incrementally: from one frame to the next, only the units that changed are recomputed.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from .unit_changes import Lights
 
 _UNITS_PER_TOUCH = 4
-"""Consecutive units that are recomputed in the time that one touched unit takes."""
+"""Number of consecutive units that can be recomputed in the time that one scattered unit takes."""
 
 
 class DrawnUnits:
     """The state of every unit of the pool, kept up to date from frame to frame.
 
-    `dominant` is the state of most of a unit's slots; `fill` the eighths of it that are written, rounded up; `rest`
-    the state of most of what is not written. One uint8 per unit each, in address order.
+    Three arrays have one uint8 per unit, in address order: `dominant` is the most frequent state of the unit's slots,
+    `fill` the written part of the unit in eighths, rounded up, and `rest` the most frequent state of the other slots.
     """
 
     def __init__(self, replay: Replay) -> None:
@@ -44,7 +44,7 @@ class DrawnUnits:
         self._recompute_all()
 
     def update(self) -> IndexArray:
-        """Follow the replay to its current frame; return the units that may look different now, in address order."""
+        """Update to the replay's current frame; return the units that may look different now, in address order."""
         replay, before = self._replay, self._frame
         self._frame = replay.frame
         if before == replay.frame:
@@ -57,13 +57,13 @@ class DrawnUnits:
         return units
 
     def _is_far(self, before: int) -> bool:
-        """Tell whether more changes have come since a frame than there are units: then all units are computed anew."""
+        """Tell whether recomputing all units takes less time than recomputing those changed since frame `before`."""
         replay = self._replay
         num_ops = abs(replay.num_ops(replay.frame) - replay.num_ops(before))
         return num_ops > replay.num_units // _UNITS_PER_TOUCH
 
     def _recompute_all(self) -> IndexArray:
-        """Compute the state of every unit afresh; return the units that are or were not free."""
+        """Compute the state of every unit; return the units that were occupied before or are occupied now."""
         before, now = np.flatnonzero(self.dominant != SlotState.FREE), self._replay.occupied()
         self.dominant[before] = self.rest[before] = SlotState.FREE
         self.fill[before] = 0
@@ -71,7 +71,7 @@ class DrawnUnits:
         return np.union1d(before, now)
 
     def _recompute(self, units: IndexArray) -> None:
-        slots = self._replay.slots(units)
+        slots = self._replay.slots(units)  # counts: shape (units, states)
         self.dominant[units] = slots.argmax(axis=1)
         written = slots[:, [SlotState.TOKEN, SlotState.PADDING]].sum(axis=1)
         self.fill[units] = -(-written * EIGHTHS // self._replay.unit_slots)
@@ -80,9 +80,10 @@ class DrawnUnits:
 
 
 class Paints:
-    """Paints of the written part of every unit, of the rest, and of the whole unit.
+    """Paints of every unit, for the meaning of colour `by`.
 
-    One uint8 per unit each, in address order. `update` follows `DrawnUnits`; recent changes may be lit.
+    Three arrays have one uint8 per unit, in address order: `written` is the paint of the written part, `rest` the paint
+    of the other part, and `whole` the paint of a unit that is drawn in one colour. Recent changes may be highlighted.
     """
 
     def __init__(self, replay: Replay, states: DrawnUnits, by: ColorBy) -> None:
@@ -99,7 +100,7 @@ class Paints:
         self.update(np.arange(replay.num_units) if self._is_fragmented else replay.occupied())
 
     def update(self, units: IndexArray) -> IndexArray:
-        """Follow the states of `units`; return the units that may look different now."""
+        """Paint `units` again, whose states have changed; return the units that may look different now."""
         fragmented = is_fragmented(self._replay)
         if fragmented != self._is_fragmented:
             self._is_fragmented, units = fragmented, np.arange(len(self.whole))
@@ -110,7 +111,7 @@ class Paints:
         return units
 
     def follow(self, request: int | None) -> IndexArray:
-        """Give `request` its hue where no other request has one; return the units that may look different now."""
+        """Give `request` its hue if requests have none by default; return the units that may look different now."""
         followed = NO_OWNER if request is None else request
         if not self._is_neutral or followed == self._followed:
             return np.empty(0, np.int64)
@@ -118,7 +119,7 @@ class Paints:
         return self.update(self._replay.occupied())
 
     def light_up(self, lights: Lights) -> IndexArray:
-        """Paint `lights` and no older ones; return the units that may look different now."""
+        """Highlight `lights` and end older highlights; return the units that may look different now."""
         before, (units, paints) = self._lit_units, lights
         self._lit[before] = 0
         self._lit[units] = paints
@@ -135,7 +136,7 @@ class Paints:
             dominant, rest = (np.where(part == SlotState.FREE, SlotState.EXTERNAL, part) for part in (dominant, rest))
         owner, refs = replay.owner[units], replay.refs[units]
         held = owner != NO_OWNER
-        # The written part of a mostly unwritten unit holds tokens: padding fills whole extents.
+        # Padding fills whole extents, so the written part holds tokens unless padding is dominant.
         written = np.where(dominant == SlotState.PADDING, SlotState.PADDING, SlotState.TOKEN).astype(np.uint8)
         match self.by:
             case ColorBy.STATE:
@@ -157,7 +158,7 @@ class Paints:
         if self.by is ColorBy.STATE:
             whole = dominant
         elif self.by in (ColorBy.OWNER, ColorBy.LAYERS):
-            # reservations that will never be used are waste, however little is written
+            # A reservation that will never be used is shown as waste until its first slot is written.
             whole = np.where((dominant == SlotState.INTERNAL) & (fill == 0), SlotState.INTERNAL, whole)
         whole = np.where(held, whole, dominant)
         lit = self._lit[units]
@@ -169,7 +170,10 @@ class Paints:
             paints[units] = np.where(lit > 0, lit, values)
 
     def _ages(self, units: IndexArray) -> PaintArray:
-        """Return a level for each of `units`: the newest have the highest, and each level is half as old."""
+        """Return the age of each of `units` as a level from 0, the oldest, up; each level is half as old as the last.
+
+        Level 0 begins at an eighth of the recorded time; units without a holder have the newest level.
+        """
         replay = self._replay
         births = np.full(replay.num_units, replay.frame_seq[replay.frame], np.int64)
         for request in replay.live_requests().tolist():
@@ -178,7 +182,7 @@ class Paints:
             born, lengths = replay.ledger.tables.birth_seq[rows], replay.ledger.tables.length[rows]
             if lengths.sum() == len(addresses):
                 np.minimum.at(births, addresses - replay.first_unit, np.repeat(born, lengths))
-            elif len(addresses):  # an extent that grows is as old as its request's stay
+            elif len(addresses):  # an extent that grows in place has fewer units in its rows; it is as old as its birth
                 births[addresses - replay.first_unit] = born[0]
         frames = np.searchsorted(replay.frame_seq, births[units])
         times_s = np.append(replay.recording.steps.start_s, replay.recording.duration_s)
@@ -191,7 +195,7 @@ class Paints:
 
 
 def is_fragmented(replay: Replay) -> bool:
-    """Tell whether what is free is all too scattered for the head of the queue now."""
+    """Tell whether all free units lie in runs that are too short for the request at the head of the queue."""
     steps, frame = replay.recording.steps, replay.frame
     if steps.unusable_units is None or frame >= len(steps):
         return False
@@ -199,19 +203,22 @@ def is_fragmented(replay: Replay) -> bool:
 
 
 def dimmed(paints: PaintArray, lit: MaskArray) -> PaintArray:
-    """Return `paints` in grey where they are not `lit`."""
-    shade: PaintArray = paints + np.where(lit | (paints == EMPTY), 0, DIM).astype(np.uint8)
-    return shade
+    """Return `paints` with the paints that are not `lit` in grey."""
+    shown: PaintArray = paints + np.where(lit | (paints == EMPTY), 0, DIM).astype(np.uint8)
+    return shown
 
 
 def with_one_owner_lit(
     first: PaintArray, second: PaintArray, eighths: PaintArray, lit: MaskArray, request: int
 ) -> tuple[PaintArray, PaintArray, PaintArray]:
-    """Return the two paints of mixed cells, and the eighths of the first, with all requests but `request` in shade."""
-    mine = (OWNER + request % NUM_HUES, SlotState.RESERVED, SHARED)
-    is_mine = [np.isin(paints, mine) & lit for paints in (first, second)]
-    unseen = lit & ~is_mine[0] & ~is_mine[1]
-    first = dimmed(first, is_mine[0])
-    second = np.where(unseen, mine[0], dimmed(second, is_mine[1])).astype(np.uint8)
+    """Return the two paints of mixed cells, and the eighths of the first paint, with other requests in grey.
+
+    `lit` marks the cells in which `request` holds slots.
+    """
+    own_paints = (OWNER + request % NUM_HUES, SlotState.RESERVED, SHARED)
+    is_own = [np.isin(paints, own_paints) & lit for paints in (first, second)]
+    unseen = lit & ~is_own[0] & ~is_own[1]
+    first = dimmed(first, is_own[0])
+    second = np.where(unseen, own_paints[0], dimmed(second, is_own[1])).astype(np.uint8)
     # If the request has too little of the cell to be seen, it gets the smallest visible part.
     return first, second, np.minimum(eighths, np.where(unseen, EIGHTHS - 1, EIGHTHS)).astype(np.uint8)

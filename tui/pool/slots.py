@@ -1,4 +1,4 @@
-"""Paints of single slots, in the order of the states inside a unit."""
+"""Paints of single slots, for the finest level of detail: the slots of a unit are ordered by their states."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ _DRAWING_ORDER = (
     SlotState.CACHED,
     SlotState.FREE,
 )
-"""The order of the states inside one unit, by address."""
+"""Order of the states inside a unit, from the lowest address."""
 assert len(_DRAWING_ORDER) == NUM_STATES
 
 
 def paints_of_slots(
     replay: Replay, units: IndexArray, written: PaintArray, color_by: ColorBy, lit: MaskArray
 ) -> PaintArray:
-    """Return the paint of every slot of `units`, shape (units, slots of a unit); in shade in units that are not `lit`.
+    """Return the paint of every slot of `units`: shape (units, slots of a unit).
 
-    `written` is the paint of what is written in each unit.
+    `written` is the paint of the written slots of each unit. Units that are not `lit` are grey.
     """
     counts = replay.slots(units)[:, _DRAWING_ORDER]
     paints = _paints_of_states(replay, units, written, color_by)[:, _DRAWING_ORDER]
@@ -46,7 +46,7 @@ def paints_of_slots(
 
 
 def _paints_of_states(replay: Replay, units: IndexArray, written: PaintArray, color_by: ColorBy) -> PaintArray:
-    """Return the paint that each state has inside each of `units`: shape (units, states)."""
+    """Return the paint of the slots in each state, for each of `units`: shape (units, states)."""
     paints = np.broadcast_to(np.arange(NUM_STATES, dtype=np.uint8), (len(units), NUM_STATES)).copy()
     owner = replay.owner[units]
     held = owner != NO_OWNER

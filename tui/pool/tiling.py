@@ -1,8 +1,8 @@
 """Division of a pool's units into the cells of a picture.
 
-A paged pool has no lines of its own, so its cells are in address order, as letters in a text. A static batch and
-equally long reservations have lines; they keep them. Cells share the picture's width and height among themselves, so
-that no part of it stays empty: neighbours may differ by one character.
+The cells of a paged pool follow each other in address order, as letters do in a text. A static batch, and equally long
+reservations, consist of lines: there, each row of the picture shows whole lines. Cells cover the whole picture, so
+neighbouring cells may differ in size by one character.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy.typing as npt
 from .array_types import IndexArray
 
 _NARROW = 3
-"""Width of a cell, in characters, up to which one more character looks like a larger cell."""
+"""Width of a cell, in characters, up to which a cell that is one character wider looks larger."""
 
 
 class Detail(Enum):
@@ -36,39 +36,41 @@ class Detail(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Tiling:
-    """Units of each cell, and the cell's place in the picture."""
+    """The units of each cell, and the place of each cell in the picture."""
 
     num_units: int
     stride: int | None = None
-    """Units in one line of the pool; None where it has no lines."""
+    """Number of units in one line of the pool; None if the pool does not consist of lines."""
     columns: int
+    """Number of cells in a row."""
     rows: int
-    """Cells beside and above each other; the last row may be partly empty."""
+    """Number of rows of cells; the last row may be partly empty."""
     width: int
+    """Width of the picture in characters."""
     height: int
-    """Characters, and lines of the picture: half characters for `Detail.HALF`."""
+    """Height of the picture in lines; for `Detail.HALF`, two of these lines share a line of characters."""
     detail: Detail
 
     @property
     def num_cells(self) -> int:
-        """All cells, including those that no unit falls into."""
+        """Number of cells, including cells without units."""
         return self.columns * self.rows
 
     @property
     def units_per_cell(self) -> float:
-        """Units that a cell covers, on average."""
+        """Average number of units that a cell covers."""
         if self.stride is None:
             return max(self.num_units / self.num_cells, 1.0)
         return self.across * self.down
 
     @property
     def across(self) -> float:
-        """Units of one line in a cell, where the pool has lines."""
+        """Average number of units of one line in a cell, for a pool of lines."""
         return max((self.stride or self.num_units) / self.columns, 1.0)
 
     @property
     def down(self) -> float:
-        """Lines of the pool in a cell, where it has lines."""
+        """Average number of lines of the pool that a cell covers, for a pool of lines."""
         return max(self._num_lines / self.rows, 1.0)
 
     @property
@@ -89,22 +91,22 @@ class Tiling:
 
     @property
     def wide(self) -> int:
-        """Characters of the narrowest cell."""
+        """Width of the narrowest cell in characters."""
         return self.width // self.columns
 
     @property
     def tall(self) -> int:
-        """Lines of the lowest cell."""
+        """Height of the lowest cell in lines."""
         return self.height // self.rows
 
     @property
     def even(self) -> bool:
-        """Whether cells look equally wide: narrow ones that differ by a character do not."""
+        """Whether cells look equally wide: they are, or they are so wide that one character makes no difference."""
         return self.wide > _NARROW or self.width % self.columns == 0
 
     @property
     def gap(self) -> bool:
-        """Whether the last line of a cell stays empty, to keep the rows apart."""
+        """Whether the last line of each cell stays empty, to keep rows apart."""
         match self.detail:
             case Detail.MIX | Detail.HALF:
                 return self.detail is Detail.HALF and self.tall >= 3
@@ -114,7 +116,7 @@ class Tiling:
                 return self.tall >= 2
 
     def cell_of(self, units: npt.NDArray[np.integer[Any]]) -> IndexArray:
-        """Return the cell of each of `units`, row by row from 0."""
+        """Return the number of the cell that contains each of `units`; cells are numbered row by row from 0."""
         at: IndexArray = units.astype(np.int64)
         if self.stride is None:
             if self.num_units > self.num_cells:
@@ -126,7 +128,7 @@ class Tiling:
         return cells
 
     def units_of(self, cell: int) -> IndexArray:
-        """Return the units of one cell, in address order; none for a cell past the end."""
+        """Return the units of one cell in address order; empty for a cell after the last unit."""
         if self.stride is None:
             if self.num_units <= self.num_cells:
                 return np.arange(cell, min(cell + 1, self.num_units))
@@ -141,5 +143,5 @@ class Tiling:
 
 
 def one_cell(num_units: int) -> Tiling:
-    """Return the whole pool as one character: the tiling before the size of the picture is known."""
+    """Return a tiling with the whole pool in one character, for use until the size of the picture is known."""
     return Tiling(num_units=num_units, columns=1, rows=1, width=1, height=1, detail=Detail.MIX)

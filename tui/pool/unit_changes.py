@@ -1,4 +1,4 @@
-"""Changes of the pool between two frames: units that are taken, hit, evicted and freed."""
+"""Changes of the pool between two frames, for highlights: units that were allocated, hit, evicted or freed."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ Lights: TypeAlias = tuple[IndexArray, PaintArray]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Changes:
-    """Units by kind of change, from 0 in address order; each unit is listed once for every change."""
+    """Units by kind of change, numbered from 0 in address order. A unit is listed once for each of its changes."""
 
     taken: IndexArray
-    """Units that were allocated to a request, without `hit`."""
+    """Units that were allocated to a request, other than prefix hits."""
     freed: IndexArray
-    """Units that their last holder freed; they may keep a prefix."""
+    """Units whose last holder freed them; they may still cache a prefix."""
     hit: IndexArray
     """Units that were prefix-cache hits."""
     evicted: IndexArray
@@ -39,7 +39,7 @@ class Changes:
 
     @property
     def lights(self) -> Lights:
-        """Changed units and the paints of their changes; for several changes of a unit, the last one counts."""
+        """Changed units and the paints of their changes. If a unit is listed several times, the last entry counts."""
         parts = (
             (self.freed, UnitChange.FREED),
             (self.taken, UnitChange.TAKEN),
@@ -53,7 +53,7 @@ class Changes:
 
 
 def changes_between(replay: Replay, before: int, after: int) -> Changes:
-    """Return the changes after frame `before` up to frame `after`; with -1, from the beginning."""
+    """Return the changes after frame `before` up to frame `after`; a `before` of -1 includes the first frame."""
     memory = replay.recording.memory
     since = int(replay.frame_seq[before]) if before >= 0 else -1
     begin, end = np.searchsorted(memory.seq, (since, int(replay.frame_seq[after])), side="right")

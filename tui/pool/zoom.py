@@ -1,4 +1,4 @@
-"""Levels of detail of one pool in one size of picture, and the level that is shown."""
+"""The level of detail at which a pool is shown: chosen by the user, or the finest that shows the whole pool."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ if TYPE_CHECKING:
 
 
 class Zoom:
-    """Keeps the level that a person has chosen; until then, the finest that shows the whole pool."""
+    """Levels of detail of one pool for one size of picture, and the current level."""
 
     def __init__(self, heading: str | None, *, half_blocks: bool, slots: bool = True, longest: int = 0) -> None:
-        """`heading` names the pool if it is one of several, whose `longest` name has that many characters; without
-        `slots`, no level shows single slots.
+        """`heading` is the name of the pool if several pools are shown, and `longest` the length of their longest name.
+
+        Without `slots`, no level shows single slots.
         """
         self._heading, self._longest = heading, longest
         self._half_blocks, self._slots = half_blocks, slots
@@ -30,7 +31,7 @@ class Zoom:
         self._stride: int | None = None
 
     def measure(self, replay: Replay, width: int, height: int, stride: int | None) -> None:
-        """Find the levels for a picture of `width` by `height` characters of a pool whose lines are `stride` long."""
+        """Compute the levels for a picture of `width` by `height` characters. `stride` is as for `levels`."""
         self._stride = stride
         self._levels = levels(
             replay.num_units,
@@ -46,7 +47,7 @@ class Zoom:
         self._level = min(self._level, len(self._levels) - 1)
 
     def forget(self) -> None:
-        """Discard the levels: another pool is to be measured."""
+        """Discard the levels, because another pool will be shown."""
         self._levels = []
 
     @property
@@ -60,7 +61,7 @@ class Zoom:
         return self._levels[self._level]
 
     def move(self, direction: int) -> bool:
-        """Take the next finer (1) or coarser (-1) level; return whether there is one."""
+        """Change to the next finer (1) or coarser (-1) level; return whether there is one."""
         level = self._level + direction
         if not 0 <= level < len(self._levels):
             return False
@@ -68,7 +69,10 @@ class Zoom:
         return True
 
     def title(self, unit_tokens: int, color_by: ColorBy, symbols: Symbols, width: int) -> str:
-        """Describe the picture, one cell, and the meaning of colour; one of several pools in whole words of `width`."""
+        """Return a title: the pool, the size of a cell, and the meaning of colour.
+
+        If several pools are shown, the title has the pool's name, and words are left out if they exceed `width`.
+        """
         tiling, unit = self.tiling, "block" if unit_tokens > 1 else "slot"
         match tiling.detail:
             case Detail.SLOTS:
@@ -76,7 +80,7 @@ class Zoom:
             case Detail.FILL:
                 cell = "1 cell = 1 block"
             case _ if self._stride is not None and tiling.down > 1:
-                # A column of a rectangle is as wide as a slot, and a row as tall.
+                # A cell of a rectangle is described as columns times rows of slots.
                 cell = f"1 cell = {round(tiling.across):,}{symbols.times}{round(tiling.down):,} {unit}s"
             case _:
                 cell = f"1 cell = {_about(tiling.units_per_cell, unit)}"
@@ -86,7 +90,7 @@ class Zoom:
                 f"{self._heading}: {cell.removeprefix('1 cell = ').partition(',')[0]} a cell",
                 f"{self._heading}, {round(tiling.units_per_cell):,} a cell",
             )
-            if len(short) + max(self._longest - len(self._heading), 0) <= width:  # the same words for all
+            if len(short) + max(self._longest - len(self._heading), 0) <= width:  # if it fits with the longest name too
                 return short
             return next((text for text in shorter if len(text) <= width), self._heading)
         return f"memory pool, {plural(tiling.num_units, unit)}: {cell} {symbols.dot} colour: {color_by.value}"
