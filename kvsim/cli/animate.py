@@ -41,7 +41,7 @@ def command(
     max_mib: float,
     overwrite: bool,
 ) -> None:
-    """Film the memory pool of one to three RECORDINGS, side by side on one clock.
+    """Film the memory pool of one to four RECORDINGS, side by side on one clock.
 
     A page (.html) plays in any browser and can be scrubbed; an .mp4 needs ffmpeg. An .svg is a race of any number of
     runs, such as those of kvsim compare --ladder -o FOLDER.

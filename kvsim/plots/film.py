@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from kvsim.recording.tables import FloatArray
     from kvsim.replay import Replay
 
-MAX_REELS = 3
+MAX_REELS = 4
 """Maximum number of recordings in a film; four would be too small to see."""
 _BEYOND_SHORTEST = 0.25
 """Time that a film continues after the end of the shortest run, as a share of that run."""
-_CELLS = {1: 3200, 2: 1800, 3: 1500}
+_CELLS = {1: 3200, 2: 1800, 3: 1500, 4: 1200}
 """Number of cells per pool, by the number of pools. A pool with up to 1.5 times as many units is shown completely."""
 
 
@@ -55,7 +55,7 @@ class Reel:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Film:
-    """One to three pools on one clock."""
+    """One to four pools on one clock."""
 
     times_s: FloatArray
     """Evenly spaced times of the frames in seconds: float64[frames]."""
@@ -76,7 +76,7 @@ class Film:
 
 
 def film_of(recordings: Sequence[Recording], *, num_frames: int, until_s: float | None = None) -> Film:
-    """Sample one to three recordings from time 0 to `until_s`.
+    """Sample one to four recordings from time 0 to `until_s`.
 
     By default, the film ends with the longest run, but at most a quarter after the end of the shortest run.
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from kvsim.plots.film import Film, Reel
 
-_PANEL_PX = {1: 640, 2: 420, 3: 320}
+_PANEL_PX = {1: 640, 2: 420, 3: 320, 4: 280}
 """Width of each pool in pixels, by the number of pools."""
 _MARGIN, _GAP = 16, 20
 _STATES, _HUES = (
