@@ -27,6 +27,7 @@ _REACH = 4.0
 _USUAL = Pace(host=0.1, gpu=0.01)
 """Usual deviations of paces from 1. They keep a pace near 1 if the recordings do not determine it."""
 _USUAL_WEIGHT = 5.0
+"""Weight of a usual deviation, in notable errors of a recording."""
 
 
 def pace_of(observed: Sequence[Observed], errors: Callable[[Observed], Any], *, gpu: bool = True) -> Pace:
@@ -36,17 +37,18 @@ def pace_of(observed: Sequence[Observed], errors: Callable[[Observed], Any], *, 
     """
     from scipy.optimize import least_squares  # noqa: PLC0415  costs a third of a second, and only a fit needs it
 
-    def pace(logarithms: Any) -> Pace:
+    def from_logarithms(logarithms: Any) -> Pace:
         return Pace(*map(float, np.exp(logarithms)))
 
     def residuals(logarithms: Any) -> Any:
         unusual = _USUAL_WEIGHT * np.asarray(logarithms) / _USUAL[: len(logarithms)]
-        parts = [errors(replace(item, pace=pace(logarithms))) for item in observed]
+        parts = [errors(replace(item, pace=from_logarithms(logarithms))) for item in observed]
         return np.concatenate([*parts, unusual])
 
     reach = np.log(_REACH)
     start = np.zeros(2 if gpu else 1)
-    return pace(least_squares(residuals, start, bounds=(-reach, reach), loss="soft_l1", diff_step=1e-3).x)
+    found = least_squares(residuals, start, bounds=(-reach, reach), loss="soft_l1", diff_step=1e-3)
+    return from_logarithms(found.x)
 
 
 def relative_to_median(paces: Mapping[str, Pace]) -> dict[str, Pace]:

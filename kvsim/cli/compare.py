@@ -83,15 +83,15 @@ def command(
     as_json: bool,
     **flags: Any,
 ) -> None:
-    """Put the same requests through several policies, or compare the values of one flag.
+    """Serve the same requests with several policies, or with several values of one flag, and compare.
 
-    Shows for each policy where the memory went, how many sequences ran at once, and who waited. The shares add up to
-    100%.
-    A flag with several values, such as --kv-cache-dtype auto fp8, --route shortest prefix or --enable-prefix-caching
-    on off: a run for each, all figures side by side. With two releases, --vllm OLD NEW: the first decision that
-    differs, and the rules that make the difference, too.
-    With --prefill and --decode: as many servers of both kinds beside equal ones. With --data-parallel-size: ranks
-    beside one server over as many GPUs, and servers that have all weights.
+    For several policies, the output shows where the memory went (shares of 100%), how many sequences ran at once, and
+    who waited.
+    A flag may have several values, such as --kv-cache-dtype auto fp8, --route shortest prefix or
+    --enable-prefix-caching on off. Each value gets a run, and all figures are printed side by side. For two releases,
+    --vllm OLD NEW, the output also has the first decision that differs, and the rules that make the difference.
+    --prefill P --decode D compares these servers with P + D servers that do both. --data-parallel-size N compares N
+    ranks with one tensor-parallel server on as many GPUs, and with N servers that each have all weights.
     """
     several = several_values(context)
     _check_one_comparison(names, several, flags, ladder=ladder, uniform_cache=uniform_cache)

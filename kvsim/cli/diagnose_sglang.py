@@ -59,7 +59,10 @@ def diagnose_sglang(recording: Recording, *, tries: bool, as_json: bool) -> None
 
 
 def advice(tried: list[Tried]) -> list[str]:
-    """Return a message for each simulated alternative: the better direction, the worse direction, and more memory."""
+    """Return messages on the simulated alternatives: lower and higher conservativeness, the better first, and memory.
+
+    `tried` begins with the present settings and ends with more memory, as `try_remedies` returns them.
+    """
     now, memory = tried[0], tried[-1]
     lower, higher = (
         max((each for each in tried if (each.factor < 1) == is_lower and each.factor != 1), key=_output)

@@ -83,12 +83,12 @@ def command(
 ) -> None:
     """Tell whether a load fits a vLLM or an SGLang server, what limits it, and which changes help.
 
-    The load: --users N who each wait for an answer before the next request, or --rate R requests a second, with
-    --prompt-tokens and --output-tokens; or the requests of --workload FILE, without flags those of a recording that
-    comes with kvsim. Limits that are not given are those of vllm serve; with --policy radix those of
-    sglang.launch_server. Every change in the answer was simulated with the same requests, repeated until the rate
-    is steady. With a range such as --load 1x..4x, the answer is for the first multiple, and a table has the servers
-    that each of four multiples needs.
+    The load is one of: --users N, each of whom waits for an answer before the next request; --rate R requests a second;
+    the requests of --workload FILE. The first two take --prompt-tokens and --output-tokens. Without any of them, the
+    load is a recording that comes with kvsim. Limits that are not given are those of vllm serve; with --policy radix
+    those of sglang.launch_server. Every change in the answer was simulated with the same requests, repeated until the
+    rate is steady. With a range such as --load 1x..4x, the answer is for the first multiple, and a table shows how many
+    servers each of four multiples needs.
 
     kvsim fit --model Llama-3.1-70B-Instruct --gpu H100 --tensor-parallel-size 4 --users 128 --prompt-tokens 1000
     --output-tokens 300
@@ -118,7 +118,7 @@ def command(
 
 
 class _Findings(NamedTuple):
-    """Answer to a question, with what else was simulated for it."""
+    """The answer, and the results of further simulations."""
 
     answer: Answer
     undrafted: Answer | None
@@ -150,7 +150,7 @@ def _take_multiples(flags: dict[str, Any], fleet: FleetFlags, gpu_hour_price: st
 
 
 def _server_and_requests(flags: dict[str, Any], fleet: FleetFlags) -> tuple[SearchedServer, Workload]:
-    """Return the server of the flags, and the requests, which are cut to the server's longest sequence.
+    """Return the server of the flags, and the requests; generated ones are cut to the server's longest sequence.
 
     Raises:
         UsageError: there are fewer requests than servers, or a flag is invalid.

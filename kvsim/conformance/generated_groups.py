@@ -68,7 +68,10 @@ def _block_sizes(random: Random, block_size: int) -> tuple[list[Document], Docum
 
 
 def _two_kinds_of_full(random: Random, block_size: int) -> tuple[list[Document], Document]:
-    """Draw windows and two kinds of full layers, which have different block sizes and so hits of different lengths."""
+    """Generate sliding-window layers and two kinds of full attention, with different block sizes.
+
+    So their prefix hits differ in length.
+    """
     layers = [
         _window(random, block_size, random.choice([1, 2])),
         _full(block_size, random.choice([1, 2])),

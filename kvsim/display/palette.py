@@ -1,7 +1,7 @@
 """Colours of requests in the interface and in figures.
 
-The hue of a request depends on its row in the recording, so that it is the same everywhere. Consecutive hues differ in
-lightness, too, and are distinct with any colour blindness.
+The hue of a request depends on its row in the recording alone, so that it is the same everywhere. Consecutive hues
+differ in lightness, too, and are distinct with any colour blindness.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ HUES_ON_LIGHT: Final = (
 NUM_HUES: Final = len(HUES_ON_DARK)
 
 
-def mixed(color: str, other: str, share: float) -> str:
-    """Mix `color` with a `share` of `other`, 0 to 1."""
-    channels = zip(channels_of(color), channels_of(other), strict=True)
-    return "#" + "".join(f"{round(front + (back - front) * share):02x}" for front, back in channels)
+def mixed(front: str, back: str, back_share: float) -> str:
+    """Mix the colour `front` with a share of the colour `back`, 0 to 1."""
+    channels = zip(channels_of(front), channels_of(back), strict=True)
+    return "#" + "".join(f"{round(a + (b - a) * back_share):02x}" for a, b in channels)
 
 
 def channels_of(color: str) -> tuple[int, int, int]:

@@ -56,5 +56,5 @@ class Goal:
         return not self.misses(outcome)
 
     def shortfall(self, outcome: Outcome) -> float:
-        """Return the total excess over missed conditions; 0 if the load fits."""
+        """Return the sum of the amounts by which conditions are missed (see `misses`); 0 if the load fits."""
         return sum(self.misses(outcome).values())

@@ -135,7 +135,7 @@ def prices_of(text: str | None, gpu: str) -> dict[str, float]:
 
 
 def multiples_of(text: str) -> tuple[float, ...]:
-    """Return four multiples of a load between the ends of a range such as `1x..4x`.
+    """Return four evenly spaced multiples of a load from a range such as `1x..4x`, its ends included.
 
     Raises:
         UsageError: it is no such range.

@@ -26,7 +26,7 @@ _MOST_MS = 1e15
 
 
 def looks_like(source: TextSource) -> bool:
-    """Tell whether the first line is an object with these fields, and its hashes are a list."""
+    """Tell whether the first line is an object with Mooncake's fields, whose `hash_ids`, if given, are a list."""
     first = source.first_object()
     return {"timestamp", "input_length", "output_length"} <= first.keys() and isinstance(
         first.get("hash_ids", []), list

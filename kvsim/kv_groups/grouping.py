@@ -36,7 +36,7 @@ class Grouping:
     """Whether one group holds layers with different pages, each in its own tensor."""
 
     def bytes_per_block(self, layers: range) -> int:
-        """Return the number of bytes of one block id on a GPU with the layers of these indices; 0 without layers."""
+        """Return the bytes that a GPU with the layers of these indices allocates for one block id; 0 without layers."""
         mine = [[index for index in group if index in layers] for group in self.groups]
         if self.sums_pages:
             return sum(self.specs[index].page_bytes for index in mine[0])

@@ -82,7 +82,7 @@ def cache_layout(model: Model, settings: CacheSettings) -> KVCacheLayout:
 
 
 def bytes_per_block(model: Model, settings: CacheSettings) -> tuple[int, ...]:
-    """Return the number of bytes of one block id on one GPU of every pipeline stage.
+    """Return, for every pipeline stage, the number of bytes that one of its GPUs allocates for one block id.
 
     Raises:
         UsageError: a setting is invalid, or vLLM could not serve the model with it.
@@ -130,7 +130,7 @@ def plan_cache(
 
 @lru_cache(maxsize=256)
 def _grouped(model: Model, settings: CacheSettings) -> tuple[KVCacheLayout, tuple[int, ...]]:
-    """Return the layout of the groups, and the bytes of one block id in every stage."""
+    """Return the layout of the groups and, for every stage, the bytes that a GPU allocates for one block id."""
     by_layer = layer_specs(model, settings)
     if settings.uniform and model.recurrent_layers:
         raise UsageError(

@@ -38,7 +38,7 @@ class FullAttention:
     """Elements of one head's value."""
 
     def heads_on_gpu(self, tensor_parallel_size: int) -> int:
-        """Return the number of KV heads on each GPU: at least one, because heads are replicated on more GPUs."""
+        """Return the number of KV heads on each GPU; with more GPUs than heads, the heads are replicated."""
         return max(1, self.num_kv_heads // tensor_parallel_size)
 
     def elements_per_token(self, tensor_parallel_size: int = 1) -> int:
@@ -102,7 +102,7 @@ class Mamba1:
 
     def state(self, tensor_parallel_size: int = 1, num_speculative_tokens: int = 0) -> tuple[StateTensor, ...]:
         """Return the tensors of one sequence."""
-        del num_speculative_tokens
+        del num_speculative_tokens  # vLLM has no speculative decoding with these layers
         inner = self.inner_size // tensor_parallel_size
         return (
             StateTensor((self.conv_kernel - 1, inner), self.dtype),
@@ -172,7 +172,7 @@ class KimiDelta:
 
     def state(self, tensor_parallel_size: int = 1, num_speculative_tokens: int = 0) -> tuple[StateTensor, ...]:
         """Return the tensors of one sequence."""
-        del num_speculative_tokens
+        del num_speculative_tokens  # vLLM has no speculative decoding with these layers
         heads = self.num_heads // tensor_parallel_size
         return (
             StateTensor((self.conv_kernel - 1, 3 * heads * self.head_dim), self.dtype),
@@ -192,7 +192,7 @@ class ShortConv:
 
     def state(self, tensor_parallel_size: int = 1, num_speculative_tokens: int = 0) -> tuple[StateTensor, ...]:
         """Return the tensors of one sequence."""
-        del num_speculative_tokens
+        del num_speculative_tokens  # vLLM has no speculative decoding with these layers
         return (StateTensor((self.conv_kernel - 1, self.inner_size // tensor_parallel_size), self.dtype),)
 
 

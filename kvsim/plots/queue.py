@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from kvsim.recording import Recording
     from kvsim.recording.tables import FloatArray
 
-_FAR_APART = 0.05
-"""Ratio of mean queue lengths below which axes are logarithmic."""
+_MOST_APART = 0.05
+"""Smallest mean queue over the largest, below which axes are logarithmic."""
 _NUM_WAIT_BINS = 120
 """Number of bins; each should hold several arrivals, so that the line shows a trend."""
 
@@ -47,7 +47,7 @@ def queue(
         for axes, least in zip(panels, (1.0, 1e-3), strict=True):
             axes.set_ylim(0, max(axes.get_ylim()[1], least))
         mean_queues = [row[1] for row in rows]
-        if min(mean_queues) < _FAR_APART * max(mean_queues):
+        if min(mean_queues) < _MOST_APART * max(mean_queues):
             for axes in panels:
                 axes.set_yscale("symlog", linthresh=1, linscale=0.3)
                 axes.set_ylim(0, None)
@@ -75,12 +75,12 @@ def _title(rows: list[tuple[str, float, int, FloatArray]]) -> str:
 
 def _waits(recording: Recording) -> tuple[FloatArray, FloatArray]:
     """Return the midpoints of time bins with arrivals, and the mean wait of those arrivals."""
-    requests, wait_s = recording.requests, latencies(recording)
-    arrival_s = requests.arrival_s[wait_s.request]
+    finished = latencies(recording)
+    arrival_s = recording.requests.arrival_s[finished.request]
     edges = np.linspace(0.0, max(arrival_s.max(initial=0.0), 1e-9), _NUM_WAIT_BINS + 1)
     index = np.clip(np.searchsorted(edges, arrival_s, side="right") - 1, 0, _NUM_WAIT_BINS - 1)
     count = np.bincount(index, minlength=_NUM_WAIT_BINS)
-    total = np.bincount(index, weights=np.nan_to_num(wait_s.wait_s), minlength=_NUM_WAIT_BINS)
+    total = np.bincount(index, weights=np.nan_to_num(finished.wait_s), minlength=_NUM_WAIT_BINS)
     has_arrivals = count > 0
     return ((edges[:-1] + edges[1:]) / 2)[has_arrivals], total[has_arrivals] / count[has_arrivals]
 

@@ -87,12 +87,12 @@ class SGLangSettings:
 
     @property
     def first_ratio(self) -> float:
-        """The share of answers that admission expects at first."""
+        """Initial `new_token_ratio`: share of its remaining output limit that a running request is expected to need."""
         return min(self.init_new_token_ratio * self.schedule_conservativeness, 1.0)
 
     @property
     def least_ratio(self) -> float:
-        """The smallest share of answers that admission expects."""
+        """Smallest `new_token_ratio`, after all decay."""
         return min(self.first_ratio * self.min_new_token_ratio_factor, 1.0)
 
 

@@ -87,9 +87,11 @@ class Profile:
         - Reading bytes scales with bandwidth, arithmetic with FLOP/s; host times are kept.
         - `of_size_s`, the effect of the kernels that are chosen for a size, is kept between cards with the same chip
           (H100 and H200). For another chip it is unknown, and left out.
-        - The dynamic cache of `generate()` copies its context, at a rate that the processors or the memory limit.
-        - `sequence_s` scales with the number and clock of the processors, on which attention's thread blocks start and
-          drain. Fewer processors are occupied by fewer sequences: `full_seqs`.
+        - With the dynamic cache of `generate()`, `context_token_s` is the time to copy the context. It scales with the
+          rate of copies, which the streaming multiprocessors (SMs) or the memory limit.
+        - `sequence_s` is inversely proportional to the number and the clock of the SMs, on which attention's thread
+          blocks start and drain. `full_seqs`, the number of sequences that occupy all SMs, is proportional to their
+          number.
         """
         bandwidth = streamed_bytes_per_s(source) / streamed_bytes_per_s(target)
         copies = copy_bytes_per_s(source) / copy_bytes_per_s(target)

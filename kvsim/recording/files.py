@@ -82,7 +82,7 @@ def _read_outline(folder: Path) -> Outline:
 def read_requests(path: str | os.PathLike[str]) -> Recording | RecordedRequests:
     """Return the requests of the recording in folder `path`, to serve them again.
 
-    A user's recording is read and checked as a whole.
+    Of a recording that comes with kvsim, only the requests are read; any other is read and checked as a whole.
 
     Raises:
         RecordingError: the recording is missing, truncated or inconsistent.

@@ -61,9 +61,10 @@ class GrowingTable:
         for name, spec in self._specs.items():
             if name in given_elsewhere:
                 continue
-            is_given, is_complete = name in columns, len(self.columns[name]) == len(self)
-            earlier_rows_have_it = len(self.columns[name]) > 0
-            if (is_given and not is_complete) or (not is_given and (not spec.optional or earlier_rows_have_it)):
+            is_given, num_filled = name in columns, len(self.columns[name])
+            begins_late = is_given and num_filled < len(self)
+            is_lost = not is_given and (num_filled > 0 or not spec.optional)
+            if begins_late or is_lost:
                 raise ValueError(f"{name} is missing in this step or in those before it")
             numbers = int | float if spec.dtype == "float64" else int
             # A bool is an int in Python.
@@ -169,8 +170,8 @@ class GrowingSteps(GrowingTable):
     def so_far(self, next_seq: int, heard_s: float, first: int = 0) -> Steps:
         """Return the remaining steps from row `first` on.
 
-        Steps whose output is pending get an end, as if their outputs came now, one after the other from `next_seq` on:
-        the latest time of any step, or `heard_s` if that is later.
+        Steps with a pending output are shown as if it came now, in order from `next_seq`. They end at the latest time
+        of any step, or at `heard_s` if that is later.
         """
         steps = self.rows(slice(first, None))
         awaited = steps["output_seq"] < 0
@@ -182,7 +183,7 @@ class GrowingSteps(GrowingTable):
 
 
 class GrowingSchedule(GrowingTable):
-    """One row per request and run of steps, in each of which the request computes as many tokens.
+    """One row per request and run of steps, in each of which the request computes the same number of tokens.
 
     The last row of a request is "open": the next step extends it if the request goes on in the same way.
     """
@@ -204,7 +205,8 @@ class GrowingSchedule(GrowingTable):
     ) -> None:
         """Record that `request` computes `tokens` tokens in `step` and in each of the next `repeat - 1` steps.
 
-        A row with the number of `known` tokens covers one step, and is never extended.
+        `known`, in runs with drafts, is the number of the request's tokens with known values. Rows with it cover one
+        step each: `repeat` is 1, and later steps do not extend them.
         """
         open_row = self._open_row.get(request)
         if known is not None:

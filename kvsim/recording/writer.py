@@ -119,7 +119,10 @@ class RecordingWriter:
             raise IntegrityError(f"{reason}; what was recorded does not agree, so nothing was written.") from error
 
     def _refuse_anything_else(self, source: str = "") -> None:
-        """Raise an error if the target is not a recording, or one of another `source`."""
+        """Raise an error if the target exists and may not be replaced.
+
+        Only a recording may be replaced, and without `overwrite` only one of the same `source`; "" means any source.
+        """
         target = self._target
         if not target.exists():
             return

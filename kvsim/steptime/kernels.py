@@ -144,7 +144,10 @@ class KernelsSeen:
         return _COMPILATIONS[self._num_compilations - 1]
 
     def _not_planned(self, batch: Batch, begin: int, end: int) -> IntArray:
-        """Mark the lengths `begin:end` as planned for this number of rows; return those that were not."""
+        """Return the lengths in `begin:end` that no batch with as many rows and this padding has had before.
+
+        From now on they count as planned.
+        """
         planned = self._planned.setdefault((batch.rows, batch.padded), bytearray())
         planned.extend(bytes(max(end - len(planned), 0)))
         if planned.find(0, begin, end) < 0:  # all are planned, as usual in a long run

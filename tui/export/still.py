@@ -65,7 +65,10 @@ def host_still(session: Session, symbols: Symbols, width: int, height: int) -> l
 
 
 def host_entries(session: Session) -> list[tuple[list[int], str]]:
-    """Return paints and words of the legend of host memory now: what its slots hold; empty without host memory."""
+    """Return the legend of host memory at the current frame: paints, and the use of slots that they mean.
+
+    It is empty without host memory.
+    """
     return [] if session.host is None else legend_now(session.host, session.replay.frame)
 
 

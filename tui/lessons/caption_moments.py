@@ -1,12 +1,20 @@
 """The moment of a run that a few words name.
 
-    start                     the first step               end                     after the last
-    step 12                   that step                    1.5 s                   that time
-    first wait                a request has to wait        first refusal           a request is refused
-    first preemption          memory is taken away         first finish            an answer is complete
+    start                     the first step
+    end                       after the last step
+    step 12                   that step
+    1.5 s                     that time
+    first wait                a request has to wait
+    first refusal             a request is refused
+    first preemption          memory is taken away
+    first finish              an answer is complete
     first eviction            a kept prefix is dropped
-    request A arrives         starts, returns              it gets memory: for the first time, after a preemption
-    request A is preempted    is padding, is refused       it loses it, holds it for the batch only, never gets any
+    request A arrives         it arrives
+    request A starts          it gets memory for the first time
+    request A returns         it gets memory again after a preemption
+    request A is preempted    its memory is taken away
+    request A is padding      its answer is complete; its row is kept until the batch ends
+    request A is refused      it never gets memory
     request A finishes        its memory is given back
 
 Each may be followed by "+ 3 steps" or "- 3 steps".

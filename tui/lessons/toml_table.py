@@ -84,7 +84,7 @@ class TomlTable:
         value = self._values.pop(key, otherwise)
         if value is None:
             raise self.error(key, f"is missing; it should be {name}")
-        # A truth value counts as a number in Python, and as nothing but a mistake here.
+        # bool is a subclass of int; `true` in the place of a number is a mistake.
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
             raise self.error(key, f"should be {name}, not {value!r}")
         return value

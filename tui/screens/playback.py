@@ -94,7 +94,7 @@ class PlaybackScreen(Transport):
 
     @property
     def _ready(self) -> bool:
-        """Whether the widgets are there: not yet, or no longer, while screens change or the program ends."""
+        """Whether the widgets are mounted; False while screens change, and once the program is ending."""
         return self in self.app.screen_stack and self._scrubber is not None and self._scrubber.is_attached
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:

@@ -169,7 +169,7 @@ class Watch(PlaybackScreen):
             self.notify("This is the most detail." if direction > 0 else "This is the whole pool.", timeout=3)
 
     def action_color(self) -> None:
-        """Change the meaning of colour; it has one meaning alone where the pool is shown by owner."""
+        """Colour by the next property. The view by owner has one colouring only: return from it to physical order."""
         pool = self.query_one(PoolView)
         if self.has_class("-by-owner"):
             self.action_arrange()

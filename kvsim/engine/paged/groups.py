@@ -212,7 +212,7 @@ def expired_slots(engine: Engine) -> int:
 
 @part
 def _num_expired(engine: Engine, sequence: Sequence, group: int, computed: int) -> int:
-    """Count the tokens, or states, in a table that its sequence no longer reads."""
+    """Count the tokens in a block table that the sequence no longer reads; for recurrent layers, the states."""
     record, table = engine.groups[group], table_of(engine, sequence, group)
     if table.num_held == 0 or (record.kind == FULL and record.window == 0):
         return 0
@@ -261,10 +261,10 @@ def _expired_states(engine: Engine, sequence: Sequence, group: int) -> int:
 
 @part
 def _expired_of(engine: Engine, block: int, amount: int) -> int:
-    """Count one holder of a block, which no longer reads `amount` of its tokens or states; return what no holder reads.
+    """Note that one holder of a block no longer reads `amount` of the block's tokens or states.
 
-    Each holder of a shared block calls this once in a count. The last call returns the smallest amount; earlier calls
-    return 0, so that the block is counted once.
+    In each pass of counting, every holder of the block makes this call once. The last call returns the number that no
+    holder reads, the smallest amount; earlier calls return 0. So the block is counted once.
     """
     num_holders = engine.blocks[block].refs
     if num_holders == 1:

@@ -214,7 +214,7 @@ def _codes_of_prefixes(workload: Workload, block_size: int, ahead: int) -> tuple
 
 
 def _blocks_of_rows(lengths: Column) -> tuple[Column, Column]:
-    """Return, for every block of rows laid end to end, its index in its row and the index of the row."""
+    """Lay rows of `lengths` blocks end to end; return the index of each block in its row, and the index of its row."""
     row = np.repeat(np.arange(len(lengths)), lengths)
     begins = np.cumsum(lengths) - lengths
     return np.arange(len(row)) - begins[row], row

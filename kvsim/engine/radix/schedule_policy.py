@@ -171,7 +171,10 @@ def _weigh(engine: Engine, number: int) -> None:
 
 @part
 def _take_heaviest_child(engine: Engine, parent: int) -> int:
-    """Remove the heaviest child from those still to walk, of equal ones the first attached; return it, or `ROOT`."""
+    """Remove and return the heaviest child that is still to be walked; `ROOT` if there is none.
+
+    Among equally heavy children, it is the one that was attached first.
+    """
     nodes, found, before_found, before = engine.radix.nodes, ROOT, ROOT, ROOT
     child = nodes[parent].first_child
     while child != ROOT:

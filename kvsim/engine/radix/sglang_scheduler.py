@@ -267,7 +267,10 @@ def _filter_finishing(engine: Engine) -> bool:
 
 @part
 def _shrink_running(engine: Engine, num_running: int) -> bool:
-    """Keep the first `num_running` running requests; tell whether any was removed, so that others may be admitted."""
+    """Keep the first `num_running` running requests, and return whether any was removed.
+
+    If so, the running batch no longer counts as full: admission is tried again.
+    """
     has_left = num_running < engine.state.num_running
     engine.state.num_running = num_running
     if has_left:
