@@ -83,8 +83,8 @@ def command(
 ) -> None:
     """Tell whether a load fits a vLLM or an SGLang server, what limits it, and which changes help.
 
-    The load is one of: --users N, each of whom waits for an answer before the next request; --rate R requests a second;
-    the requests of --workload FILE. The first two take --prompt-tokens and --output-tokens. Without any of them, the
+    The load is one of: --users N, who wait for an answer before the next request; --rate R requests a second;
+    the requests of --workload FILE. The first two take --prompt-tokens and --output-tokens. Without such a flag, the
     load is a recording that comes with kvsim. Limits that are not given are those of vllm serve; with --policy radix
     those of sglang.launch_server. Every change in the answer was simulated with the same requests, repeated until the
     rate is steady. With a range such as --load 1x..4x, the answer is for the first multiple, and a table shows how many
