@@ -1,1 +1,1 @@
-"""Text about a moment: lines of label and value, headlines, the story of a run. Nothing here draws."""
+"""Texts and figures that the panels show: about requests, units, steps and whole runs. Nothing here draws."""

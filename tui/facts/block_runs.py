@@ -1,4 +1,4 @@
-"""A block table in short: runs of consecutive blocks instead of single blocks."""
+"""Short form of a block table: runs of consecutive blocks instead of single blocks."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
 
 
 class BlockRun(NamedTuple):
-    """Consecutive blocks of a table whose addresses rise or fall by one."""
+    """Consecutive entries of a block table whose block ids rise or fall by one."""
 
     position: int
-    """Index in the table of the first block."""
+    """Index of the first block in the table."""
     address: int
     """Block id of the first block."""
     length: int
     step: int
-    """1 if addresses rise, -1 if they fall: blocks that were freed together are reused from last to first."""
+    """1 if block ids rise, -1 if they fall. They fall because blocks that were freed together are reused in reverse."""
 
     def words(self, symbols: Symbols) -> str:
         """Return `12→407`, or `13-20 → 408-415` for several blocks."""
@@ -36,7 +36,7 @@ class BlockRun(NamedTuple):
 
 
 def block_runs(positions: IntArray, addresses: IntArray) -> list[BlockRun]:
-    """Return the runs of a table by position, each as long as possible."""
+    """Return the runs of a table in order of position; each run is as long as possible."""
     order = np.argsort(positions)
     positions, addresses = positions[order].astype(np.int64), addresses[order].astype(np.int64)
     steps = np.where(np.diff(positions) == 1, np.diff(addresses), 0).tolist()

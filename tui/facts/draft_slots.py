@@ -1,4 +1,4 @@
-"""Slots of a request that drafts are about: under way, taken back, and kept free ahead."""
+"""Slots of one request with speculative decoding: slots under way, with rejected drafts, and lookahead slots."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def draft_slots(session: Session) -> DraftSlots | None:
-    """Return the slots of the followed request, or of the first that runs; None if it holds no memory."""
+    """Return the slots of the followed request, or else of the first running request; None if it holds no memory."""
     live, request = session.replay.live_requests().tolist(), session.followed
     if not live or (request is not None and request not in live):
         return None
@@ -28,7 +28,7 @@ def draft_slots(session: Session) -> DraftSlots | None:
 
 
 def _taken_back(session: Session, request: int, step: int) -> tuple[int, int]:
-    """Return the first slot that the request's last step had computed and this one computes again, and their number."""
+    """Return the first slot that `step` computes again although an earlier step has computed it, and their number."""
     schedule = session.recording.schedule
     rows = np.flatnonzero((schedule.request == request) & (schedule.step <= step))
     if len(rows) < 2 or schedule.step[rows[-1]] != step:
@@ -36,6 +36,6 @@ def _taken_back(session: Session, request: int, step: int) -> tuple[int, int]:
     before, now = rows[-2:].tolist()
     stays = session.residencies(request)
     if not any(begin <= schedule.step[before] and step < end for begin, end in stays):
-        return 0, 0  # it was preempted between the two
+        return 0, 0  # the request was preempted between the two steps
     begin = int(schedule.computed_before[now])
     return begin, max(int(schedule.computed_before[before]) + int(schedule.tokens[before]) - begin, 0)

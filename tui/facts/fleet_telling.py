@@ -1,4 +1,4 @@
-"""Sentences about a fleet: its servers, its whole run, this moment, and the way of a request."""
+"""Texts about a fleet: its headline, the story of the whole run, and the way of a request from server to server."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def fleet_headline(fleet: FleetServers, *, short: bool) -> list[str]:
-    """Return what the servers have in common, the most important part first."""
+    """Return the parts of the headline: the properties that all servers share, the most important part first."""
     meta = fleet.servers[0].meta
     num, prefill = len(fleet.servers), sum(server.kind == "prefill" for server in fleet.servers)
     servers = f"{prefill} prefill and {num - prefill} decode servers" if prefill else plural(num, "server")
@@ -25,7 +25,7 @@ def fleet_headline(fleet: FleetServers, *, short: bool) -> list[str]:
 
 
 def fleet_story(fleet: FleetServers) -> Story:
-    """Return what the whole run amounts to."""
+    """Return the story of the whole run: queues, prefix hits, balance and preemptions."""
     end_s = fleet.player.duration_s
     now = fleet.at(end_s)
     waited = sum(bool((server.steps.waiting > 0).any()) for server in fleet.servers)
@@ -37,29 +37,29 @@ def fleet_story(fleet: FleetServers) -> Story:
         whole,
         *found,
         f"busiest server computed {fleet.imbalance(now):.2f} times the mean",
-        plural(sum(one.preempted for one in now), "preemption"),
+        plural(sum(server.preempted for server in now), "preemption"),
     )
     return Story(frame=fleet.player.frame, parts=parts, shorter=(whole,))
 
 
 def way(fleet: FleetServers, stops: list[Stop], arrow: str, *, short: bool) -> str:
-    """Return the way of a request from server to server, in one line."""
+    """Return one line about the visits of a request to its servers, in order."""
     described = _stop_in_short if short else _stop
     return f" {arrow} ".join(described(fleet, stops, nth) for nth in range(len(stops)))
 
 
 def _stop(fleet: FleetServers, stops: list[Stop], nth: int) -> str:
-    """Return what happened to a request on one server: what was found or fetched, and when it began and ended."""
+    """Describe the visit number `nth`: the tokens found or fetched, and the times of arrival, begin and end."""
     stop, server = stops[nth], fleet.servers[stops[nth].server]
     if math.isnan(stop.begin_s):
         return f"{server.name}: came {_at(fleet, stop.arrival_s)}, never began"
     came = f"came {_at(fleet, stop.arrival_s)}, " if nth == 0 else ""
     if server.kind == "decode":
-        what = f"fetches {stop.hit_tokens:,} tokens, begins {_at(fleet, stop.begin_s)}"
+        work = f"fetches {stop.hit_tokens:,} tokens, begins {_at(fleet, stop.begin_s)}"
     else:
-        what = f"begins {_at(fleet, stop.begin_s)}, {stop.hit_tokens:,} of {stop.prompt_tokens:,} tokens found"
-    done = "" if math.isnan(stop.end_s) else f", done {_at(fleet, stop.end_s)}"
-    return f"{server.name}: {came}{what}{done}"
+        work = f"begins {_at(fleet, stop.begin_s)}, {stop.hit_tokens:,} of {stop.prompt_tokens:,} tokens found"
+    end = "" if math.isnan(stop.end_s) else f", done {_at(fleet, stop.end_s)}"
+    return f"{server.name}: {came}{work}{end}"
 
 
 def _stop_in_short(fleet: FleetServers, stops: list[Stop], nth: int) -> str:

@@ -1,4 +1,4 @@
-"""Block tables of one request by kind of layers, without layout."""
+"""Block tables of one request by kind of layers: which parts of the sequence each kind still holds."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ if TYPE_CHECKING:
     from ..pool.layer_kinds import LayerKind
 
 RELEASED, HELD, AHEAD = range(3)
-"""States of a part of a sequence in a table: released or never held, held, not computed yet."""
+"""States of a part of a sequence in a block table: released or never held, held, not computed yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableRow:
-    """Tables of a request in groups with the same kind of layers."""
+    """The block tables of a request for one kind of layers."""
 
     kind: LayerKind
     num_held: int
-    """Blocks held in all of these tables."""
+    """Number of blocks held in these tables."""
     num_released: int
-    """Blocks that these tables no longer need."""
+    """Number of blocks that have been released from these tables, or were never held."""
     parts: tuple[int, ...]
-    """States of equal parts of the sequence in the first table, from the first token to the last."""
+    """States of equally long parts of the sequence in the first table, from the first token to the last."""
 
 
 def table_rows(session: Session, request: int, num_parts: int) -> list[TableRow]:
-    """Return the rows of `request` at the current frame, each with `num_parts` parts."""
+    """Return one row per kind of layers for `request` at the current frame; a row has `num_parts` parts."""
     replay = session.replay
     rows = []
     for kind in layer_kinds(replay):
@@ -51,10 +51,13 @@ def table_rows(session: Session, request: int, num_parts: int) -> list[TableRow]
 
 
 def uniform_words(session: Session, request: int) -> str:
-    """Compare the blocks of `request` with a uniform cache, whose blocks have the bytes of every layer."""
+    """Return how much more memory a uniform cache would need for `request`; empty for models with recurrent states.
+
+    In a uniform cache, every layer keeps all tokens.
+    """
     replay, groups = session.replay, session.recording.meta.pool.groups
     if any(group.state_slots for group in replay.groups):
-        return ""  # states are no tokens
+        return ""  # a state is no number of tokens
     units = len(replay.block_table(request)[0])
     reach = max(_end(replay, request, number) for number in range(len(groups)))
     token_slots = sum(group.token_slots for group in replay.groups)
@@ -63,12 +66,13 @@ def uniform_words(session: Session, request: int) -> str:
 
 
 def _end(replay: Replay, request: int, number: int) -> int:
+    """Return the number of tokens up to the end of the last block in the request's table of group `number`."""
     positions = replay.block_table(request, number)[0]
     return (int(positions.max()) + 1) * replay.groups[number].block_size if len(positions) else 0
 
 
 def _num_before(positions: npt.NDArray[np.integer]) -> int:
-    """Count the null entries before the last held block."""
+    """Return the number of entries without a block before the last held block."""
     return int(positions.max()) + 1 - len(positions) if len(positions) else 0
 
 

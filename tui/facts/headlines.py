@@ -1,4 +1,4 @@
-"""Headlines of a recording or a comparison, as parts of a line."""
+"""Headlines: the first line of a screen, about a recording or a comparison, as parts that are joined if they fit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def selection(session: Session) -> str:
-    """Describe the selected unit and the followed request in one line; return an empty text if there is neither."""
+    """Describe the selected unit and the followed request in one line; empty without either."""
     parts = []
     if session.selected is not None:
         parts.append(unit_summary(session, session.selected))
@@ -37,7 +37,7 @@ def selection(session: Session) -> str:
 
 
 def headline(session: Session, *, short: bool) -> list[str]:
-    """Return the headline of a session, with the most important part first."""
+    """Return the parts of the headline of a session, the most important part first."""
     meta, replay = session.recording.meta, session.replay
     engine = " ".join(str(meta.engine[key]) for key in ("name", "version") if key in meta.engine) or meta.source
     policy = STATIC_BATCHES if meta.policy_name == "static" else f"{meta.policy_name} memory"
@@ -65,7 +65,7 @@ def headline(session: Session, *, short: bool) -> list[str]:
 
 
 def comparison_headline(comparison: ComparedRuns, *, short: bool) -> list[str]:
-    """Return the headline that all runs of a comparison share."""
+    """Return the parts of the headline of a comparison: the properties that all runs share."""
     session = comparison.lanes[0].session
     meta, rows = session.recording.meta, session.rows
     if rows is not None:
@@ -74,7 +74,7 @@ def comparison_headline(comparison: ComparedRuns, *, short: bool) -> list[str]:
     model, gpu, num_gpus = _model(meta), meta.gpu, _num_gpus(session)
     size = gib(meta.pool.num_bytes)
     ids = {name for lane in comparison.lanes for name in lane.session.recording.requests.id.tolist()}
-    requests = plural(len(ids), "request")  # servers of a fleet have different ones
+    requests = plural(len(ids), "request")  # count each id once: lanes can be servers with different requests
     origins = [_origin(lane.session, "") for lane in comparison.lanes]
     notes = ["uncalibrated"] if any("uncalibrated" in origin for origin in origins) else []
     clock, memory = (", one clock", f"{size} each") if short else (" on one clock", f"{size} for KV in each")
@@ -90,12 +90,12 @@ def _model(meta: Meta) -> str:
 
 
 def _times(meta: Meta) -> list[str]:
-    """Name the engine of simulated step times if it is not vLLM."""
+    """Return the engine whose step times were simulated, if it is not vLLM."""
     return ["Hugging Face's step times"] if "(hf-" in str(meta.engine.get("step_time", "")) else []
 
 
 def _untimed(meta: Meta) -> list[str]:
-    """Name what the simulated step times leave out."""
+    """Return the parts of a step that the simulated step times leave out."""
     missing = re.sub(r" \([^)]*\)", "", untimed_in(str(meta.engine.get("step_time", ""))))
     return [f"not timed: {missing}"] if missing else []
 
@@ -106,12 +106,12 @@ def _num_gpus(session: Session) -> int:
 
 
 def _parallel_size(session: Session, name: str) -> int:
-    """Return a parallel size, which a recorded engine or the model states."""
+    """Return a parallel size, as stated by the recorded engine or else by the model; 1 by default."""
     return int({**session.recording.meta.model, **session.recording.meta.engine}.get(name, 1))
 
 
 def _memory_place(session: Session) -> str:
-    """Tell which GPUs hold the pool's bytes: the sum of all pipeline stages, or each GPU of a tensor-parallel group."""
+    """Return a remark on the GPUs that hold the pool's bytes: all pipeline stages together, or each GPU."""
     if _parallel_size(session, "pipeline_parallel_size") > 1:
         return f" in {_parallel_size(session, 'pipeline_parallel_size')} stages"
     return " on each" if _parallel_size(session, "tensor_parallel_size") > 1 else ""
@@ -127,5 +127,5 @@ def _origin(session: Session, engine: str) -> str:
     meta = session.recording.meta
     if meta.source != "simulation":
         return f"real run of {engine}"
-    # A simulation says so in a note where its step times are not fitted to a recording.
+    # A simulation whose step times were not fitted to a recording has "uncalibrated" in a note.
     return "simulation, uncalibrated" if "uncalibrated" in f"{meta.notes} {meta.engine} {meta.extra}" else "simulation"

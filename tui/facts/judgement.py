@@ -1,4 +1,4 @@
-"""Verdict on a run and what to do, in one line: the judgement of `kvsim diagnose` in short words."""
+"""Verdict on a run, and a remedy, in one line: the result of `kvsim diagnose` in a few words."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 _FULL: Final = 0.01
 """Share of the pool below which free memory counts as none."""
 _SHORT: Final = 0.1
-"""Share of the run below which the time is given in its own digits."""
+"""Share of the run below which a time is rounded to its own first digit, not to the precision of the run's length."""
 _MUCH: Final = 25.0
-"""Percent of the pool, over time, from which waste is a reason to change the policy."""
+"""Percent of the pool, averaged over time, from which waste is a reason to change the policy."""
 
 
 class Judgement(NamedTuple):
@@ -43,7 +43,7 @@ def judgement_of(session: Session) -> Judgement:
 
 
 def _facts(session: Session, summary: Summary, limit: Limit | None) -> tuple[str, str]:
-    """Return what held requests back, in few words and in more."""
+    """Return the reason why requests waited, or the waste if none did: a short text and a long one."""
     wasted = wasted_percent(summary)
     if limit is Limit.MEMORY:
         facts = [_full_words(session)]
@@ -72,7 +72,7 @@ def _facts(session: Session, summary: Summary, limit: Limit | None) -> tuple[str
 
 
 def _full_words(session: Session) -> str:
-    """Return the time during which the pool has almost no free memory."""
+    """Return how long the pool had almost no free memory, in words."""
     steps, spans_s = session.recording.steps, np.diff(session.times_s)
     full_s = float(spans_s[steps.free_units <= max(_FULL * session.replay.num_units, 1)].sum())
     total_s = float(spans_s.sum())
@@ -85,18 +85,18 @@ def _full_words(session: Session) -> str:
 
 
 def _remedy(session: Session, summary: Summary, limit: Limit | None) -> tuple[str, str]:
-    """Return what to do, and the key that shows its effect."""
+    """Return a remedy in words, and the key that shows its effect; empty if no key does."""
     policy = session.recording.meta.policy_name
     if policy in ("paged", "radix"):
         limits, key = summary.limits or Limits, "d" if policy == "paged" else ""
-        found = {
+        remedies = {
             Limit.MEMORY: "more memory or fewer sequences",
             Limit.BATCH: f"a larger {limits.seqs_setting}",
             Limit.TOKENS: f"a larger {limits.tokens_setting}",
             Limit.ADAPTERS: "a larger max_loras",
         }
         if limit is not None:
-            return found[limit], key
+            return remedies[limit], key
         return ("a larger pool", key) if summary.num_refused else ("nothing to change", "")
     if limit is not None or wasted_percent(summary) >= _MUCH:
         return ("continuous batching" if policy == "static" else "memory in pages"), "c"

@@ -1,4 +1,4 @@
-"""Changes of the pool in the last step, as text."""
+"""Changes of the pool in the step before the current frame, as parts of the line below the picture."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
 
 def last_step(session: Session, room: int) -> list[tuple[UnitChange | None, str]]:
-    """Return parts of a line about the step before the current frame, each with its paint in the picture. The first
-    part has at most `room` characters if possible.
+    """Return parts of a line about the step before the current frame, each with the paint of the change, if it has one.
+
+    The first part has at most `room` characters if possible.
     """
     replay, frame = session.replay, session.player.frame
     if frame < session.before.num_summary_frames:
@@ -25,7 +26,7 @@ def last_step(session: Session, room: int) -> list[tuple[UnitChange | None, str]
     unit = session.unit_name
     parts: list[tuple[UnitChange | None, str]] = _preemptions(session, frame, room)
     repeat = replay.recording.memory.repeat
-    if repeat is not None and (repeat > 1).any():  # extents that grow with every step: nothing is handed out
+    if repeat is not None and (repeat > 1).any():  # extents grow in place with every step: no unit is allocated anew
         return parts
     for change, units, verb in (
         (UnitChange.TAKEN, changes.taken, "taken"),
@@ -43,8 +44,9 @@ def last_step(session: Session, room: int) -> list[tuple[UnitChange | None, str]
 
 
 def _preemptions(session: Session, frame: int, room: int) -> list[tuple[UnitChange | None, str]]:
-    """Return the preempted requests, the reason, the loss and the requests that took the memory; in two parts if one is
-    too long.
+    """Return the preempted requests, the reason, what they lost, and the requests that took the memory.
+
+    The result has two parts if one part would be longer than `room`, and is empty without a preemption.
     """
     victims = session.events.rows_at(frame, EventKind.PREEMPTED).tolist()
     if not victims or not frame:

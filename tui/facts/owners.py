@@ -1,4 +1,4 @@
-"""Requests by the memory that they hold; requests that share blocks are one group."""
+"""Memory by owner: the requests that hold memory, in groups of requests that share blocks."""
 
 from __future__ import annotations
 
@@ -15,79 +15,82 @@ if TYPE_CHECKING:
     from ..playback.session import Session
 
 Slots: TypeAlias = "npt.NDArray[np.int64]"
-"""Slots by state, in the order of `SlotState`."""
+"""Number of slots in each state, in the order of `SlotState`."""
 Units: TypeAlias = "npt.NDArray[np.integer[Any]]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Owner:
-    """One request that holds memory."""
+    """A request that holds memory."""
 
     request: int
     num_units: int
-    """Units of its tables, shared ones included."""
+    """Number of units in the request's block tables, including shared units."""
     num_shared: int
-    """Units that others hold as well."""
+    """Number of these units that other requests hold as well."""
     slots: Slots
-    """Slots of the units that it alone holds."""
+    """Slots of the units that no other request holds."""
 
     @property
     def num_tokens(self) -> int:
-        """Written tokens in the units that it alone holds."""
+        """Number of written tokens in the units that no other request holds."""
         return int(self.slots[SlotState.TOKEN])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OwnerGroup:
-    """One request, or requests that share units, largest first: one shape in the picture."""
+    """A request that shares no unit, or requests that share units; one shape in the picture."""
 
     owners: tuple[Owner, ...]
+    """The requests, the one with the most tokens of its own first."""
     num_shared: int
-    """Units with several holders; each is counted once."""
+    """Number of units with several holders; each is counted once."""
     shared: Slots
     """Slots of the shared units."""
 
     @property
     def size(self) -> int:
-        """Slots of all its units; each unit is counted once."""
+        """Number of slots of the group; each unit is counted once."""
         return int(self.shared.sum() + sum(owner.slots.sum() for owner in self.owners))
 
     @property
     def num_tokens(self) -> int:
-        """Written tokens in all its units; each unit is counted once."""
+        """Number of written tokens of the group; each unit is counted once."""
         return int(self.shared[SlotState.TOKEN]) + sum(owner.num_tokens for owner in self.owners)
 
 
 def holdings(session: Session) -> list[OwnerGroup]:
-    """Return what is held at the current frame, the one with most tokens first."""
+    """Return the groups that hold memory at the current frame, the group with the most tokens first."""
     tables: dict[int, Units] = {
         int(request): np.unique(session.replay.block_table(int(request))[1]) - session.replay.first_unit
         for request in session.replay.live_requests()
     }
     groups = _sharing(session, tables)
-    found = [_holding(session, {request: tables[request] for request in group}) for group in groups]
-    return sorted((one for one in found if one.owners), key=lambda one: (-one.num_tokens, -one.size))
+    found = [_owner_group(session, {request: tables[request] for request in group}) for group in groups]
+    return sorted((group for group in found if group.owners), key=lambda group: (-group.num_tokens, -group.size))
 
 
 def _sharing(session: Session, tables: dict[int, Units]) -> list[list[int]]:
-    """Return the requests in groups: two are in one group if they hold a unit together."""
+    """Return the requests in groups: requests that share a unit, directly or through others, are in one group."""
     refs = session.replay.refs
     group_of: dict[int, int] = {}
-    """The first unit of a group, by shared unit."""
+    """Key of the group of each shared unit."""
     members: dict[int, list[int]] = {}
+    """Requests of each group. The key is a shared unit of the group, or a negative number for a request alone."""
     for request, units in tables.items():
         shared = units[refs[units] > 1].tolist()
-        met = {group_of[unit] for unit in shared if unit in group_of}
-        into = min(met) if met else shared[0] if shared else -1 - request
-        for other in met - {into}:
-            members[into] += members.pop(other)
-            group_of.update((unit, into) for unit, group in group_of.items() if group == other)
-        group_of.update((unit, into) for unit in shared)
-        members.setdefault(into, []).append(request)
+        joined = {group_of[unit] for unit in shared if unit in group_of}
+        key = min(joined) if joined else shared[0] if shared else -1 - request
+        for other in joined - {key}:  # this request connects groups that were separate so far
+            members[key] += members.pop(other)
+            group_of.update((unit, key) for unit, group in group_of.items() if group == other)
+        group_of.update((unit, key) for unit in shared)
+        members.setdefault(key, []).append(request)
     return list(members.values())
 
 
-def _holding(session: Session, tables: dict[int, Units]) -> OwnerGroup:
+def _owner_group(session: Session, tables: dict[int, Units]) -> OwnerGroup:
+    """Return the group of the requests in `tables`, which has the units of each request."""
     refs = session.replay.refs
     owners = [
         Owner(
@@ -99,9 +102,9 @@ def _holding(session: Session, tables: dict[int, Units]) -> OwnerGroup:
         for request, units in tables.items()
         if len(units)
     ]
-    together = np.unique(np.concatenate([units[refs[units] > 1] for units in tables.values()]))
+    shared = np.unique(np.concatenate([units[refs[units] > 1] for units in tables.values()]))
     return OwnerGroup(
         owners=tuple(sorted(owners, key=lambda owner: -owner.num_tokens)),
-        num_shared=len(together),
-        shared=session.replay.slots(together).sum(axis=0) if len(together) else np.zeros(len(SlotState), np.int64),
+        num_shared=len(shared),
+        shared=session.replay.slots(shared).sum(axis=0) if len(shared) else np.zeros(len(SlotState), np.int64),
     )

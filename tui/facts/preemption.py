@@ -1,4 +1,4 @@
-"""Cause and cost of a preemption."""
+"""Facts about a preemption: its cause, what the request lost, and which requests took the memory."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Preemption:
 
     frame: int
     num_units: int
-    """Units that the victim held."""
+    """Number of units that the preempted request held."""
     num_tokens: int
-    """Tokens that must be recomputed for the victim."""
+    """Number of tokens that must be recomputed for it."""
     takers: tuple[str, ...]
     """Ids of the requests that allocated memory in that step."""
 
@@ -53,12 +53,12 @@ def preemption_at(session: Session, request: int, frame: int) -> Preemption:
 
 
 def lack(session: Session) -> str:
-    """Return the reason for a preemption: no free block, or no run of free slots that is long enough."""
+    """Return the reason for preemptions: no free block, or no free slots after a request that must grow."""
     return "short of blocks" if session.replay.unit_tokens > 1 else "no room to grow"
 
 
 def preemption_lines(session: Session, request: int) -> list[tuple[str, str]]:
-    """Return the cause and the cost of a request's last preemption, as labels and values."""
+    """Return the cause and the cost of a request's last preemption as labels and values; empty without one."""
     found = last_preemption(session, request)
     if found is None:
         return []

@@ -1,4 +1,4 @@
-"""Text about a request: lines of label and value, without layout."""
+"""Facts about one request at the current frame, as labels and values for the inspector."""
 
 from __future__ import annotations
 
@@ -28,19 +28,20 @@ class RequestFacts:
     """Whether the request holds memory now."""
     prompt_tokens: int
     generated_tokens: int
-    """Output tokens so far; a preemption does not reduce them."""
+    """Number of output tokens so far; a preemption does not reduce it."""
     output_tokens: int
-    """Output tokens of the whole recording."""
+    """Number of output tokens of the request in the whole recording."""
     computed: int
-    """Slots of its table that have been written."""
+    """Number of slots of the block table that have been written."""
     full: int
-    """Slots that the request will have written in the end."""
+    """Number of slots that the request will have written when it ends."""
     pad: int
+    """Number of padding slots before the prompt."""
     num_units: int
     preemptions: int
-    """Preemptions so far."""
+    """Number of preemptions so far."""
     slots: tuple[int, ...]
-    """Slots of its units by state, in the order of `SlotState`."""
+    """Number of slots of the request's units in each state, in the order of `SlotState`."""
 
 
 def request_facts(session: Session, request: int) -> RequestFacts:
@@ -76,23 +77,24 @@ def _computes_again(session: Session, request: int) -> bool:
 
 
 def _preemptions(session: Session, request: int) -> int:
-    """Count the preemptions of `request` so far: releases of its memory before its end."""
-    in_all = int(session.recording.requests.preemptions[request])
-    lost = sum(end <= session.replay.frame for _, end in session.residencies(request))
-    return min(lost + _preemptions_before(session, request, in_all), in_all)
+    """Count the preemptions of `request` so far: the releases of its memory, except for the one at its end."""
+    total = int(session.recording.requests.preemptions[request])
+    num_releases = sum(end <= session.replay.frame for _, end in session.residencies(request))
+    return min(num_releases + _preemptions_before(session, request, total), total)
 
 
-def _preemptions_before(session: Session, request: int, in_all: int) -> int:
-    """Count the preemptions among `in_all` that happened before the session's first frame."""
+def _preemptions_before(session: Session, request: int, total: int) -> int:
+    """Return how many of the `total` preemptions happened before the session's first frame."""
     if not session.before.num_summary_frames:
         return 0
     replay, held = session.replay, session.replay.ledger.tables.residencies
-    gave_back = (held.request == request) & (held.death_seq <= replay.frame_seq[-1])
+    is_release = (held.request == request) & (held.death_seq <= replay.frame_seq[-1])
     has_ended = session.recording.requests.status[request] != RequestStatus.UNFINISHED
-    return max(in_all - int(gave_back.sum()) + int(has_ended), 0)
+    return max(total - int(is_release.sum()) + int(has_ended), 0)
 
 
 def _state(session: Session, request: int, holds: bool, computed: int) -> str:
+    """Return the state of a request in words; `computed` is the number of its written slots."""
     replay, requests = session.replay, session.recording.requests
     if holds:
         return _doing(session, request, computed)
@@ -106,7 +108,7 @@ def _state(session: Session, request: int, holds: bool, computed: int) -> str:
 
 
 def _doing(session: Session, request: int, computed: int) -> str:
-    """Describe the work of a request that holds memory."""
+    """Return the state of a request that holds memory."""
     replay = session.replay
     if computed > replay.full[request]:
         return "complete, row is held"
@@ -119,12 +121,13 @@ def _doing(session: Session, request: int, computed: int) -> str:
 
 
 def comes_from_host(session: Session, request: int) -> bool:
-    """Tell whether blocks of `request` are loading from host memory; it waits until they arrive."""
+    """Tell whether `request` waits until blocks of its own have been loaded from host memory."""
     copies, frame = session.recording.copies, session.replay.frame
     if copies is None:
         return False
-    mine = (copies.request == request) & (copies.kind == CopyKind.LOAD) & (copies.begun_step <= frame)
-    return bool((mine & ((copies.reported_step < 0) | (copies.reported_step >= frame))).any())
+    has_begun = (copies.request == request) & (copies.kind == CopyKind.LOAD) & (copies.begun_step <= frame)
+    has_ended = (copies.reported_step >= 0) & (copies.reported_step < frame)
+    return bool((has_begun & ~has_ended).any())
 
 
 def place_in_row(session: Session, request: int) -> str:
@@ -139,7 +142,7 @@ def place_in_row(session: Session, request: int) -> str:
 
 
 def request_lines(session: Session, request: int, facts: RequestFacts) -> list[tuple[str, str]]:
-    """Return a request as labels and values."""
+    """Return the facts about a request as labels and values."""
     requests, resolution_s = session.recording.requests, session.player.duration_s / 10_000
     limit = int(requests.max_tokens[request])
     at_most = f", at most {limit:,}" if limit > facts.output_tokens else ""
@@ -171,20 +174,23 @@ def request_lines(session: Session, request: int, facts: RequestFacts) -> list[t
 
 
 def _end_label(session: Session, request: int, facts: RequestFacts) -> str:
-    """Name the end of a request: a complete one in a batch is let go with the batch."""
+    """Return the label for the end of a request; the row of a complete request is released with its batch."""
     if session.recording.requests.finished_s[request] <= session.player.clock_s:
         return "finished"
     return "is let go" if facts.holds and facts.computed > facts.full else "will finish"
 
 
 def _adapter(session: Session, request: int) -> list[tuple[str, str]]:
-    """Return the adapter that a request names; empty if no request names one."""
+    """Return the LoRA adapter of a request as label and value; empty if no request uses an adapter."""
     adapter = session.recording.requests.adapter
     return [] if adapter is None else [("adapter", f"number {adapter[request]}" if adapter[request] else "none")]
 
 
 def _drafts(session: Session, request: int, facts: RequestFacts) -> list[tuple[str, str]]:
-    """Return the slots of a request behind its known tokens: outputs and drafts under way, and lookahead."""
+    """Return the slots after a request's known tokens as label and value: slots under way, and lookahead slots.
+
+    The result is empty without speculative decoding.
+    """
     if not session.recording.has_drafts:
         return []
     replay = session.replay
@@ -196,19 +202,20 @@ def _drafts(session: Session, request: int, facts: RequestFacts) -> list[tuple[s
 
 
 def _padding(facts: RequestFacts) -> list[tuple[str, str]]:
-    """Return the padding slots of a request's row as label and value; empty if there are none."""
-    behind = max(facts.computed - facts.full, 0)
-    texts = [f"{number:,} {where}" for number, where in ((facts.pad, "before"), (behind, "after")) if number]
+    """Return the padding slots of a request's row as label and value; empty if the row has none."""
+    after = max(facts.computed - facts.full, 0)
+    texts = [f"{number:,} {where}" for number, where in ((facts.pad, "before"), (after, "after")) if number]
     return [("padding", ", ".join(texts))] if texts else []
 
 
-def _times(so_far: int, in_all: int) -> str:
-    return f"{so_far:,} so far, {in_all:,} in all" if so_far < in_all else plural(so_far, "time")
+def _times(so_far: int, total: int) -> str:
+    return f"{so_far:,} so far, {total:,} in all" if so_far < total else plural(so_far, "time")
 
 
 def _wasted(session: Session, facts: RequestFacts) -> str:
-    """Return the wasted slots of a request's units, and their share; bytes if units are shared by several kinds of
-    layers.
+    """Return the number of wasted slots in a request's units, and their share.
+
+    If several kinds of layers share the pool, a slot is one byte.
     """
     wasted = sum(
         facts.slots[state] for state in (SlotState.INTERNAL, SlotState.PADDING, SlotState.EXPIRED, SlotState.EXTERNAL)

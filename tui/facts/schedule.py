@@ -1,4 +1,4 @@
-"""Schedule of a run: when each request waits, runs or is idle in its batch."""
+"""Schedule of a run, for the drawings of lessons: when each request waits, runs, or is idle in its batch."""
 
 from __future__ import annotations
 
@@ -26,14 +26,15 @@ class Doing(IntEnum):
 
 
 def schedule(session: Session, width: int, end_s: float) -> npt.NDArray[np.uint8]:
-    """Return a `Doing` for each request of a run, in order of arrival, and for each of `width` equal parts of the time
-    from 0 to `end_s` seconds: shape (requests, width).
+    """Return the `Doing` of each request in each of `width` equal parts of the time from 0 to `end_s` seconds.
+
+    The shape is (requests, width), with requests in order of arrival.
     """
     requests = session.recording.requests
     middles_s = (np.arange(width) + 0.5) / width * end_s
     idle = session.events.of_kinds((EventKind.IDLE,))
     lines = np.full((len(requests), width), Doing.NOTHING, np.uint8)
-    for request, doing in enumerate(lines):
+    for request, doing in enumerate(lines):  # `doing` is a view of a line: later assignments override earlier ones
         stays = [session.times_s[list(stay)] for stay in session.residencies(request)]
         gone_s = max((end for _, end in stays), default=np.inf)
         doing[(middles_s >= requests.arrival_s[request]) & (middles_s < gone_s)] = Doing.WAITING

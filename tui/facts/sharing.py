@@ -1,4 +1,4 @@
-"""Shared units of a request, and the other holders."""
+"""Facts about sharing for the inspector: the shared units of a request, and the other requests that hold them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ if TYPE_CHECKING:
 
 
 def share_lines(session: Session, request: int) -> list[tuple[str, str]]:
-    """Return the number of shared units of `request` and the other holders, as labels and values; empty if none is
-    shared.
+    """Return the number of shared units of `request`, and their other holders, as labels and values.
+
+    The result is empty if the request shares no unit.
     """
     replay, tables = session.replay, session.replay.ledger.tables
     _, addresses = replay.block_table(request)

@@ -1,4 +1,4 @@
-"""Bytes and duration of one step, launched from a captured graph or kernel by kernel."""
+"""Bytes that one decode step reads, and its duration with a captured CUDA graph or with kernels launched one by one."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class StepCost:
 
     num_sequences: int = 0
     context_tokens: int = 0
-    """Tokens whose keys and values the step reads."""
+    """Number of tokens whose keys and values the step reads."""
     weight_bytes: float = 0.0
-    """Bytes of weights that the step reads, for any number of sequences."""
+    """Bytes of weights that the step reads; independent of the number of sequences."""
     kv_bytes: int = 0
     """Bytes of keys and values that the step reads."""
     weights_s: float = 0.0
@@ -30,17 +30,17 @@ class StepCost:
     kv_s: float = 0.0
     """Seconds to read the keys and values."""
     reading_s: float = 0.0
-    """Seconds to read both at the measured memory bandwidth."""
+    """Seconds to read weights, keys and values."""
     gpu_s: float = 0.0
-    """Seconds on the GPU alone."""
+    """Seconds that the GPU is busy."""
     captured: StepTime = NO_TIME
-    """Times of the step launched at once from a captured graph."""
+    """Times of the step if it is launched as a captured graph."""
     eager: StepTime = NO_TIME
-    """Times of the step with every kernel launched by the host."""
+    """Times of the step if the host launches every kernel."""
 
     @classmethod
     def of(cls, session: Session, model: Model, machine: Roofline) -> StepCost:
-        """Return the cost of the step at the session's frame with vLLM on `machine`; all zero if no request runs."""
+        """Return the cost of a step at the session's frame with vLLM on `machine`; all 0 if no request runs."""
         live = session.replay.live_requests()
         num_sequences, context_tokens = len(live), int(session.replay.computed(live).sum())
         if not num_sequences:

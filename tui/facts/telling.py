@@ -1,4 +1,4 @@
-"""Story of a run: its most telling moment, and a headline computed from it."""
+"""Story of a run: the moment at which playback begins, and a headline about the whole run or comparison."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ if TYPE_CHECKING:
     from ..playback.session import Session
 
 _NOTICED = 1.05
-"""Least factor between two durations that is said."""
+"""Least ratio of two durations that is reported as a number."""
 _NEAR: Final = 1.1
-"""Factor from which one decimal is enough."""
+"""Ratio below which two decimals are printed instead of one."""
 _NONE_LEFT: Final = 1.05
-"""Ratio of speeds below which the remaining gap counts as none."""
+"""Ratio of speeds below which two runs count as equally fast."""
 _FULL: Final = 0.01
 """Share of the pool below which free memory counts as none."""
 _SOME_WAIT: Final = 0.5
 """Average number of waiting requests from which the story mentions them."""
 _TELLING: Final = 0.05
-"""Share of the pool from which waste is the story."""
+"""Share of the pool above which waste is the story."""
 
 
 def story_of(session: Session) -> Story:
-    """Return the story of a complete run."""
+    """Return the story of a complete run: about preemptions, or else waste, or refusals, or the busiest moment."""
     steps = session.recording.steps
     waiting = session.counts("waiting")
     preempted = np.flatnonzero(steps.preempted > 0)
@@ -54,8 +54,8 @@ def story_of(session: Session) -> Story:
         if wasted[worst] > _TELLING * session.capacity:
             state = SlotState.PADDING if session.recording.meta.policy_name == "static" else SlotState.INTERNAL
             share = percent(_mean_of(session, session.slots[:-1, state]), session.capacity)
-            wasted_in_all = f"{share} of the pool is {STATE_NAMES[state]} on average"
-            return _whole_run(worst, (wasted_in_all, *_waiting(session)))
+            average_waste = f"{share} of the pool is {STATE_NAMES[state]} on average"
+            return _whole_run(worst, (average_waste, *_waiting(session)))
     refused = session.events.of_kinds((EventKind.REFUSED,))
     if len(refused):
         return _whole_run(int(refused.frame[0]), (f"{len(refused):,} refused", *parts, *_waiting(session)))
@@ -69,13 +69,14 @@ def story_of(session: Session) -> Story:
 
 
 def _whole_run(frame: int, parts: tuple[str, ...]) -> Story:
-    """Return a story of the whole run that begins to play at `frame`."""
+    """Return a story about the whole run; playback begins at `frame`."""
     return Story(frame=frame, parts=(f"whole run: {parts[0]}", *parts[1:]))
 
 
 def story_of_comparison(comparison: ComparedRuns) -> Story:
-    """Return the story of a comparison: how much faster the fastest run is than each rival, the closest one first, what
-    of each factor is memory, and the average batch.
+    """Return the story of a comparison: how much faster the fastest run is than each other run, and average batches.
+
+    The run closest to the fastest comes first. Each factor states how much of it is due to memory, if that is known.
     """
     *rivals, fast = comparison.lanes
     rivals.reverse()
@@ -99,7 +100,7 @@ def story_of_comparison(comparison: ComparedRuns) -> Story:
 
 
 def gap_words(comparison: ComparedRuns, number: int) -> str:
-    """Return the duration of a run, how many times that of the fastest it is, and what part of that is memory."""
+    """Return the duration of the lane `number`, its ratio to the shortest duration, and the part due to memory."""
     duration_s, place = comparison.lanes[number].session.player.duration_s, len(comparison.lanes) - number
     fast = comparison.lanes[-1]
     words = duration(duration_s)
@@ -110,14 +111,15 @@ def gap_words(comparison: ComparedRuns, number: int) -> str:
 
 
 def _factor_words(comparison: ComparedRuns, place: int) -> str:
-    """Return how much longer the run at `place` from the end takes than the fastest."""
+    """Return a comparison in words: how much faster the fastest run is than the run at `place` from the end."""
     gap = _gap(comparison, place)
     return f"{gap:,.1f} times as fast as" if gap >= _NOTICED else "hardly faster than"
 
 
 def _factor(comparison: ComparedRuns, place: int, *, says_none: bool) -> str:
-    """Return how much longer the run at `place` from the end takes, and what part of that is memory, as short as can
-    be; that none is, if `says_none`.
+    """Return a short form: how much longer the run at `place` from the end takes, and the part due to memory.
+
+    With `says_none`, the text also reports that no part is due to memory.
     """
     by_memory, gap = _by_memory(comparison, place), _gap(comparison, place)
     share = ""
@@ -133,14 +135,12 @@ def _times(factor: float) -> str:
 
 
 def _gap(comparison: ComparedRuns, place: int) -> float:
-    """Return the duration of the run at `place` from the end, divided by that of the fastest."""
+    """Return the duration of the run at `place` from the end, divided by the duration of the fastest run."""
     return comparison.lanes[-place].session.player.duration_s / comparison.lanes[-1].session.player.duration_s
 
 
 def _because_of_memory(comparison: ComparedRuns, place: int) -> str:
-    """Return the part of the gap between the last run and the one at `place` from the end that ample memory would
-    close; empty if it is unknown.
-    """
+    """Return a remark about how much of `_gap` is due to memory; empty if unknown."""
     by_memory = _by_memory(comparison, place)
     if by_memory is None:
         return ""
@@ -150,7 +150,10 @@ def _because_of_memory(comparison: ComparedRuns, place: int) -> str:
 
 
 def _by_memory(comparison: ComparedRuns, place: int) -> float | None:
-    """Return the factor of that gap that ample memory would close: all of it if hardly any is left; None if unknown."""
+    """Return the factor of `_gap` that would vanish if both runs had ample memory; None if unknown.
+
+    The whole gap counts as due to memory if both runs are about equally fast with ample memory.
+    """
     slow, fast = comparison.lanes[-place].session, comparison.lanes[-1].session
     gap = _gap(comparison, place)
     if not comparison.ample_tokens_per_s or slow.served[-1] != fast.served[-1] or gap < _NOTICED:
@@ -162,7 +165,7 @@ def _by_memory(comparison: ComparedRuns, place: int) -> float | None:
 
 
 def _when_full(session: Session) -> list[str]:
-    """Return the time span in which the pool has almost no free memory."""
+    """Return the time span in which the pool has almost no free memory; empty if there is none."""
     steps = session.recording.steps
     full = np.flatnonzero(steps.free_units <= max(_FULL * session.replay.num_units, 1))
     if not len(full):
@@ -176,13 +179,13 @@ def _when_full(session: Session) -> list[str]:
 
 
 def _waiting(session: Session) -> list[str]:
-    """Return the average number of waiting requests over time."""
+    """Return the average number of waiting requests over time; empty if hardly any request waits."""
     mean = _mean_of(session, session.recording.steps.waiting)
     return [f"{mean:,.0f} wait on average"] if mean >= _SOME_WAIT else []
 
 
 def _held_back_by(session: Session) -> list[str]:
-    """Return the scheduler limit that keeps most requests waiting; empty if none does."""
+    """Return the scheduler limit that keeps most requests waiting; empty if hardly any request waits for a limit."""
     meta, steps = session.recording.meta, session.recording.steps
     limits = Limits.of(meta.policy, meta.engine)
     if limits is None:
@@ -199,14 +202,14 @@ def _held_back_by(session: Session) -> list[str]:
 
 
 def _mean_of(session: Session, values: npt.NDArray[np.integer]) -> float:
-    """Return the mean over time of a value for each step."""
+    """Return the mean over time of `values`, one per step."""
     spans_s = np.diff(session.times_s)
     total_s = float(spans_s.sum())
     return float((values * spans_s).sum()) / total_s if total_s else 0.0
 
 
 def judged(session: Session, story: Story) -> Story:
-    """Return `story` with the verdict on the run and what to do in place of its first part."""
+    """Return `story` with its first part replaced by the verdict on the run and a remedy."""
     if session.rows is not None or not session.added_up:
         return story
     judgement = judgement_of(session)
@@ -214,7 +217,10 @@ def judged(session: Session, story: Story) -> Story:
 
 
 def begin_story(session: Session, *, playing: bool) -> Story:
-    """Seek the most telling moment, or play from before it; follow its preempted request, or else the newest."""
+    """Return the story of a run, and move the session to its moment, or to shortly before if the run is `playing`.
+
+    The session follows the request that is preempted at that moment, or else the newest.
+    """
     story, player = judged(session, story_of(session)), session.player
     player.go_to_frame(story.frame)
     session.show()

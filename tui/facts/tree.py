@@ -1,4 +1,4 @@
-"""Text about the run of a radix tree that a slot is in: its length, who locks it, whether it can be evicted, age."""
+"""Facts about a slot's run in SGLang's radix tree: its length, how many requests lock it, when it can be evicted."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 def tree_lines(session: Session, unit: int) -> list[tuple[str, str]]:
-    """Return the run of a unit as labels and values; nothing where no tree is kept, or the unit is free.
+    """Return the facts about a unit's run as labels and values; empty without a tree, or if the unit is free.
 
-    A run is what was found or left together: neighbours in one table that as many requests hold.
+    A run consists of neighbouring entries of one block table that are cached, or that the same number of requests hold.
     """
     replay, meta = session.replay, session.recording.meta
     if meta.policy_name != "radix" or not meta.prefix_caching:
@@ -28,13 +28,14 @@ def tree_lines(session: Session, unit: int) -> list[tuple[str, str]]:
         return []
     frame = session.player.frame
     last = max((stay for stay in session.stays(unit) if stay.begin_frame <= frame), key=lambda stay: stay.end_frame)
-    whose = last.request if is_cached else owner
+    # A cached unit has no holder now: look at the table of its last holder, one frame before the release.
+    holder = last.request if is_cached else owner
     at = last.end_frame - 1 if is_cached else frame
-    runs = replay.ledger.tables.at(replay.ledger.tables.held(whose, int(replay.frame_seq[at])))
+    runs = replay.ledger.tables.at(replay.ledger.tables.held(holder, int(replay.frame_seq[at])))
     units, places = runs.address.astype(np.int64) - replay.first_unit, runs.position.astype(np.int64)
     alike = replay.cached[units] if is_cached else replay.refs[units] == replay.refs[unit]
     if not is_cached:
-        in_tree = places < in_tree_units(session, whose)
+        in_tree = places < in_tree_units(session, holder)
         if not in_tree[units == unit].any():
             return [("in the tree", "not yet: an answer goes there when it ends")]
         alike = alike & in_tree
@@ -57,7 +58,7 @@ def in_tree_units(session: Session, request: int) -> int:
 
 
 def _stretch(alike: npt.NDArray[np.bool_], place: int) -> tuple[int, int]:
-    """Return the first and the last plus one of the neighbours of `place` that are all alike."""
+    """Return the longest range [begin, end) around `place` in which all values of `alike` are true."""
     other = np.flatnonzero(~alike)
     nth = int(np.searchsorted(other, place))
     begin = int(other[nth - 1]) + 1 if nth else 0

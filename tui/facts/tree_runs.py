@@ -1,8 +1,8 @@
-"""The whole radix tree at a moment: runs of slots, who holds them, what can be evicted, what a retraction wiped.
+"""The whole radix tree of SGLang's cache at the current frame: runs of slots, their holders, and what can be evicted.
 
-A recording says which slots each request lists, not which nodes there are. As long as a slot is in the tree, one slot
-comes before it. So the tree follows from the tables: a run ends where paths part, where other requests hold what
-follows, or where a prompt ends.
+A recording states the slots of each request's table, not the nodes of the tree. But a slot in the tree has exactly one
+predecessor, so the tree follows from the tables. A run ends where two paths separate, where the next slot has other
+holders, or where a prompt ends.
 """
 
 from __future__ import annotations
@@ -27,61 +27,63 @@ _NONE = -1
 
 @dataclass(slots=True)
 class TreeRun:
-    """Neighbouring slots of the tree with the same holders."""
+    """Consecutive slots of one path with the same holders."""
 
     begin: int
-    """Units of the path before the run."""
+    """Number of units on the path before the run."""
     num_units: int
     num_holders: int
     used_frame: int
     """Frame of the last use."""
     depth: int
+    """Number of runs on the path before this run."""
     last_request: int
-    """Row of the request that used it last."""
+    """Row of the request that used the run last."""
     holders: list[int] = field(default_factory=list)
-    """Rows of the requests that hold it."""
+    """Rows of the requests that hold the run."""
     children: list[TreeRun] = field(default_factory=list)
     num_below: int = 0
-    """Units of the run and of all below it."""
+    """Number of units of the run and of all runs below it."""
 
     @property
     def is_evictable(self) -> bool:
-        """Whether it can be evicted now: no request holds it, and nothing is below it."""
+        """Whether the run can be evicted now: no request holds it, and no run is below it."""
         return self.num_holders == 0 and not self.children
 
 
 @dataclass(frozen=True, slots=True)
 class Wiped:
-    """The units that the last retraction gave up."""
+    """The units that were lost by the last retraction, which is SGLang's word for a preemption."""
 
     frame: int
     request: int
+    """Row of the retracted request."""
     num_own: int
-    """Units of the request that were in no tree."""
+    """Number of units of the request that were not in the tree."""
     num_evicted: int
-    """Units of the tree that were evicted in that step."""
+    """Number of units of the tree that were evicted in the same step."""
 
 
 @dataclass(frozen=True, slots=True)
 class RadixTree:
-    """All runs at one moment, a parent before its children, the largest branch first."""
+    """All runs at one frame: a parent is before its children, and the largest branch comes first."""
 
     runs: tuple[TreeRun, ...]
     wiped: Wiped | None
 
     @property
     def num_units(self) -> int:
-        """Units in the tree."""
+        """Number of units in the tree."""
         return sum(run.num_units for run in self.runs)
 
     @property
     def leaves(self) -> list[TreeRun]:
-        """Runs that can be evicted now, the one that was used longest ago first."""
+        """Runs that can be evicted now, the least recently used first."""
         return sorted((run for run in self.runs if run.is_evictable), key=lambda run: run.used_frame)
 
     @property
     def num_locked(self) -> int:
-        """Units that requests hold."""
+        """Number of units that requests hold."""
         return sum(run.num_units for run in self.runs if run.num_holders)
 
 
@@ -91,7 +93,7 @@ def has_tree(session: Session) -> bool:
 
 
 def ago(session: Session, frame: int) -> str:
-    """Return the time since `frame` as text."""
+    """Return the time between `frame` and the current frame as text."""
     age_s = float(session.times_s[session.player.frame]) - float(session.times_s[frame])
     return f"{seconds(max(age_s, 0.0), session.player.duration_s / 1000)} ago"
 
@@ -99,9 +101,8 @@ def ago(session: Session, frame: int) -> str:
 def tree_at(session: Session) -> RadixTree:
     """Return the tree at the current frame."""
     units = _Units(session)
-    top = _runs(session, units)
     ordered: list[TreeRun] = []
-    pending = [*reversed(top)]
+    pending = [*reversed(_runs(session, units))]
     while pending:
         run = pending.pop()
         ordered.append(run)
@@ -110,7 +111,7 @@ def tree_at(session: Session) -> RadixTree:
 
 
 class _Units:
-    """The path, the last use and the last holder of each unit, by the rows of a recording up to a frame."""
+    """Predecessor, place on the path, last use and last holder of each unit, from the recording up to the frame."""
 
     def __init__(self, session: Session) -> None:
         replay, memory = session.replay, session.recording.memory
@@ -124,19 +125,20 @@ class _Units:
             *(column[:end].tolist() for column in columns), strict=True
         ):
             if kind in (MemoryKind.APPEND, MemoryKind.SHARE):
-                self._list(seq, request, position, address - replay.first_unit, length)
+                self._enter(seq, request, position, address - replay.first_unit, length)
             elif kind == MemoryKind.RELEASE and address == WHOLE_TABLE:
                 for unit in self.tables.pop(request, ()):
                     self._used_seq[unit] = seq
         self.before, self.place = np.array(self._before, np.int64), np.array(self._place, np.int64)
-        """The unit before each one on its path, and its place there."""
+        """Predecessor of each unit on its path (-1 for the first unit), and index of the unit on the path."""
         self.used_seq, self.last = np.array(self._used_seq, np.int64), np.array(self._last, np.int64)
-        """The last use of each unit, and the request that listed it last."""
+        """Sequence number of the last use of each unit, and row of the request whose table it entered last."""
 
-    def _list(self, seq: int, request: int, position: int, first: int, length: int) -> None:
+    def _enter(self, seq: int, request: int, position: int, first: int, length: int) -> None:
+        """Enter `length` units from `first` on into the table of `request`, from `position` on."""
         table, end = self.tables.setdefault(request, []), first + length
         table[position : position + length] = range(first, end)
-        if position + length < len(table):  # those behind came before a copy in the tree took this place
+        if position + length < len(table):  # a copy in the tree replaces units of the table; later units follow it now
             self._before[table[position + length]] = end - 1
         self._before[first:end] = range(first - 1, end - 1)
         self._before[first] = table[position - 1] if position else _NONE
@@ -145,7 +147,7 @@ class _Units:
 
 
 def _runs(session: Session, units: _Units) -> list[TreeRun]:
-    """Return the runs that begin at the root; the others are below them."""
+    """Return the runs that begin at the root, with all other runs as their descendants."""
     replay, frame = session.replay, session.player.frame
     paths = {row: table[: in_tree_units(session, row)] for row, table in units.tables.items()}
     num_holders = np.zeros(replay.num_units, np.int64)
@@ -157,7 +159,7 @@ def _runs(session: Session, units: _Units) -> list[TreeRun]:
     before[units.before == _NONE] = _NONE
     num_children = np.bincount(before[inside][before[inside] != _NONE], minlength=replay.num_units)
     prompt_units = session.recording.requests.prompt_tokens[units.last] // replay.unit_tokens
-    begins = before == _NONE
+    begins = before == _NONE  # units with which a run begins
     begins |= (num_children[before] > 1) | (num_holders != num_holders[before]) | (units.place == prompt_units)
     run_of: dict[int, TreeRun] = {}
     top: list[TreeRun] = []
@@ -183,9 +185,9 @@ def _runs(session: Session, units: _Units) -> list[TreeRun]:
 
 
 def _add_up(top: list[TreeRun]) -> None:
-    """Count the units below each run, and put the largest branch first."""
+    """Count the units below each run, and sort the largest branch first."""
     ordered = [*top]
-    for run in ordered:
+    for run in ordered:  # the list grows during the iteration, until it contains all descendants
         ordered += run.children
     for run in reversed(ordered):
         run.num_below = run.num_units + sum(child.num_below for child in run.children)
@@ -194,7 +196,7 @@ def _add_up(top: list[TreeRun]) -> None:
 
 
 def _last_wiped(session: Session) -> Wiped | None:
-    """Return what the last retraction up to the current frame gave up."""
+    """Return the units that were lost by the last retraction up to the current frame; None without one."""
     events = session.events.of_kinds((EventKind.PREEMPTED,))
     happened = np.flatnonzero(events.frame <= session.player.frame)
     if not len(happened):

@@ -1,4 +1,4 @@
-"""Text about a unit of the pool: lines of label and value, without layout."""
+"""Facts about one unit of the pool (a block or slot), as labels and values for the inspector."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def unit_lines(session: Session, unit: int) -> list[tuple[str, str]]:
-    """Return a unit of the pool as labels and values."""
+    """Return the facts about a unit at the current frame as labels and values."""
     replay = session.replay
     owner, refs = int(replay.owner[unit]), int(replay.refs[unit])
     slots = replay.slots(np.array([unit]))[0]
@@ -37,12 +37,12 @@ def unit_lines(session: Session, unit: int) -> list[tuple[str, str]]:
     group = replay.groups[number]
     holders = session.request_name(owner) + (f" and {refs - 1:,} more" if refs > 1 else "")
     begin = int(replay.position[unit]) * group.block_size - int(replay.pad[owner])
-    what = _place_in_text(session, owner, begin, group.block_size)
+    tokens = _place_in_text(session, owner, begin, group.block_size)
     if len(replay.groups) == 1:
-        return [*lines, ("held by", holders), what]
+        return [*lines, ("held by", holders), tokens]
     if group.state_slots:
-        what = ("state after", what[1])
-    return [*lines, ("held by", holders), ("layers", group_words(group)), ("KV group", f"{number}"), what]
+        tokens = ("state after", tokens[1])
+    return [*lines, ("held by", holders), ("layers", group_words(group)), ("KV group", f"{number}"), tokens]
 
 
 def _counted(state: SlotState, number: int) -> str:
@@ -50,7 +50,7 @@ def _counted(state: SlotState, number: int) -> str:
 
 
 def _place_in_text(session: Session, request: int, begin: int, length: int) -> tuple[str, str]:
-    """Return the tokens of a prompt or answer in a unit, counted from 1, as label and value."""
+    """Return the tokens of the prompt or answer that a unit holds, counted from 1, as label and value."""
     prompt, end = int(session.recording.requests.prompt_tokens[request]), begin + length
     if end <= 0:
         return "its row", "before the prompt"
@@ -64,10 +64,7 @@ def unit_heading(session: Session, unit: int) -> str:
 
 
 def unit_story(session: Session, unit: int, num_stays: int) -> list[tuple[str, str]]:
-    """Return the history of a unit as labels and values: its holders, its prefix hash, its former holders.
-
-    The last `num_stays` former holders are named.
-    """
+    """Return the history of a unit as labels and values: holders, prefix hash, last `num_stays` former holders."""
     replay, frame = session.replay, session.player.frame
     past = [stay for stay in session.stays(unit) if stay.begin_frame <= frame]
     lines = []

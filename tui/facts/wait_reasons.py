@@ -1,4 +1,4 @@
-"""Reason why the head of the queue waits: the batch, the tokens of a step, or memory."""
+"""Reason why the request at the head of the queue waits: a full batch, a full step, or too little free memory."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ if TYPE_CHECKING:
 
 
 def wait_reason(session: Session) -> tuple[str, ...]:
-    """Return the reason why the head of the queue waits now, in long and in short words; empty if no request waits or
-    the reason is unknown.
+    """Return the reason why the head of the queue waits now: a long text, then shorter ones for narrow panels.
 
-    No reason is known after the last step: nothing is scheduled.
+    The result is empty if no request waits, or if the reason is unknown, as it is after the last step.
     """
     meta, steps, step = session.recording.meta, session.recording.steps, session.replay.frame
     if step >= len(steps) or not steps.waiting[step]:
@@ -41,7 +40,7 @@ def wait_reason(session: Session) -> tuple[str, ...]:
 
 
 def _short_of_adapters(session: Session) -> tuple[str, ...]:
-    """Return that the head of the queue waits for a slot of its adapter; empty if it does not."""
+    """Return the reason if the head of the queue waits for a slot of its LoRA adapter; otherwise empty."""
     adapter, slots = session.recording.requests.adapter, session.recording.meta.policy.get("max_loras")
     head = next(iter(session.replay.waiting_requests().tolist()), None)
     if adapter is None or head is None or not isinstance(slots, int):
@@ -54,7 +53,7 @@ def _short_of_adapters(session: Session) -> tuple[str, ...]:
 
 
 def _short_of_memory(session: Session, *, beside_preemption: bool) -> tuple[str, ...]:
-    """Return the memory that the head of the queue needs, and the free memory."""
+    """Return a text about the memory that the head of the queue needs, and the free memory."""
     unknown = ("too little memory is free",)
     head = next(iter(session.replay.waiting_requests().tolist()), None)
     need = None if head is None else units_needed(session, head)
@@ -67,7 +66,7 @@ def _short_of_memory(session: Session, *, beside_preemption: bool) -> tuple[str,
         which = "free or cached" if (session.replay.cached & ownerless).any() else "free"
         if need > free:
             return (f"{name} needs {plural(need, unit)}, {free:,} {which}", f"needs {need:,} {unit}s, {free:,} {which}")
-        # Memory that a preemption frees is for the running requests.
+        # A step that preempts admits no request, although blocks are free.
         return ("a step that preempts admits none",) if beside_preemption else unknown
     longest = int(free_run_lengths(session.replay).max(initial=0))
     if need <= longest:
@@ -76,8 +75,9 @@ def _short_of_memory(session: Session, *, beside_preemption: bool) -> tuple[str,
 
 
 def units_needed(session: Session, request: int) -> int | None:
-    """Return the units that a waiting request needs to begin: blocks for all its tokens so far, including cached ones,
-    or its reservation; None if unknown.
+    """Return the number of units that a waiting request needs to begin; None if unknown.
+
+    These are blocks for all its tokens so far, including tokens that are cached, or the units of its reservation.
     """
     replay, requests = session.replay, session.recording.requests
     tokens = int(requests.prompt_tokens[request]) + session.num_put_out(request)

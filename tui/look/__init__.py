@@ -1,1 +1,1 @@
-"""Appearance: number formats, states and their colours, bars of eighths, themes."""
+"""Appearance of the interface: number formats, characters and colours of states, bars, large digits, themes."""

@@ -1,4 +1,4 @@
-"""Large digits, three lines tall."""
+"""Large digits, three lines tall, for figures that must be readable from afar."""
 
 from __future__ import annotations
 
@@ -22,6 +22,6 @@ _FONT: Final = {
 
 
 def tall(text: str) -> tuple[str, str, str]:
-    """Return the three lines of `text`, which has digits, blanks and percent signs."""
+    """Return `text` as three lines of large characters; `text` may contain digits, spaces and percent signs."""
     first, second, third = (" ".join(_FONT[character][line] for character in text) for line in range(HEIGHT))
     return first, second, third

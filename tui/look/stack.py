@@ -1,4 +1,4 @@
-"""Bars made of characters: proportions in eighths of a cell."""
+"""Bars and columns made of characters, with a resolution of an eighth of a character."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import numpy as np
 import numpy.typing as npt
 
 EIGHTHS: Final = 8
-"""Number of parts that characters can show of a cell, by height or by width."""
+"""Number of steps in which block characters divide the height or the width of a cell."""
 
 
 def stacked(
     parts: npt.NDArray[Any], length: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Draw `parts`, shape (bars, layers), as bars of `length` cells with the layers piled up in order.
+    """Divide bars of `length` cells among layers, in proportion to `parts`, which has shape (bars, layers).
 
-    A cell shows at most two layers. Returns three arrays of shape (bars, length): the layer at the cell's beginning,
-    the layer at its end, and how many eighths the first takes (8 where there is one layer only). A bar whose parts
-    are all 0 is all last layer.
+    A cell shows at most two layers. Return three arrays of shape (bars, length): the layer at the beginning of each
+    cell, the layer at its end, and the eighths of the first layer, which are 8 in a cell of one layer. If all parts of
+    a bar are 0, the last layer fills the bar.
     """
     total = parts.sum(axis=1, keepdims=True)
     parts = np.where(total > 0, parts, np.eye(parts.shape[1])[-1])
@@ -37,10 +37,10 @@ def stacked(
 
 
 def columns(values: npt.NDArray[Any], most: float, height: int) -> npt.NDArray[np.int64]:
-    """Draw `values` as columns of `height` cells, with `most` at full height: shape (height, values), top row first, in
-    eighths.
+    """Return how many eighths of each cell are filled if `values` are drawn as columns of `height` cells.
 
-    A value above 0 is drawn with at least one eighth.
+    The shape is (height, values), with the top row first. The value `most` fills a column; any value above 0 fills at
+    least one eighth.
     """
     eighths = np.rint(np.asarray(values) / max(most, 1e-300) * height * EIGHTHS)
     eighths = np.maximum(eighths, np.asarray(values) > 0)

@@ -1,6 +1,6 @@
-"""Looks of the eight states of a slot on a terminal: palettes for both kinds of background, and glyphs.
+"""Characters and colours of the eight states of a slot, for terminals with and without colours and Unicode.
 
-Without colour each state has its own glyph, and without Unicode its own letter.
+Without colours, each state has its own glyph; without Unicode, its own ASCII character.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _GLYPHS: Final = {
     SlotState.EXTERNAL: "~~",
     SlotState.FREE: "·.",
 }
-"""Glyph and letter of each state."""
+"""Unicode glyph and ASCII character of each state."""
 
 STACK: Final = (
     SlotState.TOKEN,
@@ -37,10 +37,10 @@ STACK: Final = (
 """Order of the states in bars and charts: use first, then waste, then free memory."""
 
 VOID_COLOR: Final = "#12151a"
-"""Background of dark pictures, and dark ink on light colours."""
+"""Background of dark pictures, and dark text on light colours."""
 LIGHT_INK: Final = "#ffffff"
 _LIGHT: Final = 100
-"""Luminance from which dark ink has more contrast than light ink."""
+"""Luminance above which dark text has more contrast than light text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,24 +49,28 @@ class Palette:
 
     states: dict[SlotState, str]
     hues: tuple[str, ...]
-    """Hues of owners. Neighbours differ in hue and in lightness, also for colour-blind readers."""
+    """Hues of owners. Successive hues differ in hue and in lightness, for colour-blind readers."""
     shared: str
     """Colour of shared units, and of units with the most holders."""
     shared_by_two: str
     """Colour of units with two holders, where colour means the number of holders."""
     aged: str
-    """Colour of the units held longest; new ones have the colour of tokens."""
+    """Colour of the units that have been held longest; new units have the colour of tokens."""
     changes: tuple[str, str, str, str]
     """Colours of units that have just been taken, freed, hit or evicted."""
     free_glyph: str
     """Colour of free memory drawn as a glyph."""
     void: str
+    """Colour of the background."""
     ink: str
     """Colour of text."""
     cursor: str
 
     def on(self, background: str, ink: str) -> Palette:
-        """Return the palette for another background of the same kind, with free memory in its tone."""
+        """Return the palette for another dark (or light) background.
+
+        Free memory gets the mixture of `background` and `ink` that has just enough contrast with the background.
+        """
         free = next(
             color
             for share in range(10, 101)
@@ -125,32 +129,35 @@ def luma(color: str) -> float:
 
 
 def ink_on(color: str) -> str:
-    """Return dark or light ink, whichever has more contrast with `color`."""
+    """Return the colour of text, dark or light, that has more contrast with the background `color`."""
     return VOID_COLOR if luma(color) > _LIGHT else LIGHT_INK
 
 
 @dataclass(slots=True, kw_only=True)
 class Symbols:
-    """Characters that a terminal can show, and the palette of the theme, which alone may change."""
+    """Characters that a terminal can show, and the palette of the theme. Only the palette changes during a session."""
 
     color: bool
-    """Whether colour, not a glyph, tells the states apart."""
+    """Whether states are shown by colours; otherwise, by glyphs."""
     states: str
     """One character per state, in the order of `SlotState`."""
     up: str
-    """Nine characters, from empty to full, growing from the bottom."""
+    """Nine characters, from empty to full, that grow from the bottom."""
     right: str
-    """Nine characters, from empty to full, growing from the left; empty if bars are drawn with `states`."""
+    """Nine characters, from empty to full, that grow from the left; an empty string if bars are drawn with `states`."""
     dot: str
     dash: str
     arrow: str
     track: str
+    """Character of the time line."""
     held: str
-    """Track of the time in which the followed request holds memory."""
+    """Character of the time line where the followed request holds memory."""
     knob: str
+    """Character of the current time on the time line."""
     times: str
+    """Multiplication sign."""
     cut: str
-    """End of a text that did not fit."""
+    """End of a text that was shortened."""
     palette: Palette = DARK
 
     @property

@@ -1,4 +1,4 @@
-"""Themes of the interface around the pictures."""
+"""Colour themes of the interface, and the palette of pictures that belongs to a theme."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ THEMES: Final = (
 
 
 def palette_of(theme: Theme) -> Palette:
-    """Return the palette of pictures in `theme`, on its background."""
+    """Return the palette of pictures in `theme`, for the theme's background if that is known."""
     palette = DARK if theme.dark else LIGHT
     colors = theme.to_color_system().generate()
     try:
         background, ink = (Color.parse(colors[name]) for name in ("background", "foreground"))
-    except ColorParseError:  # a colour that only the terminal knows
+    except ColorParseError:  # the theme uses a colour that the terminal defines
         return palette
     if background.ansi is not None or ink.ansi is not None:
         return palette

@@ -1,4 +1,4 @@
-"""Number formats of the screen."""
+"""Formats of numbers, times and shortened texts on the screen."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ def plural(number: int, noun: str) -> str:
 
 
 def listed(names: Sequence[str], noun: str, between: str = ", ") -> str:
-    """Return one or two names, or the number of names if there are more: `first, second`, `3 requests`."""
+    """Return one or two names, or the number of names for three and more: `first, second`, `3 requests`."""
     return between.join(names) if len(names) <= 2 else plural(len(names), noun)
 
 
 def gib(num_bytes: int) -> str:
-    """Return a number of bytes in KiB, MiB or GiB with three digits."""
+    """Return a number of bytes in KiB, MiB or GiB, with three digits."""
     power, unit = (30, "GiB") if num_bytes >= 2**30 else (20, "MiB") if num_bytes >= 2**20 else (10, "KiB")
     return _three_digits(num_bytes / 2**power, unit)
 
 
 def percent(part: float, whole: float) -> str:
-    """Return a share with one decimal, in at most six characters; `<0.1%` if it would round to nothing."""
+    """Return a share in percent with one decimal; `<0.1%` if it is positive but would be rounded to 0."""
     share = 100 * part / whole if whole else 0.0
     if 0 < share < 0.05:
         return "<0.1%"
@@ -34,7 +34,7 @@ def percent(part: float, whole: float) -> str:
 
 
 def seconds(time_s: float, resolution_s: float = 1e-3) -> str:
-    """Return a time with the decimals of `resolution_s`; a dash for NaN."""
+    """Return a time in seconds, with as many decimals as `resolution_s` has; a dash for NaN."""
     if math.isnan(time_s):
         return "-"
     decimals = min(max(0, -math.floor(math.log10(resolution_s))), 6) if resolution_s > 0 else 0
@@ -42,27 +42,27 @@ def seconds(time_s: float, resolution_s: float = 1e-3) -> str:
 
 
 def ending(text: str, width: int, cut: str) -> str:
-    """Return the end of `text` in at most `width` characters, with `cut` in front if something is missing."""
+    """Return the last `width` characters of `text`; `cut` replaces the beginning if `text` is longer."""
     return text if len(text) <= width else cut + text[len(text) - max(width - len(cut), 0) :]
 
 
 def shortened(text: str, width: int, cut: str) -> str:
-    """Return the start of `text` in at most `width` characters, with `cut` at the end if something is missing."""
+    """Return the first `width` characters of `text`; `cut` replaces the end if `text` is longer."""
     return text if len(text) <= width else text[: max(width - len(cut), 0)] + cut
 
 
 def whole_words(text: str, width: int, cut: str) -> str:
-    """Return the leading words of `text` that fit into `width` characters, with `cut` behind them if some do not."""
+    """Return the leading words of `text` that fit into `width` characters, followed by `cut` if words are left out."""
     return text if len(text) <= width else text[: max(width - len(cut), 0)].rpartition(" ")[0] + f" {cut}"
 
 
 def duration(time_s: float) -> str:
-    """Return a time with three digits: `989 ms`, `1.67 s`, `231 s`."""
+    """Return a time in milliseconds or seconds, with three digits: `989 ms`, `1.67 s`, `231 s`."""
     return milliseconds(time_s) if not time_s >= 1 else seconds(time_s, time_s / 100)
 
 
 def gigabytes(num_bytes: float) -> str:
-    """Return a number of bytes in MB or GB (powers of ten) with three digits."""
+    """Return a number of bytes in MB or GB (powers of ten), with three digits."""
     return _three_digits(num_bytes / 1e9, "GB") if num_bytes >= 1e9 else _three_digits(num_bytes / 1e6, "MB")
 
 
@@ -71,7 +71,7 @@ def _three_digits(value: float, unit: str) -> str:
 
 
 def milliseconds(time_s: float) -> str:
-    """Return a time in milliseconds, or in seconds from one second on; a dash for NaN."""
+    """Return a time in milliseconds, or in seconds if it is at least one second; a dash for NaN."""
     if math.isnan(time_s):
         return "-"
     return f"{time_s:,.2f} s" if time_s >= 1 else f"{time_s * 1e3:,.0f} ms"
