@@ -1,1 +1,1 @@
-"""Dialogs over a screen: find, help, lessons, the palette."""
+"""Dialogs that open over a playing screen: find, help, lessons, remedies, radix tree, command palette."""

@@ -1,7 +1,7 @@
-"""All commands by name.
+"""Dialog that offers all commands by name.
 
-Textual's own palette searches in a worker, which continues after the screen has been closed: fast typing ends the
-program (`NoMatches` in 8.2.8). Searching these commands takes no time.
+It replaces Textual's palette, whose search in a worker continues after the dialog has closed: fast typing ends the
+program (`NoMatches` in 8.2.8).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class PaletteScreen(Modal["SystemCommand"]):
-    """A line to type in and the commands that match it, best first; enter or a click chooses one."""
+    """An input line, and the commands that match the input, best first. Enter or a click runs a command."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,ctrl+p", "close", "Close"),
@@ -51,25 +51,25 @@ class PaletteScreen(Modal["SystemCommand"]):
         self.query_one(OptionList).highlighted = 0
 
     def on_input_changed(self, event: Input.Changed) -> None:
-        """List the commands that match."""
+        """List the commands that match the input."""
         matcher = Matcher(event.value)
         scores = [matcher.match(command.title) if event.value else 1.0 for command in self._commands]
         matching = sorted((number for number, score in enumerate(scores) if score), key=lambda number: -scores[number])
-        found = self.query_one(OptionList)
-        found.set_options(map(self._option, matching))
-        found.highlighted = 0 if matching else None
+        options = self.query_one(OptionList)
+        options.set_options(map(self._option, matching))
+        options.highlighted = 0 if matching else None
 
     def on_input_submitted(self) -> None:
-        """Close with the chosen command."""
+        """Close with the highlighted command."""
         self.query_one(OptionList).action_select()
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
-        """Close with the command that was clicked."""
-        # By its id, not its position: the list may have changed since the click.
+        """Close with the chosen command."""
+        # The option's id identifies the command. Its position does not, because the list may have changed meanwhile.
         self.answer(self._commands[int(event.option_id or 0)])
 
     def action_move(self, how: str) -> None:
-        """Highlight another command; the input keeps the keyboard."""
+        """Highlight another command: `how` is `cursor_down`, `cursor_up`, ...; the input keeps the focus."""
         getattr(self.query_one(OptionList), f"action_{how}")()
 
     def _option(self, number: int) -> Option:

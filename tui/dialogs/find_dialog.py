@@ -1,4 +1,4 @@
-"""Ask for a request or a block by name."""
+"""Dialog that asks for a request to follow, or a block to select."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 def look_up(session: Session, text: str) -> tuple[str, int] | None:
-    """Return the thing that `text` names: `("request", row)` or `("unit", number from 0)`; None if there is none.
+    """Return the request or unit that `text` names: `("request", row)` or `("unit", index)`; None without a match.
 
-    `#17` is a unit by its address. Everything else is a request's id, or the only one that begins so,
-    or a row number.
+    `#17` is the unit with address 17. Any other text is the id of a request, the beginning of the id of exactly one
+    request, or a row number.
     """
     text = text.strip()
     replay, ids = session.replay, session.recording.requests.id
@@ -40,7 +40,7 @@ def look_up(session: Session, text: str) -> tuple[str, int] | None:
 
 
 class FindScreen(Modal[tuple[str, int]]):
-    """One line to type in."""
+    """An input line for a request's id or a unit's number."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "close", "Close")]
 
@@ -49,7 +49,7 @@ class FindScreen(Modal[tuple[str, int]]):
         self._session = session
 
     def compose(self) -> ComposeResult:
-        """Compose the question, the input and a line for complaints."""
+        """Compose the question, the input and a line for an error."""
         with Vertical(id="find"):
             unit = self._session.unit_name
             yield Label(f"Find a request by its id, or a {unit} as #number")
@@ -66,11 +66,11 @@ class FindScreen(Modal[tuple[str, int]]):
         self.query_one(Input).focus()
 
     def on_input_changed(self) -> None:
-        """Clear the complaint about the earlier text."""
+        """Clear the error about the previous input."""
         self.query_one("#find-answer", Label).update("")
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        """Close with the request or unit that was found; complain if there is none."""
+        """Close with the request or unit that the input names; show an error if it names none."""
         found = look_up(self._session, event.value)
         if found is None:
             self.query_one("#find-answer", Label).update("There is no such request or place in the pool.")

@@ -1,4 +1,4 @@
-"""Help page: the meaning of everything on the screen."""
+"""Help page: what the picture shows, the states of a slot with their colours, and the keys."""
 
 from __future__ import annotations
 
@@ -64,11 +64,11 @@ FLEET_KEYS: Final = (
     ("q ctrl+c", "quit"),
     ("mouse", "click selects a server, double click opens it, dragging the time line scrubs"),
 )
-"""Keys of the wall of pools."""
+"""Keys of the screen of a fleet, and their actions."""
 
 
 def idea_of_pool(unit: str) -> str:
-    """Return what the picture of a pool of blocks or slots shows."""
+    """Return the explanation of the picture of a pool whose units are called `unit`: block or slot."""
     return (
         f"The picture shows the whole pool; a cell is one {unit} or several, as its title says. "
         "o changes what colour means: whose memory it is, what it is doing, how many share it, how old it is. "
@@ -85,12 +85,12 @@ IDEA_OF_FLEET: Final = (
 
 
 class HelpScreen(Modal[None]):
-    """One page: the idea, the states, the keys."""
+    """A page with an explanation of the picture, the states and the keys."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,question_mark,q", "close", "Close")]
 
     def __init__(self, idea: str, symbols: Symbols, keys: Sequence[tuple[str, str]] = KEYS) -> None:
-        """`idea` says what the picture shows."""
+        """`idea` explains what the picture shows; `keys` are keys and their actions."""
         super().__init__()
         self._idea, self._symbols, self._keys = idea, symbols, keys
 
@@ -100,7 +100,7 @@ class HelpScreen(Modal[None]):
             yield Static(self._page())
 
     def on_mount(self) -> None:
-        """Scroll with the arrow keys at once."""
+        """Focus the page, so that the arrow keys scroll it."""
         self.query_one("#help").focus()
 
     def _page(self) -> Group:

@@ -1,4 +1,4 @@
-"""Choose a lesson."""
+"""Dialog that offers the lessons."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class LessonsScreen(Modal["Lesson"]):
-    """The lessons with a sentence each; a number, enter or a click plays one."""
+    """A list of the lessons with a sentence about each. A digit, enter or a click plays a lesson."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,l,q", "close", "Close"),
@@ -40,11 +40,11 @@ class LessonsScreen(Modal["Lesson"]):
             yield OptionList(*(self._option(lesson) for lesson in self._lessons), compact=True)
 
     def on_mount(self) -> None:
-        """Choose at once."""
+        """Focus the list."""
         self.query_one(OptionList).focus()
 
     def on_key(self, event: object) -> None:
-        """Choose a lesson by its digit; 0 is the tenth."""
+        """Play the lesson with the pressed digit, the last digit of its number; 0 is lesson 10."""
         character = getattr(event, "character", None)
         for lesson in self._lessons:
             if character == str(lesson.number % 10):
@@ -52,7 +52,7 @@ class LessonsScreen(Modal["Lesson"]):
                 return
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
-        """Play the chosen one."""
+        """Play the chosen lesson."""
         self.answer(self._lessons[event.option_index])
 
     def action_down(self) -> None:

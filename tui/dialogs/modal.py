@@ -1,4 +1,4 @@
-"""Base of the dialogs."""
+"""Base class of the dialogs: a dialog closes exactly once."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ Answer = TypeVar("Answer")
 
 
 class Modal(ModalScreen[Answer | None]):
-    """Dialog that closes once, even if more keys arrive."""
+    """Dialog that ignores further answers after it has closed, because keys may still arrive."""
 
     def answer(self, answer: Answer | None) -> None:
-        """Close, and return `answer` to the screen that asked."""
+        """Close, and pass `answer` to the code that opened the dialog."""
         if self.is_current:
             self.dismiss(answer)
 

@@ -1,4 +1,4 @@
-"""Show the verdict of `kvsim diagnose`, and the remedies with their predicted effects."""
+"""Page with the verdict of `kvsim diagnose`, and the remedies with their predicted effects."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from kvsim.recording import Recording
 
 NUM_CHANGES: Final = 24
-"""Changes of the server that are simulated: fewer than `kvsim diagnose` tries, because a person waits."""
+"""Number of changes of the server that are simulated: fewer than `kvsim diagnose` tries, because the user waits."""
 _COLUMNS: Final = ("", "tokens/s", "TTFT p99", "TPOT p99", "preempted/min")
 
 
 def diagnosed(recording: Recording) -> Diagnosis:
-    """Simulate changes of the server of `recording` on its own requests.
+    """Return the diagnosis of `recording`: simulate changes of its server with the recorded requests.
 
     Raises:
-        UsageError: it is of another engine than vLLM, or does not say its settings.
+        UsageError: the recording is of another engine than vLLM, or lacks the engine's settings.
     """
     from kvsim.diagnosis import diagnose, engine_of  # noqa: PLC0415 - they bring the simulator along
     from kvsim.fitting import Search  # noqa: PLC0415
@@ -40,7 +40,7 @@ def diagnosed(recording: Recording) -> Diagnosis:
 
 
 class RemediesScreen(Modal[None]):
-    """One page: the verdict, the cause, and a line for each remedy."""
+    """A page with the verdict, the cause, and a line for each remedy."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,d,q", "close", "Close")]
 
@@ -54,7 +54,7 @@ class RemediesScreen(Modal[None]):
             yield Static(self._page())
 
     def on_mount(self) -> None:
-        """Scroll with the arrow keys at once."""
+        """Focus the page, so that the arrow keys scroll it."""
         self.query_one("#remedies").focus()
 
     def _page(self) -> Group:

@@ -1,4 +1,4 @@
-"""Show the whole radix tree of SGLang's cache at the current moment."""
+"""Page with the whole radix tree of SGLang's cache at the current frame."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from ..playback.session import Session
 
 _MOST_RUNS: Final = 400
-"""Runs that are listed; a longer list is cut."""
+"""Largest number of runs that are listed."""
 _DEEPEST: Final = 12
-"""Levels that are set in."""
+"""Largest number of levels of indentation."""
 _FEW: Final = 3
-"""Holders that are named."""
+"""Largest number of holders that are named for a run."""
 
 
 class RadixTreeScreen(Modal[None]):
-    """One page: a line for each run of slots, set in below the run that it continues."""
+    """A page with a line for each run of slots, indented below its parent."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,t,q", "close", "Close")]
 
@@ -45,7 +45,7 @@ class RadixTreeScreen(Modal[None]):
             yield Static(self._page())
 
     def on_mount(self) -> None:
-        """Scroll with the arrow keys at once."""
+        """Focus the page, so that the arrow keys scroll it."""
         self.query_one("#tree").focus()
 
     def _page(self) -> Group:
@@ -81,7 +81,7 @@ def _summary(session: Session, tree: RadixTree) -> str:
 
 
 def _windows(session: Session) -> str | None:
-    """Return the account of the pool of windows after the step of the frame; None without one."""
+    """Return a line about the pool of layers with sliding windows after the current step; None without such a pool."""
     recording, frame = session.recording, session.player.frame
     windows, steps = recording.meta.pool.windows, recording.steps
     if windows is None or steps.free_window_units is None or steps.cached_window_units is None or not len(steps):
@@ -104,13 +104,13 @@ def _wiped(session: Session, tree: RadixTree) -> str:
 
 
 def _goes_first(session: Session, tree: RadixTree) -> TreeRun | None:
-    """Return the leaf that is evicted next, where the one that was used longest ago goes first."""
+    """Return the leaf that is evicted next; None without leaves, or if the eviction policy is not LRU."""
     is_lru = session.recording.meta.policy.get("radix_eviction_policy", "lru") == "lru"
     return tree.leaves[0] if is_lru and tree.leaves else None
 
 
 def _cells(session: Session, run: TreeRun, *, is_first: bool) -> tuple[Text, Text, Text, Text]:
-    """Return the line of a run: bold where it is locked, dim where it waits for what is below it."""
+    """Return the cells of a run's line: bold if it is locked, dim if runs below it must be evicted first."""
     size, end = session.replay.unit_tokens, run.begin + run.num_units
     style = "bold" if run.num_holders else "" if run.is_evictable else "dim"
     lead = "  " * min(run.depth - 1, _DEEPEST) + "└ " if run.depth else ""

@@ -1,1 +1,1 @@
-"""Files: SVG, PNG, CSV, and still pictures that need no terminal."""
+"""Files with what a screen shows (SVG, PNG, CSV), and still pictures of a pool without a screen."""

@@ -1,4 +1,4 @@
-"""The figures on the screen as CSV."""
+"""Figures of the current frame as CSV, for the user to save."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def as_csv(sessions: Iterable[Session]) -> str:
-    """Return one row per run, at its current frame; slots by state add up to `capacity_slots`."""
+    """Return a table with one row per run, for its current frame. The slots by state add up to `capacity_slots`."""
     table = io.StringIO(newline="")
     rows = [_row(session) for session in sessions]
     writer = csv.DictWriter(table, rows[0].keys(), lineterminator="\n")

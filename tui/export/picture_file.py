@@ -1,4 +1,4 @@
-"""A screen as a file: SVG, or PNG if a converter is installed."""
+"""Writes a screen to a file: SVG, or PNG if a converter is installed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PATIENCE: Final = 100
 
 
 async def drawn(pilot: Pilot[None]) -> None:
-    """Wait until the screen has drawn itself; its key line is drawn last."""
+    """Wait until the screen is drawn, which is when its key line is, because that is drawn last."""
     for _ in range(_PATIENCE):
         await pilot.pause()
         if not pilot.app.screen.query("KeyLine").exclude(".-told"):
@@ -35,12 +35,12 @@ async def drawn(pilot: Pilot[None]) -> None:
 
 
 def svg_of(screen: Screen[Any], symbols: Symbols) -> str:
-    """Return `screen` as SVG, on the background of `symbols`."""
+    """Return `screen` as SVG, with the background colour of `symbols`."""
     return svg_of_lines(screen._compositor.render_strips(), symbols.palette.void)
 
 
 def png_of(svg: str) -> bytes | None:
-    """Return `svg` as PNG; None if there is no converter, or if it fails."""
+    """Return `svg` as PNG; None if no converter is installed, or if it fails."""
     converter = shutil.which("rsvg-convert")
     if converter is None:
         return None
@@ -49,10 +49,12 @@ def png_of(svg: str) -> bytes | None:
 
 
 def save(content: str | bytes, file: str | os.PathLike[str], *, made_by: str = "") -> Path:
-    """Write `content` to `file`, whole or not at all, with the mark of the command `made_by`; return where it is.
+    """Write `content` to `file`, whole or not at all; return the path.
+
+    `made_by` names the command that writes the file, which may replace its own files.
 
     Raises:
-        UsageError: it cannot be written there.
+        UsageError: the file cannot be written.
     """
     with whole_file(file, made_by=made_by) as scratch:
         scratch.write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -60,10 +62,12 @@ def save(content: str | bytes, file: str | os.PathLike[str], *, made_by: str = "
 
 
 def save_new(content: str | bytes, stem: str, ending: str) -> Path:
-    """Write `content` to STEM.ENDING in the current folder, or to STEM-2.ENDING and so on if that is there already.
+    """Write `content` to a new file in the current folder; return the path.
+
+    The file is STEM.ENDING, or STEM-2.ENDING and so on if that exists already.
 
     Raises:
-        UsageError: it cannot be written there.
+        UsageError: the file cannot be written.
     """
     file, number = Path(f"{stem}.{ending}"), 1
     while os.path.lexists(file):

@@ -1,4 +1,4 @@
-"""The pool at one moment as lines of characters, for text and figures."""
+"""The pool at the current frame as lines of characters, for text output and figures."""
 
 from __future__ import annotations
 
@@ -36,12 +36,14 @@ _MOST_NAMED: Final = 10
 def still(
     session: Session, symbols: Symbols, width: int, height: int, color_by: ColorBy = ColorBy.STATE
 ) -> list[list[tuple[str, Style]]]:
-    """Return the pool of `session` now as lines of at most `width` styled characters; about `height` lines, and
-    twice as many at most where the pool has lines of its own."""
+    """Return the picture of the pool as lines of at most `width` styled characters.
+
+    The picture has about `height` lines. A pool that consists of lines may take up to twice as many, to show each line.
+    """
     replay = session.replay
     stride = LineLengths(replay).length_at(int(replay.frame_seq[replay.frame]))
     if stride is not None and -(-replay.num_units // stride) <= 2 * height:
-        height = max(height, -(-replay.num_units // stride))  # a line for each row of the batch
+        height = max(height, -(-replay.num_units // stride))
     canvas = Canvas(replay, one_cell(replay.num_units), half_blocks=symbols.color, color_by=color_by)
     tilings = levels(
         replay.num_units,
@@ -57,7 +59,7 @@ def still(
 
 
 def host_still(session: Session, symbols: Symbols, width: int, height: int) -> list[list[tuple[str, Style]]]:
-    """Return the map of host memory now, in `height` lines of `width` characters; no lines without host memory."""
+    """Return the map of host memory in `height` lines of `width` characters; empty without host memory."""
     if session.host is None:
         return []
     keys = map_keys(session.host, session.replay.frame, width, height, half_blocks=symbols.color)
@@ -78,7 +80,7 @@ def _drawn(keys: npt.NDArray[np.int32], symbols: Symbols) -> list[list[tuple[str
 
 
 def entries(session: Session, color_by: ColorBy) -> list[tuple[list[int], str]]:
-    """Return paints and words of the legend. Shares are of the rows of a training batch, or else of the pool."""
+    """Return the legend: paints and their meanings. Shares refer to the rows of a training batch, or to the pool."""
     if color_by is ColorBy.STATE:
         return _states(session, STACK)
     if color_by is ColorBy.LAYERS:
@@ -96,7 +98,7 @@ def entries(session: Session, color_by: ColorBy) -> list[tuple[list[int], str]]:
 
 
 def _layers(session: Session) -> list[tuple[list[int], str]]:
-    """Return the legend by kind of layers, and the states of the other slots."""
+    """Return the legend of the kinds of layers, and of the states of the other slots."""
     replay = session.replay
     places, kinds = places_of_units(replay, np.flatnonzero(replay.refs > 0)), layer_kinds(replay)
     found = []
@@ -107,9 +109,9 @@ def _layers(session: Session) -> list[tuple[list[int], str]]:
 
 
 def _states(session: Session, states: Iterable[SlotState]) -> list[tuple[list[int], str]]:
-    """Return the paint of each of `states` that has slots, and its name with its share."""
+    """Return the paint, the name and the share of each of `states` that occurs."""
     slots, rows, whole = session.breakdown.copy(), session.rows, session.capacity
-    if rows is not None:  # free slots outside the rows do not count
+    if rows is not None:  # the whole is the rows, without the free slots after the last row
         whole = rows.num_rows * rows.row_tokens
         slots[SlotState.FREE] += whole - slots.sum()
     return [
@@ -118,11 +120,11 @@ def _states(session: Session, states: Iterable[SlotState]) -> list[tuple[list[in
 
 
 def legend(session: Session, symbols: Symbols, color_by: ColorBy) -> str:
-    """Return the legend of a still in characters."""
+    """Return the legend of a still as a line of characters."""
     return in_characters(entries(session, color_by), symbols)
 
 
 def in_characters(found: Iterable[tuple[Iterable[int], str]], symbols: Symbols) -> str:
-    """Return paints and words of a legend in characters."""
+    """Return the paints of a legend and their meanings as a line of characters."""
     glyphs = paint_glyphs(symbols)
     return "   ".join(f"{''.join(glyphs[paint] for paint in paints)} {words}" for paints, words in found)

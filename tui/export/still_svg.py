@@ -1,4 +1,4 @@
-"""Stills as SVG: the pools of several runs, by state, owner or layers, with drawings."""
+"""Still pictures of the pools of several runs as one SVG, with titles and legends, for figures."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LETTER = 7.6
 """Width of a letter of the legend in pixels, rounded up."""
 _HOST_LINES = 2
 COLUMNS: Final = 84
-"""Characters beside each other in a figure."""
+"""Default width of the pool in a figure, in characters."""
 _LINES = 10
 
 
@@ -37,9 +37,14 @@ def svg_of_stills(
     width: int = COLUMNS,
     height: int = _LINES,
 ) -> str:
-    """Return the pools of several runs as one SVG, each with title and legend; drawings with titles follow.
+    """Return the pools of several runs as one SVG, each with title and legend.
 
-    A pool is `width` by `height` characters.
+    Args:
+        stills: titles, and runs at their current frames.
+        color_by: the meaning of colour.
+        drawn: titles and lines of drawings, which follow the pools.
+        width: characters in a line of a pool.
+        height: lines of a pool.
     """
     pixels = width * CELL[0] + 2 * _MARGIN
     parts: list[str] = []
@@ -66,18 +71,18 @@ def svg_of_stills(
 
 
 def _shapes(parts: list[str], picture: list[list[tuple[str, Style]]], top: float) -> float:
-    """Write the characters of a picture; return their lower edge."""
+    """Add the characters of a picture to `parts`; return the y coordinate of the lower edge."""
     return _lines(parts, [[Segment(*cell) for cell in line] for line in picture], top)
 
 
 def _lines(parts: list[str], lines: list[list[Segment]], top: float) -> float:
-    """Write lines of segments; return their lower edge."""
+    """Add lines of segments to `parts`; return the y coordinate of the lower edge."""
     parts.append(f'<g transform="translate({_MARGIN} {top})">{shapes_of_lines(lines, VOID_COLOR)}</g>')
     return top + len(lines) * CELL[1] + 8
 
 
 def _legend(parts: list[str], entries: Iterable[tuple[Sequence[int], str]], top: float, pixels: float) -> float:
-    """Write the legend; return its lower edge."""
+    """Add the legend to `parts`; return the y coordinate of the lower edge."""
     colors, x = paint_colors(COLOR.palette), float(_MARGIN)
     for paints, words in entries:
         wide = len(paints) * 16 + 8 + len(words) * _LETTER + 18
@@ -91,6 +96,6 @@ def _legend(parts: list[str], entries: Iterable[tuple[Sequence[int], str]], top:
 
 
 def _text(x: float, y: float, text: str, color: str = COLOR.palette.ink) -> str:
-    # Generic families alone are letters in browsers, and nothing at all in some other viewers.
+    # Some viewers draw no text if only generic font families are named.
     style = "font:13px system-ui,'DejaVu Sans',Arial,sans-serif"
     return f'<text x="{x:g}" y="{y:g}" fill="{color}" style="{style}">{escape(text, quote=False)}</text>'

@@ -1,7 +1,7 @@
-"""Lines of styled characters as SVG that looks alike in every viewer.
+"""Lines of styled characters as SVG that looks the same in every viewer.
 
-Blocks and lines are drawn as rectangles, independent of the font. Each word is placed at its column, so that another
-font shifts letters inside a word only.
+Block and line characters are drawn as rectangles, independent of the font. Each word begins at its column, so that a
+font of another width shifts only the letters inside a word.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from rich.style import Style
 
 CELL: Final = (10, 20)
-"""Pixels of one character."""
+"""Width and height of a character in pixels."""
 _FONT_PX: Final = 16.6
-"""The fonts are 0.602 as wide as high, so that a letter fills its cell, and long words end where they should."""
+"""Font size in pixels. A letter of these fonts is 0.602 times as wide, so it fills its cell."""
 _BASELINE: Final = 15
 _MARGIN: Final = 12
 _FONTS: Final = "'DejaVu Sans Mono', Menlo, Consolas, 'Liberation Mono', monospace"
@@ -47,7 +47,7 @@ def svg_of_lines(lines: Sequence[Iterable[Segment]], ground: str) -> str:
 
 
 def shapes_of_lines(lines: Sequence[Iterable[Segment]], ground: str) -> str:
-    """Return the rectangles and texts of `lines`, from the point (0, 0) on."""
+    """Return the SVG rectangles and texts of `lines`; the upper left corner is at (0, 0)."""
     grounds: list[str] = []
     marks: list[str] = []
     for row, line in enumerate(lines):
@@ -56,6 +56,7 @@ def shapes_of_lines(lines: Sequence[Iterable[Segment]], ground: str) -> str:
 
 
 def _draw_line(line: Iterable[Segment], row: int, ground: str, grounds: list[str], marks: list[str]) -> None:
+    """Add the backgrounds of a line to `grounds`, and its characters to `marks`."""
     y, column = row * CELL[1], 0
     characters: list[tuple[int, str, str, str, bool]] = []
     for segment in line:
@@ -77,7 +78,7 @@ def _draw_line(line: Iterable[Segment], row: int, ground: str, grounds: list[str
 
 
 def _colors(style: Style | None, ground: str) -> tuple[str, str, bool]:
-    """Return the ink, the background, and whether the text is bold."""
+    """Return the colour of the text, the colour of the background, and whether the text is bold."""
     if style is None:
         return _INK, ground, False
     ink, back = _hex(style.color, _INK), _hex(style.bgcolor, ground)
@@ -103,7 +104,7 @@ def _is_drawn(character: str) -> bool:
 
 
 def _shapes() -> dict[str, tuple[float, float, float, float]]:
-    """Return the inked part of the cell for each drawn character: left, top, right and bottom, 0 to 1."""
+    """Return the part of the cell that each drawn character fills: left, top, right and bottom, 0 to 1."""
     shapes = {character: (0.0, 1 - eighth / 8, 1.0, 1.0) for eighth, character in enumerate(_UP, start=1)}
     shapes |= {character: (0.0, 0.0, eighth / 8, 1.0) for eighth, character in enumerate(_RIGHT, start=1)}
     shapes |= {"▀": (0.0, 0.0, 1.0, 0.5), "■": (0.1, 0.25, 0.9, 0.65), "▇": (0.0, 0.125, 1.0, 1.0)}
@@ -115,7 +116,7 @@ _SHAPES: Final = _shapes()
 
 
 def _drawing(character: str, x: float, y: float, length: int, ink: str) -> list[str]:
-    """Draw a run of equal characters; characters that fill the cell's width become one rectangle."""
+    """Return the rectangles of `length` equal characters: one rectangle if the character fills the cell's width."""
     wide, tall = CELL
     if character == "□":
         inside = f'y="{y + 5.5:g}" width="{wide - 3}" height="{tall - 11}" fill="none" stroke="{ink}"'
@@ -130,7 +131,7 @@ def _drawing(character: str, x: float, y: float, length: int, ink: str) -> list[
 
 
 def _words(run: list[tuple[int, str, str, str, bool]], y: float, ink: str, *, bold: bool) -> list[str]:
-    """Return the words of a run of equally styled characters, each at its column."""
+    """Return the SVG texts of a run of equally styled characters: one per word, at the word's column."""
     text = "".join(" " if _is_drawn(item[1]) else item[1] for item in run)
     weight = ' class="b"' if bold else ""
     return [

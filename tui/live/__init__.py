@@ -1,1 +1,1 @@
-"""Screens of running servers: one over a growing recording, and one over /metrics."""
+"""Screens that watch a running server: one shows a growing recording, the other Prometheus metrics."""

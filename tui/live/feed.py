@@ -1,4 +1,4 @@
-"""Protocol of the source of a growing recording."""
+"""Protocol for the source of a growing recording, so that screens are independent of how steps arrive."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ _POLL_S = 0.2
 
 
 class Feed(Protocol):
-    """A followed server, such as `kvsim.live.event_feed.LiveFeed`."""
+    """Source of the steps of a running server, such as `kvsim.live.event_feed.LiveFeed`."""
 
     name: str
     ended: str | None
-    """Reason for the end of the feed, as a sentence; None while it goes on."""
+    """Reason why the feed ended, as a sentence; None if it has not ended."""
 
     @property
     def quiet_s(self) -> float:
         """Return the seconds since the last event."""
 
     def recent(self) -> Excerpt | None:
-        """Return the last steps, and all since the previous call; None before the first step."""
+        """Return the last steps, including all steps since the previous call; None before the first step."""
 
     def whole(self) -> Excerpt | None:
-        """Return all kept steps; None before the first."""
+        """Return all steps that the feed has kept; None before the first step."""
 
     def close(self) -> None:
         """Close the connection."""
@@ -38,7 +38,7 @@ def first_excerpt(feed: Feed) -> Excerpt:
     """Wait for the first step of `feed`, and return it.
 
     Raises:
-        RecordingError: it ended before.
+        RecordingError: the feed ended before its first step.
     """
     while (excerpt := feed.recent()) is None:
         if feed.ended is not None:

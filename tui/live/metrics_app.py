@@ -1,6 +1,6 @@
-"""Screen over a server's Prometheus metrics: usage, requests and times; no blocks.
+"""Application that watches a server through its Prometheus metrics: usage of the KV cache, requests and times.
 
-The metrics do not say which request holds which block, so no pool is drawn.
+It draws no pool, because metrics do not state which request holds which block.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
 
 POLL_S = 1.0
 _QUIET_S = 5.0
-"""Seconds without an answer from which the headline says so."""
+"""Seconds without an answer after which the headline reports it."""
 
 
 class Words(Widget):
-    """Lines that `write` makes for the panel's width and height."""
+    """Panel of text; `write` returns its lines for a width and a height."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {
         "metrics--text",
@@ -140,7 +140,7 @@ class MetricsApp(Careful, App[None]):
         return event_lines(self._cache.look(), self._cache.ended, self._load.now.num_blocks, width, height)
 
     def file_name(self) -> str:
-        """Return a file name for this moment, without its ending."""
+        """Return a file name for a picture of the screen, without extension."""
         return f"metrics-{file_stem(self._feed.name)}"
 
     def action_save(self) -> None:

@@ -1,4 +1,4 @@
-"""A server's load as lines of text and bars for a panel."""
+"""Lines of text and bars for the panels of the metrics screen."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 _LABEL_WIDTH: Final = 13
 _PLAIN_EIGHTHS: Final = " .:-=+*#@"
 _TIMES: Final = {"ttft": "first token", "inter_token": "between two", "queue": "in the queue", "e2e": "end to end"}
-"""Names of the distributions of times on the screen; "between two" tokens."""
+"""Texts for the distributions of times; "between two" means between two output tokens."""
 _QUANTILES: Final = (0.5, 0.9, 0.99)
 
 
 def cache_lines(load: ServerLoad, width: int, *, plain: bool) -> list[Text]:
-    """Return the usage of the pool: in words, and as a bar."""
+    """Return two lines about the usage of the KV cache: text, and a bar."""
     now = load.now
     parts = [f"{100 * now.usage:.1f}% in use"]
     if now.num_blocks is not None:
@@ -46,11 +46,10 @@ def cache_lines(load: ServerLoad, width: int, *, plain: bool) -> list[Text]:
 
 
 def event_lines(look: CacheLook, ended: str | None, num_blocks: int | None, width: int, height: int) -> list[Text]:
-    """Return what KV events tell of the prefix cache, and behind it what they do not, in `height` lines."""
+    """Return at most `height` lines about the prefix cache: why events `ended`, known facts, and unknown facts."""
     facts = [Text(_first_upper(fact)[:width], "text") for fact in cache_facts(look, num_blocks)]
-    told = [ended] if ended is not None else []
     limits = [Text(f"Not known: {limit}"[:width], "weak") for limit in cache_limits(look)]
-    ends = [Text(sentence[:width], "strong") for sentence in told]
+    ends = [] if ended is None else [Text(ended[:width], "strong")]
     return [*ends, *facts[: max(height - len(limits) - len(ends), 1)], *limits][:height]
 
 
@@ -59,7 +58,7 @@ def _first_upper(sentence: str) -> str:
 
 
 def forecast(load: ServerLoad) -> str:
-    """Return when the pool will be full, in a few words; empty if unknown."""
+    """Return a prediction of when the KV cache will be full: `full in about 5 min`; empty if unknown."""
     if load.is_full:
         return "full"
     if load.full_in_s is None:
@@ -68,7 +67,7 @@ def forecast(load: ServerLoad) -> str:
 
 
 def request_lines(load: ServerLoad, width: int) -> list[Text]:
-    """Return counts of requests, preemptions and tokens as lines."""
+    """Return lines about requests, preemptions and tokens."""
     now = load.now
     held = f", {now.deferred:,} held back, but not by a want of room" if now.deferred else ""
     hits = "" if load.hit_share is None else f", {100 * load.hit_share:.0f}% of prompt tokens found in the prefix cache"
@@ -84,7 +83,7 @@ def request_lines(load: ServerLoad, width: int) -> list[Text]:
 
 
 def time_lines(load: ServerLoad, width: int, *, plain: bool) -> list[Text]:
-    """Return a table of times in the last minute: means, and quantiles as ranges between bucket bounds."""
+    """Return a table of times in the last minute: means, and quantiles as ranges between bounds of buckets."""
     head = _LABEL_WIDTH * " " + "".join(
         title.rjust(column)
         for title, column in zip(("requests", "mean", "p50", "p90", "p99"), _columns(width), strict=True)
@@ -99,7 +98,7 @@ def time_lines(load: ServerLoad, width: int, *, plain: bool) -> list[Text]:
 
 
 def chart_lines(looks: Sequence[ServerMetrics], width: int, height: int, *, plain: bool) -> list[Text]:
-    """Return charts of usage, running and waiting over time, in `height` lines altogether."""
+    """Return charts of usage, running and waiting requests over time, in `height` lines together."""
     if height < 3:
         return []
     series = (
@@ -121,7 +120,7 @@ def chart_lines(looks: Sequence[ServerMetrics], width: int, height: int, *, plai
 
 
 def _sampled(values: list[float], width: int) -> list[float]:
-    """Return one value for each column: the maximum of the values in it."""
+    """Return at most `width` values: each is the maximum of as many consecutive `values`."""
     width = max(width, 1)
     if len(values) <= width:
         return values
@@ -153,7 +152,7 @@ def _span(low_s: float, high_s: float, dash: str) -> str:
 
 
 def _about(seconds: float) -> str:
-    """Return a predicted time, rounded to its precision."""
+    """Return a predicted time, rounded to multiples of 5 s or 1 min, because predictions are no more precise."""
     for unit, length_s, step in (("s", 1, 5), ("min", 60, 1)):
         if seconds < 90 * length_s:
             return f"{max(step * round(seconds / length_s / step), step):,} {unit}"
@@ -169,7 +168,7 @@ def _labelled(label: str, value: str, width: int) -> Text:
 
 
 def _fitting(parts: list[str], width: int, *, plain: bool) -> str:
-    """Return `parts` in a line, without the last ones if they do not fit."""
+    """Return `parts` joined into a line; the last parts are left out if they do not fit."""
     separator = " - " if plain else " · "
     while len(parts) > 1 and len(separator.join(parts)) > width:
         parts = parts[:-1]

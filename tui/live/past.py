@@ -1,4 +1,7 @@
-"""History of a followed server: charts that grow, and the sessions that supplied them."""
+"""Charts of a running server that reach back beyond the steps of the current session.
+
+A live screen opens a session over the last steps again and again; `Past` joins the charts of successive sessions.
+"""
 
 from __future__ import annotations
 
@@ -15,37 +18,38 @@ if TYPE_CHECKING:
     from kvsim.live.tail import Excerpt
 
 MAX_FRAMES: Final = 50_000
-"""Largest number of frames before a session's own in its charts."""
+"""Largest number of earlier frames in the charts of a session."""
 
 
 class Past:
-    """Opens one excerpt after the other, each with the charts and totals of the time before it.
+    """Opens successive excerpts of a recording, each with the charts and totals of the time before it.
 
-    Each frame is taken from the last session that contains it, a thousand steps later: only then are the used reserved
-    slots known.
+    The chart of a frame comes from the last session that contains the frame, because later steps show which reserved
+    slots were used after all.
     """
 
     def __init__(self, latest: Session | None = None) -> None:
-        """`latest` is the session that was opened before, if any."""
+        """`latest` is a session that has been opened already, if any."""
         self._latest = latest
 
     def open(self, excerpt: Excerpt) -> Session:
-        """Return a session over `excerpt`, whose charts begin with earlier excerpts.
+        """Return a session over `excerpt`; its charts begin with the frames of earlier excerpts.
 
         Raises:
-            RecordingError: it contradicts itself.
+            RecordingError: the excerpt contradicts itself.
         """
         self._latest = Session(excerpt.recording, before=self._before(excerpt))
         return self._latest
 
     def _before(self, excerpt: Excerpt) -> Before:
-        nothing = Before(first_step=excerpt.first_step, num_summary_frames=excerpt.num_before)
+        """Return the charts and totals of the time before `excerpt`; without charts if `_latest` does not reach it."""
+        unknown = Before(first_step=excerpt.first_step, num_summary_frames=excerpt.num_before)
         if (latest := self._latest) is None:
-            return nothing
+            return unknown
         old = latest.before
-        end = old.num_summary_frames + excerpt.first_step - old.first_step
+        end = old.num_summary_frames + excerpt.first_step - old.first_step  # frame of `latest` at which it begins
         if not old.num_summary_frames <= end <= latest.player.last_frame:
-            return nothing  # it goes further back, or not far enough
+            return unknown  # it begins before the latest session, or leaves a gap after it
         if end == old.num_summary_frames:
             return old
         charts = latest.charts.rows(0, latest.num_frames_before + end)

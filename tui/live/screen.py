@@ -1,4 +1,4 @@
-"""Screen over a growing recording."""
+"""Screen that watches a running server: it shows the last step, and lets the user go back to earlier ones."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 
 POLL_S: Final = 1.0
 _GROWTH: Final = 8
-"""The whole recording is opened again when it has grown by one part in this number."""
+"""While the user looks at earlier steps, all steps are opened again when they have grown by 1/8."""
 QUIET_S: Final = 5.0
-"""Seconds without an event from which the headline says so: the server is idle or gone."""
+"""Seconds without an event after which the headline reports it: the server is idle or gone."""
 
 
 class Live(Watch):
-    """Follows `feed`: its last frame, unless the user has gone back.
+    """Shows the last step of `feed`, unless the user has gone back.
 
-    At the present, the session has the last steps and charts that grow. Further back, it has all kept steps and is
-    opened again when they have grown by an eighth.
+    While it shows the last step, its session has the last steps only, with charts of the time before. When the user
+    goes further back, the session has all steps that the feed has kept.
     """
 
     def __init__(self, session: Session, symbols: Symbols, feed: Feed) -> None:
@@ -45,7 +45,7 @@ class Live(Watch):
         self._feed, self._past = feed, Past(session)
         self._ended: str | None = None
         self._present = session
-        """The newest session over the last steps."""
+        """Newest session over the last steps."""
         self._go_to_present()
 
     def on_mount(self) -> None:
@@ -53,7 +53,7 @@ class Live(Watch):
         self._polls = self.set_interval(POLL_S, self.poll)
 
     def headline(self) -> tuple[list[str], list[str]]:
-        """Return the headline with the state of the connection in front."""
+        """Return the parts of the headline, beginning with the state of the connection."""
         long, short = super().headline()
         name = printable(self._feed.name)
         if self._ended is not None:
@@ -63,13 +63,13 @@ class Live(Watch):
         return [f"LIVE {name}", *quiet, *long], [f"LIVE {name}", *quiet, *short]
 
     def show_transport(self) -> None:
-        """Show whether the screen follows the server."""
+        """Start or stop the clock, and show on the scrubber whether the screen shows the server's last step."""
         if self._scrubber is not None:
             self._scrubber.following = self._is_at_present() and self._ended is None
         super().show_transport()
 
     async def poll(self) -> None:
-        """Take over new steps."""
+        """Get the newest steps from the feed, and show these if they are due."""
         follows = self._is_at_present()
         try:
             session = await asyncio.to_thread(self._newer, follows=follows)
@@ -83,24 +83,24 @@ class Live(Watch):
             self._end(self._feed.ended)
 
     def action_go(self, share: int) -> None:
-        """Seek the beginning of the kept steps (0) or the end (1)."""
+        """Move to the beginning of the kept steps (0) or the end (1)."""
         self._go(lambda: super(Live, self).action_go(share), further_back=not share)
 
     def action_step(self, frames: int) -> None:
-        """Pause, and move by engine steps."""
+        """Pause, and move by `frames` engine steps."""
         self._go(lambda: super(Live, self).action_step(frames), further_back=self.player.frame + frames < 0)
 
     def action_event(self, direction: int) -> None:
-        """Pause at the next or the previous notable event."""
+        """Pause at the next (1) or previous (-1) notable event."""
         is_first = direction < 0 and not (self.player.notable < self.player.frame).any()
         self._go(lambda: super(Live, self).action_event(direction), further_back=is_first)
 
     def go_to_time(self, time_s: float) -> None:
-        """Show the frame at a time."""
+        """Show the frame that is current at `time_s`."""
         self._go(lambda: super(Live, self).go_to_time(time_s), further_back=time_s < self.player.begin_s)
 
     def _go(self, move: Callable[[], None], *, further_back: bool) -> None:
-        """Move the clock; open all kept steps first if it goes further back than the last ones."""
+        """Call `move`; if it goes `further_back` than the session reaches, open all kept steps first."""
         if further_back and self._has_more:
             self.run_worker(self._open_all(move), exclusive=True)
         else:
@@ -118,19 +118,19 @@ class Live(Watch):
 
     @property
     def _has_more(self) -> bool:
-        """Tell whether there are frames before those of the session."""
+        """Tell whether earlier frames exist than the session can show."""
         return self.session.before.charts is not None
 
     def _newer(self, *, follows: bool) -> Session | None:
-        """Return the session to show: the last steps if the screen `follows`; None if nothing has changed."""
+        """Return the session to show next, over the last steps if the screen `follows`; None for no change."""
         excerpt = self._feed.recent()
         if excerpt is not None and excerpt.end_step != self._present.end_step:
             self._present = self._past.open(excerpt)
         if follows:
             return None if self.session is self._present else self._present
-        news = self._present.end_step - self.session.end_step
-        grown = news > len(self.session.recording.steps) // _GROWTH
-        return self._all_kept() if self._has_more or grown else None
+        num_new_steps = self._present.end_step - self.session.end_step
+        has_grown = num_new_steps > len(self.session.recording.steps) // _GROWTH
+        return self._all_kept() if self._has_more or has_grown else None
 
     def _all_kept(self) -> Session:
         excerpt = self._feed.whole()
@@ -144,7 +144,7 @@ class Live(Watch):
         self.notify(f"{self._ended[0].upper()}{self._ended[1:]} What was seen stays here.", timeout=10, markup=False)
 
     def _take(self, session: Session) -> None:
-        """Show `session` in place of the present one, at the same time or at its end."""
+        """Show `session` instead of the current one, at the same time, or at its end if the screen followed."""
         old, player = self.session, self.session.player
         follows = self._is_at_present()
         session.player.take_over(player)
@@ -167,12 +167,12 @@ class Live(Watch):
         return self.player.frame >= self.player.last_frame - 1 and not self.player.playing
 
     def _go_to_present(self) -> None:
-        """Show the last step, not the frame after it, which has no meaning yet."""
+        """Show the last step, not the frame after it, which has no content until the next step arrives."""
         self.player.go_to_frame(self.player.last_frame - 1)
 
     @staticmethod
     def _same_request(old: Session, new: Session) -> int | None:
-        """Return the followed request in the new recording; None if it is gone."""
+        """Return the row, in the recording of `new`, of the request that `old` follows; None if it has left."""
         if old.followed is None:
             return None
         rows = np.flatnonzero(new.recording.requests.id == old.request_name(old.followed))

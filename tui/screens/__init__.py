@@ -1,1 +1,1 @@
-"""Screens that play one run, or several in comparison, and the keys that they share."""
+"""Screens that play one run, several runs in comparison, or a fleet, and the keys that they share."""

@@ -1,4 +1,4 @@
-"""Interface of the application to its screens."""
+"""The part of the application that screens use; screens cannot import `app.py`, which imports the screens."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ Result = TypeVar("Result")
 
 
 class AppInterface(App[None]):
-    """Shows one playing screen on top of another, and owns the clock."""
+    """Application with a stack of playing screens, and a clock that drives the topmost of these."""
 
     symbols: Symbols
-    """Symbols and colours to draw with."""
+    """Characters and colours of the terminal."""
     flash_s: float
-    """Wall seconds for which changes are lit."""
+    """Wall seconds for which changes are highlighted."""
     _busy = False
 
     def plays(self, screen: Screen[Any]) -> bool:
-        """Tell whether `screen` is the playing one, even under a dialog."""
+        """Tell whether `screen` is the playing screen: the topmost `PlaybackScreen`, even if a dialog covers it."""
         raise NotImplementedError
 
     def keep_time(self, *, running: bool) -> None:
@@ -39,11 +39,14 @@ class AppInterface(App[None]):
         raise NotImplementedError
 
     def leave_playback(self) -> None:
-        """Return to the playback below, if there is one."""
+        """Return to the playing screen below the current one, if there is one."""
         raise NotImplementedError
 
     def run_in_thread(self, job: Callable[[], Result], then: Callable[[Result], None], what: str) -> None:
-        """Run `job` in a thread and pass its result to `then`; notify that `what` is under way, and of an error."""
+        """Run `job` in a thread, and pass its result to `then`. Do nothing while another job runs.
+
+        A notification states `what` the job does, and another one states its error, if it fails.
+        """
         if self._busy:
             return
 
@@ -62,11 +65,11 @@ class AppInterface(App[None]):
         self.run_worker(work())
 
     def play_session(self, session: Session) -> None:
-        """Play one run on top of the current playback."""
+        """Play one run on top of the current playing screen."""
         raise NotImplementedError
 
     def action_compare(self) -> None:
-        """Compare the policies at this moment, or return from there."""
+        """Compare the policies at the current time, or leave the comparison."""
         raise NotImplementedError
 
     def action_lessons(self) -> None:

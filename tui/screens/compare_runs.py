@@ -1,4 +1,4 @@
-"""The screen on which several policies serve the same requests on one clock."""
+"""Screen that compares runs of the same requests under several policies, on one clock."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class Compare(PlaybackScreen):
-    """Pools beside each other if there is room, or else above each other."""
+    """Plays a lane for each run. Lanes are beside each other if there is room, or else above each other."""
 
     compares = True
     PANELS = "HostMap, LaneFigures, ScheduleChart, LessonDrawing, Legend, Race"
@@ -45,7 +45,7 @@ class Compare(PlaybackScreen):
         guided: Guided | None = None,
         ample: Callable[[], Sequence[float]] | None = None,
     ) -> None:
-        """`ample` computes, in a thread, the throughput of the runs with ample memory."""
+        """`ample` returns the throughput of the runs with ample memory; it is called in a thread."""
         super().__init__(comparison.player, symbols, guided)
         self.comparison = comparison
         self._ample = ample
@@ -54,8 +54,8 @@ class Compare(PlaybackScreen):
         self.story = story if guided is None and story.parts else None
 
     def compose_body(self) -> ComposeResult:
-        """Compose a lane for each run, the meaning of the colours, and the clock."""
-        # Names need lines, and two pools beside each other have more lines.
+        """Compose a lane for each run, the legend, and the durations above the time line."""
+        # Two pools are placed beside each other, because then each has more lines, with room for names.
         num = len(self.comparison.lanes)
         with Container(id="lanes", classes="-two" if num == 2 else "-many" if num > MANY_LANES else None):
             for number, lane in enumerate(self.comparison.lanes):
@@ -67,8 +67,8 @@ class Compare(PlaybackScreen):
                         heading=lane.label,
                         color_by=self._color_by,
                         flash_s=self.app.flash_s,
-                        longest=max(len(one.label) for one in self.comparison.lanes),
-                        # Equal detail for all: if one model has several tables, no pool shows single slots.
+                        longest=max(len(other.label) for other in self.comparison.lanes),
+                        # All pools have the same levels: if one model has several block tables, none shows slots.
                         slots=all(len(session.replay.groups) == 1 for session in self.sessions()),
                     )
                     if any(session.host is not None for session in self.sessions()):
@@ -90,7 +90,7 @@ class Compare(PlaybackScreen):
             self.call_after_refresh(lambda: self.run_worker(self._learn(ample)))
 
     def on_resize(self) -> None:
-        """Give runs without pools as many lines each: a remainder goes below the last."""
+        """Give all lanes the same height if they have no pools; a remainder of lines stays below the last lane."""
         self.call_after_refresh(self._even_out)
 
     def _even_out(self) -> None:
@@ -106,9 +106,7 @@ class Compare(PlaybackScreen):
             self._tell_gaps()
 
     def _tell_gaps(self) -> None:
-        """Show each run's gap to the fastest; if it is known, how much of it is memory, and the throughput with ample
-        memory.
-        """
+        """Show how much longer each run takes than the fastest, and the part due to memory if that is known."""
         if self.comparison.lanes[0].session.rows is not None:
             return
         for line in self.query(StoryLine):
@@ -119,13 +117,13 @@ class Compare(PlaybackScreen):
         self.query_one(Race).show_transport()
 
     def headline(self) -> tuple[list[str], list[str]]:
-        """Return the properties that all runs share, with the engine's step times if these are shared."""
+        """Return the parts of the headline: the properties that all runs share, and whether they share step times."""
         long, short = (comparison_headline(self.comparison, short=short) for short in (False, True))
         times = self._step_times()
         return [*long[:1], *times, *long[1:]], [*short[:1], *times, *short[1:]]
 
     def _step_times(self) -> list[str]:
-        """Tell whether the runs differ in their policies alone, or in their engines too."""
+        """Return whether all runs use the step times of one engine, in words; empty for recordings of real engines."""
         metas = [lane.session.recording.meta for lane in self.comparison.lanes]
         if any(meta.source != "simulation" or "row_tokens" in meta.policy for meta in metas):
             return []
@@ -143,18 +141,18 @@ class Compare(PlaybackScreen):
             pool.show_frame()
 
     def follow(self, request: int | None) -> None:
-        """Keep a request of the first run lit in all runs."""
+        """Follow, in all runs, the request with the id of row `request` of the first run."""
         self.follow_name(None if request is None else self.comparison.lanes[0].session.request_name(request))
 
     def follow_name(self, name: str | None) -> None:
-        """Keep the request of that id lit in all runs."""
+        """Follow the request with this id in all runs, or none."""
         self.comparison.follow(name)
         for session, pool in zip(self.sessions(), self.query(PoolView), strict=True):
             pool.follow(session.followed)
         self.show_panels()
 
     def file_name(self) -> str:
-        """Return a name for the moment; the runs have no name in common."""
+        """Return a file name with the time, because the runs share no step number."""
         return f"kvsim-compare-{self.player.clock_s:.3f}s"
 
     def action_zoom(self, direction: int) -> None:
@@ -185,6 +183,6 @@ class Compare(PlaybackScreen):
         return self.comparison.lanes[list(self.query(PoolView)).index(message.pool)].session
 
     def show_found(self, found: tuple[str, int] | None) -> None:
-        """Follow the request that was found, in all runs."""
+        """Follow the request that the find dialog returned, in all runs; ignore blocks."""
         if found is not None and found[0] == "request":
             self.follow(found[1])

@@ -1,5 +1,6 @@
-"""Endings of an interface that leave the terminal usable. A failure ends with a sentence and a non-zero exit code; a
-signal or a closed terminal ends it as if the user had quit.
+"""Runs an interface so that the terminal is usable afterwards, even if the interface fails or is stopped by a signal.
+
+A failure becomes a `DefectError` with a one-line message instead of a traceback of several screens.
 """
 
 from __future__ import annotations
@@ -24,42 +25,42 @@ if TYPE_CHECKING:
     from textual.app import App
 
 _LEAVE_S = 3.0
-"""Seconds that an interface has to restore its terminal."""
+"""Seconds that the interface has to restore the terminal after a signal, before the process ends."""
 
 
 class Careful:
-    """Mixin that suppresses Textual's report of a failure, a traceback of several screens."""
+    """Mixin that suppresses Textual's report of a failure, which is a traceback of several screens."""
 
     def _fatal_error(self) -> None:
         self._close_messages_no_wait()  # type: ignore[attr-defined]
 
 
 def play(app: App[Any], keep: Callable[[], None] = lambda: None) -> None:
-    """Run `app` until the person quits.
+    """Run `app` until the user quits.
 
     Args:
         app: the interface.
-        keep: called at once, from another thread, when a signal ends the interface. An interface whose terminal has
-            gone may wait for it forever, so this process ends some seconds later in any case.
+        keep: called in another thread as soon as a signal arrives, to save data. The process ends a few seconds after
+            the signal in any case, because an interface may wait forever for a terminal that was closed.
 
     Raises:
-        SystemExit: it was stopped by a signal.
-        DefectError: it failed.
+        SystemExit: a signal stopped the interface.
+        DefectError: the interface failed.
     """
     received = list[int]()
     with asyncio.Runner() as runner:
 
         def leave(number: int) -> None:
-            with suppress(KvsimError):  # the error is reported later
+            with suppress(KvsimError):  # the caller reports the error later
                 keep()
-            with suppress(RuntimeError):  # the interface has ended meanwhile
+            with suppress(RuntimeError):  # the event loop has ended meanwhile
                 runner.get_loop().call_soon_threadsafe(app.exit)
             time.sleep(_LEAVE_S)
             os._exit(128 + number)
 
         def begin_to_leave(number: int, _: object) -> None:
             received.append(number)
-            if len(received) == 1:  # a terminal that is closed sends two signals or three
+            if len(received) == 1:  # closing a terminal sends two or three signals
                 Thread(target=leave, args=(number,), daemon=True).start()
 
         before = {number: signal.signal(number, begin_to_leave) for number in ENDING_SIGNALS}
@@ -73,5 +74,5 @@ def play(app: App[Any], keep: Callable[[], None] = lambda: None) -> None:
     error: BaseException | None = getattr(app, "_exception", None)
     frames = traceback.extract_tb(error.__traceback__) if error is not None else []
     where = f" in {Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else ""
-    what = f"{type(error).__name__}{where}: {error}" if error is not None else "an error"
-    raise DefectError(f"the interface failed with {what}. This is a defect of kvsim.") from error
+    reason = f"{type(error).__name__}{where}: {error}" if error is not None else "an error"
+    raise DefectError(f"the interface failed with {reason}. This is a defect of kvsim.") from error

@@ -1,4 +1,4 @@
-"""The player's keys, on every screen that plays. Each has an id, so that a person can bind another key to it."""
+"""Key bindings of the playing screens. Each binding has an id, with which Textual lets users assign other keys."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Final
 from textual.binding import Binding
 
 ASCII_KEYS: Final = {"left": "left/", "right": "right"}
-"""Names of keys with arrows on them where those cannot be drawn."""
+"""Names of the arrow keys for terminals that cannot show arrows."""
 _STEP = Binding.Group("Step", compact=True)
 _EVENT = Binding.Group("Event", compact=True)
 _SPEED = Binding.Group("Speed", compact=True)
 _ZOOM = Binding.Group("Zoom", compact=True)
 _NEXT = Binding.Group("Request", compact=True)
 
-# The footer of a narrow terminal shows the first keys.
+# The most important keys come first, because a narrow terminal shows only the first ones.
 BINDINGS: Final = (
     Binding("space", "play", "Play", priority=False, id="play"),
     Binding("o", "color", "Colour", id="color"),
@@ -55,4 +55,4 @@ PANEL_BINDINGS: Final = (
     Binding("4", "toggle_panel('queue')", "Queue", show=False, id="panel.queue"),
     Binding("5", "toggle_panel('events')", "Events", show=False, id="panel.events"),
 )
-"""Keys of the screen with panels."""
+"""Additional keys of the screen that plays one run, which has panels."""

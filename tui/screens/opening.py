@@ -21,60 +21,60 @@ if TYPE_CHECKING:
 
 _REFRESH_S = 0.1
 _BAR_WIDTH = 40
-"""Characters of the bar."""
+"""Width of the progress bar in characters."""
 
 
 class OpeningJob(Protocol):
-    """Makes a playback, runs in a thread and reports its progress."""
+    """Function that loads or simulates the recordings to play. It runs in a thread."""
 
     def __call__(self, report: OpeningProgress) -> Session | ComparedRuns | FleetServers | Guided:
-        """Run the job, reporting its progress."""
+        """Return the recordings, opened for playing, and report progress to `report`."""
         ...
 
 
 class OpeningProgress:
-    """Progress of a job; the screen reads it now and then."""
+    """Progress of an opening job. The job writes it in a thread, and the screen reads it a few times a second."""
 
     def __init__(self, what: str) -> None:
         self.what = what
         self.done, self.total = 0, 0
 
     def begin(self, what: str) -> None:
-        """Name the current activity."""
+        """Begin the activity `what`, with unknown progress."""
         self.what, self.done, self.total = what, 0, 0
 
     def __call__(self, done: int, total: int) -> None:
         """Set the progress of the current activity."""
         self.done, self.total = done, total
-        time.sleep(0)  # so that the screen gets its turn
+        time.sleep(0)  # yield to the thread that draws the screen
 
 
 class Opening(Screen[None]):
-    """Shows the current activity and its progress. Kept minimal: drawing competes with loading for CPU."""
+    """Shows the current activity and its progress. It draws little, because drawing slows loading down."""
 
     def __init__(self, report: OpeningProgress, symbols: Symbols) -> None:
         super().__init__()
         self._report, self._symbols = report, symbols
-        self._told = ""
+        self._shown_text = ""
 
     def compose(self) -> ComposeResult:
-        """Compose a headline, and the progress in the place of the pool."""
+        """Compose a headline, and the progress at the place of the pool."""
         yield Headline(self._symbols)
         yield Static(id="opening", markup=False)
 
     def on_mount(self) -> None:
-        """Look at the report from time to time."""
+        """Show the progress, and update it regularly."""
         self.query_one(Headline).tell(["opening"], ["opening"])
         self._show()
         self.set_interval(_REFRESH_S, self._show)
 
     def _show(self) -> None:
         report, symbols = self._report, self._symbols
-        told = report.what
+        text = report.what
         if report.total:
             done = min(report.done / report.total, 1.0)
             filled = int(done * _BAR_WIDTH)
-            told += f"\n\n{symbols.up[-1] * filled}{symbols.dot * (_BAR_WIDTH - filled)} {100 * done:3.0f}%"
-        if told != self._told:
-            self._told = told
-            self.query_one("#opening", Static).update(told)
+            text += f"\n\n{symbols.up[-1] * filled}{symbols.dot * (_BAR_WIDTH - filled)} {100 * done:3.0f}%"
+        if text != self._shown_text:
+            self._shown_text = text
+            self.query_one("#opening", Static).update(text)

@@ -1,4 +1,4 @@
-"""Base of the playing screens: headline, panels, clock, and the captions of a lesson."""
+"""Base class of the playing screens: headline, story, captions of a lesson, panels, time line and keys."""
 
 from __future__ import annotations
 
@@ -30,26 +30,27 @@ if TYPE_CHECKING:
     from .app_interface import AppInterface
 
 _PANEL_UPDATE_S = 8 / 30
-"""Wall seconds between two updates of a panel during playback: text that changes thirty times a second cannot be read.
-The panels take turns, so that no tick has to draw all of the panels.
+"""Wall seconds between two updates of a panel during playback, because faster changes of text cannot be read.
+
+Different ticks update different panels, so that no tick has to draw all panels.
 """
 
 
 class Readable(Protocol):
-    """A widget that people read."""
+    """A panel with text, which is updated less often than the picture of the pool."""
 
     def show_frame(self) -> None:
         """Draw the player's frame."""
 
 
 class PlaybackScreen(Transport):
-    """Shows the frames of `player`. With captions, playing pauses at each, and `[` and `]` jump between captions."""
+    """Shows the frames of `player`. In a lesson, playback pauses at each caption, and `[` and `]` jump to captions."""
 
     BINDINGS: ClassVar[list[BindingType]] = [*BINDINGS, Binding("escape", "back", "Back", show=False, id="back")]
     PANELS: ClassVar[str]
-    """Selects the widgets that people read."""
+    """CSS selector of the `Readable` panels."""
     compares: ClassVar[bool] = False
-    """Whether several runs are played beside each other."""
+    """Whether the screen plays several runs beside each other."""
     app: AppInterface
 
     def __init__(self, player: Player, symbols: Symbols, guided: Guided | None = None) -> None:
@@ -58,7 +59,7 @@ class PlaybackScreen(Transport):
         self.symbols = symbols
         self.guided = guided
         self.story: Story | None = None
-        """The story of the run, where the screen begins with it."""
+        """Story of the run, if the screen shows one."""
         self._num_ticks = 0
         self._scrubber: Scrubber | None = None
         self._panels: list[Readable] = []
@@ -70,7 +71,7 @@ class PlaybackScreen(Transport):
             player.stops_at_notable = True
 
     def compose(self) -> ComposeResult:
-        """Compose a headline, the captions, the body and the keys; or the note that the terminal is too small."""
+        """Compose headline, story, captions, body and keys, and a text that is shown if the terminal is too small."""
         yield Headline(self.symbols)
         if self.story is not None:
             yield StoryLine(self.story, self.symbols)
@@ -81,11 +82,11 @@ class PlaybackScreen(Transport):
         yield Static("kvsim needs 60 columns and 16 lines.\nPlease enlarge this terminal; q quits.", id="too-small")
 
     def compose_body(self) -> ComposeResult:
-        """Compose the panels of the player."""
+        """Compose the pictures and the panels."""
         raise NotImplementedError
 
     def on_mount(self) -> None:
-        """Show the first frame. Textual calls this beside the `on_mount` of a class below."""
+        """Show the first frame. Textual calls this in addition to the `on_mount` of a subclass."""
         self._scrubber = self.query_one(Scrubber)
         self._panels = list(self.query(self.PANELS))  # type: ignore[arg-type]
         self.show_headline()
@@ -98,48 +99,48 @@ class PlaybackScreen(Transport):
         return self in self.app.screen_stack and self._scrubber is not None and self._scrubber.is_attached
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Refuse actions until all widgets are mounted, however fast keys are pressed."""
+        """Refuse actions until all widgets are mounted: keys may arrive earlier."""
         return self._ready and super().check_action(action, parameters)
 
     def show_headline(self) -> None:
-        """Show the headline; the lesson's first, if it is one."""
+        """Show the headline, preceded by the heading of a lesson."""
         lesson = [] if self.guided is None else [self.guided.lesson.heading]
         long, short = self.headline()
         self.query_one(Headline).tell(lesson + long, lesson + short)
 
     def headline(self) -> tuple[list[str], list[str]]:
-        """Return the headline's parts in long words and in short ones, the most important part first."""
+        """Return the parts of the headline in a long and in a short form, the most important part first."""
         raise NotImplementedError
 
     def show_picture(self) -> None:
-        """Draw the player's frame where it changes thirty times a second."""
+        """Draw the player's frame in the pictures, which change with every tick."""
         raise NotImplementedError
 
     def show_panels(self) -> None:
-        """Draw the player's frame where people read."""
+        """Draw the player's frame in the panels."""
         for panel in self._panels:
             panel.show_frame()
 
     @property
     def followed_name(self) -> str | None:
-        """The id of the followed request."""
+        """Id of the followed request."""
         session = next(iter(self.sessions()))
         return None if session.followed is None else session.request_name(session.followed)
 
     def follow(self, request: int | None) -> None:
-        """Keep one request lit, and show its figures."""
+        """Follow one request, or none: show it in colour and all others in grey, and show its figures."""
         raise NotImplementedError
 
     def follow_name(self, name: str | None) -> None:
-        """Keep the request with this id lit, which it has in every run."""
+        """Follow the request with this id in every run, or none."""
         raise NotImplementedError
 
     def numbers(self) -> str:
-        """Return the figures on the screen as CSV."""
+        """Return the figures of the current frame as CSV."""
         return as_csv(self.sessions())
 
     def file_name(self) -> str:
-        """Return a file name for this moment, without its ending."""
+        """Return a file name for a picture of the current frame, without extension."""
         raise NotImplementedError
 
     def action_zoom(self, direction: int) -> None:
@@ -151,11 +152,11 @@ class PlaybackScreen(Transport):
         raise NotImplementedError
 
     def action_arrange(self) -> None:
-        """Show the memory by owner, or in physical order, where the screen can."""
+        """Switch between the pool by owner and in physical order, on screens of one run."""
         self.notify("Watch one run to see its memory by owner.", timeout=3)
 
     def action_follow_next(self, direction: int) -> None:
-        """Follow the next or the previous of the requests that run or wait; the newest that runs at first."""
+        """Follow the next (1) or previous (-1) running or waiting request; at first, the newest running one."""
         session = next(iter(self.sessions()))
         requests = [*session.replay.live_requests().tolist(), *session.replay.waiting_requests().tolist()]
         if not requests:
@@ -168,13 +169,13 @@ class PlaybackScreen(Transport):
             self.follow(requests[(requests.index(session.followed) + direction) % len(requests)])
 
     def action_find(self) -> None:
-        """Ask for a request, or a block."""
+        """Ask for a request to follow, or a block to select."""
         from ..dialogs.find_dialog import FindScreen  # noqa: PLC0415 - nothing that the first picture needs
 
         self.app.push_screen(FindScreen(next(iter(self.sessions()))), self.show_found)
 
     def action_diagnose(self) -> None:
-        """Show the remedies for a run of a server, after some seconds of simulation."""
+        """Simulate changes of the server for some seconds, then show those that would help."""
         from ..dialogs.remedies import RemediesScreen, diagnosed  # noqa: PLC0415 - nothing that the first picture needs
 
         session = next(iter(self.sessions()))
@@ -188,7 +189,7 @@ class PlaybackScreen(Transport):
         self.app.run_in_thread(lambda: diagnosed(session.recording), show, "Simulating what would help")
 
     def action_tree(self) -> None:
-        """Show the radix tree of SGLang's cache at this moment."""
+        """Show the radix tree of SGLang's cache at the current frame."""
         from ..dialogs.tree_page import RadixTreeScreen  # noqa: PLC0415 - nothing that the first picture needs
         from ..facts.tree_runs import has_tree  # noqa: PLC0415
 
@@ -200,11 +201,11 @@ class PlaybackScreen(Transport):
         self.app.push_screen(RadixTreeScreen(session))
 
     def show_found(self, found: tuple[str, int] | None) -> None:
-        """Follow the request or select the block that was found; None if the question was closed."""
+        """Follow the request or select the block that the find dialog returned; do nothing if it is None."""
         raise NotImplementedError
 
     def tick(self, wall_s: float) -> None:
-        """Advance by wall time."""
+        """Advance playback by `wall_s` seconds, and draw what has changed."""
         moved = self.player.tick(wall_s)
         if not self.player.playing:
             self.show_frame(everything=True)
@@ -220,7 +221,7 @@ class PlaybackScreen(Transport):
                 self._show_words()
 
     def show_frame(self, *, moved: bool = True, everything: bool = False) -> None:
-        """Draw the player's frame: the picture if it `moved`, and `everything` else if that should follow."""
+        """Draw the player's frame: the picture if the frame has `moved`, and with `everything` the panels and texts."""
         if not self._ready:
             return
         if moved:
@@ -237,22 +238,22 @@ class PlaybackScreen(Transport):
         self.show_transport()
 
     def keep_time(self) -> None:
-        """Run the clock while this is the playing screen."""
+        """Run the clock if this is the playing screen and playback is not paused."""
         self.app.keep_time(running=self.app.plays(self) and self.player.playing)
 
     def show_transport(self) -> None:
-        """Show whether the clock runs, and start or stop it."""
+        """Start or stop the clock, and show on the scrubber whether it runs."""
         if self._ready:
             self.keep_time()
-            assert self._scrubber is not None  # or it would not be ready
+            assert self._scrubber is not None  # `_ready` implies it
             self._scrubber.show_transport()
 
     def action_back(self) -> None:
-        """Return to the screen before this one, where there is one."""
+        """Return to the playing screen below this one, if there is one."""
         self.app.leave_playback()
 
     def on_key(self) -> None:
-        """Remove the hint: the user has found the keys."""
+        """Remove the hint about keys at the first key."""
         for line in self.query(StoryLine):
             line.stop_hinting()
 

@@ -1,4 +1,4 @@
-"""The clock under the keyboard: play, step, jump to events, change the speed."""
+"""Actions of the keys that control playback: play, step, jump to events, change the speed."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ if TYPE_CHECKING:
 
 
 class Transport(Screen[None]):
-    """Moves `player`, and draws its frames."""
+    """Screen whose keys and time line move `player`."""
 
     def __init__(self, player: Player) -> None:
         super().__init__()
         self.player = player
 
     def sessions(self) -> Iterable[Session]:
-        """Return every run that is played."""
+        """Return the sessions of all runs that the screen plays."""
         raise NotImplementedError
 
     def show_frame(self, *, moved: bool = True, everything: bool = False) -> None:
-        """Draw the player's frame: the picture if it `moved`, and `everything` else if that should follow."""
+        """Draw the player's frame: the picture if the frame has `moved`, and with `everything` the panels and texts."""
         raise NotImplementedError
 
     def show_transport(self) -> None:
-        """Show whether the clock runs, and start or stop it."""
+        """Start or stop the clock, and show on the scrubber whether it runs."""
         raise NotImplementedError
 
     def action_play(self) -> None:
@@ -43,18 +43,18 @@ class Transport(Screen[None]):
         self.show_frame(everything=True)
 
     def action_step(self, frames: int) -> None:
-        """Pause, and move by engine steps."""
+        """Pause, and move by `frames` engine steps."""
         self.player.step(frames)
         self.show_frame(everything=True)
 
     def action_event(self, direction: int) -> None:
-        """Pause at the next or the previous notable event."""
+        """Pause at the next (1) or previous (-1) notable event."""
         if not self.player.jump(direction):
             self.notify("There is no further event in this direction.", timeout=3)
         self.show_frame(everything=True)
 
     def jump_to_kind(self, kind: EventKind) -> None:
-        """Pause at the next event of one kind in any of the runs."""
+        """Pause at the next event of `kind` in any of the runs."""
         times_s = [session.times_s[session.events.of_kinds((kind,)).frame] for session in self.sessions()]
         coming_s = np.concatenate(times_s)
         coming_s = coming_s[coming_s > self.player.times_s[self.player.frame]]
@@ -66,12 +66,12 @@ class Transport(Screen[None]):
         self.show_frame(everything=True)
 
     def action_speed(self, direction: int) -> None:
-        """Play faster or slower."""
+        """Play faster (1) or slower (-1)."""
         self.player.change_speed(direction)
         self.show_transport()
 
     def action_go(self, share: int) -> None:
-        """Seek the beginning (0) or the end (1)."""
+        """Move to the beginning (0) or the end (1)."""
         self.player.go_to_frame(self.player.last_frame * share)
         self.show_frame(everything=True)
 
@@ -80,6 +80,6 @@ class Transport(Screen[None]):
         self.go_to_time(message.time_s)
 
     def go_to_time(self, time_s: float) -> None:
-        """Show the frame of a moment."""
+        """Show the frame that is current at `time_s`."""
         self.player.go_to_time(time_s)
         self.show_frame(everything=True)

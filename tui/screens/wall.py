@@ -1,4 +1,4 @@
-"""The screen over a fleet: a wall of pools, one strip for each server."""
+"""Screen that plays a fleet: a wall of pools, with a strip for each server."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ONE_SERVER = "Open a server first: up and down select one, enter opens it."
 
 
 class Wall(PlaybackScreen):
-    """Plays all servers on one clock; a server opens as a screen of its own, at the same moment."""
+    """Plays all servers of a fleet on one clock. The user can open a single server at the current time."""
 
     PANELS = "PoolWall, FleetClock"
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -38,7 +38,7 @@ class Wall(PlaybackScreen):
         Binding("down", "pick(1)", "Server below", show=False, id="wall.down"),
     ]
     HIDDEN: ClassVar[frozenset[str]] = frozenset({"color", "arrange", "zoom", "find", "diagnose", "tree"})
-    """Actions that need one server."""
+    """Actions that need a single server; they are disabled here."""
 
     def __init__(self, fleet: FleetServers, symbols: Symbols) -> None:
         super().__init__(fleet.player, symbols)
@@ -51,38 +51,38 @@ class Wall(PlaybackScreen):
         yield FleetClock(self.fleet, self.symbols)
 
     def headline(self) -> tuple[list[str], list[str]]:
-        """Return what the servers have in common."""
+        """Return the parts of the headline: the properties that all servers share."""
         return fleet_headline(self.fleet, short=False), fleet_headline(self.fleet, short=True)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Leave out the actions that need one server."""
+        """Refuse the actions that need a single server."""
         return action not in self.HIDDEN and super().check_action(action, parameters)
 
     def sessions(self) -> Iterable[Session]:
-        """Return no run: none is replayed until it is opened."""
+        """Return no session, because no server is replayed until it is opened."""
         return ()
 
     def show_picture(self) -> None:
-        """Draw the clock; the strips follow at the pace of what people read."""
+        """Draw the time line. The strips are drawn less often, as panels."""
         self.query_one(FleetClock).move()
 
     @property
     def followed_name(self) -> str | None:
-        """The id of the followed request."""
+        """Id of the followed request."""
         return self.fleet.followed
 
     def follow(self, request: int | None) -> None:
-        """Follow no request; the rows of several servers have no common number."""
+        """Follow no request if `request` is None; a row number means nothing here, because each server has its own."""
         if request is None:
             self.follow_name(None)
 
     def follow_name(self, name: str | None) -> None:
-        """Show the way of the request with this id."""
+        """Follow the request with this id from server to server, or none."""
         self.fleet.followed = name
         self.show_panels()
 
     def action_follow_next(self, direction: int) -> None:
-        """Follow the next or the previous of the requests that wait or run on any server."""
+        """Follow the next (1) or previous (-1) request that waits or runs on any server."""
         names = self.fleet.present_ids(self.player.clock_s)
         if not names:
             self.notify("No request runs or waits now.", timeout=3)
@@ -92,11 +92,11 @@ class Wall(PlaybackScreen):
             self.follow_name(names[(names.index(self.fleet.followed) + direction) % len(names)])
 
     def action_pick(self, direction: int) -> None:
-        """Select the server above or below."""
+        """Select the server below (1) or above (-1)."""
         self.query_one(PoolWall).pick(direction)
 
     def action_open(self) -> None:
-        """Watch the selected server alone, from this moment on."""
+        """Open the selected server on its own screen, at the current time."""
         wall = self.query_one(PoolWall)
         self._open(wall.shown[wall.picked])
 
@@ -116,11 +116,11 @@ class Wall(PlaybackScreen):
         self.app.run_in_thread(opened, self.app.play_session, f"Opening server {server.name}")
 
     def action_one_server(self) -> None:
-        """Ask for one server."""
+        """Ask the user to open a server first."""
         self.notify(_ONE_SERVER, timeout=3)
 
     def jump_to_kind(self, kind: EventKind) -> None:
-        """Ask for one server."""
+        """Ask the user to open a server first."""
         del kind
         self.action_one_server()
 
@@ -131,23 +131,23 @@ class Wall(PlaybackScreen):
         self.app.push_screen(HelpScreen(IDEA_OF_FLEET, self.symbols, FLEET_KEYS))
 
     def show_found(self, found: tuple[str, int] | None) -> None:
-        """Ignore it: there is nothing to search."""
+        """Ignore `found`: the find dialog is disabled here."""
 
     def action_zoom(self, direction: int) -> None:
-        """Ask for one server."""
+        """Ask the user to open a server first."""
         del direction
         self.action_one_server()
 
     def action_color(self) -> None:
-        """Ask for one server."""
+        """Ask the user to open a server first."""
         self.action_one_server()
 
     def file_name(self) -> str:
-        """Return a name for the moment."""
+        """Return a file name with the time."""
         return f"kvsim-fleet-{self.player.clock_s:.3f}s"
 
     def numbers(self) -> str:
-        """Return the figures of the strips as CSV, one row for each server, hottest first."""
+        """Return the figures of the servers as CSV, one row per server, the longest queue first."""
         table = io.StringIO(newline="")
         writer = csv.writer(table, lineterminator="\n")
         writer.writerow(("server", "time_s", "held_share", *self._columns))

@@ -1,4 +1,4 @@
-"""Screen over one session: the pool, its memory by state, the time axis, and the requests."""
+"""Screen that plays one run: the pool, its slots by state, the charts over time, requests, queue and events."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 class Watch(PlaybackScreen):
-    """Plays one session; the style sheet selects the panels that fit, unless the user does."""
+    """Plays one session. The style sheet shows the panels that fit, unless the user shows or hides them by key."""
 
     BINDINGS: ClassVar[list[BindingType]] = [*PANEL_BINDINGS]
     PANELS = "BelowPool, WasteBar, TimelineChart, Panel, EventList"
@@ -86,8 +86,8 @@ class Watch(PlaybackScreen):
                 yield EventList(session, symbols)
 
     def on_mount(self) -> None:
-        """Light up the followed request; add the run up later if that takes longer than a user should wait."""
-        # In a static batch each line is one request already.
+        """Show the followed request, and count the slots by state in a thread if the session has not counted them."""
+        # In a static batch, each line of the pool is one request already.
         has_lines = self.session.recording.meta.policy_name == "static"
         many = len(self.session.replay.live_requests()) > MANY
         self.set_class(many and self.guided is None and not has_lines, "-by-owner")
@@ -108,11 +108,11 @@ class Watch(PlaybackScreen):
             self.show_frame(everything=True)
 
     def headline(self) -> tuple[list[str], list[str]]:
-        """Return the origin of the recording, and its pool."""
+        """Return the parts of the headline: the origin of the recording, and its pool."""
         return headline(self.session, short=False), headline(self.session, short=True)
 
     def sessions(self) -> Iterable[Session]:
-        """Return the one session."""
+        """Return the session of this screen."""
         return (self.session,)
 
     def show_picture(self) -> None:
@@ -121,25 +121,25 @@ class Watch(PlaybackScreen):
         self.query_one(PoolView).show_frame()
 
     def follow(self, request: int | None) -> None:
-        """Keep one request lit, and show its figures."""
+        """Follow one request, or none: show it in colour and all others in grey, and show its figures."""
         self.session.followed = request
         self.set_class(request is not None, "-following")
         self.query_one(PoolView).follow(request)
         self.show_panels()
 
     def follow_name(self, name: str | None) -> None:
-        """Keep the request with this id lit, and show its figures."""
+        """Follow the request with this id, or none."""
         self.follow(None if name is None else self.session.recording.row_of(name))
 
     def file_name(self) -> str:
-        """Return the names of the recording and the step."""
+        """Return a file name from the names of the recording and the step."""
         return f"{file_stem(self.session.recording.name)}-step{self.session.step_number(self.player.frame)}"
 
     def action_filter(self) -> None:
-        """List and jump to the next kind of events; kinds of which there are none are passed over."""
-        kinds = [kind for kind in EventFilter if kind is EventFilter.ALL or len(self.session.events_through(kind))]
-        present = kinds.index(self.session.event_filter) if self.session.event_filter in kinds else -1
-        self.session.filter_events(kinds[(present + 1) % len(kinds)])
+        """Restrict the event list and the jumps to the next selection of events that is not empty."""
+        filters = [each for each in EventFilter if each is EventFilter.ALL or len(self.session.events_through(each))]
+        current = filters.index(self.session.event_filter) if self.session.event_filter in filters else -1
+        self.session.filter_events(filters[(current + 1) % len(filters)])
         number = len(self.session.listed_events)
         self.notify(f"{self.session.event_filter.value}: {number:,}; [ and ] jump along them.", timeout=3, markup=False)
         self.show_panels()
@@ -155,7 +155,7 @@ class Watch(PlaybackScreen):
             column.set_class(all(child.has_class("-off") for child in children), "-off")
 
     def action_maximise(self) -> None:
-        """Give the whole body to the focused panel or the pool, or take it back."""
+        """Show the focused panel, or else the pool, on the whole screen; or return to all panels."""
         if self.maximized is not None:
             self.minimize()
         else:
@@ -178,7 +178,7 @@ class Watch(PlaybackScreen):
         self.query_one(BelowPool).show_frame()
 
     def action_arrange(self) -> None:
-        """Show the pool by owner, or in physical order."""
+        """Switch between the pool by owner and in physical order."""
         self.toggle_class("-by-owner")
         self.show_frame(everything=True)
 
@@ -208,7 +208,7 @@ class Watch(PlaybackScreen):
         self.follow(message.request)
 
     def show_found(self, found: tuple[str, int] | None) -> None:
-        """Follow the request or select the block that was found."""
+        """Follow the request or select the block that the find dialog returned; do nothing if it is None."""
         if found is None:
             return
         kind, number = found
