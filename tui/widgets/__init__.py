@@ -1,1 +1,1 @@
-"""The parts of a screen."""
+"""Textual widgets: the pool, charts, strips and panels of which screens are composed."""

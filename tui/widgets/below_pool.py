@@ -1,4 +1,4 @@
-"""Lines below the pool: the meaning of its colours, and the changes of the last step."""
+"""Lines below the picture of the pool: the legend of its colours, and the changes of the last step."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 
 _SAMPLE = 2
-"""Characters of a sample of a colour, with the gap behind it."""
+"""Width of a sample of a colour, including the gap after it."""
 _LONGEST_ENTRY = 30
-"""Characters of an entry of the legend."""
+"""Largest usual width of an entry of the legend."""
 
 
 class BelowPool(Widget):
-    """Meaning of the colours, and the last step: two lines for each if the screen has room and they are needed."""
+    """Legend and last step: one line each, or two lines if needed and if the screen is tall enough."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"below--text", "below--weak", "below--strong"}
 
@@ -48,16 +48,16 @@ class BelowPool(Widget):
         self.show_frame()
 
     def show_frame(self) -> None:
-        """Follow the session to its current frame."""
+        """Show the session's current frame."""
         if not self.size.width:
             return
         roomy = self.screen.has_class("-tall") or self.screen.has_class("-xtall")
         legend = self._packed(*self._legend(num_lines=1), num_lines=1 + roomy)
-        if len(legend) > 1:  # then there is room for long words
+        if len(legend) > 1:  # two lines have room for longer texts
             legend = self._packed(*self._legend(num_lines=2), num_lines=2)
         change = self._packed(*self._change(), num_lines=1 + roomy, others="changes")
-        # The legend seldom grows. The changes of a step must not move the picture, so they keep their lines.
-        # It keeps the lines that it has taken.
+        # The number of lines must not change from step to step, because that would move the picture. So the legend
+        # never gives back a line, and the changes always have the same number of lines.
         legend += [Strip([])] * (self._most_legend - len(legend))
         self._most_legend = len(legend)
         self.styles.height = len(legend) + 1 + roomy
@@ -65,7 +65,7 @@ class BelowPool(Widget):
         self.refresh()
 
     def render_line(self, y: int) -> Strip:
-        """Render a line of the legend, or of the change below it."""
+        """Render a line of the legend, or of the changes below it."""
         rest = self._style("text")
         line = self._lines[y] if y < len(self._lines) else Strip([])
         return line.adjust_cell_length(self.size.width, rest)
@@ -73,7 +73,10 @@ class BelowPool(Widget):
     def _packed(
         self, label: Segment, entries: list[list[Segment]], num_lines: int, others: str = "more"
     ) -> list[Strip]:
-        """Pack whole entries behind `label` into at most `num_lines` lines, and the number of the `others`."""
+        """Return at most `num_lines` lines of whole entries after `label`; the last counts entries without room.
+
+        `others` is the noun for these entries.
+        """
         room, strips = self.size.width - label.cell_length, list[Strip]()
         while not strips or entries:
             last = len(strips) == num_lines - 1
@@ -82,7 +85,7 @@ class BelowPool(Widget):
             line = whole_entries(entries[:kept], room, self._style("weak"), self._symbols.cut, others)
             strips.append(Strip.join([Strip([begin]), line]))
             entries = entries[kept:]
-            if entries:  # only an entry behind another has a gap
+            if entries:  # the first entry of a line needs no gap before it
                 entries[0] = entries[0][1:]
         return strips
 
@@ -91,7 +94,7 @@ class BelowPool(Widget):
 
     def _legend(self, num_lines: int) -> tuple[Segment, list[list[Segment]]]:
         key = Segment("o ", self._style("strong"))
-        # Entries are not broken, so a line may end early.
+        # Entries are not split, so the first line may have up to an entry's width left.
         room = num_lines * (self.size.width - key.cell_length) - (num_lines - 1) * _LONGEST_ENTRY
         pool, style = self._pool, self._style("weak")
         if self.screen.has_class("-by-owner"):

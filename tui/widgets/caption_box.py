@@ -1,4 +1,4 @@
-"""Caption of a lesson, above the pictures."""
+"""Box with the current caption of a lesson, above the pictures."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class CaptionBox(Static):
-    """Shows the latest caption, and the key for the next one."""
+    """Shows the current caption, and the key that continues the lesson."""
 
     def __init__(self, captions: Sequence[Caption], symbols: Symbols) -> None:
         super().__init__(id="caption")
@@ -27,13 +27,13 @@ class CaptionBox(Static):
         self._shown: int | None = None
 
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
-        """Return the lines of the longest caption, so that the pictures below stay where they are."""
+        """Return the number of lines of the longest caption, so that the pictures below never move."""
         del container, viewport
         lines = (textwrap.wrap(caption.text, max(width, 1), break_on_hyphens=False) for caption in self._captions)
         return 1 + max(map(len, lines))
 
     def show_frame(self, frame: int, *, playing: bool) -> Caption | None:
-        """Show the caption of `frame`; return it if it is another one than before."""
+        """Show the caption of `frame`; return the caption if it has changed, otherwise None."""
         number = max((index for index, caption in enumerate(self._captions) if caption.frame <= frame), default=0)
         caption = self._captions[number]
         last = number == len(self._captions) - 1

@@ -1,4 +1,4 @@
-"""Panel below the pool that draws cells: a brush in the colours of the theme, and a title that fits."""
+"""Base class of the panels below the pool that draw cells: host memory, encoder cache, drafts."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ if TYPE_CHECKING:
 
 
 class DrawnPanel(Panel):
-    """Panel of cells, as high as the style sheet says."""
+    """Panel with a brush for cells, and a title that is shortened to fit. The style sheet sets its height."""
 
     def __init__(self, session: Session, symbols: Symbols, *, id: str) -> None:  # noqa: A002 - Textual's name
         super().__init__(session, symbols, id=id)
         self._brush = Brush(symbols)
 
     def notify_style_update(self) -> None:
-        """Draw in the colours of another theme."""
+        """Redraw in the colours of the current theme."""
         super().notify_style_update()
         self._brush = Brush(self.symbols)
         self._lines = []
 
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
-        """Return the height that the style sheet sets."""
+        """Return 1, the height unless the style sheet sets another."""
         del container, viewport, width
         return 1
 
     def show_title(self, titles: Sequence[str]) -> None:
-        """Show the first of `titles` that fits, or the last one, cut."""
+        """Show the first of `titles` that fits, or else the last one, shortened."""
         room = self.size.width - 2
         title = next((title for title in titles if len(title) <= room), titles[-1])
         self.border_title = shortened(title, room, self.symbols.cut)

@@ -1,4 +1,4 @@
-"""Entries of a line, each shown whole or not at all."""
+"""Layout of entries in a line: an entry is shown whole or not at all."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ if TYPE_CHECKING:
 
 
 def num_that_fit(entries: Sequence[list[Segment]], room: int) -> int:
-    """Count the leading `entries` that fit into `room` characters; at least one."""
+    """Return the number of leading `entries` that fit into `room` characters; at least 1."""
     ends = accumulate(sum(segment.cell_length for segment in entry) for entry in entries)
     return max(sum(end <= room for end in ends), 1)
 
 
 def whole_entries(entries: Sequence[list[Segment]], room: int, style: Style, cut: str, others: str = "more") -> Strip:
-    """Return the leading `entries` that fit into `room` characters, and the number of the `others`.
+    """Return the leading `entries` that fit into `room` characters, followed by the number of the others.
 
-    The first is always shown; if it does not fit, `cut` replaces its end.
+    `others` is the noun for that number; without room for it, "more" is used. The first entry is always shown; if it
+    does not fit, `cut` replaces its end.
     """
     for kept in range(len(entries), 0, -1):
         shown = Strip(segment for entry in entries[:kept] for segment in entry)

@@ -1,4 +1,4 @@
-"""Host memory below the pool: a map of its slots, and how many blocks are on their way."""
+"""Panel with the map of host memory, below the pool: the owner of each slot, and blocks in transfer."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 
 class HostMap(DrawnPanel):
-    """Slots of host memory in order, with a legend below if there is room."""
+    """Map of the slots of host memory in order, with a legend below if there is room."""
 
     def __init__(self, session: Session, symbols: Symbols, *, id: str = "host") -> None:  # noqa: A002 - Textual's name
         super().__init__(session, symbols, id=id)
 
     def show_frame(self) -> None:
-        """Follow the session to its current frame; the title says how full host memory is."""
+        """Show the session's current frame; the title states how full host memory is."""
         host = self.session.host
         if host is None:
             self.border_title = "no host memory"
@@ -31,7 +31,7 @@ class HostMap(DrawnPanel):
         super().show_frame()
 
     def write(self) -> list[Strip]:
-        """Write the map, then its legend."""
+        """Return the map, then its legend."""
         host, frame, (width, height) = self.session.host, self.session.replay.frame, self.size
         if host is None:
             return []
@@ -45,7 +45,7 @@ class HostMap(DrawnPanel):
         return strips
 
     def _legend(self, entries_now: list[tuple[list[int], str]], together: int) -> Strip:
-        """Return the whole entries that fit, the most telling first."""
+        """Return the leading entries that fit, and the size of a cell if there is room."""
         cell = f"1 cell = {together:,} blocks" if together > 1 else "1 cell = 1 block"
         entries = [([self.sample(paint) for paint in paints], f" {words}") for paints, words in entries_now]
         segments: list[Segment] = []

@@ -1,7 +1,7 @@
-"""The keys at the bottom, in one line: where they do not all fit, the last ones are left out, and none is cut.
+"""Line at the bottom that shows the active keys. If they do not all fit, the last ones are left out.
 
-Textual's own footer has a widget for each key, and makes all widgets anew when one key changes: it took a third of the
-time of every picture.
+It replaces Textual's footer, which has a widget for each key and creates all widgets again when one key changes; that
+took a third of the time of every frame.
 """
 
 from __future__ import annotations
@@ -28,39 +28,39 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One active key."""
+    """An active key."""
 
     name: str
-    """Textual's name of it."""
+    """Textual's name of the key."""
     shown: str
-    """The name in the line."""
+    """Name of the key in the line."""
     help: str
-    """The words for a pointer that rests on it."""
+    """Text of the tooltip."""
     enabled: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Keys that belong together, with one word for their action: `[] Event`."""
+    """One or more keys with one word for their action: `[] Event`."""
 
     keys: tuple[Key, ...]
     word: str
 
     @property
     def width(self) -> int:
-        """Columns, without the space behind it."""
+        """Width in columns, without the space after the entry."""
         return sum(cell_len(key.shown) for key in self.keys) + 1 + cell_len(self.word)
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Entries of the line, the most important first; the palette's ends it."""
+    """Entries of the line, the most important first; the entry of the command palette is at the right end."""
 
     entries: tuple[Entry, ...]
     palette: Entry | None
 
     def that_fit(self, room: int) -> tuple[Entry, ...]:
-        """Return the leading entries that fit into `room` columns with a space between them."""
+        """Return the leading entries that fit into `room` columns, with a space between entries."""
         end = 0
         for num_shown, entry in enumerate(self.entries):
             if end + entry.width > room:
@@ -70,7 +70,7 @@ class Keys:
 
 
 def keys_of(screen: Screen[Any]) -> Keys:
-    """Return the keys that are active on `screen`, as its program names them."""
+    """Return the keys that are active on `screen`, with the names that its application gives them."""
     app = screen.app
 
     def key(active: ActiveBinding) -> Key:
@@ -83,7 +83,7 @@ def keys_of(screen: Screen[Any]) -> Keys:
         )
 
     first: dict[str, ActiveBinding] = {}
-    """The first of all keys that do one thing."""
+    """First key of each action."""
     for active in screen.active_bindings.values():
         if active.binding.show:
             first.setdefault(active.binding.action, active)
@@ -98,7 +98,7 @@ def keys_of(screen: Screen[Any]) -> Keys:
 
 
 class KeyLine(Widget):
-    """Shows the keys that fit, the most important first. A click on one presses it."""
+    """Shows the keys that fit, the most important first. A click on a key presses it."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"keys--key", "keys--word", "keys--edge", "keys--idle", "keys--pointed"}
 
@@ -113,16 +113,16 @@ class KeyLine(Widget):
         self.screen.bindings_updated_signal.subscribe(self, self._tell)
 
     def on_mouse_move(self, event: MouseMove) -> None:
-        """Show which key a click would press."""
+        """Highlight the key that a click would press."""
         self._point_at(self._key_at(event.x))
 
     def on_leave(self, event: Leave) -> None:
-        """Remove the highlight: a click would press no key."""
+        """Remove the highlight."""
         del event
         self._point_at(None)
 
     def on_mouse_down(self, event: MouseDown) -> None:
-        """Press the key."""
+        """Press the key under the mouse, if it is enabled."""
         key = self._key_at(event.x)
         if key is not None and key.enabled:
             self.app.simulate_key(key.name)
@@ -139,11 +139,11 @@ class KeyLine(Widget):
         keys = keys_of(screen)
         if keys != self._keys:
             self._keys = keys
-            self.add_class("-told")  # tests wait for it: everything else has been drawn
+            self.add_class("-told")  # marks that the screen is drawn: screenshots and tests wait for this class
             self.refresh()
 
     def _parts(self) -> Iterator[tuple[str, str, Key | None]]:
-        """Return the text from left to right with its style, and the key that a click on it presses."""
+        """Yield the texts from left to right, each with its style and the key that a click on it presses."""
         if self._keys is None:
             return
         palette = self._keys.palette

@@ -1,4 +1,4 @@
-"""Meanings of colours, below several pools."""
+"""Legend below the pools of a comparison."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Legend(Widget):
-    """Shows the meanings of colours: in the pools as far as they show owners, and in the bars of states below them."""
+    """Legend of the pools, unless colour means state or no pool is visible; then, legend of the bars of states."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"legend--text"}
 
@@ -36,11 +36,11 @@ class Legend(Widget):
         self.color_by = color_by
 
     def show_frame(self) -> None:
-        """Redraw: the meanings depend on the pools' size and level of detail."""
+        """Redraw, because the entries depend on the current frame and on the pools' level of detail."""
         self.refresh()
 
     def render_line(self, y: int) -> Strip:
-        """Render the samples, with their meanings if there is room."""
+        """Render the legend; states are explained if there is room, and otherwise only named."""
         del y
         style, width = self.get_component_rich_style("legend--text"), self.size.width
         if self.color_by is not ColorBy.STATE and any(pool.size.area for pool in self.screen.query(PoolPicture)):

@@ -1,4 +1,4 @@
-"""The pool by owner: a strip for each request, the largest first, and one shape around requests that share blocks."""
+"""The pool by owner: a strip for each request, the largest first, with a bracket around requests that share blocks."""
 
 from __future__ import annotations
 
@@ -31,44 +31,44 @@ if TYPE_CHECKING:
     from ..playback.session import Session
 
 MANY: Final = 24
-"""Requests up to which each has a hue of its own in physical order; with more, the pool is first shown by owner."""
+"""Number of requests above which a screen begins with the pool by owner, because hues would repeat too often."""
 _NAME, _TOKENS = 11, 7
-"""Characters for the name of a request, and for its tokens."""
+"""Widths of the columns for the name of a request and for its tokens."""
 _LEAST_BAR = 10
 _GAP = 2
 _MOST_MEMBERS = (1 << 30, 16, 8, 4, 2)
-"""Requests of a group that have a strip of their own, by what fits; the others share one."""
+"""Largest numbers of requests per group that get their own strip, tried in order; the others share one strip."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _OwnerLine:
-    """One strip before it is drawn."""
+    """Content of a strip."""
 
     name: str
     figure: str
     slots: Slots
     edge: str = " "
-    """Piece of the shape around a group."""
+    """Character of the bracket around a group; a space for a request alone."""
     request: int | None = None
     shared: bool = False
     number: int = 1
-    """Number of requests in the line."""
+    """Number of requests that share the strip."""
     num_tokens: int = 0
 
 
 class OwnerStrips(Panel):
-    """Ranked strips in as many columns as needed; what does not fit is folded into the last line."""
+    """Strips of all requests in as many columns as needed. Requests without room share the last strip."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"owners--followed"}
 
     def __init__(self, session: Session, symbols: Symbols) -> None:
         super().__init__(session, symbols, id="owners")
         self._requests: dict[tuple[int, int], int] = {}
-        """The request of a column and a line."""
+        """Request of each strip, by column and line."""
         self._column_width = 1
 
     def write(self) -> list[Strip]:
-        """Write the summary, the strips, and what is folded."""
+        """Return the summary and the strips."""
         found = holdings(self.session)
         dot = self.symbols.dot
         self.border_title = f"by owner, largest first: comes free when it ends {dot} v: physical order"
@@ -98,7 +98,10 @@ class OwnerStrips(Panel):
         return [self._summary(found), *rows]
 
     def _summary(self, found: Sequence[OwnerGroup]) -> Strip:
-        """Return who holds how much and who most, what sharing saves, and what is free; in fewer words without room."""
+        """Return a line: the held units, the largest request, the units saved by sharing, and the free share.
+
+        The line is shortened if it does not fit.
+        """
         session, unit = self.session, self.session.unit_name
         owners = [owner for holding in found for owner in holding.owners]
         shared = sum(holding.num_shared for holding in found)
@@ -123,7 +126,7 @@ class OwnerStrips(Panel):
             f"{free_share} free",
         ]
         between = f" {self.symbols.dot} "
-        for fewer in (short, [*short[:2], short[3]]):  # the legend says what sharing saves
+        for fewer in (short, [*short[:2], short[3]]):  # sharing is left out first: the legend has it, too
             if len(between.join(filter(None, parts))) > self.size.width:
                 parts = fewer
         while len(text := between.join(filter(None, parts))) > self.size.width and len(parts) > 1:
@@ -138,9 +141,10 @@ class OwnerStrips(Panel):
         words, tokens = f"{len(holding.owners):,} share", f"{int(holding.shared[SlotState.TOKEN]):,}"
         yield _OwnerLine(words, tokens, holding.shared, edge=top, shared=True, number=0)
         followed = self.session.followed
-        # The followed request keeps its strip.
+        # The followed request must have its own strip.
         ranked = sorted(holding.owners, key=lambda owner: owner.request != followed) if followed else holding.owners
-        num_own = most_members + (len(ranked) == most_members + 1)  # one more is named in the line that would count it
+        # A single remaining request gets a strip of its own: a strip "1 more" would take the same line.
+        num_own = most_members + (len(ranked) == most_members + 1)
         own = sorted(ranked[:num_own], key=lambda owner: -owner.num_tokens)
         rest = ranked[num_own:]
         for nth, owner in enumerate(own):
@@ -171,7 +175,7 @@ class OwnerStrips(Panel):
         return line.request is not None and line.request == self.session.followed
 
     def _bar(self, line: _OwnerLine, width: int, most: int) -> Iterator[Segment]:
-        """Draw the slots by state; those of a group's shared blocks in the colour of sharing, the followed in its."""
+        """Yield the bar of a strip: slots by state, or one colour for shared blocks and for the followed request."""
         total = int(line.slots.sum())
         if line.number > 1:
             yield self.text(f"together, {line.num_tokens / line.number:,.0f} each"[:width], "weak")
@@ -211,7 +215,7 @@ class OwnerStrips(Panel):
 
 
 def _unbroken(lines: list[_OwnerLine], room: int) -> list[_OwnerLine]:
-    """Return the lines of columns of `room` lines, with blank lines so that no group is parted if it fits a column."""
+    """Return `lines` with blank lines inserted, so that columns of `room` lines split no group that fits into one."""
     found: list[_OwnerLine] = []
     begins = [at for at, line in enumerate(lines) if line.edge == " " or line.shared] + [len(lines)]
     for begin, end in pairwise(begins):
@@ -223,13 +227,13 @@ def _unbroken(lines: list[_OwnerLine], room: int) -> list[_OwnerLine]:
 
 
 def _folded(lines: list[_OwnerLine], room: int) -> list[_OwnerLine]:
-    """Return as many lines as fit, with all others in the last one."""
+    """Return the first `room` - 1 lines, and a last line for all others together."""
     kept, rest = lines[: room - 1], lines[room - 1 :]
     return [*kept, _more(sum(line.number for line in rest), sum(line.num_tokens for line in rest))]
 
 
 def _more(number: int, num_tokens: int, edge: str = " ") -> _OwnerLine:
-    """Return a line without a bar for several requests: theirs would hide the differences between the others."""
+    """Return the line of several requests together. It has no bar, because bars are scaled to the longest one."""
     return _OwnerLine(
         f"{number:,} more",
         f"{num_tokens:,}",

@@ -1,4 +1,4 @@
-"""Picture of the pool as a widget: level of detail, meaning of colour, and lit changes."""
+"""Widget that shows the picture of a pool: level of detail, meaning of colour, followed request, recent changes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class PoolPicture(ScrollView, inherit_bindings=False):
-    """Scrollable picture of the pool. Repaints only changed lines."""
+    """Scrollable picture of the pool. It repaints only the lines that changed."""
 
     def __init__(
         self,
@@ -51,11 +51,9 @@ class PoolPicture(ScrollView, inherit_bindings=False):
         slots: bool = True,
         longest: int = 0,
     ) -> None:
-        """`heading` names the pool if it is one of several, whose `longest` name has that many characters; without
-        `slots`, no level shows single slots. Changes are lit for `flash_s` wall seconds.
-        """
+        """`heading`, `slots` and `longest` are as for `Zoom`. Changes are highlighted for `flash_s` wall seconds."""
         super().__init__(id=id)
-        self.border_title = heading  # visible even without room for a picture
+        self.border_title = heading  # shown even if there is no room for a picture
         self._symbols = symbols
         self._zoom = Zoom(heading, half_blocks=symbols.color, slots=slots, longest=longest)
         self._flash_s = flash_s
@@ -63,11 +61,11 @@ class PoolPicture(ScrollView, inherit_bindings=False):
         self._brush = Brush(symbols)
         self._strips: LRUCache[bytes, Strip] = LRUCache(1024)
         self.num_lines_painted = 0
-        """Number of repainted lines so far; the frame budget is counted in lines."""
+        """Number of lines repainted so far; tests bound the work per frame with it."""
         self._take(replay)
 
     def open(self, replay: Replay) -> None:
-        """Show the pool of `replay` from now on, at the level of detail and with the cursor of the last one."""
+        """Show the pool of `replay` from now on; keep the level of detail, the cursor and the followed request."""
         cursor, followed = self._canvas.cursor, self._canvas.followed
         self._color_by = self.color_by
         self._take(replay)
@@ -91,7 +89,7 @@ class PoolPicture(ScrollView, inherit_bindings=False):
 
     @property
     def cursor(self) -> int | None:
-        """The selected unit, from 0 in address order."""
+        """Unit under the cursor, numbered from 0 in address order."""
         return self._canvas.cursor
 
     @property
@@ -107,32 +105,35 @@ class PoolPicture(ScrollView, inherit_bindings=False):
 
     @property
     def lit_name(self) -> str | None:
-        """Name of the request that alone is lit, while all others are in shade; None where all are lit."""
+        """Id of the request that keeps its colours while all others are grey; None if all requests are in colour."""
         request = self._canvas.lit_request
         return None if request is None else str(self._replay.recording.requests.id[request])
 
     @property
     def lights_changes(self) -> bool:
-        """Whether the picture is shown and lights up changes."""
+        """Whether the picture is shown and highlights changes."""
         return self.display and self._flash_s > 0
 
     @property
     def tiling(self) -> Tiling:
-        """Cells of the current level of detail."""
+        """Division of the pool into cells at the current level of detail."""
         return self._canvas.tiling
 
     def get_line_filters(self) -> Sequence[LineFilter]:
-        """Return all filters but one that these colours do not need: it would take a third of a frame's time."""
+        """Return Textual's filters without `ANSIToTruecolor`.
+
+        These colours do not need that filter, and it would take a third of the time of a frame.
+        """
         return [item for item in super().get_line_filters() if not isinstance(item, ANSIToTruecolor)]
 
     def notify_style_update(self) -> None:
-        """Draw in the colours of another theme."""
+        """Redraw in the colours of the current theme."""
         super().notify_style_update()
         self._brush = Brush(self._symbols)
         self._strips.clear()
 
     def show_frame(self) -> None:
-        """Follow the replay to its current frame, and light up the changes."""
+        """Show the replay's current frame, and highlight the changes since the frame shown before."""
         before, self._frame = self._frame, self._replay.frame
         self._canvas.update()
         self._show_title()
@@ -146,7 +147,7 @@ class PoolPicture(ScrollView, inherit_bindings=False):
             self._repaint()
 
     def _light_up(self, before: int) -> None:
-        """Light up the changes since frame `before`, and put them out later."""
+        """Highlight the changes since frame `before`, and set a timer that ends the highlight."""
         if self._flash.see(before, time.monotonic()):
             self.set_timer(self._flash.flash_s * 1.05, self._put_out)
         self._canvas.light_up(self._flash.lights(time.monotonic()))
@@ -156,24 +157,24 @@ class PoolPicture(ScrollView, inherit_bindings=False):
         self._repaint()
 
     def follow(self, request: int | None) -> None:
-        """Put all units in shade except those of `request`; None lights all."""
+        """Show `request` in colour and all others in grey; None shows all in colour."""
         self._canvas.followed = request
         self._show_title()
         self._repaint()
 
     def zoom(self, direction: int) -> bool:
-        """Show more (1) or less (-1) detail around the cursor; return whether there is such a level."""
+        """Show more (1) or less (-1) detail around the cursor; return whether that level exists."""
         moved = self._zoom.move(direction)
         if moved:
             self._show_level()
         return moved
 
     def on_resize(self) -> None:
-        """Make the picture as large as the widget."""
+        """Compute the levels of detail for the new size."""
         self._measure()
 
     def watch_scroll_y(self, old_value: float, new_value: float) -> None:
-        """Paint the lines that came into view."""
+        """Paint the lines that have come into view."""
         super().watch_scroll_y(old_value, new_value)
         if round(old_value) != round(new_value):
             self._repaint()
@@ -204,7 +205,7 @@ class PoolPicture(ScrollView, inherit_bindings=False):
         return self._lines.length_at(int(self._replay.frame_seq[self._replay.frame]))
 
     def _measure(self) -> None:
-        """Find the levels of detail for this size."""
+        """Compute the levels of detail for the current size, and show the current level."""
         width, height = self.size
         if not width or not height:
             return
@@ -217,7 +218,7 @@ class PoolPicture(ScrollView, inherit_bindings=False):
         self._strips.clear()
         self._keys = np.empty((0, 0), np.int32)
         self.virtual_size = Size(self.tiling.width, self._canvas.height)
-        # Otherwise, a scrollbar that the layout needed for a moment would stay.
+        # Textual would keep a scrollbar that was needed only during the layout.
         self.styles.overflow_x = "auto" if self.tiling.width > self.size.width else "hidden"
         self._scroll_to_cursor()
         self._repaint()
@@ -250,8 +251,9 @@ class PoolPicture(ScrollView, inherit_bindings=False):
             self.refresh(*regions)
 
     def _regions(self, changed: MaskArray) -> list[Region]:
-        """Return, for each changed line, the region from its first changed character to its last. Redrawing more would
-        be felt over a slow link, as would a region for each change.
+        """Return one region for each changed line, from its first to its last changed character.
+
+        Larger regions, or a region for each change, would be slow over a slow link.
         """
         lines = np.flatnonzero(changed.any(axis=1))
         first = changed[lines].argmax(axis=1) - self.scroll_offset.x

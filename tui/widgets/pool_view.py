@@ -1,4 +1,4 @@
-"""The pool under the keyboard and the mouse: a cursor on a unit, and the request to follow."""
+"""Picture of the pool that reacts to keyboard and mouse: the user selects units and follows requests in it."""
 
 from __future__ import annotations
 
@@ -31,27 +31,27 @@ class PoolView(PoolPicture, can_focus=True, inherit_bindings=False):
 
     @dataclass
     class Selected(Message):
-        """The cursor is on another unit; None if there is no cursor."""
+        """Message that the cursor is on another unit, or that it was removed (None)."""
 
         pool: PoolView
         unit: int | None
 
     @dataclass
     class Hovered(Message):
-        """Message that the mouse is over another unit, or over none (None)."""
+        """Message that the mouse is over another unit, or over no unit (None)."""
 
         pool: PoolView
         unit: int | None
 
     @dataclass
     class Follow(Message):
-        """The user asks to follow a request, or None."""
+        """Message that the user wants to follow a request, or no request (None)."""
 
         pool: PoolView
         request: int | None
 
     _hovered: int | None = None
-    """The unit under the mouse, from 0 in address order."""
+    """Unit under the mouse, numbered from 0 in address order."""
 
     def select(self, unit: int) -> None:
         """Put the cursor on `unit`, and scroll to it."""
@@ -61,14 +61,14 @@ class PoolView(PoolPicture, can_focus=True, inherit_bindings=False):
         self.post_message(self.Selected(self, unit))
 
     def action_move(self, right: int, down: int) -> None:
-        """Move the cursor by cells."""
+        """Move the cursor by `right` columns and `down` rows of cells."""
         if self.cursor is None:
             self.select(self._unit_at(0, 0) or 0)
         else:
             self.select(self._canvas.moved(self.cursor, right, down))
 
     def action_follow(self) -> None:
-        """Follow the request that holds the selected unit, or else another one of the cell's."""
+        """Follow the request that holds the selected unit, or else the first request that holds a unit of its cell."""
         if self.cursor is None:
             return
         cell = self.tiling.units_of(int(self.tiling.cell_of(np.array([self.cursor]))[0]))
@@ -77,7 +77,7 @@ class PoolView(PoolPicture, can_focus=True, inherit_bindings=False):
         self.post_message(self.Follow(self, int(held[0]) if len(held) else None))
 
     def action_leave(self) -> None:
-        """Follow no request, select nothing, and give the arrow keys back to the player."""
+        """Follow no request, remove the cursor, and remove the focus, so that arrow keys control playback again."""
         self._canvas.cursor = None
         self._repaint()
         self.post_message(self.Selected(self, None))

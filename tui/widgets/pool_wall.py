@@ -1,4 +1,4 @@
-"""The wall of pools: one strip for each server of a fleet, the longest queue first, and the clock below them."""
+"""Widgets of the screen of a fleet: a strip for each server, the longest queue first, and the time line below."""
 
 from __future__ import annotations
 
@@ -32,30 +32,33 @@ if TYPE_CHECKING:
     from ..playback.fleet_servers import FleetServer, FleetServers, ServerNow, Stop
 
 _HELD, _RUNS, _WAITS, _HITS = 7, 7, 8, 8
-"""Characters for the figures of a server."""
+"""Widths of the columns of figures beside a strip, in characters."""
 FIGURES: Final = _HELD + _RUNS + _WAITS + _HITS + 1
 _MOST_BAR, _LEAST_AXIS = 10, 60
-"""Characters of the bar of waiting requests, drawn if the axis keeps as many columns as the second number."""
+"""Width of the bar of waiting requests, and the least width that the time axis must keep beside the bar."""
 _MOST_LINES = 9
-"""Lines of a strip, with the empty one below it."""
+"""Largest number of lines of a strip, including the empty line below it."""
 _BELOW = 2
-"""Lines below the strips: the colours, and the followed request or the whole fleet."""
+"""Number of lines below the strips: the legend, and a line about the followed request or the whole fleet."""
 
 
 def columns_right_of_axis(width: int) -> int:
-    """Return the columns right of the time axis: the figures, and the bar of waiting requests where there is room."""
+    """Return the number of columns right of the time axis, for the figures and, if there is room, the bar."""
     return FIGURES + (_MOST_BAR if width - GUTTER - FIGURES - _MOST_BAR >= _LEAST_AXIS else 0)
 
 
 class PoolWall(LineBox):
-    """Each strip is a pool over the whole run, with its figures at the clock; servers that do not fit share one."""
+    """Strips of the servers: the held share of each pool over the whole run, and figures at the current time.
+
+    Servers for which there is no room share the last strip.
+    """
 
     can_focus = False
     COMPONENT_CLASSES: ClassVar[set[str]] = {"wall--picked", "wall--bar"}
 
     @dataclass
     class Opened(Message):
-        """The user asks to watch one server alone."""
+        """Message that the user wants to watch one server alone."""
 
         server: int
 
@@ -63,20 +66,20 @@ class PoolWall(LineBox):
         super().__init__(symbols, id="wall")
         self._fleet = fleet
         self.picked = 0
-        """Place of the selected strip, from the top."""
+        """Index of the selected strip, from the top."""
         self.shown: list[int] = []
-        """Numbers of the servers with a strip of their own, from the top."""
+        """Numbers of the servers that have their own strip, from the top."""
         self._lines_each = 1
         self._axis: FloatArray = np.empty(0)
         self._held: dict[int, FloatArray] = {}
 
     def pick(self, direction: int) -> None:
-        """Select the next or the previous strip."""
+        """Select the next (1) or previous (-1) strip."""
         self.picked = min(max(self.picked + direction, 0), max(len(self.shown) - 1, 0))
         self.show_frame()
 
     def write(self) -> list[Strip]:
-        """Write the heading, the strips, the meaning of the colours, and what is followed."""
+        """Return the heading, the strips, the legend, and a line about the followed request or the whole fleet."""
         width, height = self.size
         fleet, axis_width = self._fleet, width - GUTTER - columns_right_of_axis(width)
         if axis_width < 1 or height < 3:
@@ -87,8 +90,8 @@ class PoolWall(LineBox):
             self._axis, self._held = edges_s, {}
         now, stops = fleet.at(clock_s), fleet.stops(fleet.followed)
         ranked = fleet.hottest(now)
-        here = {stop.server for stop in stops}
-        ranked.sort(key=lambda number: number not in here)  # the followed request's servers are always seen
+        visited = {stop.server for stop in stops}
+        ranked.sort(key=lambda number: number not in visited)  # the followed request's servers come first
         first = f"with {fleet.followed} (>), " if stops else ""
         title = f"share of each pool held {self.symbols.dot} order: {first}most waiting, fullest"
         self.border_title = shortened(title, width - 4, self.symbols.cut)
@@ -97,7 +100,7 @@ class PoolWall(LineBox):
         num_own = len(ranked) if len(ranked) <= room else room - 1
         self.shown, self._lines_each = ranked[:num_own], lines_each
         self.picked = min(self.picked, max(num_own - 1, 0))
-        most_waiting = max((one.waiting for one in now), default=0)
+        most_waiting = max((state.waiting for state in now), default=0)
         drawn = [self._heading(axis_width)]
         for place, number in enumerate(self.shown):
             drawn += self._strip(number, now, stops, most_waiting, picked=place == self.picked)
@@ -170,7 +173,7 @@ class PoolWall(LineBox):
         return Segment(text.ljust(width), self.get_component_rich_style("wall--bar"))
 
     def _who_waits(self, server: FleetServer) -> Segment:
-        """Name the first of the queue beside the second line of a strip."""
+        """Return the ids of the first requests in a server's queue, for the second line of its strip."""
         room = columns_right_of_axis(self.size.width) - 2
         names = server.waiting_ids(self._fleet.player.clock_s, room // 3)
         text = "  first in line:"
@@ -181,15 +184,16 @@ class PoolWall(LineBox):
         return self.text(text if names else "", "weak")
 
     def _folded(self, numbers: Sequence[int], now: Sequence[ServerNow], most_waiting: int) -> Strip:
-        """Return the line of all servers without a strip: their mean over the run, and their sums."""
+        """Return the strip that the servers `numbers` share: the mean held share, and sums of the other figures."""
+        # The mean of a sample of about 50 servers is exact enough for one line, and cheap in a large fleet.
         held = np.mean([self._held_of(number) for number in numbers[:: max(len(numbers) // 50, 1)]], axis=0)
-        ones = [now[number] for number in numbers]
-        together = ones[0]._replace(
-            held=float(np.mean([one.held for one in ones])),
-            running=sum(one.running for one in ones),
-            waiting=sum(one.waiting for one in ones),
-            prompt_tokens=sum(one.prompt_tokens for one in ones),
-            hit_tokens=sum(one.hit_tokens for one in ones),
+        states = [now[number] for number in numbers]
+        together = states[0]._replace(
+            held=float(np.mean([state.held for state in states])),
+            running=sum(state.running for state in states),
+            waiting=sum(state.waiting for state in states),
+            prompt_tokens=sum(state.prompt_tokens for state in states),
+            hit_tokens=sum(state.hit_tokens for state in states),
         )
         label = f"  {len(numbers):,} more".ljust(GUTTER)
         figures = self._figures(together, max(most_waiting, together.waiting))
@@ -203,11 +207,14 @@ class PoolWall(LineBox):
     def _chart(
         self, held: FloatArray, now: float, height: int, stay: npt.NDArray[np.bool_] | None = None
     ) -> list[list[Segment]]:
-        """Draw the share held over the run, with that of `now` at the clock; the last line shows the `stay`."""
+        """Return the lines of a chart of the `held` share over time, with the value `now` at the clock.
+
+        The last line marks the columns of `stay`, in which the followed request is on the server.
+        """
         symbols, states = self.symbols, self.symbols.palette.states
         clock = self._column(self._fleet.player.clock_s)
         held = np.concatenate((held[:clock], [now], held[clock + 1 :]))
-        # Strips of one line leave an eighth free, so that full ones do not become one area.
+        # In strips of one line, a full pool takes seven eighths, so that neighbouring strips stay apart.
         cells = columns(held, 1.0 if height > 1 else EIGHTHS / (EIGHTHS - 1), height)
         if stay is not None:
             cells[-1] = np.maximum(cells[-1], stay)
@@ -227,7 +234,7 @@ class PoolWall(LineBox):
         return lines
 
     def _stay_below(self, stay: npt.NDArray[np.bool_]) -> Strip:
-        """Draw the time in which the followed request is on a server, below its strip."""
+        """Return the line below a strip: it marks the columns in which the followed request is on the server."""
         style = Style(color=self.symbols.palette.hues[1])
         return Strip([Segment(self.symbols.held if here else " ", style) for here in stay.tolist()]).simplify()
 
@@ -267,18 +274,18 @@ class PoolWall(LineBox):
         return Strip(segments)
 
     def _telling(self, now: Sequence[ServerNow], stops: Sequence[Stop]) -> Strip:
-        """Tell the way of the followed request, or else what the whole fleet does now."""
+        """Return a line about the way of the followed request, or else about the whole fleet at the current time."""
         width, name = self.size.width, self._fleet.followed
         if stops:
             texts = [
                 f"{name}  {way(self._fleet, list(stops), self.symbols.arrow, short=short)}" for short in (False, True)
             ]
-            text = next((one for one in texts if len(one) <= width), shortened(texts[-1], width, self.symbols.cut))
+            text = next((text for text in texts if len(text) <= width), shortened(texts[-1], width, self.symbols.cut))
             return Strip([self.text(text, "strong")])
         parts = [
-            f"now {sum(one.running for one in now):,} run",
-            f"{sum(one.waiting for one in now):,} wait",
-            f"mean {percent(float(np.mean([one.held for one in now])), 1)} held",
+            f"now {sum(state.running for state in now):,} run",
+            f"{sum(state.waiting for state in now):,} wait",
+            f"mean {percent(float(np.mean([state.held for state in now])), 1)} held",
             f"so far: busiest computed {self._fleet.imbalance(now):.2f} times the mean",
             *([f"{percent(*self._fleet.hits(now))} of prompt tokens found"] if self._fleet.hits(now)[0] else []),
             "n follows a request",
@@ -290,7 +297,7 @@ class PoolWall(LineBox):
         return Strip([self.text("all servers".ljust(GUTTER), "label"), self.text(text, "strong")])
 
     def on_click(self, event: events.Click) -> None:
-        """Select the clicked strip; open it with a second click."""
+        """Select the clicked strip; open its server on a double click."""
         offset = event.get_content_offset(self)
         place = -1 if offset is None else (offset.y - 1) // self._lines_each
         if 0 <= place < len(self.shown):
@@ -301,7 +308,7 @@ class PoolWall(LineBox):
 
 
 class FleetClock(Scrubber):
-    """Waiting requests of all servers over time, above the common scrubber; its axis is that of the strips."""
+    """Chart of the waiting requests of all servers, above the scrubber. Its time axis is aligned with the strips."""
 
     def __init__(self, fleet: FleetServers, symbols: Symbols) -> None:
         super().__init__(fleet.player, symbols, id="fleet-clock")
@@ -310,11 +317,11 @@ class FleetClock(Scrubber):
         self._drawn: tuple[int, int, npt.NDArray[np.int64], int] = (0, 0, np.empty(0, np.int64), 1)
 
     def show_frame(self) -> None:
-        """Follow the clock."""
+        """Show the player's current frame."""
         self.refresh()
 
     def move(self) -> None:
-        """Follow the clock with the scrubber alone, thirty times a second; all lines where the cursor has moved."""
+        """Redraw the line of the scrubber, or all lines if the cursor is in another column."""
         column = self.cursor_column if self.axis_width else 0
         if column != self._column:
             self._column = column
@@ -324,15 +331,15 @@ class FleetClock(Scrubber):
 
     @property
     def axis_width(self) -> int:
-        """Columns of the axis."""
+        """Width of the axis in columns."""
         return max(self.size.width - GUTTER - columns_right_of_axis(self.size.width), 0)
 
     def place(self) -> str:
-        """Return nothing: steps of several servers have no common number."""
+        """Return an empty text, because the servers share no step number."""
         return ""
 
     def render_line(self, y: int) -> Strip:
-        """Render the queue of all servers, or the scrubber."""
+        """Render a line of the chart, or the scrubber."""
         width, height = self.axis_width, self.size.height
         rest = self.get_component_rich_style("timeline--text")
         if not width:
@@ -357,7 +364,7 @@ class FleetClock(Scrubber):
         return Strip([*gutter, *cells]).simplify().adjust_cell_length(self.size.width, rest)
 
     def _queue(self, width: int, height: int) -> tuple[npt.NDArray[np.int64], int]:
-        """Return the bars of waiting requests, and the number that a full bar means."""
+        """Return the bars of waiting requests in eighths, shape (height, width), and the number that fills a bar."""
         if self._drawn[:2] != (width, height):
             edges_s = self.edges_s(width)
             waiting = np.maximum.reduce(

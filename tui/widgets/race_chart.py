@@ -1,4 +1,4 @@
-"""Durations of the runs of a comparison, above their common scrubber."""
+"""Chart of the durations of compared runs, above their common scrubber."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ if TYPE_CHECKING:
 
 _LABEL = 14
 _TIME = 9
-"""Columns right of the axis, for the duration of a run that is as long as the axis."""
+"""Number of columns right of the axis, for the duration of a run that is as long as the axis."""
 _MOST_TIMES = 4
-"""Longest axis, as a multiple of the fastest run's duration, if the slowest takes more than twice as long."""
+"""Length of a shortened axis, in durations of the shortest run; a run twice as long as that shortens the axis."""
 
 
 class Race(Scrubber):
-    """Duration of each run, with a line for each if there is room, above a scrubber."""
+    """A scrubber, with a line above it for the duration of each run if there is room."""
 
     def __init__(self, comparison: ComparedRuns, symbols: Symbols) -> None:
         super().__init__(comparison.player, symbols, id="race")
         self._comparison = comparison
-        # The clock of rows for training means nothing, so there are no times to compare.
+        # Rows of a training batch are filled without a clock, so there are no times to compare.
         timed = comparison.lanes[0].session.rows is None
         self.set_class(timed and len(comparison.lanes) == 2, "-two").set_class(not timed, "-untimed")
         self.set_class(timed and len(comparison.lanes) > 3, "-four")
 
     def show_frame(self) -> None:
-        """Follow the comparison to its current frame."""
+        """Show the current frame of the comparison."""
         self.refresh()
 
     @property
     def axis_width(self) -> int:
-        """Columns of the axis."""
+        """Width of the axis in columns."""
         return max(super().axis_width - _TIME * self._has_lines, 0)
 
     @property
@@ -52,13 +52,13 @@ class Race(Scrubber):
 
     @property
     def _span_s(self) -> float:
-        """Seconds that the axis shows: cut if one run takes many times as long as another."""
+        """Length of the axis in seconds: shortened if one run takes many times as long as another."""
         durations_s = [lane.session.player.duration_s for lane in self._comparison.lanes]
         whole_s = super()._span_s
         return min(whole_s, _MOST_TIMES * min(durations_s)) if whole_s > 2 * _MOST_TIMES * min(durations_s) else whole_s
 
     def marks(self) -> list[tuple[str, TextualStyle, str]]:
-        """Return the marks at the ends of the runs."""
+        """Return the entries of the title: marks at the ends of runs, and the figures beside the lanes."""
         style = TextualStyle.from_rich_style(self._style("value"))
         ending = [lane for lane in reversed(self._comparison.lanes) if not self._is_beyond(lane.session)]
         names = ", ".join(lane.label for lane in ending)
@@ -71,11 +71,11 @@ class Race(Scrubber):
         return marks
 
     def place(self) -> str:
-        """Return nothing: steps of several runs have no common number."""
+        """Return an empty text, because the runs share no step number."""
         return ""
 
     def render_line(self, y: int) -> Strip:
-        """Render a run's line, or the scrubber."""
+        """Render the line of a run, or the scrubber."""
         width, lanes = self.axis_width, self._comparison.lanes
         rest = self._style("text")
         if not width:
@@ -86,7 +86,8 @@ class Race(Scrubber):
         cells = self._track(width) if last else self._span(y, width)
         column = self.cursor_column
         line = self.symbols.knob if last else "│" if self.symbols.color else "|"
-        if last or cells[column].style not in (self._style("value"), self._style("label")):  # no time is written over
+        # The cursor must not hide a duration.
+        if last or cells[column].style not in (self._style("value"), self._style("label")):
             cells[column] = Segment(line, Style(color=self.symbols.palette.cursor, bold=True))
         if last:
             rows = lanes[0].session.rows
@@ -106,12 +107,12 @@ class Race(Scrubber):
         return self.get_component_rich_style(f"timeline--{name}")
 
     def _span(self, number: int, width: int) -> list[Segment]:
-        """Render the duration of a run as a bar: solid up to the clock, thin beyond it, with the time at its end."""
+        """Return the bar of a run's duration: solid up to the clock, thin after it, with the duration at its end."""
         session = self._comparison.lanes[number].session
         end = self._column_of_end(session, width)
         gone = min(self.cursor_column, end)
         when = f" {self.symbols.arrow}" if self._is_beyond(session) else ""
-        # The blank is where the clock ends.
+        # The blank before the time leaves room for the cursor at the end of the run.
         when += f" {duration(session.player.duration_s)} "
         cells = [Segment(self.symbols.up[8], self._style("bar"))] * (gone + 1)
         cells += [Segment(self.symbols.track, self._style("bar"))] * (end - gone)
@@ -120,19 +121,19 @@ class Race(Scrubber):
         cells += [Segment(" ", self._style("text"))] * (width - len(cells))
         begin = max(min(end + 1, width - len(when)), 0)
         style = self._style("value" if over else "label")
-        # The cursor may take the blanks around the time, not the one in it.
+        # The blanks around the time have another style, so the cursor may be drawn there.
         cells[begin + 1 : begin + len(when) - 1] = [Segment(letter, style) for letter in when[1:-1]]
         return cells[:width]
 
     def _is_beyond(self, session: Session) -> bool:
-        """Tell whether a run continues beyond the axis."""
+        """Tell whether a run ends after the end of the axis."""
         return session.player.duration_s > self.player.begin_s + self._span_s * 1.001
 
     def _column_of_end(self, session: Session, width: int) -> int:
         return int(self.column_of(np.array([session.player.duration_s]), width)[0])
 
     def _track(self, width: int) -> list[Segment]:
-        """Render the end of each run."""
+        """Return the scrubber with a mark at the end of each run."""
         cells = [Segment(self.symbols.track, self._style("track")) for _ in range(width)]
         for lane in self._comparison.lanes:
             if not self._is_beyond(lane.session):

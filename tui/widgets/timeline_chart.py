@@ -1,4 +1,4 @@
-"""The whole run on one axis: memory by state, the batch, the queue, and a scrubber."""
+"""Charts of the whole run on one time axis: slots by state, running and waiting requests, and the scrubber."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from ..playback.session import Session
 
 _FULL_MARK = 4
-"""Events in one column that fill its mark, where no column has more."""
+"""Number of events that fill the mark of a column, unless a column has more."""
 _MOST_KINDS = 2
-"""Kinds of events that are named beside a mark."""
+"""Largest number of kinds of events that are named in the title."""
 _FREE = (SlotState.FREE, SlotState.CACHED, SlotState.EXTERNAL)
 
 
@@ -50,13 +50,13 @@ class TimelineChart(Scrubber):
         self._notable = self._charts.events.notable
         self._lines: list[Strip] = []
         self._now: tuple[int, list[Strip]] = (-1, [])
-        """The row of the charts under the cursor, and its column of the charts."""
+        """Row of the charts at the clock, and the characters that show this row alone, one per line."""
         self._drawn_size = Size(0, 0)
         self._followed = session.followed
         self._column = -1
 
     def show_frame(self) -> None:
-        """Follow the session to its current frame, and the request that it follows."""
+        """Show the session's current frame and followed request; redraw only what has changed."""
         column = self.cursor_column if self.axis_width else 0
         if self._followed == self._session.followed and column == self._column:
             labels = (Region(0, y, GUTTER, 1) for y in self._labelled_lines())
@@ -69,7 +69,7 @@ class TimelineChart(Scrubber):
         self.refresh()
 
     def notify_style_update(self) -> None:
-        """Draw the charts in the colours of another theme."""
+        """Redraw the charts in the colours of the current theme."""
         super().notify_style_update()
         self._drawn_size = Size(0, 0)
 
@@ -102,11 +102,11 @@ class TimelineChart(Scrubber):
 
     @property
     def begin_s(self) -> float:
-        """The moment at which the charts begin, which may be before the first frame that the player can show."""
+        """Time at which the charts begin, which may be before the first frame that the player can show."""
         return float(self._charts.times_s[0])
 
     def marks(self) -> list[tuple[str, TextualStyle, str]]:
-        """Return the marks of notable events, of the followed request alone if there is one, and of its memory."""
+        """Return the entries of the title: the memory of the followed request, notable events, and scales of charts."""
         session, symbols = self._session, self.symbols
         shown = self._marked_events()
         found = []
@@ -122,7 +122,7 @@ class TimelineChart(Scrubber):
         return [(glyph, TextualStyle.from_rich_style(self._rich(name)), words) for glyph, name, words in found]
 
     def _scales(self) -> list[tuple[str, npt.NDArray[Any]]]:
-        """Return the names and the values of the charts of requests that are shown."""
+        """Return the name and the values of each visible chart of requests."""
         charts = self._charts
         return [("running", charts.running), ("waiting", charts.waiting)][: 1 + (self.size.height > 3)]
 
@@ -130,13 +130,16 @@ class TimelineChart(Scrubber):
         return Style(color=self._mark_color()) if name == "tick" else self.get_component_rich_style(f"timeline--{name}")
 
     def _mark_color(self) -> str:
-        """Return the pool's colour for shortages if a marked event is one (a preemption), else the text's colour."""
+        """Return the colour of the marks: the pool's colour of freed units if an event is a shortage, else plain."""
         shortage = bool(np.isin(self._marked_events().kind, NOTABLE).any())
         palette = self.symbols.palette
         return palette.changes[1] if shortage else palette.cursor
 
     def _cell_now(self, y: int) -> Segment:
-        """Return the character of a line at the clock: its frame alone, not all that share the column."""
+        """Return the character of line `y` under the cursor: it shows the current frame alone.
+
+        The other columns show all their frames together.
+        """
         row = self._num_before + self._session.player.frame
         if self._now[0] != row:
             here, charts = slice(row, row + 1), self._charts
@@ -146,7 +149,7 @@ class TimelineChart(Scrubber):
         return segment
 
     def _labelled_lines(self) -> set[int]:
-        """Return the lines whose value changes with the clock though the cursor stays in its column."""
+        """Return the lines with a value at the left, which changes with every frame."""
         height = self.size.height
         return {line for line in (0, height - 3, height - 2, height - 1) if line >= 0}
 
@@ -185,7 +188,10 @@ class TimelineChart(Scrubber):
     def _draw_values(
         self, slots: npt.NDArray[Any], running: npt.NDArray[Any], waiting: npt.NDArray[Any], height: int
     ) -> list[Strip]:
-        """Draw the charts above the scrubber in `height` lines with it; the values have one row a column."""
+        """Return the lines of the charts; together with the scrubber, they take `height` lines.
+
+        The values have one row per column of the axis.
+        """
         num_charts = 2 if height > 3 else 1
         strips = self._memory(slots[:, list(STACK)], max(height - num_charts - 1, 0))
         strips.append(self._bars(running, self._charts.running.max()))
@@ -204,7 +210,7 @@ class TimelineChart(Scrubber):
     def _memory(self, slots: npt.NDArray[np.float64], height: int) -> list[Strip]:
         if not height:
             return []
-        if height == 1 and not self.symbols.color:  # a single glyph cannot say how much
+        if height == 1 and not self.symbols.color:  # a glyph of a state cannot show a share, so draw a bar
             free = slots[:, [STACK.index(state) for state in _FREE]].sum(axis=1)
             return [self._bars(self._session.capacity - free, self._session.capacity)]
         layers = np.stack(stacked(slots, height), axis=-1)
@@ -217,8 +223,8 @@ class TimelineChart(Scrubber):
         return Strip([Segment(text, style)])
 
     def _track(self, width: int) -> Strip:
-        """Render the scrubber: notable events by column; or the life of the followed request and its own events."""
-        _session, symbols = self._session, self.symbols
+        """Render the scrubber: marks of notable events, and the time in which the followed request holds memory."""
+        symbols = self.symbols
         events = self._events_of_columns(width)
         marks = columns(events, max(events.max(), _FULL_MARK), 1)[0]
         held = self._residency(width)
@@ -240,7 +246,7 @@ class TimelineChart(Scrubber):
         return np.bincount(self.column_of(self._charts.times_s[frames], width), minlength=width)
 
     def _marked_events(self) -> Events:
-        """Return the notable events; of the followed request alone, if there is one."""
+        """Return the notable events, or those of the followed request alone, if there is one."""
         session = self._session
         return self._notable if session.followed is None else self._notable.of_request(session.followed)
 

@@ -1,4 +1,4 @@
-"""Bar of the whole pool by the states of its slots, and a legend that explains it."""
+"""Bar that shows the states of all slots of the pool, and a legend that names and explains the states."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
     from ..playback.session import Session
 
 _FIGURES_WIDTH = 10
-"""Characters of an entry of the legend besides its words: a sample, a share, and what keeps them apart."""
+"""Width of an entry of the legend without its texts: a sample, a share, and the spaces between these."""
 _GAP = 2
-"""Characters between entries."""
+"""Number of spaces between entries."""
 _TITLE, _TITLE_BESIDE = "where the memory is now", "bar: whole pool"
 _TALL = 38
-"""Lines of a screen with room for a taller legend."""
+"""Least number of lines of a screen with room for a taller legend."""
 
 
 class WasteBar(Widget):
-    """A stacked bar of the pool's slots by state. Its legend lists the states that this recording has at any time."""
+    """A stacked bar of the pool's slots by state. The legend lists every state that occurs in the recording."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"waste--text", "waste--meaning"}
 
@@ -56,13 +56,13 @@ class WasteBar(Widget):
             self._take_lines()
 
     def show_frame(self) -> None:
-        """Follow the session to its current frame."""
+        """Show the session's current frame; on a narrow screen, the title describes the selection."""
         room = self.size.width - 2
         words = [_TITLE]
         if self.screen.has_class("-narrow") and (inspected := selection(self._session)):
-            # The bar is of the whole pool, whatever is selected.
+            # The title must not suggest that the bar is about the selection.
             words = [f"{_TITLE_BESIDE} {self._symbols.dot} {inspected}", inspected]
-        # A request's id is not markup.
+        # `Content` prevents that a request's id is taken for markup.
         text = next((text for text in words if len(text) <= room), words[-1])
         title = Content(shortened(text, room, self._symbols.cut))
         if title != self._title:
@@ -70,7 +70,7 @@ class WasteBar(Widget):
         self.refresh()
 
     def on_resize(self) -> None:
-        """Take as many lines as the legend needs at this width."""
+        """Set the height to what the legend needs at the new width."""
         self.show_frame()
         self._take_lines()
 
@@ -91,7 +91,7 @@ class WasteBar(Widget):
         return Strip(segments).adjust_cell_length(self.size.width, self.get_component_rich_style("waste--text"))
 
     def _columns(self) -> tuple[list[int], bool]:
-        """Return the width of each column of the legend, and whether it explains the states: if there is room."""
+        """Return the widths of the legend's columns, and whether there is room for explanations of the states."""
         meanings, number = self._most_columns(meanings=True), len(self._listed)
         most_lines = 4 if meanings > 1 and self.screen.size.height >= _TALL else 2
         explains = meanings > 0 and -(-number // meanings) <= most_lines
@@ -102,13 +102,13 @@ class WasteBar(Widget):
         return [width + max(spare, 0) for width in widths], explains
 
     def _most_columns(self, *, meanings: bool) -> int:
-        """Return the largest number of entries that fit beside each other; 0 if one does not."""
+        """Return the largest number of entries that fit beside each other; 0 if not even one fits."""
         numbers = range(len(self._listed), 0, -1)
         fitting = (number for number in numbers if sum(self._widths(number, meanings=meanings)) <= self.size.width)
         return next(fitting, 0)
 
     def _widths(self, number: int, *, meanings: bool) -> list[int]:
-        """Return the least widths of `number` columns; the last one has no gap behind it."""
+        """Return the least widths of `number` columns, including the gaps between the columns."""
         widths = []
         for column in range(number):
             longest = max((len(STATE_MEANINGS[state]) for state in self._listed[column::number]), default=0)
@@ -130,7 +130,10 @@ class WasteBar(Widget):
 
 
 def state_bar(slots: npt.NDArray[np.int64], width: int, symbols: Symbols, *, named: bool = True) -> Strip:
-    """Draw `slots` by state, shape (8,), as a bar of `width`; if `named`, write the names of states that fit."""
+    """Return a bar of `width` characters for the number of `slots` in each state, shape (8,).
+
+    With `named`, the names of states are written on their parts of the bar where they fit.
+    """
     first, second, eighths = stacked(slots[None, list(STACK)], width)
     cells = zip(first[0].tolist(), second[0].tolist(), eighths[0].tolist(), strict=True)
     bar = Strip(stack_cells(cells, symbols.right, symbols))
@@ -142,7 +145,7 @@ def _named(bar: Strip, layers: npt.NDArray[np.int64], palette: Palette) -> Strip
     for begin, end in zip(*_runs(layers), strict=True):
         state, piece = STACK[layers[begin]], bar.crop(begin, end)
         text, color = f" {STATE_NAMES[state]} ", palette.states[state]
-        # The last character of a part may be shared with the next one.
+        # The last character of a part may show the next part, too, so the name must be shorter than the part.
         if len(text) < end - begin:
             label = Strip([Segment(text, Style(color=ink_on(color), bgcolor=color, bold=True))])
             piece = Strip.join([label, piece.crop(len(text))])
@@ -151,6 +154,6 @@ def _named(bar: Strip, layers: npt.NDArray[np.int64], palette: Palette) -> Strip
 
 
 def _runs(values: npt.NDArray[np.int64]) -> tuple[list[int], list[int]]:
-    """Return the beginnings and the ends of runs of equal values."""
+    """Return the begin and the end index of each run of equal values."""
     ends = np.append(np.flatnonzero(values[1:] != values[:-1]) + 1, len(values)).tolist()
     return [0, *ends[:-1]], ends
