@@ -70,7 +70,7 @@ class Publisher:
 
     def close(self) -> None:
         """End the log and the process that serves viewers."""
-        if not self._pump.close():
+        if not self._pump.close(_END_S):
             self._process.kill()
         with suppress(OSError):  # the process may be gone
             self._log.close()

@@ -12,8 +12,6 @@ from collections.abc import Callable
 
 MAX_WAITING_BYTES = 64 << 20
 """Largest number of bytes that may wait for a slow destination."""
-_CLOSE_S = 2.0
-"""Seconds that `close` waits for the last delivery."""
 
 
 class Pump:
@@ -64,11 +62,11 @@ class Pump:
         elif not self._ready.is_set():
             self._ready.set()
 
-    def close(self) -> bool:
-        """Deliver the queued messages; return False if that takes longer than two seconds."""
+    def close(self, timeout_s: float) -> bool:
+        """Deliver the queued bytes; return False if that takes longer than `timeout_s`."""
         self._closing.set()
         self._ready.set()
-        self._thread.join(_CLOSE_S)
+        self._thread.join(timeout_s)
         self.open = False
         return not self._thread.is_alive()
 

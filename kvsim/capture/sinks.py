@@ -18,6 +18,8 @@ log = logging.getLogger("kvsim")
 
 _PERIOD_S = 0.25
 """Maximum number of seconds that an event waits in memory before it is written."""
+_CLOSE_S = 10.0
+"""Maximum number of seconds by which the end of a recording may delay the end of the engine; a busy disk needs some."""
 
 
 class LogSink(Protocol):
@@ -55,7 +57,7 @@ class FileSink:
 
     def close(self) -> None:
         """Write the queued lines and close the file."""
-        if not self._pump.close():
+        if not self._pump.close(_CLOSE_S):
             log.warning("kvsim: the end of the recording is lost, %s takes too long to write.", self._path)
         self._file.close()
 

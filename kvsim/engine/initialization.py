@@ -34,7 +34,7 @@ from kvsim.engine.radix import radix_initialization, request_rows, sglang_schedu
 from kvsim.engine.records import NEVER
 from kvsim.engine.reserved import reservations, static_batch
 from kvsim.engine.state import BEST_FIT, BUDDY, FIRST_FIT, NEXT_FIT, NO_KEY, Engine
-from kvsim.errors import BudgetError, UnknownNameError, UsageError
+from kvsim.errors import BudgetError, UsageError
 from kvsim.kv_groups import KVCacheLayout
 from kvsim.policies import Contiguous, Paged, Pipeline, Policy, Radix, Static
 from kvsim.policies.connectors import Connector
@@ -498,8 +498,6 @@ def _numbers_of_drafts(drafts: Drafts | None, *, compiled: bool) -> Numbers:
 
 
 def _extents(cache: ContiguousSettings) -> dict[str, Any]:
-    if cache.fit not in FITS:
-        raise UnknownNameError("fit", cache.fit, FITS)
     return {
         "fit": FITS[cache.fit],
         "reserve": reservations.DOUBLING if cache.reserve is Reserve.DOUBLING else reservations.GIVEN,

@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 
 from kvsim.engine.driver import Driver
 from kvsim.engine.reserved import extents
-from kvsim.errors import UnknownNameError
+from kvsim.errors import UsageError
 from kvsim.policies import Contiguous
 from kvsim.policies.settings import ContiguousSettings, ContinuousSettings, Reserve
 from kvsim.simulation.full_check import check
@@ -305,5 +305,5 @@ def test_a_right_buddy_cannot_grow_even_into_a_hole() -> None:
 
 
 def test_an_unknown_fit_is_refused_with_those_there_are() -> None:
-    with pytest.raises(UnknownNameError, match="did you mean best"):
+    with pytest.raises(UsageError, match="fit should be one of first, best, next, buddy, not 'bset'"):
         driver_for("bset", 8, (1, 1))
