@@ -1,4 +1,4 @@
-"""Places of the followed request's tokens: its block table, or a row for each kind of layers."""
+"""Panel with the block table of the followed request, or with a row for each kind of layers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class BlockTable(Panel, can_focus=True, inherit_bindings=False):
-    """Logical units to physical ones, newest last. Lines without room are counted, and can be scrolled to."""
+    """Logical and physical numbers of the request's blocks, the newest last. The user can scroll."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up,k", "scroll_lines(-1)", "Up", show=False, id="table.up"),
@@ -37,10 +37,10 @@ class BlockTable(Panel, can_focus=True, inherit_bindings=False):
             f"{unit} tables, by kind of layers" if several else f"{unit} table: logical {symbols.arrow} physical"
         )
         self._lines_back = 0
-        """Lines that a person has scrolled back from the newest."""
+        """Number of lines that the user has scrolled back from the newest."""
 
     def allow_focus(self) -> bool:
-        """Accept the keyboard if there are lines to scroll to."""
+        """Accept the focus if there are lines to scroll to."""
         return self.num_lines > self.size.height
 
     def action_scroll_lines(self, lines: int) -> None:
@@ -49,7 +49,7 @@ class BlockTable(Panel, can_focus=True, inherit_bindings=False):
         self.show_frame()
 
     def action_leave(self) -> None:
-        """Give the arrow keys back to the player."""
+        """Remove the focus, so that arrow keys control playback again."""
         self.screen.set_focus(None)
 
     def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
@@ -63,7 +63,7 @@ class BlockTable(Panel, can_focus=True, inherit_bindings=False):
         self.action_scroll_lines(1)
 
     def write(self) -> list[Strip]:
-        """Return the lines that fit; the first and the last count the units before and after them."""
+        """Return the lines that fit; hidden units are counted in the first and in the last line."""
         lines = self._lines_of_table()
         self.num_lines, height = len(lines), max(self.size.height, 1)
         hidden = max(len(lines) - height, 0)
@@ -71,7 +71,7 @@ class BlockTable(Panel, can_focus=True, inherit_bindings=False):
         begin = hidden - self._lines_back
         end = min(begin + height, len(lines))
         shown = [line for line, _ in lines[begin:end]]
-        # A line with a count replaces another line, which is part of the count.
+        # A line with a count replaces a line of the table, so the count includes the units of that line.
         if begin:
             shown[0] = self._hint(sum(size for _, size in lines[: begin + 1]), "before")
         if end < len(lines) and height > 1:
@@ -83,7 +83,7 @@ class BlockTable(Panel, can_focus=True, inherit_bindings=False):
         return Strip([self.text(f"{self.symbols.cut} {plural(number, noun)} {where}, scroll", "weak")])
 
     def _lines_of_table(self) -> list[tuple[Strip, int]]:
-        """Return every line with its number of units; 1 where a table has a row for each kind of layers."""
+        """Return every line, and the number of units in it; 1 per line for tables by kind of layers."""
         session = self.session
         if session.followed is None:
             return [(Strip([self.text("follow a request to see its table", "weak")]), 0)]
@@ -105,9 +105,7 @@ class BlockTable(Panel, can_focus=True, inherit_bindings=False):
         ]
 
     def _group_rows(self, request: int) -> list[Strip]:
-        """Return a row of blocks for each kind of layers: the held part of the sequence, and the part out of the
-        window.
-        """
+        """Return three lines for each kind of layers: its name, the held parts of the sequence, numbers of blocks."""
         width = max(self.size.width - 2, 8)
         glyphs = {RELEASED: self.symbols.dot, HELD: self.symbols.up[-1], AHEAD: " "}
         strips = []

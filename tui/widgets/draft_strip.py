@@ -1,4 +1,4 @@
-"""Drafts of one request below the pool: a strip of its last slots, by what is known of their tokens."""
+"""Panel with the last slots of one request, below the pool, to show speculative decoding."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 
 class DraftStrip(DrawnPanel):
-    """Slots of the followed request, or of the first that runs: known, under way, taken back, and lookahead."""
+    """Slots of the followed request, or else of the first running one: known, under way, rejected, lookahead."""
 
     def __init__(self, session: Session, symbols: Symbols) -> None:
         super().__init__(session, symbols, id="drafts")
 
     def show_frame(self) -> None:
-        """Follow the session to its current frame; the title counts the slots."""
+        """Show the session's current frame; the title has the numbers of slots."""
         slots = draft_slots(self.session)
         if self.size.width:
             titles: tuple[str, ...] = ("drafts: no request holds memory",)
@@ -33,7 +33,7 @@ class DraftStrip(DrawnPanel):
         super().show_frame()
 
     def write(self) -> list[Strip]:
-        """Write the strip, then its legend."""
+        """Return the strip, then its legend."""
         slots, (width, height) = draft_slots(self.session), self.size
         if slots is None:
             return []
@@ -48,7 +48,7 @@ class DraftStrip(DrawnPanel):
 
 
 def titles_of(slots: DraftSlots, name: str) -> tuple[str, ...]:
-    """Return the title, then a shorter one for narrow places."""
+    """Return the title, and then a shorter title for narrow places."""
     figures = f"{slots.known:,} known, {slots.under_way:,} under way"
     return (
         f"drafts of {name}: {figures}, {slots.taken_back:,} were taken back, {slots.lookahead:,} lookahead",

@@ -1,4 +1,4 @@
-"""Encoder cache below the pool: a strip of its images, and how much of it is held, kept and free."""
+"""Panel with the images in the encoder cache, below the pool: in use, kept, and free space."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 
 
 class EncoderStrip(DrawnPanel):
-    """Images in the encoder cache, each as wide as its share, with a legend below if there is room."""
+    """Strip of the images in the encoder cache, by share of its capacity, with a legend below if there is room."""
 
     def __init__(self, session: Session, symbols: Symbols) -> None:
         super().__init__(session, symbols, id="encoder")
 
     def show_frame(self) -> None:
-        """Follow the session to its current frame; the title says how full the cache is."""
+        """Show the session's current frame; the title states how full the cache is."""
         contents = self.session.encoder
         if contents is not None and self.size.width:
             self.show_title(titles_of(contents, self.session.replay.frame))
         super().show_frame()
 
     def write(self) -> list[Strip]:
-        """Write the strip, then its legend."""
+        """Return the strip, then its legend."""
         contents, (width, height) = self.session.encoder, self.size
         if contents is None:
             return []
@@ -47,7 +47,7 @@ class EncoderStrip(DrawnPanel):
 
 
 def titles_of(contents: EncoderContents, frame: int) -> tuple[str, ...]:
-    """Return the title, then a shorter one for narrow places."""
+    """Return the title, and then a shorter title for narrow places."""
     held, kept = int(contents.held_tokens[frame]), int(contents.kept_tokens[frame])
     images = contents.images_at(frame)
     num_held = sum(1 for image in images if image.users)

@@ -1,4 +1,4 @@
-"""Events in order: a list that follows the clock and jumps to any of its lines."""
+"""List of the events of a run: it scrolls with the clock, and the user can jump to an event."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _NAME_WIDTH = 10
 
 
 class EventList(ScrollView, can_focus=True, inherit_bindings=False):
-    """Every event of the recording; those still to come are in shade."""
+    """The events that the session's filter selects; events after the current frame are grey."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"events--past", "events--future", "events--now"}
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -42,7 +42,7 @@ class EventList(ScrollView, can_focus=True, inherit_bindings=False):
 
     @dataclass
     class Jumped(Message):
-        """The user picked an event, which happened to a request or to none."""
+        """Message that the user chose an event; `request` is None for an event of no request."""
 
         frame: int
         request: int | None
@@ -51,7 +51,7 @@ class EventList(ScrollView, can_focus=True, inherit_bindings=False):
         super().__init__(id="events")
         self._symbols = symbols
         self._shown: tuple[Events, int, int] | None = None
-        """The last state drawn: the events, the index of the current one, and how many have happened."""
+        """State that was drawn last: the events, the index of the current event, and the number of past events."""
         self.open(session)
 
     def open(self, session: Session) -> None:
@@ -78,17 +78,17 @@ class EventList(ScrollView, can_focus=True, inherit_bindings=False):
         self._show_line()
 
     def show_frame(self) -> None:
-        """Follow the session to its current frame."""
+        """Show the session's current frame."""
         if self._events is not self._session.listed_events:
             self._take_events()
         events, frame = self._events, self._session.player.frame
-        # Of several events in one frame, the one that was jumped to stays the current one.
+        # If several events have the same frame, the event that the user jumped to stays the current one.
         if len(events) and int(events.frame[self._line]) != frame:
             self._line = max(events.up_to(frame) - 1, 0)
         self._show_line()
 
     def action_move(self, lines: int) -> None:
-        """Jump to a neighbouring event."""
+        """Jump by `lines` events, later (positive) or earlier (negative)."""
         self._jump_to(min(max(self._line + lines, 0), len(self._events) - 1))
 
     def action_jump(self) -> None:
@@ -96,7 +96,7 @@ class EventList(ScrollView, can_focus=True, inherit_bindings=False):
         self._jump_to(self._line)
 
     def action_leave(self) -> None:
-        """Give the keyboard back to the player."""
+        """Remove the focus, so that arrow keys control playback again."""
         self.screen.set_focus(None)
 
     def on_click(self, event: events.Click) -> None:
@@ -127,7 +127,7 @@ class EventList(ScrollView, can_focus=True, inherit_bindings=False):
         return Strip([Segment(text, style)])
 
     def _who(self, row: int) -> str:
-        """Return the request of the event, or its number of units."""
+        """Return the name of the event's request, or the number of evicted units."""
         request = int(self._events.request[row])
         if request == NO_OWNER:
             return plural(int(self._events.count[row]), self._session.unit_name)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Headline(Widget):
-    """One line of parts: in short words if long ones do not fit, then without the last parts."""
+    """One line of parts. If it is too long, the short form is used, and then the last parts are left out."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"headline--name", "headline--text"}
 
@@ -24,7 +24,7 @@ class Headline(Widget):
         self._short: list[str] = []
 
     def tell(self, long: list[str], short: list[str]) -> None:
-        """Show these parts from now on, from the most to the least important, in long words and in short ones."""
+        """Show these parts from now on: a long and a short form, the most important part first."""
         if (long, short) != (self._long, self._short):
             self._long, self._short = long, short
             self.refresh()

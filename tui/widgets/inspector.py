@@ -1,4 +1,4 @@
-"""The selected unit and the followed request, in figures."""
+"""Inspector: panel with the facts about the selected unit and the followed request."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _MOST_STAYS = 3
 
 
 class Inspector(Panel):
-    """The selected unit, and the followed request."""
+    """Facts about the selected unit, or else the unit under the mouse, and about the followed request."""
 
     def __init__(self, session: Session, symbols: Symbols) -> None:
         super().__init__(session, symbols, id="inspector")
         self.border_title = "inspector"
 
     def write(self) -> list[Strip]:
-        """Write the unit, then the request; leave out earlier holders of the unit if there is no room."""
+        """Return lines about the unit, then about the request; without former holders of the unit if room is short."""
         lines = self._everything(num_stays=_MOST_STAYS)
         self.num_lines, height = len(lines), max(self.size.height, 1)
         if len(lines) > height:
@@ -53,7 +53,7 @@ class Inspector(Panel):
             of_unit = unit_lines(session, unit) + tree_lines(session, unit)
             lines += self.labelled(of_unit + unit_story(session, unit, num_stays))
         elif session.hovered is not None:
-            # The text of the tooltip must be available without a mouse.
+            # The facts of the tooltip are shown here, too.
             lines += [self._unit_heading(session.hovered)]
             lines += self.labelled(unit_lines(session, session.hovered))
         else:
@@ -73,7 +73,7 @@ class Inspector(Panel):
         return lines
 
     def _unit_heading(self, unit: int) -> Strip:
-        """Return the name of a unit, and the colour of its owner, which the cursor hides."""
+        """Return the name of a unit, with a sample of its owner's colour, which the cursor hides in the picture."""
         owner = int(self.session.replay.owner[unit])
         sample = [] if owner == NO_OWNER else [self.sample(paint_of(self.session, owner))]
         return Strip([self.text(f"{unit_heading(self.session, unit)} ", "strong"), *sample])

@@ -1,4 +1,4 @@
-"""One run of a comparison: its progress, its memory by state, and its waiting requests."""
+"""Figures of one run of a comparison: its progress, the states of its slots, its running and waiting requests."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ if TYPE_CHECKING:
     from ..playback.compared_runs import ComparedRun
 
 _NAMES_SHOWN = 12
-"""Waiting requests that are named; a longer list is not read."""
+"""Largest number of waiting requests that are named."""
 MANY_LANES: Final = 3
-"""Runs up to which each has its pool on a narrow screen."""
+"""Largest number of runs whose pools are shown on a narrow screen."""
 _WORD = 8
-"""Columns for the name of a bar."""
+"""Width of the name of a bar, in columns."""
 _LONG_LINE = 52
-"""Columns for the throughput of the whole run in long words, whatever the figures."""
+"""Width from which the throughput of the whole run is written in long words, in columns."""
 _SHARE = 15
-"""Columns for the share beside a bar of one line."""
+"""Width of the share beside a bar of one line, in columns."""
 _SHORT_LINE = 9
-"""Columns for words beside tall figures."""
+"""Width of the words beside large digits, in columns."""
 
 
 class LaneFigures(Widget):
-    """Tokens served so far, the bar of states, and the running and waiting requests; or that the run has ended."""
+    """Bar of the tokens served so far, bar of states, and running and waiting requests, or the end of the run."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {
         "lane--text",
@@ -54,7 +54,10 @@ class LaneFigures(Widget):
         num_lanes: int,
         id: str,  # noqa: A002 - Textual's name
     ) -> None:
-        """`num_lanes` are shown together; with many on a narrow screen there are no pools, and this names the run."""
+        """`num_lanes` is the number of lanes on the screen.
+
+        A narrow screen shows no pools for more than `MANY_LANES`; then this widget shows the name of the run, too.
+        """
         super().__init__(id=id)
         self._num_lanes = num_lanes
         self._lane = lane
@@ -64,16 +67,16 @@ class LaneFigures(Widget):
         self._num_running, self._num_waiting = (lane.session.counts(name) for name in ("running", "waiting"))
 
     def learn(self, gap: str, ample_tokens_per_s: float = 0.0) -> None:
-        """Show from now on the gap to the fastest run in words, and the throughput with ample memory if it is known."""
+        """Set the text about the gap to the fastest run, and the throughput with ample memory, 0 if unknown."""
         self._gap, self._ample = gap, ample_tokens_per_s
         self.refresh()
 
     def show_frame(self) -> None:
-        """Follow the run to its current frame."""
+        """Show the current frame of the run."""
         self.refresh()
 
     def render_line(self, y: int) -> Strip:
-        """Render the progress as tall as fits, then memory, then words."""
+        """Render a line: first the progress in as many lines as there are, then the bar of states, then texts."""
         width, height = self.size
         if self._num_lanes > MANY_LANES and self.screen.has_class("-narrow"):
             line = self._in_short(y, width)
@@ -93,7 +96,7 @@ class LaneFigures(Widget):
         return self.get_component_rich_style(f"lane--{name}")
 
     def _in_short(self, y: int, width: int) -> Strip:
-        """Render a run without its pool: its name and what it does now, its progress, its memory."""
+        """Render a line of a run without its pool: name and requests, progress, bar of states, gap to the fastest."""
         lanes = self.screen.query_one("#lanes").size.height // self._num_lanes
         kinds = {4: "name served memory gap", 3: "name served memory"}.get(min(lanes, 4), "name memory").split()
         match kinds[y] if y < len(kinds) else "blank":
@@ -117,7 +120,7 @@ class LaneFigures(Widget):
         return Strip([])
 
     def _progress(self, width: int, y: int, num_bars: int, *, short: bool = False) -> Strip:
-        """Render line `y` of the bar of tokens served, as a share of all; for training rows, of slots with a token."""
+        """Render line `y` of the progress bar: the share of output tokens served, or of a batch's slots with tokens."""
         rows, session = self._lane.session.rows, self._lane.session
         if rows is None:
             share, what = (
@@ -126,7 +129,7 @@ class LaneFigures(Widget):
             )
         else:
             share, what = rows.num_tokens / max(rows.num_rows * rows.row_tokens, 1), "of the rows used"
-        # An unfinished run never reads 100%.
+        # The share of an unfinished run must not be rounded to 100%.
         percents = f"{min(100 * share, 99.0 if share < 1 else 100.0):.0f}%"
         figures = [f" {percents:>4} of tokens"] if short else self._figures(percents, what, num_bars)
         room = max(width - len(figures[0]), 1)
@@ -146,7 +149,7 @@ class LaneFigures(Widget):
         )
 
     def _figures(self, share: str, what: str, num_lines: int) -> list[str]:
-        """Return the lines beside the bar, all equally long: tall figures if there is room and ASCII is off."""
+        """Return the equally long lines beside the bar, with large digits if there is room and Unicode."""
         if num_lines < digits.HEIGHT or self._symbols.ascii:
             lines = [f" {share:>4} {what} "]
         else:
@@ -185,17 +188,17 @@ class LaneFigures(Widget):
         return [Segment(next((text for text in texts if len(text) <= self.size.width), texts[-1]), self._style("text"))]
 
     def _who(self) -> list[Segment]:
-        """Return the unit or request that the user selected; else the throughput, and the head of the queue by name."""
+        """Return the last line: what the user selected, or else throughputs, or else the head of the queue."""
         session, cut, dot = self._lane.session, self._symbols.cut, self._symbols.dot
         inspected = selection(session)
         if inspected:
             return [Segment(shortened(inspected, self.size.width, cut), self._style("text"))]
         if self._ample and session.player.duration_s:
-            # of the whole run, as the figure beside it
-            in_all = int(session.served[-1]) / session.player.duration_s
+            # Throughput with ample memory is known for the whole run alone, so compare it with that of the whole run.
+            whole_run = int(session.served[-1]) / session.player.duration_s
             texts = (
-                f"whole run: {in_all:,.0f} tokens/s, with ample memory {self._ample:,.0f}",
-                f"whole run {in_all:,.0f}, ample {self._ample:,.0f}",
+                f"whole run: {whole_run:,.0f} tokens/s, with ample memory {self._ample:,.0f}",
+                f"whole run {whole_run:,.0f}, ample {self._ample:,.0f}",
             )
             text = texts[self.size.width < _LONG_LINE]  # the same words in all runs
             return [Segment(shortened(text, self.size.width, cut), self._style("text"))]

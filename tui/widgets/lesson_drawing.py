@@ -1,4 +1,4 @@
-"""Drawings of a lesson as panels: below the pool, or one for each compared run."""
+"""Panels with the drawings of a lesson: below the pool, or one for each compared run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class LessonDrawing(Panel):
-    """The drawing of the latest caption; it is as high as the highest drawing of the lesson."""
+    """The drawing of the current caption. The panel is always as high as the highest drawing of the lesson."""
 
     def __init__(self, guided: Guided, symbols: Symbols) -> None:
         super().__init__(guided.sessions[0], symbols, id="drawing")
@@ -32,12 +32,12 @@ class LessonDrawing(Panel):
         guided.show(frame)
 
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
-        """Return the lines of the highest drawing, so that the pictures stay where they are."""
+        """Return the number of lines of the highest drawing, so that the pictures never move."""
         del container, viewport, width
         return self._most
 
     def write(self) -> list[Strip]:
-        """Return the lines of the drawing; of a caption without one, how much each request holds."""
+        """Return the lines of the caption's drawing, or else a drawing of the memory that each request holds."""
         caption, (width, height) = self._guided.caption_at(self._guided.player.frame), self.size
         drawn = self._guided.drawing(caption, width, self.symbols, height)
         title, lines = drawn[0] if drawn else _holders(self.session, width, self.symbols, height)
@@ -60,5 +60,5 @@ class ScheduleChart(Panel):
         self.styles.height = len(session.recording.requests)
 
     def write(self) -> list[Strip]:
-        """Return the schedule with the clock as a line."""
+        """Return the lines of the schedule, with a vertical line at the current time."""
         return [Strip(line) for line in self._guided.timetable(self.session, self.size.width, self.symbols)]

@@ -1,4 +1,4 @@
-"""Boxes of lines about one frame, the base of all text panels."""
+"""Base classes of the panels: boxes of text lines about the current frame, which are redrawn only if a line changes."""
 
 from __future__ import annotations
 
@@ -39,30 +39,30 @@ class LineBox(Widget):
         self.symbols = symbols
         self._lines: list[Strip] = []
         self.num_lines = 0
-        """Number of lines to show; fewer may fit."""
+        """Number of lines to show, including lines for which there is no room."""
         self._laid_out = 0
-        """Number of lines at the last layout."""
+        """Value of `num_lines` at the last layout."""
 
     def on_resize(self) -> None:
         """Write the lines for this size."""
         self.show_frame()
 
     def show_frame(self) -> None:
-        """Follow the player to its current frame."""
+        """Show the current frame."""
         if not self.size.area:
             return
         rest = self.get_component_rich_style("panel--text")
         self.num_lines = 0
         lines = [line.adjust_cell_length(self.size.width, rest) for line in self.write()]
         self.num_lines = max(self.num_lines, len(lines))
-        # The style sheet may make the height automatic after the lines were written.
-        grown = self.styles.is_auto_height and self.num_lines != self._laid_out
-        if grown or lines != self._lines:
+        # Compare with the last layout, not with the last lines: the style sheet may have changed the height since.
+        resized = self.styles.is_auto_height and self.num_lines != self._laid_out
+        if resized or lines != self._lines:
             self._lines = lines
-            self.refresh(layout=grown)
+            self.refresh(layout=resized)
 
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
-        """Return the number of lines, unless the style sheet sets the height."""
+        """Return the number of lines, at least 1; Textual asks for it if the style sheet sets no height."""
         del container, viewport, width
         self._laid_out = self.num_lines
         return max(self._laid_out, 1)
@@ -80,7 +80,7 @@ class LineBox(Widget):
         return Segment(text, self.get_component_rich_style(f"panel--{kind}"))
 
     def sample(self, paint: int) -> Segment:
-        """Return one character that looks as a paint does in the pool."""
+        """Return a character that looks like `paint` in the pool."""
         swatch = paint_swatch(paint, self.symbols)
         return Segment(swatch.text, self.get_component_rich_style("panel--text") + (swatch.style or Style()))
 
@@ -103,7 +103,7 @@ class Panel(LineBox):
 
     @dataclass
     class Picked(Message):
-        """The user clicked a request."""
+        """Message that the user chose a request."""
 
         request: int
 

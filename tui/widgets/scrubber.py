@@ -1,4 +1,4 @@
-"""Time axis: all charts along it share its columns, and the mouse scrubs on it."""
+"""Base class of the widgets with a time axis: it maps times to columns, and lets the mouse move the clock."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _TINT = 0.4
 
 
 def under_cursor(cell: Segment, symbols: Symbols) -> Segment:
-    """Return a character of a chart under the line of the clock: as high as before, its colours tinted.
+    """Return a character of a chart as it looks under the cursor: its colours are tinted with the cursor's colour.
 
-    A blank on the background is a line; without colours, free memory is one too, and the rest is bold.
+    An empty character becomes a vertical line. Without colours, so does free memory, and other characters become bold.
     """
     palette, style = symbols.palette, cell.style or RichStyle()
     grounded = style.bgcolor is not None and style.bgcolor.get_truecolor().hex != palette.void
@@ -61,7 +61,7 @@ class Scrubber(Widget):
 
     @dataclass
     class Scrubbed(Message):
-        """The mouse asks for another moment."""
+        """Message that the user wants to see the time under the mouse."""
 
         time_s: float
 
@@ -89,21 +89,21 @@ class Scrubber(Widget):
             self.border_title = self._title = title
 
     def marks(self) -> list[tuple[str, Style, str]]:
-        """Return the marks of the axis: a glyph, its style, and a few words for each."""
+        """Return entries for the title that explain marks on the axis: a glyph, its style, and its meaning."""
         return []
 
     def place(self) -> str:
-        """Return the position of the clock in other words than its time; empty if there are none."""
+        """Return the position of the clock as a step number; empty for widgets without step numbers."""
         return f"step {self.player.frame:,} of {self.player.last_frame:,}"
 
     def on_mouse_down(self, event: events.MouseDown) -> None:
-        """Seek the moment under the mouse, and follow it until the button is released."""
+        """Move the clock to the mouse, and keep it there until the button is released."""
         self._scrubbing = True
         self.capture_mouse()
         self._scrub(event)
 
     def on_mouse_move(self, event: events.MouseMove) -> None:
-        """Follow the mouse while the button is down."""
+        """Move the clock to the mouse while the button is down."""
         if self._scrubbing:
             self._scrub(event)
 
@@ -114,26 +114,26 @@ class Scrubber(Widget):
 
     @property
     def axis_width(self) -> int:
-        """Columns of the axis."""
+        """Width of the axis in columns."""
         return max(self.size.width - GUTTER - 1, 0)
 
     @property
     def cursor_column(self) -> int:
-        """The column of the player's clock."""
+        """Column of the player's clock."""
         return int(self.column_of(np.array([self.player.clock_s]), self.axis_width)[0])
 
     def column_of(self, times_s: npt.NDArray[np.float64], width: int) -> npt.NDArray[np.int64]:
-        """Return the column of each moment on an axis of `width`."""
+        """Return the column of each time on an axis of `width` columns."""
         begin_s, span_s = self.begin_s, self._span_s
         return np.clip(((times_s - begin_s) / max(span_s, 1e-300) * width).astype(np.int64), 0, width - 1)
 
     def edges_s(self, width: int) -> npt.NDArray[np.float64]:
-        """Return the moments at the edges of the columns of an axis of `width`."""
+        """Return the times at the edges of the columns of an axis: `width` + 1 values."""
         return np.linspace(self.begin_s, self.begin_s + self._span_s, width + 1)
 
     @property
     def begin_s(self) -> float:
-        """The moment at which the axis begins."""
+        """Time at which the axis begins, in seconds."""
         return self.player.begin_s
 
     @property

@@ -1,4 +1,4 @@
-"""Line below the headline: the story of the run, and at first the most useful keys."""
+"""Line below the headline: the story of the run, and the most useful keys until the user presses a key."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _HINTS = ("space plays or pauses, o changes colours, enter follows a request", "
 
 
 class StoryLine(Widget):
-    """Shows the parts of the story that fit; the hint at the right until a key has been pressed."""
+    """Shows the parts of the story that fit, and at the right a hint about keys until a key has been pressed."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"story--text", "story--hint"}
 
@@ -26,12 +26,12 @@ class StoryLine(Widget):
         self._hinting = True
 
     def tell(self, story: Story) -> None:
-        """Show this text from now on."""
+        """Show `story` from now on."""
         self._story = story
         self.refresh()
 
     def stop_hinting(self) -> None:
-        """Remove the hint at the keys."""
+        """Remove the hint about keys."""
         if self._hinting:
             self._hinting = False
             self.refresh()

@@ -1,4 +1,4 @@
-"""Running requests with their progress, and waiting requests."""
+"""Panel with the waiting requests and the reason why they wait, and the running requests with their progress."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from ..playback.session import Session
 
 _NAME_WIDTH = 12
-"""Characters of a line up to the end of its request's name."""
+"""Width of a line up to the end of the request's name, in characters."""
 
 
 class Queue(Panel, can_focus=True, inherit_bindings=False):
-    """Running requests with their progress, and waiting requests. With the keyboard, a cursor moves through both."""
+    """Waiting and running requests. While the panel has the focus, a cursor moves through both lists."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up,k", "move(-1)", "Up", show=False, id="queue.up"),
@@ -43,10 +43,10 @@ class Queue(Panel, can_focus=True, inherit_bindings=False):
         self.border_title = "queue"
         self._requests: list[int | None] = []
         self._cursor: int | None = None
-        """The request under the cursor, while the queue has the keyboard."""
+        """Request under the cursor while the panel has the focus."""
 
     def on_focus(self) -> None:
-        """Begin at the followed request, or at the first."""
+        """Put the cursor on the followed request, or else on the first running one."""
         self._cursor = self.session.followed
         self.action_move(0)
 
@@ -56,7 +56,7 @@ class Queue(Panel, can_focus=True, inherit_bindings=False):
         self.show_frame()
 
     def action_move(self, lines: int) -> None:
-        """Move the cursor along the waiting requests, and then the running ones."""
+        """Move the cursor by `lines` requests through the waiting and then the running requests."""
         waiting, running = self._everybody()
         order = [*waiting, *running]
         if order:
@@ -70,7 +70,7 @@ class Queue(Panel, can_focus=True, inherit_bindings=False):
             self.post_message(self.Picked(self._cursor))
 
     def action_leave(self) -> None:
-        """Give the arrow keys back to the player."""
+        """Remove the focus, so that arrow keys control playback again."""
         self.screen.set_focus(None)
 
     def on_click(self, event: events.Click) -> None:
@@ -82,14 +82,14 @@ class Queue(Panel, can_focus=True, inherit_bindings=False):
                 self.post_message(self.Picked(request))
 
     def _everybody(self) -> tuple[list[int], list[int]]:
-        """Return the waiting requests, next first, and the running ones, newest first."""
+        """Return the waiting requests, the next one first, and the running requests, the newest first."""
         replay = self.session.replay
         running = replay.live_requests()[::-1]
-        # Those whose answers are complete and whose rows are only held come last.
+        # Requests with complete answers, whose rows are held until the batch ends, come last.
         return replay.waiting_requests().tolist(), running[np.argsort(self._is_held(running), kind="stable")].tolist()
 
     def _is_held(self, requests: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Tell for each of `requests` whether it is finished and still holds memory."""
+        """Tell for each of `requests` whether its answer is complete and it still holds memory."""
         replay = self.session.replay
         if self.session.recording.meta.policy_name != "static" or self.session.rows is not None:
             return np.zeros(len(requests), np.bool_)
@@ -100,9 +100,7 @@ class Queue(Panel, can_focus=True, inherit_bindings=False):
         return next((text for text in texts if len(text) <= self.size.width), texts[-1] if texts else "")
 
     def write(self) -> list[Strip]:
-        """Write the head of the waiting queue, and the running requests, newest first; around the cursor if there is
-        one.
-        """
+        """Return the waiting and the running requests that fit: the first of both lists, or those around the cursor."""
         height = self.size.height
         waiting, running = self._everybody()
         reasons = [self._fitting(wait_reason(self.session))] if len(waiting) else []
@@ -134,16 +132,14 @@ class Queue(Panel, can_focus=True, inherit_bindings=False):
         return strips
 
     def _around(self, requests: list[int], room: int) -> list[int]:
-        """Return the `requests` that fit, with the cursor's among them."""
+        """Return at most `room` consecutive `requests`, including the one under the cursor."""
         begin = 0
         if self._cursor in requests:
             begin = min(max(requests.index(self._cursor) - room // 2, 0), max(len(requests) - room, 0))
         return requests[begin : begin + room]
 
     def _heading(self, name: str, number: int, shown: int, order: str, reason: str = "") -> Strip:
-        """Return the number of requests, then, as far as there is room, their obstacle, their order and the listed
-        number.
-        """
+        """Return the heading of a list: the number of requests and, if there is room, `reason`, order, number shown."""
         count = f"{number:,} {name}"
         order, listed = order * (number > 1), f"{shown:,} shown" * (number > shown)
         kept = ((order, listed, reason), (order, reason), (listed, reason), (reason,))
@@ -163,7 +159,7 @@ class Queue(Panel, can_focus=True, inherit_bindings=False):
         ]
 
     def _need(self, request: int, *, short: bool) -> str:
-        """Return the tokens that a waiting request has to compute, and its blocks; `short`: the blocks alone."""
+        """Return the tokens that a waiting request must compute and the blocks that it needs; `short`: blocks alone."""
         requests = self.session.recording.requests
         again = requests.first_scheduled_s[request] < self.session.replay.time_s
         tokens = f"{requests.prompt_tokens[request]:,} prompt"
@@ -186,7 +182,7 @@ class Queue(Panel, can_focus=True, inherit_bindings=False):
         return Strip([*self._called(request, _NAME_WIDTH), bar, self.text(figures, "weak")])
 
     def _full(self, request: int) -> int:
-        """Return the tokens that a request has in the end; its possible maximum if the end is not known."""
+        """Return the number of tokens that a request has when it ends; if it has not ended, the largest possible."""
         requests, full = self.session.recording.requests, int(self.session.replay.full[request])
         if requests.status[request] != RequestStatus.UNFINISHED:
             return full
