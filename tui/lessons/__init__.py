@@ -1,4 +1,4 @@
-"""Lessons: short scenarios that pause and explain. Nothing here draws."""
+"""Lessons: short simulated scenarios whose playback pauses at captions, for screens, text and pages."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _FOLDER = Path(__file__).parent
 
 
 def all_lessons() -> list[Lesson]:
-    """Return the lessons that come with kvsim, by number."""
+    """Return the lessons that come with kvsim, in order of their numbers."""
     return sorted(map(read_lesson, _FOLDER.glob("*.toml")), key=lambda lesson: lesson.number)
 
 
 def find_lesson(name: str) -> Lesson:
-    """Return the lesson with this number, or the one in the TOML file of this name.
+    """Return the lesson with the number `name`, or the lesson in the file `name` if that ends in `.toml`.
 
     Raises:
-        UnknownNameError: there is none.
-        LessonError: the file cannot be right.
+        UnknownNameError: no lesson has this number.
+        LessonError: the file cannot be read, or its content is wrong.
     """
     if name.endswith(".toml"):
         return read_lesson(Path(name))

@@ -1,4 +1,4 @@
-"""Figures of captions that no run of the lesson has: of an image in two caches, and of its requests with drafts."""
+"""Figures of captions that need computations beside the lesson's runs: images, and requests with drafts."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ _MIB = 1 << 20
 
 
 def figure_beside(kind: str, what: str, recording: Recording) -> str | None:
-    """Return a figure of an `image`, or of the requests of `recording` with `drafts`; None if there is none."""
+    """Return the figure `what` of an image (`kind` "image") or of `recording` with drafts; None if it is unknown."""
     return _image_figures().get(what) if kind == "image" else _draft_figure(recording, what)
 
 
 def image_tokens() -> tuple[int, int]:
-    """Return the tokens of one image, and how many such tokens the encoder cache holds."""
+    """Return the number of tokens of the lesson's image, and the capacity of the encoder cache in such tokens."""
     model = find_model(_MODEL)
     return image_rule(model.image_class).num_tokens(_WIDTH, _HEIGHT), encoder_cache_tokens(model, _STEP_TOKENS)
 
 
 @cache
 def _image_figures() -> dict[str, str]:
-    """Return what one image takes of the blocks and of the encoder cache."""
+    """Return the figures of one image: its size, and its use of KV-cache blocks and of the encoder cache."""
     model, (tokens, kept) = find_model(_MODEL), image_tokens()
     layout = cache_layout(model, CacheSettings(max_model_len=model.max_position_embeddings))
     return {
@@ -56,10 +56,11 @@ def _image_figures() -> dict[str, str]:
 
 
 def _draft_figure(recording: Recording, what: str) -> str | None:
-    """Return a figure of the requests of `recording` with three drafts a step, in a pool of as many blocks.
+    """Return a figure of the requests of `recording` with three draft tokens a step, in a pool of the same size.
 
-    `what` is the share of drafts that are right, `none` or `most`, and `earlier`, the steps by which a request is
-    preempted sooner, or `time`, the time until all have ended as a share of that without drafts.
+    `what` has two parts, such as `none_earlier`. The first is the share of accepted drafts: `none` or `most`. The
+    second is `earlier`, the number of steps by which the first preemption happens sooner, or `time`, the time until all
+    requests have ended as a share of the time without drafts.
     """
     how, _, figure = what.partition("_")
     if how not in _ACCEPTANCE or figure not in ("earlier", "time"):
@@ -72,17 +73,17 @@ def _draft_figure(recording: Recording, what: str) -> str | None:
 
 
 class Drafted(NamedTuple):
-    """The requests of a lesson with drafts or without."""
+    """Result of the lesson's requests with drafts or without."""
 
     name: str
     steps: int
-    """Steps until the pool runs out, or until the end."""
+    """Number of steps before the first preemption, or of all steps without one."""
     duration_s: float
-    """Time until the last answer in seconds, that of drafting left out."""
+    """Time until the last answer in seconds, without the time that drafting takes."""
 
 
 def with_drafts(recording: Recording) -> list[Drafted]:
-    """Return the requests of `recording` without drafts, and with three drafts a step of which some are right."""
+    """Return the results of the requests of `recording` without drafts, and with three drafts a step."""
     runs = {"no drafts: the run above": recording} | {
         f"3 drafts a step, {words} right": _drafted(recording, _ACCEPTANCE[how])
         for how, words in (("none", "none"), ("most", "7 of 10"))
@@ -96,7 +97,7 @@ def _first_preemption(recording: Recording) -> int:
 
 
 _ACCEPTANCE = {"none": "0", "most": "0.7"}
-"""Shares of right drafts: none, and seven of ten."""
+"""Shares of accepted drafts: none, and seven of ten."""
 
 
 @lru_cache(maxsize=4)

@@ -1,4 +1,4 @@
-"""The figures that a caption may name, computed from the run at the caption's moment; none is ever typed.
+"""The figures that a caption may name in braces. They are computed from the run at the moment of the caption.
 
 {waste.token_percent}        of the pool: any state, and unused (all but tokens) or held; also _slots and _gib
 {pool.slots}                 gib, blocks, block_slots, free_blocks, cached_blocks
@@ -77,9 +77,10 @@ class Figures:
         fleets: Mapping[str, FleetTotals] | None = None,
         remedies: Callable[[], Sequence[Remedied]] = tuple,
     ) -> None:
-        """`others` are all runs by label; `cost` is that of a step. `ladder` simulates the rungs, and `found` the sizes
-        of the memory with the shares that each run finds in its cache, when a caption asks for them. `fleets` are the
-        sums over the servers of each fleet, by label, and `remedies` simulates what would help.
+        """`others` are all runs by label, `cost` is the cost of a step, and `fleets` are the totals of each fleet.
+
+        The other arguments are functions that simulate, called only if a caption needs them: `ladder` returns the
+        rungs, `found` the prefix-hit shares of each run by size of the memory, `remedies` the remedies.
         """
         self._session = session
         self._others = others
@@ -90,10 +91,10 @@ class Figures:
         self._remedies = remedies
 
     def fill(self, text: str) -> str:
-        """Return `text` with its figures in place.
+        """Return `text` with the names in braces replaced by their figures.
 
         Raises:
-            UnknownFigureError: it names one that is not there.
+            UnknownFigureError: a name is unknown.
         """
         return _FIELD.sub(lambda match: self._figure(match[1]), text)
 
@@ -135,7 +136,7 @@ class Figures:
         return None
 
     def _of_runs(self, name: list[str]) -> str | None:
-        """Return a figure of another run, of several, or of simulations beside them."""
+        """Return a figure of another run, of several runs, or of simulations beside the runs."""
         match name:
             case ["ladder", *what]:
                 return self._ladder(what)

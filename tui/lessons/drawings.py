@@ -40,7 +40,7 @@ Lines: TypeAlias = "list[list[Segment]]"
 
 
 class Drawing(Enum):
-    """Drawings that a caption may have; the values stand in lesson files."""
+    """Drawings that a caption may have; the values are used in lesson files."""
 
     READS = "reads"
     """Bytes that one step reads."""
@@ -67,7 +67,7 @@ class Drawing(Enum):
 
     @property
     def stands_alone(self) -> bool:
-        """Whether a page shows the drawing in place of the pool."""
+        """Whether text output shows the drawing instead of the pool."""
         return self not in (Drawing.TABLE, Drawing.SCHEDULE)
 
 
@@ -116,7 +116,7 @@ class Pen:
 
 
 def reads(cost: StepCost, width: int, symbols: Symbols) -> Lines:
-    """Draw the bytes that a decode step reads, and their share of the GPU's time, on one scale."""
+    """Draw the bytes of weights, keys and values that a decode step reads, on one scale, with the time of each."""
     pen, states = Pen(symbols), symbols.palette.states
     rows = (
         ("weights", cost.weight_bytes, cost.weights_s, symbols.palette.hues[5]),
@@ -158,7 +158,10 @@ def launches(cost: StepCost, width: int, symbols: Symbols) -> Lines:
 
 
 def _clocks(time: StepTime, most_s: float, room: int, pen: Pen) -> Lines:
-    """Draw both clocks of a step: kernels that wait for the host are apart, and their work is as long in all."""
+    """Draw the busy times of host and GPU during a step.
+
+    The busy columns of the GPU are spread evenly over the time of its kernels; gaps are waits for the host.
+    """
     palette = pen.symbols.palette
     column_s = most_s / room
     columns_s = [(column + 0.5) * column_s for column in range(room)]
@@ -193,8 +196,9 @@ def table(session: Session, request: int, width: int, symbols: Symbols) -> Lines
 
 
 def holders(session: Session, width: int, symbols: Symbols, height: int) -> Lines:
-    """Draw a bar for each request that holds memory, largest first, as a share of the pool, then those that wait; the
-    last of `height` lines stands for all holders that do not fit.
+    """Draw a bar for each request that holds memory, the largest first, as a share of the pool; then waiting requests.
+
+    If there are more than `height` holders, the last line is about all remaining holders.
     """
     pen, replay = Pen(symbols), session.replay
     owners = [owner for group in holdings(session) for owner in group.owners]
@@ -260,8 +264,9 @@ def hits(
 
 
 def tree(session: Session, width: int, symbols: Symbols, height: int) -> Lines:
-    """Draw the runs of the radix tree, set in below the run that they continue: slots, and whether each can go. The
-    last of `height` lines counts those that do not fit.
+    """Draw the runs of the radix tree, indented below their parents: slots, holders, and the order of eviction.
+
+    If there are more than `height` runs, the last line counts the remaining runs.
     """
     pen, found, states = Pen(symbols), tree_at(session), symbols.palette.states
     most, room = max(run.num_units for run in found.runs), max(width - _RUN - _PART - 42, 8)

@@ -1,4 +1,4 @@
-"""A lesson that has been run: its moments found, its figures computed."""
+"""A lesson that has been simulated: its runs, and its captions with their frames and figures."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ if TYPE_CHECKING:
 
 _frame = attrgetter("frame")
 _MORE, _WATERMARK = 1.5, 0.4
-"""Remedies that are tried: times the memory, and the share of the pool that stays free at an admission."""
+"""Remedies: a factor on the memory, and the share of the pool that stays free when a request is admitted."""
 _SIZES = (0.75, 0.875, 1.0, 1.125, 1.25, 2.0)
-"""Factors on the memory of a lesson."""
+"""Factors on the memory of a lesson, for the drawing of prefix hits by size."""
 
 
 class Guided:
-    """The runs of `lesson` and its captions, in order of their moments.
+    """The runs of `lesson`, and its captions in order of their frames.
 
     Raises:
-        LessonError: a run fails, a moment does not come, two captions fall on one, or a figure is not there.
+        LessonError: a run fails, a caption's moment never comes or is that of another caption, or a figure is unknown.
     """
 
     def __init__(self, lesson: Lesson) -> None:
@@ -59,7 +59,7 @@ class Guided:
         self._servers: dict[str, list[Recording]] = {}
         recordings = [self._simulate(run) for run in lesson.runs]
         self.comparison: ComparedRuns | None = None
-        """All runs on one clock, where there are several."""
+        """All runs on one clock; None for a lesson with one run."""
         if len(recordings) > 1:
             labels = [run.label for run in lesson.runs]
             self.comparison = ComparedRuns(recordings, labels, slowest_first=False)
@@ -90,7 +90,7 @@ class Guided:
 
     @property
     def color_by(self) -> ColorBy:
-        """Return the first meaning of colour: the lesson's; without one, the owner where runs are compared."""
+        """Return the initial meaning of colour: the lesson's, or else the owner in comparisons, or else the default."""
         if self.lesson.color_by is not None:
             return self.lesson.color_by
         return ColorBy.OWNER if self.comparison is not None else default_color(self.sessions[0].replay)
@@ -121,8 +121,9 @@ class Guided:
     def drawing(
         self, caption: Caption, width: int, symbols: Symbols, height: int = 99
     ) -> list[tuple[str, drawings.Lines]]:
-        """Return titles and lines of the drawings of `caption` at the current frame, in about `height` lines; its
-        schedule has one per run.
+        """Return titles and lines of the drawings of `caption` at the current frame, in about `height` lines.
+
+        A caption has one drawing, or none; a schedule is one drawing per run.
         """
         session, drawn = self.sessions[0], list[tuple[str, drawings.Lines]]()
         match caption.draws:
@@ -163,7 +164,7 @@ class Guided:
         return drawn
 
     def timetable(self, session: Session, width: int, symbols: Symbols) -> drawings.Lines:
-        """Return the schedule of one run, on the time axis of all."""
+        """Return the schedule of one run, on a time axis that all runs share."""
         end_s = max(other.player.duration_s for other in self.sessions)
         return drawings.timetable(session, end_s, self.player.clock_s, width, symbols)
 

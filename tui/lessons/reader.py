@@ -32,10 +32,10 @@ A lesson is a small scenario with captions, in TOML, so that a teacher can write
     answer_tokens = 90
 
     [[caption]]
-    at = "start"                   # see `moments`
+    at = "start"                   # see `caption_moments`
     title = "Four answers, and the memory is gone"
-    text = "They hold {waste.token_percent} of the pool."     # see `figures`
-    follow = "A"                   # everything else in shade until the next caption
+    text = "They hold {waste.token_percent} of the pool."     # see `caption_figures`
+    follow = "A"                   # all other requests are grey until the next caption
     draws = "table"                # or reads, launches, ladder, hits, fleets, remedies, schedule: below the pool
 """
 
