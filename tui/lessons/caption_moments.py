@@ -1,4 +1,4 @@
-"""The moment of a run that a few words name.
+"""Phrases with which a lesson file names the moment of a caption, and the frame that each phrase means.
 
     start                     the first step
     end                       after the last step
@@ -49,14 +49,14 @@ _OF_REQUEST = {
 
 
 class UnknownMomentError(ValueError):
-    """Error for a phrase that names no moment, or a moment that does not come; the message says which."""
+    """Error for a phrase that is unknown, or whose moment never comes in the run; the message states the reason."""
 
 
 def frame_of(session: Session, phrase: str) -> int:
     """Return the first frame at which `phrase` is true.
 
     Raises:
-        UnknownMomentError: it never is, or is not one of the phrases.
+        UnknownMomentError: the phrase is unknown, or is never true in this run.
     """
     base, sign, distance = [*re.split(r" ([+-]) ", phrase, maxsplit=1), "+", "0 steps"][:3]
     steps = re.fullmatch(r"(\d+) steps?", distance)

@@ -242,8 +242,9 @@ def ladder(climbed: Sequence[Climbed], width: int, symbols: Symbols, height: int
 def hits(
     found: Sequence[tuple[int, Sequence[float]]], labels: Sequence[str], width: int, symbols: Symbols, height: int
 ) -> Lines:
-    """Draw bars of the shares that were `found` in the cache, one for each label, below each size of the memory; the
-    longest takes the whole width. Sizes are apart if `height` has room.
+    """Draw the shares of prompt tokens `found` in the cache: a bar for each label, for each size of the memory.
+
+    The longest bar takes the whole width. An empty line separates sizes if `height` has room.
     """
     pen, lines = Pen(symbols), list[list[Segment]]()
     room, most = max(width - _LABEL - _SIZE - 8, 8), max(max(shares) for _, shares in found) or 1.0
@@ -300,7 +301,7 @@ def tree(session: Session, width: int, symbols: Symbols, height: int) -> Lines:
 
 
 def fleets(totals: Mapping[str, FleetTotals], width: int, symbols: Symbols) -> Lines:
-    """Draw bars for each fleet: what its caches found, what two servers held, how uneven the work was, the time."""
+    """Draw bars for each fleet: prefix hits, prefixes cached on two servers, imbalance of the work, and total time."""
     pen, room = Pen(symbols), max(width - _LABEL - 14, 8)
     first = next(iter(totals.values()))
     found = {label: one.prefix_hit_rate for label, one in totals.items()}
@@ -345,7 +346,7 @@ class Remedied(NamedTuple):
 
 
 def remedies(tried: Sequence[Remedied], width: int, symbols: Symbols) -> Lines:
-    """Draw the time until the last answer with each remedy as a bar, and what it costs below it."""
+    """Draw the time until the last answer with each remedy as a bar, and the remedy's cost below the bar."""
     pen, most = Pen(symbols), max(one.duration_s for one in tried)
     room = max(width - _RUNG - 10, 8)
     lines: Lines = []
@@ -361,7 +362,7 @@ def remedies(tried: Sequence[Remedied], width: int, symbols: Symbols) -> Lines:
 
 
 def drafts(tried: Sequence[Drafted], width: int, symbols: Symbols) -> Lines:
-    """Draw the steps until the pool runs out with drafts and without, and below them the time until the last answer."""
+    """Draw the steps before the first preemption with drafts and without, and the times until the last answer."""
     pen, most = Pen(symbols), max(one.steps for one in tried)
     room = max(width - _DRAFTS - 10, 8)
     lines: Lines = []

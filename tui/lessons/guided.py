@@ -208,7 +208,7 @@ class Guided:
         return replace(policy, cache=replace(policy.cache, **link))
 
     def climb(self) -> list[Climbed]:
-        """Return the ladder with the lesson's requests, machine and limits; compute it once."""
+        """Return the rungs of the ladder for the lesson's requests, machine and limits; the result is cached."""
         if not self._climbed:
             policies = [run.policy for run in self.lesson.runs]
             paged = next((policy for policy in policies if isinstance(policy, Paged)), Paged())
@@ -223,9 +223,7 @@ class Guided:
         return self._climbed
 
     def found(self) -> list[tuple[int, list[float]]]:
-        """Return sizes of the memory in tokens, and the share of prompt tokens that each run finds in its cache there;
-        compute it once.
-        """
+        """Return sizes of the memory in tokens, each with the prefix-hit share of every run; the result is cached."""
         if not self._found:
             lesson, machine = self.lesson, self._machine(self._step_times())
             for factor in _SIZES:
@@ -239,14 +237,14 @@ class Guided:
         return self._found
 
     def remedies(self) -> list[drawings.Remedied]:
-        """Return the lesson's requests as they are and with each remedy against preemptions; compute them once."""
+        """Return the results of the lesson's requests without and with each remedy; the results are cached."""
         if not self._tried:
             lesson, machine = self.lesson, self._machine(self._step_times())
             paged = lesson.runs[0].policy
             assert isinstance(paged, Paged)
             fewer = replace(paged, scheduler=replace(paged.scheduler, max_num_seqs=len(lesson.workload) - 1))
             careful = replace(paged, cache=replace(paged.cache, watermark=_WATERMARK))
-            least = 0
+            least = 0  # computed tokens of the first remedy, with memory for all: no token is computed twice
             for name, policy, factor in (
                 (f"memory for all, {_MORE:g} times", paged, _MORE),
                 ("as it is", paged, 1.0),

@@ -1,4 +1,4 @@
-"""Data classes of a lesson: a scenario and its captions."""
+"""Data classes of a lesson: the scenario to simulate, and the captions that explain it."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LessonRun:
-    """One policy that serves the lesson's requests, or one server of a fleet that does."""
+    """A policy that serves the lesson's requests, or one server of a fleet that serves these."""
 
     label: str
     policy: Policy | TrainingRows
     fleet: str = ""
-    """Label of the fleet; empty where one server serves all requests."""
+    """Label of the fleet; empty if one server serves all requests."""
     route: str = ""
     """Router in front of the fleet."""
     server: int = 0
@@ -35,31 +35,32 @@ class LessonRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptionSpec:
-    """A caption as the file states it: its moment is a phrase, its figures are names."""
+    """A caption as it is in the file: its moment is a phrase, and its figures are names in braces."""
 
     key: str
     """Place in the file, for error messages."""
     at: str
+    """Phrase that names the moment, as `caption_moments` lists these."""
     title: str
     text: str
     run: int
-    """Index of the run that supplies the moment and the figures."""
+    """Index of the run in which the moment is looked up, and from which the figures are computed."""
     follow: str | None
-    """Id of the request whose memory stays lit until the next caption; None lights all memory."""
+    """Id of the request that is followed until the next caption, if any."""
     draws: Drawing | None
     """Drawing beside the pool, until the next caption."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caption:
-    """A caption whose moment has been found in the run, with its figures in place."""
+    """A caption of a simulated lesson, with the frame of its moment, and with figures instead of names."""
 
     frame: int
-    """The frame of the player that plays the lesson."""
+    """Frame of the player that plays the lesson."""
     title: str
     text: str
     follow: str | None = None
-    """The id of the followed request; None lights the whole pool."""
+    """Id of the followed request, if any."""
     draws: Drawing | None = None
     """Drawing beside the pool."""
 
@@ -80,9 +81,9 @@ class Lesson:
     runs: tuple[LessonRun, ...]
     workload: Workload
     try_this: str
-    """Exercise at the end; may be empty."""
+    """Exercise for the reader, at the end; may be empty."""
     color_by: ColorBy | None
-    """First meaning of colour; None for the default."""
+    """Initial meaning of colour; None for the default."""
     captions: tuple[CaptionSpec, ...]
 
     @property

@@ -1,4 +1,4 @@
-"""A lesson as text: its captions, each with a still picture of the pools at that moment."""
+"""A lesson to read instead of to play: plain text or Markdown, with a still picture of the pools for each caption."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _WIDTH, _HEIGHT = 78, 8
 
 
 def as_text(guided: Guided, symbols: Symbols) -> str:
-    """Return the lesson as plain text, at most 78 characters wide, drawn with the glyphs of `symbols`."""
+    """Return the lesson as plain text, at most 78 characters wide, with pictures of the glyphs of `symbols`."""
     lesson = guided.lesson
     parts = [lesson.heading, "=" * len(lesson.heading), "", lesson.summary, ""]
-    # Glyphs tell states and kinds of layers apart; names on the units tell the owners.
+    # Without colours, glyphs mean states or kinds of layers. Owners are shown by names on the units.
     color_by = guided.color_by if guided.color_by is ColorBy.LAYERS else ColorBy.STATE
     for number, caption in enumerate(guided.captions, start=1):
         guided.show(caption.frame)
@@ -57,7 +57,7 @@ def _characters(lines: list[list[tuple[str, Style]]]) -> list[str]:
 
 
 def _digits(session: Session, lines: list[str]) -> str:
-    """Explain the digits of a picture without names, which say how full a unit is; empty without any."""
+    """Return a legend for the digits of a picture, the written eighths of units; empty if it has no such digits."""
     drawn = "".join(lines)
     if session.replay.unit_tokens == 1 or " " in drawn or not any(map(str.isdigit, drawn)):
         return ""
@@ -65,7 +65,7 @@ def _digits(session: Session, lines: list[str]) -> str:
 
 
 def as_markdown(guided: Guided) -> tuple[str, Mapping[str, str]]:
-    """Return the lesson as Markdown, and its figures: SVG texts by file name."""
+    """Return the lesson as Markdown, and its pictures: SVG documents by file name."""
     lesson, figures = guided.lesson, {}
     parts = [f"# {lesson.heading}", "", lesson.summary, ""]
     for number, caption in enumerate(guided.captions, start=1):
@@ -78,7 +78,7 @@ def as_markdown(guided: Guided) -> tuple[str, Mapping[str, str]]:
 
 
 def _machine(guided: Guided) -> str:
-    """Describe the machine, and the source of the step times."""
+    """Return a note about the model, the GPU, and the source of the step times."""
     lesson, meta = guided.lesson, guided.sessions[0].recording.meta
     if guided.sessions[0].rows is not None:
         return f"About the figures: {lesson.model.name}."
@@ -89,7 +89,7 @@ def _machine(guided: Guided) -> str:
 
 
 def _pools(guided: Guided, caption: Caption) -> list[tuple[str, Session]]:
-    """Return the title of each pool and its session; none where a drawing tells what the caption is about."""
+    """Return a title for each pool, and its session; empty if a drawing replaces the pools."""
     named: list[tuple[str, Session]] = []
     if caption.draws is not None and caption.draws.stands_alone:
         return named

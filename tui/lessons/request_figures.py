@@ -1,4 +1,4 @@
-"""The figures of a caption that are about one request, and about the kinds of layers whose tables it has."""
+"""Figures of captions about one request, and about the kinds of layers of the model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MOST_LISTED = 12
 
 
 def request_figures(session: Session, name: str) -> dict[str, str]:
-    """Return all figures of the request called `name` at the current frame; none if there is no such request."""
+    """Return all figures of the request with the id `name` at the current frame; empty if the id is unknown."""
     requests, replay = session.recording.requests, session.replay
     rows = np.flatnonzero(requests.id == name)
     if not len(rows):
@@ -60,7 +60,7 @@ def request_figures(session: Session, name: str) -> dict[str, str]:
 
 
 def layer_figures(session: Session) -> dict[str, str]:
-    """Return the figures of the kinds of layers; none for a model without windows."""
+    """Return the figures of the kinds of layers; empty for a model without sliding windows."""
     pool, kinds = session.recording.meta.pool, layer_kinds(session.replay)
     windows = [kind for kind in kinds if kind.group.window is not None]
     if not windows:
@@ -79,7 +79,7 @@ def layer_figures(session: Session) -> dict[str, str]:
 
 
 def _tables(session: Session, request: int) -> dict[str, str]:
-    """Return the blocks of a request by kind of layers; none for a model without windows."""
+    """Return the numbers of a request's blocks by kind of layers; empty for a model without sliding windows."""
     rows = table_rows(session, request, 1)
     windows = [row for row in rows if row.kind.group.window is not None]
     if not windows:
@@ -92,6 +92,6 @@ def _tables(session: Session, request: int) -> dict[str, str]:
 
 
 def _lost(session: Session, request: int) -> dict[str, str]:
-    """Return the loss of a request's last preemption; none if it was never preempted."""
+    """Return the blocks and tokens lost in a request's last preemption; empty if it was never preempted."""
     found = last_preemption(session, request)
     return {} if found is None else {"lost_blocks": f"{found.num_units:,}", "lost_tokens": f"{found.num_tokens:,}"}

@@ -1,4 +1,4 @@
-"""Tables of a lesson file; missing, mistyped and unknown keys are errors."""
+"""Reads the tables of a lesson file. Missing keys, unknown keys and values of the wrong type are errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class LessonError(KvsimError):
 
 
 class TomlTable:
-    """A table of the file. Each key is read once; a key that is never read is an error."""
+    """A table of the file. Each key is read once, and `end` refuses keys that were never read."""
 
     def __init__(self, file: Path, key: str, values: dict[str, Any]) -> None:
         self.key = key
@@ -25,7 +25,7 @@ class TomlTable:
         self._asked: list[str] = []
 
     def error(self, key: str, sentence: str) -> LessonError:
-        """Return an error about a key."""
+        """Return an error about a key of this table."""
         where = f"{self.key}.{key}" if self.key else key
         return LessonError(f"{self._file}, {where}: {sentence}.")
 
@@ -53,7 +53,7 @@ class TomlTable:
         return value
 
     def named(self, key: str, find: Callable[[str], Any]) -> Any:
-        """Return the object that `find` finds under the text of a key."""
+        """Return the object that `find` returns for the text of a key."""
         try:
             return find(self.text(key))
         except UnknownNameError as error:
@@ -68,7 +68,7 @@ class TomlTable:
         return TomlTable(self._file, key, self._take(key, dict, "a table", None))
 
     def tables(self, key: str) -> list[TomlTable]:
-        """Return a list of tables, at least one."""
+        """Return the tables of a list, at least one."""
         values = self._take(key, list, "a list of tables", None)
         if not values or not all(isinstance(value, dict) for value in values):
             raise self.error(key, f"should be tables, each under [[{key}]]")

@@ -1,4 +1,7 @@
-"""Rows of a training batch as a recording: each step writes one sequence; empty slots are padding."""
+"""Rows of a training batch as a recording, to show padding and packing with the same pictures as a server's pool.
+
+Each step writes one sequence into a row; the empty slots of a row are padding.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingRows:
-    """One sequence in each row, or all that fit; a row is as wide as the longest sequence and its end token."""
+    """Layout of a training batch: one sequence per row, or with `packed` as many as fit.
+
+    A row is as wide as the longest sequence with its end token.
+    """
 
     PADDED: ClassVar[str] = "padded"
     PACKED: ClassVar[str] = "packed"
@@ -27,14 +33,14 @@ class TrainingRows:
     def record(self, workload: Workload, machine: Machine) -> Recording:
         """Write every prompt with its answer and an end token into the token slots of `machine`.
 
-        Each step takes one second of an arbitrary clock.
+        Each step takes one second, because the recording format needs times; these mean nothing.
 
         Raises:
-            UsageError: there are more rows than room.
+            UsageError: the rows need more slots than `machine` has.
         """
         lengths = (workload.prompt_tokens + workload.output_tokens).tolist()
         width = max(lengths) + 1
-        # Both ways take the same order, so that the same step has placed the same sequences.
+        # Both layouts place the sequences in the same order, so that their steps can be compared.
         order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
         packing = first_fit_decreasing(lengths, width) if self.packed else padded(lengths, len(lengths))
         rows = packing.rows if self.packed else [[index] for index in order]
@@ -58,7 +64,7 @@ class TrainingRows:
             laid = [(requests[index], begins[index], lengths[index] + 1)]
             if index in tails:
                 name, address, length = tails[index]
-                # Without a prompt, all that it computes is padding.
+                # The padding is a request without a prompt, so all tokens that it computes count as padding.
                 laid.append((builder.arrived(name, float(step), 0, 0), address, length))
             free -= sum(length for _, _, length in laid)
             _lay(builder, laid, step, len(order), free)
@@ -76,7 +82,10 @@ class TrainingRows:
 def _lay(
     builder: RecordingBuilder, laid: list[tuple[int, int, int]], step: int, num_sequences: int, free_slots: int
 ) -> None:
-    """Write a step that lays extents into the rows: requests, addresses and lengths, a sequence before its padding."""
+    """Record a step that writes the extents `laid` into the rows: requests, addresses and lengths.
+
+    The sequence comes before its padding.
+    """
     builder.next_seq()
     for request, address, length in laid:
         builder.append_extent(request, 0, address, length, length)
