@@ -32,16 +32,16 @@ _ENVIRONMENT = {
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
 }
 _LORA_RANK = 16
-"""vLLM's largest rank of an adapter by default."""
+"""Largest rank of LoRA adapters that vLLM accepts by default."""
 _WARM_UP = (12, 64)
-"""Number of warm-up requests, and the tokens in and out of each; they are not recorded."""
+"""Number of warm-up requests, which are not recorded, and the number of tokens of each prompt and each answer."""
 
 
 def check_installed(release: str) -> None:
-    """Check that vLLM is installed here in a release.
+    """Check that the installed vLLM is of the given release.
 
     Raises:
-        UsageError: it is another one, or `release` is none.
+        UsageError: another release is installed, or `release` is not a version number.
         MissingExtraError: vLLM is not installed.
     """
     wanted = number_of(release)
@@ -62,10 +62,10 @@ class DrivenEngine:
         Args:
             model: a folder with a configuration, with or without weights, or a model that kvsim lists.
             async_scheduling: schedule one step ahead, as vLLM does by default.
-            engine_args: passed on to vLLM's `LLM`.
+            engine_args: further arguments of vLLM's `LLM`.
 
         Raises:
-            UsageError: there is no such folder and no such model.
+            UsageError: `model` is neither a folder nor a listed model.
             MissingExtraError: vLLM is not installed.
         """
         os.environ |= {key: os.environ.get(key, value) for key, value in _ENVIRONMENT.items()}
@@ -114,11 +114,11 @@ class DrivenEngine:
 
         Args:
             workload: the requests; outputs are cut at their `output_tokens`, whatever the model generates.
-            folder: where the recording goes; it must not exist.
+            folder: path of the recording; it must not exist.
             users: number of requests served at a time, ignoring arrival times; None for open loop.
-            command: command line for the provenance.
-            extra: more fields of the provenance.
-            progress: called with the number of finished requests and of all.
+            command: command line, which the recording's metadata states.
+            extra: further fields of the metadata.
+            progress: called with the number of finished requests and the number of all requests.
 
         Raises:
             UsageError: `folder` exists.

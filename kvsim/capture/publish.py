@@ -47,7 +47,7 @@ class Publisher:
             bound, bound_port = listener.getsockname()[:2]
             self._process = _serve(listener)
         self.address: str = f"{bound}:{bound_port}"
-        """The address that viewers connect to, as HOST:PORT."""
+        """Address to which viewers connect, as HOST:PORT."""
         assert self._process.stdin is not None, "it was asked for"
         self._log = self._process.stdin
         self._pump = Pump(

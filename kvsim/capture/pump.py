@@ -15,7 +15,7 @@ MAX_WAITING_BYTES = 64 << 20
 
 
 class Pump:
-    """Delivers in a thread of its own the bytes that one other thread pushes."""
+    """Queue of bytes from one thread, which another thread of this object delivers."""
 
     def __init__(
         self,
@@ -29,11 +29,12 @@ class Pump:
         """Start the thread.
 
         Args:
-            deliver: takes bytes, in their order, whole pushes at a time; may block, may raise OSError.
-            give_up: called once, with a reason, when no more can be delivered. It may run in either thread.
-            name: of the thread.
-            period_s: the longest time that bytes wait before they are delivered, in seconds.
-            max_waiting_bytes: how far the destination may fall behind.
+            deliver: sends bytes to the destination. A call gets the bytes of one or more pushes, in order. The function
+                may block, and may raise OSError.
+            give_up: called once, with a reason, if delivery fails or falls too far behind. It may run in either thread.
+            name: name of the thread.
+            period_s: longest time that bytes wait before they are delivered, in seconds.
+            max_waiting_bytes: number of waiting bytes above which delivery is given up.
         """
         self._deliver, self._give_up = deliver, give_up
         self._period_s, self._max_waiting_bytes = period_s, max_waiting_bytes
@@ -42,17 +43,17 @@ class Pump:
         self._pushed_bytes = self._taken_bytes = 0
         self._ready, self._closing = threading.Event(), threading.Event()
         self.open = True
-        """True while pushed bytes will be delivered."""
+        """Whether pushed bytes will be delivered."""
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes that have not been delivered."""
+        """Number of pushed bytes that have not been delivered."""
         return self._pushed_bytes - self._taken_bytes if self.open else 0
 
     def push(self, lines: bytes) -> None:
-        """Queue `lines` for delivery; takes about a microsecond, whatever the destination does."""
+        """Queue `lines` for delivery. This takes about a microsecond, even if the destination blocks."""
         if not self.open:
             return
         self._waiting.append(lines)

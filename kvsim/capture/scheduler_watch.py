@@ -179,7 +179,7 @@ class SchedulerRecorder:
 
     @_harmless
     def _encoder_changed(self, request: Any, input_id: int, evicted: list[str]) -> None:
-        """Report what the scheduler has changed in the encoder cache."""
+        """Report a change that the scheduler has made to the encoder cache."""
         assert self._images is not None
         self._images.changed(request, input_id, evicted)
 
@@ -264,7 +264,7 @@ class SchedulerRecorder:
 
     @_harmless
     def proposed(self, names: list[str]) -> None:
-        """Report the number of drafts that were proposed after the last step for the requests called `names`."""
+        """Report how many drafts were proposed after the last step for each of the requests with the ids `names`."""
         if self._num_steps:
             self._report("proposed", self._num_steps - 1, proposed(self._scheduler, names, self._rows))
             self._send()
@@ -392,7 +392,7 @@ class SchedulerRecorder:
 
     @_harmless
     def freed(self, num_tables: int) -> None:
-        """Report that vLLM has now freed the block tables whose release it had deferred: `num_tables` of these."""
+        """Report that vLLM has now freed `num_tables` block tables whose release it had deferred."""
         for _ in range(num_tables):
             self._report("release", *self._deferred.popleft())
 

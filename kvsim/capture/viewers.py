@@ -44,7 +44,7 @@ class ViewerServer:
     """Serves a log to every viewer. It has one thread, and never waits for a viewer."""
 
     def __init__(self, listener: socket.socket, log: int, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """Args: a listening socket, the descriptor of the log, and the clock, in seconds."""
+        """`listener` is a listening socket, `log` the descriptor of the log, and `clock` returns seconds."""
         self._listener, self._log, self._clock = listener, log, clock
         self._mirror = Mirror()
         self._partial = b""
@@ -55,7 +55,7 @@ class ViewerServer:
         """Time at which the listener is used again; None while it is in use."""
         self._snapshot_s = -SNAPSHOT_PERIOD_S
         self.num_snapshots = 0
-        """Snapshots made so far."""
+        """Number of snapshots made so far."""
         self._selector = selectors.DefaultSelector()
         listener.setblocking(False)
         os.set_blocking(log, False)
@@ -69,7 +69,7 @@ class ViewerServer:
 
     @property
     def queued_bytes(self) -> int:
-        """Bytes that wait for viewers."""
+        """Number of bytes that wait for viewers."""
         return sum(viewer.queued_bytes for viewer in self._viewers)
 
     def run(self) -> None:
@@ -85,24 +85,24 @@ class ViewerServer:
             due_s.append(self._accept_s - now_s)
         if self._joining and self._can_join():
             due_s.append(self._snapshot_s + SNAPSHOT_PERIOD_S - now_s)
-        goes_on = True
+        is_open = True
         for key, events in self._selector.select(max(min(due_s), 0) if due_s else None):
             if key.fd == self._log:
-                goes_on = self._read()
+                is_open = self._read()
             elif key.fileobj is self._listener:
                 self._accept()
             elif key.data.connection.fileno() < 0:
-                pass  # dropped in this turn
+                pass  # an earlier event of this loop has closed the connection
             elif events & selectors.EVENT_READ or not key.data.send():
                 self._drop(key.data)
             else:
                 self._await(key.data)
-        self._rest()
+        self._resume_listening()
         self._admit()
-        return goes_on
+        return is_open
 
     def close(self) -> None:
-        """Give the viewers a second in all to read what is queued, and close every connection."""
+        """Send the queued bytes for at most `_FAREWELL_S` seconds in total, and close every connection."""
         end_s = self._clock() + _FAREWELL_S
         for viewer in list(self._viewers):
             viewer.send_all(max(end_s - self._clock(), 0.01))
@@ -124,8 +124,8 @@ class ViewerServer:
     def _follow(self, text: bytes) -> bytes:
         """Apply one line to the mirror, and return it as viewers get it."""
         event = json.loads(text)
-        goes_on = self._mirror.apply(event)
-        return text + b"\n" if goes_on is event else line(*goes_on)
+        forwarded = self._mirror.apply(event)
+        return text + b"\n" if forwarded is event else line(*forwarded)
 
     def _tell(self, lines: bytes, viewers: list[_Viewer]) -> None:
         if not lines:
@@ -152,16 +152,16 @@ class ViewerServer:
 
     def _accept(self) -> None:
         """Accept one connection, and pause before the next."""
-        rest_s = ACCEPT_PERIOD_S
+        pause_s = ACCEPT_PERIOD_S
         try:
             connection, _ = self._listener.accept()
         except BlockingIOError:
             return  # the client has left
         except OSError:  # most often, no descriptor is left
-            rest_s = _EXHAUSTED_S
+            pause_s = _EXHAUSTED_S
         else:
             self._greet(connection)
-        self._accept_s = self._clock() + rest_s
+        self._accept_s = self._clock() + pause_s
         self._selector.unregister(self._listener)
 
     def _greet(self, connection: socket.socket) -> None:
@@ -174,14 +174,14 @@ class ViewerServer:
         self._joining.append(viewer)
         self._selector.register(connection, selectors.EVENT_READ, viewer)
 
-    def _rest(self) -> None:
+    def _resume_listening(self) -> None:
         """Use the listener again after its pause."""
         if self._accept_s is not None and self._clock() >= self._accept_s:
             self._accept_s = None
             self._selector.register(self._listener, selectors.EVENT_READ)
 
     def _await(self, viewer: _Viewer) -> None:
-        """Watch for the viewer's end, and for room to send if something is queued."""
+        """Wait for the viewer to close its connection, and, if bytes are queued, until they can be sent."""
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if viewer.queued_bytes else 0)
         if self._selector.get_key(viewer.connection).events != events:
             self._selector.modify(viewer.connection, events, viewer)
@@ -195,7 +195,7 @@ class ViewerServer:
 
 
 class _Viewer:
-    """One connection and its queue. Bytes for several viewers are in memory once."""
+    """A connection and its queue. The queues of several viewers share the same bytes in memory."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
@@ -204,13 +204,13 @@ class _Viewer:
         self._queue: deque[memoryview] = deque()
 
     def offer(self, lines: bytes) -> bool:
-        """Queue `lines`; return False if the viewer has fallen too far behind."""
+        """Queue `lines`; return False if more than `MAX_QUEUED_BYTES` wait for the viewer."""
         self._queue.append(memoryview(lines))
         self.queued_bytes += len(lines)
         return self.queued_bytes <= MAX_QUEUED_BYTES or len(self._queue) == 1
 
     def send(self) -> bool:
-        """Send as much as the connection accepts now; return False if the viewer is gone."""
+        """Send as many bytes as the connection accepts now; return False if the connection is broken."""
         try:
             while self._queue:
                 num_bytes = self.connection.send(self._queue[0])
@@ -226,7 +226,7 @@ class _Viewer:
         return True
 
     def send_all(self, timeout_s: float) -> None:
-        """Send as much as the viewer accepts within `timeout_s` seconds."""
+        """Send as many queued bytes as the viewer accepts within `timeout_s` seconds."""
         self.connection.settimeout(timeout_s)
         with suppress(OSError):
             self.connection.sendall(b"".join(self._queue))

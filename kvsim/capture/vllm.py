@@ -47,7 +47,7 @@ _AT_EXIT = 10
 
 
 class _RecordingHooks:
-    """Hooks for both schedulers of vLLM: they report before and after each of its own steps."""
+    """Mixin for vLLM's two schedulers: it reports to a `SchedulerRecorder` before and after the scheduler's methods."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -196,14 +196,14 @@ def describe(scheduler: Any) -> dict[str, Any]:
 
 
 def _draft_layers(layout: KVCacheLayout, block_size: int, shape: dict[str, Any]) -> dict[str, int]:
-    """Return the layers that drafts have in the blocks of a model of this shape, and their bytes of a token."""
+    """Return the number of draft layers whose KV is in the model's blocks, and their bytes per token; empty if none."""
     draft_bytes = layout.bytes_per_block // block_size - shape["kv_bytes_per_token"]
     num_layers = sum(group.num_layers for group in layout.groups) - shape["num_layers"]
     return {"num_draft_layers": num_layers, "draft_bytes_per_token": draft_bytes} if num_layers > 0 else {}
 
 
 def _features(scheduler: Any) -> dict[str, Any]:
-    """Return the settings of drafts and adapters, where the engine has some."""
+    """Return the settings of speculative decoding and of LoRA adapters, as far as the engine uses them."""
     settings: dict[str, Any] = {}
     if speculates(scheduler):
         settings["speculative_config"] = json.dumps(speculative_config_of(scheduler), sort_keys=True)
@@ -245,9 +245,10 @@ def _engine(scheduler: Any, served: dict[str, Any], hash_block_size: int) -> dic
 
 
 def _shape(model: Any, served_as: dict[str, Any], *, plain: bool) -> dict[str, Any]:
-    """Return the shape of the model: its layers as in its configuration, or the figures of a plain decoder.
+    """Return the shape of the model, from its configuration or, if kvsim cannot read that, from the engine.
 
-    A model with several kinds of layers that kvsim cannot read gets too few fields to pass for a plain decoder.
+    Without `plain`, the model has several kinds of layers. Then the engine's shape lacks the fields of KV heads, so
+    that readers do not mistake the model for a plain decoder.
     """
     text, name = model.hf_text_config, Path(model.model).name
     dtype = str(model.dtype).removeprefix("torch.")

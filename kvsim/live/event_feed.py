@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _CONNECT_S = 5.0
 _COMPLETE_S, _PAUSE_S = 0.1, 0.002
-"""Seconds to wait for the rest of a change, and between two looks."""
+"""Seconds to wait until a change has been received completely, and seconds between two checks."""
 
 
 class LiveFeed:
@@ -78,7 +78,7 @@ class LiveFeed:
         self._thread.join(timeout=_CONNECT_S)
 
     def _taken(self, take: Callable[[], Excerpt | None]) -> Excerpt | None:
-        """Call `take` when the last change was received as a whole; return None if that does not come at once."""
+        """Call `take` when the last change has been received completely; return None if that takes too long."""
         last_s = time.monotonic() + _COMPLETE_S
         while self.ended is None or self._follower.is_complete:
             with self._lock:

@@ -66,7 +66,7 @@ class EventFollower:
         return self._windows[0].numbers is not None
 
     def hear(self, text: bytes) -> None:
-        """Process one line; an empty line says that a change of the engine's state ends here."""
+        """Process one line; an empty line marks the end of a change of the engine's state."""
         self._marks_changes |= text == b"\n"
         self.is_complete = not self._marks_changes or text == b"\n"
         if text == b"\n":

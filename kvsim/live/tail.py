@@ -42,7 +42,7 @@ class Excerpt(NamedTuple):
     first_step: int
     """Number of the first step on the server."""
     num_before: int
-    """Number of leading steps, 0 or 1, that stand for everything before."""
+    """1 if the first step summarizes everything before the excerpt, otherwise 0."""
 
     @property
     def end_step(self) -> int:
