@@ -347,15 +347,15 @@ class Remedied(NamedTuple):
 
 def remedies(tried: Sequence[Remedied], width: int, symbols: Symbols) -> Lines:
     """Draw the time until the last answer with each remedy as a bar, and the remedy's cost below the bar."""
-    pen, most = Pen(symbols), max(one.duration_s for one in tried)
+    pen, most = Pen(symbols), max(remedy.duration_s for remedy in tried)
     room = max(width - _RUNG - 10, 8)
     lines: Lines = []
-    for one in tried:
-        bar = pen.bar(one.duration_s / most, room, symbols.palette.states[SlotState.TOKEN])
-        lines.append([pen.text(one.name.ljust(_RUNG)), bar, pen.text(f" {milliseconds(one.duration_s):>9}")])
+    for remedy in tried:
+        bar = pen.bar(remedy.duration_s / most, room, symbols.palette.states[SlotState.TOKEN])
+        lines.append([pen.text(remedy.name.ljust(_RUNG)), bar, pen.text(f" {milliseconds(remedy.duration_s):>9}")])
         words = (
-            f"  {plural(one.tokens_twice, 'token')} computed twice {symbols.dot} longest wait for a start "
-            f"{milliseconds(one.longest_wait_s)} {symbols.dot} memory {symbols.times}{one.memory:g}"
+            f"  {plural(remedy.tokens_twice, 'token')} computed twice {symbols.dot} longest wait for a start "
+            f"{milliseconds(remedy.longest_wait_s)} {symbols.dot} memory {symbols.times}{remedy.memory:g}"
         )
         lines.append([pen.text(words, weak=True)])
     return lines
@@ -363,13 +363,13 @@ def remedies(tried: Sequence[Remedied], width: int, symbols: Symbols) -> Lines:
 
 def drafts(tried: Sequence[Drafted], width: int, symbols: Symbols) -> Lines:
     """Draw the steps before the first preemption with drafts and without, and the times until the last answer."""
-    pen, most = Pen(symbols), max(one.steps for one in tried)
+    pen, most = Pen(symbols), max(result.steps for result in tried)
     room = max(width - _DRAFTS - 10, 8)
     lines: Lines = []
-    for one in tried:
-        bar = pen.bar(one.steps / most, room, symbols.palette.states[SlotState.TOKEN])
-        lines.append([pen.text(one.name.ljust(_DRAFTS)), bar, pen.text(f" step {one.steps:>4,}")])
-        lines.append([pen.text(f"  last answer after {milliseconds(one.duration_s)}", weak=True)])
+    for result in tried:
+        bar = pen.bar(result.steps / most, room, symbols.palette.states[SlotState.TOKEN])
+        lines.append([pen.text(result.name.ljust(_DRAFTS)), bar, pen.text(f" step {result.steps:>4,}")])
+        lines.append([pen.text(f"  last answer after {milliseconds(result.duration_s)}", weak=True)])
     return lines
 
 

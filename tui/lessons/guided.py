@@ -116,7 +116,9 @@ class Guided:
 
     def caption_at(self, frame: int) -> Caption:
         """Return the latest caption at a frame of the player, or the first one."""
-        return max((one for one in self.captions if one.frame <= frame), key=_frame, default=self.captions[0])
+        return max(
+            (caption for caption in self.captions if caption.frame <= frame), key=_frame, default=self.captions[0]
+        )
 
     def drawing(
         self, caption: Caption, width: int, symbols: Symbols, height: int = 99
@@ -152,7 +154,7 @@ class Guided:
                 lines = drawings.image(*image_tokens(), session.replay.unit_tokens, width, symbols)
                 drawn = [("One image in two caches", lines)]
             case Drawing.TREE:
-                session = next(one for one in self.sessions if has_tree(one))
+                session = next(session for session in self.sessions if has_tree(session))
                 drawn = [("The radix tree, run by run", drawings.tree(session, width, symbols, height))]
             case Drawing.FLEETS:
                 drawn = [("Two servers behind each router", drawings.fleets(self.fleets, width, symbols))]

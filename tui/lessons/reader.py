@@ -235,7 +235,7 @@ def _caption(table: TomlTable, labels: list[str], ids: list[str]) -> CaptionSpec
         raise table.error("run", f"there is no run {label!r}; there are {' and '.join(labels)}")
     if follow and follow not in ids:
         raise table.error("follow", f"there is no request {follow!r}; there are {', '.join(ids)}")
-    draws = Drawing(table.choice("draws", [one.value for one in Drawing])) if table.has("draws") else None
+    draws = Drawing(table.choice("draws", [drawing.value for drawing in Drawing])) if table.has("draws") else None
     if draws is Drawing.TABLE and not follow:
         raise table.error("draws", "the block table of the followed request is drawn; give follow, too")
     caption = CaptionSpec(

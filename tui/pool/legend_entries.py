@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from rich.segment import Segment
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
     from ..look.states import Symbols
     from ..playback.session import Session
+
+LegendEntry: TypeAlias = tuple[tuple[int, ...], str]
+"""The paints of an entry of the legend, and their meaning."""
 
 
 def legend_entries(
@@ -88,7 +91,7 @@ def _occurs(paints: tuple[int, ...], sessions: Sequence[Session]) -> bool:
     return any(bool(session.breakdown[paints[0]]) for session in sessions)
 
 
-def _length(entries: list[tuple[tuple[int, ...], str]]) -> int:
+def _length(entries: list[LegendEntry]) -> int:
     return sum(len(paints) + len(text) + 3 for paints, text in entries) - 2
 
 
@@ -98,7 +101,7 @@ def _in_short(text: str) -> str:
     return text
 
 
-def legend(by: ColorBy, sessions: Sequence[Session], lit: str | None = None) -> list[tuple[tuple[int, ...], str]]:
+def legend(by: ColorBy, sessions: Sequence[Session], lit: str | None = None) -> list[LegendEntry]:
     """Return all entries of the legend: the paints of each entry, and their meaning."""
     # The run with the most kinds of layers, and with prefix caching, needs the most entries.
     session = max(sessions, key=lambda each: (len(each.replay.groups), each.recording.meta.prefix_caching))
@@ -108,21 +111,20 @@ def legend(by: ColorBy, sessions: Sequence[Session], lit: str | None = None) -> 
     match by:
         case ColorBy.OWNER:
             sharing_too = [((SHARED,), _shared_words(session)), *kept] if caches else []
-            return [*_whose(sessions, lit), reserved, *_waste(sessions), *sharing_too, free]
+            return [*_owners(sessions, lit), reserved, *_waste(sessions), *sharing_too, free]
         case ColorBy.STATE:
             others = "" if lit is None else f"; {lit} alone is lit, all others are grey"
             return [((), f"colours as in the bar below{others}")]
         case ColorBy.LAYERS:
             kinds = layer_kinds(session.replay)
-            whose: list[tuple[tuple[int, ...], str]] = [((kind.paint,), kind.words) for kind in kinds]
-            if lit is not None:
-                whose = [*_lit_alone(lit, tuple(kind.paint for kind in kinds)), *whose]
-            return [*whose, reserved, *_waste(sessions), *kept, free]
+            followed = [] if lit is None else _lit_and_others(lit, tuple(kind.paint for kind in kinds))
+            entries: list[LegendEntry] = [((kind.paint,), kind.words) for kind in kinds]
+            return [*followed, *entries, reserved, *_waste(sessions), *kept, free]
         case ColorBy.SHARING:
             degrees = (HOLDERS, HOLDERS + 1, HOLDERS + 3, HOLDERS + 5)
-            whose = [] if lit is None else _lit_alone(lit, degrees[:3])
+            followed = [] if lit is None else _lit_and_others(lit, degrees[:3])
             return [
-                *whose,
+                *followed,
                 ((), sharing(session) or "no block is shared"),
                 (degrees[:1], "one holder"),
                 (degrees[1:], "2, 8, more holders"),
@@ -133,7 +135,7 @@ def legend(by: ColorBy, sessions: Sequence[Session], lit: str | None = None) -> 
             oldest_s = session.recording.recorded_s / 4
             ages = tuple(range(AGE + AGES - 2, AGE, -1))
             return [
-                *([] if lit is None else _lit_alone(lit, ages[::2])),
+                *([] if lit is None else _lit_and_others(lit, ages[::2])),
                 ((AGE + AGES - 1,), "just taken"),
                 (ages, ""),
                 ((AGE,), f"held for {seconds(oldest_s / 2, oldest_s / 100)} and more"),
@@ -141,22 +143,22 @@ def legend(by: ColorBy, sessions: Sequence[Session], lit: str | None = None) -> 
             ]
 
 
-def _whose(sessions: Sequence[Session], lit: str | None) -> list[tuple[tuple[int, ...], str]]:
+def _owners(sessions: Sequence[Session], lit: str | None) -> list[LegendEntry]:
     """Return the entries for the hues of owners; for the request that alone is `lit`, if there is one."""
     hued = {tells_owners(session.recording) for session in sessions}
     hues = tuple(range(OWNER, OWNER + 4)) if True in hued else (int(SlotState.TOKEN),)
-    whose: list[tuple[tuple[int, ...], str]] = []
+    entries: list[LegendEntry] = []
     if lit is not None:
         known = next(session.recording for session in sessions if lit in session.recording.requests.id)
-        whose = _lit_alone(lit, hues[:3], OWNER + hue_of(known.row_of(lit)))
+        entries = _lit_and_others(lit, hues[:3], OWNER + hue_of(known.row_of(lit)))
     elif True in hued:
-        whose = [(hues, "one request each" if len(sessions[0].recording.requests) <= NUM_HUES else "requests")]
+        entries = [(hues, "one request each" if len(sessions[0].recording.requests) <= NUM_HUES else "requests")]
     if lit is None and False in hued:
-        whose.append(((int(SlotState.TOKEN),), "tokens, of any request"))
-    return whose
+        entries.append(((int(SlotState.TOKEN),), "tokens, of any request"))
+    return entries
 
 
-def _lit_alone(name: str, others: tuple[int, ...], *paints: int) -> list[tuple[tuple[int, ...], str]]:
+def _lit_and_others(name: str, others: tuple[int, ...], *paints: int) -> list[LegendEntry]:
     """Return two entries: the only lit request with its `paints`, and the paints of the `others` in grey."""
     return [
         (paints, name if paints else f"{name} alone is lit"),
@@ -164,7 +166,7 @@ def _lit_alone(name: str, others: tuple[int, ...], *paints: int) -> list[tuple[t
     ]
 
 
-def _waste(sessions: Sequence[Session]) -> list[tuple[tuple[int, ...], str]]:
+def _waste(sessions: Sequence[Session]) -> list[LegendEntry]:
     """Return the entries for the states of waste that can occur in the recordings, in the order of the bars."""
     static = [session.recording.meta.policy_name == "static" for session in sessions]
     windows = any(group.window for session in sessions for group in session.replay.groups)
@@ -178,7 +180,7 @@ def _waste(sessions: Sequence[Session]) -> list[tuple[tuple[int, ...], str]]:
     return [_state(state) for state, is_possible in possible if is_possible]
 
 
-def _state(state: SlotState) -> tuple[tuple[int, ...], str]:
+def _state(state: SlotState) -> LegendEntry:
     return (int(state),), STATE_NAMES[state]
 
 

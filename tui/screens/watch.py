@@ -89,8 +89,8 @@ class Watch(PlaybackScreen):
         """Show the followed request, and count the slots by state in a thread if the session has not counted them."""
         # In a static batch, each line of the pool is one request already.
         has_lines = self.session.recording.meta.policy_name == "static"
-        many = len(self.session.replay.live_requests()) > MANY
-        self.set_class(many and self.guided is None and not has_lines, "-by-owner")
+        exceeds_hues = len(self.session.replay.live_requests()) > MANY
+        self.set_class(exceeds_hues and self.guided is None and not has_lines, "-by-owner")
         if self.session.followed is not None:
             self.query_one(PoolView).follow(self.session.followed)
         if not self.session.added_up:

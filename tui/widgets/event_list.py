@@ -66,9 +66,9 @@ class EventList(ScrollView, can_focus=True, inherit_bindings=False):
         session = self._session
         self._events = session.listed_events
         self._line = max(self._events.up_to(session.player.frame) - 1, 0)
-        what = "events" if session.event_filter is EventFilter.ALL else session.event_filter.value
-        what = what if session.before.charts is None else f"recent {what}"
-        self.border_title = f"{what} ({len(self._events):,}), f filters"
+        title = "events" if session.event_filter is EventFilter.ALL else session.event_filter.value
+        title = title if session.before.charts is None else f"recent {title}"
+        self.border_title = f"{title} ({len(self._events):,}), f filters"
         self.virtual_size = Size(self.size.width, len(self._events))
 
     def on_resize(self) -> None:

@@ -123,15 +123,13 @@ class LaneFigures(Widget):
         """Render line `y` of the progress bar: the share of output tokens served, or of a batch's slots with tokens."""
         rows, session = self._lane.session.rows, self._lane.session
         if rows is None:
-            share, what = (
-                session.served[session.player.frame] / max(int(session.served[-1]), 1),
-                "of its tokens served",
-            )
+            share = session.served[session.player.frame] / max(int(session.served[-1]), 1)
+            meaning = "of its tokens served"
         else:
-            share, what = rows.num_tokens / max(rows.num_rows * rows.row_tokens, 1), "of the rows used"
+            share, meaning = rows.num_tokens / max(rows.num_rows * rows.row_tokens, 1), "of the rows used"
         # The share of an unfinished run must not be rounded to 100%.
         percents = f"{min(100 * share, 99.0 if share < 1 else 100.0):.0f}%"
-        figures = [f" {percents:>4} of tokens"] if short else self._figures(percents, what, num_bars)
+        figures = [f" {percents:>4} of tokens"] if short else self._figures(percents, meaning, num_bars)
         room = max(width - len(figures[0]), 1)
         whole, part = divmod(max(round(share * room * 8), share > 0), 8)
         glyphs = self._symbols.right or self._symbols.up
@@ -148,16 +146,16 @@ class LaneFigures(Widget):
             ]
         )
 
-    def _figures(self, share: str, what: str, num_lines: int) -> list[str]:
+    def _figures(self, share: str, meaning: str, num_lines: int) -> list[str]:
         """Return the equally long lines beside the bar, with large digits if there is room and Unicode."""
         if num_lines < digits.HEIGHT or self._symbols.ascii:
-            lines = [f" {share:>4} {what} "]
+            lines = [f" {share:>4} {meaning} "]
         else:
             lines = [f" {line}" for line in digits.tall(share.rjust(4))]
             if num_lines > digits.HEIGHT:
-                lines.append(f" {what}")
+                lines.append(f" {meaning}")
             else:
-                words = wrap(what, _SHORT_LINE)
+                words = wrap(meaning, _SHORT_LINE)
                 lines = [f"{line} {word}" for line, word in zip_longest(lines, words, fillvalue="")]
         width = max(map(len, lines))
         return [line.ljust(width) for line in lines] + [" " * width] * (num_lines - len(lines))
