@@ -84,7 +84,7 @@ class KvsimApp(Careful, Playbacks):
         flash_s: float = FLASH_S,
         calm: bool = False,
     ) -> None:
-        """`opening` is shown; if it is a function, it is called in a thread, and its result is shown.
+        """Show `opening`, or the result of `opening` if that is a function, which is called in a thread.
 
         `runs` returns the runs of a comparison, `ample` their throughput with ample memory, and `feed` supplies new
         steps. Changed blocks are highlighted for `flash_s` wall seconds. `clock` returns wall seconds. A `calm`

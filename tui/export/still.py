@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ..playback.session import Session
 
 _MOST_NAMED: Final = 10
-"""Largest number of requests that the legend names; for more, it shows some colours."""
+"""Largest number of requests that the legend names. A legend of more requests shows some of their colours."""
 
 
 def still(

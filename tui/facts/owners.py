@@ -39,7 +39,7 @@ class Owner:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OwnerGroup:
-    """A request that shares no unit, or requests that share units; one shape in the picture."""
+    """Requests that share units, or a single request that shares none. A picture draws a group as one shape."""
 
     owners: tuple[Owner, ...]
     """The requests, the one with the most tokens of its own first."""

@@ -57,7 +57,7 @@ def _characters(lines: list[list[tuple[str, Style]]]) -> list[str]:
 
 
 def _digits(session: Session, lines: list[str]) -> str:
-    """Return a legend for the digits of a picture, the written eighths of units; empty if it has no such digits."""
+    """Return the meaning of the digits in a picture, the written eighths of a unit; empty without digits."""
     drawn = "".join(lines)
     if session.replay.unit_tokens == 1 or " " in drawn or not any(map(str.isdigit, drawn)):
         return ""

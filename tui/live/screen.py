@@ -172,7 +172,7 @@ class Live(Watch):
 
     @staticmethod
     def _same_request(old: Session, new: Session) -> int | None:
-        """Return the row, in the recording of `new`, of the request that `old` follows; None if it has left."""
+        """Find the request that `old` follows in the recording of `new`; return its row, or None if it has left."""
         if old.followed is None:
             return None
         rows = np.flatnonzero(new.recording.requests.id == old.request_name(old.followed))

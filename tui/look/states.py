@@ -144,7 +144,7 @@ class Symbols:
     up: str
     """Nine characters, from empty to full, that grow from the bottom."""
     right: str
-    """Nine characters, from empty to full, that grow from the left; an empty string if bars are drawn with `states`."""
+    """Nine characters, from empty to full, that grow from the left. Empty if bars are drawn with `states` instead."""
     dot: str
     dash: str
     arrow: str

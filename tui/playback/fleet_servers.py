@@ -194,12 +194,12 @@ class FleetServers:
         return sorted(range(len(now)), key=lambda number: (-now[number].waiting, -now[number].held, number))
 
     def hits(self, now: Sequence[ServerNow]) -> tuple[int, int]:
-        """Return the number of prompt tokens that were prefix hits, and of all prompt tokens; skip decode servers."""
+        """Return two numbers, without decode servers: prompt tokens that were prefix hits, and all prompt tokens."""
         states = [state for state, server in zip(now, self.servers, strict=True) if server.kind != "decode"]
         return sum(state.hit_tokens for state in states), sum(state.prompt_tokens for state in states)
 
     def imbalance(self, now: Sequence[ServerNow]) -> float:
-        """Return the largest ratio of the tokens that a server has computed to the mean of its kind; 1 is balanced."""
+        """Return the largest imbalance: tokens computed by a server, divided by the mean of the servers of its kind."""
         computed: dict[str, list[int]] = {}
         for state, server in zip(now, self.servers, strict=True):
             computed.setdefault(server.kind, []).append(state.computed)

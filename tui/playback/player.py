@@ -131,7 +131,7 @@ class Player:
         return True
 
     def take_over(self, other: Player) -> None:
-        """Copy the position of `other`, which plays another part of the same run, and its speed relative to default."""
+        """Continue at the time of `other`, a player of another part of the same run, with an equal change of speed."""
         self.playing = other.playing
         self.go_to_time(other.clock_s)
         self._index = self._default_index + other._index - other._default_index

@@ -130,7 +130,7 @@ class Session:
         self.charts = self._charts()
 
     def step_number(self, frame: int) -> int:
-        """Return the number of the step that `frame` shows; for a live server, the number that the server gives it."""
+        """Return the number of the step that `frame` shows. Steps of a live server have the server's numbers."""
         return self.before.first_step - self.before.num_summary_frames + frame
 
     @property

@@ -62,7 +62,7 @@ BLANK: Final = int(keys_of(GLYPH, np.array([EMPTY], np.uint8), EMPTY)[0])
 
 
 def half_keys(paints: PaintArray) -> KeyArray:
-    """Return the keys of characters that each show two rows of `paints`; `EMPTY` is below an odd last row."""
+    """Return the keys of characters that show two rows of `paints` each. An odd last row has `EMPTY` below it."""
     if len(paints) % 2:
         paints = np.concatenate((paints, np.full((1, paints.shape[1]), EMPTY, np.uint8)))
     return keys_of(HALF, paints[0::2], paints[1::2])

@@ -56,7 +56,7 @@ class Canvas:
 
     @property
     def followed(self) -> int | None:
-        """Request that keeps its colours while others are grey; where all lines have names, its name is marked."""
+        """Request that keeps its colours while others are grey. If all lines have names, its name is marked instead."""
         return self._followed
 
     @followed.setter

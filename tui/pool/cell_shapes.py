@@ -41,8 +41,10 @@ def spread_glyphs(tiling: Tiling, first: PaintArray, second: PaintArray, eighths
 def _by_character(
     tiling: Tiling, first: PaintArray, second: PaintArray, eighths: PaintArray
 ) -> tuple[PaintArray, PaintArray, IndexArray, IndexArray, IndexArray]:
-    """Return five values for every character of rows of cells: its front paint, its back paint, the eighths of the
-    front paint, its offset in its cell, and the width of its cell.
+    """Return five arrays with a value for every character of rows of cells.
+
+    They are the front paint, the back paint, the eighths of the front paint, the offset of the character in its cell,
+    and the width of that cell.
     """
     edges = tiling.column_edges
     wide = np.diff(edges)

@@ -49,7 +49,7 @@ class Cells:
         self._choose(np.arange(tiling.num_cells))
 
     def update(self, units: IndexArray, paints: PaintArray) -> None:
-        """Update the cells of `units`, which contains each unit once; `paints` are the new paints of all units."""
+        """Update the cells that contain `units`, each listed once. `paints` has the new paints of all units."""
         changed = units[self._paints[units] != paints[units]]
         if not len(changed):
             return

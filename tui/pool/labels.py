@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _LONGEST_NAME = 12
 
 _WIDE_ENOUGH = 3
-"""Least width, in characters, of a unit that may have a name, so that part of the unit stays visible."""
+"""Least width of a unit with a name, in characters. In narrower units, a name would hide the unit."""
 
 
 def write_names(

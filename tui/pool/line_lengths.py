@@ -1,4 +1,4 @@
-"""Length of the lines of a pool that consists of lines, so that its picture can show each line as a row."""
+"""Number of units per line, for pools that consist of equal lines, so that a picture can show each line as a row."""
 
 from __future__ import annotations
 

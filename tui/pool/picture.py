@@ -170,9 +170,9 @@ class Paints:
             paints[units] = np.where(lit > 0, lit, values)
 
     def _ages(self, units: IndexArray) -> PaintArray:
-        """Return the age of each of `units` as a level from 0, the oldest, up; each level is half as old as the last.
+        """Return the age of each of `units` as a level. Level 0 is for units held longer than 1/8 of the recorded time.
 
-        Level 0 begins at an eighth of the recorded time; units without a holder have the newest level.
+        The bound of each further level is half as long. Units without a holder have the highest level.
         """
         replay = self._replay
         births = np.full(replay.num_units, replay.frame_seq[replay.frame], np.int64)

@@ -1,4 +1,4 @@
-"""Figures of one run of a comparison: its progress, the states of its slots, its running and waiting requests."""
+"""Figures below the pool of a compared run: progress, states of the slots, running and waiting requests."""
 
 from __future__ import annotations
 

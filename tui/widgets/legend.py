@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Legend(Widget):
-    """Legend of the pools, unless colour means state or no pool is visible; then, legend of the bars of states."""
+    """Legend of the colours of the pools. If these show states, or are hidden, it explains the bars of states."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"legend--text"}
 

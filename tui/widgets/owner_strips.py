@@ -37,7 +37,7 @@ _NAME, _TOKENS = 11, 7
 _LEAST_BAR = 10
 _GAP = 2
 _MOST_MEMBERS = (1 << 30, 16, 8, 4, 2)
-"""Largest numbers of requests per group that get their own strip, tried in order; the others share one strip."""
+"""Limits on the number of requests of a group that have their own strips. They are tried in order until all fits."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

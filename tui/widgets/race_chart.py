@@ -22,7 +22,7 @@ _LABEL = 14
 _TIME = 9
 """Number of columns right of the axis, for the duration of a run that is as long as the axis."""
 _MOST_TIMES = 4
-"""Length of a shortened axis, in durations of the shortest run; a run twice as long as that shortens the axis."""
+"""Length of a shortened axis, as a multiple of the shortest run. The axis is shortened if a run is twice as long."""
 
 
 class Race(Scrubber):

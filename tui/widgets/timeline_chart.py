@@ -74,7 +74,7 @@ class TimelineChart(Scrubber):
         self._drawn_size = Size(0, 0)
 
     def render_line(self, y: int) -> Strip:
-        """Render a line of a chart with its label, its current value, and the cursor over it."""
+        """Render a line: label and current value at the left, then the chart, with the cursor drawn over it."""
         if self._drawn_size != self.size:
             self._drawn_size, self._followed = self.size, self._session.followed
             self._lines = self._draw_charts(self.axis_width, self.size.height)

@@ -159,7 +159,7 @@ class Queue(Panel, can_focus=True, inherit_bindings=False):
         ]
 
     def _need(self, request: int, *, short: bool) -> str:
-        """Return the tokens that a waiting request must compute and the blocks that it needs; `short`: blocks alone."""
+        """Return a text about the tokens and blocks that a waiting request needs; if `short`, about blocks alone."""
         requests = self.session.recording.requests
         again = requests.first_scheduled_s[request] < self.session.replay.time_s
         tokens = f"{requests.prompt_tokens[request]:,} prompt"
@@ -182,7 +182,7 @@ class Queue(Panel, can_focus=True, inherit_bindings=False):
         return Strip([*self._called(request, _NAME_WIDTH), bar, self.text(figures, "weak")])
 
     def _full(self, request: int) -> int:
-        """Return the number of tokens that a request has when it ends; if it has not ended, the largest possible."""
+        """Return the final number of a request's tokens, or the largest possible if the request has not ended."""
         requests, full = self.session.recording.requests, int(self.session.replay.full[request])
         if requests.status[request] != RequestStatus.UNFINISHED:
             return full
