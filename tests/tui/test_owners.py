@@ -10,7 +10,7 @@ import pytest
 
 from kvsim.memory.waste import SlotState
 from kvsim.recording import find, read
-from kvsim_tui.facts.owners import holdings
+from kvsim_tui.facts.owners import Owner, OwnerGroup, holdings
 from kvsim_tui.playback.session import Session
 from kvsim_tui.widgets.owner_strips import MANY, OwnerStrips, _OwnerLine, _unbroken
 from kvsim_tui.widgets.pool_view import PoolView
@@ -161,6 +161,21 @@ async def test_a_click_on_a_strip_follows_its_request(
         await pilot.pause()
         assert session.followed == second
         assert any(f">{session.request_name(second)} " in line for line in lines_of(app))
+
+
+async def test_a_followed_request_has_its_own_strip_in_a_folded_group(
+    make_app: Callable[..., KvsimApp], prefixes: Recording
+) -> None:
+    none = np.zeros(len(SlotState), np.int64)
+    owners = tuple(Owner(request=row, num_units=1, num_shared=1, slots=none) for row in range(9, -1, -1))
+    group = OwnerGroup(owners=owners, num_shared=1, shared=none)
+    app = make_app(prefixes, at_s=5.0, by_owner=True)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause()
+        strips = app.query_one(OwnerStrips)
+        for row in (0, 1):
+            strips.session.followed = row
+            assert strips.session.request_name(row) in [line.name for line in strips._lines_of(group, ("", "", ""), 3)]
 
 
 async def test_what_asks_for_places_shows_physical_order(

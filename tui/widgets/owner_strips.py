@@ -141,8 +141,8 @@ class OwnerStrips(Panel):
         words, tokens = f"{len(holding.owners):,} share", f"{int(holding.shared[SlotState.TOKEN]):,}"
         yield _OwnerLine(words, tokens, holding.shared, edge=top, shared=True, number=0)
         followed = self.session.followed
-        # The followed request must have its own strip.
-        ranked = sorted(holding.owners, key=lambda owner: owner.request != followed) if followed else holding.owners
+        # The followed request comes first, so that it has its own strip.
+        ranked = sorted(holding.owners, key=lambda owner: owner.request != followed)
         # A single remaining request gets a strip of its own: a strip "1 more" would take the same line.
         num_own = most_members + (len(ranked) == most_members + 1)
         own = sorted(ranked[:num_own], key=lambda owner: -owner.num_tokens)
