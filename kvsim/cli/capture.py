@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,6 +16,9 @@ from kvsim.cli.show import command_line, output_option, overwrite_option, progre
 from kvsim.cli.workload import workload_of_flags, workload_options
 from kvsim.errors import UsageError
 from kvsim.policies.speculative_config import read_config
+
+if TYPE_CHECKING:
+    from kvsim.workload import Workload
 
 
 @click.group("capture")
@@ -55,7 +58,7 @@ def vllm(*, model: str, output: Path, users: int | None, release: str | None, ov
     if release is not None:
         check_installed(release)
     may_replace(output, "capture", overwrite=overwrite, is_folder=True)
-    workload = workload_of_flags(flags)
+    workload = _text_of_flags(flags)
     if workload.adapter.any() and not flags["enable_lora"]:
         raise UsageError("requests name adapters; give --enable-lora, or leave them out.")
     with (
@@ -65,6 +68,22 @@ def vllm(*, model: str, output: Path, users: int | None, release: str | None, ov
     ):
         engine.record(workload, folder, users=users, command=command_line(), progress=report)
     click.echo(output)
+
+
+def _text_of_flags(flags: dict[str, Any]) -> Workload:
+    """Return the requests of the flags.
+
+    Raises:
+        UsageError: a flag is invalid, or requests have images, which are not sent.
+    """
+    workload = workload_of_flags(flags)
+    if workload.images is not None:
+        raise UsageError(
+            "kvsim capture sends no images, and these requests have some; leave them out, or record your own vLLM "
+            "server with the images of its clients: start it with KVSIM_RECORD=FOLDER and --scheduler-cls "
+            "kvsim.capture.vllm.RecordingScheduler."
+        )
+    return workload
 
 
 def _engine_arguments(flags: Mapping[str, Any]) -> dict[str, Any]:
@@ -111,7 +130,7 @@ def hf(
     if batch_size < 1:
         raise UsageError(f"--batch-size should be at least 1, not {batch_size}.")
     may_replace(output, "capture", overwrite=overwrite, is_folder=True)
-    workload, found = workload_of_flags(flags), find_device(device)
+    workload, found = _text_of_flags(flags), find_device(device)
     with tempfile.TemporaryDirectory(prefix="kvsim-") as scratch:
         loaded = load_model(model_folder(model, Path(scratch)), device=found)
         recorder = GenerateRecorder(loaded, allocation_history=allocation_history, command=command_line())

@@ -17,6 +17,7 @@ from kvsim.errors import UsageError
         (["--max-loras", "2"], "give --enable-lora, too"),
         (["--adapters", "3", "--num-requests", "4"], "requests name adapters; give --enable-lora"),
         (["--speculative-config", "ngram"], "speculative_config should be a JSON object"),
+        (["--images", "1@640x480", "--prompt-tokens", "64"], "start it with KVSIM_RECORD=FOLDER and --scheduler-cls"),
     ],
 )
 def test_what_misses_something_else_is_refused_in_a_sentence(flags: list[str], words: str, tmp_path: Path) -> None:
