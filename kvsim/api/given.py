@@ -9,12 +9,23 @@ from typing import TypeAlias
 from kvsim.errors import UnknownNameError, UsageError, shortened
 from kvsim.importers import read_workload, workload_of
 from kvsim.kv_groups.specs import check_block_size
-from kvsim.policies import EVERY_POLICY, AnyPolicy, Contiguous, CustomPolicy, Paged, Radix, SGLangSettings, Static
+from kvsim.policies import (
+    EVERY_POLICY,
+    AnyPolicy,
+    Contiguous,
+    CustomPolicy,
+    Paged,
+    Radix,
+    RadixSettings,
+    SGLangSettings,
+    Static,
+)
 from kvsim.policies.custom import check_hooks, is_policy_file, policy_from_file
 from kvsim.policies.settings import ContinuousSettings, StaticSettings
 from kvsim.recording import Recording, find, shipped_names
 from kvsim.recording import read as read_recording
 from kvsim.simulation import Machine
+from kvsim.sizing.sglang_budget import defaults_on
 from kvsim.workload import Workload
 
 RecordingLike: TypeAlias = Recording | str | os.PathLike[str]
@@ -109,7 +120,9 @@ def policy_of(given: PolicyLike, machine: Machine, max_model_len: int | None = N
     if given == Static.name:
         return Static(scheduler=StaticSettings(max_model_len=longest))
     if given == Radix.name:
-        return Radix(scheduler=SGLangSettings(context_length=longest))
+        defaults = defaults_on(machine.gpu, machine.model)
+        scheduler = SGLangSettings(context_length=longest, chunked_prefill_size=defaults["chunked_prefill_size"])
+        return Radix(scheduler=scheduler, cache=RadixSettings(page_size=defaults["page_size"]))
     scheduler = ContinuousSettings(max_model_len=longest)
     return Contiguous(scheduler=scheduler) if given == Contiguous.name else Paged(scheduler=scheduler)
 

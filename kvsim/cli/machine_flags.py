@@ -119,10 +119,8 @@ def gib_of_slots(flags: Mapping[str, Any], gpu: Gpu, model: Model) -> float:
     from kvsim.sizing.sglang_budget import plan_slots
 
     _check_one_size(flags)
-    slots = plan_slots(
-        gpu, model, mem_fraction_static=flags["mem_fraction_static"], page_size=flags.get("page_size") or 1
-    )
-    return slots.kv_bytes / GIB
+    share = flags["mem_fraction_static"]
+    return plan_slots(gpu, model, mem_fraction_static=share, page_size=flags.get("page_size")).kv_bytes / GIB
 
 
 def _check_one_size(flags: Mapping[str, Any]) -> None:

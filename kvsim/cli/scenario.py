@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from kvsim.hardware import Gpu
     from kvsim.kv_groups import KVCacheLayout
     from kvsim.models import Model
-    from kvsim.policies import AnyPolicy, ContinuousSettings, PagedSettings
+    from kvsim.policies import AnyPolicy, ContinuousSettings, PagedSettings, Radix
     from kvsim.recording import Meta, RecordedRequests, Recording
     from kvsim.simulation import EngineName, Machine
     from kvsim.steptime import StepTimeModel
@@ -55,7 +55,7 @@ class Scenario:
         A policy in a Python file keeps the settings that it defines itself.
         """
         from kvsim.kv_groups.specs import check_block_size
-        from kvsim.policies import Contiguous, Paged, Radix, RadixSettings, SGLangSettings, Static
+        from kvsim.policies import Contiguous, Paged, Radix, Static
         from kvsim.policies.custom import check_hooks, is_policy_file, policy_from_file
         from kvsim.policies.settings import (
             OF_PAGED,
@@ -68,8 +68,7 @@ class Scenario:
         if name == Static.name:
             return Static(scheduler=settings_from(StaticSettings, self.flags, max_model_len=self.max_model_len))
         if name == Radix.name:
-            scheduling = settings_from(SGLangSettings, self.flags, context_length=self.max_model_len)
-            return Radix(scheduler=scheduling, cache=settings_from(RadixSettings, self.flags))
+            return self._radix()
         if name == Contiguous.name:
             others = {key: None if key in OF_PAGED else value for key, value in self.flags.items()}
             scheduler = replace(self, flags=others)._scheduler()
@@ -85,6 +84,18 @@ class Scenario:
         custom.scheduler = scheduler if custom.scheduler == ContinuousSettings() else custom.scheduler
         custom.cache = cache if custom.cache == PagedSettings() else custom.cache
         return custom
+
+    def _radix(self) -> Radix:
+        """Return SGLang's policy; what is not given is SGLang's default on the GPU for the model."""
+        from kvsim.policies import Radix, RadixSettings, SGLangSettings
+        from kvsim.sizing.sglang_budget import check_chunk, defaults_on
+
+        given = {name: value for name, value in self.flags.items() if value is not None}
+        flags = defaults_on(self.gpu, self.model) | given
+        scheduler = settings_from(SGLangSettings, flags, context_length=self.max_model_len)
+        cache = settings_from(RadixSettings, flags)
+        check_chunk(scheduler.chunked_prefill_size, cache.page_size)
+        return Radix(scheduler=scheduler, cache=cache)
 
     def machine(self, policy: AnyPolicy) -> Machine:
         """Return the machine that `policy` runs on.

@@ -18,17 +18,18 @@ from kvsim.hardware import Gpu
 from kvsim.kv_groups.sglang_pools import SlotLayers
 from kvsim.machines import step_times
 from kvsim.models import Model
-from kvsim.models.layers import Indexer, Mla
 from kvsim.policies import Radix, RadixSettings, SGLangSettings
 from kvsim.setting_fields import setting, settings_in, values_of
 from kvsim.simulation import Machine, Replicas
 from kvsim.sizing.activations import peak_activations
 from kvsim.sizing.sglang_budget import (
     SlotBudget,
-    default_chunk,
+    check_chunk,
     default_fraction,
     default_running_requests,
+    defaults_on,
     least_reserve,
+    page_sizes,
     plan_slots,
 )
 
@@ -42,12 +43,6 @@ _BY_ENVIRONMENT = (
     "clip_max_new_tokens_estimation", "disable_consecutive_prefill_overlap", "swa_eviction_interval",
 )  # fmt: skip
 """Settings that SGLang reads from variables of the environment, such as SGLANG_RETRACT_DECODE_STEPS."""
-_BLACKWELL = "Blackwell GB100"
-"""Architecture of B200, B300 and their kin, without those of workstations."""
-_PAGES_ON_BLACKWELL = (64, 16, 32, 128)
-"""Page sizes of the attention kernels that SGLang takes on B200 and its kin; the first where none is stated."""
-_PAGE_OF_SPARSE = 64
-"""The page size of the kernels for sparse attention (DeepSeek-V3.2)."""
 _OF_PRIORITIES = ("fcfs", "lof")
 
 
@@ -83,8 +78,7 @@ class SGLangServer(SGLangSettings):
         check_replicas(self.replicas)
         defaults: dict[str, Any] = {
             "context_length": self.model.max_position_embeddings,
-            "chunked_prefill_size": default_chunk(self.gpu),
-            "page_size": (_page_sizes(self.gpu, self.model) or (1,))[0],
+            **defaults_on(self.gpu, self.model),
         }
         for name, value in defaults.items():
             if getattr(self, name) is None:
@@ -179,7 +173,7 @@ class SGLangServer(SGLangSettings):
 
     def on_gpu(self, gpu: Gpu) -> Self:
         """Return this server on another GPU, with a page size of the attention kernels there."""
-        sizes = _page_sizes(gpu, self.model)
+        sizes = page_sizes(gpu, self.model)
         page_size = self.page_size if not sizes or self.page_size in sizes else sizes[0]
         return replace(self, gpu=gpu, times=None, page_size=page_size)
 
@@ -279,8 +273,8 @@ class SGLangServer(SGLangSettings):
         Raises:
             UsageError: it does not.
         """
-        model, chunk, page = self.model, self.chunked_prefill_size, self.page_size
-        pages, longest = _page_sizes(self.gpu, model), model.max_position_embeddings
+        model, page = self.model, self.page_size
+        pages, longest = page_sizes(self.gpu, model), model.max_position_embeddings
         by_priority = self.enable_priority_scheduling
         wrong = {
             f"{model.name} keeps recurrent states, which kvsim does not follow in SGLang; take --policy paged.": bool(
@@ -296,8 +290,6 @@ class SGLangServer(SGLangSettings):
             f"{', '.join(map(str, sorted(pages)))} slots, not {page}; change --page-size.": (
                 bool(pages) and page not in pages
             ),
-            f"SGLang does not start with --chunked-prefill-size {chunk}, which is no multiple of --page-size {page}; "
-            "change one of the two.": chunk > 0 and chunk % page > 0,
             f"SGLang serves by priority with --schedule-policy fcfs or lof, not {self.schedule_policy}.": (
                 by_priority and self.schedule_policy not in _OF_PRIORITIES
             ),
@@ -309,18 +301,11 @@ class SGLangServer(SGLangSettings):
         for sentence, is_so in wrong.items():
             if is_so:
                 raise UsageError(sentence)
+        check_chunk(self.chunked_prefill_size, page)
 
 
 def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
-
-
-def _page_sizes(gpu: Gpu, model: Model) -> tuple[int, ...]:
-    """Return the page sizes of the attention kernels that SGLang 0.5.23 takes, the default first; empty for any."""
-    if any(isinstance(layer, Indexer) for layer in model.layer_kinds):
-        return (_PAGE_OF_SPARSE,)
-    has_latent = any(isinstance(layer, Mla) for layer in model.attention_layers)
-    return _PAGES_ON_BLACKWELL if gpu.architecture.startswith(_BLACKWELL) and not has_latent else ()
 
 
 @lru_cache(maxsize=1024)

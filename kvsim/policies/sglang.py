@@ -26,14 +26,21 @@ RETRACTION_POLICIES = _words("length", "priority")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SGLangSettings:
-    """Scheduling; the defaults are SGLang's on a GPU of 60 GiB or more, but for those that depend on the pool."""
+    """Scheduling; the defaults are SGLang's on a GPU of 60 to 160 GiB, but for those that depend on the pool.
+
+    `kvsim run` and the name "radix" take those of the GPU (`kvsim.sizing.sglang_budget.defaults_on`).
+    """
 
     max_running_requests: int = setting(
         2048, "Requests that run at once; at most half of the pool's slots.", "--max-running-requests", at_least=1
     )
     context_length: int = setting(8192, "Longest sequence in tokens, prompt and output together.", at_least=8)
     chunked_prefill_size: int = setting(
-        8192, "Tokens of prompts in one step; -1: prompts are not cut.", "--chunked-prefill-size", at_least=-1
+        8192,
+        "Tokens of prompts in one step; -1: prompts are not cut.",
+        "--chunked-prefill-size",
+        shown="by the GPU",
+        at_least=-1,
     )
     max_prefill_tokens: int = setting(
         16384, "Tokens of prompts that are admitted in one step.", "--max-prefill-tokens", at_least=1
@@ -100,7 +107,9 @@ class SGLangSettings:
 class RadixSettings:
     """The radix cache."""
 
-    page_size: int = setting(1, "Slots that are allocated together.", "--page-size", at_least=1, at_most=1024)
+    page_size: int = setting(
+        1, "Slots that are allocated together.", "--page-size", shown="by the GPU", at_least=1, at_most=1024
+    )
     radix_eviction_policy: str = setting(
         "lru", "Leaf of the tree that is evicted first.", "--radix-eviction-policy", choices=EVICTION_POLICIES
     )

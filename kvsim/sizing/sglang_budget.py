@@ -1,4 +1,4 @@
-"""Compute the number of token slots in SGLang's KV cache.
+"""Compute the number of token slots in SGLang's KV cache, and the defaults that SGLang 0.5.23 takes by the GPU.
 
 Weights and slots together take `mem_fraction_static` of the memory that is free before the weights are loaded.
 Activations, captured graphs and all else use the rest. SGLang does not measure them, unlike vLLM.
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from kvsim.errors import BudgetError, UsageError
 from kvsim.hardware import GIB
 from kvsim.kv_groups.sglang_pools import SlotLayers
+from kvsim.models.layers import Indexer, Mla
 from kvsim.sizing.activations import OUTSIDE_BYTES
 from kvsim.sizing.budget import BudgetTerm, weight_terms
 
@@ -40,6 +41,12 @@ _MANY = 4
 """Number of GPUs from which larger batches have a captured graph."""
 _RUNNING, _RUNNING_PER_CONTEXT = (2048, 4096), 512
 """Bounds of the default `max_running_requests`, and its number for each context that the slots hold."""
+_BLACKWELL = "Blackwell GB100"
+"""Architecture of B200, B300 and their kin, without those of workstations."""
+_PAGES_ON_BLACKWELL = (64, 16, 32, 128)
+"""Page sizes of the attention kernels that SGLang takes on B200 and its kin; the first where none is stated."""
+_PAGE_OF_SPARSE = 64
+"""The page size of the kernels for sparse attention (DeepSeek-V3.2)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,9 +81,30 @@ class SlotBudget:
         return -self.terms[-2].size_bytes  # the last term but one, before the rounding
 
 
-def default_chunk(gpu: Gpu) -> int:
-    """Return SGLang's `chunked_prefill_size` on a card."""
-    return _defaults(gpu)[0]
+def defaults_on(gpu: Gpu, model: Model) -> dict[str, int]:
+    """Return SGLang's defaults by the GPU and the model: `chunked_prefill_size` and `page_size`."""
+    return {"chunked_prefill_size": _defaults(gpu)[0], "page_size": (page_sizes(gpu, model) or (1,))[0]}
+
+
+def page_sizes(gpu: Gpu, model: Model) -> tuple[int, ...]:
+    """Return the page sizes of the attention kernels that SGLang takes, the default first; empty for any, 1 at first."""
+    if any(isinstance(layer, Indexer) for layer in model.layer_kinds):
+        return (_PAGE_OF_SPARSE,)
+    has_latent = any(isinstance(layer, Mla) for layer in model.attention_layers)
+    return _PAGES_ON_BLACKWELL if gpu.architecture.startswith(_BLACKWELL) and not has_latent else ()
+
+
+def check_chunk(chunked_prefill_size: int, page_size: int) -> None:
+    """Check that SGLang starts with these tokens in a chunk of a prompt, and slots in a page.
+
+    Raises:
+        UsageError: a chunk is not a whole number of pages.
+    """
+    if chunked_prefill_size > 0 and chunked_prefill_size % page_size:
+        raise UsageError(
+            f"SGLang does not start with --chunked-prefill-size {chunked_prefill_size}, which is no multiple of "
+            f"--page-size {page_size}; change one of the two."
+        )
 
 
 def _defaults(gpu: Gpu) -> tuple[int, int, int]:
@@ -115,9 +143,9 @@ def plan_slots(
     *,
     mem_fraction_static: float | None = None,
     chunked_prefill_size: int | None = None,
-    page_size: int = 1,
+    page_size: int | None = None,
 ) -> SlotBudget:
-    """Return the slots that SGLang would create on `gpu` for `model`.
+    """Return the slots that SGLang would create on `gpu` for `model`; what is None is SGLang's default there.
 
     Raises:
         UsageError: `mem_fraction_static` is not between 0 and 1, or the model has several pipeline stages.
@@ -127,9 +155,10 @@ def plan_slots(
         raise UsageError(
             "SGLang's slots are counted where one stage holds all layers; take --pipeline-parallel-size 1."
         )
-    fraction = mem_fraction_static
+    fraction, defaults = mem_fraction_static, defaults_on(gpu, model)
+    page_size = page_size or defaults["page_size"]
     if fraction is None:
-        fraction = default_fraction(gpu, model, chunked_prefill_size or default_chunk(gpu))
+        fraction = default_fraction(gpu, model, chunked_prefill_size or defaults["chunked_prefill_size"])
     if not 0 < fraction < 1:
         raise UsageError(f"--mem-fraction-static is {fraction:g}; it must be above 0 and below 1.")
     is_group = model.tensor_parallel_size > 1

@@ -108,6 +108,30 @@ def test_arguments_of_the_server_are_taken_under_their_names(tmp_path: Path, com
     assert typed("info", str(folder), "--check").exit_code == 0
 
 
+@pytest.mark.parametrize(("gpu", "wanted"), [("L4", [4096, 1]), ("B200", [16384, 64])])
+def test_every_command_takes_the_defaults_of_the_card(gpu: str, wanted: list[int], tmp_path: Path) -> None:
+    """`kvsim fit` prints them as arguments; those that are given stay."""
+
+    def settings(folder: str) -> list[int]:
+        policy = json.loads((tmp_path / folder / "meta.json").read_text())["policy"]
+        return [policy["chunked_prefill_size"], policy["page_size"]]
+
+    fit = kvsim.server(f"{gpu}/Llama-3.2-1B", policy="radix").policy()
+    assert [fit.scheduler.chunked_prefill_size, fit.cache.page_size] == wanted
+    on = ("--model", "Llama-3.2-1B", "--gpu", gpu, "--num-requests", "2", "--policy", "radix")
+    given = ("--page-size", "16", "--chunked-prefill-size", "512")
+    for folder, command in {
+        "run": ("run", *on, "--no-band"),
+        "both": ("compare", *on, "--policy", "paged"),
+        "given": ("run", *on, "--no-band", *given),
+    }.items():
+        result = typed(*command, "-o", str(tmp_path / folder))
+        assert result.exit_code == 0, result.output
+    kvsim.simulate("vllm-h200-granite-350m-gsm8k", "radix", f"{gpu}/Llama-3.2-1B").save(tmp_path / "python")
+    assert settings("run") == settings("both/radix") == settings("python") == wanted
+    assert settings("given") == [512, 16]
+
+
 def test_they_are_taken_in_a_sweep_and_in_python(tmp_path: Path) -> None:
     table = str(tmp_path / "s.parquet")
     result = typed("sweep", *MACHINE, *as_typed(), "--policy", "radix", "--vary", "mem-fraction-static=0.4,0.5",
@@ -140,6 +164,10 @@ def test_they_are_taken_in_a_sweep_and_in_python(tmp_path: Path) -> None:
         (("run", *MACHINE, "--policy", "radix", "--mem-fraction-static", "0.1"), "leaves no slot"),
         (("fit", *MACHINE, "--mem-fraction-static", "0.9"), "give --gpu-memory-utilization, or --policy radix"),
         (("fit", *MACHINE, "--schedule-policy", "lpm"), "it is for radix"),
+        (
+            ("run", "--model", "Llama-3-8B", "--gpu", "B200", "--policy", "radix", "--chunked-prefill-size", "100"),
+            "--chunked-prefill-size 100, which is no multiple of --page-size 64; change one of the two",
+        ),
     ],
 )
 def test_a_share_that_cannot_be_is_refused_in_a_sentence(arguments: tuple[str, ...], said: str) -> None:

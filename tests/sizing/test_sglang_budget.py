@@ -11,7 +11,7 @@ from kvsim.cli import cli
 from kvsim.errors import BudgetError, UsageError
 from kvsim.hardware import find_gpu
 from kvsim.models import find_model
-from kvsim.sizing.sglang_budget import default_chunk, default_fraction, plan_slots
+from kvsim.sizing.sglang_budget import default_fraction, defaults_on, plan_slots
 
 
 def typed(*arguments: str) -> Result:
@@ -40,7 +40,10 @@ def test_the_share_is_of_what_is_free_before_the_weights() -> None:
 
 def test_defaults_by_card() -> None:
     model = find_model("Llama-3-8B")
-    assert [default_chunk(find_gpu(name)) for name in ("L4", "H200", "B200")] == [4096, 8192, 16384]
+    found = {name: tuple(defaults_on(find_gpu(name), model).values()) for name in ("T4", "L4", "H200", "B200")}
+    assert found == {"T4": (2048, 1), "L4": (4096, 1), "H200": (8192, 1), "B200": (16384, 64)}
+    sparse = find_model("DeepSeek-V3.2")
+    assert defaults_on(find_gpu("H200"), sparse)["page_size"] == defaults_on(find_gpu("B200"), sparse)["page_size"] == 64
     gpu = find_gpu("H200")
     fraction = default_fraction(gpu, model, 8192)
     assert fraction == pytest.approx(1 - (512 + 1.5 * 8192 + 512 + 128) / (gpu.memory_bytes / 2**20), abs=5e-4)
