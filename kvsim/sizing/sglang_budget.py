@@ -87,7 +87,7 @@ def defaults_on(gpu: Gpu, model: Model) -> dict[str, int]:
 
 
 def page_sizes(gpu: Gpu, model: Model) -> tuple[int, ...]:
-    """Return the page sizes of the attention kernels that SGLang takes, the default first; empty for any, 1 at first."""
+    """Return the page sizes of the attention kernels that SGLang takes, the default first; empty for any, from 1 on."""
     if any(isinstance(layer, Indexer) for layer in model.layer_kinds):
         return (_PAGE_OF_SPARSE,)
     has_latent = any(isinstance(layer, Mla) for layer in model.attention_layers)
