@@ -121,8 +121,8 @@ def policy_of(given: PolicyLike, machine: Machine, max_model_len: int | None = N
         return Static(scheduler=StaticSettings(max_model_len=longest))
     if given == Radix.name:
         defaults = defaults_on(machine.gpu, machine.model)
-        scheduler = SGLangSettings(context_length=longest, chunked_prefill_size=defaults["chunked_prefill_size"])
-        return Radix(scheduler=scheduler, cache=RadixSettings(page_size=defaults["page_size"]))
+        scheduling = SGLangSettings(context_length=longest, chunked_prefill_size=defaults["chunked_prefill_size"])
+        return Radix(scheduler=scheduling, cache=RadixSettings(page_size=defaults["page_size"]))
     scheduler = ContinuousSettings(max_model_len=longest)
     return Contiguous(scheduler=scheduler) if given == Contiguous.name else Paged(scheduler=scheduler)
 
