@@ -99,6 +99,17 @@ class Replay:
         """True for each unit that is free and keeps a prefix."""
         return self._states.cached
 
+    def num_cached_at(self, seqs: IntArray) -> IntArray:
+        """Return the number of free units that keep a prefix after each of `seqs`, ascending. Thread-safe."""
+        if not len(seqs) or not self.recording.meta.prefix_caching:
+            return np.zeros(len(seqs), np.int64)
+        states = UnitStates.of(self.ledger, self.num_units, self.first_unit)
+        found = np.empty(len(seqs), np.int64)
+        for nth, seq in enumerate(seqs.tolist()):
+            states.go_to(int(self.ledger.ops_until(seq)), seq)
+            found[nth] = states.cached.sum()
+        return found
+
     def occupied(self) -> npt.NDArray[np.int64]:
         """Return the units that are held or keep a prefix now, in address order; all others are free."""
         units: npt.NDArray[np.int64] = np.flatnonzero((self.refs > 0) | self.cached)

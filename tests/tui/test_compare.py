@@ -267,13 +267,13 @@ def test_the_share_of_memory_is_what_ample_memory_would_take_away(three_runs: li
     assert f"{near} (all of it is memory), " in story.parts[0]
     assert story.parts[0].endswith(f"{slow.recording.meta.policy_name} batches (×{gap / 2:,.1f} of it is memory)")
     for shorter in story.shorter:
-        assert re.search(rf"{near} ×[\d.]+ \(all memory\), .* batches ×{gap:,.1f} \(memory ×{gap / 2:,.1f}\)$", shorter)
+        assert re.search(rf"{near} \(all memory\) ×[\d.]+, .* batches \(memory ×{gap / 2:,.1f}\) ×{gap:,.1f}$", shorter)
     comparison.learn([100.0 if run.name == slow.recording.name else 100.0 * gap for run in three_runs])
     both = story_of_comparison(comparison)
-    assert both.parts[0].endswith("batches (not for lack of memory)")
-    assert both.shorter[0].endswith(f"batches ×{gap:,.1f} (not memory)")
+    assert both.parts[0].endswith("batches (not memory: waits for longest rows)")
+    assert both.shorter[0].endswith(f"batches (not memory: long rows) ×{gap:,.1f}")
     assert both.shorter[1].endswith(f"batches ×{gap:,.1f}")
-    assert gap_words(comparison, 0).endswith(f"as long as {comparison.lanes[-1].label} (not for lack of memory)")
+    assert f"as long as {comparison.lanes[-1].label} (not memory: waits" in gap_words(comparison, 0)
 
 
 async def test_what_ample_memory_would_bring_is_said_once_it_is_known(three_runs: list[Recording]) -> None:

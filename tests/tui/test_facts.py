@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 @pytest.mark.parametrize(
     ("request_row", "time_s", "state"),
     [
-        (0, 0, "running: generating"),
+        (0, 0, "running: reading its prompt"),
+        (0, 1, "running: generating"),
         (0, 4, "finished"),
         (1, 0, "waiting"),
         (1, 2, "preempted, waits again"),
@@ -48,10 +49,10 @@ def test_the_state_of_a_request_in_words(tiny: Recording, request_row: int, time
 def test_the_figures_of_a_request(tiny: Recording) -> None:
     session = Session(tiny, at_s=1)
     facts = request_facts(session, 0)
-    assert (facts.computed, facts.full, facts.num_units, facts.generated_tokens) == (7, 8, 2, 2)
+    assert (facts.computed, facts.full, facts.num_units, facts.generated_tokens) == (7, 8, 2, 1)
     lines = dict(request_lines(session, 0, facts))
     assert lines["prompt"] == "6 tokens"
-    assert lines["output"] == "2 of 3"
+    assert lines["output"] == "1 of 3"
     assert lines["holds"] == "2 blocks"
     assert lines["will finish"].startswith("3.0")
 
@@ -73,10 +74,10 @@ def test_drafts_that_were_wrong_are_neither_outputs_nor_computed_again(
         session.show()
         facts = request_facts(session, 0)
         outputs.append(facts.generated_tokens)
-        assert facts.state == "running: generating"
+        assert facts.state == f"running: {'generating' if frame else 'reading its prompt'}"
     begins = recording.schedule.computed_before[1:]
     assert np.diff(begins).min() == 1 < np.diff(begins).max(), "some drafts were wrong, and some were right"
-    assert outputs == [*(begins - 20 + 1).tolist(), 30]
+    assert outputs == [0, *(begins - 20 + 1).tolist()], "a token is there at the end of its step"
 
 
 def test_a_preemption_takes_memory_and_no_outputs(shipped: Callable[[str], Recording]) -> None:
@@ -120,7 +121,7 @@ def test_a_unit_says_what_it_holds_and_for_whom(tiny: Recording) -> None:
 
 
 def test_a_row_that_is_only_held_says_so(batch: Recording) -> None:
-    assert request_facts(Session(batch), 0).state == "running: generating"
+    assert request_facts(Session(batch), 0).state == "running: reading its prompt"
     assert request_facts(Session(batch, at_s=1), 0).state == "complete, row is held"
     assert request_facts(Session(batch, at_s=1), 1).state == "running: generating"
     assert request_facts(Session(batch), 0).pad == 2
@@ -130,11 +131,11 @@ def test_one_line_for_screens_without_an_inspector(tiny: Recording) -> None:
     session = Session(tiny)
     assert selection(session) == ""
     session.followed = 0
-    assert selection(session) == "first: 2 blocks = 0.01 KiB, running: generating"
+    assert selection(session) == "first: 2 blocks = 0.01 KiB, running: reading its prompt"
     session.selected = 1
     assert (
         selection(session)
-        == "block 2: 2 tokens, 2 reserved, held by first; first: 2 blocks = 0.01 KiB, running: generating"
+        == "block 2: 2 tokens, 2 reserved, held by first; first: 2 blocks = 0.01 KiB, running: reading its prompt"
     )
 
 

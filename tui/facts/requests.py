@@ -114,7 +114,7 @@ def _doing(session: Session, request: int, computed: int) -> str:
         return "complete, row is held"
     if comes_from_host(session, request):
         return "waiting for the host's blocks"
-    begun = computed - replay.pad[request] >= session.recording.requests.prompt_tokens[request]
+    begun = session.num_put_out(request) > 0
     again = _computes_again(session, request)
     doing = "recomputing" if again else "generating" if begun else "reading its prompt"
     return f"running: {doing}"
@@ -152,7 +152,7 @@ def request_lines(session: Session, request: int, facts: RequestFacts) -> list[t
         ("prompt", plural(facts.prompt_tokens, "token")),
         *_padding(facts),
         ("output", f"{facts.generated_tokens:,} of {facts.output_tokens:,}{at_most}"),
-        ("written", f"{min(facts.computed, facts.full):,} of {facts.full:,} {noun}"),
+        ("written", f"{min(facts.computed, facts.full) - facts.pad:,} of {facts.full - facts.pad:,} {noun}"),
         ("holds", plural(facts.num_units, session.unit_name) if facts.holds else "no memory"),
         *([("wasted", _wasted(session, facts)), *share_lines(session, request)] if facts.holds else []),
         ("preempted", _times(facts.preemptions, int(requests.preemptions[request]))),

@@ -92,8 +92,8 @@ def story_of_comparison(comparison: ComparedRuns) -> Story:
     batches = [(_mean_of(lane.session, lane.session.recording.steps.running), lane.label) for lane in (fast, *rivals)]
     running = ", ".join(f"{batch:,.0f} ({label})" for batch, label in batches)
     shorter = tuple(
-        ", ".join([begin, *(_factor(comparison, place, says_none=says_none) for place in places)])
-        for says_none in (True, False)
+        begin + between + ", ".join(_factor(comparison, place, says_none=says_none) for place in places)
+        for says_none, between in ((True, "; longer: "), (False, "; longer: "), (False, ", "))
     )
     parts = (f"{begin}: {', '.join(factors)}", f"running on average: {running}")
     return Story(frame=0, parts=parts, shorter=shorter)
@@ -126,8 +126,8 @@ def _factor(comparison: ComparedRuns, place: int, *, says_none: bool) -> str:
     if by_memory is not None and by_memory >= _NONE_LEFT:
         share = " (all memory)" if by_memory == gap else f" (memory ×{_times(by_memory)})"
     elif by_memory is not None and says_none:
-        share = " (not memory)"
-    return f"{comparison.lanes[-place].label} ×{_times(gap)}{share}"
+        share = " (not memory: long rows)" if _is_static(comparison, place) else " (not memory)"
+    return f"{comparison.lanes[-place].label}{share} ×{_times(gap)}"
 
 
 def _times(factor: float) -> str:
@@ -146,7 +146,14 @@ def _because_of_memory(comparison: ComparedRuns, place: int) -> str:
         return ""
     if by_memory == _gap(comparison, place):
         return " (all of it is memory)"
-    return f" (×{by_memory:,.1f} of it is memory)" if by_memory >= _NONE_LEFT else " (not for lack of memory)"
+    if by_memory >= _NONE_LEFT:
+        return f" (×{by_memory:,.1f} of it is memory)"
+    waits = _is_static(comparison, place)
+    return " (not memory: waits for longest rows)" if waits else " (not for lack of memory)"
+
+
+def _is_static(comparison: ComparedRuns, place: int) -> bool:
+    return comparison.lanes[-place].session.recording.meta.policy_name == "static"
 
 
 def _by_memory(comparison: ComparedRuns, place: int) -> float | None:

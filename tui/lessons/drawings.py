@@ -267,7 +267,7 @@ def hits(
 def tree(session: Session, width: int, symbols: Symbols, height: int) -> Lines:
     """Draw the runs of the radix tree, indented below their parents: slots, holders, and the order of eviction.
 
-    If there are more than `height` runs, the last line counts the remaining runs.
+    The last line counts the slots that are in no run yet, or the remaining runs if there are more than `height`.
     """
     pen, found, states = Pen(symbols), tree_at(session), symbols.palette.states
     most, room = max(run.num_units for run in found.runs), max(width - _RUN - _PART - 42, 8)
@@ -297,6 +297,10 @@ def tree(session: Session, width: int, symbols: Symbols, height: int) -> Lines:
     if rest := found.runs[len(lines) :]:
         in_all = plural(sum(run.num_units for run in rest), "slot")
         lines.append([pen.text(f"{len(rest)} more runs".ljust(_RUN)), pen.text(f"{in_all} together", weak=True)])
+    elif (outside := len(session.replay.occupied()) - found.num_units) and len(lines) < height:
+        bar = pen.bar(outside / most, room, states[SlotState.TOKEN])
+        words = pen.text(" in no run yet: answers that are being written")
+        lines.append([pen.text(plural(outside, "slot").ljust(_RUN)), bar, words])
     return lines
 
 

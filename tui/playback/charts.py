@@ -7,12 +7,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kvsim.memory.waste import SlotState
+
 from .run_events import Events
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     from kvsim.recording.tables import FloatArray, IntArray
+    from kvsim.replay import Replay
+
+
+_LEAST_IDLE = 1 / 400
+"""Shortest idle span, as a share of the run: less cannot be seen on a time axis."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -53,6 +60,46 @@ class Charts:
             waiting=np.concatenate((self.waiting, later.waiting)),
             events=self.events.followed_by(later.events, len(self)),
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class IdleSpans:
+    """Spans between the end of a step and the next step in which no request holds memory, in order."""
+
+    begin_s: FloatArray
+    end_s: FloatArray
+    """Times at which the next steps begin, in seconds."""
+    slots: npt.NDArray[np.int64]
+    """Number of slots of the pool in each state: shape (num_spans, 8). All are free or cached."""
+
+    @classmethod
+    def none(cls) -> IdleSpans:
+        """Return no spans."""
+        return cls(begin_s=np.empty(0), end_s=np.empty(0), slots=np.empty((0, len(SlotState)), np.int64))
+
+    @classmethod
+    def of(cls, replay: Replay) -> IdleSpans:
+        """Find the spans of `replay` that are long enough to be seen on a time axis. Thread-safe."""
+        recording = replay.recording
+        steps, held = recording.steps, replay.ledger.tables.residencies
+        length_s = steps.start_s[1:] - steps.end_s[:-1]
+        long = np.flatnonzero(length_s > recording.duration_s * _LEAST_IDLE)
+        seq = steps.output_seq[long]
+        num_live = np.searchsorted(np.sort(held.birth_seq), seq, "right") - np.searchsorted(
+            np.sort(held.death_seq), seq, "right"
+        )
+        before, seq = long[num_live == 0], seq[num_live == 0]
+        slots = np.zeros((len(before), len(SlotState)), np.int64)
+        slots[:, SlotState.CACHED] = replay.num_cached_at(seq) * replay.unit_slots
+        slots[:, SlotState.FREE] = replay.num_units * replay.unit_slots - slots[:, SlotState.CACHED]
+        return cls(begin_s=steps.end_s[before], end_s=steps.start_s[before + 1], slots=slots)
+
+    def released_s(self, times_s: FloatArray) -> FloatArray:
+        """Return the times at which memory was released that is first seen free at `times_s`, the begin of frames."""
+        if not len(self.end_s):
+            return times_s
+        span = np.searchsorted(self.end_s, times_s).clip(max=len(self.end_s) - 1)
+        return np.where(self.end_s[span] == times_s, self.begin_s[span], times_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -18,7 +18,7 @@ from kvsim.replay.replay import Replay
 from kvsim.replay.unfolding import NO_OWNER
 
 from ..look.wording import plural
-from .charts import Before, Charts
+from .charts import Before, Charts, IdleSpans
 from .history import Stay, stays
 from .player import Player
 from .run_events import NOTABLE, EventFilter, EventKind, Events, events_of
@@ -98,6 +98,8 @@ class Session:
         self.times_s = np.append(self.recording.steps.start_s, self.recording.duration_s)
         """Times at which the frames begin, in seconds."""
         self.events = events_of(self.replay)
+        self.idle = IdleSpans.none()
+        """Spans in which no request holds memory, which no frame shows; none before `add_up`."""
         self.charts = self._charts()
         """Series of the charts over time: earlier frames if they are known, then all frames."""
         if not later:
@@ -127,6 +129,7 @@ class Session:
         """
         self.replay.warm_up()
         self.slots = waste(self.replay).slots
+        self.idle = IdleSpans.of(self.replay)
         self.charts = self._charts()
 
     def step_number(self, frame: int) -> int:
@@ -282,8 +285,8 @@ class Session:
     def num_put_out(self, request: int) -> int:
         """Return the number of output tokens of `request` so far; a preemption does not reduce it."""
         requests, replay = self.recording.requests, self.replay
-        reached = replay.progress.most(request, min(replay.frame, replay.num_frames - 2)) - int(replay.pad[request])
-        # The step that computes the last prompt token puts out the first new one.
+        reached = replay.progress.most(request, replay.frame - 1) - int(replay.pad[request])
+        # The step that computes the last prompt token puts out the first new one, at its end.
         first = int(requests.prompt_tokens[request])
         return min(max(reached - first + 1, 0), int(requests.output_tokens[request]))
 

@@ -73,10 +73,11 @@ def reverse(keys: KeyArray) -> KeyArray:
     return keys | _REVERSE
 
 
-def text_keys(text: str, under: KeyArray) -> KeyArray:
+def text_keys(text: str, under: KeyArray, *, alike: bool = True) -> KeyArray:
     """Return the keys of `text` written over the characters `under`, as far as there are any.
 
-    All letters have one background, the most frequent paint. Characters under the cursor, and earlier text, stay.
+    If `alike`, all letters have one background, the most frequent paint; otherwise each letter has the paint that it
+    covers. Characters under the cursor, and earlier text, stay.
     """
     under = under[: len(text)]
     letters = np.array([ord(letter) for letter in text[: len(under)]], np.int32)
@@ -85,7 +86,7 @@ def text_keys(text: str, under: KeyArray) -> KeyArray:
     mostly_second = ((shape > UP) & (shape <= UP + 4)) | ((shape > RIGHT) & (shape <= RIGHT + 4))
     mostly_second |= (shape >= DIGIT) & (shape <= DIGIT + 4)
     paint = np.where(mostly_second, second, first)
-    if len(paint):
+    if alike and len(paint):
         paint = np.full_like(paint, np.bincount(paint).argmax())
     taken = ((under & _REVERSE) > 0) | ((shape == HALF) & ((first == CURSOR) | (second == CURSOR)))
     return np.where(taken & (under < _TEXT), under, _TEXT | (letters << 8) | paint).astype(np.int32)

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kvsim.memory.waste import SlotState
+
 from ..look.stack import EIGHTHS
-from .paint import EMPTY, NUM_PAINTS, importance
+from .paint import EMPTY, NUM_PAINTS, WRITTEN, importance
 
 if TYPE_CHECKING:
     from .array_types import IndexArray, PaintArray
@@ -59,15 +61,25 @@ class Cells:
         self._paints[changed] = paints[changed]
         self._choose(np.unique(cells))
 
+    @staticmethod
+    def _with_written(counts: IndexArray, first: IndexArray, second: IndexArray) -> tuple[IndexArray, IndexArray]:
+        """Return the two paints of cells, with written slots in place of reserved ones where no written ones show."""
+        written = WRITTEN[counts[:, WRITTEN].argmax(axis=1)]
+        hidden = counts[np.arange(len(counts)), written] > 0
+        hidden &= ~np.isin(first, WRITTEN) & ~np.isin(second, WRITTEN) & (first != second)
+        shown = [np.where(hidden & (part == SlotState.RESERVED), written, part) for part in (first, second)]
+        return shown[0], shown[1]
+
     def _choose(self, cells: IndexArray) -> None:
         """Choose the paints of `cells`: the most frequent one, and the one with the largest weight among the others."""
         counts = self.counts[cells].astype(np.int64)
         rows = np.arange(len(cells))
         first = counts.argmax(axis=1)
-        most = counts[rows, first]
         others = counts * self._weights
         others[rows, first] = 0
-        second = others.argmax(axis=1)
+        second = np.where(others.any(axis=1), others.argmax(axis=1), first)
+        first, second = self._with_written(counts, first, second)
+        most = counts[rows, first]
         less = counts[rows, second] * (second != first)
         eighths = np.clip(np.rint(EIGHTHS * most / np.maximum(most + less, 1)), 1, EIGHTHS - 1).astype(np.int64)
         second = np.where(less > 0, second, first)

@@ -119,11 +119,13 @@ def name_units(lines: KeyArray, tiling: Tiling, replay: Replay, cells: IndexArra
         if owner != NO_OWNER:
             others = f"+{refs - 1}" if refs > 1 else ""
             text += f" {_name(replay, owner, max(room - len(text) - len(others) - 1, 1))}{others}"
-        _write(text[:room], lines[row, begin:])
+        _write(text[:room], lines[row, begin:], alike=False)  # where a character is a slot, each keeps its colour
 
 
 def name_runs(lines: KeyArray, tiling: Tiling, replay: Replay, cells: IndexArray, *, marked: int | None = None) -> None:
     """Write the owner's name on each row or reservation among `cells`, with a mark before the name of `marked`.
+
+    If other requests hold the same units, their number follows the name.
 
     The name is written over equal characters, so that it hides no difference, or else at the beginning. `lines` has one
     line of characters of each row of cells: shape (rows, characters).
@@ -132,14 +134,16 @@ def name_runs(lines: KeyArray, tiling: Tiling, replay: Replay, cells: IndexArray
     units = np.array(first, np.int64)
     owners = np.where(units >= 0, replay.owner[units.clip(min=0)], NO_OWNER)
     edges = tiling.column_edges
-    for line, held in zip(lines, owners.reshape(-1, tiling.columns), strict=True):
-        begins = np.flatnonzero(np.diff(held, prepend=NO_OWNER)).tolist()
+    shared = np.where(owners != NO_OWNER, replay.refs[units.clip(min=0)] - 1, 0)
+    rows = (values.reshape(-1, tiling.columns) for values in (owners, shared))
+    for line, held, others in zip(lines, *rows, strict=True):
+        begins = np.flatnonzero(np.diff(held, prepend=NO_OWNER) | np.diff(others, prepend=0)).tolist()
         for begin, end in zip(begins, [*begins[1:], len(held)], strict=False):
             owner, room = int(held[begin]), int(edges[end] - edges[begin]) - 2
             # An owner without a prompt is the padding at the end of a row, not a request.
             if owner == NO_OWNER or not replay.recording.requests.prompt_tokens[owner]:
                 continue
-            name = _name(replay, owner)
+            name = _name(replay, owner) + (f"+{others[begin]}" if others[begin] > 0 else "")
             if len(name) > room:  # a shortened name could be mistaken for another request's name
                 continue
             # The fill of a unit is visible on both sides of the name.
@@ -150,8 +154,8 @@ def name_runs(lines: KeyArray, tiling: Tiling, replay: Replay, cells: IndexArray
                 _write_where_alike(f"{mark}{name} ", line[edges[begin] : edges[end]])
 
 
-def _write(text: str, place: KeyArray) -> None:
-    keys = text_keys(text, place)
+def _write(text: str, place: KeyArray, *, alike: bool = True) -> None:
+    keys = text_keys(text, place, alike=alike)
     place[: len(keys)] = keys
 
 

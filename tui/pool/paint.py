@@ -10,6 +10,8 @@ from enum import Enum, IntEnum
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
 from kvsim.display.palette import NUM_HUES, mixed
 from kvsim.memory.waste import NUM_STATES, SlotState
 
@@ -79,10 +81,14 @@ _IMPORTANT: Final = (SlotState.INTERNAL, SlotState.PADDING, SHARED, *UnitChange)
 """Paints that must be visible in a cell of many units even if a single unit has them."""
 
 
+WRITTEN: Final = np.array((SlotState.TOKEN, *range(OWNER, AGE), *range(KIND, KEPT)))
+"""Paints of written slots of tokens."""
+
+
 def importance() -> list[int]:
     """Return the weight of each paint: number of units times weight decides which paint a cell shows second."""
     weights = [4] * NUM_PAINTS
-    for paint in (SlotState.TOKEN, *range(OWNER, AGE), *range(KIND, KEPT)):
+    for paint in WRITTEN.tolist():
         weights[paint] = 16  # written slots weigh more than reserved ones
     for paint in _IMPORTANT:
         weights[paint] = 1 << 20

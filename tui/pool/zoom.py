@@ -97,5 +97,5 @@ class Zoom:
 
 
 def _about(number: float, noun: str) -> str:
-    """Return `1 block`, `44 blocks`; cells may differ by one."""
-    return plural(round(number), noun)
+    """Return `1 block`, `1.2 blocks`, `44 blocks`; larger cells may differ by one."""
+    return plural(round(number), noun) if number >= 2 or round(number, 1) == 1 else f"{number:.1f} {noun}s"

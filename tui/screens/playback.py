@@ -13,7 +13,7 @@ from ..widgets.caption_box import CaptionBox
 from ..widgets.headline import Headline
 from ..widgets.key_line import KeyLine
 from ..widgets.scrubber import Scrubber
-from ..widgets.story_line import StoryLine
+from ..widgets.story_line import HINTS, StoryLine
 from .keys import BINDINGS
 from .transport import Transport
 
@@ -49,6 +49,8 @@ class PlaybackScreen(Transport):
     BINDINGS: ClassVar[list[BindingType]] = [*BINDINGS, Binding("escape", "back", "Back", show=False, id="back")]
     PANELS: ClassVar[str]
     """CSS selector of the `Readable` panels."""
+    HINTS: ClassVar[tuple[str, ...]] = HINTS
+    """Hints at keys, beside the story, the longest first."""
     compares: ClassVar[bool] = False
     """Whether the screen plays several runs beside each other."""
     app: AppInterface
@@ -74,7 +76,7 @@ class PlaybackScreen(Transport):
         """Compose headline, story, captions, body and keys, and a text that is shown if the terminal is too small."""
         yield Headline(self.symbols)
         if self.story is not None:
-            yield StoryLine(self.story, self.symbols)
+            yield StoryLine(self.story, self.symbols, self.HINTS)
         if self.guided is not None:
             yield CaptionBox(self.guided.captions, self.symbols)
         yield from self.compose_body()

@@ -31,6 +31,7 @@ class Wall(PlaybackScreen):
     """Plays all servers of a fleet on one clock. The user can open a single server at the current time."""
 
     PANELS = "PoolWall, FleetClock"
+    HINTS: ClassVar[tuple[str, ...]] = ("space plays or pauses, n follows a request", "space play, n follow")
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter", "open", "Open server", id="wall.open"),
         Binding("c", "one_server", show=False, id="wall.compare"),

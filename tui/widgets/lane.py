@@ -126,7 +126,7 @@ class LaneFigures(Widget):
             share = session.served[session.player.frame] / max(int(session.served[-1]), 1)
             meaning = "of its tokens served"
         else:
-            share, meaning = rows.num_tokens / max(rows.num_rows * rows.row_tokens, 1), "of the rows used"
+            share, meaning = rows.num_tokens / max(rows.num_rows * rows.row_tokens, 1), "tokens in used rows"
         # The share of an unfinished run must not be rounded to 100%.
         percents = f"{min(100 * share, 99.0 if share < 1 else 100.0):.0f}%"
         figures = [f" {percents:>4} of tokens"] if short else self._figures(percents, meaning, num_bars)

@@ -107,23 +107,23 @@ class OwnerStrips(Panel):
         shared = sum(holding.num_shared for holding in found)
         saved = sum(owner.num_shared for owner in owners) - shared
         held = shared + sum(owner.num_units - owner.num_shared for owner in owners)
-        free = int(session.breakdown[SlotState.FREE] + session.breakdown[SlotState.CACHED])
+        free, cached = (int(session.breakdown[state]) for state in (SlotState.FREE, SlotState.CACHED))
         largest = max(owners, key=lambda owner: owner.num_tokens, default=None)
         most = "" if largest is None else f"most {session.request_name(largest.request)}: {largest.num_tokens:,} tokens"
         if largest is not None and largest.num_shared:
             most += f" + {largest.num_shared * session.replay.unit_tokens:,} shared"
-        requests, free_share = plural(len(owners), "request"), percent(free, session.capacity)
+        requests = plural(len(owners), "request")
         parts = [
             f"{requests} hold {plural(held, unit)}",
             most,
             f"{plural(shared, f'shared {unit}')} save {saved:,}" if shared else "nothing is shared",
-            f"{free_share} free" + " or cached" * session.recording.meta.prefix_caching,
+            f"{percent(free + cached, session.capacity)} free" + " or cached" * session.recording.meta.prefix_caching,
         ]
         short = [
             f"{requests}: {plural(held, unit)}",
             most,
             f"{shared:,} shared save {saved:,}" if shared else "nothing shared",
-            f"{free_share} free",
+            f"{percent(free, session.capacity)} free",
         ]
         between = f" {self.symbols.dot} "
         for fewer in (short, [*short[:2], short[3]]):  # sharing is left out first: the legend has it, too

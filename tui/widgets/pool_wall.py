@@ -92,7 +92,7 @@ class PoolWall(LineBox):
         ranked = fleet.hottest(now)
         visited = {stop.server for stop in stops}
         ranked.sort(key=lambda number: number not in visited)  # the followed request's servers come first
-        first = f"with {fleet.followed} (>), " if stops else ""
+        first = f"with {fleet.followed} (> now), " if stops else ""
         title = f"share of each pool held {self.symbols.dot} order: {first}most waiting, fullest"
         self.border_title = shortened(title, width - 4, self.symbols.cut)
         room = height - 1 - _BELOW
@@ -111,12 +111,14 @@ class PoolWall(LineBox):
         return [*drawn[: height - _BELOW], legend, self._telling(now, stops)]
 
     def _heading(self, axis_width: int) -> Strip:
-        words = "the run from left to right" if axis_width > 26 else ""
+        words, note = "the run from left to right" if axis_width > 26 else "", "now; hits so far:"
         figures = f"{'held':>{_HELD}}{'runs':>{_RUNS}}{'hits':>{_HITS}}{'waits':>{_WAITS}}"
         return Strip(
             [
                 self.text(" " * GUTTER),
-                self.text(words.ljust(axis_width), "weak"),
+                self.text(
+                    words.ljust(axis_width - len(note)) + note if axis_width > 50 else words.ljust(axis_width), "weak"
+                ),
                 self.text(figures, "label"),
             ]
         )
@@ -135,7 +137,7 @@ class PoolWall(LineBox):
         stay = self._columns_of([stop for stop in stops if stop.server == number])
         below = self._lines_each > 2
         chart = self._chart(self._held_of(number), one.held, height, None if below else stay)
-        is_here = any(stop.server == number for stop in stops)
+        is_here = any(stop.server == number and self._is_now(stop) for stop in stops)
         name = ending(server.name, GUTTER - 4, self.symbols.cut)
         label = f"{'>' if is_here else ' '} {name}".ljust(GUTTER - 1)
         kind = self.get_component_rich_style("wall--picked") if picked else self.text("", "strong").style
@@ -249,7 +251,14 @@ class PoolWall(LineBox):
         for stop in stops:
             end_s = self._fleet.player.duration_s if np.isnan(stop.end_s) else stop.end_s
             here[self._column(stop.arrival_s) : self._column(end_s) + 1] = True
+        # The column of the clock shows the current time alone.
+        here[self._column(self._fleet.player.clock_s)] = any(map(self._is_now, stops))
         return here
+
+    def _is_now(self, stop: Stop) -> bool:
+        """Tell whether the followed request is on the server of `stop` at the clock."""
+        clock_s = self._fleet.player.clock_s
+        return stop.arrival_s <= clock_s and not stop.end_s <= clock_s
 
     def _legend(self, stops: Sequence[Stop], *, num_folded: int) -> Strip:
         palette, symbols = self.symbols.palette, self.symbols

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from rich.segment import Segment
 from textual.strip import Strip
@@ -12,7 +12,11 @@ if TYPE_CHECKING:
     from ..look.states import Symbols
     from ..playback.session import Story
 
-_HINTS = ("space plays or pauses, o changes colours, enter follows a request", "space play, o colours, enter follow")
+HINTS: Final = (
+    "space plays or pauses, o changes colours, enter follows a request",
+    "space play, o colours, enter follow",
+)
+"""Hints of the screens with a pool, the longest first."""
 
 
 class StoryLine(Widget):
@@ -20,10 +24,10 @@ class StoryLine(Widget):
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"story--text", "story--hint"}
 
-    def __init__(self, story: Story, symbols: Symbols) -> None:
+    def __init__(self, story: Story, symbols: Symbols, hints: tuple[str, ...] = HINTS) -> None:
         super().__init__(id="story")
         self._story, self._separator = story, f" {symbols.dot} "
-        self._hinting = True
+        self._hints, self._hinting = hints, True
 
     def tell(self, story: Story) -> None:
         """Show `story` from now on."""
@@ -48,7 +52,7 @@ class StoryLine(Widget):
         if short and len(parts) == 1 and (used > width - 1 or used < len(short) < width):
             parts = [short]
         text = self._text(parts)
-        hint = next((hint for hint in _HINTS if len(text) + len(hint) + 3 <= width), "") if self._hinting else ""
+        hint = next((hint for hint in self._hints if len(text) + len(hint) + 3 <= width), "") if self._hinting else ""
         return Strip(
             [Segment(f" {text}".ljust(width - len(hint) - 1), text_style), Segment(hint, hint_style)]
         ).adjust_cell_length(width, text_style)

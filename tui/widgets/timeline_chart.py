@@ -16,7 +16,7 @@ from kvsim.memory.waste import SlotState
 from ..look.stack import columns, stacked
 from ..look.states import STACK
 from ..look.wording import percent, seconds
-from ..playback.run_events import NOTABLE, WORDS, EventKind
+from ..playback.run_events import ENDS, NOTABLE, WORDS, EventKind
 from ..pool.swatches import stack_cells
 from .scrubber import GUTTER, Scrubber, under_cursor
 
@@ -183,6 +183,10 @@ class TimelineChart(Scrubber):
             spans = zip(first.tolist(), (last + 1).tolist(), strict=True)
             slots[:] = [charts.slots[begin:end].mean(axis=0) for begin, end in spans]
         running, waiting = (np.maximum.reduceat(values, first) for values in (charts.running, charts.waiting))
+        idle, edges_s = self._session.idle, self.edges_s(width)
+        for begin_s, end_s, free in zip(idle.begin_s, idle.end_s, idle.slots, strict=True):
+            columns_idle = slice(*np.searchsorted(edges_s, (begin_s, end_s)) - (0, 1))
+            slots[columns_idle], running[columns_idle], waiting[columns_idle] = free, 0, 0
         return [*self._draw_values(slots, running, waiting, height), self._track(width)][-height:]
 
     def _draw_values(
@@ -242,8 +246,10 @@ class TimelineChart(Scrubber):
         ).simplify()
 
     def _events_of_columns(self, width: int) -> npt.NDArray[np.int64]:
-        frames = self._marked_events().frame
-        return np.bincount(self.column_of(self._charts.times_s[frames], width), minlength=width)
+        events = self._marked_events()
+        times_s = self._charts.times_s[events.frame]
+        times_s = np.where(np.isin(events.kind, ENDS), self._session.idle.released_s(times_s), times_s)
+        return np.bincount(self.column_of(times_s, width), minlength=width)
 
     def _marked_events(self) -> Events:
         """Return the notable events, or those of the followed request alone, if there is one."""
@@ -257,6 +263,7 @@ class TimelineChart(Scrubber):
         if session.followed is None:
             return held
         for begin, end in session.residencies(session.followed):
-            first, last = self.column_of(session.times_s[[begin, end]], width)
+            end_s = session.idle.released_s(session.times_s[[end]])
+            first, last = self.column_of(np.append(session.times_s[begin], end_s), width)
             held[first : last + 1] = True
         return held

@@ -172,7 +172,8 @@ class Queue(Panel, can_focus=True, inherit_bindings=False):
         return f"needs {units}" if short else f"{tokens} = {units}"
 
     def _running_line(self, request: int, computed: int) -> Strip:
-        full = self._full(request)
+        pad = int(self.session.replay.pad[request])
+        computed, full = max(computed - pad, 0), self._full(request) - pad
         room = max(self.size.width - 23, 4)
         share = min(computed / full if full else 1.0, 1.0)
         bar = self._progress(share, room)
