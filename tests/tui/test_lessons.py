@@ -801,7 +801,12 @@ def test_lesson_12_draws_the_tree_and_what_goes_first(guided: Callable[[str], Gu
     before = tree_at(tree)
     ((_, drawn),) = lesson.drawing(caption, 118, GLYPHS)
     lines = ["".join(segment.text for segment in line) for line in drawn]
-    assert len(lines) == len(before.runs)
+    outside = len(tree.replay.occupied()) - before.num_units
+    assert [line.split(" slots")[0].strip(" └") for line in lines] == [
+        *(str(run.num_units) for run in before.runs),
+        str(outside),
+    ]
+    assert "in no run yet" in lines[-1]
     first = before.leaves[0]
     assert "goes first" in lines[before.runs.index(first)]
     for place, run in enumerate(before.leaves[1:], 2):
