@@ -299,8 +299,8 @@ def tree(session: Session, width: int, symbols: Symbols, height: int) -> Lines:
         lines.append([pen.text(f"{len(rest)} more runs".ljust(_RUN)), pen.text(f"{in_all} together", weak=True)])
     elif (outside := len(session.replay.occupied()) - found.num_units) and len(lines) < height:
         bar = pen.bar(outside / most, room, states[SlotState.TOKEN])
-        words = pen.text(" in no run yet: answers that are being written")
-        lines.append([pen.text(plural(outside, "slot").ljust(_RUN)), bar, words])
+        where = pen.text(" in no run yet: answers that are being written")
+        lines.append([pen.text(plural(outside, "slot").ljust(_RUN)), bar, where])
     return lines
 
 
