@@ -94,7 +94,8 @@ class Scenario:
         flags = defaults_on(self.gpu, self.model) | given
         scheduler = settings_from(SGLangSettings, flags, context_length=self.max_model_len)
         cache = settings_from(RadixSettings, flags)
-        check_chunk(scheduler.chunked_prefill_size, cache.page_size)
+        if "page_size" not in given:  # a given size stays, also where SGLang would not start
+            check_chunk(scheduler.chunked_prefill_size, cache.page_size)
         return Radix(scheduler=scheduler, cache=cache)
 
     def machine(self, policy: AnyPolicy) -> Machine:
