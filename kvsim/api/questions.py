@@ -104,7 +104,7 @@ def fit(
         raise UsageError(f"think_s is {think_s}, and only users in a closed loop think; give users as well.")
     load = Load(workload=requests, users=users, think_s=think_s)
     known = server(on) if isinstance(on, str) else on
-    chosen = engine_for(load, most + 40, known.memory) if engine == "auto" else engine
+    chosen = engine_for(load, most + 40, known.memory, known.replicas) if engine == "auto" else engine
     search = Search(num_jobs=num_jobs, engine=chosen, progress=progress)
     goal = Goal(ttft_p99_s=ttft_p99_s, tpot_p99_s=tpot_p99_s)
     return answer(known, load, goal, search, most=most)

@@ -184,7 +184,7 @@ def _search(
     if engine == "auto":
         # Estimates of the number of simulations: the search for the largest load takes about 40 beside the changes.
         num_simulations = points + 40 if points else 3
-        engine = engine_for(load, num_simulations, server.memory)
+        engine = engine_for(load, num_simulations, server.memory, server.replicas)
     with progress("fit") as report:
         search = Search(num_jobs=jobs or -1, engine=engine, progress=report)
         found = answer(server, load, goal, search, most=points, find_largest=points > 0)

@@ -13,7 +13,7 @@ from kvsim.fitting.time_shares import TimeShares, time_shares
 from kvsim.fitting.vllm_server import paced
 from kvsim.metrics import Distribution, WaitingFor
 from kvsim.metrics.run_verdict import Limit, limit_of
-from kvsim.metrics.steady import Steadiness, SteadyPart, steady_part
+from kvsim.metrics.steady import FEWEST_REQUESTS, Steadiness, SteadyPart, steady_part
 from kvsim.policies import Radix
 from kvsim.simulation import measure, measure_fleet
 from kvsim.steptime import Pace
@@ -36,6 +36,8 @@ _OVERLOADED_S = 1.0
 _FEWEST_WAITS = 8
 _HOPELESS = 0.5
 """Growth of the queueing time in seconds per second from which a longer load is not tried, because it cannot settle."""
+_IDLE = 0.05
+"""Share of all requests up to which replicas with too few requests for a rate are left out of the judgement."""
 _PRICE = 1.5
 """Factor by which a latency must grow for `price_words` to mention it."""
 _LESS = 0.05
@@ -151,8 +153,35 @@ def _runs(
 
 def _least_steady(runs: Sequence[Measured]) -> SteadyPart:
     """Return the steady part of the replica whose rate settles last."""
-    parts = [steady_part(run.requests) for run in runs]
+    parts = [steady_part(run.requests) for run in _busy(runs)]
     return max(parts, key=lambda part: (part.steadiness is Steadiness.SHORT, part.running_s))
+
+
+def _rates(
+    runs: Sequence[Measured], parts: Sequence[SteadyPart], duration_s: float, *, in_parts: bool
+) -> tuple[float, float]:
+    """Return output tokens and finished requests per second of all replicas.
+
+    These are the rates in the steady parts if `in_parts`, and if all busy replicas have one; else over the whole run.
+    """
+    totals = np.array([(run.summary.output_tokens, run.summary.num_finished) for run in runs])
+    rates = totals / duration_s if duration_s else np.full(totals.shape, np.nan)
+    if in_parts and all(steady_part(run.requests).steadiness is Steadiness.STEADY for run in _busy(runs)):
+        steady_rates = np.array([(part.output_tokens_per_s, part.requests_per_s) for part in parts])
+        rates = np.where(np.isnan(steady_rates), rates, steady_rates)
+    tokens_per_s, requests_per_s = rates.sum(axis=0).tolist()
+    return tokens_per_s, requests_per_s
+
+
+def _busy(runs: Sequence[Measured]) -> list[Measured]:
+    """Return the replicas without those that have too few requests for a rate, if these have a small share of all.
+
+    If most servers are idle, the router sends nearly all requests to the first ones. The last ones would have enough
+    only after hours.
+    """
+    busy = [run for run in runs if len(run.requests) >= FEWEST_REQUESTS]
+    num_requests, num_busy = (sum(len(run.requests) for run in some) for some in (runs, busy))
+    return busy if num_requests - num_busy <= _IDLE * num_requests else list(runs)
 
 
 def price_words(before: Outcome, after: Outcome) -> str:
@@ -186,14 +215,7 @@ def outcome_of(load: Load, runs: Sequence[Measured], machine: Machine, queues: S
     times = [_times(load, run, part) for run, part in zip(runs, parts, strict=True)]
     ttft, tpot, e2e, wait, arrival = (np.concatenate([each[index] for each in times]) for index in range(5))
     num_requests = sum(len(run.requests) for run in runs)
-    tokens_per_s, requests_per_s = (
-        sum(getattr(summary, name) for summary in summaries) / duration_s if duration_s else np.nan
-        for name in ("output_tokens", "num_finished")
-    )
-    if load.repeats and all(part.steadiness is Steadiness.STEADY for part in parts):
-        tokens_per_s, requests_per_s = (
-            sum(getattr(part, name) for part in parts) for name in ("output_tokens_per_s", "requests_per_s")
-        )
+    tokens_per_s, requests_per_s = _rates(runs, parts, duration_s, in_parts=load.repeats)
     num_preemptions = sum(summary.num_preemptions for summary in summaries)
     queues = queues or summaries
     waits = _waits(queues)

@@ -49,7 +49,10 @@ _SOONER = 0.8
 _SHOWN = 6
 """Number of changes shown."""
 _WORTH_COMPILING = 2_000_000
-"""Output tokens over all points from which loading machine code pays: half a minute of interpreted simulation."""
+"""Output tokens over all points from which compiling pays: half a minute of interpreted simulation of large batches.
+
+Of several servers each has smaller batches, so more steps, and the load is repeated more often until all settle.
+"""
 
 MOST_TOKENS_OF_SPLITS = 500_000
 """Output tokens above which equal servers are not compared with splits, whose simulation takes some ten times as long.
@@ -266,10 +269,10 @@ def band_of(
     return found
 
 
-def engine_for(load: Load, num_points: int, memory: MemoryManager) -> EngineName:
+def engine_for(load: Load, num_points: int, memory: MemoryManager, num_servers: int = 1) -> EngineName:
     """Return the engine for `num_points` runs of `load`: the compiled one if these take longer than to load it.
 
-    `memory` is that of the simulated engine.
+    `memory` is that of the simulated engine, of which there are `num_servers`.
     """
-    is_long = num_points * int(load.workload.output_tokens.sum()) >= _WORTH_COMPILING
+    is_long = num_servers * num_points * int(load.workload.output_tokens.sum()) >= _WORTH_COMPILING
     return engine_for_several(memory) if is_long else "auto"

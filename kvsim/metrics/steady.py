@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     Column = npt.NDArray[np.float64]
 
-_FEWEST = 20
+FEWEST_REQUESTS = 20
 """Minimum number of requests for a rate."""
 _LIVES = 4.0
 """Minimum time between first and last arrival, in mean run times of a request."""
@@ -105,7 +105,7 @@ def steady_part(requests: Requests) -> SteadyPart:
     means = [_mean_between(arrival_s, finished_s, *each) for each in quarters]
     running_s = float((finished_s - first_step_s).mean())
     facts = {"arriving_s": arriving_s, "running_s": running_s}
-    if len(arrival_s) < _FEWEST:
+    if len(arrival_s) < FEWEST_REQUESTS:
         return SteadyPart(steadiness=Steadiness.SHORT, **facts)
     if _varies(arrival_s):
         return SteadyPart(steadiness=Steadiness.VARYING, **facts)
