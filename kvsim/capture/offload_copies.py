@@ -14,14 +14,18 @@ from kvsim.errors import RecordingError
 
 
 class OffloadWatch:
-    """Reports the copies of one scheduler as events. `report` is called with the fields of each event."""
+    """Reports the copies of one scheduler as events.
+
+    `report` is called with the fields of an event: "copy", number, whether it is a load, row of the request, GPU blocks
+    and host blocks; "await", numbers; "copied", number and host blocks.
+    """
 
     def __init__(self, scheduler: Any, report: Callable[..., None]) -> None:
         """Watch the offload of `scheduler`; `has_offload(scheduler)` must be true."""
         self._scheduler, self._report = scheduler, report
         self._connector = scheduler.connector.connector_scheduler
         self._first_job = 0
-        """vLLM's number of the first copy of the recording, in which copies are numbered from 0."""
+        """vLLM's number of the copy that the recording calls 0."""
         self._watch_copies()
 
     def settings(self) -> dict[str, Any]:

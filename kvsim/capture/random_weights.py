@@ -27,7 +27,7 @@ def has_weights(folder: Path) -> bool:
 
 
 def model_folder(model: str, scratch: Path) -> Path:
-    """Return the folder that `model` names, or one in `scratch` with the configuration of a listed model.
+    """Return the folder that `model` names, or write the configuration of the model of that name into `scratch`.
 
     Raises:
         UnknownNameError: there is no such folder and no such model.
@@ -97,8 +97,10 @@ def _llama_config(model: Model) -> dict[str, Any]:
 
 
 def token_ids(workload: Workload, vocab_size: int, seed: int = 0) -> list[list[int]]:
-    """Return the token ids of each request; requests of one prefix group share their first tokens as the workload
-    states."""
+    """Return the token ids of each request.
+
+    Requests of a prefix group begin with the same tokens, as many as `workload.prefix_tokens` states.
+    """
     rng = np.random.default_rng(seed)
     prefixes: dict[int, npt.NDArray[np.int64]] = {}
     prompts = []

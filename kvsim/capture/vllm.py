@@ -43,7 +43,7 @@ except ImportError as error:
 log = logging.getLogger("kvsim")
 
 _AT_EXIT = 10
-"""Priority among multiprocessing's exit handlers: before queues and managers, which have lower ones."""
+"""Priority among multiprocessing's exit handlers: before the join of a queue's thread, which has a lower one."""
 
 
 class _RecordingHooks:
@@ -57,9 +57,8 @@ class _RecordingHooks:
         try:
             self.kvsim_meta = describe(self)
         except KvsimError:
-            log.info(
-                "kvsim: this engine cannot be recorded.", exc_info=True
-            )  # a warning follows if a recording was asked for
+            # If a recording was asked for, `check` fails below for the same reason, and warns.
+            log.info("kvsim: this engine cannot be recorded.", exc_info=True)
         except Exception:
             log.exception("kvsim: nothing is recorded because of a defect; the engine goes on.")
             return
@@ -220,7 +219,7 @@ def _engine(scheduler: Any, served: dict[str, Any], hash_block_size: int) -> dic
         "name": "vllm",
         "version": vllm.__version__,
         "torch": torch.__version__,
-        "scheduler": type(scheduler).__mro__[2].__name__,
+        "scheduler": type(scheduler).__mro__[2].__name__,  # vLLM's class, after the recording class and the mixin
         "async_scheduling": bool(scheduling.async_scheduling),
         "enforce_eager": bool(model.enforce_eager),
         "max_model_len": model.max_model_len,

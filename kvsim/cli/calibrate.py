@@ -29,10 +29,12 @@ if TYPE_CHECKING:
 @click.option(
     "--card",
     metavar="CARD",
-    help="Fit a machine instead: how much longer its GPU and host take than this machine card says (auto: the one that "
-    "ships). Any models will do, and every model is served.",
+    help="Fit the machine, not one model: three factors by which its GPU and host are slower than CARD (auto: the "
+    "shipped one). Recordings may be of any models; the card serves all models.",
 )
-@click.option("--no-held-out", is_flag=True, help="Do not fit again without each recording in turn (faster).")
+@click.option(
+    "--no-held-out", is_flag=True, help="Skip the check that predicts each recording from the others (faster)."
+)
 @overwrite_option
 @json_option
 def command(
@@ -66,17 +68,17 @@ def command(
         fitted, residuals = _fit_card(card, read_recordings, output)
         _show(output, f"machine card of {fitted.gpu}", residuals, fitted.factors, as_json=as_json)
         return
-    header = "Step times of {0.engine} with {0.model} on {0.gpu}, fitted to recordings.\nMade by: kvsim calibrate"
-    factors = {}
+    command, factors = "kvsim calibrate", {}
     if gpu_from is not None:
         source = matching_profile(read_recordings[0]) if gpu_from == "auto" else find_profile(gpu_from)
         profile = calibrate_host(source, read_recordings)
         factors["host"] = profile.times.host_step_s / source.times.host_step_s
-        header += f" --gpu-from {gpu_from}"
+        command += f" --gpu-from {gpu_from}"
     else:
         with progress("fitting") as report:
             profile = calibrate(read_recordings, held_out=not no_held_out, progress=report)
-    header = " ".join((header.format(profile), *(item.name for item in read_recordings)))
+    fitted_to = f"Step times of {profile.engine} with {profile.model} on {profile.gpu}, fitted to recordings."
+    header = f"{fitted_to}\nMade by: {' '.join((command, *(item.name for item in read_recordings)))}"
     save(profile, output, header, made_by="calibrate")
     _show(output, profile.label, profile.residuals, factors, as_json=as_json)
 

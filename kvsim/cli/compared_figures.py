@@ -28,7 +28,7 @@ def _share(value: float) -> str:
 
 
 _LEAST_CHANGE = 0.01
-"""Relative change from which the sentence names a figure."""
+"""Least change of a figure that the sentence names: relative, but absolute for shares."""
 _MOST_NAMED = 5
 """Largest number of figures in the sentence."""
 
@@ -199,7 +199,7 @@ def _spelled(flag: str, words: str) -> str:
 
 
 def _moves(name: str, runs: Sequence[SideRun]) -> bool:
-    """Tell whether a figure differs between runs so that the sentence names it."""
+    """Tell whether a figure differs enough between runs for the sentence to name it."""
     values = [run.figures[name] for run in runs]
     if any(value != value for value in values):
         return False
@@ -208,7 +208,10 @@ def _moves(name: str, runs: Sequence[SideRun]) -> bool:
 
 
 def _spread(name: str, runs: Sequence[SideRun]) -> float:
-    """Return the ratio of the largest to the smallest value of a figure; counts are raised by one, so 0 has a ratio."""
+    """Return the ratio of the largest to the smallest value of a figure.
+
+    A small constant is added to both where 0 is common.
+    """
     values = [run.figures[name] for run in runs]
     raised = 0 if _FIGURES[name].form is seconds else 0.01 if _FIGURES[name].form is _share else 1
     return (max(values) + raised) / max(min(values) + raised, 1e-9)

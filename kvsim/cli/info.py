@@ -121,13 +121,13 @@ def _check(name: str | None, *, as_json: bool) -> None:
     servers, facts = [], Counter[str]()
     for folder in folders or [find(name)]:
         recording = read(folder, check_shipped=True)
-        slots = refuse_contradictions(recording, folder)
+        accounted = refuse_contradictions(recording, folder)
         facts["requests"] += len(recording.requests)
         facts["steps"] += len(recording.steps)
         facts["schedule_rows"] += len(recording.schedule)
         facts["memory_rows"] += len(recording.memory)
-        if slots is not None:
-            facts["frames"] += len(slots.slots)
+        if accounted is not None:
+            facts["frames"] += len(accounted.slots)
         servers.append((folder, recording))
     num_loaded = check_loads(servers) if folders else 0
     if as_json:
@@ -136,5 +136,6 @@ def _check(name: str | None, *, as_json: bool) -> None:
         return
     counts = ", ".join(f"{count:,} {what.replace('_', ' ')}" for what, count in facts.items())
     subject = f"its {len(servers):,} servers keep" if folders else "keeps"
+    slots = "; every slot is accounted for in every frame" if facts["frames"] else ""
     loaded = f"; the prefix store held each of {num_loaded:,} loaded blocks" if num_loaded else ""
-    echo(f"{name}: {subject} to the format ({counts}); every slot is accounted for in every frame{loaded}")
+    echo(f"{name}: {subject} to the format ({counts}){slots}{loaded}")

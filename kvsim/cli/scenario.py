@@ -163,7 +163,7 @@ class Scenario:
         )
 
     def times_of(self, rung: Rung) -> StepTimeModel:
-        """Return the step times of vLLM for a rung, with CUDA graphs if the rung captures them."""
+        """Return vLLM's step times for a rung of `compare --ladder`, with CUDA graphs if the rung captures them."""
         from kvsim.policies import Paged
 
         return replace(self, flags=self.flags | {"clock": "one"})._step_time(Paged(), captured=rung.captured)

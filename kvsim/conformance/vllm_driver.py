@@ -233,7 +233,7 @@ def _set_for_process(workload: Workload) -> None:
 
 
 def _write_model(workload: Workload, folder: Path) -> None:
-    """Write the configuration of a model with as many layers as the workload's: latents if all are, else plain ones."""
+    """Write the model's `config.json`, with the layers of all groups: MLA if every group is MLA, else plain."""
     entries = workload.get("groups", ())
     fields = _LATENTS if {entry["type"] for entry in entries} == {"mla"} else _CONFIG
     if entries:
@@ -392,7 +392,7 @@ class FakeModel(Executor):
         )
 
     def _sampled(self, name: str) -> list[int]:
-        """Return the token that vLLM's runners sample once they have computed all tokens that they got; else nothing.
+        """Return the sampled token of a request; nothing before all tokens that its runner was given are computed.
 
         Runners sample even if the scheduler awaits no token: when a request is resumed while a token is in flight.
         """

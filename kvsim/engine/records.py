@@ -478,7 +478,7 @@ class Unsure:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Line:
-    """Three lists that may hold every request, kept side by side: record `i` holds the i-th item of each."""
+    """The i-th item of each of three lists, in record `i`; each list has room for every request."""
 
     arrived: int = 0
     """Requests in the order in which they were sent."""
@@ -490,7 +490,7 @@ class Line:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Lists:
-    """Lists that few steps use, kept side by side: record `i` holds the i-th item of each."""
+    """The i-th item of each of four lists that few steps use, in record `i`."""
 
     order: int = 0
     """Running sequences in the order in which compaction places them."""

@@ -68,7 +68,7 @@ def figures_of(summary: Summary) -> dict[str, float]:
 
 
 def is_worth_a_band(summary: Summary, num_requests: int) -> bool:
-    """Tell whether preemptions make small errors grow, and the run is short enough to repeat."""
+    """Tell whether a run has enough preemptions to need a band, and is short enough to be repeated for it."""
     return num_requests <= MOST_REQUESTS and summary.num_preemptions >= PREEMPTED_SHARE * num_requests
 
 

@@ -1,4 +1,4 @@
-"""Changes of an SGLang server to try, by SGLang's names."""
+"""Changes to an SGLang server that `kvsim fit` tries, under SGLang's names."""
 
 from __future__ import annotations
 

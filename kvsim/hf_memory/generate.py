@@ -109,7 +109,7 @@ def generate_memory(
 
 
 def _prepare(model: Model, allocator: CachingAllocator, workspace_bytes: int, other_bytes: int, *, warm: bool) -> int:
-    """Allocate the memory that a process holds before its first batch; return its bytes, without a cold workspace."""
+    """Allocate what a process holds before its first batch; return its bytes, with the workspace only if `warm`."""
     if other_bytes:
         allocator.allocate(other_bytes)
     _load(model, allocator)

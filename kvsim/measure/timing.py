@@ -1,4 +1,4 @@
-"""Measure the time of kernels in a captured graph, in which engines run them, and the time to launch one from Python.
+"""Measure the time of kernels in a captured graph, as engines run them, and the time to launch one from Python.
 
 The launch time is the measure of a host's speed, because an engine's host interprets Python and launches kernels. The
 time of plain Python alone was a worse measure: of three machines, the slowest by it served fastest.

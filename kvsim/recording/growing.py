@@ -168,10 +168,10 @@ class GrowingSteps(GrowingTable):
         return steps
 
     def so_far(self, next_seq: int, heard_s: float, first: int = 0) -> Steps:
-        """Return the remaining steps from row `first` on.
+        """Return the steps that are not drained, from row `first` on.
 
-        Steps with a pending output are shown as if it came now, in order from `next_seq`. They end at the latest time
-        of any step, or at `heard_s` if that is later.
+        Pending outputs get the sequence numbers from `next_seq` on. Their steps end at the latest time of any step, or
+        at `heard_s` if that is later.
         """
         steps = self.rows(slice(first, None))
         awaited = steps["output_seq"] < 0

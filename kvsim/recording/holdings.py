@@ -206,7 +206,7 @@ def tables_of(memory: Memory, num_requests: int, *, unit_by_unit: bool) -> tuple
         first_row, begin, end, first_of_table = (
             units_before[rows].astype(np.int64) for rows in (first_row, begin, end, first_of_table)
         )
-        offset = _counted_from_0(length, end_units)
+        offset = _offsets_in_runs(length, end_units)
         birth_row = np.repeat(birth_row, length)
     first = birth_row[first_of_table]
     tables = Holdings(
@@ -229,12 +229,12 @@ def tables_of(memory: Memory, num_requests: int, *, unit_by_unit: bool) -> tuple
     return tables, back, until
 
 
-def _counted_from_0(length: IntArray, behind: IntArray) -> IntArray:
-    """Return the offset of each unit in its run; the runs have `length` units and end before `behind`."""
+def _offsets_in_runs(length: IntArray, end: IntArray) -> IntArray:
+    """Return the offset of each unit in its run. Runs of `length` units lie end to end; `end` has their ends."""
     narrow = np.int16 if length.max(initial=0) <= np.iinfo(np.int16).max else np.int32
-    offset: IntArray = np.ones(int(behind[-1]) if len(behind) else 0, narrow)
+    offset: IntArray = np.ones(int(end[-1]) if len(end) else 0, narrow)
     offset[:1] = 0
-    offset[behind[:-1]] = 1 - length[:-1]
+    offset[end[:-1]] = 1 - length[:-1]
     return np.cumsum(offset, dtype=narrow, out=offset)
 
 

@@ -18,7 +18,7 @@ class GrowingRuns:
     """The growing runs of a recording, and the length of each as the pool shows it now."""
 
     def __init__(self, tables: Holdings, frame_seq: npt.NDArray[np.int64]) -> None:
-        """Index the runs; `frame_seq` has the last sequence number that each frame shows."""
+        """Find the growing runs in `tables`; `frame_seq` has the last sequence number that each frame shows."""
         self._frame_seq = frame_seq
         self._row = np.flatnonzero(tables.repeat > 1)
         runs = tables.at(self._row)

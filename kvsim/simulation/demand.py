@@ -135,7 +135,7 @@ def recorded_hashes(
 
 
 def provenance_of_hashes(workload: Workload, policy: Policy) -> dict[str, int]:
-    """Return the metadata entry for the tokens per prompt hash; empty if the unit of the pool implies the number."""
+    """Return the metadata entry for tokens per prompt hash; empty without prefixes, or if the policy implies it."""
     tokens = workload.hash_unit_tokens
     is_known = isinstance(policy, Paged | Radix) or tokens == policy.unit_tokens
     return {} if is_known or not knows_prefixes(workload) else {HASH_TOKENS: tokens}

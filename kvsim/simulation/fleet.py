@@ -68,7 +68,7 @@ class Fleet(NamedTuple):
         return [replace(summary, policy=f"server {number}") for number, summary in enumerate(found)]
 
     def totals(self, summaries: Sequence[Summary] | None = None) -> FleetTotals:
-        """Return the totals of the servers, by `summaries` instead of their own if these are given."""
+        """Return the totals of the servers, from `summaries` if they are given, else from the servers' own."""
         return fleet_totals(
             self.servers[0].meta,
             summaries or self.summaries(),

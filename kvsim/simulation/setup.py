@@ -179,10 +179,11 @@ class Setup:
 
 
 def check_ranks(setup: Setup, num_ranks: int) -> None:
-    """Check that the servers of a run have `num_ranks` data-parallel ranks because the machine has.
+    """Check that the model of the machine is divided among `num_ranks` data-parallel ranks.
 
     Raises:
-        UsageError: they are not; or ranks that share experts have pipeline stages, or step times without their waits.
+        UsageError: the number differs; or ranks that share experts have pipeline stages, or step times that leave out
+            their waits for each other.
     """
     model, times = setup.machine.model, setup.machine.step_time
     if model.data_parallel_size != num_ranks:

@@ -160,7 +160,7 @@ def launches(cost: StepCost, width: int, symbols: Symbols) -> Lines:
 def _clocks(time: StepTime, most_s: float, room: int, pen: Pen) -> Lines:
     """Draw the busy times of host and GPU during a step.
 
-    The busy columns of the GPU are spread evenly over the time of its kernels; gaps are waits for the host.
+    The GPU is busy for part of the time between its first and last kernel: busy columns are spread evenly over it.
     """
     palette = pen.symbols.palette
     column_s = most_s / room

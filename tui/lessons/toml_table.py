@@ -26,8 +26,10 @@ class TomlTable:
 
     def error(self, key: str, sentence: str) -> LessonError:
         """Return an error about a key of this table."""
-        where = f"{self.key}.{key}" if self.key else key
-        return LessonError(f"{self._file}, {where}: {sentence}.")
+        return LessonError(f"{self._file}, {self._path_of(key)}: {sentence}.")
+
+    def _path_of(self, key: str) -> str:
+        return f"{self.key}.{key}" if self.key else key
 
     def text(self, key: str, otherwise: str | None = None) -> str:
         """Return a text; the key is required if `otherwise` is None."""
@@ -38,11 +40,11 @@ class TomlTable:
         return int(self._take(key, int, "a whole number", otherwise))
 
     def number(self, key: str, otherwise: float) -> float:
-        """Return a number."""
+        """Return a number; `otherwise` if the key is missing."""
         return float(self._take(key, (int, float), "a number", otherwise))
 
     def flag(self, key: str, *, default: bool) -> bool:
-        """Return a truth value."""
+        """Return a truth value; `default` if the key is missing."""
         return bool(self._take(key, bool, "true or false", default))
 
     def choice(self, key: str, allowed: list[str] | tuple[str, ...], otherwise: str | None = None) -> str:
@@ -65,18 +67,20 @@ class TomlTable:
 
     def table(self, key: str) -> TomlTable:
         """Return the nested table of a key."""
-        return TomlTable(self._file, key, self._take(key, dict, "a table", None))
+        return TomlTable(self._file, self._path_of(key), self._take(key, dict, "a table", None))
 
     def tables(self, key: str) -> list[TomlTable]:
         """Return the tables of a list, at least one."""
         values = self._take(key, list, "a list of tables", None)
         if not values or not all(isinstance(value, dict) for value in values):
             raise self.error(key, f"should be tables, each under [[{key}]]")
-        return [TomlTable(self._file, f"{key} {number}", value) for number, value in enumerate(values, start=1)]
+        path = self._path_of(key)
+        return [TomlTable(self._file, f"{path} {number}", value) for number, value in enumerate(values, start=1)]
 
     def end(self) -> None:
         """Raise an error for the first key that was never read."""
-        for key in self._values:
+        if self._values:
+            key = next(iter(self._values))
             raise self.error(key, f"is not a key of this table; there are {', '.join(self._asked)}")
 
     def _take(self, key: str, kind: Any, name: str, otherwise: Any) -> Any:

@@ -77,7 +77,7 @@ class Live(Watch):
             self._end(str(error))
             return
         if session is not None and follows == self._is_at_present():  # the user may have moved meanwhile
-            self._take(session)
+            self._replace_session(session)
         self.show_headline()
         if self._feed.ended is not None:
             self._end(self._feed.ended)
@@ -113,12 +113,12 @@ class Live(Watch):
             self._end(str(error))
             return
         if self._ready:
-            self._take(session)
+            self._replace_session(session)
             move()
 
     @property
     def _has_more(self) -> bool:
-        """Tell whether earlier frames exist than the session can show."""
+        """Tell whether steps before those of the session are kept."""
         return self.session.before.charts is not None
 
     def _newer(self, *, follows: bool) -> Session | None:
@@ -143,8 +143,8 @@ class Live(Watch):
         self.show_transport()
         self.notify(f"{self._ended[0].upper()}{self._ended[1:]} What was seen stays here.", timeout=10, markup=False)
 
-    def _take(self, session: Session) -> None:
-        """Show `session` instead of the current one, at the same time, or at its end if the screen followed."""
+    def _replace_session(self, session: Session) -> None:
+        """Show `session` instead of the current one, at the time shown now, or at its end if the screen was there."""
         old, player = self.session, self.session.player
         follows = self._is_at_present()
         session.player.take_over(player)

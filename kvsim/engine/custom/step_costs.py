@@ -47,7 +47,7 @@ def _batch(engine: Engine) -> dict[int, int]:
 
 
 def _computed(engine: Engine, sequence: Sequence, num_tokens: int) -> tuple[int, int]:
-    """Return the number of computed tokens of a sequence, and of the units that `num_tokens` more would take."""
+    """Return the number of a sequence's computed tokens, and how many units it needs for `num_tokens` more."""
     unit_tokens = engine.settings.unit_tokens
     if sequence.status == RUNNING:
         return sequence.computed, max(-(-(sequence.computed + num_tokens) // unit_tokens) - sequence.num_units, 0)

@@ -37,7 +37,7 @@ def begin(engine: Engine) -> None:
 
 @part
 def _start_stores(engine: Engine) -> None:
-    """Put the stores that earlier steps decided on the link."""
+    """Start the stores that earlier steps decided: put them on the link."""
     state, host = engine.state, engine.host
     job = host.jobs[NO_JOB].next
     while job != NO_JOB:
@@ -63,7 +63,7 @@ def _wait_for_needed_stores(engine: Engine) -> None:
 
 @part
 def _start_loads(engine: Engine) -> None:
-    """Put the loads that the step decided on the link."""
+    """Start the loads that this step decided: put them on the link."""
     state, host = engine.state, engine.host
     job = host.jobs[NO_JOB].next
     while job != NO_JOB:

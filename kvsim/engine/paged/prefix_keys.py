@@ -144,7 +144,7 @@ def with_answers(turns: Turns | None, prompts: Ragged[np.int64], block_size: int
 
 
 def _full_blocks(tokens: npt.NDArray[np.integer[Any]], block_size: int, ahead: int) -> Column:
-    """Return the number of full blocks in `tokens` tokens that have `ahead` more tokens after them."""
+    """Return how many full blocks of `tokens` tokens are followed by at least `ahead` of these tokens."""
     return np.asarray(np.maximum(tokens - ahead, 0) // block_size)
 
 

@@ -21,13 +21,13 @@ _WHOLE_TABLE = -1
 
 @part
 def append(engine: Engine, sequence: Sequence, begin: int, end: int) -> None:
-    """Record that the row of a request lists free pages from page `begin` on."""
+    """Record that a request takes free pages for the positions [begin, end) of its row."""
     _write_row(engine, _APPEND, sequence, begin, end)
 
 
 @part
 def share(engine: Engine, sequence: Sequence, begin: int, end: int) -> None:
-    """Record that the row of a request lists pages of the tree from page `begin` on."""
+    """Record that the positions [begin, end) of a request's row list pages of the tree."""
     _write_row(engine, _SHARE, sequence, begin, end)
 
 
