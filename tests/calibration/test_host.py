@@ -15,6 +15,7 @@ from kvsim.cli.calibrate import command
 from kvsim.errors import UsageError
 from kvsim.experiments.validation import validate
 from kvsim.profiles import find as find_profile
+from kvsim.profiles import save
 from kvsim.recording import find, read
 from kvsim.steptime.pace import HOST_COEFFICIENTS
 
@@ -58,11 +59,12 @@ def test_anything_but_another_host_is_refused(name: str) -> None:
 
 
 def test_the_command_says_where_the_gpu_comes_from(tmp_path: Path) -> None:
-    output = tmp_path / "mine.toml"
-    arguments = ["hf-h200-granite-350m-first-prefills", "--gpu-from", GRANITE, "-o", str(output)]
+    output, source = tmp_path / "mine.toml", tmp_path / "with {braces}.toml"
+    save(find_profile(GRANITE), source, "a copy", made_by="calibrate")
+    arguments = ["hf-h200-granite-350m-first-prefills", "--gpu-from", str(source), "-o", str(output)]
     CliRunner().invoke(command, arguments, catch_exceptions=False)
     text = output.read_text()
-    assert f"# Made by: kvsim calibrate --gpu-from {GRANITE} hf-h200-granite-350m-first-prefills" in text
+    assert f"# Made by: kvsim calibrate --gpu-from {source} hf-h200-granite-350m-first-prefills" in text
     assert tomllib.loads(text)["residuals"][0]["recording"] == "hf-h200-granite-350m-first-prefills"
 
 
