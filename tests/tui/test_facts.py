@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 @pytest.mark.parametrize(
     ("request_row", "time_s", "state"),
     [
-        (0, 0, "running: reading its prompt"),
+        (0, 0, "running: reading prompt"),
         (0, 1, "running: generating"),
         (0, 4, "finished"),
         (1, 0, "waiting"),
@@ -74,7 +74,7 @@ def test_drafts_that_were_wrong_are_neither_outputs_nor_computed_again(
         session.show()
         facts = request_facts(session, 0)
         outputs.append(facts.generated_tokens)
-        assert facts.state == f"running: {'generating' if frame else 'reading its prompt'}"
+        assert facts.state == f"running: {'generating' if frame else 'reading prompt'}"
     begins = recording.schedule.computed_before[1:]
     assert np.diff(begins).min() == 1 < np.diff(begins).max(), "some drafts were wrong, and some were right"
     assert outputs == [0, *(begins - 20 + 1).tolist()], "a token is there at the end of its step"
@@ -121,7 +121,7 @@ def test_a_unit_says_what_it_holds_and_for_whom(tiny: Recording) -> None:
 
 
 def test_a_row_that_is_only_held_says_so(batch: Recording) -> None:
-    assert request_facts(Session(batch), 0).state == "running: reading its prompt"
+    assert request_facts(Session(batch), 0).state == "running: reading prompt"
     assert request_facts(Session(batch, at_s=1), 0).state == "complete, row is held"
     assert request_facts(Session(batch, at_s=1), 1).state == "running: generating"
     assert request_facts(Session(batch), 0).pad == 2
@@ -131,11 +131,11 @@ def test_one_line_for_screens_without_an_inspector(tiny: Recording) -> None:
     session = Session(tiny)
     assert selection(session) == ""
     session.followed = 0
-    assert selection(session) == "first: 2 blocks = 0.01 KiB, running: reading its prompt"
+    assert selection(session) == "first: 2 blocks = 0.01 KiB, running: reading prompt"
     session.selected = 1
     assert (
         selection(session)
-        == "block 2: 2 tokens, 2 reserved, held by first; first: 2 blocks = 0.01 KiB, running: reading its prompt"
+        == "block 2: 2 tokens, 2 reserved, held by first; first: 2 blocks = 0.01 KiB, running: reading prompt"
     )
 
 

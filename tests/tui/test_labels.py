@@ -179,3 +179,50 @@ def test_a_run_too_narrow_for_a_name_has_no_part_of_it() -> None:
         shown |= set(re.findall(r"\w+", " ".join(lines)))
     assert shown
     assert shown <= names
+
+
+def test_a_label_hides_no_written_slot_where_a_character_is_a_slot() -> None:
+    lesson = Guided(find_lesson("3"))
+    lesson.show(lesson.captions[2].frame)
+    (session,) = lesson.sessions
+    replay = session.replay
+    tiling = levels(replay.num_units, replay.unit_tokens, 84, 9, stride=None, half_blocks=True)[-1]
+    canvas, brush = Canvas(replay, tiling, half_blocks=True, color_by=ColorBy.OWNER), Brush(COLOR)
+    picture = canvas.draw(0, 9)
+    request = session.recording.row_of("C")
+    unit = int(replay.block_table(request)[1][-1]) - replay.first_unit
+    x, y = canvas.place_of(unit)
+    colors = [
+        style.bgcolor.get_truecolor().hex if character.isalnum() else style.color.get_truecolor().hex
+        for character, style in (brush[key] for key in picture[y, x : x + replay.unit_tokens].tolist())
+        if style.color is not None and style.bgcolor is not None and character != " "
+    ]
+    own = paint_colors(COLOR.palette)[OWNER + request]
+    assert colors.count(own) == int(replay.slots(np.array([unit]))[0, SlotState.TOKEN]) == 1
+
+
+def test_a_reservation_with_tokens_shows_them_and_not_only_what_is_reserved() -> None:
+    lesson = Guided(find_lesson("1"))
+    (session,) = lesson.sessions
+    lesson.show(lesson.captions[0].frame)
+    replay = session.replay
+    tiling = levels(replay.num_units, 1, 84, 15, stride=16384, half_blocks=True)[0]
+    canvas, brush = Canvas(replay, tiling, half_blocks=True, color_by=ColorBy.OWNER), Brush(COLOR)
+    picture = canvas.draw(0, 15)
+    for request in replay.live_requests().tolist():
+        x, y = canvas.place_of(int(replay.block_table(request)[1][0]) - replay.first_unit)
+        style = brush[int(picture[y, x])][1]
+        assert style.color is not None
+        assert style.color.get_truecolor().hex == paint_colors(COLOR.palette)[OWNER + request]
+
+
+def test_labels_side_by_side_name_the_number_of_other_holders() -> None:
+    lesson = Guided(find_lesson("13"))
+    caption = lesson.captions[3]
+    lesson.show(caption.frame)
+    session = next(each for each in lesson.sessions if each.replay.refs.max() == 5)
+    replay = session.replay
+    tiling = levels(replay.num_units, replay.unit_tokens, 29, 18, stride=None, half_blocks=True)[0]
+    canvas, brush = Canvas(replay, tiling, half_blocks=True), Brush(COLOR)
+    text = "\n".join("".join(brush[key][0] for key in row) for row in canvas.draw(0, 18).tolist())
+    assert f"{session.request_name(int(replay.owner[int(replay.refs.argmax())]))}+4" in text

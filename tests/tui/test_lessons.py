@@ -833,7 +833,7 @@ def test_lesson_12_says_below_each_pool_how_much_was_found(guided: Callable[[str
         for session in lesson.sessions:
             session.followed = session.recording.row_of(name)
             found = session.recording.requests.cached_tokens[session.followed]
-            assert selection(session).endswith(f", {found} tokens found, reading its prompt")
+            assert selection(session).endswith(f", {found} tokens found, reading prompt")
             session.followed = None
 
 
@@ -997,3 +997,18 @@ def test_lesson_7_ends_with_a_pool_that_is_short_of_memory(guided: Callable[[str
     [session] = lesson.sessions
     assert session.breakdown[SlotState.FREE] < 0.01 * session.capacity
     assert len(session.replay.waiting_requests()) > 0
+
+
+def test_lesson_5_draws_no_memory_and_no_request_between_the_end_of_d_and_e(guided: Callable[[str], Guided]) -> None:
+    (session,) = guided("5").sessions
+    requests = session.recording.requests
+    last, comes = requests.finished_s[session.recording.row_of("D")], requests.arrival_s[session.recording.row_of("E")]
+    assert session.idle.begin_s.tolist() == [last]
+    assert session.idle.end_s[0] == pytest.approx(comes, abs=0.02)
+    (slots,) = session.idle.slots
+    assert slots.sum() == session.capacity
+    assert set(np.flatnonzero(slots)) <= {SlotState.CACHED, SlotState.FREE}
+    found = int(requests.cached_tokens[session.recording.row_of("E")])
+    frame = int(np.searchsorted(session.times_s, session.idle.end_s[0]))
+    assert slots[SlotState.CACHED] >= session.slots[frame, SlotState.CACHED] + found, "what E finds was cached"
+    assert session.idle.released_s(session.times_s[[frame]]).tolist() == [last]

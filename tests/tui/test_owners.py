@@ -113,7 +113,7 @@ async def test_who_holds_most_is_told_with_what_it_shares_and_what_comes_free(
         tokens = int(session.replay.slots(shared)[:, SlotState.TOKEN].sum())
         name, lines = session.request_name(most.request), lines_of(app)
         assert f"most {name}: {most.num_tokens:,} tokens + {tokens:,} shared" in lines[0]
-        assert "comes free when it ends" in str(app.query_one(OwnerStrips).border_title)
+        assert "free when it ends" in str(app.query_one(OwnerStrips).border_title)
         saved = int(session.replay.refs.sum() - (session.replay.refs > 0).sum())
         below = app.query_one("#below")
         assert f"shared, saves {saved:,} blocks" in below.render_line(0).text  # type: ignore[attr-defined]

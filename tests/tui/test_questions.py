@@ -42,7 +42,7 @@ def find_in(what: str) -> str:
 
 PRESSURE = (
     Question("What am I looking at?", "", r"real run of vllm 0\.25\.1 · paged memory · llama-3-8b on (NVIDIA )?H200"),
-    Question("Who holds most?", "", r"largest first.*\n.*most r149: 1,394 tokens.*\n ?r149 +1,394"),
+    Question("Who holds most?", "", r"largest group first.*\n.*most r149: 1,394 tokens.*\n ?r149 +1,394"),
     Question("What is shared?", "", r"81 requests(:| hold) 1,599 blocks · .*nothing (is )?shared"),
     Question("How much is free?", "", r"nothing (is )?shared · 0\.0% free"),
     Question("How much do the others hold?", "", r"62 more +10,149", (SMALL,)),

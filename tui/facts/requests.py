@@ -116,7 +116,7 @@ def _doing(session: Session, request: int, computed: int) -> str:
         return "waiting for the host's blocks"
     begun = session.num_put_out(request) > 0
     again = _computes_again(session, request)
-    doing = "recomputing" if again else "generating" if begun else "reading its prompt"
+    doing = "recomputing" if again else "generating" if begun else "reading prompt"
     return f"running: {doing}"
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 from rich.segment import Segment
 from rich.style import Style
 
+from kvsim.display.palette import mixed
 from kvsim.memory.waste import SlotState
 from kvsim.models.image_rules import MARKS
 
@@ -87,6 +88,8 @@ _DRAFTS: Final = 32
 _NAME: Final = 3
 _RUN, _PART = 15, 14
 _SIZE: Final = 14
+_BAR: Final = "▆"
+"""Character of the bars of a schedule."""
 
 
 class Pen:
@@ -409,17 +412,24 @@ def timetable(session: Session, end_s: float, clock_s: float, width: int, symbol
     colors, glyphs = paint_colors(symbols.palette), paint_glyphs(symbols)
     clock = min(int(clock_s / end_s * room), room - 1)
     cursor = Segment("│" if not symbols.ascii else symbols.dot, Style(color=symbols.palette.cursor))
+
+    def under_clock(look: Segment) -> Segment:
+        color = look.style.color if look.style and symbols.color and look.text == _BAR else None
+        tinted = Style(color=mixed(color.get_truecolor().hex, symbols.palette.cursor, 0.6)) if color else None
+        return Segment(_BAR, tinted) if tinted else cursor
+
     lines: Lines = []
     for request, line in enumerate(schedule(session, room, end_s).tolist()):
         looks = {Doing.NOTHING: Segment(" "), Doing.WAITING: pen.text(symbols.track, weak=True)}
         if symbols.color:
-            looks[Doing.RUNNING] = Segment("▆", Style(color=colors[OWNER + hue_of(request)]))
-            looks[Doing.IDLE] = Segment("▆", Style(color=colors[SlotState.PADDING]))
+            looks[Doing.RUNNING] = Segment(_BAR, Style(color=colors[OWNER + hue_of(request)]))
+            looks[Doing.IDLE] = Segment(_BAR, Style(color=colors[SlotState.PADDING]))
         else:
             looks[Doing.RUNNING] = Segment(glyphs[OWNER + hue_of(request)])
             looks[Doing.IDLE] = swatch(SlotState.PADDING, symbols)
         parts = [pen.text(session.request_name(request)[:_NAME].ljust(_NAME))]
-        marked = [cursor if column == clock else looks[Doing(doing)] for column, doing in enumerate(line)]
+        marked = [looks[Doing(doing)] for doing in line]
+        marked[clock] = under_clock(marked[clock])
         for (text, style), run in groupby(marked, key=lambda segment: segment[:2]):
             parts.append(Segment(text * len(list(run)), style))
         lines.append(parts)

@@ -86,6 +86,8 @@ def _occurs(paints: tuple[int, ...], sessions: Sequence[Session]) -> bool:
     """Tell whether a pool shows the paints of an entry now; entries other than states and sharing always count."""
     if paints == (SHARED,):
         return any(bool((session.replay.refs > 1).any()) for session in sessions)
+    if paints and paints[0] >= DIM:  # the greys of the requests beside the only lit one
+        return any(len(session.replay.live_requests()) > 1 for session in sessions)
     if len(paints) != 1 or paints[0] >= len(SlotState):
         return True
     return any(bool(session.breakdown[paints[0]]) for session in sessions)
@@ -111,7 +113,7 @@ def legend(by: ColorBy, sessions: Sequence[Session], lit: str | None = None) -> 
     match by:
         case ColorBy.OWNER:
             sharing_too = [((SHARED,), _shared_words(session)), *kept] if caches else []
-            return [*_owners(sessions, lit), reserved, *_waste(sessions), *sharing_too, free]
+            return [*_owners(sessions, lit), *_waste(sessions), reserved, *sharing_too, free]
         case ColorBy.STATE:
             others = "" if lit is None else f"; {lit} alone is lit, all others are grey"
             return [((), f"colours as in the bar below{others}")]
@@ -119,7 +121,7 @@ def legend(by: ColorBy, sessions: Sequence[Session], lit: str | None = None) -> 
             kinds = layer_kinds(session.replay)
             followed = [] if lit is None else _lit_and_others(lit, tuple(kind.paint for kind in kinds))
             entries: list[LegendEntry] = [((kind.paint,), kind.words) for kind in kinds]
-            return [*followed, *entries, reserved, *_waste(sessions), *kept, free]
+            return [*followed, *entries, *_waste(sessions), reserved, *kept, free]
         case ColorBy.SHARING:
             degrees = (HOLDERS, HOLDERS + 1, HOLDERS + 3, HOLDERS + 5)
             followed = [] if lit is None else _lit_and_others(lit, degrees[:3])
@@ -162,7 +164,7 @@ def _lit_and_others(name: str, others: tuple[int, ...], *paints: int) -> list[Le
     """Return two entries: the only lit request with its `paints`, and the paints of the `others` in grey."""
     return [
         (paints, name if paints else f"{name} alone is lit"),
-        (tuple(other + DIM for other in others), "all others"),
+        (tuple(other + DIM for other in (*others, SlotState.RESERVED)), "all others"),
     ]
 
 

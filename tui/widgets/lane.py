@@ -181,8 +181,10 @@ class LaneFigures(Widget):
         held = [f"{idle:,} held"] if idle else []
         running = f"{self._num_running[frame] - idle:,} running"
         parts = [f"{self._num_waiting[frame]:,} waiting", *parts]
-        choices: tuple[tuple[str, list[str]], ...] = (("now ", held), ("now ", []), ("", held), ("", []))
+        choices: tuple[tuple[str, list[str]], ...] = (("now ", held), ("", held), ("now ", []), ("", []))
         texts = [now + f" {dot} ".join([running, *extra, *parts]) for now, extra in choices]
+        if held:  # without the held rows, the numbers would not add up to all requests
+            texts.insert(2, texts[1].replace("running", "run").replace("waiting", "wait"))
         return [Segment(next((text for text in texts if len(text) <= self.size.width), texts[-1]), self._style("text"))]
 
     def _who(self) -> list[Segment]:
@@ -196,7 +198,7 @@ class LaneFigures(Widget):
             whole_run = int(session.served[-1]) / session.player.duration_s
             texts = (
                 f"whole run: {whole_run:,.0f} tokens/s, with ample memory {self._ample:,.0f}",
-                f"whole run {whole_run:,.0f}, ample {self._ample:,.0f}",
+                f"{whole_run:,.0f} tokens/s, ample {self._ample:,.0f}",
             )
             text = texts[self.size.width < _LONG_LINE]  # the same words in all runs
             return [Segment(shortened(text, self.size.width, cut), self._style("text"))]

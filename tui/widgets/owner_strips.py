@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, ClassVar, Final
 
@@ -71,7 +71,7 @@ class OwnerStrips(Panel):
         """Return the summary and the strips."""
         found = holdings(self.session)
         dot = self.symbols.dot
-        self.border_title = f"by owner, largest first: comes free when it ends {dot} v: physical order"
+        self.border_title = f"tokens by owner, largest group first: free when it ends {dot} v: physical order"
         width, height = self.size
         room = height - 1
         if room < 1:
@@ -84,7 +84,7 @@ class OwnerStrips(Panel):
                 break
         num_columns = min(max(-(-len(lines) // room), 1), most_columns)
         if len(lines) > num_columns * room:
-            lines = _folded(lines, num_columns * room)
+            lines = _folded(lines, num_columns * room, edges)
         elif len(whole := _unbroken(lines, room)) <= num_columns * room:
             lines = whole
         self._column_width = (width + _GAP) // num_columns
@@ -226,9 +226,11 @@ def _unbroken(lines: list[_OwnerLine], room: int) -> list[_OwnerLine]:
     return found
 
 
-def _folded(lines: list[_OwnerLine], room: int) -> list[_OwnerLine]:
+def _folded(lines: list[_OwnerLine], room: int, edges: tuple[str, str, str]) -> list[_OwnerLine]:
     """Return the first `room` - 1 lines, and a last line for all others together."""
     kept, rest = lines[: room - 1], lines[room - 1 :]
+    if kept and kept[-1].edge in edges[1:2]:  # the group has more requests; its bracket ends here
+        kept[-1] = replace(kept[-1], edge=edges[2])
     return [*kept, _more(sum(line.number for line in rest), sum(line.num_tokens for line in rest))]
 
 

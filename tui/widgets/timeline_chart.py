@@ -13,7 +13,7 @@ from textual.style import Style as TextualStyle
 
 from kvsim.memory.waste import SlotState
 
-from ..look.stack import columns, stacked
+from ..look.stack import EIGHTHS, columns, stacked
 from ..look.states import STACK
 from ..look.wording import percent, seconds
 from ..playback.run_events import ENDS, NOTABLE, WORDS, EventKind
@@ -54,6 +54,8 @@ class TimelineChart(Scrubber):
         self._drawn_size = Size(0, 0)
         self._followed = session.followed
         self._column = -1
+        self._events = np.empty(0, np.int64)
+        """Number of marked events in each column of the axis."""
 
     def show_frame(self) -> None:
         """Show the session's current frame and followed request; redraw only what has changed."""
@@ -85,7 +87,7 @@ class TimelineChart(Scrubber):
         chart = self._lines[y]
         before, after = chart.crop(0, column), chart.crop(column + 1)
         cursor = (
-            Segment(self.symbols.knob, Style(color=self.symbols.palette.cursor, bold=True))
+            Segment(self.symbols.knob, Style(color=self._knob_color(column), bold=True))
             if y == len(self._lines) - 1
             else under_cursor(self._cell_now(y), self.symbols)
         )
@@ -229,14 +231,16 @@ class TimelineChart(Scrubber):
     def _track(self, width: int) -> Strip:
         """Render the scrubber: marks of notable events, and the time in which the followed request holds memory."""
         symbols = self.symbols
-        events = self._events_of_columns(width)
+        events = self._events = self._events_of_columns(width)
         marks = columns(events, max(events.max(), _FULL_MARK), 1)[0]
+        # Few events have one square each, like the sample in the title; where there are many, bars count them.
+        glyphs = symbols.up if symbols.ascii or events.max() >= _FULL_MARK else " " + "■" * EIGHTHS
         held = self._residency(width)
         track, hold = (self.get_component_rich_style(f"timeline--{name}") for name in ("track", "held"))
         tick = Style(color=self._mark_color(), bold=True)
         return Strip(
             [
-                Segment(symbols.up[mark], tick)
+                Segment(glyphs[mark], tick)
                 if mark
                 else Segment(symbols.held, hold)
                 if here
@@ -244,6 +248,11 @@ class TimelineChart(Scrubber):
                 for mark, here in zip(marks.tolist(), held.tolist(), strict=True)
             ]
         ).simplify()
+
+    def _knob_color(self, column: int) -> str:
+        """Return the colour of the marks if the knob hides the only sign of an event: a square, not a bar."""
+        hides = len(self._events) > column and 0 < self._events[column] and self._events.max() < _FULL_MARK
+        return self._mark_color() if hides else self.symbols.palette.cursor
 
     def _events_of_columns(self, width: int) -> npt.NDArray[np.int64]:
         events = self._marked_events()
