@@ -251,7 +251,7 @@ class TimelineChart(Scrubber):
 
     def _knob_color(self, column: int) -> str:
         """Return the colour of the marks if the knob hides the only sign of an event: a square, not a bar."""
-        hides = len(self._events) > column and 0 < self._events[column] and self._events.max() < _FULL_MARK
+        hides = len(self._events) > column and self._events[column] > 0 and self._events.max() < _FULL_MARK
         return self._mark_color() if hides else self.symbols.palette.cursor
 
     def _events_of_columns(self, width: int) -> npt.NDArray[np.int64]:
