@@ -71,7 +71,7 @@ def host_entries(session: Session) -> list[tuple[list[int], str]]:
 
     It is empty without host memory.
     """
-    return [] if session.host is None else legend_now(session.host, session.replay.frame)
+    return legend_now(session)
 
 
 def _drawn(keys: npt.NDArray[np.int32], symbols: Symbols) -> list[list[tuple[str, Style]]]:

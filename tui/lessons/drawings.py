@@ -294,7 +294,7 @@ def tree(session: Session, width: int, symbols: Symbols, height: int) -> Lines:
                 pen.text(f"{lead}{plural(run.num_units, 'slot')}".ljust(_RUN)),
                 pen.bar(run.num_units / most, room, color),
                 pen.text(f" {part} of {name}".ljust(_PART), weak=True),
-                pen.text(words),
+                Segment(words, Style(color=color)),
             ]
         )
     if rest := found.runs[len(lines) :]:

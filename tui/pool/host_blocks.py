@@ -16,6 +16,7 @@ from .paint import EMPTY, KEPT, UnitChange
 if TYPE_CHECKING:
     from kvsim.replay.host_memory import HostMemory, HostSlots
 
+    from ..playback.session import Session
     from .array_types import KeyArray, PaintArray
 
 GOING: Final = int(UnitChange.TAKEN)
@@ -61,12 +62,24 @@ def map_keys(host: HostMemory, frame: int, width: int, height: int, *, half_bloc
     return half_keys(paints) if half_blocks else keys_of(GLYPH, paints, EMPTY)
 
 
-def legend_now(host: HostMemory, frame: int) -> list[tuple[list[int], str]]:
-    """Return the paints that the map shows at a frame, and their meanings."""
-    present = set(_paints(host.slots_at(frame)).tolist())
+def legend_now(session: Session) -> list[tuple[list[int], str]]:
+    """Return the paints that the map shows at the current frame, and their meanings; empty without host memory.
+
+    Owners of kept copies are named if they are few and have different hues.
+    """
+    if session.host is None:
+        return []
+    slots = session.host.slots_at(session.replay.frame)
+    paints = _paints(slots)
+    present = set(paints.tolist())
     found = [([paint], words) for paint, words in _TRANSFERS if paint in present]
-    kept = sorted(paint for paint in present if paint >= KEPT)[:_KEPT_SHOWN]
-    return [*found, *([(kept, "kept, by owner")] if kept else [])]
+    kept, owners = sorted(paint for paint in present if paint >= KEPT), np.unique(slots.owner[paints >= KEPT]).tolist()
+    if not kept:
+        return found
+    if len(owners) > min(len(kept), _KEPT_SHOWN):
+        return [*found, (kept[:_KEPT_SHOWN], "kept, by owner")]
+    named = [([KEPT + owner % NUM_HUES], session.request_name(owner)) for owner in owners]
+    return [*found, *named[:-1], (named[-1][0], f"{named[-1][1]} kept")]
 
 
 def _paints(slots: HostSlots) -> PaintArray:

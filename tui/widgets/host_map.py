@@ -41,7 +41,7 @@ class HostMap(DrawnPanel):
         strips = [Strip([Segment(*self._brush[key]) for key in row], width).simplify() for row in keys.tolist()]
         if lines < height:
             together = slots_per_cell(host.num_slots, width * lines * (2 if half_blocks else 1))
-            strips.append(self._legend(legend_now(host, frame), together))
+            strips.append(self._legend(legend_now(self.session), together))
         return strips
 
     def _legend(self, entries_now: list[tuple[list[int], str]], together: int) -> Strip:
