@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _OF_MACHINE = frozenset(each.name for each in settings_in(MachineSettings))
 _MEMORY = frozenset({"kv_gib", "num_blocks"})
-"""Settings of a machine that can be varied on any machine; the others need one that is named."""
+"""Settings that can be varied on any machine; the other settings need a machine that is given by name."""
 
 
 def points_of(
@@ -46,7 +46,7 @@ def points_of(
         policy: policy whose settings are varied, unless `vary` has policies.
         given: machine whose settings are varied.
         vary: names and their values.
-        longest: `max_model_len` of policies that are named; None for the machine's.
+        longest: `max_model_len` of policies that are given by name; None for the longest sequence of the machine.
         refuse_misfits: whether requests that can never be served are refused, so that the run goes on.
 
     Raises:
@@ -87,7 +87,7 @@ def _machine_with(
 
 
 def _with_blocks(on: Machine, num_blocks: int, policy: AnyPolicy) -> Machine:
-    """Return the machine with memory for `num_blocks` blocks of the policy, or of vLLM's size if it has no blocks."""
+    """Return the machine with memory for `num_blocks` blocks of the policy, or of vLLM if the policy has no blocks."""
     try:
         layout = on.layout(policy) or on.layout(Paged())
     except UsageError:

@@ -49,7 +49,7 @@ def kv_event_ranks(address: str | None, replay: str | None) -> Iterator[KvEventR
     """Follow the KV events that a server publishes at `address`; yield None without an address.
 
     Raises:
-        UsageError: `address` is malformed, or there is a `replay` address alone.
+        UsageError: `address` is malformed, or there is a `replay` address without it.
     """
     if address is None:
         if replay is not None:
@@ -134,7 +134,7 @@ def _watch_metrics(
 def _watch_events(
     tui: Any, address: str, output: Path | None, *, overwrite: bool, ascii_only: bool, calm: bool
 ) -> bool:
-    """Watch an event publisher; return whether `output` was written, which needs one step."""
+    """Watch an event publisher; return whether `output` was written. Nothing is written before the first step."""
     from kvsim.live.event_feed import LiveFeed
     from kvsim.recording import write
 
@@ -167,7 +167,7 @@ class _Result:
         self._output, self._write, self._lock = output, write, Lock()
 
     def save(self) -> None:
-        """Write the result unless it is written, or nothing was asked for."""
+        """Write the result, unless it was written before or no output was asked for."""
         with self._lock:
             if self._output is not None and not self.is_written:
                 self.is_written = self._write(self._output)

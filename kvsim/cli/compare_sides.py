@@ -29,7 +29,7 @@ class Side(NamedTuple):
     name: str
     flags: Mapping[str, Any]
     is_asked: bool = True
-    """Whether the user asked for it; if it cannot be simulated, another one is left out with a note."""
+    """Whether the user asked for this side. Any other side is left out if it cannot be simulated."""
 
 
 class Sides(NamedTuple):
@@ -50,7 +50,7 @@ class Sides(NamedTuple):
 
     @classmethod
     def of_servers(cls, flags: Mapping[str, Any]) -> Sides:
-        """Return the requested prefill and decode servers, or ranks, and other servers on as many GPUs."""
+        """Return the requested prefill and decode servers, or ranks, and other servers on the same number of GPUs."""
         return cls(list(_apart(flags) if flags["prefill"] or flags["decode"] else _ranks(flags)))
 
 

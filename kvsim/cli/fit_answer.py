@@ -104,7 +104,7 @@ def print_growth(rows: Sequence[Grown], multiples: Sequence[float]) -> None:
 
 
 def change_words(remedy: Remedy, before: Outcome) -> str:
-    """Return the description of a change, with the figures that it makes much worse."""
+    """Return the description of a change, with the figures that it makes much worse than `before`."""
     price = price_words(before, remedy.outcome)
     return f"{remedy.change.words}, {price}" if price else remedy.change.words
 

@@ -36,7 +36,7 @@ _NOT_SEARCHED = {
         "enable_expert_parallel": "leave it out, or take --policy paged",
     },
 }
-"""Flags that are not searched with each policy, and the advice for each."""
+"""Flags that kvsim fit does not accept, by policy, each with advice."""
 
 
 def server_of(flags: dict[str, Any], fleet: FleetFlags = ONE_SERVER, meta: Meta | None = None) -> SearchedServer:
@@ -123,7 +123,7 @@ def _sglang_server(flags: dict[str, Any], fleet: FleetFlags, meta: Meta | None) 
 
 
 def _check_searched(flags: dict[str, Any]) -> None:
-    """Check that the flags describe a server whose changes can be searched."""
+    """Check that no flag is given that kvsim fit does not accept with this policy."""
     if flags["eviction"] == "optimal":
         raise UsageError("--eviction optimal is a bound that no server reaches; leave it out.")
     for name, instead in _NOT_SEARCHED[flags["policy"]].items():

@@ -97,7 +97,7 @@ class FleetFlags(NamedTuple):
 
     @property
     def link(self) -> KvLink | None:
-        """Link over which a server fetches KV; None if none does."""
+        """Link over which servers fetch KV; None if no server fetches any."""
         fetched_from = self.apart or self.store
         return None if fetched_from is None else fetched_from.link
 
@@ -172,10 +172,10 @@ def routed_words(servers: Servers) -> str:
 def _apart_of(flags: dict[str, Any], route: str, *, others: bool) -> Disaggregation | None:
     """Remove the flags of prefill and decode servers from `flags`; return these servers, or None without such flags.
 
-    `others` tells that there are also flags of equal servers.
+    `others` tells whether flags of equal servers are given too.
 
     Raises:
-        UsageError: a flag lacks another that it needs, or contradicts one.
+        UsageError: two flags contradict each other, or a flag lacks another that it needs.
     """
     prefill, decode = flags.pop("prefill"), flags.pop("decode")
     given = {name: value for name in OF_TRANSFERS if (value := flags.pop(name)) is not None}

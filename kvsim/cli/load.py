@@ -111,7 +111,7 @@ def check_load(flags: dict[str, Any]) -> None:
 
 
 def requests_of(flags: dict[str, Any]) -> tuple[Workload, Recording | RecordedRequests | None]:
-    """Return requests in a number that shows the effect of the load, and the recording that they are from, if any."""
+    """Return enough requests to show the effect of the load, and the recording that they are from, if any."""
     from kvsim.fitting import requests_for
 
     if flags["workload"] is not None or not (is_generated(flags) or flags["users"] or flags["rate"]):

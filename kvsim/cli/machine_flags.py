@@ -104,7 +104,7 @@ def _defaults(flags: Mapping[str, Any], gpu: Gpu) -> EngineDefaults:
 
 
 def caches_prefixes(flags: Mapping[str, Any], model: Model) -> bool:
-    """Tell whether prefixes are cached: as the flag states, else unless the model has recurrent layers, as in vLLM."""
+    """Tell whether prefixes are cached; without a flag, they are unless the model has recurrent layers, as in vLLM."""
     stated: bool | None = flags["enable_prefix_caching"]
     return not model.recurrent_layers if stated is None else stated
 

@@ -59,7 +59,7 @@ def print_no_start(error: BudgetError, title: str, found: list[StartingSettings]
 
 
 def _logged(error: BudgetError) -> str:
-    """Return the beginning of the error message of vLLM."""
+    """Return the beginning of the message that vLLM logs for `error`."""
     sizes = {label: num_bytes for label, num_bytes, _ in error.account}
     if -sizes.get("weights", 0) > sizes.get("GPU memory", sum(map(abs, sizes.values()))):
         return "CUDA out of memory"

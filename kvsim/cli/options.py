@@ -21,7 +21,7 @@ from kvsim.setting_fields import Declared, Setting, settings_in
 Command = TypeVar("Command", bound=Callable[..., Any])
 Settings = TypeVar("Settings")
 _LIKE = {"defaults": "max_num_seqs", "kv_offloading_gb_per_s": "load_gb_per_s"}
-"""Flags that are no settings, and for each a setting that is for the same policies."""
+"""Flags that are no settings, each with a setting that applies to the same policies."""
 
 
 jobs_option = click.option(
@@ -93,7 +93,10 @@ class SectionedCommand(click.Command):
 
 
 def flag_values(context: click.Context, option: click.Option, spelling: str, words: Sequence[str]) -> list[Any]:
-    """Return what several words after a flag mean; a switch, here by `spelling`, takes on and off."""
+    """Return the value of each word after a flag.
+
+    A switch takes words such as on and off. If `spelling` is the flag that switches it off, they are reversed.
+    """
     if not option.is_flag:
         return [option.process_value(context, word) for word in words]
     switches_off = spelling in option.secondary_opts or (spelling in option.opts and option.flag_value is False)

@@ -194,7 +194,7 @@ def _points(names: Sequence[str]) -> list[Any]:
 def _write_all(
     recordings: list[Recording], folder: Path, file_type: str, finish: Finish, *, overwrite: bool, **style: Any
 ) -> None:
-    """Write every figure that suits the recordings; print the name of each that they lack the data for."""
+    """Write every figure that suits the recordings; print the name of each figure that cannot be drawn, and why."""
     from kvsim.plots import may_save, plans, save
 
     written = 0

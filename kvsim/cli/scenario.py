@@ -294,7 +294,7 @@ def _memory(flags: dict[str, Any], gpu: Gpu, model: Model, recorded: Meta | None
 
 
 def _block_size(flags: dict[str, Any], model: Model, layout: KVCacheLayout) -> int:
-    """Return the block size in tokens as the setting `block_size`, from which several groups derive theirs."""
+    """Return the setting `block_size` in tokens. With several groups, their block sizes are derived from it."""
     from kvsim.kv_groups.specs import CacheSettings, smallest_block
 
     if layout.is_uniform:

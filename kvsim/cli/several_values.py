@@ -26,7 +26,7 @@ class SeveralValues(NamedTuple):
     """Name of the command's parameter."""
     words: tuple[str, ...]
     values: tuple[Any, ...]
-    """Values of the words, of the type of the flag."""
+    """Value of each word, in the type of the flag."""
 
 
 def several_values(context: click.Context) -> SeveralValues | None:
@@ -86,9 +86,9 @@ def _check_once(flag: str, name: str, word: str, once: dict[str, str]) -> None:
 
 
 def _flags_with_words(args: Sequence[str], options: dict[str, click.Option]) -> list[tuple[str, list[str], list[str]]]:
-    """Return each argument that begins a flag, with the values after it, and with how all of this was written.
+    """Return the flags in `args`, each with the words after it, and with the arguments in which both were written.
 
-    A word that is neither a flag nor a value of one of `options` has no values.
+    A word that is neither a flag nor the value of one of `options` is returned like a flag without words.
     """
     found: list[tuple[str, list[str], list[str]]] = []
     index = 0

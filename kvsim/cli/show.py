@@ -116,7 +116,7 @@ def size(num_bytes: float) -> str:
 
 
 def change_words(before: float, after: float, form: Callable[[float], str]) -> str:
-    """Return the change of a figure in percent, or in points of a share; empty if its text, by `form`, is the same."""
+    """Return the change of a figure in percent, or in points of a share; empty if `form` makes both texts equal."""
     if before != before or after != after or form(before) == form(after):
         return ""
     if form(0.5).endswith("%"):

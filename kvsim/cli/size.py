@@ -270,7 +270,7 @@ def _divided(plan: CachePlan) -> tuple[int, str]:
 
 
 def _otherwise(budget: Budget, policy: str) -> dict[str, tuple[CachePlan, str]]:
-    """Return the plans of the same memory with other layouts, each with its condition in words, by the name in JSON."""
+    """Return plans of the same memory with other layouts, each with its condition in words, by their names in JSON."""
     if policy != "paged":
         return {}
     full, divided, number = budget.with_full_layers(), budget.with_divided_latents(), budget.model.tensor_parallel_size

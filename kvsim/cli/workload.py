@@ -263,7 +263,7 @@ def columns_of(text: str | None) -> dict[str, str]:
 def _with_load(workload: Workload, flags: Mapping[str, Any]) -> Workload:
     """Return `workload` with its arrival rate multiplied by --load.
 
-    A closed loop is left as it is: there --load multiplies the users, elsewhere.
+    The requests of a closed loop are not changed, because `users_of` multiplies the number of users instead.
     """
     factor = multiple("--load", flags["load"])
     if factor == 1 or flags.get("users") is not None:

@@ -129,7 +129,10 @@ def _verdict(looks: Sequence[ServerMetrics], load: ServerLoad) -> str:
 
 
 def _why_waiting(for_room: list[int], now: ServerMetrics) -> str:
-    """Explain why requests wait: the pool or the scheduler. `for_room` has the number of waiting requests per poll."""
+    """Explain whether requests wait for the pool or for the scheduler.
+
+    `for_room` has, for each poll, the number of requests that wait for memory or for a place in the batch.
+    """
     if now.fullest_usage >= _FULL:
         return f"Memory is short: the pool is full and {for_room[-1]:,} requests wait."
     free = f"{100 * (1 - now.fullest_usage):.0f} % of the pool is free"

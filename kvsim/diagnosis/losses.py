@@ -28,7 +28,7 @@ class Loss:
     """One preemption."""
 
     at_s: float
-    """Time at which the step was scheduled that took the memory, in seconds from the first event."""
+    """Time of the step that took the memory: when it was scheduled, in seconds from the first event."""
     step: int
     request: int
     """Row of the request."""

@@ -193,7 +193,7 @@ class Tried:
 
     flags: str
     factor: float
-    """Factor on `schedule_conservativeness`; 1 for another change, or none."""
+    """Factor on `schedule_conservativeness`; 1 if more memory, or nothing, is changed."""
     tokens_per_s: float
     ttft_p99_s: float
     num_retractions: int

@@ -15,7 +15,7 @@ from kvsim.hardware import GIB
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _NUMBER = r"(-?[\d,]+(?:\.\d+)?)"
 _SIZE = rf"{_NUMBER} ?(?:GiB|GB)"
-"""Both servers divide by 2**30, whichever of the two words a release writes."""
+"""Pattern of a size. Both servers divide by 2**30, whether a release writes GiB or GB."""
 _BYTES: tuple[tuple[str, str], ...] = (
     ("requested", rf"gpu_memory_utilization \([\d.]+\) = {_SIZE}"),
     ("requested", rf"Requested memory: [\d.]+ \(util\), {_SIZE}"),

@@ -85,7 +85,10 @@ def server_of(recording: Recording, times: str | None = None) -> Server:
 
 
 def _pace(recording: Recording, server: Server) -> Pace:
-    """Return the factors by which the recorded host and GPU were slower than usual; hosts differ by a third."""
+    """Return the factors by which the recorded host and GPU were slower than usual; hosts differ by up to a third.
+
+    A simulation, or a server with a custom model of step times, gets typical factors.
+    """
     usual = server.step_time()
     times = usual.times if isinstance(usual, WatchedProfile) else usual
     if recording.meta.source == "simulation" or not isinstance(times, Roofline):

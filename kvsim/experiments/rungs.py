@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 KEY: Final = "ladder"
 """Key of the rung in the provenance of a recording."""
 _MORE_THAN_PROMPT = 8
-"""Tokens beyond prompt and answer below which SGLang's longest sequence refuses or cuts them."""
+"""Tokens by which SGLang's longest sequence should exceed a request, so that SGLang neither refuses nor cuts it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

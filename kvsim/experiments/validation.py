@@ -280,9 +280,10 @@ def as_sent(recording: Recording) -> Workload:
 
 
 def _looked_before_s(recording: Recording, taken_s: FloatArray) -> FloatArray:
-    """Return the time of the engine's previous look for requests, for each time at which it took some.
+    """Return, for each time at which an engine took requests, the time at which it had last looked for requests.
 
-    That is the schedule of its last step, or the same time for an idle engine.
+    That is the start of the previous step. For an idle engine, and for an engine other than vLLM's, the times are those
+    in `taken_s`.
     """
     steps, requests = recording.steps, recording.requests
     if recording.meta.policy_name != "paged" or not len(steps):

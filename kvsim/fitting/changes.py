@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def changes(server: SearchedServer, *, longest_tokens: int, most: int = 60) -> list[ServerChange]:
     """List at most `most` changes of `server`: single ones, then pairs of settings, then settings with types.
 
-    Of several servers, the splits of as many into prefill and decode servers come first.
+    If there are several servers, the splits of the same number into prefill and decode servers come first.
 
     `longest_tokens` is the longest request, prompt and output, which the server must still serve.
     """

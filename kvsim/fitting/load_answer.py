@@ -32,8 +32,8 @@ class Answer:
     outcome: Outcome
     band: dict[str, tuple[float, float]]
     largest: float | None
-    """Largest load that fits: users, or a multiple of the arrivals; None if none fits, infinity beyond the largest
-    tried.
+    """Largest load that fits: users, or a multiple of the arrivals; None if no load fits, infinity if every load tried
+    fits.
     """
     largest_is_least: bool
     """Whether `largest` is a lower bound: the next larger load misses no target, but its rate has not settled."""
@@ -64,9 +64,9 @@ class Answer:
 
     @property
     def doubts(self) -> dict[str, tuple[str, str]]:
-        """Prediction intervals, as text, of latencies with the target inside; empty if the verdict is certain.
+        """Prediction intervals, as text, of the latencies whose interval contains the target.
 
-        A verdict is certain if any other target is missed.
+        The result is empty if another condition is missed, because the verdict is then certain.
         """
         targets = {"TTFT p99": ("ttft_p99_s", self.goal.ttft_p99_s), "TPOT p99": ("tpot_p99_s", self.goal.tpot_p99_s)}
         misses, found = set(self.goal.misses(self.outcome)), {}

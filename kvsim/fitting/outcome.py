@@ -162,7 +162,8 @@ def _rates(
 ) -> tuple[float, float]:
     """Return output tokens and finished requests per second of all replicas.
 
-    These are the rates in the steady parts if `in_parts`, and if all busy replicas have one; else over the whole run.
+    With `in_parts`, and if the rates of all busy replicas have settled, each rate is that of the replica's steady part.
+    Otherwise, and for replicas without such a part, it is the rate over the whole run.
     """
     totals = np.array([(run.summary.output_tokens, run.summary.num_finished) for run in runs])
     rates = totals / duration_s if duration_s else np.full(totals.shape, np.nan)

@@ -41,7 +41,7 @@ _RERUN = 2.3
 Example: runs of the same load on two machines had 44, 52, 52 and 75 preemptions.
 """
 _NOTICED = 0.98
-"""Ratio of a figure to a better one above which the difference is ignored."""
+"""Two figures count as equal if the smaller is at least this share of the larger."""
 _NEARER = 0.95
 """A change is helpful if it reduces the shortfall to this share or less."""
 _SOONER = 0.8
@@ -51,7 +51,7 @@ _SHOWN = 6
 _WORTH_COMPILING = 2_000_000
 """Output tokens over all points from which compiling pays: half a minute of interpreted simulation of large batches.
 
-Of several servers each has smaller batches, so more steps, and the load is repeated more often until all settle.
+Each of several servers has smaller batches, so more steps, and a load is repeated more often until all rates settle.
 """
 
 MOST_TOKENS_OF_SPLITS = 500_000
@@ -176,7 +176,7 @@ def ranked(remedies: Sequence[Remedy]) -> list[Remedy]:
 
 
 def _does_as_much(smaller: Remedy, larger: Remedy) -> bool:
-    """Tell whether a part of a change is almost as good as the whole."""
+    """Tell whether `smaller` is a part of the change `larger`, and almost as good."""
     if not set(smaller.change.fields) < set(larger.change.fields) or smaller.outcome.error:
         return False
     if smaller.fits != larger.fits:
@@ -270,9 +270,9 @@ def band_of(
 
 
 def engine_for(load: Load, num_points: int, memory: MemoryManager, num_servers: int = 1) -> EngineName:
-    """Return the engine for `num_points` runs of `load`: the compiled one if these take longer than to load it.
+    """Return the engine for `num_points` runs of `load` on `num_servers` servers with this kind of `memory`.
 
-    `memory` is that of the simulated engine, of which there are `num_servers`.
+    If the runs are long together, they share the cost of compiling; otherwise each run chooses its own engine.
     """
     is_long = num_servers * num_points * int(load.workload.output_tokens.sum()) >= _WORTH_COMPILING
     return engine_for_several(memory) if is_long else "auto"

@@ -85,7 +85,7 @@ class SearchedServer(Protocol):
 
     @property
     def starts(self) -> bool:
-        """Whether `flags` is a command: a checkpoint with such weights is known."""
+        """Whether a checkpoint with such weights is known, so that `flags` is a command."""
 
     @property
     def fleet_words(self) -> str:

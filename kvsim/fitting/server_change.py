@@ -53,7 +53,7 @@ class CandidateChanges(NamedTuple):
     """Changes of a server to try."""
 
     splits: Sequence[ServerChange]
-    """Other splits of as many servers into prefill and decode servers."""
+    """Other splits of the same number of servers into prefill and decode servers."""
     settings: Sequence[ServerChange]
     limits: tuple[Sequence[ServerChange], Sequence[ServerChange]]
     """Some limits of running requests, and of tokens in one step, to try in pairs."""

@@ -54,7 +54,7 @@ def candidates(server: SGLangServer) -> CandidateChanges:
 
 
 def _switches(server: SGLangServer) -> Iterator[ServerChange]:
-    """Yield switches that were set to the slower side, and mixed steps."""
+    """Yield a change for each of these that is off: radix cache, overlapped scheduling, mixed steps of cut prompts."""
     if server.disable_radix_cache:
         yield change(server, Kind.SETTING, "the radix cache", disable_radix_cache=False)
     if server.disable_overlap_schedule:
@@ -64,7 +64,7 @@ def _switches(server: SGLangServer) -> Iterator[ServerChange]:
 
 
 def _memory(server: SGLangServer) -> Iterator[ServerChange]:
-    """Yield larger shares for weights and slots, and how much each leaves to all else."""
+    """Yield larger shares for weights and slots; the words of each change state the memory that is left to all else."""
     now = server.fraction
     for share in _FRACTIONS:
         if share > now + 1e-9:
@@ -78,7 +78,7 @@ def _memory(server: SGLangServer) -> Iterator[ServerChange]:
 
 
 def _chunks(server: SGLangServer, sizes: Sequence[int]) -> Iterator[ServerChange]:
-    """Yield other chunks, if prompts are cut; SGLang's default share for weights and slots depends on the chunk."""
+    """Yield other chunk sizes if prompts are cut. SGLang's default share for weights and slots depends on the chunk."""
     if server.chunked_prefill_size < 0:
         return
     for changed in limit_changes(server, server.token_limit, sizes):

@@ -164,7 +164,7 @@ class SGLangServer(SGLangSettings):
 
     @property
     def starts(self) -> bool:
-        """Whether `flags` is a command: a checkpoint with such weights is known."""
+        """Whether a checkpoint with such weights is known, so that `flags` is a command."""
         return checkpoint_of(self.model, self.name) is not None
 
     def changed(self, **fields: Any) -> Self:

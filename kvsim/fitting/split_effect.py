@@ -1,4 +1,4 @@
-"""Compare equal servers with as many that are split into prefill and decode servers, for one load."""
+"""Compare equal servers with the same number of servers, split into prefill and decode servers, for one load."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SAME = 0.02
 
 
 def splits_words(server: SearchedServer, load: Load, outcome: Outcome, goal: Goal, tried: Sequence[Remedy]) -> str:
-    """Compare equal servers with the best split of as many, in a sentence; empty if nothing was compared.
+    """Compare equal servers with the best split of the same number, in a sentence; empty if nothing was compared.
 
     `outcome` is that of `server`, and `tried` are its changes.
     """

@@ -221,7 +221,7 @@ class Server(ContinuousSettings):
 
     @property
     def starts(self) -> bool:
-        """Whether `flags` is a command: a checkpoint with such weights is known."""
+        """Whether a checkpoint with such weights is known, so that `flags` is a command."""
         return checkpoint_of(self.model, self.name) is not None
 
     def flags(self) -> str:

@@ -104,7 +104,7 @@ class Clock:
     _power: str = field(default="", init=False)
     """First number whose power of ten hides digits, such as 1.7E+12."""
     _falls: list[bool] = field(default_factory=lambda: [False, False], init=False)
-    """Whether times decrease, with marks read as decimal marks and as separators of thousands."""
+    """Whether times decrease if marks are decimal marks, and whether they decrease if marks separate thousands."""
     _last: tuple[float, float] = field(default=(0.0, 0.0), init=False)
 
     def read(self, row: SourceRow, value: Any) -> float | int:
@@ -248,7 +248,10 @@ class Clock:
         return f"{datetime.fromtimestamp(time // _NS, UTC):%Y-%m-%d}"
 
     def _check_marks(self) -> None:
-        """Refuse numbers whose marks may separate thousands."""
+        """Refuse numbers whose marks may separate thousands.
+
+        A point is refused only if times are in order with points that separate thousands, but not with decimal points.
+        """
         as_decimals, as_thousands = self._falls
         ordered = as_decimals and not as_thousands
         if self._grouped is not None and not self._decimal and (self._mark == "," or ordered):

@@ -40,15 +40,15 @@ class ImageColumn:
     ) -> tuple[list[Image], int]:
         """Return the images of a turn, and the tokens that its new images add to its prompt.
 
-        Its first `history` tokens repeat the turn before, whose images `before` are there, too. The line lists those in
-        its `new_tokens` tokens of text behind that, with places from there on.
+        Its first `history` tokens repeat the turn before, and contain the images in `before` that begin there. The line
+        lists the images in the `new_tokens` tokens of text after the history. Their places count from its end.
         """
         new, added = self.read(row, new_tokens, prefix_tokens)
         repeated = [image for image in before if image.place < history]
         return [*repeated, *(image._replace(place=image.place + history) for image in new)], added
 
     def read_counted(self, row: SourceRow, prompt_tokens: int) -> list[Image]:
-        """Return the images of a request whose `prompt_tokens` count them already, and so do their places."""
+        """Return the images of a request, where both `prompt_tokens` and places count the tokens of images."""
         return self._listed(row, prompt_tokens, 0)
 
     def _listed(self, row: SourceRow, prompt_tokens: int, prefix_tokens: int) -> list[Image]:

@@ -83,7 +83,10 @@ def _add(requests: RequestCollector, row: SourceRow, images: ImageColumn) -> Non
 
 
 def _prompt_tokens(row: SourceRow, repeated: int, image_tokens: int) -> int:
-    """Return the tokens of a prompt without its new images; `repeated` are of its history, `image_tokens` of images."""
+    """Return the number of tokens of a prompt without its new images.
+
+    `repeated` is the number of tokens of its history, and `image_tokens` the number of tokens of images among these.
+    """
     if ("new_tokens" in row.fields) == ("prompt_tokens" in row.fields):
         raise row.error("it has prompt_tokens, the whole prompt, or new_tokens, what follows the history; give one")
     if "new_tokens" in row.fields:

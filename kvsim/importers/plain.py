@@ -263,7 +263,7 @@ def _images(
 ) -> tuple[list[Image], int]:
     """Return the images of a request, and the tokens that they add to its `prompt_tokens` tokens of text.
 
-    A turn has the images of its history, which the turn `after` has, and those of its own line behind that.
+    A turn that waits for the turn `after` has the images of its history, and then the images of its own line.
     """
     if after == NONE:
         return images.read(row, prompt_tokens, prefix_tokens)

@@ -33,7 +33,7 @@ def looks_like(source: TextSource) -> bool:
 def read(source: TextSource) -> Workload:
     """Return the requests, with prefix hits where two prompts begin with the same chunks.
 
-    A unit of 16 tokens is hit only if all chunks up to its end are equal, and the chunk in which it ends, completely.
+    A unit of 16 tokens is hit only if two prompts have the same chunks up to and including the one in which it ends.
     """
     chunk_tokens = _chunk_tokens(source)
     clock = Clock(path=source.path, column="timestamp", unit="s", from_first=False)
@@ -60,7 +60,11 @@ def read(source: TextSource) -> Workload:
 
 
 def _hashes(chunks: Iterable[tuple[int, int]], prompt_tokens: int, hash_of: dict[Hashable, int]) -> list[int]:
-    """Return a number for each full unit; two units have the same number if all chunks up to their ends are equal."""
+    """Return a number for each full unit of a prompt.
+
+    The n-th units of two prompts have the same number if both prompts have the same chunks up to and including the one
+    in which the unit ends.
+    """
     hashes: list[int] = []
     end, chain = 0, -1
     for chunk, tokens in chunks:

@@ -31,7 +31,9 @@ class TurnLines:
     """Row of the last turn of each session so far."""
 
     def before(self, row: SourceRow, session: str | None, names: list[str]) -> int:
-        """Return the index of the request that `row` waits for, the last of `names` or of its session; else NONE.
+        """Return the index of the request that `row` waits for; NONE if it waits for none.
+
+        It is the last request with one of the `names`, or else the last one of the `session`.
 
         Raises:
             WorkloadError: no earlier line has one of the names.

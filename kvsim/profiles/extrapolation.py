@@ -25,7 +25,7 @@ class WatchedProfile:
     """`StepTimeModel` with the times of a profile, which records the largest value of each field of the steps."""
 
     def __init__(self, profile: Profile, times: Roofline | None = None) -> None:
-        """Watch `profile`; `times` replaces its times in a run without graphs, because the fitted runs had them."""
+        """Watch `profile`, whose times are those with CUDA graphs; in a run without them, `times` are used instead."""
         self._profile = profile
         self._largest: list[float] = [0] * len(StepShape._fields)
         self.times = profile.times if times is None else times

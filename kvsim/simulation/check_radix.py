@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 
 
 def check_pages(driver: Driver) -> None:
-    """Check that every page is free, in the tree or in one request's row, and that requests and copies hold each lock.
+    """Check the places of all pages, and the locks of all nodes.
 
-    The pages of windows are a pool of their own, and are checked in the same way.
+    Every page is free, in the tree, or in the row of one request. A node has as many locks as there are requests and
+    copies that need it. The pages of windows are a pool of their own, and are checked in the same way.
 
     Raises:
         IntegrityError: with the figures that do not agree.

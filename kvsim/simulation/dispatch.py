@@ -24,7 +24,7 @@ class ServerView:
     """A `RoutedServer`: the present state of a server, and the prefix hits of the prompt now or some time ago."""
 
     def __init__(self, number: int, server: ServerProcess, hit_tokens: int | None, row: int, num_units: int) -> None:
-        """Describe `server`; `hit_tokens` are earlier hits of the prompt in `row`, or None to look it up now."""
+        """Describe `server`; `hit_tokens` are earlier hits of the prompt in `row`; None to look them up now."""
         self.number = number
         self.num_units = num_units
         self._server, self._hit_tokens, self._row = server, hit_tokens, row
@@ -78,7 +78,7 @@ class ServerView:
 
 
 class Dispatcher:
-    """Sends each request to the server that a router chooses, which sees prefix caches as of `lag_s` seconds ago."""
+    """Sends each request to a server. Its router sees the prefix caches of servers as of `lag_s` seconds ago."""
 
     def __init__(
         self,
@@ -157,7 +157,7 @@ class DuplicatePrefixes:
     """Counts of cached prefix blocks that more than one server holds, sampled as requests arrive."""
 
     def __init__(self, num_requests: int, samples: Sequence[Sequence[CachedKeys]] = ()) -> None:
-        """Prepare for `num_requests` arrivals; count the `samples` of each server, taken at the same times, if any."""
+        """Prepare for `num_requests` arrivals; `samples` has the keys that each server had cached, at equal times."""
         self._num_requests, self._num_seen = num_requests, 0
         self._samples = [num_extra(held) for held in zip(*samples, strict=True)]
 

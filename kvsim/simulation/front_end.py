@@ -70,7 +70,9 @@ def http(card: Card | None = None) -> FrontEnd:
 
 
 def behind(front_end: FrontEnd, summaries: Sequence[Summary], prompt_tokens: float) -> tuple[list[Summary], str]:
-    """Add the delays of front ends to the times of servers; also return a line of text about the delays.
+    """Return `summaries` with the delays of front ends in their times, and a line of text about the delays.
+
+    The times are returned without delays if a front end cannot send all output tokens.
 
     Args:
         front_end: the front end of each server.

@@ -32,7 +32,7 @@ class Machine:
     """Memory for the KV cache of one GPU; with pipeline stages, the sum over one GPU of each stage."""
     step_time: StepTimeModel
     max_model_len: int | None = None
-    """Longest sequence in tokens for policies without a limit of their own; None for the model's."""
+    """Longest sequence in tokens for policies without a limit of their own; None for the longest of the model."""
 
     def __repr__(self) -> str:
         num_gpus = self.model.num_gpus * self.model.data_parallel_size

@@ -54,7 +54,8 @@ def begins_compiled(
 ) -> bool:
     """Tell whether a run with the setting `engine` is compiled from its beginning.
 
-    Shorter runs are compiled too if machine code for `memory` exists already; if `memory` is None, that is ignored.
+    With `auto`, a run needs many requests or output tokens. Fewer output tokens suffice if machine code for `memory`
+    exists already; this is not looked up if `memory` is None.
 
     Raises:
         UsageError: `engine` is `compiled`, and the run cannot be.

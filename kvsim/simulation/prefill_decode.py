@@ -50,7 +50,7 @@ class Disaggregation:
     failed_share: float = 0.0
     """Share of the loads in which a block fails, 0 to 1."""
     recomputes: bool = False
-    """Tokens that fail to load are computed on the decode server; otherwise their request ends with an error."""
+    """Whether decode servers compute tokens that fail to load; otherwise the request ends with an error."""
     seed: int = 0
 
     def __post_init__(self) -> None:

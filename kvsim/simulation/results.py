@@ -294,7 +294,7 @@ class FinalRows:
         return columns | {"kind": columns["kind"].astype(np.uint8), "request": self._numbered(columns["request"])}
 
     def _take_schedule(self, engine: Engine) -> None:
-        """Drain the rows before the first row that may still be extended: the last row of a running sequence."""
+        """Drain the rows before the first that may be extended. Only the last row of a running sequence may be."""
         num_rows, rows = engine.state.num_schedule_rows, engine.schedule_rows
         sequences: Any = engine.sequences
         nodes = column(rows, "request", num_rows) + 1  # only rows of these sequences may be extended
@@ -331,7 +331,7 @@ def rows_of(engine: Engine, begin: int = 0) -> npt.NDArray[np.int64]:
 
 
 def requests_of(engine: Engine, workload: Workload, rows: npt.NDArray[np.int64], hashes: Ragged[np.int64]) -> Requests:
-    """Return the outcome, in a finished run, of the requests in `rows` of `workload`; `hashes` are their prompts'."""
+    """Return the outcome of the requests in `rows` of `workload` in a finished run. `hashes` are of their prompts."""
 
     def of(name: str) -> npt.NDArray[Any]:
         return np.asarray(column(engine.sequences, name)[1:][rows])

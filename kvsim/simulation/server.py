@@ -217,7 +217,7 @@ class ServerProcess:
             self._sent = environment.event()
             yield self._wakes()
         else:
-            # Sums of differences may have rounded SimPy's clock to slightly after the host's, hence `max`.
+            # Sums of differences may have rounded SimPy's clock to slightly after the clock of the host, hence `max`.
             yield environment.timeout(max(driver.host_s - environment.now, 0.0))
             if outcome == ANSWERED:
                 self._answer()

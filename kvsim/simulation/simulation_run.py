@@ -192,7 +192,7 @@ class SimulationRun:
         return replace(meta, engine={**meta.engine, "kv_connector": STORE, CAPACITY: capacity})
 
     def _locksteps(self, num_servers: int) -> list[WaitingRanks]:
-        """Return the ranks of each server that wait for each other; empty if none wait."""
+        """Return the waiting ranks of each server; empty if the ranks of this run do not wait for each other."""
         times = self.setup.machine.step_time
         if not isinstance(times, RankTimes):
             return []

@@ -48,7 +48,7 @@ def with_writes(
 
 
 class _StoreLoad(NamedTuple):
-    """A load of a server, and the time in which it was decided, in seconds."""
+    """A load of a server, and the span of time in which it was decided, in seconds."""
 
     from_s: float
     """Begin of the step before: a simulated scheduler may look at the store that early."""

@@ -63,7 +63,7 @@ class WaitingRanks:
             each.wake()
 
     def _take_part(self, rank: ServerProcess, step: RankStep) -> Generator[simpy.Event, None, None]:
-        """Wait until all ranks take part in the step; the last one to come finishes it."""
+        """Wait until all ranks take part in the step; the last rank to arrive finishes the step."""
         number = self.ranks.index(rank)
         if number in self._met:
             raise IntegrityError(f"rank {number} took part in step {self.num_steps} twice.")
