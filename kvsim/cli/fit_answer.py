@@ -24,6 +24,8 @@ def print_fit(answer: Answer) -> None:
     echo(f"Limit: {answer.limit}")
     if answer.splits:
         echo(answer.splits)
+    if answer.bound:
+        echo(answer.bound)
     outcome = answer.outcome
     rows: list[tuple[str, ...]] = [
         ("requests", load_words(answer)),

@@ -10,7 +10,7 @@ from kvsim.errors import BudgetError
 from kvsim.fitting.goal import TOO_SHORT
 from kvsim.fitting.limit import limit_words
 from kvsim.fitting.outcome import milliseconds
-from kvsim.fitting.search import helpful, without_gain
+from kvsim.fitting.search import affordable, helpful, without_gain
 from kvsim.fitting.split_effect import splits_words
 
 if TYPE_CHECKING:
@@ -45,6 +45,8 @@ class Answer:
     """All simulated changes."""
     shortened_from: int | None = None
     """Requested `max_model_len`, with which the server does not start."""
+    bound: str = ""
+    """Sentence on what was asked for and left out, because so many servers take long; empty if nothing was."""
 
     def __repr__(self) -> str:
         return f"<Answer: {self.verdict}>"
@@ -101,6 +103,7 @@ class Answer:
             "doubts": list(self.doubts),
             "limit": self.limit,
             **splits,
+            **({"bound": self.bound} if self.bound else {}),
             "largest": self.largest,
             "largest_is_least": self.largest_is_least,
             "largest_in": "users" if self.load.users is not None else "times the arrivals",
@@ -137,10 +140,11 @@ def answer(
         starting = server
     lengths = load.workload.prompt_tokens + load.workload.output_tokens
     [outcome] = search.outcomes([(starting, load, 1.0)])
+    find_largest = find_largest and not outcome.error
+    num_changes, finds = affordable(starting, outcome.num_requests, most, find_largest=find_largest)
     largest, tried = search.survey(
-        starting, load, goal, longest_tokens=int(lengths.max()), most=most,
-        find_largest=find_largest and not outcome.error,
-    )  # fmt: skip
+        starting, load, goal, longest_tokens=int(lengths.max()), most=num_changes, find_largest=finds
+    )
     return Answer(
         server=starting,
         load=load,
@@ -149,10 +153,20 @@ def answer(
         band=search.band(starting, load, outcome),
         largest=None if largest is None else largest.size,
         largest_is_least=largest is not None and largest.is_least,
-        searched=find_largest,
+        searched=finds,
         remedies=tuple(search.with_bands(helpful(tried, outcome, goal), load)),
         tried=tuple(tried),
         shortened_from=server.length_limit.value if starting is not server else None,
+        bound="" if (num_changes, finds) == (most, find_largest) else _bound(starting, outcome, num_changes, most),
+    )
+
+
+def _bound(server: SearchedServer, outcome: Outcome, num_changes: int, most: int) -> str:
+    """Return the sentence on what is left out with so many servers and requests."""
+    tried = f"at most {num_changes:,} of {most:,} changes were tried, and " if num_changes < most else ""
+    return (
+        f"Runs of {server.replicas:,} servers with {outcome.num_requests:,} requests take long: {tried}the largest "
+        "load was not searched. Give fewer requests with --num-requests to try more."
     )
 
 

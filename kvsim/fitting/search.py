@@ -54,6 +54,11 @@ _WORTH_COMPILING = 2_000_000
 Each of several servers has smaller batches, so more steps, and a load is repeated more often until all rates settle.
 """
 
+_MOST_OF_FLEETS = 4_000_000
+"""Servers times requests over all runs of a fit: about a minute on two cores, as every arrival concerns each server."""
+_RUNS_TO_LARGEST = 12
+"""Number of runs in which the largest load is found."""
+
 MOST_TOKENS_OF_SPLITS = 500_000
 """Output tokens above which equal servers are not compared with splits, whose simulation takes some ten times as long.
 """
@@ -160,6 +165,17 @@ def _done(_: None, task: Callable[[], Any]) -> Any:
 def splits_are_tried(server: SearchedServer, load: Load) -> bool:
     """Tell whether splits into prefill and decode servers are simulated: if they are asked for, or `load` is short."""
     return server.apart is not None or int(load.workload.output_tokens.sum()) <= MOST_TOKENS_OF_SPLITS
+
+
+def affordable(server: SearchedServer, num_requests: int, most: int, *, find_largest: bool) -> tuple[int, bool]:
+    """Return how many of `most` changes are simulated, and whether the largest load is searched, within a minute or so.
+
+    Only several servers are limited; a run has `num_requests` in all.
+    """
+    num_runs = _MOST_OF_FLEETS // max(server.replicas * num_requests, 1)
+    if server.replicas == 1 or num_runs >= most + _RUNS_TO_LARGEST:
+        return most, find_largest
+    return min(most, num_runs), False
 
 
 def ranked(remedies: Sequence[Remedy]) -> list[Remedy]:

@@ -15,11 +15,12 @@ from kvsim.cli.fit_answer import cells
 from kvsim.errors import UsageError
 from kvsim.fitting import Goal, Kind, Load, Outcome, Search, Server, answer, changes, evaluate, ranked, repeated
 from kvsim.fitting import largest as largest_module
+from kvsim.fitting import search as search_module
 from kvsim.fitting.goal import TOO_SHORT
 from kvsim.fitting.largest import largest_load
 from kvsim.fitting.limit import limit_words
 from kvsim.fitting.outcome import price_words
-from kvsim.fitting.search import Remedy, band_of, figures_of
+from kvsim.fitting.search import Remedy, band_of, engine_for, figures_of
 from kvsim.hardware import find_gpu
 from kvsim.machines import Basis, class_of
 from kvsim.metrics import Distribution
@@ -418,3 +419,38 @@ def test_the_figure_says_the_verdict_and_names_the_frontier() -> None:
     assert math.isinf(refused.goal.shortfall(refused.outcome))
     with pytest.raises(UsageError, match="nothing to draw"):
         draw_fit(refused)
+
+
+def test_a_server_that_is_almost_idle_does_not_make_the_load_longer() -> None:
+    """Two of 62 requests come while another runs, and only these reach the second server."""
+    load = rate(1.0, 62)
+    arrival_s = np.sort(np.concatenate((np.arange(60.0), [20.01, 40.01])))
+    load = replace(load, workload=replace(load.workload, arrival_s=arrival_s))
+    outcome = run(server(200, replicas=2), load)
+    assert outcome.steadiness is Steadiness.STEADY
+    assert outcome.num_requests == 62
+    assert outcome.requests_per_s == pytest.approx(1.0, rel=0.05)
+
+
+def test_a_search_of_many_servers_is_bounded_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    on, load = server(200, replicas=2), users(4)
+    assert not answer(on, load, Goal(), INTERPRETED, most=2).bound
+    monkeypatch.setattr(search_module, "_MOST_OF_FLEETS", 2 * len(load.workload))
+    found = answer(on, load, Goal(), INTERPRETED, most=2)
+    assert found.bound == (
+        "Runs of 2 servers with 16 requests take long: at most 1 of 2 changes were tried, and the largest load was not "
+        "searched. Give fewer requests with --num-requests to try more."
+    )
+    assert len(found.tried) == 1
+    assert not found.searched
+    assert not answer(server(200), load, Goal(), INTERPRETED, most=2).bound
+
+
+def test_a_fit_of_several_servers_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have smaller batches, so more steps; machine code that is absent is compiled for them."""
+    monkeypatch.setattr(search_module, "engine_for_several", lambda _: "compiled")
+    load = rate(1.0, 300)
+    assert [engine_for(load, 48, on.memory, on.replicas) for on in (server(), server(replicas=9))] == [
+        "auto",
+        "compiled",
+    ]
