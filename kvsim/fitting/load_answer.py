@@ -46,7 +46,7 @@ class Answer:
     shortened_from: int | None = None
     """Requested `max_model_len`, with which the server does not start."""
     bound: str = ""
-    """Sentence on what was asked for and left out, because so many servers take long; empty if nothing was."""
+    """Sentence on what was asked for and left out, because runs of the servers take long; empty if nothing was."""
 
     def __repr__(self) -> str:
         return f"<Answer: {self.verdict}>"
@@ -162,7 +162,7 @@ def answer(
 
 
 def _bound(server: SearchedServer, outcome: Outcome, num_changes: int, most: int) -> str:
-    """Return the sentence on what is left out with so many servers and requests."""
+    """Return the sentence on what is left out because runs of these servers take long."""
     tried = f"at most {num_changes:,} of {most:,} changes were tried, and " if num_changes < most else ""
     return (
         f"Runs of {server.replicas:,} servers with {outcome.num_requests:,} requests take long: {tried}the largest "
