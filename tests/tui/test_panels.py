@@ -270,7 +270,7 @@ async def test_an_inspector_without_room_leaves_out_earlier_holders_first(pressu
         await pilot.pause()
         tight = text_of(app.query_one(Inspector))
     assert "before  " not in tight
-    assert "first wait" in tight
+    assert "queued for" in tight
 
 
 @given(st.lists(st.integers(0, 40), unique=True, max_size=30), st.randoms(use_true_random=False))

@@ -49,7 +49,7 @@ PRESSURE = (
     Question("What does one cell stand for?", "v", r"1 cell = 1 block"),
     Question("What does the colour mean?", "", r"colour: state"),
     Question("And which colour is what?", "", r"tokens, of any request .*reserved"),
-    Question("How full is the pool?", "", r"in use +100\.0%"),
+    Question("How full is the pool?", "", r"held +100\.0%"),
     Question("Where is the memory?", "", r"tokens +97\.9% written and needed"),
     Question("How many run?", "", r"running +81"),
     Question("How many wait?", "", r"121 waiting"),

@@ -169,7 +169,7 @@ def request_lines(session: Session, request: int, facts: RequestFacts) -> list[t
     ):
         lines.append((label, seconds(float(times_s[request]), resolution_s)))
     if begun:
-        lines.append(("first wait", seconds(waited_s, resolution_s)))
+        lines.append(("queued for", seconds(waited_s, resolution_s)))
     return lines
 
 
@@ -177,7 +177,7 @@ def _end_label(session: Session, request: int, facts: RequestFacts) -> str:
     """Return the label for the end of a request; the row of a complete request is released with its batch."""
     if session.recording.requests.finished_s[request] <= session.player.clock_s:
         return "finished"
-    return "is let go" if facts.holds and facts.computed > facts.full else "will finish"
+    return "is freed" if facts.holds and facts.computed > facts.full else "will finish"
 
 
 def _adapter(session: Session, request: int) -> list[tuple[str, str]]:

@@ -9,7 +9,7 @@ from rich.segment import Segment
 from rich.style import Style
 
 from kvsim.display.palette import NUM_HUES
-from kvsim.memory.waste import SlotState
+from kvsim.memory.waste import HELD, SlotState
 from kvsim.metrics.names import STATE_NAMES, tells_owners
 
 from ..look.wording import plural, seconds
@@ -48,7 +48,7 @@ def legend_entries(
         lit: id of the request that alone is in colour.
         bars: whether bars of states are beside the pools; tokens then get an entry, even if `by` does not colour them.
     """
-    entries = [entry for entry in legend(by, sessions, lit) if _occurs(entry[0], sessions)]
+    entries = [entry for entry in legend(by, sessions, lit) if _occurs(entry[0], sessions, lit)]
     tokens = (int(SlotState.TOKEN),)
     if bars and all(paints != tokens for paints, _ in entries) and _occurs(tokens, sessions):
         entries.append((tokens, "tokens, in bars"))
@@ -82,7 +82,7 @@ def owner_entries(session: Session, symbols: Symbols, style: Style) -> list[list
     return found
 
 
-def _occurs(paints: tuple[int, ...], sessions: Sequence[Session]) -> bool:
+def _occurs(paints: tuple[int, ...], sessions: Sequence[Session], lit: str | None = None) -> bool:
     """Tell whether a pool shows the paints of an entry now; entries other than states and sharing always count."""
     if paints == (SHARED,):
         return any(bool((session.replay.refs > 1).any()) for session in sessions)
@@ -90,6 +90,10 @@ def _occurs(paints: tuple[int, ...], sessions: Sequence[Session]) -> bool:
         return any(len(session.replay.live_requests()) > 1 for session in sessions)
     if len(paints) != 1 or paints[0] >= len(SlotState):
         return True
+    if lit is not None and len(sessions) == 1 and paints[0] in HELD:  # the pool shows those of the others in grey
+        replay = sessions[0].replay
+        _, addresses = replay.block_table(sessions[0].recording.row_of(lit))
+        return bool(replay.slots(addresses - replay.first_unit)[:, paints[0]].any())
     return any(bool(session.breakdown[paints[0]]) for session in sessions)
 
 

@@ -12,6 +12,7 @@ from textual.geometry import Region
 from textual.message import Message
 from textual.strip import Strip
 
+from kvsim.display.palette import mixed
 from kvsim.memory.waste import SlotState
 
 from ..facts.fleet_telling import way
@@ -136,7 +137,7 @@ class PoolWall(LineBox):
         height = max(self._lines_each - (self._lines_each > 2), 1)
         stay = self._columns_of([stop for stop in stops if stop.server == number])
         below = self._lines_each > 2
-        chart = self._chart(self._held_of(number), one.held, height, None if below else stay)
+        chart = self._chart(self.shown.index(number), self._held_of(number), one.held, height, None if below else stay)
         is_here = any(stop.server == number and self._is_now(stop) for stop in stops)
         name = ending(server.name, GUTTER - 4, self.symbols.cut)
         label = f"{'>' if is_here else ' '} {name}".ljust(GUTTER - 1)
@@ -199,7 +200,7 @@ class PoolWall(LineBox):
         )
         label = f"  {len(numbers):,} more".ljust(GUTTER)
         figures = self._figures(together, max(most_waiting, together.waiting))
-        return Strip([self.text(label, "label"), *self._chart(held, together.held, 1)[0], *figures])
+        return Strip([self.text(label, "label"), *self._chart(len(self.shown), held, together.held, 1)[0], *figures])
 
     def _held_of(self, number: int) -> FloatArray:
         if number not in self._held:
@@ -207,9 +208,9 @@ class PoolWall(LineBox):
         return self._held[number]
 
     def _chart(
-        self, held: FloatArray, now: float, height: int, stay: npt.NDArray[np.bool_] | None = None
+        self, place: int, held: FloatArray, now: float, height: int, stay: npt.NDArray[np.bool_] | None = None
     ) -> list[list[Segment]]:
-        """Return the lines of a chart of the `held` share over time, with the value `now` at the clock.
+        """Return the lines of the chart at `place` from the top: the `held` share over time, `now` at the clock.
 
         The last line marks the columns of `stay`, in which the followed request is on the server.
         """
@@ -221,6 +222,8 @@ class PoolWall(LineBox):
         if stay is not None:
             cells[-1] = np.maximum(cells[-1], stay)
         ground, hue = states[SlotState.FREE] if symbols.color else None, symbols.palette.hues[1]
+        if ground is not None and height == 1 and place % 2:  # no line is left between strips of one line
+            ground = mixed(ground, symbols.palette.void, 0.4)
         lines = []
         for row, eighths in enumerate(cells.tolist()):
             here = stay.tolist() if stay is not None and row == height - 1 else [False] * len(eighths)

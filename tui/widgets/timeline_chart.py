@@ -166,7 +166,7 @@ class TimelineChart(Scrubber):
             label, value = "running", f"{self._charts.running[row]:,}"
         elif y == 0:
             free = int(session.breakdown[list(_FREE)].sum())
-            label, value = "in use", percent(session.capacity - free, session.capacity)
+            label, value = "held", percent(session.capacity - free, session.capacity)
         else:
             label = value = ""
         value = value.rjust(GUTTER - len(label) - 1)
