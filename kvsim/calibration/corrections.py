@@ -30,7 +30,7 @@ _SIZE_ROUNDS = 10
 
 
 def with_mean_excess(times: Roofline, observed: Sequence[Observed]) -> Roofline:
-    """Return `times` with the mean error of each kind of step, or of its launch, added to one coefficient for each."""
+    """Return `times` with the mean error of each kind of step, or of its launch, added to one coefficient per kind."""
     names = ("step_s", "piecewise_s", "piecewise_launch_s", "masked_launch_s", "eager_launch_s", "uncompiled_launch_s")
     errors: dict[str, list[Any]] = {name: [] for name in names}
     for item in observed:
@@ -169,7 +169,8 @@ def with_sizes(times: Roofline, observed: Sequence[Observed]) -> Roofline:
 def _errors_by_size(times: Roofline, observed: Sequence[Observed]) -> list[tuple[IntArray, IntArray, FloatArray]]:
     """Return for each recording the size entries of its captured steps, the group of each step, and its error.
 
-    A recording has two groups: steps with and without prompt tokens.
+    Steps that waited for the host, or were delayed, are left out. A recording has two groups: steps with and without
+    prompt tokens.
     """
     errors: list[tuple[IntArray, IntArray, FloatArray]] = []
     for number, item in enumerate(observed):

@@ -38,7 +38,7 @@ class Observed:
     end_s: FloatArray
     """Times at which the outputs of the steps had been processed, in seconds: one entry per step."""
     launched_before_output: IntArray
-    """Index of the last step that was scheduled before each step's output was processed; the host was launching it."""
+    """Index of the step that the host was launching when each step's output came: the last one scheduled before."""
     next_step: IntArray
     """Index of the step that was scheduled right after each step's output was processed; -1 if another event came."""
 
@@ -175,7 +175,10 @@ def _joins(request: IntArray, step: IntArray, before: FloatArray, tokens: FloatA
 
 
 def _shared_tokens(recording: Recording, context_tokens: FloatArray) -> Any:
-    """Return the number of repeated reads of slots in each step of a paged cache: read tokens minus slots in use."""
+    """Return the number of repeated reads of slots in each step: read tokens minus slots in use.
+
+    It is 0 without a pool, and with several KV-cache groups.
+    """
     pool = recording.meta.pool
     if pool.num_units is None or pool.groups:  # blocks of several groups hold different numbers of tokens
         return np.zeros(len(context_tokens))

@@ -23,11 +23,11 @@ class Prediction(NamedTuple):
 
     end_s: FloatArray
     launch: IntArray
-    """Index of the step whose launch by the host lasted until then; -1 if the step waited for the GPU."""
+    """Index of the step whose launch by the host lasted until the predicted end; -1 if the step waited for the GPU."""
 
 
 def machine_of(times: Roofline, observed: Observed) -> Roofline:
-    """Return `times` for the engine and the machine of `observed`: without graphs if it had none, at its pace."""
+    """Return `times` at the pace of the machine of `observed`, and without graphs if its engine captured none."""
     of_engine = times.uncaptured() if observed.eager else times
     return at_pace(observed.pace, of_engine)
 

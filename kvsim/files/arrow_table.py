@@ -21,7 +21,10 @@ _TEXT_BYTES = 1 << 28
 
 
 def read_table(file: Path) -> pa.Table:
-    """Read the table in a file, Parquet or CSV by its first bytes, without columns of lists and objects."""
+    """Read the table in a Parquet or CSV file, told apart by the first bytes.
+
+    Columns of lists and objects are left out.
+    """
     import pyarrow as pa  # noqa: PLC0415  only where a file is touched
     import pyarrow.csv as pa_csv  # noqa: PLC0415
 

@@ -111,7 +111,7 @@ def _check_windows(specs: Sequence[LayerSpec]) -> None:
 
 
 def _one_kind(specs: Sequence[LayerSpec]) -> bool:
-    """Tell whether all layers need the same slots, possibly of different sizes."""
+    """Tell whether all layers have equal block sizes and keep the same tokens or states. Their bytes may differ."""
     first = specs[0]
     if any(spec.block_size != first.block_size for spec in specs):
         return False
@@ -181,8 +181,9 @@ def _hash_block_size(
 def hashed_by_mode(layout: KVCacheLayout) -> KVCacheLayout:
     """Return `layout` with the hash block size that the mode of the recurrent layers determines.
 
-    If states are kept only at boundaries, it is the largest common part of all blocks; otherwise, the block size of the
-    scheduler. The sizes of the blocks of recurrent layers do not matter, unlike in `_hash_block_size`.
+    If states are kept only at boundaries, it is the greatest common divisor of all block sizes; otherwise, it is the
+    block size of the scheduler. Unlike in `_hash_block_size`, recurrent layers may have any block size. A layout with
+    one group, or without recurrent layers, is returned unchanged.
     """
     modes = {group.mamba_mode for group in layout.groups if group.mamba_mode is not None}
     if not modes or len(layout.groups) == 1:

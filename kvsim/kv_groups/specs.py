@@ -80,7 +80,7 @@ class CacheSettings:
     enable_prefix_caching: bool | None = None
     """Whether prefixes are cached; None for vLLM's choice: on, except for models with recurrent layers."""
     keeps_every_state: bool = False
-    """Whether the recurrent state of every block is kept if the model supports it, instead of some boundaries alone."""
+    """Whether recurrent states of all blocks are kept, not only those at some boundaries, if the model supports it."""
     hybrid_manager: bool = True
     """Whether layers of different kinds get separate groups (off with `--disable-hybrid-kv-cache-manager`)."""
     uniform: bool = False

@@ -102,7 +102,7 @@ def is_card(name: str) -> bool:
 
 
 def card_named(name: str | None) -> Card | None:
-    """Return the machine card in the file `name`; None if it is a profile, or without a name."""
+    """Return the machine card in the file `name`; None if the file has a profile, or if `name` is None."""
     return load_card(name) if name is not None and is_card(name) else None
 
 

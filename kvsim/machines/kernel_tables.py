@@ -48,7 +48,8 @@ _SYSTEMS = {
 }
 """Folders of the tables, by the name of the GPU. The RTX PRO 6000 of the tables is the Server Edition."""
 _WORSE = ("RTX PRO 6000",)
-"""GPUs for which the data sheet is more accurate: -1 % end to end, -4 % by tables, in a run that others recorded."""
+"""GPUs for which the data sheet is more accurate. In a run that others recorded, end-to-end times were off by -1 % with
+the data sheet, and by -4 % with tables."""
 _SIZES = (*sorted({captured_size(m) for m in range(1, 513)}), 640, 768, 1024, 1536, 2048, 4096, 8192, 16384)
 _STREAMED_BYTES = 1 << 29
 """Bytes of weights from which on no GPU's cache holds them from one measurement to the next."""
@@ -254,7 +255,8 @@ def _grid(rows: _Rows, chosen: np.ndarray) -> _Grid:
 def _between(outputs: np.ndarray, inputs: np.ndarray, table: np.ndarray, weights: Weights) -> float:
     """Interpolate the logarithm of the time per weight between the shapes around `weights`; do not extrapolate.
 
-    The table may lack shapes (NaN). The four shapes around `weights` are averaged, each by its nearness, without these.
+    The four shapes around `weights` are averaged, each weighted by its nearness. Shapes that the table lacks (NaN) are
+    left out. If it lacks all four, the result is the mean of the table.
     """
     row, column = _place(outputs, weights.n), _place(inputs, weights.k)
     total = share = 0.0
@@ -303,7 +305,7 @@ def _read_bytes(row: Attention, element_bytes: int) -> int:
 def _attention(
     tables: _GpuTables, base: Card, work: Work, gpu: Gpu, bytes_per_s: float, *, is_fp8: bool
 ) -> tuple[Attention, ...]:
-    """Return the rows of attention of a card, for every kind of layer; empty if the tables lack one of these.
+    """Return the rows of attention of a card, for every kind of layer; empty if the tables lack a kind.
 
     The cache is in fp8 if `is_fp8`. A row takes at least the time of reading its keys and values from memory.
     """

@@ -261,9 +261,10 @@ def with_error(label: str, kind: ErrorClass, model: Model, *, times_sparse: bool
 
 
 def served_otherwise(label: str, ways: Mapping[str, str], engine: str = "") -> str:
-    """Change a label of times that are used for another `engine`, or for other `ways` to serve, to their error class.
+    """Return the label of times that are used for other `ways` to serve, with the class and the error of these ways.
 
-    Each way has the part that is missing in the times, such as `{"drafts": "drafting"}`.
+    Each way has the part that is missing in the times, such as `{"drafts": "drafting"}`. The class names `engine`, if
+    it is given. Without ways, the label is returned unchanged, and so is a label that names no class.
     """
     kind = class_in(label)
     if not ways or kind is None:

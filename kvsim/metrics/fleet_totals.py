@@ -60,7 +60,7 @@ class FleetTotals:
     most_duplicate_bytes: int
     """Largest number of such bytes at a time."""
     num_prefill: int = 0
-    """Number of servers that only compute prompts, for whose prompts hits are counted; 0 if every server decodes."""
+    """Number of servers that only compute prompts; 0 if every server decodes. If any do, only they count hits."""
     fetched_bytes: int = 0
     """Bytes of KV that servers fetched from each other, per GPU."""
     num_ranks: int = 1

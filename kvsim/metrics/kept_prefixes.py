@@ -68,9 +68,10 @@ def check_kept_prefixes(replay: Replay, file: Path) -> None:
 
 
 def _check_kept_by_tree(replay: Replay, file: Path) -> None:
-    """Check SGLang's tree: a finished request leaves all its full pages there, a retracted one at most these.
+    """Check that finished requests leave all their full pages in SGLang's tree, and retracted ones at most these pages.
 
-    With windows a finished one may leave fewer, too: only those up to the end of a hit whose windows were evicted.
+    In a pool with windows, a finished request may leave fewer full pages, too: only the pages up to the end of a hit
+    whose windows were evicted.
     """
     recording, memory, steps = replay.recording, replay.recording.memory, replay.recording.steps
     assert memory.cached is not None
@@ -101,10 +102,10 @@ def _keeps_all(size: IntArray, aligned: int, rules: ReleaseRules) -> npt.NDArray
 
 
 def _blocks_behind_hits(group: KVCacheGroup, aligned: int) -> int:
-    """Return how many blocks of `group` a hit needs that ends at a common boundary of all groups.
+    """Return how many blocks of `group` are needed for a hit that ends at a common boundary of all groups.
 
-    This is all blocks since the last boundary, or fewer for a window. A table with blocks that no hit needs is released
-    unit by unit, so that a release of the whole table keeps nothing.
+    The hit needs all blocks since the last such boundary, or fewer with a window. A table with blocks that no hit needs
+    is released unit by unit, so that a release of the whole table keeps nothing.
     """
     per = aligned // group.block_size
     if group.kind is not CacheKind.SLIDING_WINDOW or group.window is None:

@@ -95,7 +95,10 @@ class _ReleasedBlocks(NamedTuple):
 
 
 def _junctions(recording: Recording, tables: Holdings, stay: IntArray) -> npt.NDArray[np.int64]:
-    """Return the junction of each stay in tokens; 0 if full attention had cached no more tokens than the hit."""
+    """Return the junction of each stay in tokens; `_UNKNOWN` if the recording does not show it.
+
+    It is 0 if full attention had cached no more tokens than the hit.
+    """
     stays, pool, hashes = tables.residencies, recording.meta.pool, recording.requests.prompt_hashes
     junctions = np.full(len(stays.request), _UNKNOWN)
     full = next((number for number, group in enumerate(pool.groups) if group.kind in _FULL), None)

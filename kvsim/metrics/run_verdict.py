@@ -56,7 +56,7 @@ def verdict_of(summary: Summary) -> RunVerdict:
 
 
 def limit_of(summary: Summary) -> Limit | None:
-    """Return the limit that held back most requests."""
+    """Return the limit that held back most requests; memory in any case if requests were preempted or aborted."""
     if summary.num_preemptions or summary.num_aborted:
         return Limit.MEMORY
     waits = summary.waiting_for

@@ -137,7 +137,7 @@ def _mean_between(begin_s: Column, end_s: Column, low_s: float, high_s: float) -
 
 
 def _varies(arrival_s: Column) -> bool:
-    """Tell whether arrivals are faster in one half, or in one eighth, of the time than in another, beyond chance."""
+    """Tell whether the number of arrivals in a half or eighth of the time differs from the mean by more than chance."""
     gaps_s = np.diff(np.sort(arrival_s))
     variation = max(float(gaps_s.std() / gaps_s.mean()), 1.0)
     for num_parts, alike in ((2, 0.2), (8, 0.4)):

@@ -74,7 +74,7 @@ class Summary:
     images_used: int = 0
     """Images that requests began to use, each once for each request and stay."""
     images_computed: int = 0
-    """Images that the encoder computed for that; the others were in its cache."""
+    """Images that the encoder computed for these uses; all other images were in its cache."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return all figures as nested dictionaries; None stands for NaN, which JSON lacks."""

@@ -152,7 +152,7 @@ class RecordingBuilder:
         """Check the columns of a step from a file.
 
         Raises:
-            ValueError: a column is missing, is not a number, or differs from earlier steps in its presence.
+            ValueError: a column is not a number, is missing, or is given although earlier steps lack it.
         """
         self._steps.check_row(columns, given_elsewhere=("step", "schedule_seq", "output_seq", "end_s"))
 
@@ -182,7 +182,10 @@ class RecordingBuilder:
         return number
 
     def output(self, step: int, time_s: float, outputs: Mapping[int, int] | None = None) -> None:
-        """Record that the output of `step` was processed; with drafts, `outputs` has the tokens of each request."""
+        """Record that the output of `step` was processed.
+
+        In runs with drafts, `outputs` has the number of tokens that each request got.
+        """
         if outputs is not None:
             self._schedule.fill_in("outputs", step, outputs)
         row = step - self._steps.first
@@ -268,7 +271,10 @@ class RecordingBuilder:
     def release_skipped(
         self, request: int, positions: Sequence[int], blocks: Sequence[int], kept: Sequence[int], group: int
     ) -> None:
-        """Record that `request` released some `blocks` of its table, in this order; `kept` is 1 for cached ones."""
+        """Record that `request` released some `blocks` of its table, in this order.
+
+        `kept` has 1 for each block that stays cached, else 0.
+        """
         for position, block, keeps in zip(positions, blocks, kept, strict=True):
             self._memory.add(
                 self._seq, self._num_steps, MemoryKind.RELEASE, request, position, block, 1, 1, keeps, group=group
@@ -335,7 +341,7 @@ class RecordingBuilder:
         )
 
     def _without_open_step(self, requests: Requests, rows: IntArray) -> Requests:
-        """Undo what a step that was not closed changed in `requests`, a table of the given `rows`; return the table."""
+        """Undo the changes of the open step in `requests`, a table of the given `rows`, and return this table."""
         np.subtract.at(requests.preemptions, np.searchsorted(rows, self._preempted_since), 1)
         begun = np.searchsorted(rows, self._begun_since)
         requests.first_scheduled_s[begun], requests.cached_tokens[begun] = np.nan, 0

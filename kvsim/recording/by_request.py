@@ -37,7 +37,7 @@ def computed_after(schedule: Schedule) -> npt.NDArray[np.int64]:
 
 
 def answered_rows(recording: Recording) -> Schedule:
-    """Return the schedule without steps whose output SGLang ignores: their request was retracted before it came."""
+    """Return the schedule without steps whose request was retracted before the output, which SGLang then ignores."""
     schedule, steps, memory = recording.schedule, recording.steps, recording.memory
     if recording.meta.policy_name != Radix.name or not recording.requests.preemptions.any():
         return schedule
@@ -106,7 +106,10 @@ class RowsByRequest(NamedTuple):
 
 
 def first_rows_since(recording: Recording, request: IntArray, step: IntArray) -> IntArray:
-    """Return the first schedule row of each stay of a request, which begins at `step`; -1 if it ends uncomputed."""
+    """Return the first schedule row of each stay; -1 if the stay ends before it computes.
+
+    Stay i is of `request[i]`, and begins at `step[i]`.
+    """
     by_request = RowsByRequest.of(recording)
     begins = by_request.key_of(request, step)
     at = np.searchsorted(by_request.key, begins)

@@ -60,7 +60,7 @@ def check_admissions(recording: Recording, stays: Stays, folder: Path) -> None:
 def _is_unread(
     recording: Recording, request: IntArray, before: IntArray, is_first: npt.NDArray[np.bool_]
 ) -> npt.NDArray[np.bool_]:
-    """Tell for each request whether the tokens `before` its start end where its last attention chunk begins.
+    """Tell for each request whether its last attention chunk begins right after its first `before` tokens.
 
     No later step reads tokens of earlier chunks. If all groups have chunked local attention, these tokens are a hit
     even if no unit holds them. The last chunk is that of the newest known token: a token of the prompt at the first

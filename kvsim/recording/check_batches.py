@@ -74,7 +74,7 @@ class _BatchRows(NamedTuple):
 
 
 def _check_room(recording: Recording, batches: _BatchRows, file: Path) -> None:
-    """Check that no batch is larger than settings and pool allow, and that it aborts only when the pool is full."""
+    """Check that no batch exceeds settings or pool, and that a batch fails only where its next column does not fit."""
     requests, memory, policy = recording.requests, recording.memory, recording.meta.policy
     rows, num_units = batches.rows, recording.meta.pool.num_units
     size = np.bincount(batches.number)[batches.number]

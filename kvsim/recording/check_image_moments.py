@@ -92,8 +92,9 @@ class _RequestSteps:
     def may_let_go(self, seq: int, step: int, end: int | None) -> bool:
         """Tell whether the request may release an image at `seq`, which is not after the schedule of `step`.
 
-        It may at its own output, and at a step that does not schedule it. `end` is the number of tokens up to the end
-        of the image; None if the image occurs several times.
+        The release may come with a step that does not schedule the request, or with the first output after which the
+        request does not need the image. `end` is the number of tokens up to the end of the image; with None, and
+        for preempted requests, any output is possible. None is for an image that occurs several times.
         """
         outputs = self._done[self._done <= seq]
         if not len(outputs) or outputs[-1] != seq:
@@ -104,7 +105,7 @@ class _RequestSteps:
         return self._processed(seq) >= end > (self._processed(before) if before >= 0 else 0)
 
     def _processed(self, seq: int) -> int:
-        """Return how many tokens count as computed while the output at `seq` is processed: those not awaited."""
+        """Return how many tokens, without awaited ones, count as computed while the output at `seq` is processed."""
         begun = self._scheduled < seq
         awaited = int((begun & self._yields & (self._done >= seq)).sum())
         return int(self._after[begun].max(initial=0)) - awaited

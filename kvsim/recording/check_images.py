@@ -217,8 +217,8 @@ def _holding_steps(events: EncoderEvents, num_steps: int) -> dict[tuple[int, int
 def _steps_over(step: int, begin: int, tokens: int, repeat: int, place: int, length: int) -> tuple[int, int]:
     """Return the first and the last step of a schedule row that compute tokens of an image.
 
-    The row starts at `step`, where `begin` tokens are computed, and computes `tokens` more in each of `repeat` steps.
-    The image has `length` tokens from `place` on.
+    Before `step`, `begin` tokens are computed. From `step` on, the row computes `tokens` more in each of `repeat`
+    steps. The image has `length` tokens from `place` on.
     """
     first = max(int(place) - int(begin), 0) // int(tokens)
     last = min((int(place) + int(length) - int(begin) - 1) // int(tokens), int(repeat) - 1)

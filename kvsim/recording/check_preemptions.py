@@ -109,10 +109,10 @@ def _check_with_copies(recording: Recording, stays: Stays, ends: Ends, folder: P
 
 
 def _check_intervals(recording: Recording, stays: Stays, end: IntArray, file: Path) -> None:
-    """Check that preemptions can be assigned to steps, each after its request's last step, before it resumes or ends.
+    """Check that each preemption can be assigned to a step after the request computed, and before it resumes or ends.
 
-    Each step takes the candidates whose intervals end first, which finds an assignment if there is one. A step whose
-    victims free no units at once must have too few free units for the candidate that needs most.
+    Each step takes the candidates whose intervals end first: this finds an assignment if there is one. If the victims
+    of a step free no units at once, the step must have too few free units for the candidate that needs most.
     """
     steps, by_request = recording.steps, RowsByRequest.of(recording)
     birth = np.searchsorted(steps.schedule_seq, stays.birth_seq)

@@ -129,7 +129,7 @@ def _check_steps_against_schedule(recording: Recording, file: Path) -> None:
 
 
 def _prefill_steps(recording: Recording) -> npt.NDArray[np.int64]:
-    """Return the number of prefill steps of each schedule row: of a prompt, or of tokens that a preemption lost."""
+    """Return how many steps of each row compute tokens of the prompt, or tokens that a preemption discarded."""
     schedule, requests = recording.schedule, recording.requests
     repeats = schedule.repeats.astype(np.int64)
     left_tokens = requests.prompt_tokens[schedule.request].astype(np.int64) - schedule.computed_before
@@ -142,7 +142,10 @@ def _prefill_steps(recording: Recording) -> npt.NDArray[np.int64]:
 
 
 def _per_step(schedule: Schedule, num_steps: int, amount: IntArray, repeats: IntArray) -> IntArray:
-    """Return, for each step, the sum of `amount` over the schedule rows that cover it: `repeats` steps each."""
+    """Return, for each step, the sum of `amount` over the schedule rows that count in it.
+
+    Each row counts in its first `repeats` steps.
+    """
     change = np.zeros(num_steps + 1, amount.dtype)
     np.add.at(change, schedule.step, amount)
     np.add.at(change, schedule.step.astype(np.int64) + repeats, -amount)
@@ -177,7 +180,7 @@ def _check_rows_of_requests(recording: Recording, file: Path) -> None:
 
 
 def _after_drafts(recording: Recording, rows: IntArray, after: IntArray) -> npt.NDArray[np.int64]:
-    """Return `computed_before` that each of `rows` but the first should have if it continues the request of the last.
+    """Return the `computed_before` that each of `rows` but the first has if it continues the request of the row before.
 
     `after` has the computed tokens after each row. In prefill, a row starts there. In decode, drafts may have been
     rejected: a row starts at the last known token, plus the tokens of a step in flight.
@@ -192,7 +195,7 @@ def _after_drafts(recording: Recording, rows: IntArray, after: IntArray) -> npt.
 
 
 def _check_known(recording: Recording, known: IntArray, file: Path) -> None:
-    """Check that `known` of each row is at least the prompt, and grows by at most the tokens that were verified."""
+    """Check that `known` of each row is at least the prompt's length, and grows by at most the verified tokens."""
     schedule, requests, steps = recording.schedule, recording.requests, recording.steps
     rows = stable_order(schedule.request, len(requests))
     request, tokens = schedule.request[rows], schedule.tokens[rows].astype(np.int64)

@@ -168,7 +168,10 @@ def _check_aborted(recording: Recording, file: Path) -> None:
 
 
 def _are_of_one_reading(recording: Recording, late_s: FloatArray) -> bool:
-    """Tell whether the recorder read the clock once for an output and all its events, as most recorders do."""
+    """Tell whether the recorder read the clock once for an output and all its events, as most recorders do.
+
+    `late_s` has the seconds from the end of each step to an event of its output. Their median is about 0 in this case.
+    """
     return recording.meta.source == "simulation" or bool(np.median(np.abs(late_s)) <= CLOCK_S if len(late_s) else True)
 
 
@@ -198,7 +201,7 @@ def _computed_by(recording: Recording, request: int, step: int) -> int:
 
 
 def _step_of_last_release(recording: Recording) -> npt.NDArray[np.int64]:
-    """Return the step whose output made each request release memory last; -2 if something else did, or nothing."""
+    """Return the step with whose output each request last released memory; -2 if no output comes with this release."""
     output_seq, end_seq = recording.steps.output_seq, _last_release(recording)
     output = np.minimum(np.searchsorted(output_seq, end_seq), len(output_seq) - 1)
     return np.where(output_seq[output] == end_seq, output, -2)
@@ -219,11 +222,11 @@ def least_tokens_for_outputs(recording: Recording) -> npt.NDArray[np.int64]:
 
 
 def _tokens_for_outputs(recording: Recording) -> tuple[npt.NDArray[np.int64], IntArray]:
-    """Return how many tokens of each request are computed to sample its last output, and how many fewer may do.
+    """Return how many tokens of each request are computed to sample its last output, and how many fewer may suffice.
 
-    Normally that is all tokens but the last output. With pipeline parallelism, vLLM may resume a preempted request
-    while one of its tokens is in flight. The resumed steps may then sample this token a second time, which gives the
-    request one output without one more computed token:
+    Normally, all tokens but the last output are computed. With pipeline parallelism, vLLM may resume a preempted
+    request while one of its tokens is in flight. The resumed steps may then sample this token a second time, which
+    gives the request one output without one more computed token:
 
     - They do if they reach that position before the first sample arrives.
     - They may or may not if the first sample arrives in between: this is the uncertain case.

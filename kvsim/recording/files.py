@@ -121,10 +121,12 @@ def server_folders(path: str | os.PathLike[str]) -> list[Path]:
 
 
 def write(recording: Recording, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
-    """Write `recording` to folder `path`; replace a recording of the same source, with `overwrite` of any source.
+    """Write `recording` to folder `path`.
+
+    A recording of the same source is replaced; with `overwrite`, a recording of any source.
 
     Raises:
-        RecordingError: `path` is not a recording, or of another source, or cannot be written.
+        RecordingError: `path` exists and may not be replaced, or it cannot be written.
         IntegrityError: the recording is inconsistent; nothing was written.
     """
     with RecordingWriter(path, overwrite=overwrite) as writer:

@@ -126,7 +126,7 @@ class Runs:
         return values
 
     def _of_rows(self, column: IntArray) -> IntArray:
-        """Return a column of lengths; 1 for single units."""
+        """Return the length of each run, from a column with the length in one step; 1 for single units."""
         if self._offset is not None:
             return np.broadcast_to(np.int32(1), len(self.birth_row))
         return column.take(self.birth_row) * self.repeat
@@ -161,7 +161,7 @@ class Holdings(Runs):
     def together(self) -> IntArray:
         """Return the first run of each sequence of adjacent runs that were allocated and released together.
 
-        A growing run forms a sequence alone.
+        A growing run is a sequence of its own.
         """
         parts = list[IntArray]()
         for part in in_parts(len(self.birth_row)):
@@ -240,16 +240,19 @@ def _offsets_in_runs(length: IntArray, end: IntArray) -> IntArray:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _ReleaseRows:
-    """Rows that release tables, by request and then in order, among the rows that extend tables."""
+    """Releases of tables, by request and then in order, with the rows that extended each table.
+
+    Rows that extend tables are sorted in the same way, and are given by their index in this order.
+    """
 
     releases: npt.NDArray[np.int32]
     request: IntArray
     """Request of each release."""
     begin: npt.NDArray[np.int64]
-    """First of the rows [begin, end), among those that extend tables, that a release gives back."""
+    """Index of the first extending row that the release gives back; it gives back the rows [begin, end)."""
     end: npt.NDArray[np.int64]
     first_take: npt.NDArray[np.int64]
-    """First extending row of each request, and the total number of rows."""
+    """Index of the first extending row of each request, and the total number of these rows."""
 
     def death_rows(self, num_takes: int, *, nothing: int) -> npt.NDArray[np.int32]:
         """Return, for each row that extends a table, the row that releases it; `nothing` if none does."""
@@ -282,7 +285,7 @@ def _turns(memory: Memory, num_requests: int) -> tuple[npt.NDArray[np.int32], _R
 
 
 def seq_of(memory: Memory, rows: IntArray) -> IntArray:
-    """Return the `seq` of some rows in the narrowest type; for the number after the last row, the largest number."""
+    """Return the `seq` of some rows in the narrowest type; for a row after the last, the largest number of the type."""
     narrow = np.int32 if not len(memory) or memory.seq[-1] < np.iinfo(np.int32).max else np.int64
     seq: IntArray = np.full(len(rows), np.iinfo(narrow).max, narrow)
     exists = rows < len(memory)

@@ -44,7 +44,7 @@ _META_KEYS = frozenset((
 
 
 def are_of_one(identity: str, other: str) -> bool:
-    """Tell whether two files may be parts of one recording; files without an identity may, too."""
+    """Tell whether the identities of two files are equal, or one is missing: then they may be of one recording."""
     return not identity or not other or identity == other
 
 

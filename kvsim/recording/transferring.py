@@ -26,7 +26,10 @@ class TransfersUnderWay:
     def begin(
         self, kind: TransferKind, request: int, position: int, blocks: int, tokens: int, *, seq: int, time_s: float
     ) -> None:
-        """Record that `blocks` of a table, from `position` on, are loaded or kept, with `tokens` in them."""
+        """Record that `blocks` blocks of a table are loaded or kept, with `tokens` tokens in them.
+
+        The first of these blocks is entry `position` of the table.
+        """
         if request in self._under_way:
             raise ValueError(f"a transfer of request {request} is under way")
         self._under_way[request] = len(self._rows)
@@ -35,7 +38,10 @@ class TransfersUnderWay:
             column.append(value if column.typecode == "d" else int(value))
 
     def end(self, request: int, *, seq: int, time_s: float, failed: int = _NONE) -> None:
-        """Record that the transfer of a request was reported at `seq`; the table's entry `failed` is bad, if any."""
+        """Record that the end of a request's transfer was reported at `seq`.
+
+        `failed` is the first entry of the request's table that did not load; -1 if all entries loaded.
+        """
         row = self._under_way.pop(request)
         for name, value in (("ended_seq", seq), ("end_s", time_s), ("failed", failed)):
             self._rows.columns[name][row] = value

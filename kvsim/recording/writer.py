@@ -41,7 +41,10 @@ class RecordingWriter:
     """
 
     def __init__(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-        """Write to folder `path`; replace a recording of the same source, with `overwrite` of any source."""
+        """Prepare to write to folder `path`.
+
+        A recording of the same source is replaced; with `overwrite`, a recording of any source.
+        """
         self._target = Path(os.path.realpath(path))
         self._overwrite = overwrite
         self._files: dict[str, TableFile] = {}

@@ -56,7 +56,7 @@ class Successions:
 
     @property
     def is_held(self) -> npt.NDArray[np.bool_]:
-        """True if a request holds the unit already."""
+        """True if another request still holds the unit when it is allocated."""
         return self.held_until > self.row
 
     @classmethod
@@ -64,7 +64,7 @@ class Successions:
         """Sort `takes` by unit and update `latest`.
 
         For each address, `latest` is twice the row until which the unit is held, plus one if it keeps a prefix then.
-        `kept` has the leading units of a table that keep their prefixes when a row frees it.
+        `kept` has, for each row that frees a table, the number of leading units that keep their prefixes.
         """
         order = stable_order(takes.address, len(latest))
         unit, row, until = takes.address.take(order), takes.row.take(order), takes.until.take(order)

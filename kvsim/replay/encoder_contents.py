@@ -104,6 +104,6 @@ class EncoderContents:
                 continue
             before = num_users.get(image, 0)
             num_users[image] = before + (1 if kind == ImageEventKind.HOLD else -1)
-            if before == 0 or num_users[image] == 0:  # the first user, or the last one
+            if before == 0 or num_users[image] == 0:  # it got its first user, or lost its last one
                 held[step] += tokens * (num_users[image] - before)
         return np.cumsum(held), np.cumsum(cached) - np.cumsum(held)

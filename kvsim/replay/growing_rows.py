@@ -59,7 +59,7 @@ class GrowingRuns:
         return addresses
 
     def held_at(self, frame: int, rows: IntArray, length: IntArray) -> IntArray:
-        """Return the length at `frame` of the runs in `rows` of tables, whose final length is `length`."""
+        """Return the length at `frame` of the runs in `rows` of the tables; `length` has their final lengths."""
         at = np.minimum(np.searchsorted(self._row, rows), len(self._row) - 1)
         return np.where(self._row[at] == rows, self._units_at(frame)[at], length)
 

@@ -55,13 +55,13 @@ class Keyframes:
         return int(self.op[nth])
 
     def before(self, op: int) -> int:
-        """Return the number of the last keyframe before operation `op`, and build it if necessary."""
+        """Return the index of the last keyframe that is not after operation `op`, and build it if necessary."""
         nth = int(np.searchsorted(self.op, op, side="right")) - 1
         self.build(nth + 1)
         return nth
 
     def build(self, count: int) -> None:
-        """Build keyframes up to `count`. Thread-safe."""
+        """Build the first `count` keyframes. Thread-safe."""
         while self._num_built < count:
             with self._building:
                 if self._num_built < count:

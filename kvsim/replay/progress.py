@@ -88,7 +88,7 @@ class Progress:
         return np.where(exists, before[row] - before[self._first_row[requests]] + times, 0)
 
     def known(self, requests: IntArray, steps: IntArray) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return the number of known tokens of each of `requests` in its newest step up to `steps`, and in its next.
+        """Return how many tokens of each of `requests` are known in its newest step up to `steps`, and in its next one.
 
         For runs with drafts. After the last step, all tokens of the request are known.
         """
@@ -112,7 +112,11 @@ class Progress:
         return np.where(exists, np.maximum(earlier, self._before[row] + self._tokens[row] * times), 0)
 
     def _newest(self, requests: IntArray, steps: IntArray | int) -> tuple[IntArray, IntArray, npt.NDArray[np.bool_]]:
-        """Find the newest row of each of `requests` at `steps`, the number of its steps so far, and if there is one."""
+        """Find the newest row of each of `requests` at `steps`.
+
+        Returns:
+            The row, the number of its steps so far, and whether the request has such a row.
+        """
         requests = np.asarray(requests, np.int64)
         # The key of a negative step would be that of the previous request's last step.
         key = requests * self._num_steps + np.maximum(steps, 0)
@@ -137,7 +141,7 @@ class Progress:
         return min(most, int(known_later) - 1)
 
     def begins_at(self, request: int, step: int) -> int | None:
-        """Return the computed tokens of `request` before `step`, or None if it is not scheduled in `step`."""
+        """Return the number of computed tokens of `request` before `step`; None if it is not scheduled in `step`."""
         row = int(np.searchsorted(self._key, request * self._num_steps + step, side="right")) - 1
         if row < self._first_row[request] or step - self._step[row] >= self._repeats[row]:
             return None

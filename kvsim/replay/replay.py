@@ -131,7 +131,7 @@ class Replay:
         return float(steps.start_s[frame]) if frame < len(steps) else self.recording.duration_s
 
     def frame_at(self, time_s: float) -> int:
-        """Return the last frame that begins until `time_s`."""
+        """Return the last frame that begins at or before `time_s`; 0 if there is none."""
         if time_s >= self.recording.duration_s:
             return self.num_frames - 1
         return max(0, int(np.searchsorted(self.recording.steps.start_s, time_s, side="right")) - 1)
@@ -153,9 +153,9 @@ class Replay:
         return int(self.ledger.ops_until(self.frame_seq[frame]))
 
     def freed_between(self, before: int, after: int) -> IntArray:
-        """Return the units, counted from 0, that become free after frame `before` (or -1) up to frame `after`.
+        """Return the units, counted from 0, that become free after frame `before` up to frame `after`.
 
-        Units that become free several times are repeated.
+        A `before` of -1 is the time before the first frame. Units that become free several times are repeated.
         """
         return self._states.freed(self.num_ops(before) if before >= 0 else 0, self.num_ops(after))
 
@@ -164,7 +164,10 @@ class Replay:
         self._states.warm_up()
 
     def touched(self, before: int, after: int) -> Numbers:
-        """Return the units whose state may differ between two frames, in address order."""
+        """Return the units whose state may differ between two frames, in address order.
+
+        One of the frames must be the current frame.
+        """
         low, high = sorted((before, after))
         units = self._states.units_of(self.num_ops(low), self.num_ops(high))
         residencies = self._live_residencies(self.frame)

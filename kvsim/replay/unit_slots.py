@@ -82,7 +82,7 @@ class TableGroup:
         return self.kind is CacheKind.MAMBA or self.window is not None
 
     def unread(self, computed: IntArray) -> Numbers:
-        """Return the leading tokens that no step reads after `computed` tokens; 0 for groups of states."""
+        """Return the number of leading tokens that no step reads after `computed` tokens; 0 for groups of states."""
         computed = np.asarray(computed, np.int64)
         if self.kind is CacheKind.MAMBA or self.window is None:
             return np.zeros_like(computed)

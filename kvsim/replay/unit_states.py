@@ -50,7 +50,7 @@ class UnitStates(ABC):
     def go_to(self, op: int, seq: int) -> bool:
         """Show the pool after the first `op` operations, which are those up to `seq`.
 
-        Return whether the contents were laid out afresh, not changed by operations.
+        Return whether the contents were laid out afresh instead of being changed by operations.
         """
 
     @abstractmethod
@@ -95,7 +95,7 @@ class SingleUnits(UnitStates):
         self._keyframes = Keyframes(ledger, self._columns, first_unit)
 
     def go_to(self, op: int, seq: int) -> bool:  # noqa: ARG002
-        """Show the pool after the first `op` operations; tell whether it was copied from a keyframe."""
+        """Show the pool after the first `op` operations; return whether it was copied from a keyframe."""
         # Steps forward need no keyframes.
         begins_afresh = not self._keyframes.last_built(op) <= self._op <= op
         if begins_afresh:
@@ -135,7 +135,7 @@ class LongRuns(UnitStates):
         self._ledger = ledger
 
     def go_to(self, op: int, seq: int) -> bool:
-        """Show the pool after the first `op` operations, those up to `seq`; tell whether it was laid out afresh."""
+        """Show the pool after the first `op` operations, those up to `seq`; return whether it was laid out afresh."""
         begins_afresh = not 0 <= op - self._op <= _MOST_RUNS
         if begins_afresh:
             self.owner[:], self.refs[:] = NO_OWNER, 0

@@ -60,7 +60,7 @@ def peak_activations(model: Model, num_tokens: int, num_seqs: int, *, samples: b
 
 
 def _inner_width(model: Model) -> float:
-    """Return the elements per token in the widest part of a layer, on one GPU."""
+    """Return the number of elements per token in the widest part of a layer, on one GPU."""
     size = model.tensor_parallel_size
     dense = 3 * model.intermediate_size / size
     heads = (2 * model.num_attention_heads + 2 * model.num_kv_heads) * model.head_dim / size

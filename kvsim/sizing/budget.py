@@ -176,9 +176,9 @@ def plan_budget(
         model: Served model; `Model.served` sets its types and number of GPUs.
         gpu_memory_utilization: Share of the GPU's memory that may be used, in (0, 1].
         max_num_batched_tokens: Tokens of the largest step; they determine the activations and the window blocks.
-        max_in_flight_tokens: Tokens of all steps in flight, which windows hold too; None for those of one step.
+        max_in_flight_tokens: Tokens of all steps in flight, which windows hold, too; None for `max_num_batched_tokens`.
         max_num_seqs: Sequences of the largest step; they determine the size of the logits.
-        max_model_len: Longest sequence in tokens; None for the model's, which need not fit.
+        max_model_len: Longest sequence in tokens; None for the model's own limit, even if the pool is too small for it.
         find_max_model_len: Whether to reduce `max_model_len` to the longest sequence that fits.
         block_size: Tokens per block of full attention; None for the choice of the attention backend.
         enable_prefix_caching: Whether prefixes are cached; None for vLLM's choice: on, except with recurrent layers.

@@ -29,22 +29,22 @@ _GROUP_BYTES = int(2.43 * GIB)
 Source: the log in sglang#11716, in which 137.29 of 139.72 GiB of each of eight H200 are free at that time.
 """
 _CARDS = ((20, 2048, 8, 8), (35, 4096, 48, 160), (60, 4096, 32, 160), (160, 8192, 256, 512))
-"""SGLang's defaults by the memory of the GPU, each below a number of GiB.
+"""SGLang's defaults by the memory of the GPU: each entry is for GPUs with less memory than its first number, in GiB.
 
-The others are `chunked_prefill_size`, and the largest batch with a captured graph on up to three GPUs and on more.
+Then come `chunked_prefill_size`, the largest batch with a captured graph on up to three GPUs, and that on more GPUs.
 """
 _LARGEST_CARD = (16384, 512, 512)
-"""The same for GPUs with more memory."""
+"""SGLang's defaults for GPUs with more memory than all entries of `_CARDS`."""
 _LARGE_CARD_MIB, _LEAST_RESERVE_MIB = 60 * 1024, 10 * 1024
 _META_MIB, _MIB_PER_TOKEN, _MIB_PER_GRAPH, _LEAST_TOKENS, _MIB_OF_GROUP = 512, 1.5, 2, 2048, 1024 / 8
 _MANY = 4
 """Number of GPUs from which larger batches have a captured graph."""
 _RUNNING, _RUNNING_PER_CONTEXT = (2048, 4096), 512
-"""Bounds of the default `max_running_requests`, and its number for each context that the slots hold."""
+"""Bounds of the default `max_running_requests`, and the number of requests for each context that the slots hold."""
 _BLACKWELL = "Blackwell GB100"
 """Architecture of B200, B300 and their kin, without those of workstations."""
 _PAGES_ON_BLACKWELL = (64, 16, 32, 128)
-"""Page sizes of the attention kernels that SGLang takes on B200 and its kin; the first where none is stated."""
+"""Page sizes of the attention kernels that SGLang takes on B200 and its kin; the first size is the default."""
 _PAGE_OF_SPARSE = 64
 """The page size of the kernels for sparse attention (DeepSeek-V3.2)."""
 
@@ -87,7 +87,7 @@ def defaults_on(gpu: Gpu, model: Model) -> dict[str, int]:
 
 
 def page_sizes(gpu: Gpu, model: Model) -> tuple[int, ...]:
-    """Return the page sizes of the attention kernels that SGLang takes, the default first; empty for any, from 1 on."""
+    """Return the page sizes that SGLang's attention kernels allow, the default first; empty if they allow any size."""
     if any(isinstance(layer, Indexer) for layer in model.layer_kinds):
         return (_PAGE_OF_SPARSE,)
     has_latent = any(isinstance(layer, Mla) for layer in model.attention_layers)
@@ -95,7 +95,7 @@ def page_sizes(gpu: Gpu, model: Model) -> tuple[int, ...]:
 
 
 def check_chunk(chunked_prefill_size: int, page_size: int) -> None:
-    """Check that SGLang starts with these tokens in a chunk of a prompt, and slots in a page.
+    """Check that SGLang starts with this number of tokens in a chunk of a prompt, and this number of slots in a page.
 
     Raises:
         UsageError: a chunk is not a whole number of pages.
@@ -145,7 +145,7 @@ def plan_slots(
     chunked_prefill_size: int | None = None,
     page_size: int | None = None,
 ) -> SlotBudget:
-    """Return the slots that SGLang would create on `gpu` for `model`; what is None is SGLang's default there.
+    """Return the slots that SGLang would create on `gpu` for `model`; None stands for SGLang's default on this GPU.
 
     Raises:
         UsageError: `mem_fraction_static` is not between 0 and 1, or the model has several pipeline stages.

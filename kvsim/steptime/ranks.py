@@ -54,8 +54,8 @@ class RankTimes:
     def together(self, steps: Sequence[RankStep], free_s: float) -> list[RankStep]:
         """Return `steps`, one per rank, with `launched_s`, `done_s` and `throttle` filled in.
 
-        The kernels of all ranks start when the last rank has launched and the GPUs are free, at `free_s`. If all steps
-        are captured graphs, each rank pads its step to the size of the largest.
+        The kernels of all ranks start when the last rank has prepared its step, but not before the GPUs are free, at
+        `free_s`. If all steps are captured graphs, each rank pads its step to the size of the largest step.
         """
         most = max(int(step.shape.num_tokens) for step in steps)
         is_captured = most <= self.own.max_captured_tokens

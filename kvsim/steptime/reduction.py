@@ -63,9 +63,9 @@ EXPERT_S = 24e-6
 EXPERT_READ_SHARE = 0.95
 EXPERT_ARITHMETIC_SHARE = 0.7
 """Seconds to start a layer's experts, and shares of the rates of reading and of plain products that they reach. With
-balanced tokens they are 8 % off (median) in 3,429 launches of 64 shapes that aiconfigurator-core 0.12.0 measured with
-vLLM 0.24.0 on an H100 and an H200, and 6 % in those of at most 128 tokens. The start was 20 us by these; 4 us more are
-what decodes of Qwen3-30B-A3B lasted longer, layer by layer, on an H200."""
+balanced tokens, the times are 8 % off (median) in 3,429 launches of 64 shapes that aiconfigurator-core 0.12.0 measured
+with vLLM 0.24.0 on an H100 and an H200, and 6 % in the launches of at most 128 tokens. The start was 20 us in these
+launches. Another 4 us were added, because layers took 4 us longer in decodes of Qwen3-30B-A3B on an H200."""
 FOUR_BIT_SHARE = 0.75
 """Share of the rate of reading plain weights for weights in 4 bits. Not measured."""
 
@@ -76,8 +76,8 @@ PREPARE_LAUNCHES = 265
 PIECEWISE_LAUNCHES = {"attention": 24, "latent": 39, "recurrent": 168}
 """Host time to launch a layer of a captured step with prompt tokens, with attention between captured pieces."""
 EAGER_LAUNCHES = {"attention": 78, "latent": 132, "recurrent": 252, "experts": 33}
-"""Host time to launch a layer kernel by kernel, compiled. That of experts comes on top of their layer's: 48 for
-Qwen3-30B-A3B and 17 for Mixtral-8x7B on one H200, beside Llama-3-8B there."""
+"""Host time to launch a compiled layer kernel by kernel. A layer with experts takes the launches of "experts" in
+addition: Qwen3-30B-A3B took 48, and Mixtral-8x7B 17, more than Llama-3-8B on the same H200."""
 UNCOMPILED_SHARE = 0.8
 """Share of `EAGER_LAUNCHES` of a layer without compilation."""
 SEQUENCE_LAUNCHES = 2.4
@@ -169,7 +169,7 @@ def reduce_stages(
 def _hand_over(card: Card, token_bytes: int) -> tuple[float, float]:
     """Return the seconds to send activations to the next stage: a constant per step, and per token.
 
-    They are those of the smallest all-reduce, and of each byte in the largest.
+    The constant is the time of the smallest all-reduce. The time per token follows from that of a byte in the largest.
     """
     (_, smallest_s), *_, (largest_bytes, largest_s) = card.all_reduce
     return smallest_s, token_bytes * largest_s / largest_bytes

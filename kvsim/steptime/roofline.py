@@ -119,7 +119,7 @@ class Roofline:
     handed_over_s: float = 0.0
     """Link, per step: receiving activations from the previous pipeline stage; 0 without one."""
     handed_over_token_s: float = 0.0
-    """Link, per token of such a step."""
+    """Link, per token: receiving its activations from the previous pipeline stage."""
     of_size_s: tuple[float, ...] = ALL_ALIKE
     """GPU, per step, by the entry of its size (`size_place`): time that the other coefficients do not explain, because
     the kernels for this size are slower."""

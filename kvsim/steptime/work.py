@@ -168,9 +168,9 @@ def attention_products(model: Model) -> list[Weights]:
 def untimed(model: Model, *, times_sparse: bool = False) -> tuple[str, ...]:
     """Describe the parts of serving `model` that step times do not include.
 
-    `times_sparse` is True if the step times include sparse attention. About the first second of a server: a process
-    launches its first large steps slowly. The effect was largest in workers of several GPUs with windows: steps took 28
-    to 47 ms in the first second, and 16 to 18 ms when the same load was repeated.
+    `times_sparse` is True if the step times include sparse attention. A process launches its first large steps slowly;
+    this is named only for windows on several GPUs, where the effect was largest. Their steps took 28 to 47 ms in the
+    first second of a server, and 16 to 18 ms when the same load was repeated.
     """
     has_workers = model.num_gpus > 1
     parts = {
