@@ -1,7 +1,6 @@
 """The prefill interval of the scheduler: after a step that computes a prompt, a number of steps only decode.
 
-Prompts are not held back when no sequence decodes, nor after a step that left sequences waiting that it might have
-admitted.
+Prompts are not held back when no sequence decodes, nor if the last step that might admit sequences left some waiting.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def is_prefill(sequence: Sequence, computed: int) -> bool:
 
 @part
 def end_pass(engine: Engine) -> None:
-    """Record whether the pass over the queue left sequences that might have been admitted."""
+    """Record whether any waiting sequence was never passed over; a step that computes no prompts records nothing."""
     state = engine.state
     if not state.holds_prefills:
         state.leaves_waiting = state.num_waiting > state.num_passed_over

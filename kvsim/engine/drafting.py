@@ -22,7 +22,7 @@ def num_tokens_left(engine: Engine, budget: int) -> int:
 
 @part
 def use_tokens(engine: Engine, num_tokens: int) -> None:
-    """Subtract the tokens of one sequence, and what drafting takes for it, from what is left of the step."""
+    """Subtract the tokens of one sequence, and those that drafting takes for it, from the tokens left in the step."""
     engine.state.input_tokens -= num_tokens + engine.settings.draft_slots
 
 
@@ -36,8 +36,8 @@ def return_tokens(engine: Engine, num_tokens: int) -> None:
 def padded_tokens(engine: Engine, computed: int, budget: int) -> int:
     """Return the number of tokens in the first step of a waiting sequence that has one token left to compute.
 
-    vLLM pads that token with drafts, which are always rejected, to the length of the other decodes in the step. 0 means
-    that the padded sequence does not fit and has to wait.
+    vLLM pads that token with drafts, which are always rejected, to the length of the other decodes in the step. The
+    result is 0 if the padded sequence does not fit and has to wait.
     """
     settings, state = engine.settings, engine.state
     has_running = state.num_listed > state.num_new_seqs  # a sequence that ran before is in the step

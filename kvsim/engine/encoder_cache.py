@@ -127,7 +127,7 @@ def _make_room(engine: Engine, num_tokens: int) -> bool:
 
 @part
 def _tokens_before(engine: Engine, place: EncoderInput, computed: int, num_tokens: int) -> int:
-    """Return the number of tokens of a chunk before an image that has no room."""
+    """Return the number of tokens to which a chunk is cut because an image in it has no room."""
     if engine.settings.cuts_before_images:
         return min(num_tokens, place.offset - computed) if computed < place.offset else 0
     return max(0, place.offset - computed - engine.settings.prompt_ahead_tokens)
@@ -179,8 +179,8 @@ def return_budget(engine: Engine, sequence: Sequence) -> None:
 def settle(engine: Engine, launched: int, begin: int, number: int, wrong: int) -> int:
     """Release the images that sequences of a processed step have computed, from index `begin` to sequence `number`.
 
-    The `wrong` drafts of that sequence do not count as computed. Number 0 is no sequence, so that all others are
-    released. Return the index in the step's list at which to continue.
+    `begin` is an index in the step's list of sequences. The `wrong` drafts of sequence `number` do not count as
+    computed. Number 0 is no sequence: all sequences from `begin` on are visited. Return the index at which to continue.
     """
     first, place = launched * engine.settings.max_num_seqs, begin
     while place < engine.launched[launched].num_computing:

@@ -20,7 +20,7 @@ from kvsim.engine.state import Engine
 def pass_over(engine: Engine, first: int, budget: int) -> int:
     """Skip running sequences from index `first` on, up to one that needs a decision; return how many were skipped.
 
-    Each of these decodes one token of the budget.
+    Each skipped sequence decodes one token. At most `budget` sequences are skipped.
     """
     state, leaves_alone = engine.state, engine.settings.leaves_alone
     launched, index, end = state.num_scheduled - 1, first, min(state.num_running, first + budget)

@@ -27,7 +27,7 @@ class Demand:
     priority: Column
     arrival_s: npt.NDArray[np.float64]
     keys: Ragged[np.int64]
-    """One key per full block of every prompt, equal for equal prefixes; empty if contents are unknown."""
+    """One key per full block of every prompt; keys are equal for equal prefixes. Empty if contents are unknown."""
     adapter: Column | int = 0
     """Number of the request's adapter, from 1 on; 0 for none."""
 
@@ -64,7 +64,7 @@ class Demand:
     def misfits(self, policy: Policy, num_units: int, layout: KVCacheLayout | None = None) -> npt.NDArray[np.bool_]:
         """Return a mask of the requests that could not be served even with all `num_units` units: bool[n].
 
-        With several KV-cache groups, a request fits if all blocks that it may hold at once do.
+        With several KV-cache groups, a request fits if the pool has all blocks that the request may hold at once.
         """
         if isinstance(policy, Static):
             fits = self.prompt + self.limit - 1 <= num_units

@@ -15,24 +15,26 @@ from kvsim.engine.records import Bucketed, Small
 
 NO_PAGE = 0
 SLOTS, WINDOWS = range(2)
-"""Pools: the slots of full attention, or of all layers; those of layers with windows."""
+"""Pools of slots: one for full attention (without windows, for all layers), and one for layers with windows."""
 ROOT = 0
-"""The root of the tree, which holds no page; as the child of a node, none."""
+"""The root of the tree, which holds no page. In place of a child it means that there is none."""
 FCFS, LPM, DFS_WEIGHT, LOF, HRRN, SHORTEST_PREFILL_FIRST = range(6)
 """Orders of the queue."""
 LRU, LFU, FIFO, FILO, MRU, LEAST_PRIORITY, SLRU = range(7)
-"""Strategies: which leaf of the tree is evicted first."""
+"""Strategies that choose the leaf of the tree to evict first."""
 NO_BATCH, EXTEND, DECODE, MIXED = range(4)
 """Kinds of batches: none, prompts, one token of each running request, both."""
 NOT_CHUNKED = 0
 """No request is in the middle of its prompt."""
 NO_HOST, WRITE_THROUGH, WRITE_SELECTIVE, WRITE_BACK = range(4)
-"""Write policies: copy a node of the tree to the host never, at its first hit, at its second, at its eviction."""
+"""Write policies. A node of the tree is copied to the host never, at its first or second hit, or at its eviction."""
 NO_PRIORITY = 1 << 40
-"""The size of a priority beyond all others, which a request without one has."""
+"""A number larger than all priorities; a request without a priority has this number or its negative."""
 ASKED, LEAF, DUPLICATE, RETRACTED, WINDOW = range(5)
-"""Events: an eviction was asked for; a node was evicted; slots were freed because the tree has their tokens; a request
-gave its memory back; the window slots of a node were evicted."""
+"""Events of the cache. `ASKED` is the request to evict slots, `LEAF` an evicted node, and `WINDOW` the eviction of the
+window slots of a node. `DUPLICATE` are slots that are freed because the tree has their tokens. `RETRACTED` is a
+retracted request.
+"""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -43,178 +45,178 @@ class RadixArguments:
     eviction: int = LRU
     order: int = FCFS
     num_rows: int = 0
-    """Requests that may run at once."""
+    """Largest number of requests that run at once."""
     row_pages: int = 0
-    """Pages of the longest sequence: the length of a row of the request table."""
+    """Length of a row of the request table, which is the number of pages of the longest sequence."""
     chunk_tokens: int = 0
-    """Tokens of prompts in one batch; 0 where prompts are not cut."""
+    """Largest number of prompt tokens in one batch; 0 if prompts are not cut."""
     max_prefill_tokens: int = 0
     mixes: bool = False
     """Running requests decode in the step of a prefill."""
     is_exclusive: bool = False
     """A prefill that follows another waits for its output before it is launched."""
     prefill_max_requests: int = 0
-    """Requests in one prefill; 0 for no limit."""
+    """Largest number of requests in one prefill; 0 for no limit."""
     prefill_decode_interval: int = 0
-    """Passes after a prefill in which no other is tried."""
+    """Number of passes after a prefill in which no other prefill is tried."""
     interval_min_seqs: int = 0
-    """Running requests below which the interval is cut short."""
+    """Number of running requests below which this interval ends early."""
     by_priority: bool = False
     low_values_first: bool = False
-    """A smaller priority is the more important one."""
+    """The request with the smaller priority is the more important one."""
     preempts: bool = False
-    """A waiting request may take the place of less important ones."""
+    """A waiting request may preempt less important running requests."""
     preemption_threshold: int = 0
     retracts_by_priority: bool = False
     first_ratio: float = 0.0
-    """Share of the tokens that running requests may still put out which admission expects, at first."""
+    """Initial share of their remaining outputs that running requests are expected to need."""
     least_ratio: float = 0.0
     ratio_decay: float = 0.0
-    """Loss of the share with each decode step."""
+    """Number by which every decode step lowers this share."""
     retract_steps: int = 0
-    """Slots that a retraction frees for each remaining request."""
+    """Number of slots that a retraction makes available for each remaining request."""
     most_new_tokens: int = 0
-    """Tokens of an answer that admission looks at, at most."""
+    """Largest number of tokens of an answer that admission takes into account."""
     window_tokens: int = 0
-    """Tokens before a new one that layers with windows look at; 0 without such layers, which then have no pool."""
+    """Number of tokens before a new token that layers with windows read; 0 if such layers have no pool."""
     window_pages: int = 0
-    """Pages of their pool."""
+    """Number of pages in the pool of these layers."""
     window_interval: int = 0
-    """Tokens beyond the window after which a running request gives window slots back."""
+    """Number of computed tokens after which a decoding request frees window slots again."""
     host_pages: int = 0
-    """Pages of the host tier."""
+    """Number of pages of the host tier."""
     write_policy: int = NO_HOST
     """The write policy of the host tier."""
     copies_are_told: bool = False
-    """The caller says when copies have ended; otherwise each has ended in the next pass."""
+    """The caller reports when copies have ended; if False, each copy has ended in the next pass."""
     reports: bool = False
-    """Evictions, duplicates and retractions are written down."""
+    """Evictions, duplicates and retractions are recorded."""
     most_memory_rows: int = 0
-    """Rows of a recording that there is room for."""
+    """Number of rows of the memory table for which there is room."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class RadixState:
-    """Every number of the cache and its scheduler that changes from step to step."""
+    """The numbers of the cache and of its scheduler that change from step to step."""
 
     is_collecting: bool = False
-    """Pages that are freed are collected, and freed together."""
+    """Freed pages are collected, to be freed in one call."""
     num_free_windows: int = 0
-    """Free pages of the pool of windows."""
+    """Number of free pages in the pool of windows."""
     num_cached_windows: int = 0
-    """Pages of windows in the tree that no request locks."""
+    """Number of window pages in the tree that no request locks."""
     num_edges: int = 0
-    """Nodes that were ever the upper edge of a locked window."""
+    """Number of values of `Node.edge` that were assigned so far."""
     matched_pages: int = 0
-    """Pages of the last match, whether their windows are there or not."""
+    """Number of pages of the last match, with or without their windows."""
     host_node: int = ROOT
-    """The node at which the last match ended, where copies on the host count, too."""
+    """The node at which the last match ended, copies on the host included."""
     num_nodes: int = 0
-    """Records of nodes that were ever taken."""
+    """Number of node records that were ever used."""
     first_spare: int = 0
-    """First unused record of a node; `parent` leads to the next."""
+    """The first node record that can be used again; its `parent` is the next one."""
     num_leaves: int = 0
-    """Nodes that can be evicted now."""
+    """Number of nodes that can be evicted now."""
     entries_end: int = 0
-    """End of the entries in use of `RadixTables.node_pages`, those of evicted nodes included."""
+    """Index after the last used entry of `RadixTables.node_pages`; entries of evicted nodes count as used."""
     entries_limit: int = 0
-    """End of the half of `RadixTables.node_pages` that is in use."""
+    """Index after the half of `RadixTables.node_pages` that is in use."""
     clock: int = 0
-    """Counter of accesses to the tree."""
+    """Counter from which accesses to the tree get their stamps."""
     locked_pages: int = 0
     num_free_rows: int = 0
     chunked: int = NOT_CHUNKED
     """The request that is in the middle of its prompt."""
     last_mode: int = NO_BATCH
-    """The batch launched in the pass before."""
+    """Kind of the batch of the pass before."""
     last_chunked: int = NOT_CHUNKED
     num_prefills: int = 0
-    """Requests of the last prefill that computed prompts."""
+    """Number of requests of the last prefill that computed prompts."""
     num_ended_before: int = 0
-    """Requests that had ended when those that run were looked through last."""
+    """Number of requests that had ended when ended requests were last removed from the running batch."""
     num_last: int = 0
-    """Requests of that batch, if it was a prefill."""
+    """Number of requests in the prefill of the pass before."""
     runs_last: bool = False
-    """The running batch is the prefill of the pass before: SGLang takes that for a decode once the batch decodes."""
+    """The running batch is the last prefill. If it decodes, SGLang takes this prefill for a decode."""
     last_puts_out: bool = False
-    """A request of the last prefill may put out more than the token of its prefill."""
+    """Some request of the last prefill may yield outputs after that of its prefill."""
     puts_out: bool = False
-    """A running request may put out more than the token of its prefill."""
+    """Some running request may yield outputs after that of its prefill."""
     chosen_mode: int = NO_BATCH
-    """A batch that is chosen and waits for the output of the one before."""
+    """Kind of the chosen batch that waits for the output of the batch before; `NO_BATCH` for none."""
     is_full: bool = False
-    """No candidate is looked at before a request leaves."""
+    """The running batch counts as full, so that no waiting request is tried until a request leaves."""
     ratio: float = 0.0
-    """The share of `RadixArguments.first_ratio` as it is now."""
+    """The present value of the share that begins at `RadixArguments.first_ratio`."""
     is_rested: bool = True
-    """The engine has kept house since the last batch."""
+    """The estimate of answers was reset after the last batch."""
     interval_left: int = 0
     num_refreshes: int = 0
-    """Passes that ordered a queue, where waiting prefixes are kept young."""
+    """Number of passes with waiting requests, counted because their prefixes are matched at intervals."""
     num_entered: int = 0
-    """Requests that have entered the queue, those that came back included."""
+    """Number of times that a request has entered the queue."""
     num_prefilled: int = 0
-    """Tokens prefilled, as SGLang counts them."""
+    """Number of prefilled tokens, as SGLang counts them."""
     last_prefill_tokens: int = 0
     running_prefill_tokens: int = 0
-    """Tokens of the prefill that the running batch was, which SGLang counts again with each decode."""
+    """Number of tokens of the prefill that became the running batch. SGLang counts them again in every decode."""
     num_launched: int = 0
     launched_mode: int = NO_BATCH
-    """Kind of the batch that was launched last; of a decode, all running requests are part."""
+    """Kind of the batch that was launched last. A decode includes all running requests."""
     most_results: int = 0
-    """Results that may come before one ends a running request by length, at least."""
+    """Number of results before the running requests are scanned again; none of them ends by length until then."""
     has_failed: bool = False
-    """SGLang would have died: a batch that was admitted finds too few slots."""
+    """An admitted batch found too few slots, which ends SGLang."""
     total_offset: float = 0.0
-    """Tokens that running and admitted requests will need, as a pass expects it."""
+    """Number of tokens for which running and admitted requests are expected to need slots."""
     current_offset: float = 0.0
-    """Tokens that admitted requests need now."""
+    """Number of tokens for which admitted requests need slots now."""
     window_offset: int = 0
-    """Slots of windows that admitted requests will need."""
+    """Number of window slots that admitted requests will need."""
     input_left: int = 0
     chunk_left: int = 0
     num_held_rows: int = 0
-    """Admitted requests of the pass that have a row already."""
+    """Number of requests admitted in this pass that have a row already."""
     admitted_chunked: int = NOT_CHUNKED
-    """The request admitted in the pass whose prompt is cut."""
+    """The request whose prompt is cut, among those admitted in this pass."""
     num_needs: int = -1
-    """Requests whose needs the pass has noted; -1 for none yet."""
+    """Number of records used in `RadixTables.needs`; -1 before the first candidate of a pass."""
     num_free_host: int = 0
-    """Free pages of the host tier."""
+    """Number of free pages in the host tier."""
     num_written: int = 0
-    """Copies to the host that the scheduler has not heard of."""
+    """Number of copies to the host that the scheduler has not finished."""
     num_loading: int = 0
-    """Copies from the host that the scheduler has not heard of."""
+    """Number of loads from the host that the scheduler has not finished."""
     num_doubled: int = 0
-    """Nodes that ever came to be on the device and on the host."""
+    """Number of values of `Node.doubled` that were assigned so far."""
     num_events: int = 0
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class FreeList:
-    """The ring of the free pages of a pool: `RadixTables.free_pages` from `begin` to `end`."""
+    """The ring with the free pages of a pool: `RadixTables.free_pages[begin:end]`."""
 
     begin: int = 0
     end: int = 0
     head: int = 0
-    """The place of the page that is handed out next."""
+    """Index of the page that is allocated next."""
     tail: int = 0
-    """The place behind the last free page."""
+    """Index after the last free page."""
     back: int = 0
-    """The place behind the last page that is collected to be freed."""
+    """Index after the last page that is collected to be freed."""
     num_collected: int = 0
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Node(Bucketed):
-    """A run of pages in the tree, found by the key of its first one."""
+    """A node of the tree: a run of pages, which is found by the key of its first page."""
 
     key: int = 0
     parent: Small = 0
     owner: Small = 0
-    """A request that has the tokens of the whole path: keys of pages are its keys."""
+    """A request with the tokens of the whole path, so that its keys are the keys of the node's pages."""
     begin: Small = 0
-    """Pages of the path before the node."""
+    """Number of pages on the path before the node."""
     num_pages: Small = 0
     first_entry: Small = 0
     """Index of its first page in `RadixTables.node_pages`."""
@@ -222,92 +224,94 @@ class Node(Bucketed):
     locks: Small = 0
     hits: Small = 0
     place: Small = -1
-    """Index of the node among those that can be evicted, or -1."""
+    """Index of the node in `RadixTables.leaves`; -1 if it cannot be evicted."""
     priority: int = 0
     accessed: int = 0
     created: int = 0
     attached: int = 0
-    """The order in which the children of a node were attached to it."""
+    """Stamp of the time at which the node was attached to its parent."""
     weight: Small = 0
-    """Waiting requests whose prefix ends in the subtree, while they are put in order."""
+    """Number of waiting requests whose prefix ends in the subtree; used while the queue is sorted."""
     first_waiting: Small = 0
     last_waiting: Small = 0
     first_child: Small = ROOT
-    """The first of the children with waiting requests that were not met yet."""
+    """The first child that has waiting requests and was not visited yet."""
     next_sibling: Small = ROOT
     is_spare: bool = False
-    """The record is of no node."""
+    """The record is unused."""
     is_on_device: bool = True
     is_on_host: bool = False
     num_host_children: Small = 0
-    """Children that are on the host alone, which `num_children` leaves out."""
+    """Number of children that are only on the host; `num_children` does not count these."""
     host_locks: Small = 0
-    """Loads under way that begin at the node's copy."""
+    """Number of locks on the node's copy on the host, such as one for each load under way that ends at the node."""
     loaded_for: Small = ROOT
-    """The node at which a load under way ends that this one is part of."""
+    """The node at which the load under way ends that also loads this node; `ROOT` for none."""
     doubled: int = 0
-    """The order in which nodes came to be on the device and on the host; 0 where that was not noted."""
+    """Number in the order in which nodes became double (on the device and on the host); 0 if it has none."""
     has_window: bool = False
-    """The window slots of its pages are there, too."""
+    """Its pages have window slots."""
     window_locks: Small = 0
     edge: Small = 0
-    """The number by which requests know the node as the upper end of the window that they lock; 0 for none."""
+    """A number that identifies the node as the upper end of a locked window; 0 for none."""
     younger: Small = ROOT
-    """The node with a window that was used later; of the root, the oldest. `older` is the other way."""
+    """The node whose windows were used next after those of this node; for `ROOT`, the least recently used one.
+
+    `older` is the link in the other direction."""
     older: Small = ROOT
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Holding:
-    """The share of one request in the cache, and its state in the scheduler."""
+    """The state of one request in the cache and in the scheduler."""
 
     node: Small = ROOT
     """The node at which its prefix ends."""
     host_node: Small = ROOT
-    """The node at which its prefix ends where copies on the host count, too."""
+    """The node at which its prefix ends, copies on the host included."""
     host_tokens: Small = 0
-    """Tokens of its last match that are on the host alone."""
+    """Number of tokens of its last match that are only on the host."""
     lock: Small = ROOT
-    """The node from which on its path is locked."""
+    """The last node of its locked path."""
     edge: Small = 0
     """The edge (`Node.edge`) up to which the windows of that path are locked; 0 for the whole path."""
     gone_tokens: Small = 0
-    """Tokens up to which the request has given its window slots back."""
+    """Number of leading tokens for which the request has no window slots any more."""
     branch_tokens: Small = 0
-    """Tokens of its last match where they were more than its hit, for lack of windows; 0 otherwise."""
+    """Number of tokens of its last match, if missing windows made its hit shorter; otherwise 0."""
     num_extends: Small = 0
-    """Prefills that it was in since it was admitted."""
+    """Number of prefills of the request since it was admitted."""
     num_decodes: Small = 0
     prefix_tokens: Small = 0
-    """Tokens at which its next prefill begins."""
+    """Number of tokens before its next prefill."""
     extend_end: Small = 0
-    """Tokens at which its last prefill ends."""
+    """Number of tokens up to the end of its last prefill."""
     protected_tokens: Small = 0
-    """Tokens whose slots are the tree's."""
+    """Number of leading tokens whose slots belong to the tree."""
     inserted_tokens: Small = 0
-    """Tokens that it has ever put into the tree."""
+    """Number of its leading tokens that were inserted into the tree so far."""
     laid_out_tokens: Small = 0
-    """Tokens that the scheduler has copied for it."""
+    """Number of tokens that it had when the scheduler last copied the list of them."""
     matched_tokens: Small = 0
-    """Tokens of the last match, by which the queue is ordered."""
+    """Number of tokens of its last match, by which the queue is sorted."""
     limit: Small = 0
-    """Outputs that it may put out."""
+    """Largest number of outputs that the request allows."""
     ignores_eos: bool = False
     is_aborted: bool = False
     """The request ends with its next output."""
     middle_chunks: Small = 0
-    """Chunks in flight that yield no output."""
+    """Number of its chunks in flight that yield no output."""
     launched_in: int = 0
-    """The last batch with a prefill that it was in, counted from 1."""
+    """Number of the last batch that prefilled the request, counted from 1 over all batches."""
     entered: int = 0
-    """The order of entering the queue."""
+    """Number in the order in which requests entered the queue."""
     entered_at: int = 0
-    """Tokens prefilled by the engine before."""
+    """Value of `RadixState.num_prefilled` when the request entered the queue."""
     rank: Small = 0
-    """Place of its name in the order of all names, as a tie-breaker."""
+    """Place of its name in the order of all names, which breaks ties."""
     priority: int = 0
     is_put_back: bool = False
-    """A request before it in the queue has the same prefix: it waits until that is computed."""
+    """The request waits until the prefix that it shares with a request before it in the queue is computed."""
     next_waiting: Small = 0
 
 
@@ -322,60 +326,59 @@ class Launch:
 
 @dataclass(slots=True, eq=False, repr=False)
 class CacheEvent:
-    """An event of the cache, or one more page of it."""
+    """An event of the cache, or a further row with pages of that event."""
 
     kind: Small = 0
     is_first: bool = False
-    """The row begins an event; others add pages to it."""
+    """The row begins an event. Other rows add pages to the event."""
     subject: Small = 0
-    """The request that it is about, the number of slots asked for, or the first page."""
+    """The retracted request, the number of slots to evict, or the first page."""
     length: Small = 0
-    """Pages, or outputs of the request."""
+    """Number of pages, or of the request's outputs."""
     others: Small = 0
-    """Requests that continue."""
+    """Number of other requests of the batch that continue."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Need:
-    """Tokens that a request may still put out, and those that it then gives back."""
+    """Number of outputs that a request is expected to have still, and of the tokens whose slots it frees then."""
 
     left: float = 0.0
     held: int = 0
 
 
 class RadixTables(NamedTuple):
-    """SGLang's cache and scheduler, in an engine that has them."""
+    """The records of SGLang's cache and scheduler, in an engine that has them."""
 
     settings: RadixArguments
     state: RadixState
     free: Records[FreeList]
-    """Free lists of the pool of slots and of that of windows."""
+    """Free lists of the pools `SLOTS` and `WINDOWS`."""
     free_pages: Numbers
-    """The rings of both pools. Pages of the pool of windows are numbered behind the others."""
+    """The rings of both pools, one after the other. Window pages are numbered after the other pages."""
     node_pages: Numbers
-    """Pages of the tree's nodes, those of a node end to end, in two halves: when one is full, the pages of all nodes
-    are copied to the other."""
+    """Two halves, one of which lists the pages of every node. If it is full, the lists are copied to the other half."""
     windows: Numbers
-    """The page in the pool of windows that goes with a page, or none."""
+    """The window page of each page; `NO_PAGE` for none."""
     nodes: Records[Node]
     leaves: Numbers
-    """A heap of the nodes that can be evicted, the next one first."""
+    """A heap of the nodes that can be evicted; the next one to evict is at its top."""
     rows: Numbers
-    """The request table: pages of each row, one row behind the other, the last row first."""
+    """The request table: the pages of each row, row after row."""
     free_rows: Numbers
-    """A stack of rows."""
+    """A stack of the free rows."""
     holdings: Records[Holding]
-    """One for each request."""
+    """One record for each request."""
     last: Numbers
-    """Requests of the prefill launched in the pass before."""
+    """Requests in the prefill of the pass before."""
     order: Numbers
-    """Requests that are being put in order."""
+    """Requests while they are sorted."""
     written: Numbers
     """Nodes that are being copied to the host."""
     loading: Numbers
     """Nodes at which loads from the host end."""
     launches: Records[Launch]
-    """One for each step that may be in flight."""
+    """One record for each step that may be in flight."""
     needs: Records[Need]
-    """Tokens that running requests will need, where the cache is off; see `prefill_adder`."""
+    """Future needs of requests if there is no prefix cache, in ascending order of `left`; see `prefill_adder`."""
     events: Records[CacheEvent]

@@ -162,7 +162,7 @@ def _sort_in(engine: Engine, index: int) -> None:
 
 @part
 def is_more_important(engine: Engine, first: Sequence, second: Sequence) -> bool:
-    """Tell whether `first` goes before `second`: the smaller priority, then the earlier arrival."""
+    """Tell whether `first` goes before `second`, because its priority is smaller, or equal and it arrived earlier."""
     if first.priority != second.priority:
         return first.priority < second.priority
     return engine.times[first.number].arrival_s < engine.times[second.number].arrival_s

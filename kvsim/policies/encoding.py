@@ -14,49 +14,48 @@ class ImageInput:
     """One image at one place of a prompt."""
 
     content: int | str
-    """Number or name of the image: equal images have equal ones."""
+    """Number or name of the image. Equal images have equal numbers or names."""
     offset: int
-    """Tokens of the prompt before it."""
+    """Number of prompt tokens before the image."""
     length: int
-    """Tokens of the prompt that it takes."""
+    """Number of prompt tokens that the image takes."""
     embedded: tuple[tuple[int, int], ...] = ()
-    """Runs of those of its tokens that carry an output of the encoder, each as first token and number; empty for all.
-    """
+    """Runs of tokens that carry an encoder output, as (first token, number of tokens); empty if all carry one."""
 
     @property
     def end(self) -> int:
-        """Tokens of the prompt up to its end."""
+        """Number of prompt tokens up to the end of the image."""
         return self.offset + self.length
 
     @property
     def runs(self) -> tuple[tuple[int, int], ...]:
-        """Runs of its tokens that carry an output of the encoder."""
+        """Runs of the image's tokens that carry an output of the encoder."""
         return self.embedded or ((0, self.length),)
 
     @property
     def num_embeddings(self) -> int:
-        """Outputs of the encoder that it takes."""
+        """Number of encoder outputs that the image takes."""
         return sum(length for _, length in self.runs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoding:
-    """The images of a workload, and what the encoder has for them; sizes in outputs of the encoder (embeddings)."""
+    """The images of a workload, and the limits of their encoder. Sizes are in outputs of the encoder (embeddings)."""
 
     compute_tokens: int
-    """Embeddings that one step computes, at most."""
+    """Largest number of embeddings that one step computes."""
     cache_tokens: int
-    """Embeddings that the encoder cache holds."""
+    """Number of embeddings that the encoder cache holds."""
     is_whole: bool = False
     """An image is never cut: all of its tokens are computed in one step (`disable_chunked_mm_input`)."""
     inputs: Sequence[Sequence[ImageInput]] = field(default=(), repr=False)
     """Images of each request, in order of their places."""
 
     def check(self, release: str, *, num_groups: int) -> None:
-        """Check that a release is known to serve these images, and that each fits.
+        """Check that kvsim knows how a release serves these images, and that the encoder has room for each.
 
         Raises:
-            UsageError: it is not, or one does not.
+            UsageError: kvsim does not know it, the model has several KV-cache groups, or an image does not fit.
         """
         check_feature(release, "the encoder cache")
         if num_groups > 1:

@@ -62,7 +62,7 @@ def poll(engine: Engine) -> None:
 
 @part
 def pass_time(engine: Engine, until_s: float) -> None:
-    """Advance the clock to the end of the next transfer or to the next arrival, before which nothing can change.
+    """Advance the clock to the next arrival or end of a transfer, if no step can have an effect before.
 
     If that time is not before `until_s`, the engine sleeps instead.
     """

@@ -45,7 +45,7 @@ class Cached:
 
     @property
     def tokens_below(self) -> int:
-        """Tokens in cached blocks that continue this prefix."""
+        """Number of tokens in cached blocks that continue this prefix."""
         return self._tree.tokens_below(self.key)
 
 
@@ -62,7 +62,7 @@ class CachedBlocks:
         self._continued: defaultdict[int, set[int]] = defaultdict(set)
         """Keys of the cached prefixes that are one block longer, by key."""
         self._below: dict[int, int] | None = None
-        """Tokens in cached blocks that continue a cached prefix, by key; None until a rule asks."""
+        """Number of tokens in cached blocks that continue a cached prefix, by key; None until a rule asks."""
         self._rank = rank
         self._ranked: list[tuple[Any, int, Cached]] = []
         """A heap of free blocks; those whose rank has changed since are out of date."""

@@ -37,7 +37,7 @@ QUEUED = (WAITING, PREEMPTED)
 """States of a request that is in the queue."""
 
 _MOST_EMPTY = 3
-"""Number of consecutive steps that may be empty, since the last tokens of all running requests may be in flight."""
+"""Number of consecutive steps that may be empty, because the last tokens of all running requests may be in flight."""
 
 
 _MOST_TIMES = 10
@@ -78,22 +78,22 @@ class Served:
 
     @property
     def max_tokens(self) -> int:
-        """Output tokens after which the server stops the request."""
+        """Number of output tokens after which the server stops the request."""
         return self.sequence.limit_tokens - self.sequence.prompt_tokens
 
     @property
     def output_tokens(self) -> int:
-        """Output tokens that the request will have in the end."""
+        """Number of output tokens that the request will have in the end."""
         return self.sequence.end_tokens - self.sequence.prompt_tokens
 
     @property
     def hit_tokens(self) -> int:
-        """Leading tokens that the waiting request would find in the prefix cache now."""
+        """Number of leading tokens that the waiting request would find in the prefix cache now."""
         return step_costs.hits(self._engine, self.sequence)[0] if self.sequence.status in QUEUED else 0
 
     @property
     def prefix_keys(self) -> list[int]:
-        """Keys of the full units of the known tokens but the last."""
+        """Keys of the full units of the known tokens, without the last token."""
         num_keys = (self.sequence.num_tokens - 1) // self._engine.settings.unit_tokens
         for index in range(len(self._keys), num_keys):
             self._keys.append(prefix_hits.key_of(self._engine, self.sequence, 0, index))
@@ -124,7 +124,7 @@ class CustomRules:
         self._has_declined = False
         """Whether the policy has named no request to admit in this step."""
         self._tokens_in_vain = self._most_in_vain = 0
-        """Tokens computed since any request last got an output token, and the number at which to check that again."""
+        """Number of tokens computed since any request last got an output token, and the number to check next."""
         self._alone: int | None = None
         """The number of the request that `compute` serves; None outside of it."""
         self._next: Iterator[ServedRequest] | None = None
@@ -304,12 +304,12 @@ class CustomRules:
 
     @property
     def num_free_units(self) -> int:
-        """Units that can be allocated."""
+        """Number of units that can be allocated."""
         return self.engine.state.num_free
 
     @property
     def tokens_left(self) -> int:
-        """Tokens that this step has not given to a request yet."""
+        """Number of tokens that this step has not given to a request yet."""
         engine = self.engine
         given = sum(engine.batch_tokens[index] for index in range(engine.state.num_listed))
         return engine.settings.max_num_batched_tokens - given
@@ -369,7 +369,7 @@ class CustomRules:
         scheduler.preempt(self.engine, sequence)
 
     def _place(self, request: ServedRequest, role: str) -> int:
-        """Return the index of a request among those that run."""
+        """Return the index of a request among the running ones."""
         engine, number = self.engine, self._sequence(request).number
         running = [engine.running[index] for index in range(engine.state.num_running)]
         if number not in running:

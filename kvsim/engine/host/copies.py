@@ -1,4 +1,4 @@
-"""The clock of copies between GPU and host memory: when each starts, when it ends, and which step reports it.
+"""The clock of copies between GPU and host memory: when each copy starts, when it ends, and which step reports it.
 
 As in vLLM 0.25.1:
 
@@ -86,7 +86,7 @@ def poll(engine: Engine) -> None:
 
 @part
 def pass_time(engine: Engine, until_s: float) -> None:
-    """Advance the clock to the end of the next copy, the next arrival or `until_s`, before which nothing can change."""
+    """Advance the clock to the next arrival or end of a copy, at most to `until_s`, if no step has an effect before."""
     state, host = engine.state, engine.host
     if not external_kv.is_settled(engine):
         return

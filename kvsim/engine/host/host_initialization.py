@@ -77,12 +77,12 @@ def num_slots(policy: Paged, block_bytes: int, num_gpus: int) -> int:
 
 
 def most_loading(policy: Paged, num_units: int, size: int) -> int:
-    """Return how many of `size` sequences can load at once at most; each needs the GPU blocks of one host block."""
+    """Return how many of `size` sequences can load at once. A load needs the GPU blocks of at least one host block."""
     return min(size, num_units // blocks_per_slot(policy))
 
 
 def num_places(policy: Paged, num_units: int, size: int) -> int:
-    """Return the largest number of tables at once: of running and loading requests, and of victims with busy blocks."""
+    """Return the largest number of tables at once, of running requests, loading requests and victims with busy blocks."""
     batch = min(policy.scheduler.max_num_seqs, size)
     if not policy.cache.kv_offloading_size:
         return batch

@@ -14,7 +14,7 @@ from kvsim.engine.state import Engine
 
 @part
 def begin(engine: Engine, sequence: Sequence, is_load: bool, first: int, end: int) -> int:
-    """Add a copy of host blocks in [first, end) of a sequence, of all or of some; return its index."""
+    """Add a copy of a sequence's host blocks in [first, end), or of some of these blocks; return the copy's index."""
     host = engine.host
     state = host.state
     job = state.last_free_job

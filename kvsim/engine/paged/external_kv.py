@@ -77,7 +77,9 @@ def admit(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) ->
 
 @part
 def begin_step(engine: Engine, has_effect: bool) -> None:
-    """Record the last step of each sequence in the batch; end the reservations of prompts that the step completes."""
+    """Record the last step of each sequence in the batch, and end the reservations of prompts that the step completes.
+
+    `has_effect` tells whether this call of the scheduler changed anything."""
     state, external = engine.state, engine.external
     launched = engine.launched[state.next_launched]
     launched.computes = state.num_in_batch > 0
@@ -197,6 +199,6 @@ def _num_missing(engine: Engine, sequence: Sequence, num_tokens: int) -> int:
 
 @part
 def _fits(engine: Engine, whole: int, needed: int) -> bool:
-    """Tell whether the pool has `needed` blocks, and `whole` for the known tokens if these must fit."""
+    """Tell whether `needed` blocks may be allocated and, if all known tokens must fit, `whole` blocks for these."""
     free_blocks = kv_cache.num_admissible(engine)
     return needed <= free_blocks and not (engine.settings.reserve_full_prompt and whole > free_blocks)

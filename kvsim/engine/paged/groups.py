@@ -132,7 +132,7 @@ def remove_skipped_blocks(engine: Engine, sequence: Sequence, group: int, comput
 
 @part
 def quiet_until(engine: Engine, sequence: Sequence, group: int, computed: int) -> int:
-    """Return the number of tokens up to which a sequence needs no new block of the group and frees none."""
+    """Return the number of tokens up to which a sequence neither needs a new block of the group nor frees one."""
     record, table = engine.groups[group], table_of(engine, sequence, group)
     block_size = record.block_size
     room = table.num_blocks * block_size - engine.settings.lookahead_tokens
@@ -148,7 +148,7 @@ def quiet_until(engine: Engine, sequence: Sequence, group: int, computed: int) -
 
 @part
 def is_kept_for_hits(engine: Engine, sequence: Sequence, group: int, index: int) -> bool:
-    """Tell whether a full block is put into the prefix cache: whether a hit could end at it.
+    """Tell whether a full block is put into the prefix cache, because a hit may need it.
 
     A hit ends at a boundary that all groups share, and needs the blocks of one window, or the one state, before it.
     With a retention interval these are kept only at the boundaries of the interval, at the end of the prompt, and at
@@ -224,7 +224,7 @@ def _num_expired(engine: Engine, sequence: Sequence, group: int, computed: int) 
 
 @part
 def _expired_of_table(engine: Engine, sequence: Sequence, group: int, computed: int) -> int:
-    """Count the expired slots of one table; shared blocks are counted once."""
+    """Count the expired slots of one table; a block in several tables is counted only with the last of them."""
     record, table = engine.groups[group], table_of(engine, sequence, group)
     num_expired = _num_expired(engine, sequence, group, computed)
     slots = record.state_slots if record.kind == MAMBA else record.token_slots
@@ -263,8 +263,8 @@ def _expired_states(engine: Engine, sequence: Sequence, group: int) -> int:
 def _expired_of(engine: Engine, block: int, amount: int) -> int:
     """Note that one holder of a block no longer reads `amount` of the block's tokens or states.
 
-    In each pass of counting, every holder of the block makes this call once. The last call returns the number that no
-    holder reads, the smallest amount; earlier calls return 0. So the block is counted once.
+    In each pass of counting, a holder makes this call at most once for the block. The call of the last holder returns
+    the smallest amount, which no holder reads. All other calls return 0, so the block is counted once.
     """
     num_holders = engine.blocks[block].refs
     if num_holders == 1:

@@ -60,7 +60,7 @@ def goes_first(engine: Engine, node: int, other: int) -> bool:
 
 @part
 def _rise(engine: Engine, node: int, place: int) -> None:
-    """Put a node at `place` of the heap, or further up while it is evicted before its parent there."""
+    """Put a node at `place` of the heap, or further up, above all parents that are evicted after it."""
     nodes, leaves = engine.radix.nodes, engine.radix.leaves
     while place > 0 and goes_first(engine, node, leaves[(place - 1) // 2]):
         leaves[place] = leaves[(place - 1) // 2]
@@ -72,7 +72,10 @@ def _rise(engine: Engine, node: int, place: int) -> None:
 
 @part
 def _sink(engine: Engine, node: int, place: int) -> int:
-    """Make room for a node at `place` of the heap, or further down while a child is evicted first; return the place."""
+    """Make room for a node at `place` of the heap, or further down, below all children that are evicted first.
+
+    Return the index of the free place.
+    """
     nodes, leaves, size = engine.radix.nodes, engine.radix.leaves, engine.radix.state.num_leaves
     while 2 * place + 1 < size:
         child = 2 * place + 1

@@ -105,7 +105,7 @@ def budget_state(engine: Engine) -> int:
 
 @part
 def add_chunked_req(engine: Engine, sequence: Sequence, most: int) -> bool:
-    """Continue the chunked request by at most `most` tokens of its prompt; tell whether it stays chunked.
+    """Continue the chunked request by at most `most` tokens of its prompt; return whether it stays chunked.
 
     With windows, it waits if memory is short.
     """
@@ -273,7 +273,10 @@ def _add_one_req_ignore_eos(engine: Engine, sequence: Sequence) -> int:
 
 @part
 def _insert_needs(engine: Engine, sequence: Sequence) -> None:
-    """Insert the future needs of a candidate; first in a pass, also those of running and admitted requests."""
+    """Insert the future needs of a candidate; the first call in a pass also inserts those of all other requests.
+
+    The other requests are the running and the admitted ones.
+    """
     radix, state = engine.radix.state, engine.state
     if radix.num_needs >= 0:
         _insert_later_need(engine, sequence)

@@ -131,7 +131,7 @@ def insert(engine: Engine, sequence: Sequence, num_pages: int, protected: int, i
 
 @part
 def insert_prompt(engine: Engine, sequence: Sequence, num_pages: int, priority: int) -> None:
-    """Split the path of a request, which the tree has, where the prompt ends.
+    """Split the path of a request at the end of the prompt. The tree has the whole path.
 
     The answer can then be evicted without the prompt.
     """

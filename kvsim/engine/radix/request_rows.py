@@ -289,4 +289,4 @@ RADIX = MemoryManager(
     free_windows=free_windows,
     cached_windows=cached_windows,
 )
-"""SGLang's scheduler allocates rows itself."""
+"""The memory of SGLang, whose scheduler calls the functions of this module that allocate and free."""

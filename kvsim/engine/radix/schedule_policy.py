@@ -171,7 +171,7 @@ def _weigh(engine: Engine, number: int) -> None:
 
 @part
 def _take_heaviest_child(engine: Engine, parent: int) -> int:
-    """Remove and return the heaviest child that is still to be walked; `ROOT` if there is none.
+    """Remove and return the heaviest child that the walk has not visited; `ROOT` if there is none.
 
     Among equally heavy children, it is the one that was attached first.
     """

@@ -193,7 +193,7 @@ def get_next_batch_to_run(engine: Engine) -> int:
 
 @part
 def _process_pending_chunked_abort(engine: Engine) -> None:
-    """Abort the chunked request if that was asked for; its tokens in the tree stay there."""
+    """Abort the chunked request if its abort is pending; its tokens in the tree stay there."""
     radix = engine.radix.state
     sequence = engine.sequences[radix.chunked]
     if radix.chunked != NOT_CHUNKED and engine.radix.holdings[radix.chunked].is_aborted:
@@ -243,7 +243,7 @@ def _filter_running(engine: Engine) -> None:
 
 @part
 def _filter_finishing(engine: Engine) -> bool:
-    """Remove requests that a result in flight ends by length from the running batch; tell whether there were any.
+    """Remove from the running batch the requests that a result in flight ends by length; return whether there were any.
 
     Each result brings a request one output at most. So after a scan, no request can end for as many results as the
     fewest outputs that any has left, less one (`most_results`), and scans are skipped until then.
@@ -353,7 +353,7 @@ def _admit_waiting(engine: Engine, has_chunked: bool) -> None:
 
 @part
 def _preempt_to_schedule(engine: Engine, sequence: Sequence) -> bool:
-    """Preempt less important running requests for a waiting one; tell whether any was preempted."""
+    """Preempt less important running requests for a waiting one; return whether any was preempted."""
     state, radix = engine.state, engine.radix.state
     num_victims = prefill_adder.preempt_to_schedule(engine, sequence)
     if num_victims == 0:
@@ -458,7 +458,7 @@ def _list_running(engine: Engine) -> None:
 
 @part
 def check_decode_mem(engine: Engine, num_running: int) -> bool:
-    """Evict from the tree so that the first `num_running` running requests can decode a token; tell if they can."""
+    """Evict from the tree so that the first `num_running` running requests can decode; return whether they can."""
     needed = num_running if engine.settings.unit_tokens == 1 else 0
     for index in range(0 if engine.settings.unit_tokens == 1 else num_running):
         needed += request_rows.num_tokens_required_next_decode(engine, engine.sequences[engine.running[index]])
