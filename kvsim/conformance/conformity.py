@@ -33,7 +33,7 @@ _KINDS: dict[str, tuple[tuple[Callable[[Random], Document], int], ...]] = {
 }
 """Generators of workloads with one KV-cache group and with several, and their weights."""
 _MOST_EQUAL = 120
-"""Number of equal workloads that are kept: a variant that explains a difference must leave them equal."""
+"""Number of equal workloads that are kept, because a variant that explains a difference must leave them equal."""
 _LONGEST = 150
 """Number of records of the longest workload that is kept for that."""
 
@@ -77,7 +77,7 @@ def workloads(*, count: int, seed: int, groups: str) -> Iterator[tuple[str, Docu
 
 
 def generated(name: str) -> tuple[str, Document]:
-    """Generate the workload with a name such as `several-0-17`: kind of groups, seed, number. Return both."""
+    """Generate the workload of a name such as `several-0-17` (kind of groups, seed, number); return both."""
     makers, weights = zip(*_KINDS[name.partition("-")[0]], strict=True)
     random = Random(name)
     return name, random.choices(makers, weights)[0](random)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _MOST_FINDINGS = 12
 _MOST_IN_PAIRS = 3
-"""Number of workloads on which pairs of variants are tried: the shortest that differ, because there are many pairs."""
+"""Number of the shortest differing workloads on which pairs of variants are tried. There are too many pairs for all."""
 _RULES: tuple[tuple[str, str], ...] = (
     ("kind", "the engine's loop: when a step is scheduled, and when an output is processed"),
     ("preempted", "preemption: the request that gives way, and when one has to"),
@@ -47,7 +47,7 @@ _RULES: tuple[tuple[str, str], ...] = (
     ("start", "the workloads that are refused at the start"),
     ("end", "the workloads that vLLM itself fails on"),
 )
-"""Fields of a record, and the rule that decides each. The first entry whose field differs names the rule."""
+"""Fields of a record, and the rule that decides each field. The first entry whose field differs names the rule."""
 _SETTINGS = "the settings that an engine makes of its flags"
 _NOTHING_LEFT = "num_new_tokens > 0"
 """Assertion of vLLM that fails when an admitted request has no token left to compute after its prefix hit."""
@@ -63,7 +63,7 @@ class Finding:
     variants: tuple[tuple[Variant, ...], ...]
     """Alternative explanations, each of one or two variants; empty if none was found."""
     num_workloads: int
-    """Number of workloads whose first difference is this one."""
+    """Number of workloads whose first difference has this cause."""
     example: AnsweredWorkload
     """The shortest of these workloads."""
     difference: Difference
@@ -87,7 +87,7 @@ def explain(differing: Sequence[AnsweredWorkload], equal: Sequence[AnsweredWorkl
 
 
 class _VariantSearch:
-    """Search for variants, one after the other: those accepted so far, and the workloads that still differ."""
+    """A search for variants, one after the other, with the accepted variants and the workloads that still differ."""
 
     def __init__(self, differing: Sequence[AnsweredWorkload], equal: Sequence[AnsweredWorkload], release: str) -> None:
         self._release, self._equal = release, equal
@@ -106,7 +106,7 @@ class _VariantSearch:
         return compare(answered, self._release, (*self._accepted, *more), decisions_only=True)
 
     def next_variants(self) -> list[tuple[Variant, ...]]:
-        """Return the single variants that explain most; if there are none, the pairs of variants that do."""
+        """Return the single variants that explain most; if no single variant helps, the pairs that explain most."""
         taken = {each.name for each in self._accepted}
         singles = [each for each in variants_of(self._release) if each.name not in taken]
         alone = self._best(((each,) for each in singles), list(self.open))
@@ -214,7 +214,7 @@ def _is_of_settings(outcome: AnswerComparison) -> bool:
 
 
 def _is_last_token(line: VerdictLine, num_tokens: int, document: Document) -> bool:
-    """Tell whether kvsim's prefix hit is as long as the last-token rule allows, and vLLM's is not."""
+    """Tell whether kvsim's prefix hit, in a line that differs, has the length that the last-token rule allows."""
     if not (line.recorded.isdigit() and line.simulated.isdigit()):
         return False
     block_size = document.get("block_size", 16)

@@ -105,7 +105,7 @@ def realistic(random: Random) -> Document:
 
 
 def random_settings(random: Random, *, chunked: bool) -> Document:
-    """Draw the switches of an engine."""
+    """Choose random switches of an engine."""
     return {
         "enable_prefix_caching": random.random() < 0.75,
         "async_scheduling": random.random() < 0.6,
@@ -117,7 +117,7 @@ def random_settings(random: Random, *, chunked: bool) -> Document:
 
 
 def random_request(random: Random, row: int, prompt: int, output: int, *, span: int) -> Document:
-    """Draw a request that arrives within `span` engine calls."""
+    """Generate a request that arrives within `span` engine calls."""
     grouped = random.random() < 0.7
     return {
         "id": f"r{row:02}",

@@ -45,7 +45,7 @@ def _full(block_size: int, num_layers: int = 1, **more: int) -> Document:
 
 
 def _gemma(random: Random, block_size: int) -> tuple[list[Document], Document]:
-    """Draw layers like Gemma's, windows before full attention, in several ratios; sometimes the full layers first."""
+    """Generate layers like Gemma's in several ratios, with windows before full attention or, sometimes, after it."""
     windows, full = random.choice([(5, 1), (10, 2), (11, 2), (1, 1), (2, 3), (1, 4)])
     layers = [_window(random, block_size, windows), _full(block_size, full)]
     return layers if random.random() < 0.7 else layers[::-1], {"disable_hybrid": random.random() < 0.1}
@@ -57,7 +57,7 @@ def _two_windows(random: Random, block_size: int) -> tuple[list[Document], Docum
 
 
 def _block_sizes(random: Random, block_size: int) -> tuple[list[Document], Document]:
-    """Draw two kinds of layers with different numbers of heads.
+    """Generate two kinds of layers with different numbers of heads.
 
     vLLM makes their pages equal: a block of the layers with fewer heads has more tokens.
     """
@@ -87,7 +87,7 @@ def _padded(random: Random, block_size: int) -> tuple[list[Document], Document]:
 
 
 def _alike(random: Random, block_size: int) -> tuple[list[Document], Document]:
-    """Draw layers of one kind only: windows, latents, chunks, or full attention with two numbers of heads."""
+    """Generate layers of one kind only: windows, latents, chunks, or full attention with two numbers of heads."""
     chunk = {"type": "chunked_local", "window": random.choice([2, 4, 8]) * block_size, "block_size": block_size}
     kinds: list[list[Document]] = [
         [_window(random, block_size)],
@@ -104,7 +104,7 @@ def _chunked(random: Random, block_size: int) -> tuple[list[Document], Document]
 
 
 def _recurrent(random: Random, block_size: int) -> tuple[list[Document], Document]:
-    """Draw recurrent states, alone or with full layers, windows or both."""
+    """Generate recurrent states, alone or with full layers, windows or both."""
     states = {"type": "mamba", "block_size": block_size, "num_layers": random.choice([1, 2, 3, 4])}
     others = [
         [_full(block_size)],
@@ -118,7 +118,7 @@ def _recurrent(random: Random, block_size: int) -> tuple[list[Document], Documen
 
 
 def _recurrent_sizes(random: Random, block_size: int) -> tuple[list[Document], Document]:
-    """Draw recurrent states and layers with several block sizes, so that block boundaries of groups differ."""
+    """Generate recurrent states, and layers with several block sizes, so that block boundaries of groups differ."""
     heads = [2, random.choice([2, 4])]
     random.shuffle(heads)
     layers = [

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 _LIVE = (RUNNING, LOADING, WAITING, PREEMPTED)
 _WORTH_LOADING, _WORTH_COMPILING = 2_000, 300_000
-"""Fewest steps at which machine code is worth loading from the cache, and worth compiling."""
+"""Smallest numbers of steps for which it is worth loading machine code from the cache, and compiling it."""
 
 
 def verify_recording(
@@ -217,7 +217,7 @@ class _Lockstep:
         return f"a call before {output}" if timeline.kind[moment] == LOOK else output
 
     def _broken_off(self, moment: int) -> Difference:
-        """Describe the recorded `moment` that no engine can have: too many steps in flight, or an output out of order.
+        """Describe the recorded `moment`, at which more steps are in flight than the engine can have.
 
         Raises:
             RecordingError: an output is not that of the oldest step in flight.
@@ -235,7 +235,7 @@ class _Lockstep:
         return difference(self._moment_in_words(moment), recorded, most)
 
     def _left_over(self) -> Difference | None:
-        """Return the requests that have finished in the recording but not here, as a difference."""
+        """Return as a difference the requests that have finished in the recording, but not in the simulation."""
         requests, ends_s = self._recording.requests, self._recording.steps.end_s
         num_outputs = int((self._timeline.kind == UPDATE).sum())
         # A recording that breaks off has requests that finished with outputs that are not compared.

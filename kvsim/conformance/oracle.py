@@ -323,11 +323,11 @@ class OracleRun:
         )
 
     def _admitted(self, batch: dict[int, int]) -> list[int]:
-        """Return the sequences that a step admitted: those in its batch that were waiting before."""
+        """Return the sequences that a step admitted, which are those of its batch that were waiting before."""
         return list(batch)[len(batch) - self._state.num_new_seqs :]
 
     def _transfers_ended(self, step: int, ended: list[int], outputs: Mapping[str, int]) -> dict[str, Any]:
-        """Return the record fields of transfers: those that a step ended, and parameters for the decode server.
+        """Return the record fields of the transfers that a step ended, with the parameters for the decode server.
 
         `outputs` is the number of outputs that each request had before.
         """
@@ -341,7 +341,7 @@ class OracleRun:
         }
 
     def _drafts_of_step(self) -> dict[str, Any]:
-        """Return the number of drafts that each request of the step verifies, and how many are proposed after it."""
+        """Return the number of drafts that each request of the step verifies, and of those proposed after the step."""
         engine = self._driver.engine
         first = in_flight.earlier(engine, self._state.next_launched) * engine.settings.max_num_seqs
         verified = {
@@ -365,7 +365,7 @@ class OracleRun:
         }
 
     def _outputs_of(self, before: dict[str, Any]) -> dict[str, Any]:
-        """Return the number of outputs that each request got in an update: several if drafts were accepted."""
+        """Return the number of outputs that each request got in an update, which is several if drafts were accepted."""
         numbers = {request.name: row + 1 for row, request in enumerate(self._workload.requests)}
         gained = {name: self._num_outputs(numbers[name]) - before["prev_outputs"][name] for name in before["tokens"]}
         return {"tokens": {name: tokens for name, tokens in gained.items() if tokens}}

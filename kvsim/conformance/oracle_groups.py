@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 _HEADS, _HEAD_SIZE, _MLA_SIZE = 2, 16, 64
 _BYTES = 2
 _INDEXER, _INDEXER_BYTES = "indexer", 132
-"""The key cache of a sparse-attention indexer, and its bytes of a token: 128 numbers of 8 bits, and their scale."""
+"""The type of a sparse-attention indexer's key cache, and its bytes per token: 128 numbers of 8 bits, and a scale."""
 _BYTES_OF = {"fp8_ds_mla": 656}
-"""Bytes of a token in a latent cache of that type: 512 of 8 bits, four scales, and 64 of 16 bits."""
+"""Bytes per token of latent caches, by type: 512 numbers of 8 bits, four scales, and 64 numbers of 16 bits."""
 _STATE_PAGE = 4096
 
 

@@ -13,7 +13,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
 _WITH_USAGE, _WITHOUT_USAGE = "0.33.0", "0.25.1"
-"""Releases whose coordinator reports the usage of pools to front ends, and does not; records name no release."""
+"""A release whose coordinator reports the usage of pools to front ends, and one whose coordinator does not.
+
+The records of a front end name no release.
+"""
 
 
 def is_choice_of_ranks(document: Any) -> bool:

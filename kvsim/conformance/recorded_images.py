@@ -79,7 +79,7 @@ class EncoderMoments:
             at = self._of(np.searchsorted(seq, events.seq))
             self._recorded = stacked(at, *(getattr(events, name) for name in _COLUMNS[1:]))
         self._held_back = np.empty((0, 4), np.int64)
-        """Events of the engine that are reported at a later moment than it has come to."""
+        """Events of the engine that are reported at a moment which the engine has not reached yet."""
 
     def _of(self, index: IntArray) -> IntArray:
         return np.append(self._reporting, self._end)[index]

@@ -41,7 +41,7 @@ _ENVIRONMENT = {
     "SGLANG_DISABLE_CONSECUTIVE_PREFILL_OVERLAP": "disable_consecutive_prefill_overlap",
 }
 _OF_CACHE = ("swa_full_tokens_ratio", "swa_eviction_interval")
-"""Arguments and variables about the cache; the others are about scheduling."""
+"""Arguments and variables about the cache; the other names are about scheduling."""
 _OF_HICACHE = ("enable_hierarchical_cache", "hicache_ratio", "hicache_write_policy")
 _ARGUMENTS = (
     *_OF_HICACHE,
@@ -195,7 +195,7 @@ def _requests(documents: Sequence[Mapping[str, Any]]) -> Iterator[SGLangRequest]
 
 
 def _prompt_of(document: Mapping[str, Any], by_id: Mapping[str, Mapping[str, Any]]) -> list[int]:
-    """Return the token ids of a prompt: those given, or those that the driver of SGLang's scheduler makes up."""
+    """Return the token ids of a prompt; if none are given, make up those of the driver of SGLang's scheduler."""
     if document.get("prompt_token_ids"):
         return list(document["prompt_token_ids"])
     seed = sum(ord(letter) * 31**place for place, letter in enumerate(str(document.get("prompt_as", document["id"]))))

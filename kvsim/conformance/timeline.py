@@ -28,7 +28,7 @@ class MomentTimeline:
     """All moments as columns of equal length, and the moment of each change of block tables."""
 
     kind: IntArray
-    """Kind of each moment, see `kvsim.engine.moments`. Changes between two other moments have one of kind `NOTHING`;
+    """Kind of each moment; see `kvsim.engine.moments`. Changes between two other moments have one of kind `NOTHING`;
     they come from requests that were aborted."""
     row: IntArray
     """Row of the request that arrives or leaves, or of the step that is scheduled or whose output is processed."""
@@ -152,7 +152,7 @@ def _reporting_moments(reporting: IntArray, seq: IntArray, changes: IntArray) ->
 def _leaving(
     recording: Recording, kind: IntArray, row: IntArray, looks: npt.NDArray[np.bool_]
 ) -> tuple[IntArray, IntArray]:
-    """Return the aborted requests in the order in which they left, and the moment before which each left.
+    """Return the aborted requests in the order in which they left, and the moment before which each request left.
 
     A request left before the first call of the scheduler that came no earlier than its end. `kind` and `row` are the
     recorded moments; a call scheduled a step, or it scheduled nothing, before the outputs that `looks` selects.

@@ -33,7 +33,7 @@ _NOT_NEEDED = (
     *("fastapi", "starlette", "prometheus_fastapi_instrumentator", "model_hosting_container_standards", "mcp"),
     *("mistral_common", "gguf", "compressed_tensors", "depyf", "ray", "flashinfer", "ijson", "cbor2", "einops"),
 )
-"""Modules that vLLM imports and the scheduler does not need: for grammars, the front end, Ray, and checkpoints."""
+"""Modules that vLLM imports for grammars, the front end, Ray and checkpoints; the scheduler does not need them."""
 
 
 class StandIns:
@@ -95,7 +95,7 @@ Record = dict[str, Any]
 STOP_TOKEN = 7
 """The stop token of every request."""
 MOST_CALLS = 4_000
-"""Largest number of engine calls for a workload; then its requests are considered to wait forever."""
+"""Largest number of engine calls for a workload; after these, its requests are considered to wait forever."""
 _HOPELESS_CALLS = 100
 """Number of engine calls without a change after which nothing will ever change."""
 _PLENTY = 1 << 40
@@ -481,7 +481,7 @@ class SchedulerDecisions:
         return self._preempt(request, *arguments, **more)
 
     def _copies(self) -> Record:
-        """Return the copies between GPU and host that a step begins: none, but a subclass overrides this."""
+        """Return the copies between GPU and host that a step begins. A subclass overrides this; here there are none."""
         return {}
 
     def _scheduled(self, *arguments: Any, **more: Any) -> Any:

@@ -66,7 +66,7 @@ def _forget_last(engine: Engine) -> None:
 
 @part
 def _leaves_unrecorded(engine: Engine, sequence: Sequence) -> bool:
-    """Tell whether a sequence that leaves now has no recorded release, because it waits, loads or frees its blocks late."""
+    """Tell whether a sequence that leaves now has no recorded release: it waits, loads, or frees its blocks late."""
     status = sequence.status
     if status in (WAITING, PREEMPTED, LOADING):
         return True

@@ -46,20 +46,20 @@ class Settings:
     max_num_batched_tokens: int = 0
     max_model_len: int = 0
     max_num_active_seqs: int = 0
-    """Sequences that may run at once; at most `max_num_seqs`."""
+    """Number of sequences that may run at once; at most `max_num_seqs`."""
     long_prefill_token_threshold: int = 0
     threshold_is_adaptive: bool = False
-    """The threshold is at least an equal share of a step for each sequence that runs or waits."""
+    """The threshold is at least the step's budget, divided by the number of running and waiting sequences."""
     prefill_interval: Feature = 1
-    """Steps from one that computes prompts to the next that may compute prompts."""
+    """Number of steps from one that computes prompts to the next that may compute prompts."""
     max_adapters: Feature = 0
-    """Adapters that may be in use at once; 0 where adapters are not limited."""
+    """Largest number of adapters in use at once; 0 if adapters are not limited."""
     running_keep_adapters: bool = False
     """A running sequence keeps its adapter in use even in a step that does not compute the sequence."""
     encoder_tokens: Feature = 0
-    """Outputs of the encoder that one step computes, at most; 0 where prompts have no images."""
+    """Largest number of encoder outputs that one step computes; 0 if prompts have no images."""
     encoder_cache_tokens: int = 0
-    """Outputs that the encoder cache holds."""
+    """Largest number of encoder outputs that the encoder cache holds."""
     keeps_images_whole: FeatureFlag = False
     """A step computes all tokens of an image, or none."""
     cuts_before_images: FeatureFlag = False
@@ -71,9 +71,9 @@ class Settings:
     known.
     """
     most_in_flight: int = 1
-    """Steps that may be in flight at once."""
+    """Largest number of steps in flight at once."""
     decode_interval: int = 1
-    """Steps from one that decodes a sequence to the next that may decode it."""
+    """Number of steps from one that decodes a sequence to the next that may decode it."""
     feedback: int = 0
     """Number of steps before a step whose outputs the first stage of a pipeline awaits; 0 for no wait."""
     by_priority: FeatureFlag = False
@@ -103,7 +103,7 @@ class Settings:
     """Tokens in flight are counted for each sequence, because freeing its blocks or admitting it depends on them."""
     unit_tokens: int = 0
     num_units: int = 0
-    """Units that can be allocated: blocks or slots."""
+    """Number of units (blocks or slots) that can be allocated."""
     offloads: bool = False
     """Computed blocks are copied to a second tier on the host."""
     frees_late: bool = False
@@ -114,9 +114,9 @@ class Settings:
     watermark_blocks: int = 0
     num_groups: int = 0
     unit_slots: int = 0
-    """Slots of one unit: tokens where one group keeps every token, bytes where blocks of several groups differ."""
+    """Number of slots of one unit. A slot is a token if one group keeps every token, a byte if blocks differ."""
     token_slots: int = 0
-    """Slots of one token, summed over all tables."""
+    """Number of slots of one token, summed over all tables."""
     first_hit: int = 0
     """Index in `Engine.entries` at which the hit blocks of the sequence being admitted begin."""
     cache_tokens: int = 0
@@ -139,11 +139,11 @@ class Settings:
     cuts_wide_blocks: bool = False
     """Steps end after whole blocks, except those too small for a block."""
     most_chunk_tokens: int = 0
-    """Tokens of one prompt in one step, at most."""
+    """Largest number of tokens of one prompt in one step."""
     spares_last_token: bool = False
     """The last boundary of a prompt is before its last token."""
     cuts_every_full_kind: bool = False
-    """Hits of every kind of full attention are cut to the common hits. If False, only those of the first kind are."""
+    """Hits of all kinds of full attention are cut to the common hits. If False, only hits of the first kind are cut."""
     boundary_tokens: Feature = 0
     """Multiple of tokens at which steps of a prompt end, because recurrent state is kept there; 0 for no alignment."""
     first_leader: int = 0
@@ -151,20 +151,17 @@ class Settings:
     has_windows: FeatureFlag = False
     """Some groups do not read every token."""
     most_unsure: int = 0
-    """Largest number of unsure tokens of a sequence: it is known only in the end whether they are computed; see
-    `totals`.
-    """
+    """Largest number of unsure tokens of a sequence (see `totals`). Only its end shows whether they are computed."""
     lookahead_tokens: Feature = 0
-    """Slots after its tokens that every running sequence holds for drafts."""
+    """Number of slots after its tokens that every running sequence holds for drafts."""
     num_drafts: Feature = 0
-    """Tokens drafted for every sequence; 0 without."""
+    """Number of tokens drafted for every sequence; 0 without."""
     draft_slots: Feature = 0
-    """Tokens of a step that drafting itself takes for each sequence."""
+    """Number of tokens of a step that drafting itself takes for each sequence."""
     ahead_tokens: Feature = 0
     """Number of tokens after a block that its key also covers."""
     prompt_ahead_tokens: Feature = 0
-    """Number of tokens after a chunk that drafting reads: a chunk leaves at least this much of the prompt, or nothing.
-    """
+    """Number of tokens after a chunk that drafting reads. A chunk leaves at least so many prompt tokens, or none."""
     drops_last_hit: FeatureFlag = False
     """The last block of every hit is recomputed, because the drafter needs its hidden states."""
     pads_admission: FeatureFlag = False
@@ -172,10 +169,13 @@ class Settings:
     pads_alone: FeatureFlag = False
     """Padding drafts are added even if the step has no running sequence, but not near the longest sequence length."""
     caches_processed: FeatureFlag = False
-    """Blocks are cached when a step is processed, not when it is scheduled, up to the tokens that no step in flight may
-    reject: with drafts those of drafted tokens, with a connector all."""
+    """Blocks are cached when a step is processed, not when it is scheduled.
+
+    They are cached up to the tokens that no step in flight may reject. With drafts, steps in flight may reject drafted
+    tokens; with a connector, all of their tokens.
+    """
     host_blocks: Feature = 0
-    """Blocks of host memory that preempted sequences are swapped to; 0 for none."""
+    """Number of blocks of host memory that preempted sequences are swapped to; 0 for none."""
     host_block_s: float = 0.0
     """Seconds that one block takes over the link."""
     fit: int = 0
@@ -192,13 +192,13 @@ class Settings:
     stamp_at_entry: bool = False
     """A request's arrival is recorded when the engine has let it in, not when it was sent."""
     answers: bool = False
-    """Stop whenever a request has ended: a client waits for its answer."""
+    """The run stops whenever a request has ended, because a client waits for its answer."""
     lockstep: bool = False
-    """Stop at every step: the steps of several ranks wait for each other."""
+    """The run stops at every step, because the steps of several ranks wait for each other."""
     users_ask_again: bool = False
     """A user who has an answer sends the next request of the workload."""
     think_s: float = 0.0
-    """Seconds between the answer and the next request."""
+    """Seconds between an answer and the user's next request."""
     leaves_alone: bool = False
     """Sequences that only decode may be left alone; see `fast_forward`."""
     notes_every_step: bool = False
@@ -239,31 +239,31 @@ def constants_of(settings: Any) -> tuple[tuple[str, Any], ...]:
 
 @dataclass(slots=True, eq=False, repr=False)
 class State:
-    """Every number that changes from step to step."""
+    """The numbers of an engine that change from step to step."""
 
     host_s: float = 0.0
-    """The host's clock."""
+    """Time on the host's clock, in seconds."""
     seq: int = 0
     """Sequence number of the last event; recorded rows refer to it."""
     num_steps: int = 0
-    """Steps recorded so far: those that computed or preempted something."""
+    """Number of steps recorded so far: those that computed or preempted something."""
     num_outputs: int = 0
-    """Recorded steps whose output was processed."""
+    """Number of recorded steps whose output was processed."""
     first_step: int = 0
     """The first step of this slice of the run."""
     first_output: int = 0
     num_submitted: int = 0
-    """Requests that were sent so far, in the order of `Line.arrived`."""
+    """Number of requests that were sent so far, in the order of `Line.arrived`."""
     num_arrived: int = 0
     num_ended: int = 0
     num_waiting: int = 0
-    """Waiting sequences: queued and skipped ones."""
+    """Number of waiting sequences: queued and skipped ones."""
     num_queued: int = 0
     num_skipped: int = 0
     num_looked_at: int = 0
-    """Skipped sequences that the pass under way has visited; see `waiting_queue`."""
+    """Number of skipped sequences that the pass under way has visited; see `waiting_queue`."""
     num_skipped_again: int = 0
-    """Sequences that the pass under way has skipped."""
+    """Number of sequences that the pass under way has skipped."""
     num_running: int = 0
     num_in_flight: int = 0
     next_launched: int = 0
@@ -271,33 +271,33 @@ class State:
     awaiting: bool = False
     """The engine call under way processes the output of the oldest step next."""
     unflushed: bool = False
-    """A sequence has left since the last step was scheduled: the engine schedules once more to report it."""
+    """A sequence has left since the last step was scheduled, so the engine schedules once more to report this."""
     num_in_batch: int = 0
-    """Sequences in the step being scheduled."""
+    """Number of sequences in the step being scheduled."""
     num_listed: int = 0
-    """Sequences of the step being scheduled that are listed in `batch`."""
+    """Number of sequences of the step being scheduled that are listed in `batch`."""
     num_quiet: int = 0
-    """Running sequences that only decode and are left alone."""
+    """Number of running sequences that only decode and are left alone."""
     quiet_tokens: int = 0
     """Sum over the sequences left alone: computed tokens minus the number of the step before they were left alone.
     With the number of the present step added for each, this is their number of context tokens."""
     num_prefill_tokens: int = 0
-    """Tokens of prompts in the step being scheduled."""
+    """Number of tokens of prompts in the step being scheduled."""
     context_tokens: int = 0
-    """Tokens that the step attends to: the sum of its sequences' computed tokens at its end."""
+    """Number of tokens that the step attends to, which is the sum of its sequences' computed tokens at its end."""
     attention_pairs: int = 0
-    """Pairs of a prompt token in the step and a token that it attends to."""
+    """Number of pairs of a prompt token in the step and a token that it attends to."""
     num_tokens_in_batch: int = 0
     num_preempted: int = 0
-    """Sequences preempted by the step being scheduled."""
+    """Number of sequences preempted by the step being scheduled."""
     num_new_seqs: int = 0
-    """Sequences in the step that were waiting before it."""
+    """Number of sequences in the step that were waiting before it."""
     num_scheduled: int = 0
-    """Steps scheduled so far, empty ones included."""
+    """Number of steps scheduled so far, empty ones included."""
     num_drafts: int = 0
-    """Tokens that are drafted for each sequence after the step scheduled last."""
+    """Number of tokens that are drafted for each sequence after the step scheduled last."""
     input_tokens: int = 0
-    """Tokens that the step being scheduled may still take, those that drafting takes included."""
+    """Number of tokens that the step being scheduled may still take, those that drafting takes included."""
     has_chunk: bool = False
     """The step being scheduled computes a running sequence whose last step ended inside its prompt."""
     most_prompt_tokens: int = 0
@@ -310,41 +310,41 @@ class State:
     leaves_waiting: bool = False
     """The last step that was allowed to compute prompts left sequences waiting that it had not passed over."""
     num_computing_steps: int = 0
-    """Steps that computed anything; counted where prompts are held back."""
+    """Number of steps that computed anything; counted where prompts are held back."""
     last_prefill_step: int = 0
     """Number of the last computing step that computed a prompt."""
     num_passed_over: int = 0
-    """Waiting sequences that were passed over at least once."""
+    """Number of waiting sequences that were passed over at least once."""
     num_adapter_passes: int = 0
-    """Passes over the queue in which adapters were counted."""
+    """Number of passes over the queue in which adapters were counted."""
     num_adapters: int = 0
-    """Adapters in use."""
+    """Number of adapters in use."""
     num_failures: int = 0
-    """Outputs that the scheduler did not await. Each would end vLLM with an AssertionError; here they are discarded."""
+    """Number of discarded outputs that the scheduler did not await. In vLLM, each raises an AssertionError."""
     num_counts: int = 0
     """Number of times that expired tokens were counted; identifies a count in `Readers.seen_in`."""
     hit_tokens: int = 0
-    """Tokens of the sequence being admitted that were found in the prefix cache."""
+    """Number of tokens of the sequence being admitted that were found in the prefix cache."""
     num_uncached: int = 0
-    """Tokens of the sequence being admitted that only some groups have cached."""
+    """Number of tokens of the sequence being admitted that only some groups have cached."""
     num_admitted: int = 0
-    """Sequences that have been admitted at all."""
+    """Number of sequences that have been admitted at all."""
     num_free_places: int = 0
     num_free: int = 0
-    """Free units of the pool."""
+    """Number of free units of the pool."""
     num_cached: int = 0
-    """Free units that hold a prefix."""
+    """Number of free units that hold a prefix."""
     num_keys: int = 0
     """Number of distinct prefixes that can be hit."""
     num_free_host_blocks: int = 0
     num_swapped_out: int = 0
-    """Blocks copied to the host by the step being scheduled."""
+    """Number of blocks copied to the host by the step being scheduled."""
     num_swapped_in: int = 0
     num_holes: int = 0
     rover: int = 0
     """End of the extent that was allocated last, at which next fit goes on."""
     num_copied_slots: int = 0
-    """Written slots that the step being scheduled copies to another address."""
+    """Number of written slots that the step being scheduled copies to another address."""
     batch_is_open: bool = True
     """Sequences may still join the batch; used with request-level batching only."""
     written: int = 0
@@ -354,11 +354,11 @@ class State:
     rounding: int = 0
     """Slots that were allocated beyond those requested."""
     num_unsure: int = 0
-    """Sequences that gave back slots of tokens that may never be computed, since the last step."""
+    """Number of sequences that gave back slots of tokens that may never be computed, since the last step."""
     num_memory_rows: int = 0
     num_schedule_rows: int = 0
     is_crowded: bool = False
-    """A step changed more than there is room to record."""
+    """A step made more changes than there is room to record."""
     subject: int = 0
     """The sequence, block or sum that the outcome of a slice refers to."""
     other: int = 0
@@ -370,7 +370,7 @@ class Sequence(Bucketed):
     """One request while it is being served."""
 
     number: Small = 0
-    """Index of the record in `Engine.sequences`. Record 0 is no sequence but the head of the linked queue."""
+    """Index of the record in `Engine.sequences`. Record 0 is the head of the linked queue, not a sequence."""
     prompt_tokens: Small = 0
     end_tokens: Small = 0
     """Number of tokens in the end, the last output included."""
@@ -379,30 +379,28 @@ class Sequence(Bucketed):
     full_tokens: Small = 0
     """Largest number of tokens that may be computed in the end."""
     num_unsure: Small = 0
-    """Number of unsure tokens among the `full_tokens`: it is known only in the end whether they are computed; see
-    `totals`.
-    """
+    """Number of unsure tokens among the `full_tokens` (see `totals`). Only its end shows whether they are computed."""
     is_refused: bool = False
     is_skipped: bool = False
     """The sequence is in the list of skipped sequences, not in the queue."""
     was_passed_over: bool = False
     """The sequence waits, and was passed over at least once since it began to wait."""
     is_chunk: bool = False
-    """Its last step computed a chunk: it ended before the last token that is known or in flight."""
+    """Its last step computed a chunk, which ended before the last token that is known or in flight."""
     adapter: Small = 0
     """Number of its adapter, from 1 on; 0 for none."""
     priority: Small = 0
     reservation: Small = 0
-    """Slots requested at admission, if they do not depend on the computed tokens."""
+    """Number of slots requested at admission, if they do not depend on the computed tokens."""
     status: Small = 0
     num_tokens: Small = 0
-    """Tokens whose values are known."""
+    """Number of tokens whose values are known."""
     handed_tokens: Small = 0
     """Tokens whose values were known at the last admission, when the scheduler sent them to the model runner."""
     computed: Small = 0
-    """Tokens scheduled so far; may exceed `num_tokens` where steps are scheduled ahead."""
+    """Number of tokens scheduled so far; may exceed `num_tokens` where steps are scheduled ahead."""
     placeholders: Small = 0
-    """Outputs scheduled and not known yet."""
+    """Number of outputs scheduled and not known yet."""
     decodes_from: Small = 0
     """The first step, counted from 1, in which it may decode again."""
     in_flight: Small = 0
@@ -410,17 +408,17 @@ class Sequence(Bucketed):
     junction: Small = 0
     """Length in tokens of the longest hit of any group, if it exceeds the common hit of all groups; otherwise 0."""
     drafts: Small = 0
-    """Drafts that its next step verifies."""
+    """Number of drafts that its next step verifies."""
     rejected: Small = 0
-    """Rejected drafts: their slots are written, and will be written again."""
+    """Number of rejected drafts, whose slots are written and will be written again."""
     parked_tokens: Small = 0
-    """Computed tokens whose blocks are on the host."""
+    """Number of computed tokens whose blocks are on the host."""
     place: Small = 0
     """Index of the sequence's table, or the address at which its extent begins."""
     num_units: Small = 0
     """Number of blocks, or slots, that it holds."""
     requested: Small = 0
-    """Slots that it requested for its extent; the allocator may have rounded up."""
+    """Number of slots that it requested for its extent; the allocator may have rounded up."""
     moves_to: Small = 0
     """Address at which its extent begins after the compaction under way."""
     room_tokens: Small = 0
@@ -466,10 +464,10 @@ class Times:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Unsure:
-    """The slots of one unsure token: whether it is computed is known only when its sequence ends; see `totals`."""
+    """The slots of one unsure token; only its sequence's end shows whether the token is computed (see `totals`)."""
 
     slots: int = 0
-    """Slots that the sequence holds for the token."""
+    """Number of slots that the sequence holds for the token."""
     since_s: float = 0.0
     """Sum over these slots of the times at which they were allocated, in seconds."""
     slot_s: float = 0.0
@@ -508,7 +506,7 @@ class Group:
 
     kind: int = 0
     block_size: int = 0
-    """Tokens of one block."""
+    """Number of tokens of one block."""
     window: int = 0
     """Tokens of the window or of the chunk."""
     mode: int = 0
@@ -517,13 +515,13 @@ class Group:
     """Largest number of blocks that one sequence ever holds; used for windows and chunks."""
     hashes_per_block: int = 0
     token_slots: int = 0
-    """Slots of one token in a block; 0 where blocks hold states."""
+    """Number of slots of one token in a block; 0 where blocks hold states."""
     state_slots: int = 0
-    """Slots of one recurrent state."""
+    """Number of slots of one recurrent state."""
     num_alike: int = 0
     """Number of groups of the same kind, this one included. Their tables have equal lengths."""
     alike_slots: int = 0
-    """Slots of one token, or state, in all groups of the same kind."""
+    """Number of slots of one token, or state, in all groups of the same kind."""
     keeps_some: bool = False
     """Some full blocks are never put into the prefix cache, because no hit could end at them."""
     reuses_first: bool = False
@@ -614,7 +612,7 @@ class Readers:
     seen_in: Small = 0
     """Number of the last count that visited the block; see `State.num_counts`."""
     num_seen: Small = 0
-    """Holders of the block that this count has visited."""
+    """Number of holders of the block that this count has visited."""
     least_expired: Small = 0
     """Number of tokens, or states, that no holder visited by this count still reads."""
 
@@ -642,26 +640,26 @@ class Rectangle:
     """The static batch under way. Its rows are the running sequences, in order."""
 
     num_rows: int = 0
-    """0 while there is no batch."""
+    """Number of rows; 0 while there is no batch."""
     prompt_width: int = 0
-    """Columns that the prefill writes: tokens of the longest prompt."""
+    """Number of columns that the prefill writes: tokens of the longest prompt."""
     most_new_tokens: int = 0
     """The largest number of tokens that any row may generate."""
     longest_answer: int = 0
     """The largest number of tokens that any row generates."""
     num_steps: int = 0
-    """Steps until the last row ends, or until the memory is full."""
+    """Number of steps until the last row ends, or until the memory is full."""
     step: int = 0
-    """The next step."""
+    """Number of the next step, from 0."""
     stride: int = 0
-    """Slots from the beginning of a row to the beginning of the next."""
+    """Number of slots from the beginning of a row to the beginning of the next."""
     num_live: int = 0
-    """Rows that have not ended."""
+    """Number of rows that have not ended."""
     live_prompt_tokens: int = 0
     live_new_tokens: int = 0
-    """Tokens that the live rows will have generated in the end."""
+    """Number of tokens that the live rows will have generated in the end."""
     next_end: int = 0
-    """The first step in which fewer rows are live."""
+    """Number of the first step in which fewer rows are live."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -686,12 +684,12 @@ class Step:
     cached_units: int = 0
     unusable_units: int = 0
     free_windows: Small = 0
-    """Free units of SGLang's second pool, those in its tree included."""
+    """Number of free units of SGLang's second pool, those in its tree included."""
     cached_windows: Small = 0
     swapped_out: Small = 0
     swapped_in: Small = 0
     num_admitted: int = 0
-    """Sequences that have been admitted at all."""
+    """Number of sequences that have been admitted at all."""
     written: int = 0
     padding: int = 0
     useful: int = 0

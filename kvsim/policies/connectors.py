@@ -124,10 +124,10 @@ class Connector:
         return self.role is not Role.PRODUCER
 
     def check(self, release: str, num_groups: int) -> None:
-        """Check that kvsim simulates this connector in a release and for a model.
+        """Check that kvsim simulates this connector in a release, for a model with `num_groups` KV-cache groups.
 
         Raises:
-            UsageError: it does not.
+            UsageError: kvsim does not simulate it.
         """
         check_feature(release, "KV connectors")
         if num_groups > 1:

@@ -43,7 +43,7 @@ class Drafts:
     accepted: DraftCounts
     """Number of accepted drafts of each request, by its number of outputs; a request without numbers accepts all."""
     proposed: DraftCounts
-    """Number of proposed drafts of each request, by its number of outputs; without numbers, as many as allowed."""
+    """Number of proposed drafts of each request, by its number of outputs; without numbers, as many as vLLM allows."""
 
     @classmethod
     def of(
@@ -81,10 +81,10 @@ class Drafts:
         )
 
     def check_groups(self, release: str, layout: KVCacheLayout | None) -> None:
-        """Check that kvsim knows which blocks of a hit are computed again where layers are of several kinds.
+        """Check that kvsim knows which blocks of a hit a release computes again, if layers are of several kinds.
 
         Raises:
-            UsageError: it does not.
+            UsageError: kvsim does not know it.
         """
         if layout is None or layout.is_uniform or not self.drops_last_hit:
             return

@@ -33,7 +33,7 @@ def check_offload(policy: Paged, num_groups: int) -> None:
     """Check that kvsim simulates the offload that `policy` sets, if it sets one.
 
     Raises:
-        UsageError: it does not.
+        UsageError: kvsim does not simulate it.
     """
     cache = policy.cache
     if not cache.kv_offloading_size:
@@ -82,7 +82,7 @@ def most_loading(policy: Paged, num_units: int, size: int) -> int:
 
 
 def num_places(policy: Paged, num_units: int, size: int) -> int:
-    """Return the largest number of tables at once, of running requests, loading requests and victims with busy blocks."""
+    """Return the largest number of tables at once, of running or loading requests and of victims with busy blocks."""
     batch = min(policy.scheduler.max_num_seqs, size)
     if not policy.cache.kv_offloading_size:
         return batch

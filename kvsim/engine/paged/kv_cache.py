@@ -26,7 +26,10 @@ def find_prefix(engine: Engine, sequence: Sequence) -> int:
 
 @part
 def num_admissible(engine: Engine) -> int:
-    """Return the number of free blocks that a waiting sequence may take, which spare the watermark if any sequence runs."""
+    """Return the number of free blocks that a waiting sequence may take.
+
+    If any sequence runs, the blocks of the watermark are left free.
+    """
     state = engine.state
     return state.num_free - (engine.settings.watermark_blocks if state.num_running > 0 else 0)
 
