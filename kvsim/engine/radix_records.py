@@ -164,7 +164,7 @@ class RadixState:
     launched_mode: int = NO_BATCH
     """Kind of the batch that was launched last. A decode includes all running requests."""
     most_results: int = 0
-    """Number of results before the running requests are scanned again; none of them ends by length until then."""
+    """Number of results before the running requests are scanned again. No running request ends by length until then."""
     has_failed: bool = False
     """An admitted batch found too few slots, which ends SGLang."""
     total_offset: float = 0.0
@@ -291,7 +291,7 @@ class Holding:
     inserted_tokens: Small = 0
     """Number of its leading tokens that were inserted into the tree so far."""
     laid_out_tokens: Small = 0
-    """Number of tokens that it had when the scheduler last copied the list of them."""
+    """Number of its tokens when the scheduler last copied their list."""
     matched_tokens: Small = 0
     """Number of tokens of its last match, by which the queue is sorted."""
     limit: Small = 0

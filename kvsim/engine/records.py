@@ -161,7 +161,7 @@ class Settings:
     ahead_tokens: Feature = 0
     """Number of tokens after a block that its key also covers."""
     prompt_ahead_tokens: Feature = 0
-    """Number of tokens after a chunk that drafting reads. A chunk leaves at least so many prompt tokens, or none."""
+    """Number of tokens after a chunk that drafting reads. A chunk leaves that many prompt tokens or more, or none."""
     drops_last_hit: FeatureFlag = False
     """The last block of every hit is recomputed, because the drafter needs its hidden states."""
     pads_admission: FeatureFlag = False

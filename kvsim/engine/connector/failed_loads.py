@@ -89,9 +89,10 @@ def _unmark(engine: Engine) -> None:
 
 @part
 def _cut(engine: Engine, sequence: Sequence, computed: int, forgets: bool) -> bool:
-    """Reduce the `computed` tokens of a sequence to those before its first bad block; return whether it has bad blocks.
+    """Reduce the `computed` tokens of a sequence to those before its first bad block; return whether it has marks.
 
-    With `forgets`, the blocks from the first bad one on are removed from the prefix cache.
+    A block marked as seen cuts nothing, because another sequence computes it again. With `forgets`, the blocks from the
+    first bad block on are removed from the prefix cache.
     """
     settings, marks = engine.settings, engine.connector.marks
     table = table_of(engine, sequence, 0)

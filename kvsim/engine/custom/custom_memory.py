@@ -78,13 +78,13 @@ def find_prefix(engine: Engine, sequence: Sequence) -> int:
 
 
 def hits(engine: Engine, sequence: Sequence) -> tuple[int, int]:
-    """Return the number of tokens that the allocator finds for a waiting sequence, and of their units in use."""
+    """Return the number of tokens that the allocator finds for a sequence, and the number of their units in use."""
     found, refs = _found_units(engine, sequence), _rules(engine).units.refs
     return len(found) * engine.settings.unit_tokens, sum(refs[unit] > 0 for unit in found)
 
 
 def _found_units(engine: Engine, sequence: Sequence) -> list[int]:
-    """Return the units that the allocator finds for a waiting sequence, after a check; nothing changes."""
+    """Check and return the units that the allocator finds for a waiting sequence, without any change."""
     rules = _rules(engine)
     if not (rules.units.shares and engine.settings.prefix_caching):
         return []

@@ -56,7 +56,7 @@ def _computed(engine: Engine, sequence: Sequence, num_tokens: int) -> tuple[int,
 
 
 def hits(engine: Engine, sequence: Sequence) -> tuple[int, int]:
-    """Return the number of a waiting sequence's tokens that are cached, and of their units that are in use."""
+    """Return the number of cached tokens of a waiting sequence, and the number of their units that are in use."""
     if engine.memory is CUSTOM:
         return custom_memory.hits(engine, sequence)
     if not engine.settings.prefix_caching:

@@ -58,7 +58,7 @@ def touch(engine: Engine, block: int) -> bool:
 
 @part
 def free(engine: Engine, begin: int, end: int, reuses_first: bool) -> int:
-    """Remove a reference from the blocks in `entries[begin:end]`; return how many of these other tables still hold.
+    """Remove a reference from the blocks in `entries[begin:end]`; return how many blocks other tables still hold.
 
     Blocks without references return to the tail of the free queue, the last of a table first. With `reuses_first`,
     blocks without a prefix go to the head of the queue instead.

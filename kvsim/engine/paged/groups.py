@@ -224,7 +224,7 @@ def _num_expired(engine: Engine, sequence: Sequence, group: int, computed: int) 
 
 @part
 def _expired_of_table(engine: Engine, sequence: Sequence, group: int, computed: int) -> int:
-    """Count the expired slots of one table; a block in several tables is counted only with the last of them."""
+    """Count the expired slots of one table; a block in several tables is counted once."""
     record, table = engine.groups[group], table_of(engine, sequence, group)
     num_expired = _num_expired(engine, sequence, group, computed)
     slots = record.state_slots if record.kind == MAMBA else record.token_slots

@@ -71,7 +71,7 @@ def find(engine: Engine, sequence: Sequence) -> int:
 def _find_kind(engine: Engine, sequence: Sequence, leader: int, current: int, limit: int) -> int:
     """Store the hits of a kind within `current` tokens; return their number of entries.
 
-    Where the last hit is computed again, one block more is looked up, within `limit` tokens, and then left out.
+    If the last hit is computed again, one further block is looked up, within `limit` tokens, and then left out.
     """
     block_size = engine.groups[leader].block_size
     if not engine.settings.drops_last_hit:
@@ -131,8 +131,9 @@ def _find_full(engine: Engine, sequence: Sequence, leader: int, limit: int) -> i
 
 @part
 def _find_window(engine: Engine, sequence: Sequence, leader: int, limit: int) -> int:
-    """Return the number of hits of a window: up to the last run of blocks that covers it, or a shorter run at the
-    start.
+    """Return the number of hits of a window. They end with the last run of cached blocks that covers the window.
+
+    Without such a run, they are the cached blocks at the beginning of the prompt.
     """
     record = engine.groups[leader]
     needed, run = -(-(record.window - 1) // record.block_size), 0
@@ -153,8 +154,8 @@ def _find_window(engine: Engine, sequence: Sequence, leader: int, limit: int) ->
 
 @part
 def _find_chunk(engine: Engine, sequence: Sequence, leader: int, limit: int) -> int:
-    """Return the number of hits of chunked attention: all before the last token's chunk, and in it up to the first
-    miss.
+    """Return the number of hits of chunked attention: the blocks before the chunk of the last token, and those in this
+    chunk up to the first miss.
     """
     record = engine.groups[leader]
     num_hits = limit // record.window * record.window // record.block_size
@@ -166,7 +167,7 @@ def _find_chunk(engine: Engine, sequence: Sequence, leader: int, limit: int) -> 
 
 @part
 def _find_state(engine: Engine, sequence: Sequence, leader: int, limit: int) -> int:
-    """Return the number of hits of a recurrent group: up to the last state that is cached at a common boundary."""
+    """Return the number of hits of a recurrent group, which end with the last state cached at a common boundary."""
     block_size = engine.groups[leader].block_size
     for index in range(limit // block_size - 1, -1, -1):
         is_boundary = (index + 1) * block_size % engine.settings.cache_tokens == 0
