@@ -154,7 +154,7 @@ def machine_for(
 
 
 def _gpus(text: str, settings: MachineSettings) -> tuple[Gpu, int | None]:
-    """Return the GPU that `text` names, and the number of GPUs of each data-parallel rank, which share the model."""
+    """Return the GPU that `text` names, and the number of GPUs of each data-parallel rank; None if it is not stated."""
     (gpu, number), stated, num_ranks = find_gpus(text), settings.tensor_parallel_size, settings.data_parallel_size or 1
     if number is None:
         return gpu, stated

@@ -134,7 +134,7 @@ def _take_multiples(flags: dict[str, Any], fleet: FleetFlags, gpu_hour_price: st
     single load.
 
     Raises:
-        UsageError: the range, or the price without a range, contradicts another flag.
+        UsageError: a price is given without a range, a range is given with prefill and decode servers, or is invalid.
     """
     from kvsim.fitting.growth import multiples_of
 

@@ -74,7 +74,7 @@ def check_users(flags: Mapping[str, Any]) -> None:
 
 
 def check_senders(flags: dict[str, Any]) -> None:
-    """Check that the flags describe an open or a closed loop.
+    """Check that the flags do not describe both an open and a closed loop.
 
     Raises:
         UsageError: they describe both.

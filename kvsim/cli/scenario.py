@@ -114,7 +114,7 @@ class Scenario:
     def _step_time(self, policy: AnyPolicy, *, captured: bool = True) -> StepTimeModel:
         """Return the requested profile or machine card, or the best one; see `kvsim.machines`.
 
-        A requested profile is ignored if it is of another engine than the policy's: a comparison may have both.
+        A comparison may have policies of two engines, so a profile of another engine than that of `policy` is ignored.
 
         Raises:
             UsageError: the profile or card is of another model or machine.
@@ -263,7 +263,7 @@ def _recorded_len(meta: Meta) -> int | None:
 
 
 def _memory(flags: dict[str, Any], gpu: Gpu, model: Model, recorded: Meta | None) -> tuple[int, int, int | None]:
-    """Return the bytes of the cache (see `Machine.kv_bytes`), the block size, and the max_model_len if it is stated.
+    """Return the bytes of the cache (see `Machine.kv_bytes`), the block size, and the max_model_len, None by default.
 
     The bytes are those of the flags, else those of the recording, else the rest of the GPU's memory.
     """

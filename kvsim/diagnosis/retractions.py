@@ -162,7 +162,11 @@ def _is_last_work(recording: Recording) -> npt.NDArray[np.bool_]:
 
 
 def _after_retractions(recording: Recording, settings: SGLangSettings) -> dict[int, float]:
-    """Return the ratio that each retraction sets, by step: the share of their outputs that remaining requests have."""
+    """Return the ratio that each retraction sets, by step.
+
+    It is the share of their `max_tokens` that the remaining requests have output, if each had output
+    `retract_decode_steps` tokens more.
+    """
     requests, schedule, steps = recording.requests, recording.schedule, recording.steps
     last = schedule.step + schedule.repeats - 1
     found = {}

@@ -63,7 +63,7 @@ class Batches:
         """Return the number of tasks in the next batch."""
         if not self._took_s:
             return 1
-        fair = -(-len(self._left) // (2 * self._num_workers))  # two batches for each worker remain, or more
+        fair = -(-len(self._left) // (2 * self._num_workers))  # at least two batches for each worker remain
         return max(1, min(fair, int(_BATCH_S * self._num_made / self._took_s)))
 
 

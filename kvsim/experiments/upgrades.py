@@ -153,8 +153,9 @@ def _effects(
 ) -> Iterator[Effect]:  # fmt: skip
     """Yield the effect of each change, alone and with all earlier ones.
 
-    `moment` is that of the first decision that differs between the releases. It is due to the change that makes this
-    decision differ alone or, if there is none, in addition to the earlier ones.
+    `moment` is that of the first decision that differs between the releases. A change causes the difference if this
+    decision differs with that change alone. If no earlier change is a cause, a change is also one if the decision
+    begins to differ when that change is added to all earlier ones.
     """
     last, together, is_named = before, dict[str, Any](), False
     for number, change in enumerate(changes):

@@ -25,7 +25,7 @@ def without_drafts(found: Answer, search: Search) -> Answer | None:
 
 
 def drafts_words(found: Answer, plain: Answer) -> str:
-    """Return two sentences about the effect of drafts and their cost."""
+    """Describe the effect of drafts and their cost in sentences."""
     assert isinstance(found.server, Server)
     assert isinstance(plain.server, Server)
     drafted, usual = found.outcome, plain.outcome

@@ -80,7 +80,7 @@ class Load:
 
     @property
     def is_judged_steady(self) -> bool:
-        """Whether the figures are those after the server has settled."""
+        """Whether the load is an open loop that is repeated, so that figures are those after the server has settled."""
         return self.repeats and self.users is None
 
     @property

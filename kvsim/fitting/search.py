@@ -116,13 +116,13 @@ class Search:
     def remedies(
         self, server: SearchedServer, load: Load, goal: Goal, *, longest_tokens: int, most: int = 60
     ) -> list[Remedy]:
-        """Simulate all changes of `server`, in the order of `changes`."""
+        """Simulate at most `most` changes of `server`, in the order of `changes`."""
         return self.survey(server, load, goal, longest_tokens=longest_tokens, most=most, find_largest=False)[1]
 
     def survey(
         self, server: SearchedServer, load: Load, goal: Goal, *, longest_tokens: int, most: int, find_largest: bool
     ) -> tuple[Largest | None, list[Remedy]]:
-        """Find the largest load that fits `server`, if requested, and simulate all changes of `server`, in parallel."""
+        """Find the largest load that fits `server`, if requested, and simulate at most `most` changes, in parallel."""
         candidates = [
             each
             for each in changes(server, longest_tokens=longest_tokens, most=most)

@@ -37,6 +37,8 @@ class LengthLimits:
 def within(workload: Workload, limits: LengthLimits) -> Workload:
     """Return the requests of `workload` within `limits`; the description counts the others.
 
+    A turn that waits for a turn outside the limits is left out, too.
+
     Raises:
         WorkloadError: no request is within the limits.
     """
@@ -66,7 +68,9 @@ def within(workload: Workload, limits: LengthLimits) -> Workload:
 
 
 def first(workload: Workload, num_requests: int) -> Workload:
-    """Return the first `num_requests` requests of `workload`, or all if there are fewer; the description states it.
+    """Return the first `num_requests` requests of `workload`, or all if there are fewer.
+
+    If requests are left out, the description states the number of the others.
 
     Raises:
         UsageError: `num_requests` is below 1.

@@ -40,7 +40,7 @@ def find(name: str) -> Profile:
 
 
 def is_shipped(name: str) -> bool:
-    """Tell whether `name` is the name of a profile that comes with kvsim. A file with this name takes precedence."""
+    """Tell whether `name` is that of a profile that comes with kvsim, and no file, which would take precedence."""
     return not Path(name).is_file() and (_FOLDER / f"{name}.toml").is_file()
 
 

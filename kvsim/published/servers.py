@@ -84,7 +84,7 @@ def machine(policy: Policy, model: Model | None = None) -> Machine:
 
 
 def saturated_shares(recording: Recording) -> WasteShares:
-    """Return the mean shares of the pool by state while requests waited, after the warm-up."""
+    """Return the mean shares of the pool by state, from the warm-up to the last step in which requests waited."""
     slots = waste(recording)
     last = int(np.flatnonzero(recording.steps.waiting)[-1])
     window = slice(int(WARM_UP * last), last + 1)

@@ -83,10 +83,10 @@ def refused(
     *,
     refuse_misfits: bool,
 ) -> npt.NDArray[np.bool_]:
-    """Return a mask of the requests that could never be served: bool[n]. Raise if `refuse_misfits` is False.
+    """Return a mask of the requests that could never be served: bool[n]; they are errors without `refuse_misfits`.
 
     Raises:
-        WorkloadError: a request is longer than the longest allowed sequence, and may not be refused.
+        WorkloadError: a prompt leaves no room for an answer in the longest sequence, and may not be refused.
         BudgetError: a request needs more than the whole pool, and may not be refused.
     """
     too_long = demand.prompt >= policy.max_model_len

@@ -41,7 +41,10 @@ def engine_for(engine: EngineName, policy: AnyPolicy) -> EngineName:
 
 
 def engine_for_several(memory: MemoryManager) -> EngineName:
-    """Return the engine for several runs with the same kind of memory, which share the cost of compiling."""
+    """Return the engine for several runs with the same kind of `memory`.
+
+    The runs share the cost of compiling, so it is `compiled` if no machine code exists yet and numba is installed.
+    """
     return "compiled" if not has_machine_code(memory) and has_numba() else "auto"
 
 

@@ -227,7 +227,7 @@ class Pair:
         """Ignore the request, because the pair has sent it itself."""
 
     def tell(self, server: ServerProcess) -> None:
-        """Take the loads that a decode server has begun; at the end of each, let the prefill server free the blocks."""
+        """Let prefill servers free the blocks that a decode server has loaded, once the load ends, or does not need."""
         loads, freed = server.driver.news()
         for number, done_s in loads:
             self._environment.process(self._read(number, done_s))

@@ -82,7 +82,7 @@ class StoredPrefixes:
         return bisect_left(range(len(keys)), True, key=lambda index: keys[index] not in self._used)
 
     def put(self, keys: Sequence[int]) -> None:
-        """Store the leading blocks that fit, and mark all blocks as used, from the last to the first."""
+        """Store the leading blocks that fit, and mark them as used, from the last to the first."""
         keys = keys[: self.capacity]
         for key in reversed(keys):
             if key in self._used:
@@ -211,7 +211,7 @@ class SharedStore:
         self._homes[server] = left
 
     def _tell_found(self, server: ServerProcess, number: int) -> None:
-        """Tell the connector the number of a waiting request's tokens that the store holds."""
+        """Tell the connector how many tokens of a request the store holds, if the request waits."""
         engine = server.driver.engine
         if engine.sequences[number].status in (WAITING, PREEMPTED):
             stored = self.content.num_leading(self._keys[number]) * int(engine.settings.unit_tokens)

@@ -25,7 +25,7 @@ class QueueMirror:
     """
 
     def __init__(self, num_blocks: int, *, reuses_first: bool) -> None:
-        """Begin with an empty queue; `reuses_first` tells whether freed blocks without a prefix go to its head."""
+        """Begin with an empty queue; `reuses_first` tells whether freed blocks without a prefix go to the head."""
         self._reuses_first = reuses_first
         self._next, self._previous = [HEAD] * num_blocks, [HEAD] * num_blocks
         self._is_free, self._is_keyed = [False] * num_blocks, [False] * num_blocks

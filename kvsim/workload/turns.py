@@ -152,14 +152,14 @@ class Turns:
         )
 
     def earliest_s(self, arrival_s: FloatArray) -> FloatArray:
-        """Return the arrival times, each raised to at least that of the turn that the request waits for."""
+        """Return the arrival times, each raised to at least that of the request in `after`."""
         earliest = arrival_s.copy()
         for rows in self._levels()[1:]:
             earliest[rows] = np.maximum(earliest[rows], earliest[self.after[rows]])
         return frozen(earliest)
 
     def take(self, rows: Int64Array) -> Turns:
-        """Return the turns in `rows`, in this order; a turn that waits for a row left out becomes a first turn."""
+        """Return the turns in `rows`, in this order; a turn becomes a first turn if it waits for none of the others."""
         # The additional last entry translates NONE, which is index -1, to NONE.
         place = np.full(len(self) + 1, NONE, np.int64)
         place[rows] = np.arange(len(rows))
